@@ -1,1 +1,2 @@
-
+pub mod jit;
+pub mod plan;
