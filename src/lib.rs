@@ -1,2 +1,8 @@
+//! gemmule compiles a description of a transformer into CUDA kernels written for that model, and
+//! runs it on variable-length batches without padding.
+
+pub mod codegen;
 pub mod jit;
+pub mod kernels;
 pub mod plan;
+pub mod tensor;

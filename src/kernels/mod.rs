@@ -1,0 +1,259 @@
+//! One file per kernel: its parameters, launch geometry, CPU reference and cases.
+//!
+//! A kernel here is plain data: a typed struct such as
+//! [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields are all that its source
+//! depends on. [`Kernel::params`] is the only list of parameters: the signature in the generated
+//! source, the launch and the tests all read it. [`Kernel::reference`] is the plain definition in
+//! f32/f64 that the CUDA kernel and the fast CPU code are checked against.
+
+pub mod attention;
+pub mod elementwise;
+pub mod embedding;
+pub mod gemm;
+pub mod layernorm;
+pub mod pack;
+pub mod pooling;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::tensor::{DType, Extents, Shape, Size};
+
+/// Where a kernel's argument comes from, and what it holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Param {
+    /// Name in the generated signature.
+    pub name: &'static str,
+    pub role: Role,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Role {
+    /// `const T* name`, this many elements. `fill` says what a test puts there.
+    Read {
+        dtype: DType,
+        shape: Shape,
+        fill: Fill,
+    },
+    /// `T* name`, all of which the kernel writes.
+    Write { dtype: DType, shape: Shape },
+    /// A scalar computed from the batch: `unsigned int name`.
+    Count(Size),
+}
+
+/// What a test puts into a tensor that a kernel reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fill {
+    /// Normal values.
+    Normal { mean: f32, deviation: f32 },
+    /// Whole numbers from 0, below this.
+    Below(u32),
+    /// Data that describes the batch.
+    Meta(Meta),
+}
+
+impl Fill {
+    /// Activations: mean 0, deviation 1.
+    pub const ACTIVATION: Fill = Fill::Normal {
+        mean: 0.0,
+        deviation: 1.0,
+    };
+    /// Weights of a matrix: small enough that sums over a row keep their size.
+    pub const WEIGHT: Fill = Fill::Normal {
+        mean: 0.0,
+        deviation: 0.05,
+    };
+}
+
+/// Tensors that describe a batch rather than carry activations. The runtime makes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Meta {
+    /// i32 `[tokens]`: vocabulary ids.
+    TokenIds,
+    /// i32 `[tokens]`: segment ids.
+    TypeIds,
+    /// i32 `[tokens]`: index of the token in its sequence, from 0.
+    Positions,
+    /// i32 `[batch + 1]`: where each sequence starts; the last entry is the number of tokens.
+    CuLens,
+    /// i64 `[batch + 1]`: where each sequence's squared scores start in a head's `pairs`.
+    PairOffsets,
+    /// i32 `[batch, longest]`: 1 where a padded input holds a token.
+    Mask,
+}
+
+impl Meta {
+    pub fn dtype(self) -> DType {
+        match self {
+            Meta::PairOffsets => DType::I64,
+            _ => DType::I32,
+        }
+    }
+}
+
+/// Blocks and threads of one launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    pub grid: [u32; 3],
+    /// Threads of a block, one-dimensional.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+/// A value that a template reads.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Constant {
+    Bool(bool),
+    Int(u64),
+    /// Already formatted as a CUDA literal or name, e.g. `1e-12f`.
+    Text(String),
+}
+
+impl From<bool> for Constant {
+    fn from(v: bool) -> Self {
+        Constant::Bool(v)
+    }
+}
+impl From<u64> for Constant {
+    fn from(v: u64) -> Self {
+        Constant::Int(v)
+    }
+}
+impl From<u32> for Constant {
+    fn from(v: u32) -> Self {
+        Constant::Int(v.into())
+    }
+}
+impl From<String> for Constant {
+    fn from(v: String) -> Self {
+        Constant::Text(v)
+    }
+}
+impl From<&str> for Constant {
+    fn from(v: &str) -> Self {
+        Constant::Text(v.to_owned())
+    }
+}
+
+/// What a template is rendered with, in name order, so that rendering is deterministic.
+pub type Constants = BTreeMap<&'static str, Constant>;
+
+/// Shortest literal that reads back as the same f32, e.g. `1e-12f`.
+pub fn f32_literal(value: f32) -> String {
+    let text = format!("{value:?}");
+    if text.contains(['.', 'e']) {
+        format!("{text}f")
+    } else {
+        format!("{text}.0f")
+    }
+}
+
+/// A tensor in host memory, as references and tests see it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostTensor {
+    /// f32, f16 or bf16 elements, widened.
+    Real(Vec<f32>),
+    /// i32 or i64 elements, widened.
+    Index(Vec<i64>),
+}
+
+impl HostTensor {
+    /// The real elements. A kernel's params fix which of its arguments are real.
+    pub fn real(&self) -> &[f32] {
+        match self {
+            HostTensor::Real(v) => v,
+            HostTensor::Index(_) => panic!("the parameter list says that this argument is real"),
+        }
+    }
+
+    /// The whole-number elements.
+    pub fn index(&self) -> &[i64] {
+        match self {
+            HostTensor::Index(v) => v,
+            HostTensor::Real(_) => panic!("the parameter list says that this argument is an index"),
+        }
+    }
+}
+
+/// How far a result may lie from its reference: `|got − want| ≤ absolute + relative·|want|`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    pub absolute: f32,
+    pub relative: f32,
+    /// Why these numbers.
+    pub reason: &'static str,
+}
+
+/// One batch that a kernel is checked on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// For reports: `tiny`, `ragged`, `model`.
+    pub name: &'static str,
+    pub lens: Vec<u32>,
+}
+
+impl Case {
+    pub fn new(name: &'static str, lens: &[u32]) -> Self {
+        Self {
+            name,
+            lens: lens.to_vec(),
+        }
+    }
+
+    /// The batches that suit any kernel: one token, ragged, and one of a model's size.
+    pub fn standard() -> Vec<Case> {
+        vec![
+            Case::new("one_token", &[1]),
+            Case::new("tiny", &[2, 1, 3]),
+            Case::new("ragged", &[17, 18, 52, 63, 77]),
+            Case::new(
+                "model",
+                &[
+                    128, 48, 65, 26, 89, 61, 96, 61, 89, 115, 86, 29, 95, 62, 65, 114,
+                ],
+            ),
+        ]
+    }
+}
+
+/// What every kernel says of itself. All of it is pure: no device is needed to ask.
+pub trait Kernel {
+    /// Symbol of the `__global__` function; spells the specialisation in words, e.g.
+    /// `bias_residual_layernorm_f16_w768`. Equal kernels, and only they, have equal symbols.
+    fn symbol(&self) -> String;
+
+    /// Stem of the template: `bias_residual_layernorm` is `templates/bias_residual_layernorm.cu.tera`.
+    fn template(&self) -> &'static str;
+
+    /// Constants for the template. `symbol`, `signature` and `threads` are added by `codegen`.
+    fn constants(&self) -> Constants;
+
+    /// Every argument, in the order of the signature.
+    fn params(&self) -> Vec<Param>;
+
+    /// Geometry for a batch. `extents.rows` is bound by the step that launches.
+    fn launch(&self, extents: &Extents) -> Launch;
+
+    /// Most threads in a block, for `__launch_bounds__`.
+    fn threads(&self) -> u32;
+
+    /// The definition: reads `args` of role `Read` (in signature order, counts left out) and
+    /// returns the tensors of role `Write`, in order, not yet rounded to their storage type.
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor>;
+
+    /// Batches that the kernel is checked on.
+    fn cases(&self) -> Vec<Case> {
+        Case::standard()
+    }
+
+    /// What `extents.rows` is in a check: tokens, unless the kernel runs over something else.
+    fn check_rows(&self, extents: &Extents) -> u64 {
+        extents.tokens
+    }
+
+    /// Bound on the difference between device and reference.
+    fn tolerance(&self) -> Tolerance;
+}

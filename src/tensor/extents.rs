@@ -1,0 +1,72 @@
+use super::Symbol;
+
+/// What a batch at hand gives the symbols: all that a size or a launch can depend on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Extents {
+    /// Sum of the sequence lengths.
+    pub tokens: u64,
+    /// Number of sequences.
+    pub batch: u64,
+    /// The longest sequence.
+    pub longest: u64,
+    /// Sum of the squares of the lengths: one attention score per head and pair.
+    pub pairs: u64,
+    /// Rows of the launch at hand: tokens, or sequences after pooling. Set per step.
+    pub rows: u64,
+}
+
+/// Lengths that describe no batch.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LengthsError {
+    #[error("the batch is empty; expected at least one sequence")]
+    Empty,
+    #[error("sequence {index} has no tokens; expected at least one token in every sequence")]
+    ZeroLength { index: usize },
+    #[error("the batch has {tokens} tokens; at most {limit} fit one run, split the batch")]
+    TooManyTokens { tokens: u64, limit: u64 },
+}
+
+impl Extents {
+    /// More tokens than this would overflow the 32-bit counts of the kernels.
+    pub const MAX_TOKENS: u64 = 1 << 24;
+
+    /// The extents of a batch of sequences with these lengths. `rows` starts as `tokens`.
+    pub fn of(lens: &[u32]) -> Result<Self, LengthsError> {
+        if lens.is_empty() {
+            return Err(LengthsError::Empty);
+        }
+        if let Some(index) = lens.iter().position(|&n| n == 0) {
+            return Err(LengthsError::ZeroLength { index });
+        }
+        let tokens: u64 = lens.iter().map(|&n| u64::from(n)).sum();
+        if tokens > Self::MAX_TOKENS {
+            return Err(LengthsError::TooManyTokens {
+                tokens,
+                limit: Self::MAX_TOKENS,
+            });
+        }
+        Ok(Self {
+            tokens,
+            batch: lens.len() as u64,
+            longest: u64::from(*lens.iter().max().unwrap_or(&0)),
+            pairs: lens.iter().map(|&n| u64::from(n) * u64::from(n)).sum(),
+            rows: tokens,
+        })
+    }
+
+    /// The value of one symbol.
+    pub fn get(&self, symbol: Symbol) -> u64 {
+        match symbol {
+            Symbol::Tokens => self.tokens,
+            Symbol::Batch => self.batch,
+            Symbol::Longest => self.longest,
+            Symbol::Pairs => self.pairs,
+            Symbol::Rows => self.rows,
+        }
+    }
+
+    /// The same batch, for a launch over `rows` rows.
+    pub fn with_rows(self, rows: u64) -> Self {
+        Self { rows, ..self }
+    }
+}
