@@ -5,4 +5,5 @@ pub mod codegen;
 pub mod jit;
 pub mod kernels;
 pub mod plan;
+pub mod runtime;
 pub mod tensor;

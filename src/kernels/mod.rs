@@ -13,10 +13,13 @@ pub mod gemm;
 pub mod layernorm;
 pub mod pack;
 pub mod pooling;
+mod spec;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+pub use spec::KernelSpec;
 
 use crate::tensor::{DType, Extents, Shape, Size};
 

@@ -1,0 +1,3 @@
+//! Runs a program.
+
+pub mod cpu;
