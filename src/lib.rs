@@ -2,8 +2,11 @@
 //! runs it on variable-length batches without padding.
 
 pub mod codegen;
+pub mod graph;
 pub mod jit;
 pub mod kernels;
+pub mod model;
+pub mod passes;
 pub mod plan;
 pub mod runtime;
 pub mod tensor;

@@ -1,0 +1,269 @@
+//! The model as a graph over petgraph: one node per operator and its one result, one edge per
+//! operand. Shapes are symbolic and inferred; [`Graph::verify`] infers them anew after every pass.
+
+mod infer;
+mod op;
+mod print;
+
+use std::collections::{BTreeMap, HashSet};
+
+use petgraph::{
+    Direction,
+    stable_graph::{NodeIndex, StableDiGraph},
+    visit::EdgeRef,
+};
+
+pub use op::{Op, WeightExpr};
+
+use crate::tensor::Shape;
+
+/// A node of a [`Graph`].
+pub type NodeId = NodeIndex<u32>;
+
+/// An operator with its result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Name of the result; unique in the graph. A weight is named as in the checkpoint.
+    pub name: String,
+    pub op: Op,
+    /// Shape of the result, inferred.
+    pub shape: Shape,
+}
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum GraphError {
+    #[error("`{node}` ({op}) takes {expected} operands, found {found}")]
+    Arity {
+        node: String,
+        op: &'static str,
+        expected: usize,
+        found: usize,
+    },
+    #[error("`{node}` ({op}): {problem}; operands are {operands}")]
+    Shape {
+        node: String,
+        op: &'static str,
+        problem: String,
+        operands: String,
+    },
+    #[error("the name `{name}` is given to two values; rename one")]
+    DuplicateName { name: String },
+    #[error("the value `{node}` depends on itself")]
+    Cycle { node: String },
+    #[error("`{node}` holds the shape {stored}, but its operands give {inferred}")]
+    StaleShape {
+        node: String,
+        stored: Shape,
+        inferred: Shape,
+    },
+    #[error("the output `{output}` names no value of the graph")]
+    DanglingOutput { output: String },
+}
+
+/// A model, from inputs and weights to named outputs.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    inner: StableDiGraph<Node, u32>,
+    outputs: Vec<(String, NodeId)>,
+}
+
+impl Graph {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an operator on `operands`; its shape is inferred.
+    pub fn add(
+        &mut self,
+        name: impl Into<String>,
+        op: Op,
+        operands: &[NodeId],
+    ) -> Result<NodeId, GraphError> {
+        let name = name.into();
+        let shape = self.infer(&name, &op, operands)?;
+        let id = self.inner.add_node(Node { name, op, shape });
+        for (slot, &operand) in operands.iter().enumerate() {
+            self.inner.add_edge(operand, id, slot as u32);
+        }
+        Ok(id)
+    }
+
+    /// Makes `id` a result of the model under `name`.
+    pub fn add_output(&mut self, name: impl Into<String>, id: NodeId) {
+        self.outputs.push((name.into(), id));
+    }
+
+    pub fn outputs(&self) -> &[(String, NodeId)] {
+        &self.outputs
+    }
+
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.inner[id]
+    }
+
+    pub fn op(&self, id: NodeId) -> &Op {
+        &self.inner[id].op
+    }
+
+    pub fn shape(&self, id: NodeId) -> &Shape {
+        &self.inner[id].shape
+    }
+
+    /// Operands in the order of their slots.
+    pub fn operands(&self, id: NodeId) -> Vec<NodeId> {
+        let mut edges: Vec<(u32, NodeId)> = self
+            .inner
+            .edges_directed(id, Direction::Incoming)
+            .map(|e| (*e.weight(), e.source()))
+            .collect();
+        edges.sort_unstable();
+        edges.into_iter().map(|(_, source)| source).collect()
+    }
+
+    /// Nodes that read `id`, each once, in index order.
+    pub fn consumers(&self, id: NodeId) -> Vec<NodeId> {
+        let mut nodes: Vec<NodeId> = self
+            .inner
+            .neighbors_directed(id, Direction::Outgoing)
+            .collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
+    }
+
+    pub fn is_output(&self, id: NodeId) -> bool {
+        self.outputs.iter().any(|&(_, o)| o == id)
+    }
+
+    /// The only reader of `id`; `None` where there are several, none, or `id` is an output.
+    pub fn sole_consumer(&self, id: NodeId) -> Option<NodeId> {
+        match self.consumers(id).as_slice() {
+            [one] if !self.is_output(id) => Some(*one),
+            _ => None,
+        }
+    }
+
+    /// Nodes that the outputs need, operands before readers. The order follows the outputs and
+    /// the operands' slots only, so that it does not depend on how the graph came about.
+    pub fn topological(&self) -> Vec<NodeId> {
+        let mut order = Vec::with_capacity(self.inner.node_count());
+        let mut seen = HashSet::new();
+        let mut stack: Vec<(NodeId, bool)> = Vec::new();
+        for &(_, output) in &self.outputs {
+            stack.push((output, false));
+            while let Some((id, done)) = stack.pop() {
+                if done {
+                    order.push(id);
+                } else if seen.insert(id) {
+                    stack.push((id, true));
+                    stack.extend(self.operands(id).into_iter().rev().map(|o| (o, false)));
+                }
+            }
+        }
+        order
+    }
+
+    /// Makes every reader of `old` read `new`, and every output `old` be `new`.
+    pub fn replace(&mut self, old: NodeId, new: NodeId) {
+        let edges: Vec<_> = self
+            .inner
+            .edges_directed(old, Direction::Outgoing)
+            .map(|e| (e.id(), e.target(), *e.weight()))
+            .collect();
+        for (edge, target, slot) in edges {
+            // The replacement may read what it replaces; that edge stays.
+            if target != new {
+                self.inner.remove_edge(edge);
+                self.inner.add_edge(new, target, slot);
+            }
+        }
+        for (_, output) in &mut self.outputs {
+            if *output == old {
+                *output = new;
+            }
+        }
+    }
+
+    /// Puts a new operator in the place of `old`, under the same name, and returns it.
+    pub fn rewrite(
+        &mut self,
+        old: NodeId,
+        op: Op,
+        operands: &[NodeId],
+    ) -> Result<NodeId, GraphError> {
+        let name = self.inner[old].name.clone();
+        let new = self.add(name, op, operands)?;
+        self.replace(old, new);
+        self.inner.remove_node(old);
+        Ok(new)
+    }
+
+    /// Removes what no output needs.
+    pub fn prune(&mut self) {
+        let needed: HashSet<NodeId> = self.topological().into_iter().collect();
+        self.inner.retain_nodes(|_, id| needed.contains(&id));
+    }
+
+    /// Keeps only the outputs with these names, in this order, and what they need.
+    pub fn select_outputs(&mut self, names: &[&str]) -> Result<(), GraphError> {
+        let mut outputs = Vec::with_capacity(names.len());
+        for &name in names {
+            match self.outputs.iter().find(|(n, _)| n == name) {
+                Some(found) => outputs.push(found.clone()),
+                None => {
+                    return Err(GraphError::DanglingOutput {
+                        output: name.to_owned(),
+                    });
+                }
+            }
+        }
+        self.outputs = outputs;
+        self.prune();
+        Ok(())
+    }
+
+    /// Nodes that launch a kernel.
+    pub fn n_launches(&self) -> usize {
+        self.topological()
+            .into_iter()
+            .filter(|&id| self.op(id).is_compute())
+            .count()
+    }
+
+    /// Checks everything that the other rooms rely on.
+    pub fn verify(&self) -> Result<(), GraphError> {
+        let mut names = BTreeMap::new();
+        for (output, id) in &self.outputs {
+            if !self.inner.contains_node(*id) {
+                return Err(GraphError::DanglingOutput {
+                    output: output.clone(),
+                });
+            }
+        }
+        if let Err(cycle) = petgraph::algo::toposort(&self.inner, None) {
+            return Err(GraphError::Cycle {
+                node: self.inner[cycle.node_id()].name.clone(),
+            });
+        }
+        for id in self.topological() {
+            let node = self.node(id);
+            if names.insert(node.name.as_str(), id).is_some() {
+                return Err(GraphError::DuplicateName {
+                    name: node.name.clone(),
+                });
+            }
+            let inferred = self.infer(&node.name, &node.op, &self.operands(id))?;
+            if inferred != node.shape {
+                return Err(GraphError::StaleShape {
+                    node: node.name.clone(),
+                    stored: node.shape.clone(),
+                    inferred,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

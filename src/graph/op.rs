@@ -1,0 +1,242 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::kernels::{
+    Meta,
+    attention::HeadView,
+    gemm::{Activation, Epilogue},
+};
+
+/// Where a weight comes from: a tensor of the checkpoint, or something computed from several
+/// once, at load time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum WeightExpr {
+    /// A tensor under its published name, without the checkpoint's prefix.
+    Stored { name: String, dims: Vec<u64> },
+    /// Tensors stacked along their first dimension.
+    ConcatRows(Vec<WeightExpr>),
+}
+
+impl WeightExpr {
+    pub fn dims(&self) -> Vec<u64> {
+        match self {
+            WeightExpr::Stored { dims, .. } => dims.clone(),
+            WeightExpr::ConcatRows(parts) => {
+                let mut dims = parts.first().map(WeightExpr::dims).unwrap_or_default();
+                if let Some(rows) = dims.first_mut() {
+                    *rows = parts.iter().filter_map(|p| p.dims().first().copied()).sum();
+                }
+                dims
+            }
+        }
+    }
+
+    /// The stored tensors that take part, in order.
+    pub fn stored(&self) -> Vec<(&str, &[u64])> {
+        match self {
+            WeightExpr::Stored { name, dims } => vec![(name, dims)],
+            WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
+        }
+    }
+}
+
+/// An operator. The first block is what descriptions are written in; the second is what the passes
+/// make of it. Operands are listed in the order of the edges' slots.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Op {
+    /// Data of the batch: `[tokens]`.
+    Input(Meta),
+    /// A constant of the model.
+    Weight(WeightExpr),
+    /// `ids, table` → `[tokens, width]`; `offset` is added to the ids.
+    Embedding { offset: u32 },
+    /// `x, weight, (bias)` → `act(x · weightᵀ + bias)`; a description writes it without epilogue.
+    Linear { epilogue: Epilogue },
+    /// `x, bias`.
+    AddBias,
+    /// `a, b` of one shape.
+    Add,
+    /// One value at a time.
+    Activate(Activation),
+    /// `by · x`.
+    Scale { by: f32 },
+    /// `x, gamma, beta`, over the last dimension.
+    LayerNorm { eps: f32 },
+    /// `[tokens, heads·head]` → `[heads, tokens, head]`.
+    SplitHeads { heads: u32 },
+    /// `[heads, tokens, head]` → `[tokens, heads·head]`.
+    MergeHeads,
+    /// `q, k` → `[heads, pairs]`: `q · kᵀ`, each sequence by itself.
+    Scores {
+        heads: u32,
+        head: u32,
+        q: HeadView,
+        k: HeadView,
+    },
+    /// Softmax of `scale · scores` over the keys.
+    Softmax { scale: f32 },
+    /// `probabilities, v` → the weighted sums of `v`, laid out as `out` says.
+    Context {
+        heads: u32,
+        head: u32,
+        v: HeadView,
+        out: HeadView,
+    },
+    /// First token of each sequence: `[tokens, width]` → `[batch, width]`.
+    FirstToken,
+    /// Mean over each sequence: `[tokens, width]` → `[batch, width]`.
+    MeanPool,
+    /// Each row over `max(‖row‖₂, eps)`.
+    L2Normalize { eps: f32 },
+
+    /// Columns `start .. start + width`.
+    SliceColumns { start: u32, width: u32 },
+    /// `ids…, tables…, gamma, beta`: LayerNorm of the sum of embeddings; one offset per table.
+    EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> },
+    /// `x, (bias), residual, gamma, beta`.
+    BiasResidualLayerNorm { eps: f32, bias: bool },
+    /// `q, k, v` → `[tokens, heads·head]`.
+    Attention {
+        heads: u32,
+        head: u32,
+        scale: f32,
+        q: HeadView,
+        k: HeadView,
+        v: HeadView,
+    },
+    /// Mean over each sequence, then its L2 normalisation.
+    MeanPoolNormalize { eps: f32 },
+}
+
+impl Op {
+    /// Whether the operator launches a kernel, rather than naming data that is there.
+    pub fn is_compute(&self) -> bool {
+        !matches!(self, Op::Input(_) | Op::Weight(_))
+    }
+
+    /// The operator's name in the text form, in `expect:` lines and in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Input(_) => "input",
+            Op::Weight(_) => "weight",
+            Op::Embedding { .. } => "embedding",
+            Op::Linear { epilogue } => match (epilogue.bias, epilogue.activation) {
+                (false, None) => "linear",
+                (true, None) => "bias_linear",
+                (false, Some(Activation::GeluExact)) => "linear_gelu",
+                (true, Some(Activation::GeluExact)) => "bias_gelu_linear",
+                (false, Some(Activation::GeluTanh)) => "linear_gelu_tanh",
+                (true, Some(Activation::GeluTanh)) => "bias_gelu_tanh_linear",
+                (false, Some(Activation::Relu)) => "linear_relu",
+                (true, Some(Activation::Relu)) => "bias_relu_linear",
+                (false, Some(Activation::Tanh)) => "linear_tanh",
+                (true, Some(Activation::Tanh)) => "bias_tanh_linear",
+            },
+            Op::AddBias => "add_bias",
+            Op::Add => "add",
+            Op::Activate(Activation::GeluExact) => "gelu",
+            Op::Activate(Activation::GeluTanh) => "gelu_tanh",
+            Op::Activate(Activation::Relu) => "relu",
+            Op::Activate(Activation::Tanh) => "tanh",
+            Op::Scale { .. } => "scale",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::SplitHeads { .. } => "split_heads",
+            Op::MergeHeads => "merge_heads",
+            Op::Scores { .. } => "scores",
+            Op::Softmax { .. } => "softmax",
+            Op::Context { .. } => "context",
+            Op::FirstToken => "first_token",
+            Op::MeanPool => "mean_pool",
+            Op::L2Normalize { .. } => "l2_normalize",
+            Op::SliceColumns { .. } => "slice_columns",
+            Op::EmbeddingLayerNorm { .. } => "embedding_layer_norm",
+            Op::BiasResidualLayerNorm { bias: true, .. } => "bias_residual_layer_norm",
+            Op::BiasResidualLayerNorm { bias: false, .. } => "residual_layer_norm",
+            Op::Attention { .. } => "attention",
+            Op::MeanPoolNormalize { .. } => "mean_pool_normalize",
+        }
+    }
+
+    /// How many operands the operator takes.
+    pub fn arity(&self) -> usize {
+        match self {
+            Op::Input(_) | Op::Weight(_) => 0,
+            Op::Linear { epilogue } => 2 + usize::from(epilogue.bias),
+            Op::Embedding { .. }
+            | Op::AddBias
+            | Op::Add
+            | Op::Scores { .. }
+            | Op::Context { .. } => 2,
+            Op::LayerNorm { .. } | Op::Attention { .. } => 3,
+            Op::EmbeddingLayerNorm { offsets, .. } => 2 * offsets.len() + 2,
+            Op::BiasResidualLayerNorm { bias, .. } => 4 + usize::from(*bias),
+            _ => 1,
+        }
+    }
+}
+
+/// The attributes in the text form, `name(key=value)`.
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Op::Input(meta) => write!(f, "({meta:?})"),
+            Op::Embedding { offset } if *offset > 0 => write!(f, "(offset={offset})"),
+            Op::Scale { by } => write!(f, "(by={by})"),
+            Op::LayerNorm { eps }
+            | Op::BiasResidualLayerNorm { eps, .. }
+            | Op::L2Normalize { eps }
+            | Op::MeanPoolNormalize { eps } => write!(f, "(eps={eps:e})"),
+            Op::EmbeddingLayerNorm { eps, offsets } => {
+                write!(f, "(eps={eps:e}, offsets={offsets:?})")
+            }
+            Op::SplitHeads { heads } => write!(f, "(heads={heads})"),
+            Op::Scores { heads, head, q, k } => {
+                write!(
+                    f,
+                    "(heads={heads}, head={head}, q={}, k={})",
+                    view(*q),
+                    view(*k)
+                )
+            }
+            Op::Softmax { scale } => write!(f, "(scale={scale})"),
+            Op::Context {
+                heads,
+                head,
+                v,
+                out,
+            } => {
+                write!(
+                    f,
+                    "(heads={heads}, head={head}, v={}, out={})",
+                    view(*v),
+                    view(*out)
+                )
+            }
+            Op::SliceColumns { start, width } => write!(f, "({start}..{})", start + width),
+            Op::Attention {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+            } => write!(
+                f,
+                "(heads={heads}, head={head}, scale={scale}, q={}, k={}, v={})",
+                view(*q),
+                view(*k),
+                view(*v)
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn view(view: HeadView) -> String {
+    match view {
+        HeadView::HeadMajor => "head_major".to_owned(),
+        HeadView::TokenMajor { offset, stride } => format!("columns {offset} of {stride}"),
+    }
+}

@@ -1,0 +1,84 @@
+use super::*;
+use crate::kernels::{Meta, gemm::Epilogue};
+
+fn weight(g: &mut Graph, name: &str, dims: &[u64]) -> NodeId {
+    let expr = WeightExpr::Stored {
+        name: name.to_owned(),
+        dims: dims.to_vec(),
+    };
+    g.add(name, Op::Weight(expr), &[])
+        .expect("a weight has no operands")
+}
+
+fn embedded(g: &mut Graph) -> NodeId {
+    let ids = g
+        .add("ids", Op::Input(Meta::TokenIds), &[])
+        .expect("an input");
+    let table = weight(g, "table", &[100, 16]);
+    g.add("x", Op::Embedding { offset: 0 }, &[ids, table])
+        .expect("shapes agree")
+}
+
+#[test]
+fn text_lists_values_in_order_with_their_shapes() {
+    let mut g = Graph::new();
+    let x = embedded(&mut g);
+    let w = weight(&mut g, "w", &[8, 16]);
+    let y = g
+        .add(
+            "y",
+            Op::Linear {
+                epilogue: Epilogue::default(),
+            },
+            &[x, w],
+        )
+        .expect("shapes agree");
+    g.add_output("result", y);
+    g.verify().expect("the graph is sound");
+    insta::assert_snapshot!(g.text(), @r"
+    ids = input(TokenIds) : [tokens]
+    x = embedding ids @table : [tokens, 16]
+    y = linear x @w : [tokens, 8]
+    output result = y
+    ");
+}
+
+#[test]
+fn shapes_that_cannot_be_are_named_with_both_sides() {
+    let mut g = Graph::new();
+    let x = embedded(&mut g);
+    let w = weight(&mut g, "w", &[8, 24]);
+    let error = g
+        .add(
+            "y",
+            Op::Linear {
+                epilogue: Epilogue::default(),
+            },
+            &[x, w],
+        )
+        .expect_err("24 is not 16");
+    insta::assert_snapshot!(error, @"`y` (linear): the input is 16 wide, but the weight takes 24; operands are `x` [tokens, 16], `w` [8, 24]");
+}
+
+#[test]
+fn what_no_output_needs_is_pruned() {
+    let mut g = Graph::new();
+    let x = embedded(&mut g);
+    let pooled = g.add("pooled", Op::MeanPool, &[x]).expect("shapes agree");
+    g.add_output("tokens", x);
+    g.add_output("pooled", pooled);
+    g.select_outputs(&["tokens"]).expect("the output exists");
+    assert_eq!(g.n_launches(), 1);
+    assert!(g.select_outputs(&["pooled"]).is_err());
+}
+
+#[test]
+fn a_cycle_is_found() {
+    let mut g = Graph::new();
+    let x = embedded(&mut g);
+    let a = g.add("a", Op::Add, &[x, x]).expect("shapes agree");
+    let b = g.add("b", Op::Add, &[a, x]).expect("shapes agree");
+    g.add_output("b", b);
+    g.replace(x, b);
+    assert!(matches!(g.verify(), Err(GraphError::Cycle { .. })));
+}

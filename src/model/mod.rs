@@ -1,0 +1,1 @@
+//! RON to graph.
