@@ -1,3 +1,14 @@
-//! Runs a program.
+//! Runs programs: on the CPU and on CUDA devices, with the weights that they need.
+//!
+//! An executor comes in two parts. What never changes after loading (weights, modules) is shared;
+//! a session owns what a run touches (chunks, a stream), so that sessions run side by side.
 
+pub mod batch;
 pub mod cpu;
+pub mod cuda;
+mod output;
+mod planner;
+pub mod weights;
+
+pub use output::{MemoryUse, Output};
+pub use planner::{Footprint, Planner, PlannerError};

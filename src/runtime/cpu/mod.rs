@@ -1,1 +1,232 @@
-//! The CPU executor.
+//! The CPU executor: f32 on every core, on the same offsets as a device would use, so that a wrong
+//! lifetime shows in a plain test.
+
+mod chunks;
+pub mod ops;
+
+use std::sync::Arc;
+
+use chunks::Chunks;
+use ops::{OpError, Read};
+
+use super::{
+    MemoryUse, Output, Planner, PlannerError,
+    batch::Batch,
+    weights::{CheckpointError, WeightSource, evaluate},
+};
+use crate::{
+    kernels::Meta,
+    plan::Plan,
+    program::{Place, Program, SizeOverflow, Step},
+    tensor::{DType, Extents},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    #[error("the CPU executor computes in f32, but the program stores {0}; ask for f32, or for a CUDA device")]
+    DType(DType),
+    #[error(transparent)]
+    Weights(#[from] CheckpointError),
+    #[error(transparent)]
+    Plan(#[from] PlannerError),
+    #[error(transparent)]
+    Size(#[from] SizeOverflow),
+    #[error("the step `{step}` failed")]
+    Step { step: String, source: OpError },
+    #[error("{bytes} bytes of host memory could not be had for the intermediate tensors; send fewer tokens at once")]
+    OutOfMemory { bytes: u64 },
+}
+
+/// A program with its weights in host memory.
+pub struct CpuModel {
+    program: Program,
+    /// By tensor index; empty where the tensor is no weight.
+    weights: Vec<Vec<f32>>,
+}
+
+impl CpuModel {
+    /// Loads the weights of `program`; `progress` gets the tensors done and their number.
+    pub fn load(
+        program: Program,
+        source: &dyn WeightSource,
+        progress: &dyn Fn(usize, usize),
+    ) -> Result<Self, CpuError> {
+        if program.dtype != DType::F32 {
+            return Err(CpuError::DType(program.dtype));
+        }
+        let mut weights = Vec::with_capacity(program.tensors.len());
+        for (i, tensor) in program.tensors.iter().enumerate() {
+            weights.push(match &tensor.place {
+                Place::Weight(expr) => evaluate(expr, source)?,
+                _ => Vec::new(),
+            });
+            progress(i + 1, program.tensors.len());
+        }
+        Ok(Self { program, weights })
+    }
+
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+}
+
+/// What one caller needs to run a [`CpuModel`].
+pub struct CpuSession {
+    model: Arc<CpuModel>,
+    planner: Planner,
+    chunks: Chunks,
+    batch_data: u64,
+}
+
+/// The data of a batch, by kind.
+struct BatchData {
+    token_ids: Vec<i32>,
+    type_ids: Vec<i32>,
+    positions: Vec<i32>,
+    cu_lens: Vec<i32>,
+    pair_offsets: Vec<i64>,
+    mask: Vec<i32>,
+}
+
+impl BatchData {
+    fn of(program: &Program, batch: &Batch) -> Self {
+        fn when<T>(wanted: bool, make: impl FnOnce() -> Vec<T>) -> Vec<T> {
+            if wanted { make() } else { Vec::new() }
+        }
+        Self {
+            token_ids: when(program.reads(Meta::TokenIds), || batch.token_ids()),
+            type_ids: when(program.reads(Meta::TypeIds), || batch.type_ids()),
+            positions: when(program.reads(Meta::Positions), || batch.positions()),
+            cu_lens: when(program.reads(Meta::CuLens), || batch.cu_lens()),
+            pair_offsets: when(program.reads(Meta::PairOffsets), || batch.pair_offsets()),
+            mask: Vec::new(),
+        }
+    }
+
+    fn read(&self, meta: Meta) -> Read<'_> {
+        match meta {
+            Meta::TokenIds => Read::I32(&self.token_ids),
+            Meta::TypeIds => Read::I32(&self.type_ids),
+            Meta::Positions => Read::I32(&self.positions),
+            Meta::CuLens => Read::I32(&self.cu_lens),
+            Meta::PairOffsets => Read::I64(&self.pair_offsets),
+            Meta::Mask => Read::I32(&self.mask),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let n = self.token_ids.len() + self.type_ids.len() + self.positions.len();
+        (4 * (n + self.cu_lens.len() + self.mask.len()) + 8 * self.pair_offsets.len()) as u64
+    }
+}
+
+impl CpuSession {
+    pub fn new(model: Arc<CpuModel>) -> Self {
+        Self { model, planner: Planner::default(), chunks: Chunks::default(), batch_data: 0 }
+    }
+
+    /// Runs a batch that was checked against the model's limits.
+    pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CpuError> {
+        let model = Arc::clone(&self.model);
+        let program = &model.program;
+        let extents = batch.extents();
+        let plan = self.planner.plan(program, &extents)?;
+        if let Err(bytes) = self.chunks.follow(self.planner.held()) {
+            self.planner.release_all();
+            self.chunks.clear();
+            return Err(CpuError::OutOfMemory { bytes });
+        }
+        let data = BatchData::of(program, batch);
+        self.batch_data = self.batch_data.max(data.bytes());
+        let run = Run::new(&model, &self.chunks, &plan, extents, &data)?;
+        for step in &program.steps {
+            run.step(step)?;
+        }
+        program
+            .outputs
+            .iter()
+            .map(|(name, tensor)| {
+                let shape = &program.tensors[*tensor].shape;
+                let overflow = || SizeOverflow { tensor: name.clone(), shape: shape.clone() };
+                let dims: Option<Vec<u64>> = shape.0.iter().map(|d| d.eval(&extents)).collect();
+                let dims = dims.ok_or_else(overflow)?;
+                // SAFETY: all steps are done, and an output lives to the end of the plan.
+                let values = unsafe { run.slice(*tensor) }.to_vec();
+                Ok(Output { name: name.clone(), shape: dims, values })
+            })
+            .collect()
+    }
+
+    /// Bytes held now.
+    pub fn memory(&self) -> MemoryUse {
+        MemoryUse {
+            weights: self.model.program.weight_bytes(),
+            activations: self.chunks.bytes(),
+            batch_data: self.batch_data,
+        }
+    }
+}
+
+/// One run: where every planned tensor lies.
+struct Run<'a> {
+    model: &'a CpuModel,
+    extents: Extents,
+    data: &'a BatchData,
+    /// Start and elements of planned tensors, by tensor index.
+    planned: Vec<Option<(*mut f32, usize)>>,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        model: &'a CpuModel,
+        chunks: &Chunks,
+        plan: &Plan,
+        extents: Extents,
+        data: &'a BatchData,
+    ) -> Result<Self, CpuError> {
+        let mut planned = vec![None; model.program.tensors.len()];
+        for ((index, tensor), place) in model.program.planned().zip(&plan.placements) {
+            let n = model.program.bytes(tensor, &extents)? / DType::F32.bytes();
+            planned[index] = Some((chunks.at(place.chunk as usize, place.offset), n as usize));
+        }
+        Ok(Self { model, extents, data, planned })
+    }
+
+    /// The elements of a planned tensor.
+    ///
+    /// # Safety
+    /// Nothing may write the tensor's bytes while the slice lives. The plan gives tensors that
+    /// are alive together bytes of their own, so this holds for the operands of one step.
+    unsafe fn slice(&self, tensor: usize) -> &[f32] {
+        match self.planned[tensor] {
+            // SAFETY: the plan puts the tensor inside its chunk, aligned to 256 bytes.
+            Some((start, n)) => unsafe { std::slice::from_raw_parts(start, n) },
+            None => &[],
+        }
+    }
+
+    fn step(&self, step: &Step) -> Result<(), CpuError> {
+        let program = &self.model.program;
+        let overflow = || SizeOverflow {
+            tensor: step.name.clone(),
+            shape: crate::tensor::Shape(vec![step.rows.clone()]),
+        };
+        let extents = step.extents(&self.extents).ok_or_else(overflow)?;
+        let kernel = step.kernel(&extents).ok_or_else(overflow)?;
+        let Some((&out, reads)) = step.operands.split_last() else { return Ok(()) };
+        let reads: Vec<Read<'_>> = reads
+            .iter()
+            .map(|&operand| match &program.tensors[operand].place {
+                Place::Batch(meta) => self.data.read(*meta),
+                Place::Weight(_) => Read::Real(&self.model.weights[operand]),
+                // SAFETY: the step writes `out` only, whose bytes no operand of it shares.
+                Place::Planned { .. } => Read::Real(unsafe { self.slice(operand) }),
+            })
+            .collect();
+        let Some((start, n)) = self.planned[out] else { return Ok(()) };
+        // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
+        let out = unsafe { std::slice::from_raw_parts_mut(start, n) };
+        ops::run(&program.kernels[kernel], &extents, &reads, &mut [out])
+            .map_err(|source| CpuError::Step { step: step.name.clone(), source })
+    }
+}

@@ -1,0 +1,323 @@
+//! From the fused graph to launches: one kernel for every operator that computes.
+
+use std::collections::HashMap;
+
+use super::{Limit, Place, Program, Step, Tensor, TensorIndex, Variant};
+use crate::{
+    graph::{Graph, NodeId, Op},
+    kernels::{
+        KernelSpec, Meta, attention::*, elementwise::*, embedding::*, gemm::Gemm, layernorm::*,
+        pooling::*,
+    },
+    tensor::{DType, Shape, Size, Symbol},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum LowerError {
+    #[error("`{node}` ({op}): {problem}")]
+    Unsupported { node: String, op: &'static str, problem: String },
+    #[error("activations are stored as f32, f16 or bf16, not as {0}")]
+    DType(DType),
+}
+
+/// Lowers a verified graph to a program that stores reals as `dtype`.
+pub fn lower(graph: &Graph, dtype: DType) -> Result<Program, LowerError> {
+    if !dtype.is_real() {
+        return Err(LowerError::DType(dtype));
+    }
+    let mut lowering = Lowering {
+        graph,
+        dtype,
+        program: Program {
+            dtype,
+            kernels: Vec::new(),
+            tensors: Vec::new(),
+            steps: Vec::new(),
+            outputs: Vec::new(),
+        },
+        tensor_of: HashMap::new(),
+        meta_of: HashMap::new(),
+    };
+    for id in graph.topological() {
+        lowering.node(id)?;
+    }
+    for (name, id) in graph.outputs() {
+        let tensor = lowering.tensor_of[id];
+        lowering.program.outputs.push((name.clone(), tensor));
+    }
+    lowering.lifetimes();
+    Ok(lowering.program)
+}
+
+struct Lowering<'a> {
+    graph: &'a Graph,
+    dtype: DType,
+    program: Program,
+    tensor_of: HashMap<NodeId, TensorIndex>,
+    meta_of: HashMap<Meta, TensorIndex>,
+}
+
+impl Lowering<'_> {
+    fn node(&mut self, id: NodeId) -> Result<(), LowerError> {
+        let node = self.graph.node(id);
+        let tensor = match &node.op {
+            Op::Input(meta) => self.meta(*meta),
+            Op::Weight(expr) => {
+                self.tensor(&node.name, self.dtype, node.shape.clone(), Place::Weight(expr.clone()))
+            }
+            op => self.compute(id, op)?,
+        };
+        self.tensor_of.insert(id, tensor);
+        Ok(())
+    }
+
+    fn compute(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {
+        let node = self.graph.node(id);
+        let variants = self.kernels(id, op).map_err(|problem| LowerError::Unsupported {
+            node: node.name.clone(),
+            op: op.name(),
+            problem,
+        })?;
+        let mut operands: Vec<TensorIndex> =
+            self.graph.operands(id).iter().map(|o| self.tensor_of[o]).collect();
+        for &meta in metas(op) {
+            operands.push(self.meta(meta));
+        }
+        let planned = Place::Planned { first: 0, last: 0 };
+        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), planned);
+        operands.push(out);
+        let variants = variants
+            .into_iter()
+            .map(|(limit, kernel)| Variant { kernel: self.kernel(kernel), limit })
+            .collect();
+        let rows = rows(&node.shape);
+        self.program.steps.push(Step { name: node.name.clone(), variants, operands, rows });
+        Ok(out)
+    }
+
+    fn tensor(&mut self, name: &str, dtype: DType, shape: Shape, place: Place) -> TensorIndex {
+        self.program.tensors.push(Tensor { name: name.to_owned(), dtype, shape, place });
+        self.program.tensors.len() - 1
+    }
+
+    /// The tensor of batch data, made on first use.
+    fn meta(&mut self, meta: Meta) -> TensorIndex {
+        if let Some(&tensor) = self.meta_of.get(&meta) {
+            return tensor;
+        }
+        let (name, shape) = meta_layout(meta);
+        let tensor = self.tensor(name, meta.dtype(), shape, Place::Batch(meta));
+        self.meta_of.insert(meta, tensor);
+        tensor
+    }
+
+    fn kernel(&mut self, kernel: KernelSpec) -> usize {
+        match self.program.kernels.iter().position(|k| *k == kernel) {
+            Some(index) => index,
+            None => {
+                self.program.kernels.push(kernel);
+                self.program.kernels.len() - 1
+            }
+        }
+    }
+
+    /// First and last step of every planned tensor; what is an output lives to the end.
+    fn lifetimes(&mut self) {
+        let end = self.program.steps.len().saturating_sub(1) as u32;
+        let mut spans: HashMap<TensorIndex, (u32, u32)> = HashMap::new();
+        for (at, step) in self.program.steps.iter().enumerate() {
+            for &operand in &step.operands {
+                spans.entry(operand).or_insert((at as u32, at as u32)).1 = at as u32;
+            }
+        }
+        for &(_, output) in &self.program.outputs {
+            spans.entry(output).and_modify(|span| span.1 = end);
+        }
+        for (index, tensor) in self.program.tensors.iter_mut().enumerate() {
+            if let (Place::Planned { first, last }, Some(&span)) = (&mut tensor.place, spans.get(&index)) {
+                (*first, *last) = span;
+            }
+        }
+    }
+
+    /// The kernels for an operator, with the batches that each is for.
+    fn kernels(&self, id: NodeId, op: &Op) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
+        let dtype = self.dtype;
+        let operands = self.graph.operands(id);
+        let operand_width = |slot: usize| width(self.graph.shape(operands[slot]));
+        let one = |kernel: KernelSpec| Ok(vec![(None, kernel)]);
+        match op {
+            Op::Input(_) | Op::Weight(_) => Err("names data and computes nothing".to_owned()),
+            Op::Linear { epilogue } => {
+                let (n, k) = (width(self.graph.shape(id))?, operand_width(0)?);
+                Ok(Gemm::variants(n, k, dtype, *epilogue)
+                    .into_iter()
+                    .map(|(rows, gemm)| (rows.map(Limit::Rows), KernelSpec::Gemm(gemm)))
+                    .collect())
+            }
+            Op::Attention { heads, head, scale, q, k, v } => {
+                let (heads, head, scale, q, k, v) = (*heads, *head, *scale, *q, *k, *v);
+                let max_len = MhaShort::max_len_for(head, dtype);
+                let mut kernels = Vec::new();
+                if max_len > 0 {
+                    let short = MhaShort { heads, head, scale, q, k, v, max_len, dtype };
+                    kernels.push((
+                        Some(Limit::Longest(max_len.into())),
+                        KernelSpec::MhaShort(short),
+                    ));
+                }
+                let online = MhaOnline { heads, head, scale, q, k, v, dtype };
+                kernels.push((None, KernelSpec::MhaOnline(online)));
+                Ok(kernels)
+            }
+            Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
+                table: self.table(operands[0], operands[1], *offset)?,
+                width: operand_width(1)?,
+                dtype,
+            })),
+            Op::EmbeddingLayerNorm { eps, offsets } => {
+                let n = offsets.len();
+                let tables = (0..n)
+                    .map(|i| self.table(operands[i], operands[n + i], offsets[i]))
+                    .collect::<Result<_, _>>()?;
+                let width = operand_width(n)?;
+                one(KernelSpec::EmbeddingLayerNorm(EmbeddingLayerNorm { tables, width, eps: *eps, dtype }))
+            }
+            Op::AddBias => one(KernelSpec::AddBias(AddBias { width: operand_width(0)?, dtype })),
+            Op::Add => one(KernelSpec::Add(Add { width: operand_width(0)?, dtype })),
+            Op::Activate(activation) => one(KernelSpec::Activate(Activate {
+                activation: *activation,
+                width: self.row_width(id)?,
+                dtype,
+            })),
+            Op::Scale { by } => {
+                one(KernelSpec::Scale(Scale { by: *by, width: self.row_width(id)?, dtype }))
+            }
+            Op::LayerNorm { eps } => {
+                one(KernelSpec::LayerNorm(LayerNorm { width: operand_width(0)?, eps: *eps, dtype }))
+            }
+            Op::BiasResidualLayerNorm { eps, bias } => {
+                one(KernelSpec::BiasResidualLayerNorm(BiasResidualLayerNorm {
+                    width: operand_width(0)?,
+                    eps: *eps,
+                    dtype,
+                    bias: *bias,
+                }))
+            }
+            Op::SplitHeads { heads } => {
+                let head = width(self.graph.shape(id))?;
+                one(KernelSpec::SplitHeads(SplitHeads { heads: *heads, head, dtype }))
+            }
+            Op::MergeHeads => {
+                let head = operand_width(0)?;
+                let heads = width(self.graph.shape(id))? / head.max(1);
+                one(KernelSpec::MergeHeads(MergeHeads { heads, head, dtype }))
+            }
+            Op::SliceColumns { start, width } => one(KernelSpec::SliceColumns(SliceColumns {
+                from_width: operand_width(0)?,
+                start: *start,
+                width: *width,
+                dtype,
+            })),
+            Op::Scores { heads, head, q, k } => one(KernelSpec::AttentionScores(AttentionScores {
+                heads: *heads,
+                head: *head,
+                scale: 1.0,
+                q: *q,
+                k: *k,
+                dtype,
+            })),
+            Op::Softmax { scale } => {
+                let heads = constant(&self.graph.shape(id).0[0])?;
+                one(KernelSpec::AttentionSoftmax(AttentionSoftmax { heads, scale: *scale, dtype }))
+            }
+            Op::Context { heads, head, v, out } => {
+                one(KernelSpec::AttentionContext(AttentionContext {
+                    heads: *heads,
+                    head: *head,
+                    v: *v,
+                    out: *out,
+                    dtype,
+                }))
+            }
+            Op::FirstToken => {
+                one(KernelSpec::FirstToken(FirstToken { width: operand_width(0)?, dtype }))
+            }
+            Op::MeanPool => one(KernelSpec::MeanPool(MeanPool { width: operand_width(0)?, dtype })),
+            Op::L2Normalize { eps } => {
+                one(KernelSpec::L2Normalize(L2Normalize { width: operand_width(0)?, eps: *eps, dtype }))
+            }
+            Op::MeanPoolNormalize { eps } => {
+                one(KernelSpec::MeanPoolNormalize(MeanPoolNormalize {
+                    width: operand_width(0)?,
+                    eps: *eps,
+                    dtype,
+                }))
+            }
+        }
+    }
+
+    fn table(&self, ids: NodeId, table: NodeId, offset: u32) -> Result<Table, String> {
+        let Op::Input(ids) = self.graph.op(ids) else {
+            return Err("the ids of an embedding must be an input of the model".to_owned());
+        };
+        Ok(Table { ids: *ids, offset, rows: constant(&self.graph.shape(table).0[0])? })
+    }
+
+    /// Elements of one row, as [`rows`] counts rows.
+    fn row_width(&self, id: NodeId) -> Result<u32, String> {
+        let shape = self.graph.shape(id);
+        match shape.0.as_slice() {
+            [width, pairs] if pairs.as_symbol() == Some(Symbol::Pairs) => constant(width),
+            [heads, _, head] => Ok(constant(heads)? * constant(head)?),
+            _ => width(shape),
+        }
+    }
+}
+
+/// Rows of a launch that computes a tensor of this shape.
+fn rows(shape: &Shape) -> Size {
+    match shape.0.as_slice() {
+        [_, rows] if rows.as_symbol().is_some() => rows.clone(),
+        [_, rows, _] => rows.clone(),
+        [rows, ..] => rows.clone(),
+        [] => Size::constant(1),
+    }
+}
+
+/// What of the batch an operator reads besides its operands, in the order of the signature.
+fn metas(op: &Op) -> &'static [Meta] {
+    match op {
+        Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
+            &[Meta::CuLens, Meta::PairOffsets]
+        }
+        Op::Attention { .. } | Op::FirstToken | Op::MeanPool | Op::MeanPoolNormalize { .. } => {
+            &[Meta::CuLens]
+        }
+        _ => &[],
+    }
+}
+
+/// Name and shape of batch data.
+pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
+    let tokens = || Shape::new([Symbol::Tokens.into()]);
+    let bounds = || Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)]);
+    match meta {
+        Meta::TokenIds => ("token_ids", tokens()),
+        Meta::TypeIds => ("type_ids", tokens()),
+        Meta::Positions => ("positions", tokens()),
+        Meta::CuLens => ("cu_lens", bounds()),
+        Meta::PairOffsets => ("pair_offsets", bounds()),
+        Meta::Mask => ("mask", Shape::new([Symbol::Batch.into(), Symbol::Longest.into()])),
+    }
+}
+
+fn width(shape: &Shape) -> Result<u32, String> {
+    shape.0.last().map_or_else(|| Err("expected at least one dimension".to_owned()), constant)
+}
+
+fn constant(size: &Size) -> Result<u32, String> {
+    size.as_constant()
+        .and_then(|v| u32::try_from(v).ok())
+        .ok_or_else(|| format!("expected a constant below 2³², found {size}"))
+}

@@ -1,0 +1,247 @@
+//! Token ids with their lengths: what a run takes.
+
+use crate::tensor::{Extents, LengthsError};
+
+/// What a model accepts of token ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Token ids lie below this.
+    pub vocabulary: u32,
+    /// Segment ids lie below this; `None` where the model has no segments.
+    pub segments: Option<u32>,
+    /// Longest sequence that the position table serves.
+    pub longest: Option<u32>,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    #[error(transparent)]
+    Lengths(#[from] LengthsError),
+    #[error("the lengths add up to {sum}, but {ids} token ids were given")]
+    Sum { sum: u64, ids: usize },
+    #[error("{what}: expected {expected} values, one per token id, found {found}")]
+    Count { what: &'static str, expected: usize, found: usize },
+    #[error("sequence {sequence}, token {token}: the {what} id {id} is outside the table of {rows} rows")]
+    Id { what: &'static str, sequence: usize, token: usize, id: u32, rows: u32 },
+    #[error("sequence {sequence} has {len} tokens, but the position table serves at most {limit}; shorten or split it")]
+    TooLong { sequence: usize, len: u32, limit: u32 },
+    #[error("row {row} of the mask has a hole at column {column}: a 1 follows a 0; expected ones, then zeros")]
+    Hole { row: usize, column: usize },
+    #[error("row {row}, column {column} of the mask is {value}; expected 0 or 1")]
+    MaskValue { row: usize, column: usize, value: u32 },
+    #[error("segment ids were given, but the model has no segment table")]
+    NoSegments,
+}
+
+/// Sequences of token ids, packed one after another without padding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    token_ids: Vec<u32>,
+    type_ids: Option<Vec<u32>>,
+    lens: Vec<u32>,
+    extents: Extents,
+    padded: Option<Padded>,
+}
+
+/// The padded form that a batch came in, kept so that a device packs it by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Padded {
+    /// `[batch, longest]`, columns beyond the longest sequence cut off.
+    pub token_ids: Vec<u32>,
+    pub type_ids: Vec<u32>,
+    pub mask: Vec<u32>,
+}
+
+impl Batch {
+    /// A batch of sequences, each a list of token ids.
+    pub fn from_sequences<S: AsRef<[u32]>>(sequences: &[S]) -> Result<Self, BatchError> {
+        let lens: Vec<u32> = sequences
+            .iter()
+            .map(|s| u32::try_from(s.as_ref().len()).unwrap_or(u32::MAX))
+            .collect();
+        let ids = sequences.iter().flat_map(|s| s.as_ref().iter().copied()).collect();
+        Self::from_packed(ids, &lens)
+    }
+
+    /// A batch that is packed already: all ids one after another, and the length of each sequence.
+    pub fn from_packed(token_ids: Vec<u32>, lens: &[u32]) -> Result<Self, BatchError> {
+        let extents = Extents::of(lens)?;
+        if extents.tokens != token_ids.len() as u64 {
+            return Err(BatchError::Sum { sum: extents.tokens, ids: token_ids.len() });
+        }
+        Ok(Self { token_ids, type_ids: None, lens: lens.to_vec(), extents, padded: None })
+    }
+
+    /// A padded batch: `token_ids` and `mask` are `[batch, width]`; the mask is 1 on tokens, which
+    /// come first in every row (ByteTransformer III.D).
+    pub fn from_padded(token_ids: &[u32], mask: &[u32], width: usize) -> Result<Self, BatchError> {
+        if width == 0 || token_ids.is_empty() {
+            return Err(LengthsError::Empty.into());
+        }
+        let found = mask.len();
+        if found != token_ids.len() || found % width != 0 {
+            return Err(BatchError::Count { what: "mask", expected: token_ids.len(), found });
+        }
+        let mut lens = Vec::new();
+        for (row, bits) in mask.chunks_exact(width).enumerate() {
+            if let Some((column, &value)) = bits.iter().enumerate().find(|&(_, &v)| v > 1) {
+                return Err(BatchError::MaskValue { row, column, value });
+            }
+            let len = bits.iter().take_while(|&&v| v == 1).count();
+            if let Some(gap) = bits[len..].iter().position(|&v| v == 1) {
+                return Err(BatchError::Hole { row, column: len + gap });
+            }
+            lens.push(len as u32);
+        }
+        let rows = || token_ids.chunks_exact(width).zip(&lens);
+        let packed = rows().flat_map(|(ids, &n)| ids[..n as usize].to_vec()).collect();
+        let mut batch = Self::from_packed(packed, &lens)?;
+        let longest = batch.extents.longest as usize;
+        let cut = |values: &[u32]| -> Vec<u32> {
+            values.chunks_exact(width).flat_map(|row| row[..longest].to_vec()).collect()
+        };
+        let token_ids = cut(token_ids);
+        let type_ids = vec![0; token_ids.len()];
+        batch.padded = Some(Padded { token_ids, type_ids, mask: cut(mask) });
+        Ok(batch)
+    }
+
+    /// Adds segment ids, one per token, in packed order. Without them every token is in segment 0.
+    pub fn with_type_ids(mut self, type_ids: Vec<u32>) -> Result<Self, BatchError> {
+        let (expected, found) = (self.token_ids.len(), type_ids.len());
+        if expected != found {
+            return Err(BatchError::Count { what: "segment ids", expected, found });
+        }
+        if let Some(padded) = &mut self.padded {
+            let longest = self.extents.longest as usize;
+            let mut next = 0;
+            for (row, &n) in self.lens.iter().enumerate() {
+                let n = n as usize;
+                padded.type_ids[row * longest..][..n].copy_from_slice(&type_ids[next..next + n]);
+                next += n;
+            }
+        }
+        self.type_ids = Some(type_ids);
+        Ok(self)
+    }
+
+    pub fn lens(&self) -> &[u32] {
+        &self.lens
+    }
+
+    pub fn extents(&self) -> Extents {
+        self.extents
+    }
+
+    pub fn padded(&self) -> Option<&Padded> {
+        self.padded.as_ref()
+    }
+
+    /// Checks every id and length against what the model has tables for.
+    pub fn check(&self, limits: &Limits) -> Result<(), BatchError> {
+        if let Some(limit) = limits.longest
+            && let Some((sequence, &len)) = self.lens.iter().enumerate().find(|&(_, &n)| n > limit)
+        {
+            return Err(BatchError::TooLong { sequence, len, limit });
+        }
+        self.check_ids("token", &self.token_ids, limits.vocabulary)?;
+        match (&self.type_ids, limits.segments) {
+            (Some(ids), Some(rows)) => self.check_ids("segment", ids, rows),
+            (Some(ids), None) if ids.iter().any(|&id| id != 0) => Err(BatchError::NoSegments),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_ids(&self, what: &'static str, ids: &[u32], rows: u32) -> Result<(), BatchError> {
+        let Some(at) = ids.iter().position(|&id| id >= rows) else { return Ok(()) };
+        let (mut sequence, mut token) = (0, at);
+        for (i, &n) in self.lens.iter().enumerate() {
+            sequence = i;
+            if token < n as usize {
+                break;
+            }
+            token -= n as usize;
+        }
+        Err(BatchError::Id { what, sequence, token, id: ids[at], rows })
+    }
+
+    /// Token ids in packed order, `[tokens]`.
+    pub fn token_ids(&self) -> Vec<i32> {
+        self.token_ids.iter().map(|&v| v as i32).collect()
+    }
+
+    /// Segment ids in packed order, `[tokens]`.
+    pub fn type_ids(&self) -> Vec<i32> {
+        match &self.type_ids {
+            Some(ids) => ids.iter().map(|&v| v as i32).collect(),
+            None => vec![0; self.token_ids.len()],
+        }
+    }
+
+    /// Index of each token in its sequence, `[tokens]`.
+    pub fn positions(&self) -> Vec<i32> {
+        self.lens.iter().flat_map(|&n| 0..n as i32).collect()
+    }
+
+    /// Where each sequence starts, `[batch + 1]`.
+    pub fn cu_lens(&self) -> Vec<i32> {
+        cumulative(&self.lens).into_iter().map(|v| v as i32).collect()
+    }
+
+    /// Where each sequence's scores start in a head's, `[batch + 1]`.
+    pub fn pair_offsets(&self) -> Vec<i64> {
+        let mut next = 0;
+        let mut offsets = vec![0];
+        for &n in &self.lens {
+            next += i64::from(n) * i64::from(n);
+            offsets.push(next);
+        }
+        offsets
+    }
+}
+
+fn cumulative(lens: &[u32]) -> Vec<u32> {
+    let mut next = 0;
+    let mut sums = vec![0];
+    for &n in lens {
+        next += n;
+        sums.push(next);
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { vocabulary: 100, segments: Some(2), longest: Some(4) };
+
+    #[test]
+    fn a_padded_batch_equals_its_packed_form() {
+        let padded = Batch::from_padded(&[5, 6, 0, 7, 0, 0], &[1, 1, 0, 1, 0, 0], 3).unwrap();
+        let packed = Batch::from_sequences(&[vec![5, 6], vec![7]]).unwrap();
+        assert_eq!(padded.token_ids(), packed.token_ids());
+        assert_eq!(padded.lens(), packed.lens());
+        assert_eq!(padded.positions(), [0, 1, 0]);
+        assert_eq!(packed.cu_lens(), [0, 2, 3]);
+        assert_eq!(packed.pair_offsets(), [0, 4, 5]);
+        // The third column is padding in every row, so it is cut off.
+        assert_eq!(padded.padded().unwrap().mask, [1, 1, 1, 0]);
+    }
+
+    #[test]
+    fn bad_batches_say_what_is_wrong() {
+        let text = |r: Result<Batch, BatchError>| r.and_then(|b| b.check(&LIMITS)).unwrap_err().to_string();
+        let none: [Vec<u32>; 0] = [];
+        insta::assert_snapshot!(text(Batch::from_sequences(&none)), @"the batch is empty; expected at least one sequence");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1], vec![]])), @"sequence 1 has no tokens; expected at least one token in every sequence");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 100]])), @"sequence 1, token 1: the token id 100 is outside the table of 100 rows");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1; 5]])), @"sequence 0 has 5 tokens, but the position table serves at most 4; shorten or split it");
+        insta::assert_snapshot!(text(Batch::from_packed(vec![1, 2, 3], &[1, 1])), @"the lengths add up to 2, but 3 token ids were given");
+        insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3], &[1, 0, 1], 3)), @"row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
+        insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[1, 2], 2)), @"row 0, column 1 of the mask is 2; expected 0 or 1");
+        insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[0, 0], 2)), @"sequence 0 has no tokens; expected at least one token in every sequence");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[[1]]).unwrap().with_type_ids(vec![2])), @"sequence 0, token 0: the segment id 2 is outside the table of 2 rows");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[[1]]).unwrap().with_type_ids(vec![0, 1])), @"segment ids: expected 1 values, one per token id, found 2");
+    }
+}

@@ -1,0 +1,74 @@
+//! Host memory of the planned chunks.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+use crate::plan::ALIGNMENT;
+
+/// Buffers by chunk id, as the planner wants them.
+#[derive(Default)]
+pub(super) struct Chunks {
+    buffers: Vec<Option<Buffer>>,
+}
+
+struct Buffer {
+    start: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: a buffer is plain memory that its owner alone hands out.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    fn new(bytes: u64) -> Option<Self> {
+        let layout =
+            Layout::from_size_align(usize::try_from(bytes).ok()?, ALIGNMENT as usize).ok()?;
+        // SAFETY: the caller asks for no empty chunk. Zeroed, so that no read is of
+        // uninitialised memory, whatever a kernel leaves out.
+        let start = unsafe { alloc_zeroed(layout) };
+        (!start.is_null()).then_some(Self { start, layout })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and freed once.
+        unsafe { dealloc(self.start, self.layout) };
+    }
+}
+
+impl Chunks {
+    /// Frees and allocates so that the buffers have the sizes `held`; 0 means none. An error
+    /// carries the bytes that could not be had.
+    pub(super) fn follow(&mut self, held: &[u64]) -> Result<(), u64> {
+        self.buffers.resize_with(held.len(), || None);
+        for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
+            if buffer.as_ref().is_some_and(|b| b.layout.size() as u64 != bytes) {
+                *buffer = None;
+            }
+        }
+        for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
+            if buffer.is_none() && bytes > 0 {
+                *buffer = Some(Buffer::new(bytes).ok_or(bytes)?);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.buffers.clear();
+    }
+
+    /// The address `offset` bytes into a chunk that is held.
+    pub(super) fn at(&self, chunk: usize, offset: u64) -> *mut f32 {
+        match self.buffers.get(chunk).and_then(Option::as_ref) {
+            // In range: the plan that names the offset was made for this chunk's size.
+            Some(buffer) => buffer.start.wrapping_add(offset as usize).cast(),
+            // A plan names a chunk that is not held for tensors without bytes only.
+            None => std::ptr::NonNull::<f32>::dangling().as_ptr(),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.buffers.iter().flatten().map(|b| b.layout.size() as u64).sum()
+    }
+}
