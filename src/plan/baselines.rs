@@ -230,3 +230,94 @@ impl Allocator for Maximum {
         self.stats
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn record(first_op: u32, last_op: u32, bytes: u64) -> UsageRecord {
+        UsageRecord {
+            first_op,
+            last_op,
+            bytes,
+        }
+    }
+
+    #[test]
+    fn turbo_makes_chunks_of_two_mib_or_a_fifth_more_and_releases_at_once() {
+        let mut turbo = Turbo::new();
+        let plan = turbo
+            .plan(&[
+                record(0, 1, 10 * MIB),
+                record(0, 1, 2 * MIB),
+                record(1, 1, 64),
+            ])
+            .unwrap();
+        assert_eq!(turbo.held(), [12 * MIB, 2 * MIB]);
+        assert_eq!(plan.placements[1].offset, 10 * MIB);
+        assert_eq!(plan.placements[2].chunk, 1);
+        turbo.plan(&[record(0, 1, 12 * MIB)]).unwrap();
+        assert_eq!(turbo.held(), [12 * MIB, 0]);
+        assert_eq!(turbo.last_request().released, 2 * MIB);
+        assert_eq!(turbo.last_request().newly_allocated, 0);
+    }
+
+    #[test]
+    fn gsoc_allocates_exactly_the_arena_at_every_request() {
+        let mut gsoc = Gsoc::new();
+        let records = [record(0, 1, 1000), record(1, 2, 300), record(2, 3, 1000)];
+        for released in [0, 1536] {
+            gsoc.plan(&records).unwrap();
+            let stats = RequestStats {
+                footprint: 1536,
+                newly_allocated: 1536,
+                released,
+                held: 1536,
+            };
+            assert_eq!(gsoc.last_request(), stats);
+        }
+    }
+
+    #[test]
+    fn the_maximum_is_allocated_once_and_shares_what_is_not_alive_together() {
+        let declared = [
+            record(0, 1, 4 * MIB),
+            record(1, 2, MIB),
+            record(2, 3, 4 * MIB),
+        ];
+        let mut maximum = Maximum::new(&declared).unwrap();
+        assert_eq!(maximum.declared_lower_bound(), 5 * MIB);
+        for newly_allocated in [5 * MIB, 0, 0] {
+            let shorter = declared.map(|usage| UsageRecord {
+                bytes: usage.bytes / 2,
+                ..usage
+            });
+            maximum.plan(&shorter).unwrap().validate(&shorter).unwrap();
+            assert_eq!(maximum.last_request().newly_allocated, newly_allocated);
+            assert_eq!(maximum.last_request().held, 5 * MIB);
+        }
+    }
+
+    #[test]
+    fn a_request_beyond_the_declared_maximum_is_refused() {
+        let mut maximum = Maximum::new(&[record(0, 1, 1024), record(1, 2, 512)]).unwrap();
+        let mut refused = |records: &[UsageRecord]| maximum.plan(records).unwrap_err().to_string();
+        assert_eq!(
+            refused(&[record(0, 1, 1024), record(1, 2, 513)]),
+            "tensor 1 needs 513 bytes, more than the 512 of the declared maximum: declare a larger \
+             maximum, or send a smaller batch"
+        );
+        assert_eq!(
+            refused(&[record(0, 1, 1024)]),
+            "the request has 1 tensors, and the declared maximum was planned with 2: declare the \
+             maximum with the records of the same program"
+        );
+        assert_eq!(
+            refused(&[record(0, 2, 1024), record(1, 2, 512)]),
+            "tensor 0 lives over operators (0, 2), and over (0, 1) in the declared maximum: declare \
+             the maximum with the records of the same program"
+        );
+    }
+}

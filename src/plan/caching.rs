@@ -154,3 +154,80 @@ impl Allocator for Caching {
         self.stats
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn record(first_op: u32, last_op: u32, bytes: u64) -> UsageRecord {
+        UsageRecord {
+            first_op,
+            last_op,
+            bytes,
+        }
+    }
+
+    #[test]
+    fn segments_have_the_sizes_of_the_pools() {
+        for (bytes, segment) in [
+            (0, 2 * MIB),
+            (MIB, 2 * MIB),
+            (MIB + 1, 20 * MIB),
+            (10 * MIB - 512, 20 * MIB),
+            (10 * MIB, 10 * MIB),
+            (11 * MIB, 12 * MIB),
+        ] {
+            let mut caching = Caching::new();
+            caching.plan(&[record(0, 0, bytes)]).unwrap();
+            assert_eq!(caching.held(), [segment], "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn a_freed_block_is_given_to_the_next_operator() {
+        let mut caching = Caching::new();
+        let plan = caching
+            .plan(&[record(0, 1, 700), record(1, 2, 700), record(2, 2, 700)])
+            .unwrap();
+        // An operand lives through its operator, so the second cannot have the place of the first.
+        assert_eq!(
+            plan.placements
+                .iter()
+                .map(|at| at.offset)
+                .collect::<Vec<_>>(),
+            [0, 1024, 0]
+        );
+    }
+
+    #[test]
+    fn neighbours_merge_when_they_are_free() {
+        let mut caching = Caching::new();
+        let quarters = [0, 1, 2, 3].map(|_| record(0, 0, 5 * MIB));
+        let plan = caching.plan(
+            &[
+                &quarters[..],
+                &[record(1, 1, 9 * MIB), record(1, 1, 9 * MIB)],
+            ]
+            .concat(),
+        );
+        assert_eq!(plan.unwrap().footprint(), 20 * MIB);
+        assert_eq!(caching.free[LARGE].len(), 1);
+    }
+
+    #[test]
+    fn segments_are_never_given_back() {
+        let mut caching = Caching::new();
+        caching.plan(&[record(0, 0, 100 * MIB)]).unwrap();
+        caching.plan(&[record(0, 0, 64)]).unwrap();
+        assert_eq!(caching.held(), [100 * MIB, 2 * MIB]);
+        let stats = RequestStats {
+            footprint: 2 * MIB,
+            newly_allocated: 2 * MIB,
+            released: 0,
+            held: 102 * MIB,
+        };
+        assert_eq!(caching.last_request(), stats);
+    }
+}

@@ -5,6 +5,9 @@ use super::pack::{self, Item, Packing};
 use super::{ALIGNMENT, Allocator, MAX_TOTAL_BYTES, Plan, PlanError, RequestStats, UsageRecord};
 use super::{aligned, append_chunk, lower_bound};
 
+#[cfg(test)]
+mod tests;
+
 /// When [`ChunkAllocator`] takes memory, how much, and when it gives it back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkPolicy {
@@ -68,14 +71,15 @@ impl ChunkPolicy {
 /// 1. *The first chunk is an arena.* The paper appends a chunk of 1.2 times a tensor's size
 ///    whenever one fits nowhere, so that a request on a fresh allocator is scattered over chunks
 ///    with unusable rests at their ends. Here the whole request is packed first as if into one
-///    arena, in several orders ([`pack`](super::pack)). If a chunk at hand is as large, the
+///    arena, in several orders, and the best
+///    is kept. If a chunk at hand is as large, the
 ///    smallest such takes it; if none is there, one is made for it.
 /// 2. *Growth is bounded.* Where the chunks at hand are too small together, what does not fit goes
-///    into one new chunk, sized for all of it. If that leaves a footprint above 1.10 × the lower
-///    bound and one default chunk, the chunks are replaced by a single new one instead. A new
-///    chunk's headroom (the paper's 20 %) is at most one default chunk. Hence every request that
-///    allocates at all has a footprint within 1.10 × its lower bound (or its arena, where that is
-///    higher) and one default chunk.
+///    into one new chunk, sized for all of it. If more than 1.10 × the lower bound and one default
+///    chunk would be held then, the chunks are replaced by a single new one instead. A new
+///    chunk's headroom (the paper's 20 %) is at most one default chunk. Hence after a request
+///    that the chunks at hand were too small for, all that is held is within 1.10 × its lower
+///    bound (or its arena, where that is higher) and one default chunk.
 /// 3. *Memory follows the demand down slowly.* The paper releases at once what the present plan
 ///    does not use, and allocates it again for the next long request. Here a chunk goes after
 ///    [`release_after`](ChunkPolicy::release_after) requests without use. And since a single large
@@ -250,7 +254,7 @@ impl ChunkAllocator {
     }
 
     /// Packs into the chunks at hand and one new one, and returns the packing and the chunk of
-    /// each bin. `None` if no chunk is at hand, or if the footprint would be above `within`.
+    /// each bin. `None` if no chunk is at hand, or if more than `within` bytes would be held.
     fn grow(
         &mut self,
         items: &[Item],
@@ -267,14 +271,10 @@ impl ChunkAllocator {
         }
         let capacities: Vec<u64> = ids.iter().map(|&id| self.held[id]).collect();
         let packing = pack::search(items, n_records, &capacities);
-        // A packing that needs nothing new is right at any footprint: the memory is there.
+        // A packing that needs nothing new is right whatever is held: the memory is there.
         if packing.open_top > 0 {
             let new = self.policy.chunk_bytes(packing.open_top);
-            let used = capacities
-                .iter()
-                .zip(&packing.used)
-                .filter(|&(_, &used)| used);
-            if used.map(|(bytes, _)| bytes).sum::<u64>() + new > within {
+            if self.total_held() + new > within {
                 return None;
             }
             ids.push(append_chunk(&mut self.held, new));

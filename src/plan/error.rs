@@ -138,3 +138,100 @@ pub(super) fn check_records(records: &[UsageRecord]) -> Result<(), PlanError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Allocator, ChunkAllocator, ChunkPolicy, Gsoc, Placement, Plan};
+    use super::*;
+
+    fn record(first_op: u32, last_op: u32, bytes: u64) -> UsageRecord {
+        UsageRecord {
+            first_op,
+            last_op,
+            bytes,
+        }
+    }
+
+    fn refused(places: &[(u32, u64)]) -> String {
+        let placements = places
+            .iter()
+            .map(|&(chunk, offset)| Placement { chunk, offset })
+            .collect();
+        let plan = Plan {
+            chunks: vec![1024, 512],
+            placements,
+        };
+        plan.validate(&[record(0, 3, 700), record(2, 4, 256)])
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn a_plan_that_must_not_be_run_is_refused_in_words() {
+        assert_eq!(
+            refused(&[(0, 0), (0, 512)]),
+            "tensors 0 and 1 are both alive at operator 2 and share bytes of chunk 0: 0 lies in \
+             0..700, 1 in 512..768"
+        );
+        assert_eq!(
+            refused(&[(1, 0), (0, 0)]),
+            "tensor 0 takes 700 bytes from offset 0 of chunk 1, which ends at 512"
+        );
+        assert_eq!(
+            refused(&[(0, 0), (0, u64::MAX - 255)]),
+            "tensor 1 takes 256 bytes from offset 18446744073709551360 of chunk 0, which ends at 1024"
+        );
+        assert_eq!(
+            refused(&[(0, 0), (0, 704)]),
+            "tensor 1 is placed at offset 704, which is not a multiple of 256"
+        );
+        assert_eq!(
+            refused(&[(0, 0), (2, 0)]),
+            "tensor 1 is placed in chunk 2, and the plan has 2 chunks, numbered from 0"
+        );
+        assert_eq!(
+            refused(&[(0, 0)]),
+            "the plan has 1 placements for 2 tensors: it was made for other records"
+        );
+    }
+
+    #[test]
+    fn records_that_cannot_be_planned_are_refused_in_words() {
+        let refused = |records: &[UsageRecord]| Gsoc::new().plan(records).unwrap_err().to_string();
+        assert_eq!(
+            refused(&[record(3, 2, 1)]),
+            "tensor 0 dies at operator 2, before operator 3 writes it: number the operators in \
+             topological order, with first_op ≤ last_op"
+        );
+        let too_large = "bytes brings the intermediate tensors to more than 1152921504606846976 \
+                         bytes (1 EiB), the most that is planned for: check the sizes, or run a \
+                         smaller batch";
+        for bytes in [u64::MAX, 1 << 60] {
+            assert_eq!(
+                refused(&[record(0, 0, 1), record(5, 5, bytes)]),
+                format!("tensor 1 of {bytes} {too_large}")
+            );
+        }
+    }
+
+    #[test]
+    fn settings_that_cannot_be_are_refused_in_words() {
+        let policy = ChunkPolicy {
+            default_chunk: 1000,
+            ..ChunkPolicy::default()
+        };
+        assert_eq!(
+            ChunkAllocator::new(policy).unwrap_err().to_string(),
+            "the chunk policy has default_chunk = 1000: it must be a multiple of 256 from 256 to \
+             1152921504606846976"
+        );
+        let policy = ChunkPolicy {
+            growth: 0.5,
+            ..ChunkPolicy::default()
+        };
+        assert_eq!(
+            ChunkAllocator::new(policy).unwrap_err().to_string(),
+            "the chunk policy has growth = 0.5: it must be a factor from 1 to 16"
+        );
+    }
+}
