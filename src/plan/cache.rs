@@ -1,0 +1,262 @@
+//! Plans of batch shapes that come again.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use super::{Allocator, ChunkAllocator, Plan, PlanError, UsageRecord};
+
+/// The dimensions of a batch on which the size of a tensor may depend. Batches of the same key
+/// must have the same usage records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanKey {
+    /// All tokens of the batch.
+    pub tokens: u64,
+    /// Sequences.
+    pub batch: u64,
+    /// Tokens of the longest sequence.
+    pub longest: u64,
+    /// Pairs of tokens of the same sequence: the sum of the squared lengths.
+    pub pairs: u64,
+}
+
+impl From<(u64, u64, u64, u64)> for PlanKey {
+    /// From (tokens, batch, longest, pairs).
+    fn from((tokens, batch, longest, pairs): (u64, u64, u64, u64)) -> Self {
+        PlanKey {
+            tokens,
+            batch,
+            longest,
+            pairs,
+        }
+    }
+}
+
+/// The plans of the batch shapes seen last, for one program and one [`ChunkAllocator`].
+///
+/// A plan is only as good as the chunks it was made for, and those come and go. So nothing is
+/// handed out on the strength of the key alone: the allocator is asked whether every chunk of the
+/// plan still exists in the size that it had, and it counts the request as one of its own, so that
+/// chunks age, and memory shrinks, at the same requests with the cache as without. A plan
+/// whose chunks have changed is dropped when it is met, and made again. A chunk that was released
+/// and came back under the same id in the same size serves an old plan as well as a new one, since
+/// a plan holds ids and offsets, and no addresses.
+#[derive(Clone, Debug)]
+pub struct PlanCache {
+    capacity: NonZeroUsize,
+    entries: HashMap<PlanKey, Entry>,
+    /// Requests so far; tells which entry was used longest ago.
+    clock: u64,
+    n_hits: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    plan: Arc<Plan>,
+    /// What the allocator weighs memory against; see `ChunkAllocator::reuse`.
+    arena: u64,
+    used_at: u64,
+}
+
+impl PlanCache {
+    /// A cache of at most `capacity` plans, which drops the one unused for longest.
+    pub fn new(capacity: NonZeroUsize) -> Self {
+        PlanCache {
+            capacity,
+            entries: HashMap::new(),
+            clock: 0,
+            n_hits: 0,
+        }
+    }
+
+    /// The plan for the batch shape `key`: the one made before if it can still be run, else a new
+    /// one for the records that `records` gives. Either way `allocator` has counted the request,
+    /// and its [`held`](Allocator::held) is to be followed.
+    ///
+    /// # Errors
+    /// Those of `records`, and of planning.
+    pub fn plan<E: From<PlanError>>(
+        &mut self,
+        key: impl Into<PlanKey>,
+        allocator: &mut ChunkAllocator,
+        records: impl FnOnce() -> Result<Vec<UsageRecord>, E>,
+    ) -> Result<Arc<Plan>, E> {
+        let key = key.into();
+        self.clock += 1;
+        if let Some(entry) = self.entries.get_mut(&key) {
+            if allocator.reuse(&entry.plan, entry.arena) {
+                entry.used_at = self.clock;
+                self.n_hits += 1;
+                return Ok(Arc::clone(&entry.plan));
+            }
+            self.entries.remove(&key);
+        }
+        let plan = Arc::new(allocator.plan(&records()?)?);
+        if self.entries.len() >= self.capacity.get() {
+            // A scan is small beside the planning that has just been done.
+            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used_at);
+            if let Some((&oldest, _)) = oldest {
+                self.entries.remove(&oldest);
+            }
+        }
+        let arena = allocator.last_arena();
+        self.entries.insert(
+            key,
+            Entry {
+                plan: Arc::clone(&plan),
+                arena,
+                used_at: self.clock,
+            },
+        );
+        Ok(plan)
+    }
+
+    /// Plans at hand, those that have become unusable unnoticed included.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether no plan is at hand.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Requests answered without planning.
+    pub fn n_hits(&self) -> u64 {
+        self.n_hits
+    }
+
+    /// Requests that had to be planned, or failed to be.
+    pub fn n_misses(&self) -> u64 {
+        self.clock - self.n_hits
+    }
+
+    /// Forgets every plan.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plan::ChunkPolicy;
+    use crate::plan::workloads::{self, BASE, Encoder};
+
+    const SMALL: Encoder = Encoder {
+        n_layers: 2,
+        ..BASE
+    };
+
+    fn key(length: u64) -> PlanKey {
+        (length, 1, length, length * length).into()
+    }
+
+    fn cache(capacity: usize) -> PlanCache {
+        PlanCache::new(NonZeroUsize::new(capacity).unwrap())
+    }
+
+    fn plan(cache: &mut PlanCache, allocator: &mut ChunkAllocator, length: u64) -> Arc<Plan> {
+        let records = || Ok::<_, PlanError>(workloads::encoder(SMALL, 1, length).1);
+        cache.plan(key(length), allocator, records).unwrap()
+    }
+
+    #[test]
+    fn a_shape_seen_before_is_not_planned_again() {
+        let (mut cache, mut allocator) = (cache(8), ChunkAllocator::default());
+        let first = plan(&mut cache, &mut allocator, 100);
+        let second = cache.plan(key(100), &mut allocator, || -> Result<_, PlanError> {
+            panic!("the records of a shape seen before are not asked for")
+        });
+        assert!(Arc::ptr_eq(&first, &second.unwrap()));
+        assert_eq!((cache.n_hits(), cache.n_misses()), (1, 1));
+        let stats = allocator.last_request();
+        assert_eq!(
+            (stats.footprint, stats.newly_allocated),
+            (first.footprint(), 0)
+        );
+    }
+
+    #[test]
+    fn a_plan_whose_chunks_were_released_is_made_again() {
+        let (mut cache, mut allocator) = (cache(8), ChunkAllocator::default());
+        plan(&mut cache, &mut allocator, 500);
+        plan(&mut cache, &mut allocator, 10);
+        allocator.release_all();
+        let again = plan(&mut cache, &mut allocator, 10);
+        assert!(allocator.is_current(&again));
+        assert_eq!(again.footprint(), allocator.policy().default_chunk);
+        assert_eq!(cache.n_hits(), 0);
+    }
+
+    #[test]
+    fn hits_alone_let_memory_shrink() {
+        let policy = ChunkPolicy {
+            release_after: 5,
+            ..ChunkPolicy::default()
+        };
+        let (mut cache, mut allocator) = (cache(8), ChunkAllocator::new(policy).unwrap());
+        let large = plan(&mut cache, &mut allocator, 512).footprint();
+        for _ in 0..4 {
+            assert_eq!(plan(&mut cache, &mut allocator, 8).footprint(), large);
+        }
+        assert!(plan(&mut cache, &mut allocator, 8).footprint() < large);
+        assert_eq!(allocator.last_request().released, large);
+    }
+
+    #[test]
+    fn the_shape_unused_for_longest_is_forgotten() {
+        let (mut cache, mut allocator) = (cache(2), ChunkAllocator::default());
+        for length in [30, 20, 30, 10] {
+            plan(&mut cache, &mut allocator, length);
+        }
+        assert_eq!((cache.len(), cache.n_hits()), (2, 1));
+        plan(&mut cache, &mut allocator, 30);
+        assert_eq!(cache.n_hits(), 2);
+        plan(&mut cache, &mut allocator, 20);
+        assert_eq!(cache.n_hits(), 2);
+    }
+
+    #[test]
+    fn an_error_of_the_records_is_handed_on_and_not_remembered() {
+        let (mut cache, mut allocator) = (cache(2), ChunkAllocator::default());
+        let too_large = PlanError::TooLarge {
+            record: 0,
+            bytes: 1,
+        };
+        let found = cache.plan(key(9), &mut allocator, || Err(too_large.clone()));
+        assert_eq!(found.unwrap_err(), too_large);
+        assert!(cache.is_empty());
+        plan(&mut cache, &mut allocator, 9);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn a_cached_plan_is_always_valid_on_the_chunks_that_are_held(
+            lengths in prop::collection::vec((0usize..12, any::<bool>()), 1..80),
+            release_after in 0u32..6,
+            keep_limit in prop::sample::select(vec![0, 1 << 20, u64::MAX]),
+            capacity in 1usize..12,
+        ) {
+            let policy = ChunkPolicy { default_chunk: 64 << 10, release_after, keep_limit, growth: 1.2 };
+            let (mut cache, mut allocator) = (cache(capacity), ChunkAllocator::new(policy).unwrap());
+            for (step, out_of_memory) in lengths {
+                if out_of_memory && step == 0 {
+                    allocator.release_all();
+                }
+                let length = 1 + (step * step * 4) as u64;
+                let plan = plan(&mut cache, &mut allocator, length);
+                prop_assert!(plan.validate(&workloads::encoder(SMALL, 1, length).1).is_ok());
+                for (id, &bytes) in plan.chunks.iter().enumerate() {
+                    prop_assert!(bytes == 0 || allocator.held()[id] == bytes);
+                }
+                prop_assert_eq!(allocator.last_request().held, allocator.held().iter().sum::<u64>());
+                prop_assert!(cache.len() <= capacity);
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+use super::super::{Allocator, Placement};
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn record(first_op: u32, last_op: u32, bytes: u64) -> UsageRecord {
+    UsageRecord {
+        first_op,
+        last_op,
+        bytes,
+    }
+}
+
+/// A request whose tensors, of `mib` MiB together, are all alive at once.
+fn request(mib: u64) -> Vec<UsageRecord> {
+    (0..8).map(|op| record(op, 8 + op, mib * MIB / 8)).collect()
+}
+
+fn policy(release_after: u32, keep_limit: u64) -> ChunkPolicy {
+    ChunkPolicy {
+        release_after,
+        keep_limit,
+        ..ChunkPolicy::default()
+    }
+}
+
+#[test]
+fn a_fresh_request_gets_one_chunk_with_bounded_headroom() {
+    for (mib, chunk) in [
+        (1, 2 * MIB),
+        (4, aligned(4 * MIB * 6 / 5)),
+        (100, 102 * MIB),
+    ] {
+        let mut allocator = ChunkAllocator::default();
+        allocator.plan(&request(mib)).unwrap();
+        // The factor 1.2 is a float, so that the last unit may differ.
+        let [held] = allocator.held() else {
+            panic!("{:?}", allocator.held())
+        };
+        assert!(held.abs_diff(chunk) <= ALIGNMENT, "{mib} MiB: {held}");
+    }
+}
+
+#[test]
+fn a_longer_request_adds_what_is_missing_and_keeps_its_chunk() {
+    let mut allocator = ChunkAllocator::default();
+    allocator.plan(&request(100)).unwrap();
+    let plan = allocator.plan(&request(108)).unwrap();
+    plan.validate(&request(108)).unwrap();
+    assert_eq!(allocator.held()[0], 102 * MIB);
+    let stats = allocator.last_request();
+    assert_eq!(stats.newly_allocated, allocator.held()[1]);
+    assert!(stats.newly_allocated <= 16 * MIB, "{stats:?}");
+    assert_eq!(stats.released, 0);
+    // And once it is there it is used again.
+    allocator.plan(&request(108)).unwrap();
+    assert_eq!(allocator.last_request().newly_allocated, 0);
+}
+
+#[test]
+fn a_much_longer_request_replaces_chunks_that_would_leave_too_many_scraps() {
+    let mut allocator = ChunkAllocator::default();
+    allocator.plan(&request(40)).unwrap();
+    // No tensor of this one fits into what is there.
+    let records = [record(0, 1, 50 * MIB), record(0, 1, 50 * MIB)];
+    allocator.plan(&records).unwrap();
+    assert_eq!(allocator.held(), [102 * MIB]);
+    let stats = allocator.last_request();
+    assert_eq!(
+        (stats.newly_allocated, stats.released),
+        (102 * MIB, 42 * MIB)
+    );
+}
+
+#[test]
+fn memory_stays_for_release_after_requests_and_then_fits_the_largest_of_them() {
+    let mut allocator = ChunkAllocator::new(policy(4, u64::MAX)).unwrap();
+    allocator.plan(&request(100)).unwrap();
+    for mib in [10, 20, 10] {
+        allocator.plan(&request(mib)).unwrap();
+        assert_eq!(allocator.held(), [102 * MIB]);
+        assert_eq!(allocator.last_request().newly_allocated, 0);
+    }
+    allocator.plan(&request(4)).unwrap();
+    assert_eq!(allocator.held(), [22 * MIB]);
+    let stats = allocator.last_request();
+    assert_eq!(
+        (stats.released, stats.newly_allocated),
+        (102 * MIB, 22 * MIB)
+    );
+    allocator.plan(&request(20)).unwrap();
+    assert_eq!(allocator.last_request().newly_allocated, 0);
+}
+
+#[test]
+fn a_large_request_within_the_run_keeps_the_memory() {
+    let mut allocator = ChunkAllocator::new(policy(4, u64::MAX)).unwrap();
+    for mib in [100, 10, 10, 95, 10, 10, 10] {
+        allocator.plan(&request(mib)).unwrap();
+        assert_eq!(allocator.held(), [102 * MIB]);
+    }
+}
+
+#[test]
+fn a_chunk_that_no_request_uses_is_released_alone() {
+    let mut allocator = ChunkAllocator::new(policy(3, u64::MAX)).unwrap();
+    allocator.plan(&request(100)).unwrap();
+    allocator.plan(&request(108)).unwrap();
+    let second = allocator.held()[1];
+    for _ in 0..2 {
+        allocator.plan(&request(100)).unwrap();
+        assert_eq!(allocator.held(), [102 * MIB, second]);
+    }
+    allocator.plan(&request(100)).unwrap();
+    assert_eq!(allocator.held(), [102 * MIB, 0]);
+    assert_eq!(allocator.last_request().released, second);
+}
+
+#[test]
+fn what_is_above_the_keep_limit_goes_at_once() {
+    for (keep, held) in [(100 * MIB, 102 * MIB), (80 * MIB, 12 * MIB)] {
+        let mut allocator = ChunkAllocator::new(policy(100, keep)).unwrap();
+        allocator.plan(&request(100)).unwrap();
+        allocator.plan(&request(10)).unwrap();
+        // 2 MiB is 20 % of 10 MiB, to the unit.
+        let [found] = allocator.held() else {
+            panic!("{:?}", allocator.held())
+        };
+        assert!(found.abs_diff(held) <= ALIGNMENT, "keep {keep}: {found}");
+    }
+}
+
+#[test]
+fn the_policy_of_the_paper_releases_at_once() {
+    for release_after in [0, 1] {
+        let mut allocator = ChunkAllocator::new(policy(release_after, u64::MAX)).unwrap();
+        allocator.plan(&request(100)).unwrap();
+        allocator.plan(&request(20)).unwrap();
+        assert_eq!(allocator.held(), [22 * MIB]);
+    }
+}
+
+#[test]
+fn tensors_of_zero_bytes_have_an_address_in_a_chunk() {
+    let mut allocator = ChunkAllocator::default();
+    let empty = [record(0, 0, 0), record(0, 5, 0)];
+    let plan = allocator.plan(&empty).unwrap();
+    plan.validate(&empty).unwrap();
+    assert_eq!(
+        plan.placements,
+        [Placement {
+            chunk: 0,
+            offset: 0
+        }; 2]
+    );
+    assert_eq!(plan.footprint(), 2 * MIB);
+    assert!(allocator.plan(&[]).unwrap().placements.is_empty());
+    assert_eq!(allocator.last_request().footprint, 0);
+}
+
+#[test]
+fn after_release_all_nothing_is_held_and_no_plan_is_current() {
+    let mut allocator = ChunkAllocator::default();
+    let plan = allocator.plan(&request(10)).unwrap();
+    assert!(allocator.is_current(&plan));
+    assert_eq!(allocator.release_all(), plan.footprint());
+    assert!(!allocator.is_current(&plan));
+    assert_eq!(allocator.last_request().held, 0);
+    assert_eq!(allocator.plan(&request(10)).unwrap(), plan);
+    assert!(allocator.is_current(&plan));
+}
+
+#[test]
+fn a_refused_request_changes_nothing() {
+    let mut allocator = ChunkAllocator::default();
+    allocator.plan(&request(10)).unwrap();
+    let (held, stats) = (allocator.held().to_vec(), allocator.last_request());
+    allocator.plan(&[record(0, 0, u64::MAX)]).unwrap_err();
+    allocator.plan(&[record(1, 0, 1)]).unwrap_err();
+    assert_eq!(
+        (allocator.held(), allocator.last_request()),
+        (&held[..], stats)
+    );
+}
+
+#[test]
+fn settings_that_cannot_be_are_refused() {
+    let refused = |policy| ChunkAllocator::new(policy).unwrap_err();
+    for found in [0, 100, MAX_TOTAL_BYTES + ALIGNMENT] {
+        let policy = ChunkPolicy {
+            default_chunk: found,
+            ..ChunkPolicy::default()
+        };
+        assert_eq!(refused(policy), PlanError::DefaultChunk { found });
+    }
+    for growth in [0.9, 17.0, f64::INFINITY] {
+        let policy = ChunkPolicy {
+            growth,
+            ..ChunkPolicy::default()
+        };
+        assert_eq!(refused(policy), PlanError::Growth { found: growth });
+    }
+    let not_a_number = ChunkPolicy {
+        growth: f64::NAN,
+        ..ChunkPolicy::default()
+    };
+    assert!(matches!(refused(not_a_number), PlanError::Growth { .. }));
+}
+
+#[test]
+fn the_largest_sizes_that_are_planned_for_do_not_overflow() {
+    let half = MAX_TOTAL_BYTES / 2;
+    for growth in [1.0, 16.0] {
+        let policy = ChunkPolicy {
+            growth,
+            default_chunk: MAX_TOTAL_BYTES,
+            ..policy(1, 0)
+        };
+        let mut allocator = ChunkAllocator::new(policy).unwrap();
+        for records in [
+            &[record(0, 0, half), record(0, 0, half)][..],
+            &[record(0, 0, 1)],
+        ] {
+            allocator.plan(records).unwrap().validate(records).unwrap();
+        }
+    }
+}
