@@ -136,7 +136,7 @@ fn damage_is_told_in_words() {
     let path = cache.entry_path(&key);
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
-    let mut told_of = |bytes: &[u8]| {
+    let told_of = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
         told(&cache.get(&key).unwrap_err(), root.path()).replace(&key.to_string(), "KEY")
     };
