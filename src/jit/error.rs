@@ -1,0 +1,280 @@
+//! What can go wrong here, in words.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use super::{Looked, Target};
+
+/// What went wrong between a source and its cubin.
+#[derive(Debug, thiserror::Error)]
+pub enum JitError {
+    /// The card is older than any target.
+    #[error(
+        "the card has compute capability {major}.{minor}; gemmule needs 8.0 (A100, RTX 30) or \
+         newer, because its kernels use the tensor cores through `mma.sync` with f16 and bf16, and \
+         `cp.async`. `--device cpu` runs without the card"
+    )]
+    CardTooOld {
+        /// Major number of the card's compute capability.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+
+    /// The card is of a generation, or of a variant of one, that no target makes code for.
+    #[error(
+        "no target runs on a card of compute capability {major}.{minor}; the targets are {}, and \
+         code for one generation does not run on another. `--device cpu` runs without the card",
+        Target::names()
+    )]
+    NoTargetForCard {
+        /// Major number of the card's compute capability.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+
+    /// A name that is not a target's.
+    #[error("`{name}` is not a target; the targets are {}", Target::names())]
+    UnknownTarget {
+        /// What was given.
+        name: String,
+    },
+
+    /// NVRTC is nowhere.
+    #[error(
+        "NVRTC, which compiles the generated CUDA source, was not found. Looked at:\n{}\
+         Install it with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to the file \
+         libnvrtc.so.13 or to the folder that holds it",
+        lines(.looked)
+    )]
+    NvrtcMissing {
+        /// Every place, in the order of the search, and what was there.
+        looked: Vec<Looked>,
+    },
+
+    /// `GEMMULE_NVRTC` is set, and what it names cannot be used. Nothing else is tried, so that a
+    /// choice is never silently replaced.
+    #[error(
+        "GEMMULE_NVRTC is set to {}, which cannot be used:\n{}\
+         Set it to the file libnvrtc.so.13 or to the folder that holds it, or unset it to let \
+         NVRTC be searched for",
+        .value.display(), lines(.looked)
+    )]
+    NvrtcChoice {
+        /// The value of the variable.
+        value: PathBuf,
+        /// What was found there.
+        looked: Vec<Looked>,
+    },
+
+    /// The file given is not a usable NVRTC.
+    #[error("{} cannot be used as NVRTC: {why}", .path.display())]
+    NvrtcUnusable {
+        /// The file.
+        path: PathBuf,
+        /// The loader's words, or which function it lacks.
+        why: String,
+    },
+
+    /// This NVRTC does not know the target.
+    #[error(
+        "NVRTC {}.{} ({}) is older than the target {target}, which needs {}.{} or newer. Install \
+         a newer one with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to one",
+        .version.0, .version.1, .path.display(), .needed.0, .needed.1
+    )]
+    NvrtcTooOld {
+        /// The library.
+        path: PathBuf,
+        /// Its version, (major, minor).
+        version: (i32, i32),
+        /// What was to be compiled for.
+        target: Target,
+        /// The first version that knows the target.
+        needed: (i32, i32),
+    },
+
+    /// This NVRTC no longer knows the target.
+    #[error(
+        "NVRTC {}.{} ({}) does not compile for {target}; it compiles for {}. Set GEMMULE_NVRTC to \
+         one that does, such as 13.0",
+        .version.0, .version.1, .path.display(),
+        .known.iter().map(|arch| format!("sm_{arch}")).collect::<Vec<_>>().join(", ")
+    )]
+    TargetDropped {
+        /// The library.
+        path: PathBuf,
+        /// Its version, (major, minor).
+        version: (i32, i32),
+        /// What was to be compiled for.
+        target: Target,
+        /// The architectures that the library lists.
+        known: Vec<i32>,
+    },
+
+    /// A source that cannot be handed to a C library.
+    #[error("the source of the kernel `{}` holds a NUL byte at byte {at}", .symbol.escape_default())]
+    NulInSource {
+        /// The kernel.
+        symbol: String,
+        /// Where, in bytes, in the text or (when the text has none) in the symbol.
+        at: usize,
+    },
+
+    /// The source is not valid for the target.
+    #[error(
+        "NVRTC {}.{} cannot compile the kernel `{symbol}` for {target}.\n\n{quote}{}The compiler's \
+         log:\n{log}\n\nThe source is generated; `gemmule emit --arch {target}` writes it out.",
+        .version.0, .version.1, if .quote.is_empty() { "" } else { "\n" }
+    )]
+    Compile {
+        /// The kernel.
+        symbol: String,
+        /// What it was compiled for.
+        target: Target,
+        /// NVRTC's version, (major, minor).
+        version: (i32, i32),
+        /// The first failing line among its neighbours, with the reason; empty when the log names
+        /// no line.
+        quote: String,
+        /// The whole log.
+        log: String,
+    },
+
+    /// A source with no kernel, with several, or with one of another name.
+    #[error(
+        "the source of the kernel `{symbol}` should define `extern \"C\" __global__ void \
+         {symbol}(…)` and no other kernel; it defines {}",
+        if .found.is_empty() { "none".to_owned() } else { .found.join(", ") }
+    )]
+    NotOneKernel {
+        /// The kernel that was expected.
+        symbol: String,
+        /// The kernels that were found, as the assembler names them.
+        found: Vec<String>,
+    },
+
+    /// NVRTC itself failed.
+    #[error(
+        "{call} of NVRTC ({}) failed: {message}{}{log}",
+        .path.display(), if .log.is_empty() { "" } else { "\n" }
+    )]
+    Nvrtc {
+        /// The library.
+        path: PathBuf,
+        /// The function that failed.
+        call: &'static str,
+        /// Its error, by name.
+        message: String,
+        /// The log of the compilation, where there is one.
+        log: String,
+    },
+
+    /// No thread could be started to compile on.
+    #[error("cannot start a thread to compile kernels on: {error}")]
+    Thread {
+        /// The system's reason.
+        error: io::Error,
+    },
+
+    /// There is no folder to keep the cache in.
+    #[error(
+        "there is no folder for the kernel cache: GEMMULE_CACHE is not set, and neither \
+         XDG_CACHE_HOME nor HOME holds an absolute path. Set GEMMULE_CACHE to a folder"
+    )]
+    NoCacheFolder,
+
+    /// The cache cannot be read or written.
+    #[error(
+        "cannot {action} the kernel cache at {}: {error}. To mend it, {}, or set GEMMULE_CACHE to \
+         another folder; until then, kernels are compiled again at each start",
+        .path.display(), .fault.remedy()
+    )]
+    Cache {
+        /// What kind of trouble it is.
+        fault: CacheFault,
+        /// `read` or `write`.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        error: io::Error,
+    },
+
+    /// A cache entry whose bytes are not those that were written.
+    #[error(
+        "the kernel cache entry {} is damaged: {why}. It is compiled again and replaced",
+        .path.display()
+    )]
+    CacheDamaged {
+        /// The entry.
+        path: PathBuf,
+        /// What does not fit.
+        why: String,
+    },
+}
+
+impl JitError {
+    /// The kind of trouble with the cache that this is, if it is one.
+    pub fn cache_fault(&self) -> Option<CacheFault> {
+        match self {
+            JitError::Cache { fault, .. } => Some(*fault),
+            JitError::CacheDamaged { .. } => Some(CacheFault::Damaged),
+            JitError::NoCacheFolder => Some(CacheFault::NoFolder),
+            _ => None,
+        }
+    }
+}
+
+/// The ways in which a cache fails. None of them stops a compilation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CacheFault {
+    /// The disk, or the user's share of it, is full.
+    Full,
+    /// The file system is mounted read-only.
+    ReadOnly,
+    /// The user may not read or write there.
+    Denied,
+    /// A part of the path is a file.
+    NotAFolder,
+    /// No folder is named by the environment.
+    NoFolder,
+    /// An entry does not hold what was written.
+    Damaged,
+    /// Any other trouble of the system's, such as a failing disk.
+    Io,
+}
+
+impl CacheFault {
+    pub(super) fn of(error: &io::Error) -> CacheFault {
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => CacheFault::Full,
+            io::ErrorKind::ReadOnlyFilesystem => CacheFault::ReadOnly,
+            io::ErrorKind::PermissionDenied => CacheFault::Denied,
+            // Creating a folder where a file is says that something exists already.
+            io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => CacheFault::NotAFolder,
+            _ => CacheFault::Io,
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            CacheFault::Full => "free some space",
+            CacheFault::ReadOnly => "mount it writable",
+            CacheFault::Denied => "change its permissions",
+            CacheFault::NotAFolder => "move away the file that stands in the place of a folder",
+            CacheFault::NoFolder => "set HOME",
+            CacheFault::Damaged => "delete it",
+            CacheFault::Io => "check the disk",
+        }
+    }
+}
+
+/// One line for each place.
+fn lines(looked: &[Looked]) -> impl fmt::Display {
+    looked
+        .iter()
+        .map(|place| format!("  {place}\n"))
+        .collect::<String>()
+}

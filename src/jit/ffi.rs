@@ -1,0 +1,220 @@
+//! The functions of `nvrtc.h` that are used, taken from the library at run time.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+
+/// `nvrtcProgram`.
+pub(super) type Handle = *mut c_void;
+/// `nvrtcResult`.
+pub(super) type Status = c_int;
+
+/// `NVRTC_SUCCESS`.
+pub(super) const SUCCESS: Status = 0;
+/// `NVRTC_ERROR_COMPILATION`: the source is at fault, and the log says why.
+pub(super) const ERROR_COMPILATION: Status = 6;
+
+type SizeOf = unsafe extern "C" fn(Handle, *mut usize) -> Status;
+type Fill = unsafe extern "C" fn(Handle, *mut c_char) -> Status;
+
+/// The entry points of one loaded library, which is never unloaded.
+#[derive(Clone, Copy)]
+pub(super) struct Api {
+    pub create: unsafe extern "C" fn(
+        *mut Handle,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Status,
+    pub compile: unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> Status,
+    pub destroy: unsafe extern "C" fn(*mut Handle) -> Status,
+    pub log_size: SizeOf,
+    pub log: Fill,
+    pub ptx_size: SizeOf,
+    pub ptx: Fill,
+    pub cubin_size: SizeOf,
+    pub cubin: Fill,
+    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
+    n_archs: unsafe extern "C" fn(*mut c_int) -> Status,
+    archs: unsafe extern "C" fn(*mut c_int) -> Status,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+}
+
+/// A library that loaded and has every function.
+pub(super) struct Loaded {
+    pub api: Api,
+    /// The file.
+    pub path: PathBuf,
+    /// (major, minor).
+    pub version: (i32, i32),
+    /// The numbers of the architectures it compiles for, such as 90.
+    pub archs: Vec<i32>,
+}
+
+impl Api {
+    /// Loads `name`, a path or a bare file name for the loader's own search.
+    ///
+    /// # Errors
+    /// The loader's words, or which function is missing, for a person to read.
+    pub(super) fn load(name: &Path) -> Result<Loaded, String> {
+        // SAFETY: the caller names an NVRTC; its initialisers have no preconditions. A file that is
+        // some other library runs that library's initialisers, as linking to it would.
+        let library = unsafe { Library::new(name) }.map_err(|error| {
+            // The loader begins with the name, which the caller shows too.
+            let why = error.to_string();
+            let prefix = format!("{}: ", name.display());
+            why.strip_prefix(&prefix).unwrap_or(&why).to_owned()
+        })?;
+
+        fn take<T: Copy>(library: &Library, name: &'static CStr) -> Result<T, String> {
+            // SAFETY: `nvrtc.h` declares each name with the type that the field of `Api` has; all
+            // of them have kept it since 11.2, the first version that has all.
+            unsafe { library.get::<T>(name.to_bytes_with_nul()) }
+                .map(|symbol| *symbol)
+                .map_err(|_| {
+                    let name = name.to_string_lossy();
+                    format!("it has no function `{name}`, so it is not NVRTC 11.2 or newer")
+                })
+        }
+        let api = Api {
+            version: take(&library, c"nvrtcVersion")?,
+            create: take(&library, c"nvrtcCreateProgram")?,
+            compile: take(&library, c"nvrtcCompileProgram")?,
+            destroy: take(&library, c"nvrtcDestroyProgram")?,
+            log_size: take(&library, c"nvrtcGetProgramLogSize")?,
+            log: take(&library, c"nvrtcGetProgramLog")?,
+            ptx_size: take(&library, c"nvrtcGetPTXSize")?,
+            ptx: take(&library, c"nvrtcGetPTX")?,
+            cubin_size: take(&library, c"nvrtcGetCUBINSize")?,
+            cubin: take(&library, c"nvrtcGetCUBIN")?,
+            n_archs: take(&library, c"nvrtcGetNumSupportedArchs")?,
+            archs: take(&library, c"nvrtcGetSupportedArchs")?,
+            error_string: take(&library, c"nvrtcGetErrorString")?,
+        };
+        // Unloading a compiler that keeps state per thread is asking for trouble, and the function
+        // pointers in `Api` are copied freely because the library stays.
+        std::mem::forget(library);
+
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both pointers are to live integers.
+        api.check(
+            unsafe { (api.version)(&mut major, &mut minor) },
+            "nvrtcVersion",
+        )?;
+        // A bare name says nothing of the file that the loader chose for it.
+        let bare = name
+            .parent()
+            .is_none_or(|folder| folder.as_os_str().is_empty());
+        let path = if bare { file_of(api.version) } else { None };
+        let path = path.unwrap_or_else(|| name.to_owned());
+        load_builtins(&path, (major, minor));
+        let archs = api.supported()?;
+        Ok(Loaded {
+            api,
+            path,
+            version: (major, minor),
+            archs,
+        })
+    }
+
+    /// The library's name for an error.
+    pub(super) fn describe(&self, status: Status) -> String {
+        // SAFETY: any integer is allowed; the library answers with a string that it owns for good.
+        let text = unsafe { (self.error_string)(status) };
+        if text.is_null() {
+            return format!("error {status}");
+        }
+        // SAFETY: not null, and NUL-terminated by the library.
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    fn supported(&self) -> Result<Vec<i32>, String> {
+        let mut n_archs = 0;
+        // SAFETY: the pointer is to a live integer.
+        self.check(
+            unsafe { (self.n_archs)(&mut n_archs) },
+            "nvrtcGetNumSupportedArchs",
+        )?;
+        let mut archs = vec![0; usize::try_from(n_archs).unwrap_or(0)];
+        // SAFETY: the library writes as many integers as it has just said.
+        self.check(
+            unsafe { (self.archs)(archs.as_mut_ptr()) },
+            "nvrtcGetSupportedArchs",
+        )?;
+        Ok(archs)
+    }
+
+    fn check(&self, status: Status, call: &str) -> Result<(), String> {
+        if status == SUCCESS {
+            return Ok(());
+        }
+        Err(format!("{call} failed: {}", self.describe(status)))
+    }
+}
+
+/// Loads the companion of an NVRTC by its full path, which NVRTC itself asks for by its bare name
+/// at the first compilation: outside of the loader's path, as in a Python environment, it would not
+/// find it. A library that has none beside it is left to find its own.
+fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32)) {
+    let real = nvrtc.canonicalize();
+    let folders = [Some(nvrtc), real.as_deref().ok()]
+        .into_iter()
+        .flatten()
+        .filter_map(Path::parent);
+    for folder in folders {
+        let builtins = folder.join(format!("libnvrtc-builtins.so.{major}.{minor}"));
+        if !builtins.is_file() {
+            continue;
+        }
+        // SAFETY: the file lies beside NVRTC under the name that NVRTC would load by itself.
+        match unsafe { Library::new(&builtins) } {
+            Ok(library) => return std::mem::forget(library),
+            // NVRTC will say so itself, in its log, when it needs the file.
+            Err(error) => tracing::warn!(path = %builtins.display(), %error, "cannot be loaded"),
+        }
+    }
+}
+
+/// The file that holds a function, as the loader knows it.
+#[cfg(unix)]
+fn file_of(function: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status) -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStrExt;
+
+    /// `Dl_info` of `dlfcn.h`.
+    #[repr(C)]
+    struct DlInfo {
+        file: *const c_char,
+        base: *mut c_void,
+        symbol: *const c_char,
+        address: *mut c_void,
+    }
+    unsafe extern "C" {
+        fn dladdr(address: *const c_void, info: *mut DlInfo) -> c_int;
+    }
+
+    let null = std::ptr::null_mut();
+    let mut info = DlInfo {
+        file: null,
+        base: null.cast(),
+        symbol: null,
+        address: null.cast(),
+    };
+    // SAFETY: the address is only looked up, and `info` is live and laid out as the C struct.
+    let found = unsafe { dladdr(function as *const c_void, &mut info) } != 0;
+    if !found || info.file.is_null() {
+        return None;
+    }
+    // SAFETY: not null; the loader owns the string for as long as the library, which stays.
+    let file = unsafe { CStr::from_ptr(info.file) };
+    Some(PathBuf::from(std::ffi::OsStr::from_bytes(file.to_bytes())))
+}
+
+#[cfg(not(unix))]
+fn file_of(_: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status) -> Option<PathBuf> {
+    None
+}

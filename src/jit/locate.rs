@@ -1,0 +1,365 @@
+//! Where NVRTC is looked for.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::JitError;
+use super::ffi::{Api, Loaded};
+
+/// Asks an interpreter where it imports from. No module is imported but a built-in one, so that
+/// no file of the current folder runs.
+const PYTHON_PATHS: &str = "import sys; print('\\n'.join(sys.path))";
+
+/// One place that was looked at, for messages and for `doctor`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// Which step of the search it belongs to.
+    pub origin: Origin,
+    /// The file or folder, or for the loader a bare file name. Empty when there is none, as for a
+    /// variable that is not set.
+    pub place: PathBuf,
+    /// What was there.
+    pub outcome: Outcome,
+}
+
+/// The steps of the search, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// What `GEMMULE_NVRTC` names.
+    Choice,
+    /// The loader's own search, by file name.
+    Loader,
+    /// A folder of a CUDA toolkit.
+    Cuda,
+    /// The Python environment that this variable names.
+    Environment(&'static str),
+    /// The environment that `make` sets up in the project's folder.
+    Project,
+    /// A folder that this interpreter imports from.
+    Python(PathBuf),
+}
+
+/// What a place held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The variable is not set.
+    NotSet,
+    /// Neither a file nor a folder is there, or there is no such program.
+    Absent,
+    /// The folder holds no NVRTC, nor do the folders within where one is put.
+    Nothing,
+    /// A file is there that cannot be used, for this reason.
+    Unusable(String),
+    /// The one that was taken, (major, minor).
+    Taken(i32, i32),
+}
+
+impl fmt::Display for Looked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.origin)?;
+        if !self.place.as_os_str().is_empty() {
+            write!(f, ", {}", self.place.display())?;
+        }
+        write!(f, ": {}", self.outcome)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Choice => f.write_str("GEMMULE_NVRTC"),
+            Origin::Loader => f.write_str("the loader's path"),
+            Origin::Cuda => f.write_str("CUDA"),
+            Origin::Environment(name) => f.write_str(name),
+            Origin::Project => f.write_str("the project's environment"),
+            Origin::Python(interpreter) => f.write_str(&interpreter.to_string_lossy()),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::NotSet => f.write_str("not set"),
+            Outcome::Absent => f.write_str("not there"),
+            Outcome::Nothing => f.write_str("no NVRTC in it"),
+            Outcome::Unusable(why) => f.write_str(why),
+            Outcome::Taken(major, minor) => write!(f, "NVRTC {major}.{minor}"),
+        }
+    }
+}
+
+/// What the search depends on.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// The value of `GEMMULE_NVRTC`.
+    pub choice: Option<PathBuf>,
+    /// File names for the loader's own search.
+    pub loader_names: Vec<PathBuf>,
+    /// Roots of CUDA toolkits.
+    pub cuda: Vec<PathBuf>,
+    /// Variables that name Python environments, with their values.
+    pub environments: Vec<(&'static str, Option<PathBuf>)>,
+    /// Folders that may be the project's environment.
+    pub projects: Vec<PathBuf>,
+    /// The Python interpreter, by path or by name.
+    pub python: Option<PathBuf>,
+}
+
+impl Surroundings {
+    /// Those of the running process.
+    pub fn of_this_process() -> Surroundings {
+        let variable = |name| {
+            env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let mut cuda: Vec<PathBuf> = ["CUDA_PATH", "CUDA_HOME"]
+            .into_iter()
+            .filter_map(variable)
+            .collect();
+        cuda.push("/usr/local/cuda".into());
+        cuda.extend(versioned(Path::new("/usr/local"), "cuda-", ""));
+        cuda.push("/opt/cuda".into());
+        unique(&mut cuda);
+
+        let executable = env::current_exe().unwrap_or_default();
+        let mut projects: Vec<PathBuf> = env::current_dir()
+            .iter()
+            .map(PathBuf::as_path)
+            .chain(executable.ancestors().skip(1))
+            .map(|folder| folder.join(".gemmule/venv"))
+            .filter(|environment| environment.is_dir())
+            .collect();
+        unique(&mut projects);
+
+        Surroundings {
+            choice: variable("GEMMULE_NVRTC"),
+            loader_names: ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+                .map(Into::into)
+                .into(),
+            cuda,
+            environments: ["VIRTUAL_ENV", "CONDA_PREFIX"]
+                .map(|name| (name, variable(name)))
+                .into(),
+            projects,
+            python: Some("python3".into()),
+        }
+    }
+}
+
+/// The first NVRTC that can be used, and every place looked at.
+pub(super) fn search(surroundings: &Surroundings) -> Result<(Loaded, Vec<Looked>), JitError> {
+    let mut search = Search { looked: Vec::new() };
+    if let Some(value) = &surroundings.choice {
+        let found = search.choice(value);
+        return match found {
+            Some(loaded) => Ok((loaded, search.looked)),
+            None => Err(JitError::NvrtcChoice {
+                value: value.clone(),
+                looked: search.looked,
+            }),
+        };
+    }
+    search.note(&Origin::Choice, Path::new(""), Outcome::NotSet);
+    match search.everywhere(surroundings) {
+        Some(loaded) => Ok((loaded, search.looked)),
+        None => Err(JitError::NvrtcMissing {
+            looked: search.looked,
+        }),
+    }
+}
+
+struct Search {
+    looked: Vec<Looked>,
+}
+
+impl Search {
+    fn note(&mut self, origin: &Origin, place: &Path, outcome: Outcome) {
+        let (origin, place) = (origin.clone(), place.to_owned());
+        self.looked.push(Looked {
+            origin,
+            place,
+            outcome,
+        });
+    }
+
+    fn choice(&mut self, value: &Path) -> Option<Loaded> {
+        // The loader takes a file of the current folder for a name to search for.
+        let value = &std::path::absolute(value).unwrap_or_else(|_| value.to_owned());
+        if value.is_dir() {
+            let within = [value.to_owned(), value.join("lib64"), value.join("lib")];
+            self.folder(&Origin::Choice, value, &within)
+        } else if value.exists() {
+            self.file(&Origin::Choice, value)
+        } else {
+            self.note(&Origin::Choice, value, Outcome::Absent);
+            None
+        }
+    }
+
+    fn everywhere(&mut self, surroundings: &Surroundings) -> Option<Loaded> {
+        for name in &surroundings.loader_names {
+            if let Some(loaded) = self.file(&Origin::Loader, name) {
+                return Some(loaded);
+            }
+        }
+        for root in &surroundings.cuda {
+            let within = [root.join("lib64"), root.join("lib")];
+            if let Some(loaded) = self.folder(&Origin::Cuda, root, &within) {
+                return Some(loaded);
+            }
+        }
+        for (name, root) in &surroundings.environments {
+            let origin = Origin::Environment(name);
+            let Some(root) = root else {
+                self.note(&origin, Path::new(""), Outcome::NotSet);
+                continue;
+            };
+            if let Some(loaded) = self.folder(&origin, root, &in_environment(root)) {
+                return Some(loaded);
+            }
+        }
+        for root in &surroundings.projects {
+            if let Some(loaded) = self.folder(&Origin::Project, root, &in_environment(root)) {
+                return Some(loaded);
+            }
+        }
+        // Last, because it starts a process.
+        self.python(surroundings.python.as_deref()?)
+    }
+
+    fn python(&mut self, interpreter: &Path) -> Option<Loaded> {
+        let origin = Origin::Python(interpreter.to_owned());
+        let output = Command::new(interpreter)
+            .args(["-c", PYTHON_PATHS])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output();
+        let paths = match output {
+            Ok(output) if output.status.success() => output.stdout,
+            Ok(output) => {
+                let why = format!("cannot say where it imports from ({})", output.status);
+                self.note(&origin, Path::new(""), Outcome::Unusable(why));
+                return None;
+            }
+            Err(_) => {
+                self.note(&origin, Path::new(""), Outcome::Absent);
+                return None;
+            }
+        };
+        let packages: Vec<PathBuf> = String::from_utf8_lossy(&paths)
+            .lines()
+            .map(PathBuf::from)
+            .filter(|folder| folder.ends_with("site-packages") || folder.ends_with("dist-packages"))
+            .collect();
+        if packages.is_empty() {
+            self.note(&origin, Path::new(""), Outcome::Nothing);
+        }
+        packages
+            .iter()
+            .find_map(|folder| self.folder(&origin, folder, &in_packages(folder)))
+    }
+
+    /// Tries every NVRTC in the folders `within`, and notes them as one place when there is none.
+    fn folder(&mut self, origin: &Origin, place: &Path, within: &[PathBuf]) -> Option<Loaded> {
+        if !place.is_dir() {
+            self.note(origin, place, Outcome::Absent);
+            return None;
+        }
+        let files: Vec<PathBuf> = within.iter().flat_map(|folder| libraries(folder)).collect();
+        if files.is_empty() {
+            self.note(origin, place, Outcome::Nothing);
+        }
+        files.iter().find_map(|file| self.file(origin, file))
+    }
+
+    fn file(&mut self, origin: &Origin, file: &Path) -> Option<Loaded> {
+        match Api::load(file) {
+            Ok(loaded) => {
+                let (major, minor) = loaded.version;
+                self.note(origin, &loaded.path, Outcome::Taken(major, minor));
+                Some(loaded)
+            }
+            Err(why) => {
+                self.note(origin, file, Outcome::Unusable(why));
+                None
+            }
+        }
+    }
+}
+
+/// The files in `folder` that are named as NVRTC is: `libnvrtc.so.13`, `libnvrtc.so.12`,
+/// `libnvrtc.so`, the newest first.
+fn libraries(folder: &Path) -> Vec<PathBuf> {
+    let mut files = versioned(folder, "libnvrtc.so.", "");
+    let bare = folder.join("libnvrtc.so");
+    if bare.exists() {
+        files.push(bare);
+    }
+    files
+}
+
+/// Where a Python or Conda environment may hold NVRTC.
+fn in_environment(root: &Path) -> Vec<PathBuf> {
+    let lib = root.join("lib");
+    let mut folders: Vec<PathBuf> = versioned(&lib, "python", "site-packages")
+        .iter()
+        .flat_map(|packages| in_packages(packages))
+        .collect();
+    folders.push(lib);
+    folders
+}
+
+/// Where the wheels put NVRTC: `nvidia/cu13/lib` since CUDA 13, `nvidia/cuda_nvrtc/lib` before.
+fn in_packages(packages: &Path) -> Vec<PathBuf> {
+    let nvidia = packages.join("nvidia");
+    let mut folders = versioned(&nvidia, "cu", "lib");
+    folders.push(nvidia.join("cuda_nvrtc/lib"));
+    folders
+}
+
+/// `folder/<prefix><version>/<below>` for every such entry, the highest version first. A version
+/// is numbers with dots between, so `libnvrtc.so.13.alt` and `cuda_runtime` are none.
+fn versioned(folder: &Path, prefix: &str, below: &str) -> Vec<PathBuf> {
+    let Ok(entries) = folder.read_dir() else {
+        return Vec::new();
+    };
+    let mut found: Vec<(Vec<u32>, PathBuf)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let numbers = name
+                .to_str()?
+                .strip_prefix(prefix)?
+                .split('.')
+                .map(str::parse);
+            Some((numbers.collect::<Result<_, _>>().ok()?, entry.path()))
+        })
+        .collect();
+    found.sort();
+    let join = |path: PathBuf| {
+        if below.is_empty() {
+            path
+        } else {
+            path.join(below)
+        }
+    };
+    found
+        .into_iter()
+        .rev()
+        .map(|(_, path)| join(path))
+        .collect()
+}
+
+/// Drops the later ones of equal paths.
+fn unique(paths: &mut Vec<PathBuf>) {
+    let mut seen = BTreeSet::new();
+    paths.retain(|path| seen.insert(path.clone()));
+}
+
+#[cfg(test)]
+mod tests;
