@@ -1,1 +1,3 @@
 //! The CPU executor.
+
+pub mod ops;
