@@ -1,0 +1,240 @@
+//! Takes a kernel's arguments in order, and checks each against the kernel and the batch.
+
+use super::{OpError, Read};
+use crate::kernels::attention::HeadView;
+use crate::tensor::Extents;
+
+/// The arguments of one launch, taken from the front.
+pub(super) struct Args<'r, 'w> {
+    op: &'static str,
+    pub extents: &'r Extents,
+    reads: &'r [Read<'r>],
+    taken: usize,
+    out: &'w mut [f32],
+}
+
+impl<'r, 'w> Args<'r, 'w> {
+    pub fn new(
+        op: &'static str,
+        extents: &'r Extents,
+        reads: &'r [Read<'r>],
+        out: &'w mut [f32],
+    ) -> Self {
+        Self {
+            op,
+            extents,
+            reads,
+            taken: 0,
+            out,
+        }
+    }
+
+    pub fn op(&self) -> &'static str {
+        self.op
+    }
+
+    fn next(&mut self, param: &'static str) -> Result<Read<'r>, OpError> {
+        let index = self.taken;
+        self.taken += 1;
+        self.reads.get(index).copied().ok_or(OpError::MissingRead {
+            op: self.op,
+            param,
+            index,
+        })
+    }
+
+    fn wrong_type(&self, param: &'static str, expected: &'static str, found: Read<'_>) -> OpError {
+        OpError::ElementType {
+            op: self.op,
+            param,
+            expected,
+            found: found.kind(),
+        }
+    }
+
+    fn check_len(&self, param: &'static str, expected: u64, found: usize) -> Result<(), OpError> {
+        if found as u64 == expected {
+            return Ok(());
+        }
+        Err(OpError::Length {
+            op: self.op,
+            param,
+            expected,
+            found: found as u64,
+        })
+    }
+
+    /// The next argument: reals, as many as the product of `shape`.
+    pub fn real(&mut self, param: &'static str, shape: &[u64]) -> Result<&'r [f32], OpError> {
+        match self.next(param)? {
+            Read::Real(x) => {
+                self.check_len(param, elements(shape), x.len())?;
+                Ok(x)
+            }
+            other => Err(self.wrong_type(param, "f32", other)),
+        }
+    }
+
+    /// The next argument: i32, `n` of them.
+    pub fn i32s(&mut self, param: &'static str, n: u64) -> Result<&'r [i32], OpError> {
+        match self.next(param)? {
+            Read::I32(x) => {
+                self.check_len(param, n, x.len())?;
+                Ok(x)
+            }
+            other => Err(self.wrong_type(param, "i32", other)),
+        }
+    }
+
+    /// The next argument: where each sequence starts.
+    pub fn sequences(&mut self) -> Result<Vec<Sequence>, OpError> {
+        let (op, tokens) = (self.op, self.extents.tokens);
+        let starts = self.i32s("cu_lens", self.extents.batch.saturating_add(1))?;
+        let wrong = |index: usize, expected: String| OpError::CuLens {
+            op,
+            index,
+            found: starts[index],
+            expected,
+            tokens,
+        };
+        if starts[0] != 0 {
+            return Err(wrong(0, "0".to_owned()));
+        }
+        let mut sequences = Vec::with_capacity(starts.len() - 1);
+        for (index, pair) in starts.windows(2).enumerate() {
+            if pair[1] <= pair[0] {
+                return Err(wrong(index + 1, format!("more than {}", pair[0])));
+            }
+            // Starts go up from 0, so both are at least 0 and their difference is positive.
+            sequences.push(Sequence {
+                start: pair[0] as usize,
+                len: (pair[1] - pair[0]) as usize,
+                pairs: 0,
+            });
+        }
+        let last = starts.len() - 1;
+        if starts[last] as u64 != tokens {
+            return Err(wrong(last, tokens.to_string()));
+        }
+        Ok(sequences)
+    }
+
+    /// The next two arguments: where each sequence starts, and where its pairs do.
+    pub fn sequences_with_pairs(&mut self) -> Result<Vec<Sequence>, OpError> {
+        let op = self.op;
+        let mut sequences = self.sequences()?;
+        let offsets = match self.next("pair_offsets")? {
+            Read::I64(x) => x,
+            other => return Err(self.wrong_type("pair_offsets", "i64", other)),
+        };
+        self.check_len("pair_offsets", sequences.len() as u64 + 1, offsets.len())?;
+        let mut expected = 0_i64;
+        for (index, &found) in offsets.iter().enumerate() {
+            if found != expected {
+                return Err(OpError::PairOffsets {
+                    op,
+                    index,
+                    found,
+                    expected,
+                });
+            }
+            if let Some(sequence) = sequences.get_mut(index) {
+                sequence.pairs = expected as usize;
+                // A length is below 2³¹ and so are their sum: the squares add up to below 2⁶².
+                expected += (sequence.len * sequence.len) as i64;
+            }
+        }
+        if expected as u64 != self.extents.pairs {
+            return Err(OpError::PairOffsets {
+                op,
+                index: sequences.len(),
+                found: expected,
+                expected: i64::try_from(self.extents.pairs).unwrap_or(i64::MAX),
+            });
+        }
+        Ok(sequences)
+    }
+
+    /// Where the heads of a tensor over all tokens lie. Errors when they reach past its rows.
+    pub fn heads(
+        &self,
+        what: &'static str,
+        view: HeadView,
+        heads: u32,
+        head: u32,
+    ) -> Result<Heads, OpError> {
+        let tokens = self.extents.tokens;
+        let (heads, head) = (u64::from(heads), u64::from(head));
+        Ok(match view {
+            HeadView::HeadMajor => Heads {
+                offset: 0,
+                head_stride: tokens.saturating_mul(head) as usize,
+                token_stride: head as usize,
+                elements: elements(&[heads, tokens, head]),
+            },
+            HeadView::TokenMajor { offset, stride } => {
+                let end = (heads * head).saturating_add(u64::from(offset));
+                if end > u64::from(stride) {
+                    return Err(OpError::Columns {
+                        op: self.op,
+                        what,
+                        end,
+                        stride: u64::from(stride),
+                    });
+                }
+                Heads {
+                    offset: offset as usize,
+                    head_stride: head as usize,
+                    token_stride: stride as usize,
+                    elements: elements(&[tokens, u64::from(stride)]),
+                }
+            }
+        })
+    }
+
+    /// The tensor that is written, once every argument is taken. Errors on surplus arguments.
+    pub fn out(self, shape: &[u64]) -> Result<&'w mut [f32], OpError> {
+        if self.taken != self.reads.len() {
+            return Err(OpError::SurplusReads {
+                op: self.op,
+                expected: self.taken,
+                found: self.reads.len(),
+            });
+        }
+        self.check_len("out", elements(shape), self.out.len())?;
+        Ok(self.out)
+    }
+}
+
+/// Elements of a shape. A product too large for any slice saturates, and so fits none.
+fn elements(shape: &[u64]) -> u64 {
+    shape.iter().fold(1, |n, &d| n.saturating_mul(d))
+}
+
+/// One sequence of the batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sequence {
+    /// Its first token.
+    pub start: usize,
+    /// Its tokens, at least one.
+    pub len: usize,
+    /// Its first pair within a head's pairs; 0 where the kernel has no pairs.
+    pub pairs: usize,
+}
+
+/// A checked [`HeadView`]: element `c` of head `h` of token `t` is at
+/// `offset + h·head_stride + t·token_stride + c`, within `elements`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heads {
+    offset: usize,
+    head_stride: usize,
+    pub token_stride: usize,
+    pub elements: u64,
+}
+
+impl Heads {
+    /// Where the elements of head `h` of token `t` start.
+    pub fn at(&self, h: usize, t: usize) -> usize {
+        self.offset + h * self.head_stride + t * self.token_stride
+    }
+}

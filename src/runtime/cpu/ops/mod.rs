@@ -1,0 +1,200 @@
+//! Every [`KernelSpec`] on the CPU, in f32, on the packed layout.
+//!
+//! [`run`] checks what it is given, then computes: a slice of the wrong length, an id outside its
+//! table or sequence starts that do not fit the batch are errors and never a panic. Whatever
+//! storage type a kernel names, here it is computed and stored in f32. Work is spread over the
+//! rayon pool that the caller is in; small work stays on the calling thread.
+
+mod args;
+mod attention;
+mod gemm;
+mod parallel;
+mod pooling;
+mod rows;
+mod simd;
+#[cfg(test)]
+mod tests;
+
+use args::Args;
+
+use crate::kernels::KernelSpec;
+use crate::tensor::Extents;
+
+/// One tensor that a kernel reads, in host memory.
+#[derive(Clone, Copy, Debug)]
+pub enum Read<'a> {
+    /// Activations and weights.
+    Real(&'a [f32]),
+    /// Ids and sequence starts.
+    I32(&'a [i32]),
+    /// Pair offsets.
+    I64(&'a [i64]),
+}
+
+impl Read<'_> {
+    fn kind(&self) -> &'static str {
+        match self {
+            Read::Real(_) => "f32",
+            Read::I32(_) => "i32",
+            Read::I64(_) => "i64",
+        }
+    }
+}
+
+/// Why a kernel cannot run on what it was given. Every message names the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpError {
+    #[error("{op} reads `{param}`, input {index}; only {index} inputs were given")]
+    MissingRead {
+        op: &'static str,
+        param: &'static str,
+        index: usize,
+    },
+    #[error("{op} reads {expected} tensors; {found} were given")]
+    SurplusReads {
+        op: &'static str,
+        expected: usize,
+        found: usize,
+    },
+    #[error("{op} writes one tensor; {found} were given")]
+    Writes { op: &'static str, found: usize },
+    #[error("{op}: `{param}` holds {found} elements; expected {expected}")]
+    ElementType {
+        op: &'static str,
+        param: &'static str,
+        expected: &'static str,
+        found: &'static str,
+    },
+    #[error("{op}: `{param}` has {found} elements; expected {expected}")]
+    Length {
+        op: &'static str,
+        param: &'static str,
+        expected: u64,
+        found: u64,
+    },
+    #[error(
+        "{op}: `{param}[{index}]` is {id}, which with offset {offset} picks no row of a table of {rows}; expected 0 to {rows} − 1"
+    )]
+    Id {
+        op: &'static str,
+        param: &'static str,
+        index: usize,
+        id: i32,
+        offset: u32,
+        rows: u32,
+    },
+    #[error(
+        "{op}: `cu_lens[{index}]` is {found}; expected {expected}: starts go up from 0 to the number of tokens, {tokens}, and no sequence is empty"
+    )]
+    CuLens {
+        op: &'static str,
+        index: usize,
+        found: i32,
+        /// In words, e.g. `more than 7`.
+        expected: String,
+        tokens: u64,
+    },
+    #[error(
+        "{op}: `pair_offsets[{index}]` is {found}; expected {expected}, the sum of the squared lengths before"
+    )]
+    PairOffsets {
+        op: &'static str,
+        index: usize,
+        found: i64,
+        expected: i64,
+    },
+    #[error("{op}: {what} end at column {end} of rows of {stride}; expected at most {stride}")]
+    Columns {
+        op: &'static str,
+        /// Which columns, e.g. `the heads of `q``.
+        what: &'static str,
+        end: u64,
+        stride: u64,
+    },
+    #[error(
+        "{op}: sequence {sequence} has {len} tokens; this kernel takes at most {max_len}, mha_online takes any"
+    )]
+    TooLong {
+        op: &'static str,
+        sequence: usize,
+        len: usize,
+        max_len: u32,
+    },
+}
+
+/// Runs one kernel.
+///
+/// `reads` are the kernel's parameters of role `Read`, in the order that its type documents, counts
+/// left out. `writes` is the one tensor that it writes, all of which is written; what it held
+/// before does not matter. `extents.rows` is the number of rows of row-wise kernels and GEMMs.
+///
+/// # Errors
+///
+/// [`OpError`] when the arguments do not fit the kernel and the extents; nothing is then computed.
+pub fn run(
+    spec: &KernelSpec,
+    extents: &Extents,
+    reads: &[Read<'_>],
+    writes: &mut [&mut [f32]],
+) -> Result<(), OpError> {
+    let op = name(spec);
+    let n_writes = writes.len();
+    let [out] = writes else {
+        return Err(OpError::Writes {
+            op,
+            found: n_writes,
+        });
+    };
+    let args = Args::new(op, extents, reads, out);
+    match spec {
+        KernelSpec::Gemm(k) => gemm::gemm(k, args),
+        KernelSpec::AddBias(k) => rows::add_bias(k, args),
+        KernelSpec::Add(k) => rows::add(k, args),
+        KernelSpec::Activate(k) => rows::activate(k, args),
+        KernelSpec::Scale(k) => rows::scale(k, args),
+        KernelSpec::SliceColumns(k) => rows::slice_columns(k, args),
+        KernelSpec::SplitHeads(k) => rows::split_heads(k, args),
+        KernelSpec::MergeHeads(k) => rows::merge_heads(k, args),
+        KernelSpec::LayerNorm(k) => rows::layer_norm(k, args),
+        KernelSpec::BiasResidualLayerNorm(k) => rows::bias_residual_layer_norm(k, args),
+        KernelSpec::Embedding(k) => rows::embedding(k, args),
+        KernelSpec::EmbeddingLayerNorm(k) => rows::embedding_layer_norm(k, args),
+        KernelSpec::FirstToken(k) => pooling::first_token(k, args),
+        KernelSpec::MeanPool(k) => pooling::mean_pool(k, args),
+        KernelSpec::L2Normalize(k) => pooling::l2_normalize(k, args),
+        KernelSpec::MeanPoolNormalize(k) => pooling::mean_pool_normalize(k, args),
+        KernelSpec::AttentionScores(k) => attention::scores(k, args),
+        KernelSpec::AttentionSoftmax(k) => attention::softmax(k, args),
+        KernelSpec::AttentionContext(k) => attention::context(k, args),
+        KernelSpec::MhaShort(k) => attention::mha_short(k, args),
+        KernelSpec::MhaOnline(k) => attention::mha_online(k, args),
+    }
+}
+
+/// The kernel's stem, as in its template's name.
+fn name(spec: &KernelSpec) -> &'static str {
+    match spec {
+        KernelSpec::Gemm(_) => "gemm",
+        KernelSpec::AddBias(_) => "add_bias",
+        KernelSpec::Add(_) => "add",
+        KernelSpec::Activate(_) => "activate",
+        KernelSpec::Scale(_) => "scale",
+        KernelSpec::SliceColumns(_) => "slice_columns",
+        KernelSpec::SplitHeads(_) => "split_heads",
+        KernelSpec::MergeHeads(_) => "merge_heads",
+        KernelSpec::LayerNorm(_) => "layernorm",
+        KernelSpec::BiasResidualLayerNorm(k) if k.bias => "bias_residual_layernorm",
+        KernelSpec::BiasResidualLayerNorm(_) => "residual_layernorm",
+        KernelSpec::Embedding(_) => "embedding",
+        KernelSpec::EmbeddingLayerNorm(_) => "embedding_layernorm",
+        KernelSpec::FirstToken(_) => "first_token",
+        KernelSpec::MeanPool(_) => "mean_pool",
+        KernelSpec::L2Normalize(_) => "l2_normalize",
+        KernelSpec::MeanPoolNormalize(_) => "mean_pool_normalize",
+        KernelSpec::AttentionScores(_) => "attention_scores",
+        KernelSpec::AttentionSoftmax(_) => "attention_softmax",
+        KernelSpec::AttentionContext(_) => "attention_context",
+        KernelSpec::MhaShort(_) => "mha_short",
+        KernelSpec::MhaOnline(_) => "mha_online",
+    }
+}

@@ -1,0 +1,84 @@
+//! How work is cut for the thread pool.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+/// Elements of pointwise work below which waking another thread costs more than it saves.
+const MIN_ELEMENTS: usize = 16 * 1024;
+
+/// Calls `body(first_row, rows)` on blocks of whole rows of `out`, in parallel when there are
+/// enough of them. `out` is a whole number of rows; nothing is called when it is empty.
+pub(super) fn for_row_blocks(
+    out: &mut [f32],
+    width: usize,
+    body: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    if out.is_empty() {
+        return;
+    }
+    let threads = rayon::current_num_threads();
+    if threads == 1 || out.len() < 2 * MIN_ELEMENTS {
+        return body(0, out);
+    }
+    // A few blocks per thread: one that is late leaves work for the others to take.
+    let rows = out.len() / width;
+    let block = rows.div_ceil(4 * threads).max(MIN_ELEMENTS.div_ceil(width));
+    out.par_chunks_mut(block * width)
+        .enumerate()
+        .for_each(|(i, rows)| body(i * block, rows));
+}
+
+/// A slice that several tasks write, each to its own elements, where those are not contiguous and
+/// cannot be split beforehand.
+#[derive(Clone, Copy)]
+pub(super) struct SharedOut<'a> {
+    start: *mut f32,
+    len: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: it is a `&mut [f32]` whose elements are handed out by `slice` and `pointer`, whose callers
+// promise that no two tasks hold the same one.
+unsafe impl Send for SharedOut<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for SharedOut<'_> {}
+
+impl<'a> SharedOut<'a> {
+    pub fn new(out: &'a mut [f32]) -> Self {
+        Self {
+            start: out.as_mut_ptr(),
+            len: out.len(),
+            borrow: PhantomData,
+        }
+    }
+
+    /// The elements in `range`.
+    ///
+    /// # Safety
+    ///
+    /// While the result lives, no one else reads or writes these elements.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "disjointness is the caller's promise, as the safety section says"
+    )]
+    pub unsafe fn slice(&self, range: Range<usize>) -> &mut [f32] {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "kernels write within the length that was checked"
+        );
+        // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// A pointer to a block of `rows` rows of `cols` elements, `stride` apart, from `at` on.
+    pub fn block(&self, at: usize, rows: usize, cols: usize, stride: usize) -> *mut f32 {
+        assert!(
+            rows == 0 || at + (rows - 1) * stride + cols <= self.len,
+            "kernels write within the length that was checked"
+        );
+        // `wrapping_add`: an empty block may start at the end.
+        self.start.wrapping_add(at)
+    }
+}

@@ -1,0 +1,355 @@
+//! Kernels that compute each row from rows: pointwise, LayerNorm and embeddings.
+
+use std::iter::zip;
+
+use pulp::{Simd, WithSimd};
+
+use super::OpError;
+use super::args::Args;
+use super::parallel::for_row_blocks;
+use super::simd::{self, Pointwise, Times, with_activation};
+use crate::kernels::Meta;
+use crate::kernels::elementwise::*;
+use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
+use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
+
+pub(super) fn add_bias(spec: &AddBias, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (rows, width) = (args.extents.rows, u64::from(spec.width));
+    let x = args.real("x", &[rows, width])?;
+    let bias = args.real("bias", &[width])?;
+    let out = args.out(&[rows, width])?;
+    let width = width as usize;
+    for_row_blocks(out, width, |first, out| {
+        simd::dispatch(AddRows {
+            a: &x[first * width..][..out.len()],
+            b: bias,
+            out,
+        });
+    });
+    Ok(())
+}
+
+pub(super) fn add(spec: &Add, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (rows, width) = (args.extents.rows, u64::from(spec.width));
+    let a = args.real("a", &[rows, width])?;
+    let b = args.real("b", &[rows, width])?;
+    let out = args.out(&[rows, width])?;
+    let width = width as usize;
+    for_row_blocks(out, width, |first, out| {
+        let at = first * width;
+        simd::dispatch(AddRows {
+            a: &a[at..][..out.len()],
+            b: &b[at..][..out.len()],
+            out,
+        });
+    });
+    Ok(())
+}
+
+/// `out = a + b`, in rows as long as `b`, which is not empty.
+struct AddRows<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl WithSimd for AddRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let width = self.b.len();
+        for (a, out) in zip(self.a.chunks_exact(width), self.out.chunks_exact_mut(width)) {
+            simd::add(simd, a, self.b, out);
+        }
+    }
+}
+
+pub(super) fn activate(spec: &Activate, args: Args<'_, '_>) -> Result<(), OpError> {
+    with_activation!(Some(spec.activation), f => map(f, spec.width, args))
+}
+
+pub(super) fn scale(spec: &Scale, args: Args<'_, '_>) -> Result<(), OpError> {
+    map(Times(spec.by), spec.width, args)
+}
+
+fn map(f: impl Pointwise + Sync, width: u32, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let shape = [args.extents.rows, u64::from(width)];
+    let x = args.real("x", &shape)?;
+    let out = args.out(&shape)?;
+    let width = width as usize;
+    for_row_blocks(out, width, |first, out| {
+        let x = &x[first * width..][..out.len()];
+        simd::dispatch(Map { f, x, out });
+    });
+    Ok(())
+}
+
+struct Map<'a, F> {
+    f: F,
+    x: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl<F: Pointwise> WithSimd for Map<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        simd::map(simd, self.f, self.x, self.out);
+    }
+}
+
+pub(super) fn slice_columns(spec: &SliceColumns, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let rows = args.extents.rows;
+    let (from, width) = (u64::from(spec.from_width), u64::from(spec.width));
+    let end = u64::from(spec.start) + width;
+    if end > from {
+        return Err(OpError::Columns {
+            op: args.op(),
+            what: "the columns",
+            end,
+            stride: from,
+        });
+    }
+    let x = args.real("x", &[rows, from])?;
+    let out = args.out(&[rows, width])?;
+    let (from, width, start) = (from as usize, width as usize, spec.start as usize);
+    for_row_blocks(out, width, |first, out| {
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            out.copy_from_slice(&x[(first + i) * from + start..][..width]);
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn split_heads(spec: &SplitHeads, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (tokens, heads, head) = (
+        args.extents.tokens,
+        u64::from(spec.heads),
+        u64::from(spec.head),
+    );
+    let x = args.real("x", &[tokens, heads, head])?;
+    let out = args.out(&[heads, tokens, head])?;
+    let (tokens, heads, head) = (tokens as usize, heads as usize, head as usize);
+    // Row `h·tokens + t` of the result is row `t·heads + h` of `x`.
+    for_row_blocks(out, head, |first, out| {
+        for (i, out) in out.chunks_exact_mut(head).enumerate() {
+            let (h, t) = ((first + i) / tokens, (first + i) % tokens);
+            out.copy_from_slice(&x[(t * heads + h) * head..][..head]);
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn merge_heads(spec: &MergeHeads, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (tokens, heads, head) = (
+        args.extents.tokens,
+        u64::from(spec.heads),
+        u64::from(spec.head),
+    );
+    let x = args.real("x", &[heads, tokens, head])?;
+    let out = args.out(&[tokens, heads, head])?;
+    let (tokens, heads, head) = (tokens as usize, heads as usize, head as usize);
+    for_row_blocks(out, head, |first, out| {
+        for (i, out) in out.chunks_exact_mut(head).enumerate() {
+            let (t, h) = ((first + i) / heads, (first + i) % heads);
+            out.copy_from_slice(&x[(h * tokens + t) * head..][..head]);
+        }
+    });
+    Ok(())
+}
+
+/// What is summed into a row before it is normalised.
+#[derive(Clone, Copy)]
+enum Sum<'a> {
+    /// Row `i` of each, and a bias.
+    Rows {
+        bias: Option<&'a [f32]>,
+        x: &'a [f32],
+        residual: Option<&'a [f32]>,
+    },
+    /// A row of each table, picked by the table's own id of token `i`.
+    Tables(&'a [Lookup<'a>]),
+}
+
+/// LayerNorm of a sum of rows, for rows `first ..`. The row is summed where its result will be, so
+/// it is in the first-level cache for the passes that follow.
+struct NormalizeSum<'a> {
+    sum: Sum<'a>,
+    gamma: &'a [f32],
+    beta: &'a [f32],
+    eps: f32,
+    first: usize,
+    out: &'a mut [f32],
+}
+
+impl WithSimd for NormalizeSum<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let width = self.gamma.len();
+        for (i, out) in self.out.chunks_exact_mut(width).enumerate() {
+            let row = self.first + i;
+            let at = row * width;
+            match self.sum {
+                Sum::Rows { bias, x, residual } => {
+                    let x = &x[at..][..width];
+                    match residual {
+                        Some(residual) => simd::add(simd, x, &residual[at..][..width], out),
+                        None => out.copy_from_slice(x),
+                    }
+                    if let Some(bias) = bias {
+                        simd::accumulate(simd, bias, out);
+                    }
+                }
+                Sum::Tables(tables) => {
+                    out.fill(0.0);
+                    for table in tables {
+                        simd::accumulate(simd, table.row(row, width), out);
+                    }
+                }
+            }
+            simd::normalize(simd, out, self.gamma, self.beta, self.eps);
+        }
+    }
+}
+
+fn normalize_rows(sum: Sum<'_>, gamma: &[f32], beta: &[f32], eps: f32, out: &mut [f32]) {
+    for_row_blocks(out, gamma.len(), |first, out| {
+        simd::dispatch(NormalizeSum {
+            sum,
+            gamma,
+            beta,
+            eps,
+            first,
+            out,
+        });
+    });
+}
+
+pub(super) fn layer_norm(spec: &LayerNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (rows, width) = (args.extents.rows, u64::from(spec.width));
+    let x = args.real("x", &[rows, width])?;
+    let gamma = args.real("gamma", &[width])?;
+    let beta = args.real("beta", &[width])?;
+    let out = args.out(&[rows, width])?;
+    let sum = Sum::Rows {
+        bias: None,
+        x,
+        residual: None,
+    };
+    normalize_rows(sum, gamma, beta, spec.eps, out);
+    Ok(())
+}
+
+pub(super) fn bias_residual_layer_norm(
+    spec: &BiasResidualLayerNorm,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
+    let (rows, width) = (args.extents.rows, u64::from(spec.width));
+    let x = args.real("x", &[rows, width])?;
+    let bias = if spec.bias {
+        Some(args.real("bias", &[width])?)
+    } else {
+        None
+    };
+    let residual = Some(args.real("residual", &[rows, width])?);
+    let gamma = args.real("gamma", &[width])?;
+    let beta = args.real("beta", &[width])?;
+    let out = args.out(&[rows, width])?;
+    normalize_rows(Sum::Rows { bias, x, residual }, gamma, beta, spec.eps, out);
+    Ok(())
+}
+
+/// A table, and ids that are all within it.
+struct Lookup<'a> {
+    ids: &'a [i32],
+    offset: usize,
+    rows: &'a [f32],
+}
+
+impl<'a> Lookup<'a> {
+    fn new(
+        op: &'static str,
+        table: &Table,
+        ids: &'a [i32],
+        rows: &'a [f32],
+    ) -> Result<Self, OpError> {
+        for (index, &id) in ids.iter().enumerate() {
+            let row = i64::from(id) + i64::from(table.offset);
+            if id < 0 || row >= i64::from(table.rows) {
+                return Err(OpError::Id {
+                    op,
+                    param: ids_param(table.ids),
+                    index,
+                    id,
+                    offset: table.offset,
+                    rows: table.rows,
+                });
+            }
+        }
+        Ok(Self {
+            ids,
+            offset: table.offset as usize,
+            rows,
+        })
+    }
+
+    #[inline(always)]
+    fn row(&self, token: usize, width: usize) -> &'a [f32] {
+        // `new` has checked that the id is not negative.
+        let row = self.ids[token] as usize + self.offset;
+        &self.rows[row * width..][..width]
+    }
+}
+
+fn ids_param(ids: Meta) -> &'static str {
+    match ids {
+        Meta::TokenIds => "token_ids",
+        Meta::TypeIds => "type_ids",
+        Meta::Positions => "positions",
+        Meta::CuLens | Meta::PairOffsets | Meta::Mask => "ids",
+    }
+}
+
+pub(super) fn embedding(spec: &Embedding, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (op, tokens, width) = (args.op(), args.extents.tokens, u64::from(spec.width));
+    let ids = args.i32s(ids_param(spec.table.ids), tokens)?;
+    let rows = args.real("table", &[u64::from(spec.table.rows), width])?;
+    let lookup = Lookup::new(op, &spec.table, ids, rows)?;
+    let out = args.out(&[tokens, width])?;
+    let width = width as usize;
+    for_row_blocks(out, width, |first, out| {
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            out.copy_from_slice(lookup.row(first + i, width));
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn embedding_layer_norm(
+    spec: &EmbeddingLayerNorm,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
+    let (op, tokens, width) = (args.op(), args.extents.tokens, u64::from(spec.width));
+    let ids = spec
+        .tables
+        .iter()
+        .map(|table| args.i32s(ids_param(table.ids), tokens))
+        .collect::<Result<Vec<_>, _>>()?;
+    let rows = spec
+        .tables
+        .iter()
+        .map(|table| args.real("table", &[u64::from(table.rows), width]))
+        .collect::<Result<Vec<_>, _>>()?;
+    let gamma = args.real("gamma", &[width])?;
+    let beta = args.real("beta", &[width])?;
+    let lookups = zip(&spec.tables, zip(ids, rows))
+        .map(|(table, (ids, rows))| Lookup::new(op, table, ids, rows))
+        .collect::<Result<Vec<_>, _>>()?;
+    let out = args.out(&[tokens, width])?;
+    normalize_rows(Sum::Tables(&lookups), gamma, beta, spec.eps, out);
+    Ok(())
+}

@@ -1,0 +1,394 @@
+//! Vector arithmetic on slices, for whatever instruction set the machine has.
+//!
+//! The crate is built for the base of its architecture, so hot loops are written against
+//! [`pulp::Simd`] and chosen at run time by [`dispatch`]. Everything generic over `S` is
+//! `inline(always)`: only code that is inlined into the dispatched function may use its
+//! instructions.
+
+use std::iter::zip;
+
+use pulp::{Arch, Simd, WithSimd};
+
+/// Runs `op` with the widest vectors that this machine has.
+pub(super) fn dispatch<Op: WithSimd>(op: Op) -> Op::Output {
+    Arch::new().dispatch(op)
+}
+
+/// `eˣ` within 2 units in the last place. Below −87.3, where the result would be subnormal,
+/// `e^−87.3`; above 88.3, `e^88.3`. NaN stays NaN.
+///
+/// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`, a polynomial of degree 6 for `eʳ` (Cephes `expf`), and
+/// `2ⁿ` made from its exponent bits.
+#[inline(always)]
+pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    // Adding this leaves the nearest whole number in the low bits of the mantissa.
+    const ROUND: f32 = 12_582_912.0;
+    let x = clamp(simd, x, -87.3, 88.3);
+    let shifted = simd.mul_add_e_f32s(
+        x,
+        simd.splat_f32s(std::f32::consts::LOG2_E),
+        simd.splat_f32s(ROUND),
+    );
+    let n = simd.sub_f32s(shifted, simd.splat_f32s(ROUND));
+    // ln 2 in two parts, so that the subtraction is exact where the machine has no fused product.
+    let r = simd.mul_add_e_f32s(n, simd.splat_f32s(-0.693_359_4), x);
+    let r = simd.mul_add_e_f32s(n, simd.splat_f32s(2.121_944_4e-4), r);
+    let tail = polynomial(
+        simd,
+        r,
+        &[
+            1.987_569_1e-4,
+            1.398_199_9e-3,
+            8.333_452e-3,
+            4.166_579_6e-2,
+            1.666_666_5e-1,
+            5.000_000_1e-1,
+        ],
+    );
+    let r2 = simd.mul_f32s(r, r);
+    let mantissa = simd.mul_add_e_f32s(tail, r2, simd.add_f32s(r, simd.splat_f32s(1.0)));
+    let biased = simd.add_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(127));
+    let power = simd.wrapping_dyn_shl_u32s(biased, simd.splat_u32s(23));
+    simd.mul_f32s(mantissa, simd.transmute_f32s_u32s(power))
+}
+
+/// `tanh x`, at most 3e-7 from it: an odd polynomial over an even one, as in Eigen's `ptanh`.
+#[inline(always)]
+pub(super) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let x = clamp(simd, x, -7.905_311, 7.905_311);
+    let x2 = simd.mul_f32s(x, x);
+    let p = polynomial(
+        simd,
+        x2,
+        &[
+            -2.760_768_4e-16,
+            2.000_187_9e-13,
+            -8.604_672e-11,
+            5.122_297e-8,
+            1.485_722_4e-5,
+            6.372_619e-4,
+            4.893_524_6e-3,
+        ],
+    );
+    let q = polynomial(
+        simd,
+        x2,
+        &[1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3],
+    );
+    simd.div_f32s(simd.mul_f32s(x, p), q)
+}
+
+/// `erf x`, at most 3e-7 from it: an odd polynomial over an even one, as in Eigen's `perf`.
+#[inline(always)]
+pub(super) fn erf<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let x = clamp(simd, x, -4.0, 4.0);
+    let x2 = simd.mul_f32s(x, x);
+    let p = polynomial(
+        simd,
+        x2,
+        &[
+            -2.726_142_3e-10,
+            2.770_681_5e-8,
+            -2.101_024e-6,
+            -5.692_506_3e-5,
+            -7.349_906e-4,
+            -2.954_6e-3,
+            -1.609_603_3e-2,
+        ],
+    );
+    let q = polynomial(
+        simd,
+        x2,
+        &[
+            -1.456_607_2e-5,
+            -2.133_740_5e-4,
+            -1.682_827e-3,
+            -7.373_329e-3,
+            -1.426_473_9e-2,
+        ],
+    );
+    simd.div_f32s(simd.mul_f32s(x, p), q)
+}
+
+/// `x·Φ(x)`, at most 1e-6 from it for `|x| ≤ 8`, and exactly 0 or `x` further out.
+#[inline(always)]
+fn gelu_exact<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let half = simd.splat_f32s(0.5);
+    let erf = erf(
+        simd,
+        simd.mul_f32s(x, simd.splat_f32s(std::f32::consts::FRAC_1_SQRT_2)),
+    );
+    let half_x = simd.mul_f32s(half, x);
+    saturate(simd, x, simd.mul_add_e_f32s(half_x, erf, half_x))
+}
+
+#[inline(always)]
+fn gelu_tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    let x2 = simd.mul_f32s(x, x);
+    let inner = simd.mul_add_e_f32s(
+        x2,
+        simd.splat_f32s(0.044_715 * SQRT_2_OVER_PI),
+        simd.splat_f32s(SQRT_2_OVER_PI),
+    );
+    let tanh = tanh(simd, simd.mul_f32s(x, inner));
+    let half_x = simd.mul_f32s(simd.splat_f32s(0.5), x);
+    saturate(simd, x, simd.mul_add_e_f32s(half_x, tanh, half_x))
+}
+
+/// GELU's limits beyond ±5.66, where they are nearer than 5e-8: a rounding error of the bounded
+/// function times a large `x` would be large.
+#[inline(always)]
+fn saturate<S: Simd>(simd: S, x: S::f32s, gelu: S::f32s) -> S::f32s {
+    let low = simd.less_than_f32s(x, simd.splat_f32s(-5.66));
+    let gelu = simd.select_f32s(low, simd.splat_f32s(0.0), gelu);
+    let high = simd.less_than_f32s(simd.splat_f32s(5.66), x);
+    simd.select_f32s(high, x, gelu)
+}
+
+/// `x` within `[low, high]`; unlike a minimum and maximum, it keeps NaN.
+#[inline(always)]
+fn clamp<S: Simd>(simd: S, x: S::f32s, low: f32, high: f32) -> S::f32s {
+    let (low, high) = (simd.splat_f32s(low), simd.splat_f32s(high));
+    let x = simd.select_f32s(simd.less_than_f32s(x, low), low, x);
+    simd.select_f32s(simd.less_than_f32s(high, x), high, x)
+}
+
+/// Horner's rule, highest degree first.
+#[inline(always)]
+fn polynomial<S: Simd, const N: usize>(simd: S, x: S::f32s, coefficients: &[f32; N]) -> S::f32s {
+    let mut sum = simd.splat_f32s(coefficients[0]);
+    for &c in &coefficients[1..] {
+        sum = simd.mul_add_e_f32s(sum, x, simd.splat_f32s(c));
+    }
+    sum
+}
+
+/// A function of one value, for vectors of any width.
+pub(super) trait Pointwise: Copy {
+    fn apply<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s;
+}
+
+macro_rules! pointwise {
+    ($($(#[$doc:meta])* $name:ident($simd:ident, $x:ident) = $body:expr;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(super) struct $name;
+        impl Pointwise for $name {
+            #[inline(always)]
+            fn apply<S: Simd>(self, $simd: S, $x: S::f32s) -> S::f32s {
+                $body
+            }
+        }
+    )*};
+}
+
+pointwise! {
+    Identity(_simd, x) = x;
+    GeluExact(simd, x) = gelu_exact(simd, x);
+    GeluTanh(simd, x) = gelu_tanh(simd, x);
+    Tanh(simd, x) = tanh(simd, x);
+    /// `max(x, 0)` that keeps NaN.
+    Relu(simd, x) = {
+        let zero = simd.splat_f32s(0.0);
+        simd.select_f32s(simd.less_than_f32s(x, zero), zero, x)
+    };
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Times(pub f32);
+
+impl Pointwise for Times {
+    #[inline(always)]
+    fn apply<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s {
+        simd.mul_f32s(x, simd.splat_f32s(self.0))
+    }
+}
+
+/// Calls `$go` with the [`Pointwise`] of an activation, or [`Identity`] of none, so that the choice
+/// is made once and not for each element.
+macro_rules! with_activation {
+    ($activation:expr, $f:ident => $go:expr) => {
+        match $activation {
+            None => {
+                let $f = $crate::runtime::cpu::ops::simd::Identity;
+                $go
+            }
+            Some($crate::kernels::gemm::Activation::GeluExact) => {
+                let $f = $crate::runtime::cpu::ops::simd::GeluExact;
+                $go
+            }
+            Some($crate::kernels::gemm::Activation::GeluTanh) => {
+                let $f = $crate::runtime::cpu::ops::simd::GeluTanh;
+                $go
+            }
+            Some($crate::kernels::gemm::Activation::Relu) => {
+                let $f = $crate::runtime::cpu::ops::simd::Relu;
+                $go
+            }
+            Some($crate::kernels::gemm::Activation::Tanh) => {
+                let $f = $crate::runtime::cpu::ops::simd::Tanh;
+                $go
+            }
+        }
+    };
+}
+pub(super) use with_activation;
+
+/// `out = f(x)`.
+#[inline(always)]
+pub(super) fn map<S: Simd, F: Pointwise>(simd: S, f: F, x: &[f32], out: &mut [f32]) {
+    let (x, x_tail) = S::as_simd_f32s(x);
+    let (out, out_tail) = S::as_mut_simd_f32s(out);
+    for (out, &x) in zip(out, x) {
+        *out = f.apply(simd, x);
+    }
+    if !out_tail.is_empty() {
+        let x = simd.partial_load_f32s(x_tail);
+        simd.partial_store_f32s(out_tail, f.apply(simd, x));
+    }
+}
+
+/// `x = f(x)`.
+#[inline(always)]
+pub(super) fn map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, x: &mut [f32]) {
+    let (x, tail) = S::as_mut_simd_f32s(x);
+    for x in x {
+        *x = f.apply(simd, *x);
+    }
+    if !tail.is_empty() {
+        let x = simd.partial_load_f32s(tail);
+        simd.partial_store_f32s(tail, f.apply(simd, x));
+    }
+}
+
+/// `x = f(x + bias)`.
+#[inline(always)]
+pub(super) fn add_map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, bias: &[f32], x: &mut [f32]) {
+    let (bias, bias_tail) = S::as_simd_f32s(bias);
+    let (x, tail) = S::as_mut_simd_f32s(x);
+    for (x, &bias) in zip(x, bias) {
+        *x = f.apply(simd, simd.add_f32s(*x, bias));
+    }
+    if !tail.is_empty() {
+        let bias = simd.partial_load_f32s(bias_tail);
+        let x = simd.add_f32s(simd.partial_load_f32s(tail), bias);
+        simd.partial_store_f32s(tail, f.apply(simd, x));
+    }
+}
+
+/// `out = a + b`.
+#[inline(always)]
+pub(super) fn add<S: Simd>(simd: S, a: &[f32], b: &[f32], out: &mut [f32]) {
+    let (a, a_tail) = S::as_simd_f32s(a);
+    let (b, b_tail) = S::as_simd_f32s(b);
+    let (out, out_tail) = S::as_mut_simd_f32s(out);
+    for (out, (&a, &b)) in zip(out, zip(a, b)) {
+        *out = simd.add_f32s(a, b);
+    }
+    if !out_tail.is_empty() {
+        let (a, b) = (
+            simd.partial_load_f32s(a_tail),
+            simd.partial_load_f32s(b_tail),
+        );
+        simd.partial_store_f32s(out_tail, simd.add_f32s(a, b));
+    }
+}
+
+/// `sum += x`.
+#[inline(always)]
+pub(super) fn accumulate<S: Simd>(simd: S, x: &[f32], sum: &mut [f32]) {
+    add_map_in_place(simd, Identity, x, sum);
+}
+
+/// Sum of the elements, in four vectors of partial sums.
+#[inline(always)]
+pub(super) fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
+    let (x, tail) = S::as_simd_f32s(x);
+    let (quads, rest) = pulp::as_arrays::<4, _>(x);
+    let mut sums = [simd.splat_f32s(0.0); 4];
+    for quad in quads {
+        for i in 0..4 {
+            sums[i] = simd.add_f32s(sums[i], quad[i]);
+        }
+    }
+    for &x in rest {
+        sums[0] = simd.add_f32s(sums[0], x);
+    }
+    reduce(simd, sums) + tail.iter().sum::<f32>()
+}
+
+/// Sum of the squares of `x − shift`.
+#[inline(always)]
+pub(super) fn sum_of_squares<S: Simd>(simd: S, x: &[f32], shift: f32) -> f32 {
+    let (x, tail) = S::as_simd_f32s(x);
+    let (quads, rest) = pulp::as_arrays::<4, _>(x);
+    let shifts = simd.splat_f32s(shift);
+    let mut sums = [simd.splat_f32s(0.0); 4];
+    for quad in quads {
+        for i in 0..4 {
+            let d = simd.sub_f32s(quad[i], shifts);
+            sums[i] = simd.mul_add_e_f32s(d, d, sums[i]);
+        }
+    }
+    for &x in rest {
+        let d = simd.sub_f32s(x, shifts);
+        sums[0] = simd.mul_add_e_f32s(d, d, sums[0]);
+    }
+    reduce(simd, sums) + tail.iter().map(|x| (x - shift) * (x - shift)).sum::<f32>()
+}
+
+#[inline(always)]
+fn reduce<S: Simd>(simd: S, sums: [S::f32s; 4]) -> f32 {
+    let [a, b, c, d] = sums;
+    simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(a, b), simd.add_f32s(c, d)))
+}
+
+/// Replaces `row` by its LayerNorm, with the biased variance. The variance is summed in a second
+/// pass about the mean, so it does not cancel for rows far from zero.
+#[inline(always)]
+pub(super) fn normalize<S: Simd>(simd: S, row: &mut [f32], gamma: &[f32], beta: &[f32], eps: f32) {
+    let n = row.len() as f32;
+    let mean = sum(simd, row) / n;
+    let variance = sum_of_squares(simd, row, mean) / n;
+    let scale = 1.0 / (variance + eps).sqrt();
+    let (mean_v, scale_v) = (simd.splat_f32s(mean), simd.splat_f32s(scale));
+    let (x, tail) = S::as_mut_simd_f32s(row);
+    let (gamma, gamma_tail) = S::as_simd_f32s(gamma);
+    let (beta, beta_tail) = S::as_simd_f32s(beta);
+    for (x, (&gamma, &beta)) in zip(x, zip(gamma, beta)) {
+        let unit = simd.mul_f32s(simd.sub_f32s(*x, mean_v), scale_v);
+        *x = simd.mul_add_e_f32s(unit, gamma, beta);
+    }
+    for (x, (gamma, beta)) in zip(tail, zip(gamma_tail, beta_tail)) {
+        *x = (*x - mean) * scale * gamma + beta;
+    }
+}
+
+/// Replaces each element by `e^(scale·x − max(scale·x))` and returns their sum; softmax is this
+/// over the sum. The row is not empty.
+#[inline(always)]
+pub(super) fn softmax_numerators<S: Simd>(simd: S, row: &mut [f32], scale: f32) -> f32 {
+    let scales = simd.splat_f32s(scale);
+    let (x, tail) = S::as_mut_simd_f32s(row);
+    let mut max_v = simd.splat_f32s(f32::NEG_INFINITY);
+    for &x in x.iter() {
+        max_v = simd.max_f32s(max_v, simd.mul_f32s(x, scales));
+    }
+    let max = tail
+        .iter()
+        .fold(simd.reduce_max_f32s(max_v), |m, x| m.max(x * scale));
+    let max_v = simd.splat_f32s(max);
+    let mut sums = simd.splat_f32s(0.0);
+    for x in x {
+        *x = exp(simd, simd.sub_f32s(simd.mul_f32s(*x, scales), max_v));
+        sums = simd.add_f32s(sums, *x);
+    }
+    let mut total = simd.reduce_sum_f32s(sums);
+    if !tail.is_empty() {
+        let x = simd.mul_f32s(simd.partial_load_f32s(tail), scales);
+        simd.partial_store_f32s(tail, exp(simd, simd.sub_f32s(x, max_v)));
+        total += tail.iter().sum::<f32>();
+    }
+    total
+}
