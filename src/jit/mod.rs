@@ -29,14 +29,7 @@ pub use target::Target;
 
 use serde::{Deserialize, Serialize};
 
-/// The CUDA source of one kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Source {
-    /// Name of the only `extern "C" __global__` function in `text`; a C identifier.
-    pub symbol: String,
-    /// The whole translation unit. It includes no header.
-    pub text: String,
-}
+pub use crate::codegen::Source;
 
 /// One kernel compiled for one target: what the driver loads as a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

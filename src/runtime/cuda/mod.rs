@@ -1,1 +1,14 @@
 //! Runs programs on CUDA devices.
+
+mod check;
+mod device;
+mod error;
+mod memory;
+mod model;
+mod session;
+
+pub use check::{CheckResult, check_kernel};
+pub use device::{Device, DeviceInfo, Presence, probe};
+pub use error::CudaError;
+pub use model::CudaModel;
+pub use session::{CudaSession, Timing};

@@ -1,0 +1,108 @@
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, sys};
+
+use super::error::{CudaError, During};
+use crate::jit::Target;
+
+/// What a device says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    pub ordinal: usize,
+    pub name: String,
+    pub capability: (u32, u32),
+    pub n_sms: u32,
+    pub memory: u64,
+}
+
+/// What there is of CUDA on this machine.
+#[derive(Debug)]
+pub struct Presence {
+    pub driver: bool,
+    /// CUDA version that the driver serves, e.g. (13, 0).
+    pub driver_version: Option<(i32, i32)>,
+    pub devices: Vec<DeviceInfo>,
+    pub cublas_lt: bool,
+}
+
+/// Looks without failing. A missing library is asked for before it is called, since cudarc panics
+/// on a call into one that is not there.
+pub fn probe() -> Presence {
+    // SAFETY: loads the library and drops it again.
+    let driver = unsafe { sys::is_culib_present() };
+    // SAFETY: as above.
+    let cublas_lt = unsafe { cudarc::cublaslt::sys::is_culib_present() };
+    let mut presence =
+        Presence { driver, driver_version: None, devices: Vec::new(), cublas_lt };
+    if !driver {
+        return presence;
+    }
+    let mut version = 0;
+    // SAFETY: the library is there, and `version` is a valid place for the result.
+    if unsafe { sys::cuDriverGetVersion(&mut version) } == sys::CUresult::CUDA_SUCCESS {
+        presence.driver_version = Some((version / 1000, version % 1000 / 10));
+    }
+    let n_devices = CudaContext::device_count().map_or(0, |n| usize::try_from(n).unwrap_or(0));
+    presence.devices =
+        (0..n_devices).filter_map(|i| Device::open(i).ok().map(|d| d.info().clone())).collect();
+    presence
+}
+
+/// An open device.
+#[derive(Clone)]
+pub struct Device {
+    context: Arc<CudaContext>,
+    info: DeviceInfo,
+}
+
+impl Device {
+    /// Opens device `ordinal`, counted from 0.
+    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        // SAFETY: loads the library and drops it again.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver);
+        }
+        let found = CudaContext::device_count().map_err(|_| CudaError::NoDevice)?;
+        let found = usize::try_from(found).unwrap_or(0);
+        if found == 0 {
+            return Err(CudaError::NoDevice);
+        }
+        if ordinal >= found {
+            return Err(CudaError::NoSuchDevice { wanted: ordinal, found });
+        }
+        let context = CudaContext::new(ordinal).during(|| format!("open device {ordinal}"))?;
+        // SAFETY: no slice of cudarc's is made here; memory and streams are ordered by hand.
+        unsafe { context.disable_event_tracking() };
+        let about = || format!("describe device {ordinal}");
+        let (major, minor) = context.compute_capability().during(about)?;
+        let sms = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let info = DeviceInfo {
+            ordinal,
+            name: context.name().during(about)?,
+            capability: (major as u32, minor as u32),
+            n_sms: context.attribute(sms).during(about)? as u32,
+            memory: context.total_mem().during(about)? as u64,
+        };
+        Ok(Self { context, info })
+    }
+
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// The target that kernels are compiled for; an error on cards older than sm_80.
+    pub fn target(&self) -> Result<Target, CudaError> {
+        let (major, minor) = self.info.capability;
+        Ok(Target::for_capability(major, minor)?)
+    }
+
+    /// Free and total bytes of device memory.
+    pub fn memory(&self) -> Result<(u64, u64), CudaError> {
+        let (free, total) = self.context.mem_get_info().during(|| "ask for free memory".into())?;
+        Ok((free as u64, total as u64))
+    }
+}

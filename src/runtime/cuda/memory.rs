@@ -1,0 +1,135 @@
+//! Device and pinned memory that is freed when dropped.
+
+use std::{ffi::c_void, sync::Arc};
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::{
+    device::Device,
+    error::{CudaError, During},
+};
+
+/// Device memory.
+pub(super) struct Buffer {
+    context: Arc<CudaContext>,
+    start: sys::CUdeviceptr,
+    bytes: u64,
+}
+
+impl Buffer {
+    /// At least one byte, so that the address is valid.
+    pub(super) fn new(device: &Device, bytes: u64, what: &'static str) -> Result<Self, CudaError> {
+        let context = Arc::clone(device.context());
+        context.bind_to_thread().during(|| "use the device on this thread".into())?;
+        // SAFETY: the size is not zero; the buffer frees what it got.
+        match unsafe { result::malloc_sync(usize::try_from(bytes.max(1)).unwrap_or(usize::MAX)) } {
+            Ok(start) => Ok(Self { context, start, bytes }),
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (free, total) = device.memory()?;
+                let advice = String::from("send fewer tokens at once, or free memory on the device");
+                Err(CudaError::OutOfMemory { what, bytes, free, total, advice })
+            }
+            Err(source) => Err(CudaError::Driver { action: format!("allocate {bytes} bytes"), source }),
+        }
+    }
+
+    pub(super) fn start(&self) -> sys::CUdeviceptr {
+        self.start
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // A failure here has no one to go to; the context records it for the next call.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by `new`, freed once. Freeing waits for work on the device.
+            let _ = unsafe { result::free_sync(self.start) };
+        }
+    }
+}
+
+/// Page-locked host memory, from which copies run beside the host.
+pub(super) struct Pinned {
+    context: Arc<CudaContext>,
+    start: *mut c_void,
+    bytes: usize,
+}
+
+// SAFETY: plain memory that its owner alone hands out.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub(super) fn new(device: &Device, bytes: usize) -> Result<Self, CudaError> {
+        let context = Arc::clone(device.context());
+        context.bind_to_thread().during(|| "use the device on this thread".into())?;
+        // SAFETY: the size is not zero; dropped below.
+        let start = unsafe { result::malloc_host(bytes.max(1), 0) }
+            .during(|| format!("page-lock {bytes} bytes of host memory"))?;
+        // SAFETY: just allocated with this size.
+        unsafe { start.cast::<u8>().write_bytes(0, bytes.max(1)) };
+        Ok(Self { context, start, bytes: bytes.max(1) })
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: `start` holds `bytes` initialised bytes, borrowed with `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.bytes) }
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by `new`, freed once.
+            let _ = unsafe { result::free_host(self.start) };
+        }
+    }
+}
+
+/// Buffers by chunk id, as the planner wants them.
+#[derive(Default)]
+pub(super) struct Chunks {
+    buffers: Vec<Option<Buffer>>,
+}
+
+impl Chunks {
+    /// Frees and allocates so that the buffers have the sizes `held`; 0 means none.
+    pub(super) fn follow(&mut self, device: &Device, held: &[u64]) -> Result<bool, CudaError> {
+        let mut changed = false;
+        self.buffers.resize_with(held.len(), || None);
+        for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
+            if buffer.as_ref().is_some_and(|b| b.bytes != bytes) {
+                *buffer = None;
+                changed = true;
+            }
+        }
+        for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
+            if buffer.is_none() && bytes > 0 {
+                *buffer = Some(Buffer::new(device, bytes, "the intermediate tensors")?);
+                changed = true;
+            }
+        }
+        Ok(changed)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.buffers.clear();
+    }
+
+    /// The address `offset` bytes into a chunk; 0 where there is none, for tensors without bytes.
+    pub(super) fn at(&self, chunk: usize, offset: u64) -> sys::CUdeviceptr {
+        self.buffers.get(chunk).and_then(Option::as_ref).map_or(0, |b| b.start + offset)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.buffers.iter().flatten().map(|b| b.bytes).sum()
+    }
+}

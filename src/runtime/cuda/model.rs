@@ -1,0 +1,255 @@
+use std::{collections::HashMap, ffi::c_void, sync::Arc};
+
+use cudarc::{
+    driver::{CudaFunction, result, sys},
+    nvrtc::Ptx,
+};
+use rayon::prelude::*;
+
+use super::{
+    device::Device,
+    error::{CudaError, During},
+    memory::Buffer,
+};
+use crate::{
+    jit::{Cubin, Target},
+    kernels::{Kernel, KernelSpec, Role},
+    plan::ALIGNMENT,
+    program::{Place, Program},
+    runtime::weights::{CheckpointError, WeightSource, encode, evaluate},
+    tensor::{Extents, Size},
+};
+
+/// Shared memory that a block gets without asking.
+const DEFAULT_SHARED: u32 = 48 * 1024;
+
+/// A kernel on a device, ready to launch.
+pub(super) struct Loaded {
+    function: CudaFunction,
+    kernel: KernelSpec,
+    symbol: String,
+    args: Vec<Arg>,
+    max_shared: u32,
+}
+
+enum Arg {
+    Pointer,
+    Count(Size),
+}
+
+impl Loaded {
+    pub(super) fn new(device: &Device, kernel: &KernelSpec, cubin: &Cubin) -> Result<Self, CudaError> {
+        let spec = kernel.as_kernel();
+        let symbol = spec.symbol();
+        let module = device
+            .context()
+            .load_module(Ptx::from_binary(cubin.bytes.clone()))
+            .during(|| format!("load the module of `{symbol}`"))?;
+        let function =
+            module.load_function(&symbol).during(|| format!("find `{symbol}` in its module"))?;
+        let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let max_shared =
+            device.context().attribute(shared).during(|| "ask for shared memory".into())? as u32;
+        let args = spec
+            .params()
+            .into_iter()
+            .map(|p| match p.role {
+                Role::Count(size) => Arg::Count(size),
+                _ => Arg::Pointer,
+            })
+            .collect();
+        // Shared memory beyond the default is asked for once, for the most a launch can take.
+        let opt_in = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let fixed = function.shared_size_bytes().during(|| format!("describe `{symbol}`"))? as u32;
+        if max_shared > DEFAULT_SHARED {
+            function
+                .set_attribute(opt_in, max_shared.saturating_sub(fixed) as i32)
+                .during(|| format!("give `{symbol}` more shared memory"))?;
+        }
+        let max_shared = max_shared.saturating_sub(fixed);
+        Ok(Self { function, kernel: kernel.clone(), symbol, args, max_shared })
+    }
+
+    /// Launches on a stream. `pointers` are the kernel's tensors in the order of its signature.
+    ///
+    /// # Safety
+    /// Each pointer must be to device memory that holds what the kernel's parameter says for
+    /// `extents`, and that nothing else writes until the launch is done.
+    pub(super) unsafe fn launch(
+        &self,
+        stream: sys::CUstream,
+        extents: &Extents,
+        pointers: &[sys::CUdeviceptr],
+        step: &str,
+    ) -> Result<(), CudaError> {
+        let geometry = self.kernel.as_kernel().launch(extents);
+        if geometry.shared_bytes > self.max_shared {
+            return Err(CudaError::SharedMemory {
+                symbol: self.symbol.clone(),
+                needed: geometry.shared_bytes,
+                offered: self.max_shared,
+            });
+        }
+        let too_large = |what: &str, value: u64, limit: u64| CudaError::TooLarge {
+            step: step.to_owned(),
+            what: what.to_owned(),
+            value,
+            limit,
+        };
+        // Grid limits of the CUDA programming guide, "Technical Specifications".
+        for (value, limit) in geometry.grid.into_iter().zip([0x7fff_ffff, 0xffff, 0xffff]) {
+            if value > limit {
+                return Err(too_large("the grid", value.into(), limit.into()));
+            }
+        }
+        let mut counts = [0u32; 8];
+        let mut n_counts = 0;
+        for arg in &self.args {
+            if let Arg::Count(size) = arg {
+                let value = size.eval(extents).unwrap_or(u64::MAX);
+                counts[n_counts] = u32::try_from(value)
+                    .map_err(|_| too_large(&size.to_string(), value, u32::MAX.into()))?;
+                n_counts += 1;
+            }
+        }
+        let (mut pointer, mut count) = (pointers.iter(), counts.iter());
+        let mut params: Vec<*mut c_void> = Vec::with_capacity(self.args.len());
+        for arg in &self.args {
+            let at: Option<*const c_void> = match arg {
+                Arg::Pointer => pointer.next().map(|p| std::ptr::from_ref(p).cast()),
+                Arg::Count(_) => count.next().map(|c| std::ptr::from_ref(c).cast()),
+            };
+            params.push(at.unwrap_or(std::ptr::null()).cast_mut());
+        }
+        assert!(
+            pointers.len() + n_counts == self.args.len(),
+            "`{}` takes {} arguments, the program binds {}",
+            self.symbol,
+            self.args.len(),
+            pointers.len() + n_counts
+        );
+        let [x, y, z] = geometry.grid;
+        // SAFETY: the function is loaded, and `params` points to one value per parameter.
+        unsafe {
+            result::launch_kernel(
+                self.function.cu_function(),
+                (x, y, z),
+                (geometry.threads, 1, 1),
+                geometry.shared_bytes,
+                stream,
+                &mut params,
+            )
+        }
+        .during(|| format!("launch `{}` for `{step}`", self.symbol))
+    }
+}
+
+/// A program on a device: its modules and its weights. Shared by sessions.
+pub struct CudaModel {
+    pub(super) device: Device,
+    pub(super) program: Program,
+    /// By kernel index.
+    pub(super) loaded: Vec<Loaded>,
+    /// Addresses by tensor index; 0 where the tensor is no weight.
+    pub(super) weights: Vec<sys::CUdeviceptr>,
+    /// The packing kernels, for padded batches.
+    pub(super) packing: [Loaded; 2],
+    arena: Buffer,
+}
+
+impl CudaModel {
+    /// Kernels that a program needs on a device: its own, then those that pack padded batches.
+    pub fn kernels(program: &Program) -> Vec<KernelSpec> {
+        program.kernels.iter().cloned().chain(KernelSpec::packing()).collect()
+    }
+
+    /// Loads modules and weights. `cubins` must hold one for each of [`CudaModel::kernels`].
+    pub fn load(
+        device: Device,
+        program: Program,
+        cubins: &[Cubin],
+        source: &dyn WeightSource,
+        progress: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self, CudaError> {
+        let target = device.target()?;
+        let by_symbol: HashMap<&str, &Cubin> =
+            cubins.iter().filter(|c| c.target == target).map(|c| (c.symbol.as_str(), c)).collect();
+        let load = |kernel: &KernelSpec| load_one(&device, kernel, &by_symbol, target);
+        let loaded = program.kernels.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+        let [scan, scatter] = KernelSpec::packing();
+        let packing = [load(&scan)?, load(&scatter)?];
+        let (arena, weights) = upload(&device, &program, source, progress)?;
+        Ok(Self { device, program, loaded, weights, packing, arena })
+    }
+
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Bytes of the weights on the device.
+    pub fn weight_bytes(&self) -> u64 {
+        self.arena.bytes()
+    }
+}
+
+fn load_one(
+    device: &Device,
+    kernel: &KernelSpec,
+    cubins: &HashMap<&str, &Cubin>,
+    target: Target,
+) -> Result<Loaded, CudaError> {
+    let symbol = kernel.as_kernel().symbol();
+    match cubins.get(symbol.as_str()) {
+        Some(cubin) => Loaded::new(device, kernel, cubin),
+        None => Err(CudaError::MissingCubin { symbol, target: target.to_string() }),
+    }
+}
+
+/// Puts all weights into one allocation; the addresses are by tensor index.
+fn upload(
+    device: &Device,
+    program: &Program,
+    source: &dyn WeightSource,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<(Buffer, Vec<sys::CUdeviceptr>), CudaError> {
+    let none = Extents::default();
+    let mut offsets = vec![None; program.tensors.len()];
+    let mut end = 0u64;
+    for (offset, tensor) in offsets.iter_mut().zip(&program.tensors) {
+        if matches!(tensor.place, Place::Weight(_)) {
+            *offset = Some(end);
+            end += program.bytes(tensor, &none)?.next_multiple_of(ALIGNMENT);
+        }
+    }
+    let arena = Buffer::new(device, end, "the weights")?;
+    let wanted: Vec<(usize, u64)> =
+        offsets.iter().enumerate().filter_map(|(i, o)| o.map(|o| (i, o))).collect();
+    // Conversions run in parallel, a group at a time, so that host memory stays small.
+    const GROUP: usize = 16;
+    let mut done = 0;
+    for group in wanted.chunks(GROUP) {
+        let encoded: Vec<Result<Vec<u8>, CheckpointError>> = group
+            .par_iter()
+            .map(|&(index, _)| match &program.tensors[index].place {
+                Place::Weight(expr) => Ok(encode(&evaluate(expr, source)?, program.dtype)),
+                _ => Ok(Vec::new()),
+            })
+            .collect();
+        for (&(index, offset), bytes) in group.iter().zip(encoded) {
+            // SAFETY: the arena has room for every weight at its offset.
+            unsafe { result::memcpy_htod_sync(arena.start() + offset, &bytes?) }
+                .during(|| format!("upload `{}`", program.tensors[index].name))?;
+            done += 1;
+            progress(done, wanted.len());
+        }
+    }
+    let start = arena.start();
+    Ok((arena, offsets.into_iter().map(|o| o.map_or(0, |o| start + o)).collect()))
+}
+
+/// Shared ownership, as sessions hold it.
+pub(super) type SharedModel = Arc<CudaModel>;

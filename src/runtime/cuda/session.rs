@@ -1,0 +1,283 @@
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, result, sys};
+
+use super::{
+    error::{CudaError, During},
+    memory::{Buffer, Chunks, Pinned},
+    model::{CudaModel, SharedModel},
+};
+use crate::{
+    kernels::Meta,
+    plan::{ALIGNMENT, Plan},
+    program::{Place, SizeOverflow},
+    runtime::{MemoryUse, Output, Planner, batch::Batch, weights::decode},
+    tensor::{Extents, Shape},
+};
+
+/// What one caller needs to run a [`CudaModel`]: a stream, chunks, and room for batch data.
+pub struct CudaSession {
+    model: SharedModel,
+    stream: Arc<CudaStream>,
+    planner: Planner,
+    chunks: Chunks,
+    /// Batch data on the host and on the device, in one piece; grows with the largest batch.
+    staging: Option<(Pinned, Buffer)>,
+}
+
+/// Milliseconds between CUDA events around each of several runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timing {
+    pub ms: Vec<f32>,
+}
+
+impl Timing {
+    /// The median, or NaN without runs.
+    pub fn median(&self) -> f32 {
+        let mut sorted = self.ms.clone();
+        sorted.sort_by(f32::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(f32::NAN)
+    }
+}
+
+/// Where the data of a batch lie on the device.
+#[derive(Clone, Copy, Default)]
+struct BatchData {
+    token_ids: u64,
+    type_ids: u64,
+    positions: u64,
+    cu_lens: u64,
+    pair_offsets: u64,
+    /// Mask, padded ids and padded segment ids, where the batch came padded.
+    padded: Option<[u64; 3]>,
+}
+
+impl BatchData {
+    fn at(&self, meta: Meta) -> u64 {
+        match meta {
+            Meta::TokenIds => self.token_ids,
+            Meta::TypeIds => self.type_ids,
+            Meta::Positions => self.positions,
+            Meta::CuLens => self.cu_lens,
+            Meta::PairOffsets => self.pair_offsets,
+            Meta::Mask => self.padded.map_or(0, |[mask, ..]| mask),
+        }
+    }
+}
+
+/// A batch that is ready to launch: plan, addresses, extents.
+struct Ready {
+    plan: Arc<Plan>,
+    data: BatchData,
+    extents: Extents,
+}
+
+impl CudaSession {
+    pub fn new(model: Arc<CudaModel>) -> Result<Self, CudaError> {
+        let stream =
+            model.device.context().new_stream().during(|| "make a stream".to_owned())?;
+        Ok(Self { model, stream, planner: Planner::default(), chunks: Chunks::default(), staging: None })
+    }
+
+    /// Runs a batch that was checked against the model's limits.
+    pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CudaError> {
+        let ready = self.prepare(batch)?;
+        self.upload(ready.data.padded.is_some(), batch)?;
+        self.launch(&ready)?;
+        self.download(&ready)
+    }
+
+    /// Times ids → outputs on the device: `warm_up` runs, then `runs` between events each. The
+    /// ids are uploaded inside the timed region; the outputs stay on the device.
+    pub fn time(&mut self, batch: &Batch, warm_up: usize, runs: usize) -> Result<Timing, CudaError> {
+        let ready = self.prepare(batch)?;
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let context = Arc::clone(self.model.device.context());
+        let event = || context.new_event(flags).during(|| "make an event".to_owned());
+        let (start, end) = (event()?, event()?);
+        let mut timing = Timing::default();
+        for i in 0..warm_up + runs {
+            start.record(&self.stream).during(|| "record an event".to_owned())?;
+            self.upload(ready.data.padded.is_some(), batch)?;
+            self.launch(&ready)?;
+            end.record(&self.stream).during(|| "record an event".to_owned())?;
+            end.synchronize().during(|| "wait for the run".to_owned())?;
+            let ms = start.elapsed_ms(&end).during(|| "read the events".to_owned())?;
+            if i >= warm_up {
+                timing.ms.push(ms);
+            }
+        }
+        Ok(timing)
+    }
+
+    /// Bytes held now.
+    pub fn memory(&self) -> MemoryUse {
+        MemoryUse {
+            weights: self.model.weight_bytes(),
+            activations: self.chunks.bytes(),
+            batch_data: self.staging.as_ref().map_or(0, |(_, device)| device.bytes()),
+        }
+    }
+
+    /// Plans, and makes room. A failure leaves the session with nothing held and usable.
+    fn prepare(&mut self, batch: &Batch) -> Result<Ready, CudaError> {
+        let model = Arc::clone(&self.model);
+        model.device.context().bind_to_thread().during(|| "use the device on this thread".into())?;
+        let extents = batch.extents();
+        let plan = self.planner.plan(&model.program, &extents)?;
+        if let Err(error) = self.chunks.follow(&model.device, self.planner.held()) {
+            self.chunks.clear();
+            self.planner.release_all();
+            return Err(advise(error, &model, &extents));
+        }
+        let data = self.layout(batch)?;
+        Ok(Ready { plan, data, extents })
+    }
+
+    /// Gives every piece of batch data its place, and grows the staging memory to hold them.
+    fn layout(&mut self, batch: &Batch) -> Result<BatchData, CudaError> {
+        let e = batch.extents();
+        let mut end = 0u64;
+        let mut place = |bytes: u64| {
+            let at = end;
+            end += bytes.next_multiple_of(ALIGNMENT);
+            at
+        };
+        let per_token = [place(4 * e.tokens), place(4 * e.tokens), place(4 * e.tokens)];
+        let cu_lens = place(4 * (e.batch + 1));
+        let pair_offsets = place(8 * (e.batch + 1));
+        let padded = batch.padded().map(|p| [(); 3].map(|()| place(4 * p.mask.len() as u64)));
+        if self.staging.as_ref().is_none_or(|(_, device)| device.bytes() < end) {
+            self.staging = None;
+            let bytes = end.next_power_of_two();
+            let device = Buffer::new(&self.model.device, bytes, "the batch data")?;
+            self.staging = Some((Pinned::new(&self.model.device, bytes as usize)?, device));
+        }
+        let start = self.staging.as_ref().map_or(0, |(_, device)| device.start());
+        Ok(BatchData {
+            token_ids: start + per_token[0],
+            type_ids: start + per_token[1],
+            positions: start + per_token[2],
+            cu_lens: start + cu_lens,
+            pair_offsets: start + pair_offsets,
+            padded: padded.map(|p| p.map(|at| start + at)),
+        })
+    }
+
+    /// Copies the batch data to the device; a padded batch is packed there.
+    fn upload(&mut self, padded: bool, batch: &Batch) -> Result<(), CudaError> {
+        let data = self.layout(batch)?;
+        // The staging memory may still be read by the copy of the run before.
+        self.stream.synchronize().during(|| "wait for the stream".to_owned())?;
+        let Some((pinned, device)) = &mut self.staging else { return Ok(()) };
+        let start = device.start();
+        let host = pinned.as_mut_slice();
+        let mut last = 0;
+        let mut write = |at: u64, bytes: &[u8]| {
+            let from = (at - start) as usize;
+            host[from..from + bytes.len()].copy_from_slice(bytes);
+            last = last.max(from + bytes.len());
+        };
+        let as_i32 = |values: &[u32]| values.iter().map(|&v| v as i32).collect::<Vec<i32>>();
+        if let (Some(places), Some(batch)) = (data.padded.filter(|_| padded), batch.padded()) {
+            for (at, values) in places.into_iter().zip([&batch.mask, &batch.token_ids, &batch.type_ids]) {
+                write(at, bytemuck::cast_slice(&as_i32(values)));
+            }
+        } else {
+            write(data.token_ids, bytemuck::cast_slice(&batch.token_ids()));
+            write(data.type_ids, bytemuck::cast_slice(&batch.type_ids()));
+            write(data.positions, bytemuck::cast_slice(&batch.positions()));
+            write(data.cu_lens, bytemuck::cast_slice(&batch.cu_lens()));
+            write(data.pair_offsets, bytemuck::cast_slice(&batch.pair_offsets()));
+        }
+        // SAFETY: the device buffer is as large as the pinned one, which outlives the copy: it is
+        // written or freed only after the stream was waited for.
+        unsafe { result::memcpy_htod_async(start, &pinned.as_slice()[..last], self.stream.cu_stream()) }
+            .during(|| "upload the batch".to_owned())
+    }
+
+    fn launch(&self, ready: &Ready) -> Result<(), CudaError> {
+        let (program, stream) = (&self.model.program, self.stream.cu_stream());
+        let data = &ready.data;
+        if let Some([mask, ids, types]) = data.padded {
+            let [scan, scatter] = &self.model.packing;
+            let extents = ready.extents.with_rows(ready.extents.batch);
+            // SAFETY: the staging memory has room for all of these at these extents.
+            unsafe {
+                scan.launch(stream, &extents, &[mask, data.cu_lens, data.pair_offsets], "pack")?;
+                let out = [data.token_ids, data.type_ids, data.positions];
+                let args = [mask, ids, types, data.cu_lens, out[0], out[1], out[2]];
+                scatter.launch(stream, &extents, &args, "pack")?;
+            }
+        }
+        let mut places = vec![0; program.tensors.len()];
+        for ((index, _), at) in program.planned().zip(&ready.plan.placements) {
+            places[index] = self.chunks.at(at.chunk as usize, at.offset);
+        }
+        let mut pointers = Vec::with_capacity(16);
+        for step in &program.steps {
+            pointers.clear();
+            pointers.extend(step.operands.iter().map(|&operand| {
+                match &program.tensors[operand].place {
+                    Place::Batch(meta) => data.at(*meta),
+                    Place::Weight(_) => self.model.weights[operand],
+                    Place::Planned { .. } => places[operand],
+                }
+            }));
+            let overflow =
+                || SizeOverflow { tensor: step.name.clone(), shape: Shape(vec![step.rows.clone()]) };
+            let extents = step.extents(&ready.extents).ok_or_else(overflow)?;
+            let kernel = step.kernel(&extents).ok_or_else(overflow)?;
+            // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
+            // and the plan gives those that are alive together memory of their own.
+            unsafe { self.model.loaded[kernel].launch(stream, &extents, &pointers, &step.name)? };
+        }
+        Ok(())
+    }
+
+    fn download(&self, ready: &Ready) -> Result<Vec<Output>, CudaError> {
+        let program = &self.model.program;
+        let mut outputs = Vec::with_capacity(program.outputs.len());
+        let order: Vec<usize> = program.planned().map(|(index, _)| index).collect();
+        for (name, tensor) in &program.outputs {
+            let record = &program.tensors[*tensor];
+            let bytes = program.bytes(record, &ready.extents)? as usize;
+            let mut raw = vec![0u8; bytes];
+            let slot = order.iter().position(|i| i == tensor);
+            let Some(at) = slot.and_then(|s| ready.plan.placements.get(s)) else { continue };
+            let from = self.chunks.at(at.chunk as usize, at.offset);
+            // SAFETY: the output lives at `from` until the session plans again; `raw` is not
+            // touched before the stream was waited for.
+            unsafe { result::memcpy_dtoh_async(&mut raw, from, self.stream.cu_stream()) }
+                .during(|| format!("download `{name}`"))?;
+            self.stream.synchronize().during(|| "wait for the run".to_owned())?;
+            let dims: Option<Vec<u64>> = record.shape.0.iter().map(|d| d.eval(&ready.extents)).collect();
+            let shape = dims
+                .ok_or_else(|| SizeOverflow { tensor: name.clone(), shape: record.shape.clone() })?;
+            outputs.push(Output { name: name.clone(), shape, values: decode(&raw, record.dtype) });
+        }
+        Ok(outputs)
+    }
+}
+
+impl Drop for CudaSession {
+    fn drop(&mut self) {
+        // Memory must not be freed under a running kernel; an error here has no one to go to.
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// Adds to an out-of-memory error what the plan needs and about how much would fit.
+fn advise(error: CudaError, model: &CudaModel, extents: &Extents) -> CudaError {
+    match (error, Planner::footprint(&model.program, extents)) {
+        (CudaError::OutOfMemory { what, free, total, .. }, Ok(needed)) => {
+            let fit = u128::from(extents.tokens) * u128::from(free) / u128::from(needed.chunks.max(1));
+            let advice = format!(
+                "{} tokens need {} bytes; about {fit} tokens of such a batch would fit",
+                extents.tokens, needed.chunks
+            );
+            CudaError::OutOfMemory { what, bytes: needed.chunks, free, total, advice }
+        }
+        (error, _) => error,
+    }
+}
