@@ -278,3 +278,57 @@ fn lines(looked: &[Looked]) -> impl fmt::Display {
         .map(|place| format!("  {place}\n"))
         .collect::<String>()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_the_library_name_its_file_and_repeat_its_log() {
+        let failure = |log: &str| JitError::Nvrtc {
+            path: "/opt/lib/libnvrtc.so.13".into(),
+            call: "nvrtcCompileProgram",
+            message: "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE".to_owned(),
+            log: log.to_owned(),
+        };
+        insta::assert_snapshot!(
+            failure("nvrtc: error: failed to open libnvrtc-builtins.so.13.0."),
+            @r"
+        nvrtcCompileProgram of NVRTC (/opt/lib/libnvrtc.so.13) failed: NVRTC_ERROR_BUILTIN_OPERATION_FAILURE
+        nvrtc: error: failed to open libnvrtc-builtins.so.13.0.
+        "
+        );
+        insta::assert_snapshot!(
+            failure(""),
+            @"nvrtcCompileProgram of NVRTC (/opt/lib/libnvrtc.so.13) failed: NVRTC_ERROR_BUILTIN_OPERATION_FAILURE"
+        );
+        let unusable = JitError::NvrtcUnusable {
+            path: "/opt/lib/libnvrtc.so.13".into(),
+            why: "file too short".to_owned(),
+        };
+        insta::assert_snapshot!(
+            unusable,
+            @"/opt/lib/libnvrtc.so.13 cannot be used as NVRTC: file too short"
+        );
+    }
+
+    #[test]
+    fn only_trouble_with_the_cache_has_a_cache_fault() {
+        let damaged = JitError::CacheDamaged {
+            path: "x".into(),
+            why: "short".to_owned(),
+        };
+        assert_eq!(damaged.cache_fault(), Some(CacheFault::Damaged));
+        assert_eq!(
+            JitError::NoCacheFolder.cache_fault(),
+            Some(CacheFault::NoFolder)
+        );
+        assert_eq!(
+            JitError::UnknownTarget {
+                name: "x".to_owned()
+            }
+            .cache_fault(),
+            None
+        );
+    }
+}
