@@ -14,6 +14,7 @@ pub mod layernorm;
 pub mod pack;
 pub mod pooling;
 mod spec;
+pub mod trial;
 
 use std::collections::BTreeMap;
 

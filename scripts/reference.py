@@ -1,0 +1,167 @@
+"""Write the references that the tests compare with: PyTorch and Hugging Face transformers.
+
+Weights are not stored. They are drawn from a seed and each tensor's name by the generator that
+`src/runtime/weights/random.rs` has, so that a test makes the same model without PyTorch. What is
+stored is small: token ids, lengths, and the outputs at chosen rows.
+
+    pip install torch transformers safetensors numpy
+    python3 scripts/reference.py tests/references                # random weights, every family
+    python3 scripts/reference.py tests/references --minilm DIR   # and real sentences
+"""
+import argparse, json, os
+import numpy as np, torch
+from safetensors.numpy import save_file
+import transformers as tf
+
+SEED, DEVIATION = 20, 0.1
+LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129]}
+PREFIXES = ("bert.", "roberta.", "distilbert.", "albert.")
+SENTENCES = [
+    "A transformer is compiled into kernels written for it.",
+    "The model description is turned into CUDA source.",
+    "It rained all afternoon, so the picnic was moved indoors.",
+    "Heavy rain forced us to have the picnic inside.",
+    "Short.",
+    "Batches of different lengths run without padding: every token of every sequence lies beside the "
+    "next one in memory, and no arithmetic is spent on tokens that are not there, which is where most of "
+    "the time of a padded batch goes when its longest sentence is much longer than the others.",
+    "¿Dónde está la biblioteca?",
+    "Der Zug nach München fährt um acht Uhr ab.",
+]
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def normal(name, n):
+    """Values of `RandomWeights` for the tensor `name`, bit for bit."""
+    with np.errstate(over="ignore"):
+        state = np.uint64(SEED) ^ np.uint64(0xCBF29CE484222325)
+        for b in name.encode():
+            state = (state ^ np.uint64(b)) * np.uint64(0x100000001B3)
+        z = state + GAMMA * np.arange(1, n + 1, dtype=np.uint64)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    parts = sum(((z >> np.uint64(16 * i)) & np.uint64(0xFFFF)) for i in range(4))
+    return (parts.astype(np.float32) - np.float32(131070.0)) / np.float32(37837.23)
+
+
+def fill(model):
+    """Draws every parameter by its published name, without the trunk's prefix."""
+    for name, p in model.state_dict().items():
+        if not p.is_floating_point():
+            continue
+        bare = name
+        for prefix in PREFIXES:
+            bare = bare.removeprefix(prefix)
+        mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
+        values = mean + np.float32(DEVIATION) * normal(bare, p.numel())
+        p.copy_(torch.from_numpy(values.reshape(p.shape)))
+    return model.eval()
+
+
+def rows_of(lens):
+    """A few tokens of every sequence: its ends, and some between."""
+    rows, start = [], 0
+    for n in lens:
+        rows += [start + i for i in sorted({0, 1, n // 2, n - 2, n - 1}) if 0 <= i < n]
+        start += n
+    return np.array(rows, dtype=np.int64)
+
+
+def run(model, ids, lens):
+    """Padded run; returns the model's output with its mask."""
+    width = max(lens)
+    padded = torch.zeros(len(lens), width, dtype=torch.long)
+    mask = torch.zeros_like(padded)
+    start = 0
+    for i, n in enumerate(lens):
+        padded[i, :n] = torch.from_numpy(ids[start:start + n])
+        mask[i, :n] = 1
+        start += n
+    return model(input_ids=padded, attention_mask=mask), mask.bool()
+
+
+FAMILIES = {
+    "bert": (tf.BertConfig, tf.BertModel, tf.BertForSequenceClassification, tf.BertForTokenClassification, tf.BertForMaskedLM),
+    "roberta": (tf.RobertaConfig, tf.RobertaModel, tf.RobertaForSequenceClassification, tf.RobertaForTokenClassification, tf.RobertaForMaskedLM),
+    "distilbert": (tf.DistilBertConfig, tf.DistilBertModel, tf.DistilBertForSequenceClassification, tf.DistilBertForTokenClassification, tf.DistilBertForMaskedLM),
+    "albert": (tf.AlbertConfig, tf.AlbertModel, tf.AlbertForSequenceClassification, tf.AlbertForTokenClassification, tf.AlbertForMaskedLM),
+}
+
+
+def config(family, hidden, heads, layers=3, inner=1000, vocab=1003, **more):
+    if family == "distilbert":
+        sizes = dict(dim=hidden, n_heads=heads, n_layers=layers, hidden_dim=inner)
+    else:
+        sizes = dict(hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner)
+    if family == "albert":
+        sizes["embedding_size"] = 128
+    positions = 514 if family == "roberta" else 512
+    return FAMILIES[family][0](vocab_size=vocab, max_position_embeddings=positions, num_labels=3, attn_implementation="eager", **sizes, **more)
+
+
+def random_model(out, name, family, lens_names, **sizes):
+    cfg = config(family, **sizes)
+    _, trunk, sequence, token, mlm = FAMILIES[family]
+    heads = {"sequence_logits": sequence, "token_logits": token, "mlm_logits": mlm}
+    models = {"trunk": fill(trunk(cfg))} | {k: fill(m(cfg)) for k, m in heads.items()}
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, cfg.vocab_size, sum(lens))
+        rows = rows_of(lens)
+        put = lambda key, t: tensors.__setitem__(f"{lens_name}.{key}", np.ascontiguousarray(t.detach().numpy()))
+        tensors[f"{lens_name}.ids"] = ids.astype(np.int64)
+        tensors[f"{lens_name}.lens"] = np.array(lens, dtype=np.int64)
+        tensors[f"{lens_name}.rows"] = rows
+        o, mask = run(models["trunk"], ids, lens)
+        h = o.last_hidden_state
+        put("last_hidden_state", h[mask][rows])
+        w = mask[..., None].float()
+        put("sentence_embedding", torch.nn.functional.normalize((h * w).sum(1) / w.sum(1), dim=1))
+        if getattr(o, "pooler_output", None) is not None:
+            put("pooler_output", o.pooler_output)
+        for key in heads:
+            logits = run(models[key], ids, lens)[0].logits
+            put(key, logits if key == "sequence_logits" else logits[mask][rows][:, :64])
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    with open(os.path.join(out, f"{name}.json"), "w") as f:
+        keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool)) and k not in ("transformers_version", "dtype", "_attn_implementation")}
+        json.dump(keep | {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}}, f, indent=1, sort_keys=True)
+        f.write("\n")
+    print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
+
+
+def minilm(out, folder):
+    tok = tf.AutoTokenizer.from_pretrained(folder)
+    model = tf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval().float()
+    enc = tok(SENTENCES, padding=True, truncation=True, max_length=256, return_tensors="pt")
+    o = model(**enc, output_hidden_states=True)
+    mask = enc["attention_mask"].bool()
+    w = mask[..., None].float()
+    embedding = torch.nn.functional.normalize((o.last_hidden_state * w).sum(1) / w.sum(1), dim=1)
+    tensors = {"ids": enc["input_ids"][mask].numpy(), "lens": mask.sum(1).numpy().astype(np.int64),
+               "sentence_embedding": embedding.numpy(),
+               # After the embeddings, and after each layer, at chosen rows.
+               **{f"layer.{i}.hidden" if i else "embeddings": np.ascontiguousarray(h[mask][:24].numpy()) for i, h in enumerate(o.hidden_states)}}
+    save_file(tensors, os.path.join(out, "minilm.safetensors"))
+    with open(os.path.join(out, "minilm_sentences.json"), "w") as f:
+        json.dump(SENTENCES, f, indent=1, ensure_ascii=False)
+        f.write("\n")
+    print("minilm", tensors["sentence_embedding"].shape, tensors["lens"])
+
+
+if __name__ == "__main__":
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("out")
+    ap.add_argument("--minilm", metavar="DIR", help="a checkpoint of all-MiniLM-L6-v2")
+    a = ap.parse_args()
+    os.makedirs(a.out, exist_ok=True)
+    torch.set_grad_enabled(False)
+    for family in FAMILIES:
+        random_model(a.out, f"{family}_h320a5", family, ["one_token", "tiny", "mixed"], hidden=320, heads=5)
+    for head, heads in ((32, 4), (80, 4), (96, 2), (128, 2)):
+        random_model(a.out, f"bert_head{head}", "bert", ["tiny", "mixed"], hidden=head * heads, heads=heads, inner=512, layers=2)
+    random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")
+    if a.minilm:
+        minilm(a.out, a.minilm)

@@ -1,0 +1,159 @@
+//! One kernel on one batch: inputs made from what its parameters say, and the comparison of a
+//! result with the reference. Every executor is checked through this.
+
+use super::{Case, Fill, HostTensor, Kernel, Meta, Role, Tolerance};
+use crate::tensor::{DType, Extents, LengthsError};
+
+/// Inputs of a kernel for a batch, and what the reference makes of them.
+pub struct Trial {
+    pub extents: Extents,
+    /// Tensors of role `Read`, in the order of the signature, with their storage types.
+    pub reads: Vec<(DType, HostTensor)>,
+    /// Expected tensors of role `Write`, in order, with storage types and names.
+    pub writes: Vec<(DType, &'static str, HostTensor)>,
+}
+
+/// The largest differences between a result and its reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Difference {
+    pub max: f32,
+    pub mean: f32,
+    /// The largest difference over what the tolerance allows there; at most 1 is a pass.
+    pub worst: f32,
+    /// Where the worst one is.
+    pub at: usize,
+    pub got: f32,
+    pub want: f32,
+}
+
+impl Trial {
+    /// Random inputs (never zeros: those hide unwritten outputs), and the reference's results.
+    pub fn new(kernel: &dyn Kernel, case: &Case, seed: u64) -> Result<Self, LengthsError> {
+        let batch = Extents::of(&case.lens)?;
+        let extents = batch.with_rows(kernel.check_rows(&batch));
+        let mut reads = Vec::new();
+        let mut state = seed;
+        for param in kernel.params() {
+            if let Role::Read { dtype, shape, fill } = param.role {
+                let n = shape.elements().eval(&extents).unwrap_or(0) as usize;
+                reads.push((dtype, fill.make(dtype, n, &case.lens, &mut state)));
+            }
+        }
+        let borrowed: Vec<&HostTensor> = reads.iter().map(|(_, tensor)| tensor).collect();
+        let results = kernel.reference(&extents, &borrowed);
+        let written = kernel.params().into_iter().filter_map(|p| match p.role {
+            Role::Write { dtype, .. } => Some((dtype, p.name)),
+            _ => None,
+        });
+        let writes = written.zip(results).map(|((dtype, name), t)| (dtype, name, t)).collect();
+        Ok(Self { extents, reads, writes })
+    }
+}
+
+impl Fill {
+    /// `n` elements for a batch of sequences of these lengths.
+    fn make(self, dtype: DType, n: usize, lens: &[u32], state: &mut u64) -> HostTensor {
+        match self {
+            Fill::Normal { mean, deviation } => HostTensor::Real(
+                (0..n).map(|_| dtype.round(mean + deviation * normal(state))).collect(),
+            ),
+            Fill::Below(limit) => HostTensor::Index(
+                (0..n).map(|_| (uniform(state) % u64::from(limit.max(1))) as i64).collect(),
+            ),
+            Fill::Meta(meta) => HostTensor::Index(meta.make(n, lens, state)),
+        }
+    }
+}
+
+impl Meta {
+    fn make(self, n: usize, lens: &[u32], state: &mut u64) -> Vec<i64> {
+        let sums = |of: fn(i64) -> i64| {
+            let mut sum = 0;
+            let bounds = lens.iter().map(|&len| {
+                sum += of(i64::from(len));
+                sum
+            });
+            std::iter::once(0).chain(bounds).collect::<Vec<i64>>()
+        };
+        match self {
+            Meta::TokenIds => (0..n).map(|_| (uniform(state) % 1000) as i64).collect(),
+            Meta::TypeIds => (0..n).map(|_| (uniform(state) % 2) as i64).collect(),
+            Meta::Positions => lens.iter().flat_map(|&len| 0..i64::from(len)).collect(),
+            Meta::CuLens => sums(|len| len),
+            Meta::PairOffsets => sums(|len| len * len),
+            Meta::Mask => {
+                let longest = i64::from(lens.iter().copied().max().unwrap_or(0));
+                let row = |&len: &u32| (0..longest).map(move |i| i64::from(i < i64::from(len)));
+                lens.iter().flat_map(row).collect()
+            }
+        }
+    }
+}
+
+impl Tolerance {
+    /// Compares a result with what the reference gave. A value that is not finite where the
+    /// reference is differs without bound.
+    pub fn compare(&self, got: &[f32], want: &[f32]) -> Difference {
+        let mut difference = Difference::default();
+        if got.len() != want.len() {
+            return Difference { max: f32::INFINITY, worst: f32::INFINITY, ..difference };
+        }
+        let mut sum = 0f64;
+        for (at, (&got, &want)) in got.iter().zip(want).enumerate() {
+            let mut error = (got - want).abs();
+            if error.is_nan() {
+                error = f32::INFINITY;
+            }
+            sum += f64::from(error);
+            difference.max = difference.max.max(error);
+            let worst = error / (self.absolute + self.relative * want.abs());
+            if worst > difference.worst {
+                difference = Difference { worst, at, got, want, ..difference };
+            }
+        }
+        difference.mean = (sum / want.len().max(1) as f64) as f32;
+        difference
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub(crate) fn uniform(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A value close to a standard normal one: the sum of four uniform ones (Irwin and Hall), scaled.
+/// It has no far tail, which suits tests of low-precision kernels, and costs one draw.
+pub(crate) fn normal(state: &mut u64) -> f32 {
+    let bits = uniform(state);
+    let sum: u32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as u32).sum();
+    // Each part is uniform on 0..65536 with variance 65536²/12; four of them sum to 65536²/3.
+    (sum as f32 - 131_070.0) / 37_837.23
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_centred_with_unit_deviation() {
+        let mut state = 7;
+        let n = 100_000;
+        let values: Vec<f64> = (0..n).map(|_| f64::from(normal(&mut state))).collect();
+        let mean = values.iter().sum::<f64>() / f64::from(n);
+        let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / f64::from(n);
+        assert!(mean.abs() < 0.02, "{mean}");
+        assert!((variance - 1.0).abs() < 0.02, "{variance}");
+    }
+
+    #[test]
+    fn a_result_that_is_nan_never_passes() {
+        let tolerance = Tolerance { absolute: 1.0, relative: 1.0, reason: "a test" };
+        assert!(tolerance.compare(&[1.0, f32::NAN], &[1.0, 2.0]).worst > 1.0);
+        assert!(tolerance.compare(&[1.0], &[1.0, 2.0]).worst > 1.0);
+        assert!(tolerance.compare(&[1.5, 2.0], &[1.0, 2.0]).worst <= 1.0);
+    }
+}

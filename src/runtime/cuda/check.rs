@@ -1,0 +1,160 @@
+//! A kernel on a device against its reference.
+
+use cudarc::driver::{result, sys};
+
+use super::{
+    device::Device,
+    error::{CudaError, During},
+    memory::Buffer,
+    model::Loaded,
+};
+use crate::{
+    jit::Cubin,
+    kernels::{
+        Case, HostTensor, Kernel, KernelSpec,
+        trial::{Difference, Trial},
+    },
+    runtime::weights::{decode, encode},
+    tensor::DType,
+};
+
+/// How a kernel did on one batch.
+#[derive(Clone, Debug)]
+pub struct CheckResult {
+    pub case: Case,
+    /// Worst difference over the tensors that the kernel writes.
+    pub difference: Difference,
+    /// The tensor that it is in.
+    pub tensor: &'static str,
+}
+
+impl CheckResult {
+    pub fn passed(&self) -> bool {
+        self.difference.worst <= 1.0
+    }
+}
+
+/// Runs `kernel` on every one of its cases and compares with its reference.
+///
+/// Outputs are filled with ones in every bit beforehand, which is NaN in every real type, so an
+/// element that the kernel leaves out is found.
+pub fn check_kernel(
+    device: &Device,
+    kernel: &KernelSpec,
+    cubin: &Cubin,
+    seed: u64,
+) -> Result<Vec<CheckResult>, CudaError> {
+    let loaded = Loaded::new(device, kernel, cubin)?;
+    let spec = kernel.as_kernel();
+    let mut results = Vec::new();
+    for case in spec.cases() {
+        // A case comes from the kernel itself; one that is no batch is passed over.
+        let Ok(trial) = Trial::new(spec, &case, seed) else { continue };
+        results.push(run(device, &loaded, spec, case, &trial)?);
+    }
+    Ok(results)
+}
+
+fn run(
+    device: &Device,
+    loaded: &Loaded,
+    kernel: &dyn Kernel,
+    case: Case,
+    trial: &Trial,
+) -> Result<CheckResult, CudaError> {
+    let during = || format!("check `{}` on `{}`", kernel.symbol(), case.name);
+    device.context().bind_to_thread().during(during)?;
+    let mut buffers = Vec::new();
+    for (dtype, tensor) in &trial.reads {
+        let bytes = to_bytes(tensor, *dtype);
+        let buffer = Buffer::new(device, bytes.len() as u64, "an operand")?;
+        // SAFETY: the buffer has the size of the bytes.
+        unsafe { result::memcpy_htod_sync(buffer.start(), &bytes) }.during(during)?;
+        buffers.push(buffer);
+    }
+    let n_reads = buffers.len();
+    for (dtype, _, tensor) in &trial.writes {
+        let bytes = len(tensor) as u64 * dtype.bytes();
+        let buffer = Buffer::new(device, bytes, "a result")?;
+        // SAFETY: the buffer has this size.
+        unsafe { result::memset_d8_sync(buffer.start(), 0xff, bytes as usize) }.during(during)?;
+        buffers.push(buffer);
+    }
+    let pointers: Vec<sys::CUdeviceptr> = in_signature_order(kernel, &buffers, n_reads);
+    let stream = device.context().default_stream();
+    // SAFETY: the buffers have the sizes that the parameters say for these extents.
+    unsafe { loaded.launch(stream.cu_stream(), &trial.extents, &pointers, case.name)? };
+    stream.synchronize().during(during)?;
+    let mut worst = CheckResult { case, difference: Difference::default(), tensor: "" };
+    for ((dtype, name, want), buffer) in trial.writes.iter().zip(&buffers[n_reads..]) {
+        let mut raw = vec![0u8; buffer.bytes() as usize];
+        // SAFETY: `raw` has the size of the buffer.
+        unsafe { result::memcpy_dtoh_sync(&mut raw, buffer.start()) }.during(|| "download".into())?;
+        let difference = match want {
+            HostTensor::Real(want) => kernel.tolerance().compare(&decode(&raw, *dtype), want),
+            HostTensor::Index(want) => whole_numbers(&raw, *dtype, want),
+        };
+        if worst.tensor.is_empty() || difference.worst > worst.difference.worst {
+            worst = CheckResult { difference, tensor: name, ..worst };
+        }
+    }
+    Ok(worst)
+}
+
+/// Addresses in the order of the signature, in which reads and writes may alternate.
+fn in_signature_order(
+    kernel: &dyn Kernel,
+    buffers: &[Buffer],
+    n_reads: usize,
+) -> Vec<sys::CUdeviceptr> {
+    use crate::kernels::Role;
+    let (mut reads, mut writes) = (buffers[..n_reads].iter(), buffers[n_reads..].iter());
+    kernel
+        .params()
+        .iter()
+        .filter_map(|p| match p.role {
+            Role::Read { .. } => reads.next(),
+            Role::Write { .. } => writes.next(),
+            Role::Count(_) => None,
+        })
+        .map(Buffer::start)
+        .collect()
+}
+
+/// Whole numbers must be equal.
+fn whole_numbers(raw: &[u8], dtype: DType, want: &[i64]) -> Difference {
+    let got: Vec<i64> = match dtype {
+        DType::I64 => raw.as_chunks::<8>().0.iter().map(|&b| i64::from_le_bytes(b)).collect(),
+        _ => raw.as_chunks::<4>().0.iter().map(|&b| i32::from_le_bytes(b).into()).collect(),
+    };
+    match got.iter().zip(want).position(|(g, w)| g != w) {
+        None => Difference::default(),
+        Some(at) => Difference {
+            max: (got[at] - want[at]).abs() as f32,
+            worst: f32::INFINITY,
+            at,
+            got: got[at] as f32,
+            want: want[at] as f32,
+            mean: f32::INFINITY,
+        },
+    }
+}
+
+fn len(tensor: &HostTensor) -> usize {
+    match tensor {
+        HostTensor::Real(v) => v.len(),
+        HostTensor::Index(v) => v.len(),
+    }
+}
+
+fn to_bytes(tensor: &HostTensor, dtype: DType) -> Vec<u8> {
+    match tensor {
+        HostTensor::Real(values) => encode(values, dtype),
+        HostTensor::Index(values) if dtype == DType::I64 => {
+            values.iter().flat_map(|v| v.to_le_bytes()).collect()
+        }
+        HostTensor::Index(values) => {
+            values.iter().flat_map(|&v| (v as i32).to_le_bytes()).collect()
+        }
+    }
+}
