@@ -37,7 +37,7 @@ impl From<(u64, u64, u64, u64)> for PlanKey {
 /// A plan is only as good as the chunks it was made for, and those come and go. So nothing is
 /// handed out on the strength of the key alone: the allocator is asked whether every chunk of the
 /// plan still exists in the size that it had, and it counts the request as one of its own, so that
-/// chunks age, and memory shrinks, at the same requests with the cache as without. A plan
+/// chunks age and memory shrinks under a stream of hits as under a stream of plans. A plan
 /// whose chunks have changed is dropped when it is met, and made again. A chunk that was released
 /// and came back under the same id in the same size serves an old plan as well as a new one, since
 /// a plan holds ids and offsets, and no addresses.

@@ -59,10 +59,12 @@ impl Caching {
                 block
             }
             None => {
-                let segment_bytes = match size {
-                    ..=SMALL_LIMIT => SMALL_SEGMENT,
-                    ..LARGE_LIMIT => LARGE_SEGMENT,
-                    _ => size.next_multiple_of(ROUND_LARGE),
+                let segment_bytes = if pool == SMALL {
+                    SMALL_SEGMENT
+                } else if size < LARGE_LIMIT {
+                    LARGE_SEGMENT
+                } else {
+                    size.next_multiple_of(ROUND_LARGE)
                 };
                 self.held.push(segment_bytes);
                 (segment_bytes, self.held.len() - 1, 0)

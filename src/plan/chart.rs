@@ -31,7 +31,7 @@ const LETTER: f64 = 0.62;
 /// Light enough for black print on them, and apart from each other in grey as far as may be.
 const FILLS: [&str; 10] = [
     "#a6cee3", "#fdd0a2", "#b2df8a", "#dadaeb", "#fbb4ae", "#fff2ae", "#ccebc5", "#e5d8bd",
-    "#c7c7c7", "#f1b6da",
+    "#99d8c9", "#f1b6da",
 ];
 
 /// Draws the plan as a lifetime chart: operators from left to right, the bytes of each chunk from
@@ -225,7 +225,7 @@ fn byte_axis(what: &str, bytes: u64, bottom: f64, height: f64) -> Group {
     while bytes as f64 / step as f64 > most {
         step *= 2;
     }
-    let (x, middle) = (13.0, bottom - height / 2.0);
+    let (x, middle) = (22.0, bottom - height / 2.0);
     let mut axis = Group::new().set("class", "bytes").add(
         text_at(what, x, middle, 10.0)
             .set("text-anchor", "middle")

@@ -85,9 +85,9 @@ impl Bin {
                 prev_end = prev_end.max(x.end);
             }
         }
-        // `prev_end` may lie above a capacity that was lowered since, never above one that was kept.
-        best_offset
-            .or_else(|| (self.capacity.saturating_sub(prev_end) >= item.size).then_some(prev_end))
+        // No tensor ends above the capacity, so this cannot be negative.
+        let room = self.capacity - prev_end;
+        best_offset.or_else(|| (room >= item.size).then_some(prev_end))
     }
 
     pub fn place(&mut self, item: &Item, offset: u64) {
@@ -236,6 +236,8 @@ fn pack(
     limit: u64,
     effort: &mut usize,
 ) -> Result<Packing, usize> {
+    // A try costs something even if its second item fails; so does an empty bin, below.
+    *effort = effort.saturating_sub(order.len());
     let open = bins.len() - 1;
     for (index, bin) in bins.iter_mut().enumerate() {
         bin.clear(if index == open { limit } else { bin.capacity });
@@ -243,7 +245,7 @@ fn pack(
     let mut places = vec![None; n_records];
     for (position, item) in order.iter().enumerate() {
         let place = bins.iter().enumerate().find_map(|(index, bin)| {
-            *effort = effort.saturating_sub(bin.placed.len());
+            *effort = effort.saturating_sub(bin.placed.len() + 4);
             bin.find_gap(item).map(|offset| (index, offset))
         });
         let (bin, offset) = place.ok_or(position)?;
