@@ -1,7 +1,10 @@
 //! gemmule compiles a description of a transformer into CUDA kernels written for that model, and
 //! runs it on variable-length batches without padding.
 
+#[doc(hidden)]
+pub mod cli;
 pub mod codegen;
+pub mod engine;
 pub mod graph;
 pub mod jit;
 pub mod kernels;
@@ -12,3 +15,7 @@ pub mod plan;
 pub mod program;
 pub mod runtime;
 pub mod tensor;
+
+pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};
+pub use runtime::{Output, batch::Batch};
+pub use tensor::DType;

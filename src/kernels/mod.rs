@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use spec::KernelSpec;
+pub use spec::{KernelSpec, representative};
 
 use crate::tensor::{DType, Extents, Shape, Size};
 

@@ -1,29 +1,61 @@
 use serde::{Deserialize, Serialize};
 
-use super::{attention::*, elementwise::*, embedding::*, gemm::*, layernorm::*, pooling::*};
+use super::{
+    Kernel, attention, attention::*, elementwise, elementwise::*, embedding, embedding::*, gemm,
+    gemm::*, layernorm, layernorm::*, pack::*, pooling, pooling::*,
+};
 
-/// Any kernel that a program may launch, as plain data that an artifact can store.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum KernelSpec {
-    Gemm(Gemm),
-    AddBias(AddBias),
-    Add(Add),
-    Activate(Activate),
-    Scale(Scale),
-    SliceColumns(SliceColumns),
-    SplitHeads(SplitHeads),
-    MergeHeads(MergeHeads),
-    LayerNorm(LayerNorm),
-    BiasResidualLayerNorm(BiasResidualLayerNorm),
-    Embedding(Embedding),
-    EmbeddingLayerNorm(EmbeddingLayerNorm),
-    FirstToken(FirstToken),
-    MeanPool(MeanPool),
-    L2Normalize(L2Normalize),
-    MeanPoolNormalize(MeanPoolNormalize),
-    AttentionScores(AttentionScores),
-    AttentionSoftmax(AttentionSoftmax),
-    AttentionContext(AttentionContext),
-    MhaShort(MhaShort),
-    MhaOnline(MhaOnline),
+/// Lists the kernels once; every function over all of them follows from it.
+macro_rules! kernels {
+    ($($name:ident),* $(,)?) => {
+        /// Any kernel that a program may launch, as plain data that an artifact can store.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        pub enum KernelSpec {
+            $($name($name),)*
+        }
+
+        impl KernelSpec {
+            /// What the kernel says of itself.
+            pub fn as_kernel(&self) -> &dyn Kernel {
+                match self {
+                    $(Self::$name(kernel) => kernel,)*
+                }
+            }
+        }
+
+        $(impl From<$name> for KernelSpec {
+            fn from(kernel: $name) -> Self {
+                Self::$name(kernel)
+            }
+        })*
+    };
+}
+
+kernels! {
+    Gemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads, MergeHeads, LayerNorm,
+    BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
+    MeanPoolNormalize, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
+    PackScan, PackTokens,
+}
+
+impl KernelSpec {
+    /// The two launches that pack a padded batch.
+    pub fn packing() -> [KernelSpec; 2] {
+        [PackScan.into(), PackTokens.into()]
+    }
+}
+
+/// Instances at odd and at common sizes, of every kernel in every storage type.
+pub fn representative() -> Vec<KernelSpec> {
+    [
+        gemm::representative(),
+        elementwise::representative(),
+        layernorm::representative(),
+        embedding::representative(),
+        pooling::representative(),
+        attention::representative(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }

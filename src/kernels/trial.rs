@@ -117,7 +117,7 @@ impl Tolerance {
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
-pub(crate) fn uniform(state: &mut u64) -> u64 {
+pub fn uniform(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -127,7 +127,7 @@ pub(crate) fn uniform(state: &mut u64) -> u64 {
 
 /// A value close to a standard normal one: the sum of four uniform ones (Irwin and Hall), scaled.
 /// It has no far tail, which suits tests of low-precision kernels, and costs one draw.
-pub(crate) fn normal(state: &mut u64) -> f32 {
+pub fn normal(state: &mut u64) -> f32 {
     let bits = uniform(state);
     let sum: u32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as u32).sum();
     // Each part is uniform on 0..65536 with variance 65536²/12; four of them sum to 65536²/3.

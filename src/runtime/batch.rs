@@ -1,9 +1,11 @@
 //! Token ids with their lengths: what a run takes.
 
+use serde::{Deserialize, Serialize};
+
 use crate::tensor::{Extents, LengthsError};
 
 /// What a model accepts of token ids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Token ids lie below this.
     pub vocabulary: u32,

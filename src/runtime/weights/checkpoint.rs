@@ -109,13 +109,6 @@ impl Checkpoint {
         names.into_iter().find_map(|n| self.entries.get(&n).map(|e| (n, e)))
     }
 
-    /// Tensors that none of `used` is: published checkpoints carry some.
-    pub fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<&str> {
-        let used: BTreeSet<String> =
-            used.iter().filter_map(|(name, _)| self.find(name).map(|(n, _)| n)).collect();
-        self.entries.keys().filter(|&n| !used.contains(n)).map(String::as_str).collect()
-    }
-
     fn checked(&self, name: &str, dims: &[u64]) -> Result<(String, &Entry, DType), CheckpointError> {
         let Some((full, entry)) = self.find(name) else {
             return Err(self.missing(&[name], 1));
@@ -186,6 +179,12 @@ impl WeightSource for Checkpoint {
             return Err(self.missing(&missing, stored.len()));
         }
         stored.iter().try_for_each(|(name, dims)| self.checked(name, dims).map(|_| ()))
+    }
+
+    fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String> {
+        let used: BTreeSet<String> =
+            used.iter().filter_map(|(name, _)| self.find(name).map(|(n, _)| n)).collect();
+        self.entries.keys().filter(|&n| !used.contains(n)).cloned().collect()
     }
 }
 

@@ -20,6 +20,9 @@ pub trait WeightSource: Send + Sync {
 
     /// Checks all of `stored` at once, so that one error names everything that is missing.
     fn check(&self, stored: &[(&str, &[u64])]) -> Result<(), CheckpointError>;
+
+    /// Tensors that the source has and none of `used` is; published checkpoints carry some.
+    fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
 }
 
 /// Evaluates an expression over stored tensors.

@@ -33,6 +33,10 @@ impl WeightSource for RandomWeights {
     fn check(&self, _: &[(&str, &[u64])]) -> Result<(), CheckpointError> {
         Ok(())
     }
+
+    fn surplus(&self, _: &[(&str, &[u64])]) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,19 @@
+mod encoder;
+mod load;
+
+use super::Outcome;
+
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Token ids to last hidden state, on sets of lengths
+    Encoder(encoder::Args),
+    /// The steps before the first run: program, source, NVRTC, cache, plan
+    Load(load::Args),
+}
+
+pub(super) fn run(command: Command) -> Outcome {
+    match command {
+        Command::Encoder(args) => encoder::run(args),
+        Command::Load(args) => load::run(args),
+    }
+}

@@ -1,0 +1,49 @@
+use std::{path::PathBuf, process::ExitCode};
+
+use miette::IntoDiagnostic;
+
+use super::{Outcome, model::Model, print, write_file};
+use crate::{
+    DType,
+    engine::emit,
+    jit::{Jit, Target},
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: Model,
+    #[arg(long, default_value = "f16")]
+    dtype: DType,
+    /// Compile the source for this target too, and write the cubins beside it
+    #[arg(long, value_name = "sm_XX", requires = "out")]
+    arch: Option<Target>,
+    /// Folder for one .cu file per kernel; standard output otherwise
+    #[arg(short, long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    let compiled = args.model.compile(args.dtype)?;
+    let sources = emit(&compiled.program.kernels)?;
+    let Some(folder) = args.out else {
+        for source in &sources {
+            print(&format!("// {}.cu\n{}\n", source.symbol, source.text))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    std::fs::create_dir_all(&folder)
+        .map_err(|source| crate::EngineError::Write { file: folder.clone(), source })?;
+    for source in &sources {
+        write_file(&folder.join(format!("{}.cu", source.symbol)), source.text.as_bytes())?;
+    }
+    if let Some(target) = args.arch {
+        let cubins =
+            Jit::open().and_then(|jit| jit.compile_all(&sources, target, &|_, _| ())).into_diagnostic()?;
+        for cubin in &cubins {
+            write_file(&folder.join(format!("{}.{target}.cubin", cubin.symbol)), &cubin.bytes)?;
+        }
+    }
+    print(&format!("{} kernels written to {}\n", sources.len(), folder.display()))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,62 @@
+use std::{path::PathBuf, process::ExitCode};
+
+use miette::{IntoDiagnostic, miette};
+
+use super::{Outcome, model::Model, print, write_file};
+use crate::{DType, graph::Graph, passes};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: Model,
+    /// Show the graph after this pass, or after all with `all`; as described otherwise
+    #[arg(long, value_name = "PASS")]
+    after: Option<String>,
+    /// Write Graphviz source to FILE instead of text
+    #[arg(long, value_name = "FILE")]
+    dot: Option<PathBuf>,
+    /// Show weights in the Graphviz source too
+    #[arg(long, requires = "dot")]
+    with_weights: bool,
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    let options = args.model.options(DType::F16);
+    let outputs: Option<Vec<&str>> =
+        options.outputs.as_ref().map(|o| o.iter().map(String::as_str).collect());
+    let model = args
+        .model
+        .description()?
+        .build(&args.model.config()?, outputs.as_deref())
+        .map_err(crate::EngineError::from)?;
+    let graph = match &args.after {
+        None => model.graph,
+        Some(after) => graph_after(model.graph, after, options.without)?,
+    };
+    match args.dot {
+        Some(file) => write_file(&file, graph.dot(args.with_weights).as_bytes())?,
+        None => print(&graph.text())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn graph_after(
+    graph: Graph,
+    after: &str,
+    without: std::collections::BTreeSet<String>,
+) -> Result<Graph, miette::Report> {
+    let mut wanted = None;
+    let (last, _) = passes::optimize_observed(graph, &passes::Options { without }, |name, graph| {
+        if name == after {
+            wanted = Some(graph.clone());
+        }
+    })
+    .into_diagnostic()?;
+    if after == "all" {
+        return Ok(last);
+    }
+    let names: Vec<&str> = passes::all().iter().map(|p| p.name()).collect();
+    wanted.ok_or_else(|| {
+        miette!("no pass `{after}` ran; the passes are {}, or `all`", names.join(", "))
+    })
+}

@@ -1,0 +1,137 @@
+use std::{path::PathBuf, process::ExitCode, time::Instant};
+
+use miette::{IntoDiagnostic, miette};
+
+use super::{Outcome, ledger::{Checked, Ledger, digest, today}, print, progress::Bars, table};
+use crate::{
+    DeviceChoice,
+    engine::{catalogue, emit},
+    jit::Jit,
+    kernels::KernelSpec,
+    runtime::cuda::{Device, check_kernel},
+};
+
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Run every kernel on all its cases on a GPU and compare with its CPU reference
+    Check(Args),
+    /// List every kernel that the project answers for
+    List,
+}
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The CUDA device
+    #[arg(long, default_value = "cuda:0")]
+    device: DeviceChoice,
+    /// Write the ledger of what ran
+    #[arg(long)]
+    record: bool,
+    /// Where the ledger is
+    #[arg(long, value_name = "FILE", default_value = "snapshots/gpu.ron")]
+    ledger: PathBuf,
+    /// Only kernels whose symbol contains this
+    #[arg(long, value_name = "TEXT", conflicts_with = "record")]
+    only: Option<String>,
+    /// Seed of the random inputs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+pub(super) fn run(command: Command) -> Outcome {
+    match command {
+        Command::Check(args) => check(args),
+        Command::List => {
+            for (symbol, emitted) in catalogue()? {
+                print(&format!("{symbol} {}\n", emitted.models.join(" ")))?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn check(args: Args) -> Outcome {
+    let DeviceChoice::Cuda(ordinal) = args.device else {
+        return Err(miette!("kernels are checked on a CUDA device; give --device cuda:N"));
+    };
+    let device = Device::open(ordinal).into_diagnostic()?;
+    let target = device.target().into_diagnostic()?;
+    let kernels: Vec<KernelSpec> = catalogue()?
+        .into_iter()
+        .filter(|(symbol, _)| args.only.as_ref().is_none_or(|only| symbol.contains(only)))
+        .map(|(_, emitted)| emitted.kernel)
+        .collect();
+    let sources = emit(&kernels)?;
+    let bars = Bars::new();
+    let began = Instant::now();
+    let jit = Jit::open().into_diagnostic()?;
+    let cubins = jit
+        .compile_all(&sources, target, &|done, total| bars.show("kernels", done, total))
+        .into_diagnostic()?;
+    let compiled = began.elapsed();
+    let mut ledger = Ledger::default();
+    let mut failures = table(&["kernel", "case", "tensor", "max error", "at", "got", "expected"]);
+    let mut n_failed = 0;
+    let began = Instant::now();
+    for (i, (kernel, cubin)) in kernels.iter().zip(&cubins).enumerate() {
+        let results = match check_kernel(&device, kernel, cubin, args.seed) {
+            Ok(results) => results,
+            Err(error) => {
+                n_failed += 1;
+                failures.add_row([cubin.symbol.clone(), error.to_string()]);
+                // After a fault the device answers nothing more in this process.
+                if device.memory().is_err() {
+                    break;
+                }
+                continue;
+            }
+        };
+        let max_error = results.iter().map(|r| r.difference.max).fold(0.0, f32::max);
+        let bad: Vec<_> = results.iter().filter(|r| !r.passed()).collect();
+        n_failed += usize::from(!bad.is_empty());
+        for r in &bad {
+            let d = r.difference;
+            failures.add_row([
+                cubin.symbol.clone(),
+                r.case.name.to_owned(),
+                r.tensor.to_owned(),
+                format!("{:.3e}", d.max),
+                d.at.to_string(),
+                d.got.to_string(),
+                d.want.to_string(),
+            ]);
+        }
+        if bad.is_empty() {
+            let checked = Checked {
+                sha256: digest(&sources[i].text),
+                card: device.info().name.clone(),
+                date: today(),
+                max_error,
+            };
+            ledger.checked.insert(cubin.symbol.clone(), checked);
+        }
+        bars.show("checks", i + 1, kernels.len());
+    }
+    if n_failed > 0 {
+        print(&format!("{failures}\n"))?;
+    }
+    print(&format!(
+        "{} of {} kernels agree with their references on {} ({target}); compiled in {:.1} s ({} from the cache), checked in {:.1} s\n",
+        ledger.checked.len(),
+        kernels.len(),
+        device.info().name,
+        compiled.as_secs_f64(),
+        jit.stats().hits,
+        began.elapsed().as_secs_f64()
+    ))?;
+    if args.record {
+        for source in &sources {
+            if !ledger.checked.contains_key(&source.symbol) {
+                ledger.deferred.insert(source.symbol.clone(), "it did not agree with its reference".to_owned());
+            }
+        }
+        ledger.write(&args.ledger)?;
+        print(&format!("recorded in {}\n", args.ledger.display()))?;
+    }
+    Ok(if n_failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

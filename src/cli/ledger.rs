@@ -1,0 +1,63 @@
+//! The ledger of sources that ran on a device: `snapshots/gpu.ron`.
+
+use std::{collections::BTreeMap, path::Path};
+
+use miette::{IntoDiagnostic, Report, WrapErr};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// What is known of every emitted source.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Ledger {
+    /// By symbol.
+    pub(super) checked: BTreeMap<String, Checked>,
+    /// Sources that were not run yet: symbol and reason.
+    #[serde(default)]
+    pub(super) deferred: BTreeMap<String, String>,
+}
+
+/// A source that ran and agreed with its reference.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Checked {
+    /// SHA-256 of the source.
+    pub(super) sha256: String,
+    pub(super) card: String,
+    /// Day of the run, UTC.
+    pub(super) date: String,
+    /// Largest difference from the reference over all cases.
+    pub(super) max_error: f32,
+}
+
+impl Ledger {
+    pub(super) fn write(&self, file: &Path) -> Result<(), Report> {
+        let config = ron::ser::PrettyConfig::new().depth_limit(2);
+        let text = ron::ser::to_string_pretty(self, config)
+            .into_diagnostic()
+            .wrap_err("the ledger cannot be written as RON")?;
+        if let Some(folder) = file.parent() {
+            std::fs::create_dir_all(folder).into_diagnostic()?;
+        }
+        super::write_file(file, format!("// Written by `gemmule kernels check --record`.\n{text}\n").as_bytes())
+    }
+}
+
+/// SHA-256 of a source, in hexadecimal.
+pub(super) fn digest(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The day in UTC, as YYYY-MM-DD.
+pub(super) fn today() -> String {
+    let seconds = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs());
+    // Civil date from days (Hinnant, "chrono-compatible low-level date algorithms").
+    let z = seconds / 86_400 + 719_468;
+    let (era, day_of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let (day, month) = (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}

@@ -1,0 +1,143 @@
+//! The command line: one file per subcommand, each a caller of the public API.
+
+mod bench;
+mod check;
+mod compile;
+mod doctor;
+mod emit;
+mod explain;
+mod graph;
+mod kernels;
+mod ledger;
+mod model;
+mod plan;
+mod progress;
+mod run;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use miette::{IntoDiagnostic, Report};
+
+/// Compiles a description of a transformer into CUDA kernels written for that model, and runs it
+/// on batches of any lengths without padding.
+///
+/// MODEL is a shipped description (bert, roberta, distilbert, albert) or the path of a RON file.
+/// A checkpoint is a folder as published on the Hugging Face hub, with config.json,
+/// model.safetensors and tokenizer.json.
+#[derive(Parser)]
+#[command(name = "gemmule", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Say more: what was chosen, and which tensors of a checkpoint are not used
+    #[arg(short, long, global = true)]
+    verbose: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Parse, build and verify a description, and check what it expects of the compiler
+    Check(check::Args),
+    /// Print the graph, as it is described or after a pass
+    Graph(graph::Args),
+    /// Say what was fused, by which rule, what it saves, and what was refused and why
+    Explain(explain::Args),
+    /// Write the CUDA source of a model's kernels
+    Emit(emit::Args),
+    /// Compile a model into one file that runs without NVRTC
+    Compile(compile::Args),
+    /// Show where the intermediate tensors of a batch lie, and draw their lifetimes
+    Plan(plan::Args),
+    /// Run a model on texts or token ids
+    Run(run::Args),
+    /// Compare a model with stored results of another implementation
+    Verify(verify::Args),
+    /// Kernels against their CPU references
+    #[command(subcommand)]
+    Kernels(kernels::Command),
+    /// Measure
+    #[command(subcommand)]
+    Bench(bench::Command),
+    /// Look for everything that gemmule uses, and say how to mend what is missing
+    Doctor,
+}
+
+/// Runs the command line.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let level = if cli.verbose { "gemmule=info" } else { "gemmule=warn" };
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(level))
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+    let result = match cli.command {
+        Command::Check(args) => check::run(args),
+        Command::Graph(args) => graph::run(args),
+        Command::Explain(args) => explain::run(args),
+        Command::Emit(args) => emit::run(args),
+        Command::Compile(args) => compile::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Run(args) => run::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Kernels(command) => kernels::run(command),
+        Command::Bench(command) => bench::run(command),
+        Command::Doctor => doctor::run(),
+    };
+    match result {
+        Ok(code) => code,
+        // A reader that closed the pipe wanted no more.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What a subcommand returns: an error is shown by miette, a code says how a check went.
+type Outcome = Result<ExitCode, Report>;
+
+fn is_broken_pipe(error: &Report) -> bool {
+    error.chain().any(|e| {
+        e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// Prints to standard output; a closed pipe is an error, not a panic.
+fn print(text: &str) -> Result<(), Report> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).into_diagnostic()
+}
+
+/// Writes a file, with its path in the error.
+fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
+    std::fs::write(path, text).map_err(|source| {
+        crate::EngineError::Write { file: path.to_owned(), source }.into()
+    })
+}
+
+/// Bytes for people.
+fn human(bytes: u64) -> String {
+    indicatif::HumanBytes(bytes).to_string()
+}
+
+/// A table without lines between rows.
+fn table(header: &[&str]) -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::UTF8_HORIZONTAL_ONLY).set_header(header.to_vec());
+    table
+}
+
+/// Right-aligns columns of numbers.
+fn align_right(table: &mut comfy_table::Table, columns: impl IntoIterator<Item = usize>) {
+    for column in columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(comfy_table::CellAlignment::Right);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Arguments that say which model, shared by the subcommands.
+
+use std::{collections::BTreeSet, path::PathBuf};
+
+use miette::Report;
+use serde_json::Value;
+
+use crate::{
+    DType, EngineError,
+    engine::{CompileOptions, Compiled, Stage, compile, config, description},
+    engine::{Builder, DeviceChoice, Engine},
+    runtime::weights::RandomWeights,
+};
+
+use super::progress::Bars;
+
+/// A description with its sizes: all that the stages before a run need.
+#[derive(clap::Args)]
+pub(super) struct Model {
+    /// A shipped description (bert, roberta, distilbert, albert) or the path of a RON file
+    model: String,
+    /// The checkpoint folder, for its config.json
+    #[arg(long, value_name = "DIR")]
+    weights: Option<PathBuf>,
+    /// Sizes from this config.json
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    choices: Choices,
+}
+
+/// What to compute, and with which passes.
+#[derive(clap::Args, Clone)]
+pub(super) struct Choices {
+    /// An output to compute (several times for several); the description's defaults otherwise
+    #[arg(long = "output", value_name = "NAME")]
+    outputs: Vec<String>,
+    /// Switch a pass off (several times for several)
+    #[arg(long, value_name = "PASS")]
+    without: Vec<String>,
+}
+
+impl Model {
+    /// The config: from `--config`, from the checkpoint, or that of the shipped sizes.
+    pub(super) fn config(&self) -> Result<Value, EngineError> {
+        match (&self.config, &self.weights) {
+            (Some(file), _) => config(file),
+            (None, Some(folder)) => config(&folder.join("config.json")),
+            (None, None) => Err(EngineError::NoConfig),
+        }
+    }
+
+    pub(super) fn options(&self, dtype: DType) -> CompileOptions {
+        CompileOptions {
+            outputs: self.choices.outputs(),
+            without: self.choices.without.iter().cloned().collect::<BTreeSet<_>>(),
+            ..CompileOptions::new(dtype)
+        }
+    }
+
+    pub(super) fn description(&self) -> Result<crate::model::Description, EngineError> {
+        description(&self.model)
+    }
+
+    pub(super) fn compile(&self, dtype: DType) -> Result<Compiled, Report> {
+        Ok(compile(&self.description()?, &self.config()?, &self.options(dtype))?)
+    }
+}
+
+impl Choices {
+    fn outputs(&self) -> Option<Vec<String>> {
+        (!self.outputs.is_empty()).then(|| self.outputs.clone())
+    }
+}
+
+/// A model that runs: description or artifact, weights, device.
+#[derive(clap::Args)]
+pub(super) struct Runnable {
+    /// A shipped description, a RON file, or a file that `gemmule compile` wrote
+    model: String,
+    /// The checkpoint folder
+    #[arg(long, value_name = "DIR")]
+    pub(super) weights: Option<PathBuf>,
+    /// Sizes from this config.json instead of the checkpoint's
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Random weights from this seed, for measurements
+    #[arg(long, value_name = "SEED", conflicts_with = "weights")]
+    random_weights: Option<u64>,
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU
+    #[arg(long)]
+    dtype: Option<DType>,
+    #[command(flatten)]
+    choices: Choices,
+}
+
+impl Runnable {
+    pub(super) fn builder(&self) -> Result<Builder, EngineError> {
+        let mut builder = match crate::engine::Artifact::is_one(self.model.as_ref()) {
+            true => Engine::from_artifact(&self.model),
+            false => Engine::builder(&self.model),
+        };
+        if let Some(folder) = &self.weights {
+            builder = builder.checkpoint(folder);
+        }
+        if let Some(file) = &self.config {
+            builder = builder.config(file);
+        }
+        if let Some(seed) = self.random_weights {
+            builder = builder.random_weights(RandomWeights::new(seed));
+        }
+        if let Some(dtype) = self.dtype {
+            builder = builder.dtype(dtype);
+        }
+        if let Some(outputs) = self.choices.outputs() {
+            builder = builder.outputs(outputs);
+        }
+        Ok(builder.device(self.device).without(self.choices.without.clone()))
+    }
+
+    /// Builds with progress bars on standard error.
+    pub(super) fn build(builder: Builder) -> Result<Engine, EngineError> {
+        let bars = Bars::new();
+        builder
+            .progress(move |stage, done, total| {
+                let what = match stage {
+                    Stage::Kernels => "kernels",
+                    Stage::Weights => "weights",
+                };
+                bars.show(what, done, total);
+            })
+            .build()
+    }
+}

@@ -1,0 +1,61 @@
+use std::{path::PathBuf, process::ExitCode};
+
+use miette::IntoDiagnostic;
+
+use super::{Outcome, align_right, human, model::Model, print, table, write_file};
+use crate::{
+    DType,
+    plan::{Allocator, ChunkAllocator, chart, lower_bound},
+    tensor::Extents,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: Model,
+    /// Lengths of the sequences, e.g. 17,18,52
+    #[arg(long, value_delimiter = ',', required = true)]
+    lens: Vec<u32>,
+    #[arg(long, default_value = "f16")]
+    dtype: DType,
+    /// Draw the lifetimes into FILE
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    let program = args.model.compile(args.dtype)?.program;
+    let extents = Extents::of(&args.lens).into_diagnostic()?;
+    let usage = program.usage(&extents).into_diagnostic()?;
+    let plan = ChunkAllocator::default().plan(&usage).into_diagnostic()?;
+    let names: Vec<String> = program.planned().map(|(_, t)| t.name.clone()).collect();
+    let mut rows = table(&["tensor", "bytes", "first", "last", "chunk", "offset"]);
+    for ((name, record), place) in names.iter().zip(&usage).zip(&plan.placements) {
+        rows.add_row([
+            name.clone(),
+            record.bytes.to_string(),
+            record.first_op.to_string(),
+            record.last_op.to_string(),
+            place.chunk.to_string(),
+            place.offset.to_string(),
+        ]);
+    }
+    align_right(&mut rows, 1..6);
+    let (footprint, bound) = (plan.footprint(), lower_bound(&usage));
+    let chunks: Vec<String> = plan.chunks.iter().map(|&c| human(c)).collect();
+    print(&format!(
+        "{rows}\n{} tokens in {} sequences, {}\nchunks: {}\nfootprint: {} ({footprint} bytes), lower bound: {} ({bound} bytes), ratio {:.3}\n",
+        extents.tokens,
+        extents.batch,
+        args.dtype,
+        chunks.join(", "),
+        human(footprint),
+        human(bound),
+        footprint as f64 / bound.max(1) as f64,
+    ))?;
+    if let Some(file) = args.svg {
+        write_file(&file, chart::svg(&names, &usage, &plan).as_bytes())?;
+        print(&format!("lifetimes drawn in {}\n", file.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

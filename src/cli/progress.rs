@@ -1,0 +1,34 @@
+use std::sync::Mutex;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar for the stage at hand, on standard error; nothing where that is no terminal.
+pub(super) struct Bars {
+    current: Mutex<Option<(&'static str, ProgressBar)>>,
+}
+
+impl Bars {
+    pub(super) fn new() -> Self {
+        Self { current: Mutex::new(None) }
+    }
+
+    /// Shows that `done` of `total` are done of `what`.
+    pub(super) fn show(&self, what: &'static str, done: usize, total: usize) {
+        // A poisoned lock means that another thread died while drawing; the bar is no loss.
+        let Ok(mut current) = self.current.lock() else { return };
+        if current.as_ref().is_none_or(|(name, _)| *name != what) {
+            let bar = ProgressBar::new(total as u64);
+            if let Ok(style) = ProgressStyle::with_template("{prefix:>10} {wide_bar} {pos}/{len}") {
+                bar.set_style(style);
+            }
+            bar.set_prefix(what);
+            *current = Some((what, bar));
+        }
+        if let Some((_, bar)) = current.as_ref() {
+            bar.set_position(done as u64);
+            if done == total {
+                bar.finish_and_clear();
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! A compiled model in one file: the program, and cubins for the targets that it was compiled for.
+
+use std::{
+    io::{Read, Write},
+    path::Path,
+};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{Compiled, EngineError};
+use crate::{
+    jit::{Cubin, Target},
+    program::Program,
+    runtime::batch::Limits,
+};
+
+/// First bytes of the file, with the version of its layout.
+const MAGIC: &[u8; 8] = b"GEMMULE1";
+const DIGEST: usize = 32;
+
+/// A program with what a run must know of it, and its code.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Artifact {
+    /// The model's name.
+    pub name: String,
+    pub program: Program,
+    pub limits: Limits,
+    /// What weight names may be prefixed with.
+    pub prefixes: Vec<String>,
+    pub cubins: Vec<Cubin>,
+}
+
+impl Artifact {
+    pub fn of(compiled: Compiled, cubins: Vec<Cubin>) -> Self {
+        let limits = Limits::of(&compiled.model);
+        let (name, prefixes) = (compiled.model.name, compiled.model.prefixes);
+        Self { name, program: compiled.program, limits, prefixes, cubins }
+    }
+
+    /// Whether a file starts like an artifact.
+    pub fn is_one(file: &Path) -> bool {
+        let mut start = [0; MAGIC.len()];
+        let read = std::fs::File::open(file).and_then(|mut f| f.read_exact(&mut start));
+        read.is_ok() && start == *MAGIC
+    }
+
+    /// The targets that there is code for.
+    pub fn targets(&self) -> Vec<Target> {
+        let mut targets: Vec<Target> = self.cubins.iter().map(|c| c.target).collect();
+        targets.sort_unstable();
+        targets.dedup();
+        targets
+    }
+
+    /// Writes the file; a failure leaves what was there before. Returns its size in bytes.
+    pub fn write(&self, file: &Path) -> Result<u64, EngineError> {
+        let failed = |source| EngineError::Write { file: file.to_owned(), source };
+        let body = postcard::to_stdvec(self)
+            .map_err(|e| failed(std::io::Error::other(e.to_string())))?;
+        let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+        temporary.write_all(MAGIC).map_err(failed)?;
+        temporary.write_all(&Sha256::digest(&body)).map_err(failed)?;
+        temporary.write_all(&body).map_err(failed)?;
+        temporary.persist(file).map_err(|e| failed(e.error))?;
+        Ok((MAGIC.len() + DIGEST + body.len()) as u64)
+    }
+
+    /// Reads a file. Whatever is in it, the result is an artifact that is sound, or an error.
+    pub fn read(file: &Path) -> Result<Self, EngineError> {
+        let bytes = std::fs::read(file)
+            .map_err(|source| EngineError::Read { file: file.to_owned(), source })?;
+        let broken =
+            |problem: &str| EngineError::Artifact { file: file.to_owned(), problem: problem.to_owned() };
+        let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| broken("it starts with other bytes"))?;
+        let (digest, body) =
+            rest.split_at_checked(DIGEST).ok_or_else(|| broken("it ends too early"))?;
+        if Sha256::digest(body).as_slice() != digest {
+            return Err(broken("its checksum does not fit, so it was damaged or cut"));
+        }
+        let artifact: Self = postcard::from_bytes(body).map_err(|e| broken(&e.to_string()))?;
+        artifact.program.validate().map_err(|problem| broken(&problem))?;
+        Ok(artifact)
+    }
+}

@@ -1,0 +1,290 @@
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::{
+    Artifact, Backend, DeviceChoice, DeviceName, Engine, EngineError,
+    compile::{CompileOptions, compile, emit},
+    default_dtype,
+};
+use crate::{
+    jit::{Cubin, Jit},
+    model::Description,
+    program::{Place, Program},
+    runtime::{
+        batch::Limits,
+        cpu::CpuModel,
+        cuda::{CudaModel, Device},
+        weights::{Checkpoint, RandomWeights, WeightSource},
+    },
+    tensor::DType,
+};
+
+/// Where a [`Builder`] starts from.
+pub(super) enum Start {
+    Named(String),
+    Source { name: String, ron: String },
+    Artifact(PathBuf),
+}
+
+/// How long each step of loading took; zero where a step was not needed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoadTimes {
+    /// Description to program.
+    pub compile: Duration,
+    /// Program to CUDA source.
+    pub emit: Duration,
+    /// NVRTC, or its cache.
+    pub jit: Duration,
+    /// Kernels that came from the cache, and those that NVRTC compiled.
+    pub cached: usize,
+    pub compiled: usize,
+    /// Reading and uploading the weights.
+    pub weights: Duration,
+}
+
+/// A step of loading, for those who show progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Kernels,
+    Weights,
+}
+
+/// Called with the stage, what is done, and the total.
+type Progress = Box<dyn Fn(Stage, usize, usize) + Sync>;
+
+/// Options of an [`Engine`].
+pub struct Builder {
+    start: Start,
+    config: Option<PathBuf>,
+    config_value: Option<Value>,
+    checkpoint: Option<PathBuf>,
+    random: Option<RandomWeights>,
+    outputs: Option<Vec<String>>,
+    intermediates: Vec<String>,
+    without: BTreeSet<String>,
+    device: DeviceChoice,
+    dtype: Option<DType>,
+    progress: Progress,
+}
+
+impl Builder {
+    pub(super) fn new(start: Start) -> Self {
+        Self {
+            start,
+            config: None,
+            config_value: None,
+            checkpoint: None,
+            random: None,
+            outputs: None,
+            intermediates: Vec::new(),
+            without: BTreeSet::new(),
+            device: DeviceChoice::Auto,
+            dtype: None,
+            progress: Box::new(|_, _, _| ()),
+        }
+    }
+
+    /// A folder as published: `config.json` and `model.safetensors`, or an index and its shards.
+    pub fn checkpoint(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.checkpoint = Some(folder.into());
+        self
+    }
+
+    /// Sizes from this `config.json` instead of the checkpoint's.
+    pub fn config(mut self, file: impl Into<PathBuf>) -> Self {
+        self.config = Some(file.into());
+        self
+    }
+
+    /// Sizes from a value in memory.
+    pub fn config_value(mut self, config: Value) -> Self {
+        self.config_value = Some(config);
+        self
+    }
+
+    /// Random weights instead of a checkpoint's.
+    pub fn random_weights(mut self, weights: RandomWeights) -> Self {
+        self.random = Some(weights);
+        self
+    }
+
+    /// Outputs to compute; what is not asked for is not computed.
+    pub fn outputs<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.outputs = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Further values to return, by the names that `gemmule graph --after` shows.
+    pub fn intermediates<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.intermediates = names.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Switches passes off.
+    pub fn without<S: Into<String>>(mut self, passes: impl IntoIterator<Item = S>) -> Self {
+        self.without = passes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    pub fn device(mut self, device: DeviceChoice) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// Storage type of weights and activations; by default f16 on CUDA and f32 on the CPU.
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = Some(dtype);
+        self
+    }
+
+    /// Called as kernels are compiled and weights are loaded.
+    pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
+        self.progress = Box::new(progress);
+        self
+    }
+
+    /// Compiles the model and loads its weights.
+    pub fn build(self) -> Result<Engine, EngineError> {
+        let device = self.device.resolve()?;
+        let mut times = LoadTimes::default();
+        let began = Instant::now();
+        let (artifact, cubins) = self.artifact(&device)?;
+        times.compile = began.elapsed();
+        let source = self.weights(&artifact)?;
+        let (program, limits) = (artifact.program, artifact.limits);
+        let stored: Vec<(&str, &[u64])> = program
+            .tensors
+            .iter()
+            .filter_map(|t| if let Place::Weight(expr) = &t.place { Some(expr.stored()) } else { None })
+            .flatten()
+            .collect();
+        source.check(&stored)?;
+        for name in source.surplus(&stored) {
+            tracing::info!("the checkpoint's tensor `{name}` is not used");
+        }
+        let weights_done = |done, total| (self.progress)(Stage::Weights, done, total);
+        let backend = match &device {
+            DeviceName::Cpu { .. } => {
+                let began = Instant::now();
+                let model = CpuModel::load(program, &*source, &weights_done)?;
+                times.weights = began.elapsed();
+                Backend::Cpu(model.into())
+            }
+            DeviceName::Cuda(info) => {
+                let device = Device::open(info.ordinal)?;
+                let cubins = match cubins {
+                    Some(cubins) => cubins,
+                    None => self.jit(&program, &device, &mut times)?,
+                };
+                let began = Instant::now();
+                let model = CudaModel::load(device, program, &cubins, &*source, &weights_done)?;
+                times.weights = began.elapsed();
+                Backend::Cuda(model.into())
+            }
+        };
+        Ok(Engine { backend, device, limits, times })
+    }
+
+    /// The program with what a run must know of it; from a file also its code.
+    fn artifact(&self, device: &DeviceName) -> Result<(Artifact, Option<Vec<Cubin>>), EngineError> {
+        if let Start::Artifact(file) = &self.start {
+            let mut artifact = Artifact::read(file)?;
+            if let Some(asked) = self.dtype.filter(|&d| d != artifact.program.dtype) {
+                return Err(EngineError::ArtifactDType {
+                    file: file.clone(),
+                    stored: artifact.program.dtype.to_string(),
+                    asked: asked.to_string(),
+                });
+            }
+            let cubins = std::mem::take(&mut artifact.cubins);
+            return Ok((artifact, Some(cubins)));
+        }
+        let options = CompileOptions {
+            outputs: self.outputs.clone(),
+            intermediates: self.intermediates.clone(),
+            without: self.without.clone(),
+            dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
+        };
+        let compiled = compile(&self.description()?, &self.config_json()?, &options)?;
+        Ok((Artifact::of(compiled, Vec::new()), None))
+    }
+
+    fn description(&self) -> Result<Description, EngineError> {
+        match &self.start {
+            Start::Named(name) => description(name),
+            Start::Source { name, ron } => Ok(Description::parse(name, ron)?),
+            Start::Artifact(_) => Err(EngineError::NoConfig),
+        }
+    }
+
+    fn config_json(&self) -> Result<Value, EngineError> {
+        if let Some(value) = &self.config_value {
+            return Ok(value.clone());
+        }
+        match (&self.config, &self.checkpoint) {
+            (Some(file), _) => config(file),
+            (None, Some(folder)) => config(&folder.join("config.json")),
+            (None, None) => Err(EngineError::NoConfig),
+        }
+    }
+
+    fn weights(&self, artifact: &Artifact) -> Result<Box<dyn WeightSource>, EngineError> {
+        match (&self.checkpoint, self.random) {
+            (_, Some(random)) => Ok(Box::new(random)),
+            (Some(folder), None) => Ok(Box::new(Checkpoint::open(folder, &artifact.prefixes)?)),
+            (None, None) => Err(EngineError::NoWeights),
+        }
+    }
+
+    fn jit(
+        &self,
+        program: &Program,
+        device: &Device,
+        times: &mut LoadTimes,
+    ) -> Result<Vec<Cubin>, EngineError> {
+        let began = Instant::now();
+        let sources = emit(&CudaModel::kernels(program))?;
+        times.emit = began.elapsed();
+        let began = Instant::now();
+        let jit = Jit::open()?;
+        let done = |done, total| (self.progress)(Stage::Kernels, done, total);
+        let cubins = jit.compile_all(&sources, device.target()?, &done)?;
+        times.jit = began.elapsed();
+        (times.cached, times.compiled) = (jit.stats().hits as usize, jit.stats().misses as usize);
+        Ok(cubins)
+    }
+}
+
+/// A shipped description by name, or the description in a file.
+pub fn description(name: &str) -> Result<Description, EngineError> {
+    if let Some(shipped) = Description::shipped(name) {
+        return Ok(shipped?);
+    }
+    let file = Path::new(name);
+    if !file.exists() {
+        let known = Description::shipped_names().iter().map(|&n| n.to_owned()).collect();
+        return Err(EngineError::NoModel { name: name.to_owned(), known });
+    }
+    let ron = std::fs::read_to_string(file)
+        .map_err(|source| EngineError::Read { file: file.to_owned(), source })?;
+    Ok(Description::parse(name, &ron)?)
+}
+
+/// A `config.json`.
+pub fn config(file: &Path) -> Result<Value, EngineError> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|source| EngineError::Read { file: file.to_owned(), source })?;
+    serde_json::from_str(&text)
+        .map_err(|e| EngineError::Config { file: file.to_owned(), problem: e.to_string() })
+}
+
+impl Limits {
+    pub(super) fn of(model: &crate::model::Model) -> Self {
+        Self { vocabulary: model.vocab, segments: model.type_rows, longest: model.max_positions }
+    }
+}

@@ -1,0 +1,80 @@
+//! Every kernel that the project answers for: those of the shipped models at the sizes that are
+//! published most, fused and unfused, in every storage type, and the representative instances that
+//! cover odd sizes.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::{EngineError, compile::{CompileOptions, compile}};
+use crate::{
+    kernels::{KernelSpec, representative},
+    model::Description,
+    passes,
+    tensor::DType,
+};
+
+/// Published sizes: name, description, config.
+const CONFIGS: [(&str, &str, &str); 5] = [
+    ("bert-base", "bert", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/bert-base.json"))),
+    ("minilm-l6", "bert", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/minilm-l6.json"))),
+    ("roberta-base", "roberta", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/roberta-base.json"))),
+    ("distilbert-base", "distilbert", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/distilbert-base.json"))),
+    ("albert-base", "albert", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/albert-base.json"))),
+];
+
+/// Name, description and `config.json` of the models that come with the crate.
+pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, EngineError> {
+    CONFIGS
+        .iter()
+        .map(|&(name, description, text)| {
+            let value = serde_json::from_str(text).map_err(|e| EngineError::Config {
+                file: format!("models/configs/{name}.json").into(),
+                problem: e.to_string(),
+            })?;
+            Ok((name, description, value))
+        })
+        .collect()
+}
+
+/// A kernel, and who needs it.
+#[derive(Clone, Debug)]
+pub struct Emitted {
+    pub kernel: KernelSpec,
+    /// Names of shipped sizes that launch it; empty for a representative instance.
+    pub models: Vec<String>,
+}
+
+/// All kernels, by symbol.
+pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
+    let mut found: BTreeMap<String, Emitted> = BTreeMap::new();
+    let mut add = |kernel: KernelSpec, model: Option<&str>| {
+        let symbol = kernel.as_kernel().symbol();
+        let entry =
+            found.entry(symbol).or_insert_with(|| Emitted { kernel, models: Vec::new() });
+        if let Some(model) = model.filter(|&m| entry.models.iter().all(|known| known != m)) {
+            entry.models.push(model.to_owned());
+        }
+    };
+    for (name, description, config) in shipped_configs()? {
+        let Some(description) = Description::shipped(description) else { continue };
+        let description = description?;
+        let outputs = description.output_names().into_iter().map(str::to_owned).collect();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for fused in [true, false] {
+                let mut options =
+                    CompileOptions { outputs: Some(Vec::clone(&outputs)), ..CompileOptions::new(dtype) };
+                if !fused {
+                    options.without = passes::all().iter().map(|p| p.name().to_owned()).collect();
+                }
+                for kernel in compile(&description, &config, &options)?.program.kernels {
+                    add(kernel, Some(name));
+                }
+            }
+        }
+    }
+    for kernel in representative().into_iter().chain(KernelSpec::packing()) {
+        add(kernel, None);
+    }
+    Ok(found)
+}

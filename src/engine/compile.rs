@@ -1,0 +1,76 @@
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::EngineError;
+use crate::{
+    codegen::{Codegen, Source},
+    graph::Graph,
+    kernels::KernelSpec,
+    model::{Description, Model},
+    passes::{self, Report},
+    program::{self, Program},
+    tensor::DType,
+};
+
+/// What to compile a description for.
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// Outputs to compute; `None` means the description's defaults.
+    pub outputs: Option<Vec<String>>,
+    /// Further values to return, by name, where they survive fusion.
+    pub intermediates: Vec<String>,
+    /// Passes that do not run.
+    pub without: BTreeSet<String>,
+    pub dtype: DType,
+}
+
+impl CompileOptions {
+    pub fn new(dtype: DType) -> Self {
+        Self { outputs: None, intermediates: Vec::new(), without: BTreeSet::new(), dtype }
+    }
+}
+
+/// A description through all pure stages.
+pub struct Compiled {
+    /// With the unfused graph.
+    pub model: Model,
+    /// After the passes.
+    pub graph: Graph,
+    pub report: Report,
+    pub program: Program,
+}
+
+/// Description and config to program. Needs no device and no CUDA library.
+pub fn compile(
+    description: &Description,
+    config: &Value,
+    options: &CompileOptions,
+) -> Result<Compiled, EngineError> {
+    let outputs: Option<Vec<&str>> =
+        options.outputs.as_ref().map(|o| o.iter().map(String::as_str).collect());
+    let model = description.build(config, outputs.as_deref())?;
+    let passes = passes::Options { without: options.without.clone() };
+    let (mut graph, report) = passes::optimize(model.graph.clone(), &passes)?;
+    for name in &options.intermediates {
+        if graph.outputs().iter().any(|(n, _)| n == name) {
+            continue;
+        }
+        let found = graph.topological().into_iter().find(|&id| graph.node(id).name == *name);
+        let Some(id) = found else {
+            let names = graph.topological().into_iter().filter(|&id| graph.op(id).is_compute());
+            let near: Vec<String> =
+                names.map(|id| format!("`{}`", graph.node(id).name)).collect();
+            return Err(EngineError::NoIntermediate { name: name.clone(), near: near.join(", ") });
+        };
+        graph.add_output(name.clone(), id);
+    }
+    let program = program::lower(&graph, options.dtype)?;
+    Ok(Compiled { model, graph, report, program })
+}
+
+/// The CUDA source of kernels, in their order.
+pub fn emit(kernels: &[KernelSpec]) -> Result<Vec<Source>, EngineError> {
+    let codegen = Codegen::new()?;
+    Ok(kernels.iter().map(|k| codegen.source(k.as_kernel())).collect::<Result<_, _>>()?)
+}

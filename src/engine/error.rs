@@ -1,0 +1,76 @@
+use std::path::PathBuf;
+
+use crate::{
+    codegen::CodegenError,
+    jit::JitError,
+    model::ModelError,
+    passes::PassError,
+    program::{LowerError, SizeOverflow},
+    runtime::{
+        PlannerError, batch::BatchError, cpu::CpuError, cuda::CudaError, weights::CheckpointError,
+    },
+};
+
+/// Anything that loading or running a model can fail with.
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
+pub enum EngineError {
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Model(Box<ModelError>),
+    #[error("there is no description `{name}`: it is neither a file nor shipped; shipped are {}", known.join(", "))]
+    NoModel { name: String, known: Vec<String> },
+    #[error("`{file}` cannot be read: {source}")]
+    Read { file: PathBuf, source: std::io::Error },
+    #[error("`{file}` cannot be written: {source}")]
+    Write { file: PathBuf, source: std::io::Error },
+    #[error("`{file}` is no JSON: {problem}; expected the config.json of a checkpoint")]
+    Config { file: PathBuf, problem: String },
+    #[error("the sizes of the model are unknown; give a checkpoint folder or a config.json")]
+    NoConfig,
+    #[error("there are no weights to run with; give a checkpoint folder, or a seed for random weights")]
+    NoWeights,
+    #[error("`{text}` is no device; expected auto, cpu, cuda or cuda:N")]
+    UnknownDevice { text: String },
+    #[error("the run has no output `{name}`; it has {}; ask for others when the engine is built", known.join(", "))]
+    NoOutput { name: String, known: Vec<String> },
+    #[error("there is no sequence {sequence}; the batch has {n_sequences}, counted from 0")]
+    NoSequence { sequence: usize, n_sequences: usize },
+    #[error("`{file}` is no artifact of this version of gemmule: {problem}; compile the model again")]
+    Artifact { file: PathBuf, problem: String },
+    #[error("the artifact `{file}` stores {stored}, not {asked}; leave the storage type out, or compile the model for it")]
+    ArtifactDType { file: PathBuf, stored: String, asked: String },
+    #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
+    Tokenizer { file: PathBuf, problem: String },
+    #[error("text {index} cannot be tokenized: {problem}")]
+    Text { index: usize, problem: String },
+    #[error("`{file}` is no reference: {problem}")]
+    Reference { file: PathBuf, problem: String },
+    #[error("the reference names `{name}`, which the compiled model does not compute; fused away, or misspelled? it computes {near}")]
+    NoIntermediate { name: String, near: String },
+    #[error(transparent)]
+    Pass(#[from] PassError),
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    #[error(transparent)]
+    Codegen(#[from] CodegenError),
+    #[error(transparent)]
+    Jit(#[from] JitError),
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Plan(#[from] PlannerError),
+    #[error(transparent)]
+    Size(#[from] SizeOverflow),
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+impl From<ModelError> for EngineError {
+    fn from(error: ModelError) -> Self {
+        Self::Model(Box::new(error))
+    }
+}

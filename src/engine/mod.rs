@@ -1,0 +1,276 @@
+//! The Rust API: load a model, run batches, read named outputs.
+//!
+//! ```no_run
+//! use gemmule::{Batch, Engine};
+//!
+//! # fn main() -> Result<(), gemmule::EngineError> {
+//! let engine = Engine::builder("bert").checkpoint("all-MiniLM-L6-v2").build()?;
+//! let batch = Batch::from_sequences(&[vec![101, 7592, 102], vec![101, 2088, 999, 102]])?;
+//! println!("needs {} bytes", engine.bytes_needed(&batch)?);
+//!
+//! let outputs = engine.session()?.run(&batch)?;
+//! let embedding = outputs.get("sentence_embedding")?;
+//! assert_eq!(embedding.shape, [2, 384]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod artifact;
+mod builder;
+mod catalogue;
+mod compile;
+mod error;
+mod text;
+mod verify;
+
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+
+pub use artifact::Artifact;
+pub use builder::{Builder, LoadTimes, Stage, config, description};
+pub use catalogue::{Emitted, catalogue, shipped_configs};
+pub use compile::{CompileOptions, Compiled, compile, emit};
+pub use error::EngineError;
+pub use text::TextEncoder;
+pub use verify::{Bound, Comparison, Reference, ReferenceCase};
+
+use crate::{
+    program::Program,
+    runtime::{
+        Footprint, MemoryUse, Output, Planner,
+        batch::{Batch, Limits},
+        cpu::{CpuModel, CpuSession},
+        cuda::{self, CudaModel, CudaSession, DeviceInfo, Timing},
+    },
+    tensor::DType,
+};
+
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The first CUDA device if the driver shows one that is new enough, else the CPU.
+    #[default]
+    Auto,
+    Cpu,
+    /// A CUDA device by number, from 0.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = EngineError;
+
+    fn from_str(text: &str) -> Result<Self, EngineError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|n| n.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| EngineError::UnknownDevice { text: text.to_owned() }),
+        }
+    }
+}
+
+/// The device that an engine runs on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceName {
+    Cpu { n_threads: usize },
+    Cuda(DeviceInfo),
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu { n_threads } => write!(f, "CPU, {n_threads} threads"),
+            Self::Cuda(info) => write!(f, "cuda:{}, {}", info.ordinal, info.name),
+        }
+    }
+}
+
+impl DeviceChoice {
+    /// The device that this choice means on this machine.
+    pub fn resolve(self) -> Result<DeviceName, EngineError> {
+        let cpu = || DeviceName::Cpu { n_threads: rayon::current_num_threads() };
+        match self {
+            Self::Cpu => Ok(cpu()),
+            Self::Cuda(ordinal) => {
+                Ok(DeviceName::Cuda(cuda::Device::open(ordinal)?.info().clone()))
+            }
+            Self::Auto => {
+                let usable = |d: &DeviceInfo| d.capability >= (8, 0);
+                Ok(cuda::probe().devices.into_iter().find(usable).map_or_else(cpu, DeviceName::Cuda))
+            }
+        }
+    }
+}
+
+/// The storage type that a device uses when none is asked for: f16 on CUDA, f32 on the CPU.
+pub fn default_dtype(device: &DeviceName) -> DType {
+    match device {
+        DeviceName::Cpu { .. } => DType::F32,
+        DeviceName::Cuda(_) => DType::F16,
+    }
+}
+
+/// A model that is ready to run: weights and code, shared by its sessions.
+pub struct Engine {
+    backend: Backend,
+    device: DeviceName,
+    limits: Limits,
+    times: LoadTimes,
+}
+
+enum Backend {
+    Cpu(Arc<CpuModel>),
+    Cuda(Arc<CudaModel>),
+}
+
+impl Engine {
+    /// Starts from a shipped model (`bert`, `roberta`, …) or the path of a description.
+    pub fn builder(model: impl Into<String>) -> Builder {
+        Builder::new(builder::Start::Named(model.into()))
+    }
+
+    /// Starts from a description in memory; `name` stands in errors.
+    pub fn from_source(name: impl Into<String>, ron: impl Into<String>) -> Builder {
+        Builder::new(builder::Start::Source { name: name.into(), ron: ron.into() })
+    }
+
+    /// Starts from a file that [`Artifact::write`] made. It brings its own code.
+    pub fn from_artifact(file: impl Into<PathBuf>) -> Builder {
+        Builder::new(builder::Start::Artifact(file.into()))
+    }
+
+    /// A session of its own stream and memory. Sessions of one engine run side by side.
+    pub fn session(&self) -> Result<Session, EngineError> {
+        Ok(Session {
+            limits: self.limits,
+            backend: match &self.backend {
+                Backend::Cpu(model) => SessionBackend::Cpu(CpuSession::new(Arc::clone(model))),
+                Backend::Cuda(model) => {
+                    SessionBackend::Cuda(Box::new(CudaSession::new(Arc::clone(model))?))
+                }
+            },
+        })
+    }
+
+    /// Bytes of intermediate tensors that a batch needs, without running it.
+    pub fn bytes_needed(&self, batch: &Batch) -> Result<u64, EngineError> {
+        Ok(self.footprint(batch)?.chunks)
+    }
+
+    /// As [`Engine::bytes_needed`], beside the bytes that no plan could do without.
+    pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
+        Ok(Planner::footprint(self.program(), &batch.extents())?)
+    }
+
+    pub fn program(&self) -> &Program {
+        match &self.backend {
+            Backend::Cpu(model) => model.program(),
+            Backend::Cuda(model) => model.program(),
+        }
+    }
+
+    pub fn device(&self) -> &DeviceName {
+        &self.device
+    }
+
+    /// What the model accepts of token ids.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// How long each step of loading took.
+    pub fn load_times(&self) -> &LoadTimes {
+        &self.times
+    }
+}
+
+/// What one caller needs to run an [`Engine`]. A run that fails leaves it usable.
+pub struct Session {
+    limits: Limits,
+    backend: SessionBackend,
+}
+
+enum SessionBackend {
+    Cpu(CpuSession),
+    Cuda(Box<CudaSession>),
+}
+
+impl Session {
+    /// Runs a batch and returns the outputs that the engine was built for.
+    pub fn run(&mut self, batch: &Batch) -> Result<Outputs, EngineError> {
+        batch.check(&self.limits)?;
+        let outputs = match &mut self.backend {
+            SessionBackend::Cpu(session) => session.run(batch)?,
+            SessionBackend::Cuda(session) => session.run(batch)?,
+        };
+        Ok(Outputs { outputs, lens: batch.lens().to_vec() })
+    }
+
+    /// Times runs of a batch, in milliseconds: by CUDA events on a device, by the clock on the CPU.
+    pub fn time(&mut self, batch: &Batch, warm_up: usize, runs: usize) -> Result<Timing, EngineError> {
+        batch.check(&self.limits)?;
+        match &mut self.backend {
+            SessionBackend::Cuda(session) => Ok(session.time(batch, warm_up, runs)?),
+            SessionBackend::Cpu(session) => {
+                let mut timing = Timing::default();
+                for i in 0..warm_up + runs {
+                    let start = std::time::Instant::now();
+                    session.run(batch)?;
+                    if i >= warm_up {
+                        timing.ms.push(start.elapsed().as_secs_f32() * 1e3);
+                    }
+                }
+                Ok(timing)
+            }
+        }
+    }
+
+    /// Bytes that the session and its model hold.
+    pub fn memory(&self) -> MemoryUse {
+        match &self.backend {
+            SessionBackend::Cpu(session) => session.memory(),
+            SessionBackend::Cuda(session) => session.memory(),
+        }
+    }
+}
+
+/// The results of a run, by name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outputs {
+    outputs: Vec<Output>,
+    lens: Vec<u32>,
+}
+
+impl Outputs {
+    /// The output `name`: `[tokens, width]` for outputs per token, in packed order, or
+    /// `[batch, width]`.
+    pub fn get(&self, name: &str) -> Result<&Output, EngineError> {
+        self.outputs.iter().find(|o| o.name == name).ok_or_else(|| EngineError::NoOutput {
+            name: name.to_owned(),
+            known: self.outputs.iter().map(|o| o.name.clone()).collect(),
+        })
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Output> {
+        self.outputs.iter()
+    }
+
+    /// The rows of sequence `sequence` in an output per token, row-major.
+    pub fn sequence(&self, name: &str, sequence: usize) -> Result<&[f32], EngineError> {
+        let output = self.get(name)?;
+        let rows = output.shape.first().copied().unwrap_or(0) as usize;
+        let width = output.values.len() / rows.max(1);
+        let (first, n) = if rows == self.lens.len() && self.lens.iter().any(|&n| n != 1) {
+            (sequence, 1)
+        } else {
+            let before = self.lens.iter().take(sequence).map(|&n| n as usize).sum();
+            (before, self.lens.get(sequence).map_or(0, |&n| n as usize))
+        };
+        output.values.get(first * width..(first + n) * width).filter(|_| n > 0).ok_or(
+            EngineError::NoSequence { sequence, n_sequences: self.lens.len() },
+        )
+    }
+}

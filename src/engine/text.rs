@@ -1,0 +1,48 @@
+use std::path::Path;
+
+use tokenizers::Tokenizer;
+
+use super::EngineError;
+use crate::runtime::batch::Batch;
+
+/// The tokenizer of a checkpoint.
+pub struct TextEncoder {
+    tokenizer: Tokenizer,
+}
+
+impl TextEncoder {
+    /// Loads `tokenizer.json` from a checkpoint folder. Its truncation is kept, its padding is not:
+    /// batches are packed.
+    pub fn open(folder: &Path) -> Result<Self, EngineError> {
+        let file = folder.join("tokenizer.json");
+        let broken = |problem: String| EngineError::Tokenizer { file: file.clone(), problem };
+        if !file.is_file() {
+            return Err(broken("there is no such file".to_owned()));
+        }
+        let mut tokenizer = Tokenizer::from_file(&file).map_err(|e| broken(e.to_string()))?;
+        tokenizer.with_padding(None);
+        Ok(Self { tokenizer })
+    }
+
+    /// Token ids and segment ids of texts. A text that the tokenizer cuts is warned about.
+    pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Batch, EngineError> {
+        let (mut ids, mut types, mut lens) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, text) in texts.iter().enumerate() {
+            let encoding = self
+                .tokenizer
+                .encode(text.as_ref(), true)
+                .map_err(|e| EngineError::Text { index, problem: e.to_string() })?;
+            if !encoding.get_overflowing().is_empty() {
+                tracing::warn!(
+                    "text {index} is cut to {} tokens, as tokenizer.json says",
+                    encoding.len()
+                );
+            }
+            ids.extend_from_slice(encoding.get_ids());
+            types.extend_from_slice(encoding.get_type_ids());
+            lens.push(encoding.len() as u32);
+        }
+        let batch = Batch::from_packed(ids, &lens)?;
+        Ok(if types.iter().any(|&t| t != 0) { batch.with_type_ids(types)? } else { batch })
+    }
+}

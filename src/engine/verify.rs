@@ -1,0 +1,196 @@
+//! A model against stored results of another implementation.
+//!
+//! A reference is a safetensors file. Of each case it holds `ids` (packed) and `lens`, both I64,
+//! and values by name, F32; with `rows` (I64), values per token hold these rows only, and their
+//! last dimension may be cut. Several cases are told apart by a prefix and a dot: `tiny.ids`.
+
+use std::{collections::BTreeMap, path::Path};
+
+use safetensors::{Dtype, SafeTensors};
+
+use super::{EngineError, Session};
+use crate::{
+    runtime::{Output, batch::Batch, weights::decode},
+    tensor::DType,
+};
+
+/// Results of another implementation.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    pub cases: Vec<ReferenceCase>,
+}
+
+/// One batch with its results.
+#[derive(Clone, Debug)]
+pub struct ReferenceCase {
+    /// The prefix; empty where the file has one case only.
+    pub name: String,
+    pub batch: Batch,
+    /// Rows that values per token hold.
+    pub rows: Option<Vec<usize>>,
+    /// Shape and values by name.
+    pub values: BTreeMap<String, (Vec<u64>, Vec<f32>)>,
+}
+
+/// How far a value lies from its reference.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    pub case: String,
+    pub name: String,
+    pub max: f32,
+    pub mean: f32,
+    /// Smallest cosine between a row and its reference.
+    pub cosine: f32,
+    /// Largest absolute value of the reference.
+    pub largest: f32,
+}
+
+/// What a storage type is held to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// Largest difference, times the largest reference value where that is above 1.
+    pub max: f32,
+    pub cosine: f32,
+}
+
+impl Bound {
+    /// f32 rounds once per value; f16 and bf16 round at every launch, with 11 and 8 bits.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => Self { max: 5e-3, cosine: 0.9999 },
+            DType::BF16 => Self { max: 5e-2, cosine: 0.999 },
+            _ => Self { max: 1e-4, cosine: 0.999_99 },
+        }
+    }
+
+    pub fn holds(&self, c: &Comparison) -> bool {
+        // A comparison with NaN in it holds nothing.
+        c.max <= self.max * c.largest.max(1.0) && c.cosine >= self.cosine
+    }
+}
+
+impl Reference {
+    /// Reads a reference file.
+    pub fn read(file: &Path) -> Result<Self, EngineError> {
+        let broken =
+            |problem: String| EngineError::Reference { file: file.to_owned(), problem };
+        let bytes = std::fs::read(file)
+            .map_err(|source| EngineError::Read { file: file.to_owned(), source })?;
+        let tensors = SafeTensors::deserialize(&bytes).map_err(|e| broken(e.to_string()))?;
+        let names = tensors.names();
+        let mut cases = Vec::new();
+        for prefix in names.iter().filter_map(|n| n.strip_suffix("ids")) {
+            if !prefix.is_empty() && !prefix.ends_with('.') {
+                continue;
+            }
+            let whole = |key: &str| -> Result<Vec<i64>, EngineError> {
+                let view = tensors
+                    .tensor(&format!("{prefix}{key}"))
+                    .map_err(|_| broken(format!("it has `{prefix}ids`, but no `{prefix}{key}`")))?;
+                if view.dtype() != Dtype::I64 {
+                    return Err(broken(format!("`{prefix}{key}` is {:?}, expected I64", view.dtype())));
+                }
+                Ok(view.data().as_chunks::<8>().0.iter().map(|&b| i64::from_le_bytes(b)).collect())
+            };
+            let counts = |key: &str| -> Result<Vec<u32>, EngineError> {
+                let negative = |_| broken(format!("`{prefix}{key}` holds a value below 0 or above 2³²"));
+                whole(key)?.into_iter().map(u32::try_from).collect::<Result<_, _>>().map_err(negative)
+            };
+            let rows = match names.contains(&format!("{prefix}rows").as_str()) {
+                true => Some(counts("rows")?.into_iter().map(|r| r as usize).collect()),
+                false => None,
+            };
+            let mut values = BTreeMap::new();
+            for (name, view) in tensors.iter() {
+                let Some(bare) = name.strip_prefix(prefix) else { continue };
+                if view.dtype() == Dtype::F32 {
+                    let shape = view.shape().iter().map(|&d| d as u64).collect();
+                    values.insert(bare.to_owned(), (shape, decode(view.data(), DType::F32)));
+                }
+            }
+            cases.push(ReferenceCase {
+                name: prefix.trim_end_matches('.').to_owned(),
+                batch: Batch::from_packed(counts("ids")?, &counts("lens")?)?,
+                rows,
+                values,
+            });
+        }
+        if cases.is_empty() {
+            return Err(broken("it holds no `ids`".to_owned()));
+        }
+        cases.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self { cases })
+    }
+
+    /// Names of all values, of every case.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> =
+            self.cases.iter().flat_map(|c| c.values.keys().cloned()).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+impl ReferenceCase {
+    /// Runs the case and compares every value that it holds.
+    pub fn compare(&self, session: &mut Session) -> Result<Vec<Comparison>, EngineError> {
+        let outputs = session.run(&self.batch)?;
+        self.values
+            .iter()
+            .map(|(name, (shape, want))| {
+                let got = self.select(outputs.get(name)?, shape);
+                let mut comparison = compare(&got, want, shape.last().copied().unwrap_or(1) as usize);
+                (comparison.case, comparison.name) = (self.name.clone(), name.clone());
+                Ok(comparison)
+            })
+            .collect()
+    }
+
+    /// The elements of an output that the reference holds.
+    fn select(&self, output: &Output, shape: &[u64]) -> Vec<f32> {
+        let width = output.shape.last().copied().unwrap_or(1).max(1) as usize;
+        let kept = (shape.last().copied().unwrap_or(1) as usize).min(width);
+        let n_rows = output.values.len() / width;
+        let per_token = n_rows as u64 == self.batch.extents().tokens
+            && (n_rows != self.batch.lens().len() || shape.first() != Some(&(n_rows as u64)));
+        let rows: Vec<usize> = match &self.rows {
+            Some(rows) if per_token => rows.clone(),
+            _ => (0..n_rows).collect(),
+        };
+        rows.iter()
+            .filter_map(|&r| output.values.get(r * width..r * width + kept))
+            .flatten()
+            .copied()
+            .collect()
+    }
+}
+
+fn compare(got: &[f32], want: &[f32], width: usize) -> Comparison {
+    let mut result = Comparison {
+        case: String::new(),
+        name: String::new(),
+        max: 0.0,
+        mean: 0.0,
+        cosine: 1.0,
+        largest: want.iter().fold(0.0, |m, v| m.max(v.abs())),
+    };
+    if got.len() != want.len() {
+        return Comparison { max: f32::INFINITY, mean: f32::INFINITY, cosine: -1.0, ..result };
+    }
+    let mut sum = 0f64;
+    for (g, w) in got.iter().zip(want) {
+        let error = (g - w).abs();
+        sum += f64::from(error);
+        result.max = if error.is_nan() { f32::INFINITY } else { result.max.max(error) };
+    }
+    result.mean = (sum / want.len().max(1) as f64) as f32;
+    for (g, w) in got.chunks(width.max(1)).zip(want.chunks(width.max(1))) {
+        let dot = |a: &[f32], b: &[f32]| -> f64 {
+            a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
+        };
+        let cosine = dot(g, w) / (dot(g, g) * dot(w, w)).sqrt();
+        result.cosine = if cosine.is_nan() { -1.0 } else { result.cosine.min(cosine as f32) };
+    }
+    result
+}
