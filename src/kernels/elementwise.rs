@@ -1,9 +1,21 @@
-//! Pointwise kernels: what runs between GEMMs when fusion is off.
+//! Pointwise kernels: what runs between GEMMs when fusion is off. Those that only move elements
+//! are in [`copies`].
+
+mod copies;
 
 use serde::{Deserialize, Serialize};
 
-use super::gemm::Activation;
-use crate::tensor::DType;
+pub use copies::{MergeHeads, SliceColumns, SplitHeads};
+
+use super::{
+    Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal,
+    gemm::{Activation, activate_f64},
+    rows::{
+        STREAM_THREADS, count, read, rounded_once, rows_by, stream_constants, stream_launch,
+        vector_width, word, write,
+    },
+};
+use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// `x [rows, width]`, `bias [width]` → `out [rows, width]`: `x + bias`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -35,27 +47,347 @@ pub struct Scale {
     pub dtype: DType,
 }
 
-/// `x [rows, from_width]` → `out [rows, width]`: columns `start .. start + width`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct SliceColumns {
-    pub from_width: u32,
-    pub start: u32,
-    pub width: u32,
-    pub dtype: DType,
+/// Elements of one access where a tensor is one stream, whatever its width: the last access, which
+/// may be short, goes element by element.
+fn stream_vector(dtype: DType) -> u32 {
+    vector_width(dtype, &[])
 }
 
-/// `x [tokens, heads·head]` → `out [heads, tokens, head]`. Runs over tokens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct SplitHeads {
-    pub heads: u32,
-    pub head: u32,
-    pub dtype: DType,
+/// A launch over a tensor that is one stream.
+fn flat_launch(extents: &Extents, width: u32, dtype: DType) -> Launch {
+    let elements = extents.rows * u64::from(width);
+    stream_launch(elements.div_ceil(stream_vector(dtype).into()))
 }
 
-/// `x [heads, tokens, head]` → `out [tokens, heads·head]`. Runs over tokens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct MergeHeads {
-    pub heads: u32,
-    pub head: u32,
-    pub dtype: DType,
+/// What a template over one stream reads.
+fn flat_constants(width: u32, dtype: DType) -> Constants {
+    let mut constants = stream_constants(dtype, stream_vector(dtype));
+    constants.insert("width", width.into());
+    constants
+}
+
+impl Kernel for AddBias {
+    fn symbol(&self) -> String {
+        format!("add_bias_{}_w{}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "add_bias"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = stream_constants(self.dtype, vector_width(self.dtype, &[self.width]));
+        constants.insert("width", self.width.into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let rows = rows_by(Symbol::Rows, self.width);
+        let width = Shape::fixed(&[self.width.into()]);
+        vec![
+            read("x", self.dtype, rows.clone(), Fill::ACTIVATION),
+            read("bias", self.dtype, width, Fill::ACTIVATION),
+            write("out", self.dtype, rows),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let packs = self.width / vector_width(self.dtype, &[self.width]);
+        stream_launch(extents.rows * u64::from(packs))
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [x, bias] = reads else {
+            unreachable!("the parameter list has two operands")
+        };
+        let bias = bias.real().iter().cycle();
+        let sums = x.real().iter().zip(bias).map(|(&x, &b)| sum(x, b));
+        vec![HostTensor::Real(sums.collect())]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        rounded_once(self.dtype, 0.0, ONE_OPERATION)
+    }
+}
+
+impl Kernel for Add {
+    fn symbol(&self) -> String {
+        format!("add_{}_w{}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "add"
+    }
+
+    fn constants(&self) -> Constants {
+        flat_constants(self.width, self.dtype)
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let rows = rows_by(Symbol::Rows, self.width);
+        vec![
+            read("a", self.dtype, rows.clone(), Fill::ACTIVATION),
+            read("b", self.dtype, rows.clone(), Fill::ACTIVATION),
+            write("out", self.dtype, rows),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        flat_launch(extents, self.width, self.dtype)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [a, b] = reads else {
+            unreachable!("the parameter list has two operands")
+        };
+        let sums = a.real().iter().zip(b.real()).map(|(&a, &b)| sum(a, b));
+        vec![HostTensor::Real(sums.collect())]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        rounded_once(self.dtype, 0.0, ONE_OPERATION)
+    }
+}
+
+impl Kernel for Activate {
+    fn symbol(&self) -> String {
+        format!("{}_{}_w{}", self.activation.name(), self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "activate"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = flat_constants(self.width, self.dtype);
+        constants.insert("function", self.activation.function().into());
+        constants.insert("precise", (self.dtype == DType::F32).into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let rows = rows_by(Symbol::Rows, self.width);
+        // Wide enough that both tails are reached.
+        let fill = Fill::Normal {
+            mean: 0.0,
+            deviation: 3.0,
+        };
+        vec![
+            read("x", self.dtype, rows.clone(), fill),
+            write("out", self.dtype, rows),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        flat_launch(extents, self.width, self.dtype)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [x] = reads else {
+            unreachable!("the parameter list has one operand")
+        };
+        let of = |&x: &f32| activate_f64(self.activation, x.into()) as f32;
+        vec![HostTensor::Real(x.real().iter().map(of).collect())]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match self.dtype {
+            DType::F32 => Tolerance {
+                absolute: 2e-6,
+                relative: 1e-6,
+                reason: "erff and tanhf are off by at most two units in the last place, which the \
+                         factor x of a GELU's tail, where 1 + erf cancels, multiplies",
+            },
+            dtype => {
+                let rounding = rounded_once(
+                    dtype,
+                    1e-7,
+                    "the short forms for 16-bit results are off by at most 2^-11 of the result, \
+                     which is then rounded to storage",
+                );
+                Tolerance {
+                    relative: rounding.relative + 4.9e-4,
+                    ..rounding
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for Scale {
+    fn symbol(&self) -> String {
+        format!("scale_{}_w{}_by{}", self.dtype, self.width, word(self.by))
+    }
+
+    fn template(&self) -> &'static str {
+        "scale"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = flat_constants(self.width, self.dtype);
+        constants.insert("by", f32_literal(self.by).into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let rows = rows_by(Symbol::Rows, self.width);
+        vec![
+            read("x", self.dtype, rows.clone(), Fill::ACTIVATION),
+            write("out", self.dtype, rows),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        flat_launch(extents, self.width, self.dtype)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [x] = reads else {
+            unreachable!("the parameter list has one operand")
+        };
+        let by = f64::from(self.by);
+        let scaled = x.real().iter().map(|&x| (f64::from(x) * by) as f32);
+        vec![HostTensor::Real(scaled.collect())]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        rounded_once(self.dtype, 0.0, ONE_OPERATION)
+    }
+}
+
+fn sum(a: f32, b: f32) -> f32 {
+    (f64::from(a) + f64::from(b)) as f32
+}
+
+const ONE_OPERATION: &str = "one f32 operation, rounded to storage";
+
+/// Instances for the device check and the compile tests; the copies are among them.
+pub fn representative() -> Vec<Box<dyn Kernel>> {
+    let mut kernels = copies::representative();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for width in [768, 384, 320, 1024, 1003, 128, 4096] {
+            kernels.push(Box::new(AddBias { width, dtype }));
+            kernels.push(Box::new(Add { width, dtype }));
+        }
+        for width in [3072, 1000, 1003] {
+            for activation in Activation::ALL {
+                kernels.push(Box::new(Activate {
+                    activation,
+                    width,
+                    dtype,
+                }));
+            }
+        }
+        // Widths are numbers of heads where scores are scaled.
+        for (by, width) in [(0.125, 12), (0.176_776_7, 5), (-2.0, 768), (1.5, 1003)] {
+            kernels.push(Box::new(Scale { by, width, dtype }));
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F32: DType = DType::F32;
+
+    fn real(values: &[f32]) -> HostTensor {
+        HostTensor::Real(values.to_vec())
+    }
+
+    #[test]
+    fn pointwise_references_match_examples_worked_by_hand() {
+        let extents = Extents::of(&[2]).unwrap();
+        let x = real(&[1.0, -2.0, 3.0, 0.0]);
+        let add_bias = AddBias {
+            width: 2,
+            dtype: F32,
+        };
+        let out = add_bias.reference(&extents, &[&x, &real(&[10.0, 20.0])]);
+        assert_eq!(out[0], real(&[11.0, 18.0, 13.0, 20.0]));
+        let add = Add {
+            width: 2,
+            dtype: F32,
+        };
+        let out = add.reference(&extents, &[&x, &real(&[0.5, 2.0, 0.0, -1.0])]);
+        assert_eq!(out[0], real(&[1.5, 0.0, 3.0, -1.0]));
+        let scale = Scale {
+            by: -0.5,
+            width: 2,
+            dtype: F32,
+        };
+        assert_eq!(
+            scale.reference(&extents, &[&x])[0],
+            real(&[-0.5, 1.0, -1.5, 0.0])
+        );
+        let relu = Activate {
+            activation: Activation::Relu,
+            width: 2,
+            dtype: F32,
+        };
+        assert_eq!(
+            relu.reference(&extents, &[&x])[0],
+            real(&[1.0, 0.0, 3.0, 0.0])
+        );
+        let gelu = Activate {
+            activation: Activation::GeluExact,
+            width: 2,
+            dtype: F32,
+        };
+        let out = gelu.reference(&extents, &[&x]);
+        let want = [0.841_344_7, -0.045_500_26, 2.995_950_3, 0.0]; // x·Φ(x), Φ from tables
+        for (got, want) in out[0].real().iter().zip(want) {
+            assert!((got - want).abs() < 1e-6, "{got} {want}");
+        }
+    }
+
+    #[test]
+    fn a_thread_takes_one_access_whether_or_not_the_width_is_aligned() {
+        let extents = Extents::of(&[3]).unwrap();
+        let threads = |launch: Launch| u64::from(launch.grid[0]) * u64::from(launch.threads);
+        let dtype = DType::F16;
+        // 3 · 1003 elements are 377 accesses of 8; with a bias each goes alone.
+        assert_eq!(threads(Add { width: 1003, dtype }.launch(&extents)), 512);
+        assert_eq!(
+            threads(AddBias { width: 1003, dtype }.launch(&extents)),
+            3072
+        );
+        assert_eq!(threads(AddBias { width: 768, dtype }.launch(&extents)), 512);
+    }
+
+    #[test]
+    fn activations_of_16_bit_results_use_the_short_forms() {
+        let precise = |dtype| {
+            let activation = Activation::GeluExact;
+            let kernel = Activate {
+                activation,
+                width: 8,
+                dtype,
+            };
+            kernel.constants()["precise"].clone()
+        };
+        assert_eq!(precise(DType::F32), true.into());
+        assert_eq!(precise(DType::BF16), false.into());
+    }
 }

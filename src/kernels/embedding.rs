@@ -2,8 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Meta;
-use crate::tensor::DType;
+use super::{
+    Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance,
+    layernorm::{self, layernorm_row},
+    rows::{
+        COPIED, RowTeams, STREAM_THREADS, count, one_per, read, rows_by, stream_constants,
+        stream_launch, vector_width, word, write,
+    },
+};
+use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// One table `[rows, width]`, and which ids of the batch pick its rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -15,7 +22,8 @@ pub struct Table {
     pub rows: u32,
 }
 
-/// `ids [tokens]`, `table [table.rows, width]` → `out [tokens, width]`.
+/// `ids [rows]`, `table [table.rows, width]` → `out [rows, width]`. An id plus the table's offset
+/// must be below the table's rows: whoever makes the ids checks that.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Embedding {
     pub table: Table,
@@ -23,12 +31,342 @@ pub struct Embedding {
     pub dtype: DType,
 }
 
-/// One `ids [tokens]` per table, then one `[rows, width]` per table, then `gamma`, `beta [width]`
-/// → `out [tokens, width]`: LayerNorm of the sum of the rows.
+/// One `ids [rows]` per table, then one `[table.rows, width]` per table, then `gamma`, `beta
+/// [width]` → `out [rows, width]`: LayerNorm of the sum of the tables' rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EmbeddingLayerNorm {
+    /// From one to [`EmbeddingLayerNorm::MAX_TABLES`].
     pub tables: Vec<Table>,
     pub width: u32,
     pub eps: f32,
     pub dtype: DType,
+}
+
+impl Table {
+    /// `token1003`, or `position514o2` with an offset of 2.
+    fn word(&self) -> String {
+        let ids = match self.ids {
+            Meta::TokenIds => "token",
+            Meta::TypeIds => "type",
+            Meta::Positions => "position",
+            Meta::CuLens => "cu_lens",
+            Meta::PairOffsets => "pair_offsets",
+            Meta::Mask => "mask",
+        };
+        match self.offset {
+            0 => format!("{ids}{}", self.rows),
+            offset => format!("{ids}{}o{offset}", self.rows),
+        }
+    }
+
+    /// Ids of which each, with the offset, picks a row.
+    fn ids_param(&self, name: &'static str) -> Param {
+        let ids = self.rows.saturating_sub(self.offset).max(1);
+        read(
+            name,
+            self.ids.dtype(),
+            one_per(Symbol::Rows),
+            Fill::Below(ids),
+        )
+    }
+
+    fn param(&self, name: &'static str, width: u32, dtype: DType, fill: Fill) -> Param {
+        let shape = Shape::fixed(&[self.rows.into(), width.into()]);
+        read(name, dtype, shape, fill)
+    }
+
+    /// The row of `values` that `id` picks.
+    fn row<'a>(&self, values: &'a HostTensor, id: i64, width: usize) -> &'a [f32] {
+        let start = (id + i64::from(self.offset)) as usize * width;
+        &values.real()[start..start + width]
+    }
+}
+
+impl Kernel for Embedding {
+    fn symbol(&self) -> String {
+        format!(
+            "embedding_{}_w{}_{}",
+            self.dtype,
+            self.width,
+            self.table.word()
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = stream_constants(self.dtype, vector_width(self.dtype, &[self.width]));
+        constants.insert("width", self.width.into());
+        constants.insert("offset", self.table.offset.into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        vec![
+            self.table.ids_param("ids"),
+            self.table
+                .param("table", self.width, self.dtype, Fill::ACTIVATION),
+            write("out", self.dtype, rows_by(Symbol::Rows, self.width)),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let packs = self.width / vector_width(self.dtype, &[self.width]);
+        stream_launch(extents.rows * u64::from(packs))
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [ids, table] = reads else {
+            unreachable!("the parameter list has two operands")
+        };
+        let row = |&id: &i64| self.table.row(table, id, self.width as usize);
+        let out = ids.index().iter().flat_map(row).copied().collect();
+        vec![HostTensor::Real(out)]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        COPIED
+    }
+}
+
+/// Names of the arguments of each table.
+const TABLES: [(&str, &str); EmbeddingLayerNorm::MAX_TABLES] = [
+    ("ids_0", "table_0"),
+    ("ids_1", "table_1"),
+    ("ids_2", "table_2"),
+    ("ids_3", "table_3"),
+];
+
+impl EmbeddingLayerNorm {
+    /// Tables that one kernel sums at most.
+    pub const MAX_TABLES: usize = 4;
+
+    /// Each table with the names of its arguments.
+    ///
+    /// # Panics
+    ///
+    /// Where there are no tables, or more than [`Self::MAX_TABLES`]: what builds the kernel must
+    /// not fuse such a sum.
+    fn named(&self) -> impl Iterator<Item = (&Table, &'static str, &'static str)> {
+        assert!(
+            (1..=Self::MAX_TABLES).contains(&self.tables.len()),
+            "embedding_layernorm sums from 1 to {} tables, this one has {}",
+            Self::MAX_TABLES,
+            self.tables.len()
+        );
+        let with_names = |(table, (ids, name))| (table, ids, name);
+        self.tables.iter().zip(TABLES).map(with_names)
+    }
+}
+
+impl Kernel for EmbeddingLayerNorm {
+    fn symbol(&self) -> String {
+        let tables: Vec<String> = self.named().map(|(table, ..)| table.word()).collect();
+        format!(
+            "embedding_layernorm_{}_w{}_{}_eps{}",
+            self.dtype,
+            self.width,
+            tables.join("_"),
+            word(self.eps)
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "embedding_layernorm"
+    }
+
+    fn constants(&self) -> Constants {
+        let (mut tables, mut ids, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
+        for (table, ids_name, table_name) in self.named() {
+            tables.push(table_name);
+            ids.push(ids_name);
+            offsets.push(table.offset.to_string());
+        }
+        let mut constants = layernorm::constants(self.width, self.eps, self.dtype);
+        constants.insert("n_tables", (tables.len() as u64).into());
+        constants.insert("tables", tables.join(", ").into());
+        constants.insert("ids", ids.join(", ").into());
+        constants.insert("offsets", offsets.join(", ").into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let mut params: Vec<Param> = self
+            .named()
+            .map(|(table, ids, _)| table.ids_param(ids))
+            .collect();
+        params.extend(self.named().enumerate().map(|(i, (table, _, name))| {
+            let fill = match i {
+                0 => layernorm::input_fill(self.dtype),
+                _ => Fill::ACTIVATION,
+            };
+            table.param(name, self.width, self.dtype, fill)
+        }));
+        params.extend(layernorm::affine_params(self.width, self.dtype));
+        params.push(write("out", self.dtype, rows_by(Symbol::Rows, self.width)));
+        params.push(count(Symbol::Rows));
+        params
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        RowTeams::of(self.width, self.dtype).launch(extents.rows)
+    }
+
+    fn threads(&self) -> u32 {
+        RowTeams::of(self.width, self.dtype).threads()
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let width = self.width as usize;
+        let (ids, rest) = reads.split_at(self.tables.len());
+        let (tables, affine) = rest.split_at(self.tables.len());
+        let [gamma, beta] = affine else {
+            unreachable!("gamma and beta follow the tables in the parameter list")
+        };
+        let mut out = Vec::with_capacity(extents.rows as usize * width);
+        for row in 0..extents.rows as usize {
+            let mut sum = vec![0f64; width];
+            for (table, (ids, values)) in self.tables.iter().zip(ids.iter().zip(tables)) {
+                let picked = table.row(values, ids.index()[row], width);
+                for (sum, &v) in sum.iter_mut().zip(picked) {
+                    *sum += f64::from(v);
+                }
+            }
+            out.extend(layernorm_row(&sum, gamma.real(), beta.real(), self.eps));
+        }
+        vec![HostTensor::Real(out)]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        layernorm::tolerance(self.dtype)
+    }
+}
+
+/// Instances for the device check and the compile tests: one to four tables, with and without
+/// offsets.
+pub fn representative() -> Vec<Box<dyn Kernel>> {
+    let table = |ids, offset, rows| Table { ids, offset, rows };
+    let token = table(Meta::TokenIds, 0, 1003);
+    let kind = table(Meta::TypeIds, 0, 2);
+    let position = table(Meta::Positions, 0, 512);
+    let late_position = table(Meta::Positions, 2, 514);
+    let sums = [
+        vec![token.clone()],
+        vec![token.clone(), position.clone()],
+        vec![token.clone(), late_position.clone(), kind.clone()],
+        vec![token.clone(), kind, position.clone(), token.clone()],
+    ];
+    let mut kernels: Vec<Box<dyn Kernel>> = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for width in [768, 384, 320, 1024, 1003, 128, 4096] {
+            for table in [&token, &late_position] {
+                kernels.push(Box::new(Embedding {
+                    table: table.clone(),
+                    width,
+                    dtype,
+                }));
+            }
+            for tables in &sums {
+                kernels.push(Box::new(EmbeddingLayerNorm {
+                    tables: tables.clone(),
+                    width,
+                    eps: 1e-12,
+                    dtype,
+                }));
+            }
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(ids: Meta, offset: u32, rows: u32) -> Table {
+        Table { ids, offset, rows }
+    }
+
+    #[test]
+    fn the_offset_is_added_to_every_id() {
+        let kernel = Embedding {
+            table: table(Meta::Positions, 1, 4),
+            width: 2,
+            dtype: DType::F32,
+        };
+        let ids = HostTensor::Index(vec![2, 0]);
+        let values = HostTensor::Real(vec![0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]);
+        let out = kernel.reference(&Extents::of(&[2]).unwrap(), &[&ids, &values]);
+        assert_eq!(out[0].real(), [3.0, 3.5, 1.0, 1.5]);
+    }
+
+    #[test]
+    fn the_rows_of_all_tables_are_summed_before_the_layernorm() {
+        let kernel = EmbeddingLayerNorm {
+            tables: vec![table(Meta::TokenIds, 0, 2), table(Meta::Positions, 1, 3)],
+            width: 2,
+            eps: 0.0,
+            dtype: DType::F32,
+        };
+        let real = |v: &[f32]| HostTensor::Real(v.to_vec());
+        let (tokens, positions) = (HostTensor::Index(vec![1, 0]), HostTensor::Index(vec![0, 1]));
+        let table_0 = real(&[1.0, 2.0, 3.0, 4.0]);
+        let table_1 = real(&[100.0, 200.0, 0.0, 5.0, 9.0, 0.0]);
+        let (gamma, beta) = (real(&[1.0, 2.0]), real(&[0.5, 0.0]));
+        // Row 0 is [3, 4] + [0, 5], row 1 is [1, 2] + [9, 0]: two values are −1 and 1 deviations.
+        let reads = [&tokens, &positions, &table_0, &table_1, &gamma, &beta];
+        let out = kernel.reference(&Extents::of(&[2]).unwrap(), &reads);
+        assert_eq!(out[0].real(), [-0.5, 2.0, 1.5, -2.0]);
+    }
+
+    #[test]
+    fn ids_come_before_tables_and_pick_rows_that_exist() {
+        let kernel = EmbeddingLayerNorm {
+            tables: vec![
+                table(Meta::TokenIds, 0, 1003),
+                table(Meta::Positions, 2, 514),
+            ],
+            width: 768,
+            eps: 1e-5,
+            dtype: DType::F16,
+        };
+        assert_eq!(
+            kernel.symbol(),
+            "embedding_layernorm_f16_w768_token1003_position514o2_eps1em5"
+        );
+        let params = kernel.params();
+        let names: Vec<&str> = params.iter().map(|p| p.name).collect();
+        let want = [
+            "ids_0", "ids_1", "table_0", "table_1", "gamma", "beta", "out", "rows",
+        ];
+        assert_eq!(names, want);
+        let fills: Vec<Fill> = params
+            .iter()
+            .filter_map(|p| match p.role {
+                super::super::Role::Read { fill, .. } => Some(fill),
+                _ => None,
+            })
+            .take(2)
+            .collect();
+        assert_eq!(fills, [Fill::Below(1003), Fill::Below(512)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "sums from 1 to 4 tables, this one has 5")]
+    fn no_table_is_dropped_where_there_are_too_many() {
+        let kernel = EmbeddingLayerNorm {
+            tables: vec![table(Meta::TokenIds, 0, 2); 5],
+            width: 8,
+            eps: 1e-5,
+            dtype: DType::F32,
+        };
+        kernel.params();
+    }
 }

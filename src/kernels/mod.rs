@@ -13,6 +13,7 @@ pub mod gemm;
 pub mod layernorm;
 pub mod pack;
 pub mod pooling;
+mod rows;
 mod spec;
 pub mod trial;
 

@@ -2,7 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::tensor::DType;
+use super::{
+    Case, Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance, f32_literal,
+    rows::{
+        COPIED, RowTeams, STREAM_THREADS, blocks, count, offsets, read, read_meta, rounded_once,
+        rows_by, storage, stream_constants, stream_launch, vector_width, word, write,
+    },
+};
+use crate::tensor::{DType, Extents, Symbol};
 
 /// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: each sequence's first token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -32,4 +39,352 @@ pub struct MeanPoolNormalize {
     pub width: u32,
     pub eps: f32,
     pub dtype: DType,
+}
+
+/// Threads of the block that a sequence's mean takes: enough loads in flight for one
+/// multiprocessor, which has the sequence for itself.
+const POOL_THREADS: u32 = 512;
+
+/// `x`, `cu_lens`, `out`, `batch`: what every kernel from tokens to sequences takes.
+fn pool_params(width: u32, dtype: DType) -> Vec<Param> {
+    vec![
+        read("x", dtype, rows_by(Symbol::Tokens, width), Fill::ACTIVATION),
+        read_meta("cu_lens", Meta::CuLens, offsets()),
+        write("out", dtype, rows_by(Symbol::Batch, width)),
+        count(Symbol::Batch),
+    ]
+}
+
+/// One block a sequence.
+fn pool_launch(extents: &Extents) -> Launch {
+    Launch {
+        grid: [blocks(extents.batch, 1), 1, 1],
+        threads: POOL_THREADS,
+        shared_bytes: 0,
+    }
+}
+
+/// What `partials/mean_pool.cu` reads.
+fn pool_constants(width: u32, dtype: DType) -> Constants {
+    Constants::from([
+        ("storage", storage(dtype)),
+        ("width", width.into()),
+        ("vector", vector_width(dtype, &[width]).into()),
+    ])
+}
+
+/// Standard batches, and a sequence long enough that a group of threads adds many rows.
+fn pool_cases() -> Vec<Case> {
+    let mut cases = Case::standard();
+    cases.push(Case::new("long", &[700, 1, 33]));
+    cases
+}
+
+/// Splits the reads of a pooling kernel: rows of `x`, and the sequences as ranges of tokens.
+fn pool_reads<'a>(reads: &[&'a HostTensor]) -> (&'a [f32], &'a [i64]) {
+    let [x, cu_lens] = reads else {
+        unreachable!("the parameter list has two operands")
+    };
+    (x.real(), cu_lens.index())
+}
+
+/// The mean of each sequence's rows.
+fn means(x: &[f32], cu_lens: &[i64], width: usize) -> Vec<Vec<f64>> {
+    cu_lens
+        .windows(2)
+        .map(|ends| {
+            let rows = &x[ends[0] as usize * width..ends[1] as usize * width];
+            let mut mean = vec![0f64; width];
+            for row in rows.chunks_exact(width) {
+                for (sum, &v) in mean.iter_mut().zip(row) {
+                    *sum += f64::from(v);
+                }
+            }
+            let n = (ends[1] - ends[0]) as f64;
+            mean.iter_mut().for_each(|m| *m /= n);
+            mean
+        })
+        .collect()
+}
+
+/// `row / max(‖row‖₂, eps)`.
+fn normalized(row: &[f64], eps: f32) -> impl Iterator<Item = f32> {
+    let norm = row.iter().map(|v| v * v).sum::<f64>().sqrt();
+    let divisor = norm.max(f64::from(eps));
+    row.iter().map(move |v| (v / divisor) as f32)
+}
+
+impl Kernel for FirstToken {
+    fn symbol(&self) -> String {
+        format!("first_token_{}_w{}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "first_token"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = stream_constants(self.dtype, vector_width(self.dtype, &[self.width]));
+        constants.insert("width", self.width.into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        pool_params(self.width, self.dtype)
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let packs = self.width / vector_width(self.dtype, &[self.width]);
+        stream_launch(extents.batch * u64::from(packs))
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (x, cu_lens) = pool_reads(reads);
+        let width = self.width as usize;
+        let out = cu_lens
+            .windows(2)
+            .flat_map(|ends| &x[ends[0] as usize * width..][..width])
+            .copied()
+            .collect();
+        vec![HostTensor::Real(out)]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        COPIED
+    }
+}
+
+impl Kernel for MeanPool {
+    fn symbol(&self) -> String {
+        format!("mean_pool_{}_w{}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "mean_pool"
+    }
+
+    fn constants(&self) -> Constants {
+        pool_constants(self.width, self.dtype)
+    }
+
+    fn params(&self) -> Vec<Param> {
+        pool_params(self.width, self.dtype)
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        pool_launch(extents)
+    }
+
+    fn threads(&self) -> u32 {
+        POOL_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (x, cu_lens) = pool_reads(reads);
+        let means = means(x, cu_lens, self.width as usize);
+        let out = means.iter().flatten().map(|&m| m as f32).collect();
+        vec![HostTensor::Real(out)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        pool_cases()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        rounded_once(
+            self.dtype,
+            1e-6,
+            "a thread adds up to a few hundred values of magnitude 1 in f32 before the division \
+             by their number; the mean is then rounded to storage",
+        )
+    }
+}
+
+impl Kernel for L2Normalize {
+    fn symbol(&self) -> String {
+        format!(
+            "l2_normalize_{}_w{}_eps{}",
+            self.dtype,
+            self.width,
+            word(self.eps)
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "l2_normalize"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = RowTeams::of(self.width, self.dtype).constants(self.width, self.dtype);
+        constants.insert("eps", f32_literal(self.eps).into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let rows = rows_by(Symbol::Rows, self.width);
+        vec![
+            read("x", self.dtype, rows.clone(), Fill::ACTIVATION),
+            write("out", self.dtype, rows),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        RowTeams::of(self.width, self.dtype).launch(extents.rows)
+    }
+
+    fn threads(&self) -> u32 {
+        RowTeams::of(self.width, self.dtype).threads()
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [x] = reads else {
+            unreachable!("the parameter list has one operand")
+        };
+        let mut out = Vec::with_capacity(x.real().len());
+        for row in x.real().chunks_exact(self.width as usize) {
+            let row: Vec<f64> = row.iter().map(|&v| v.into()).collect();
+            out.extend(normalized(&row, self.eps));
+        }
+        vec![HostTensor::Real(out)]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        normalize_tolerance(self.dtype)
+    }
+}
+
+impl Kernel for MeanPoolNormalize {
+    fn symbol(&self) -> String {
+        format!(
+            "mean_pool_normalize_{}_w{}_eps{}",
+            self.dtype,
+            self.width,
+            word(self.eps)
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "mean_pool_normalize"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = pool_constants(self.width, self.dtype);
+        constants.insert("eps", f32_literal(self.eps).into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        pool_params(self.width, self.dtype)
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        pool_launch(extents)
+    }
+
+    fn threads(&self) -> u32 {
+        POOL_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (x, cu_lens) = pool_reads(reads);
+        let means = means(x, cu_lens, self.width as usize);
+        let rows = means.iter().flat_map(|mean| normalized(mean, self.eps));
+        vec![HostTensor::Real(rows.collect())]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        pool_cases()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        normalize_tolerance(self.dtype)
+    }
+}
+
+fn normalize_tolerance(dtype: DType) -> Tolerance {
+    rounded_once(
+        dtype,
+        1e-6,
+        "values and their norm are f32 sums of a few hundred to a few thousand terms; the result, \
+         of magnitude at most 1, is then rounded to storage",
+    )
+}
+
+/// Instances for the device check and the compile tests.
+pub fn representative() -> Vec<Box<dyn Kernel>> {
+    let eps = 1e-12;
+    let mut kernels: Vec<Box<dyn Kernel>> = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for width in [768, 384, 320, 1024, 1003, 128, 4096, 8191] {
+            kernels.push(Box::new(FirstToken { width, dtype }));
+            kernels.push(Box::new(MeanPool { width, dtype }));
+            kernels.push(Box::new(L2Normalize { width, eps, dtype }));
+            kernels.push(Box::new(MeanPoolNormalize { width, eps, dtype }));
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two sequences, of 1 and of 3 tokens, two wide.
+    fn batch() -> (Extents, HostTensor, HostTensor) {
+        (
+            Extents::of(&[1, 3]).unwrap(),
+            HostTensor::Real(vec![3.0, -4.0, 1.0, 0.0, 2.0, 0.0, 6.0, 0.0]),
+            HostTensor::Index(vec![0, 1, 4]),
+        )
+    }
+
+    #[test]
+    fn a_sequence_becomes_its_first_row_or_its_mean() {
+        let (extents, x, cu_lens) = batch();
+        let (width, dtype) = (2, DType::F32);
+        let first = FirstToken { width, dtype }.reference(&extents, &[&x, &cu_lens]);
+        assert_eq!(first[0].real(), [3.0, -4.0, 1.0, 0.0]);
+        let mean = MeanPool { width, dtype }.reference(&extents, &[&x, &cu_lens]);
+        assert_eq!(mean[0].real(), [3.0, -4.0, 3.0, 0.0]);
+    }
+
+    #[test]
+    fn a_norm_below_eps_divides_by_eps() {
+        let (extents, x, cu_lens) = batch();
+        let normalize = |eps| {
+            let kernel = MeanPoolNormalize {
+                width: 2,
+                eps,
+                dtype: DType::F32,
+            };
+            kernel.reference(&extents, &[&x, &cu_lens])[0]
+                .real()
+                .to_vec()
+        };
+        assert_eq!(normalize(1e-12), [0.6, -0.8, 1.0, 0.0]);
+        assert_eq!(normalize(4.0), [0.6, -0.8, 0.75, 0.0]);
+        let rows = L2Normalize {
+            width: 2,
+            eps: 4.0,
+            dtype: DType::F32,
+        };
+        let out = rows.reference(&extents, &[&x]);
+        assert_eq!(out[0].real(), [0.6, -0.8, 0.25, 0.0, 0.5, 0.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn a_sequence_has_a_block() {
+        let (width, dtype) = (768, DType::F16);
+        let extents = Extents::of(&[5, 70, 9]).unwrap();
+        let pool = MeanPool { width, dtype };
+        let launch = pool.launch(&extents);
+        assert_eq!((launch.grid, launch.threads), ([3, 1, 1], pool.threads()));
+        let names: Vec<&str> = pool.params().iter().map(|p| p.name).collect();
+        assert_eq!(names, ["x", "cu_lens", "out", "batch"]);
+    }
 }

@@ -1,0 +1,65 @@
+// The mean over a sequence's tokens, by one block: GROUPS groups of threads take every GROUPS-th
+// token each, and the first group adds up what they found.
+using T = {{ storage }};
+constexpr int WIDTH = {{ width }};
+constexpr int N = {{ vector }};  // elements of one access
+constexpr int THREADS = {{ threads }};
+constexpr int PACKS = WIDTH / N;
+constexpr int GROUP = PACKS < THREADS ? PACKS : THREADS;  // threads of a group
+constexpr int GROUPS = THREADS / GROUP;
+constexpr int HELD = (PACKS + GROUP - 1) / GROUP;  // packs of a row in one thread
+
+// Whether this thread's pack `h` exists, counted within its group: only the last one may not.
+__device__ __forceinline__ bool held(int h) {
+    return (h + 1) * GROUP <= PACKS || h * GROUP + static_cast<int>(threadIdx.x % GROUP) < PACKS;
+}
+
+// First column of this thread's pack `h`, or of the row's last pack where that does not exist.
+__device__ __forceinline__ int held_column(int h) {
+    const int pack = h * GROUP + static_cast<int>(threadIdx.x % GROUP);
+    return (held(h) ? pack : PACKS - 1) * N;
+}
+
+// Whether this thread has the means after `mean_pool`.
+__device__ __forceinline__ bool in_first_group() { return threadIdx.x < GROUP; }
+
+// `mean` is complete in the first group, and 0 in the others.
+__device__ __forceinline__ void mean_pool(
+    float (&mean)[HELD][N], const T* x, const int* cu_lens, unsigned int sequence) {
+    const int begin = cu_lens[sequence], end = cu_lens[sequence + 1];
+    const int group = threadIdx.x / GROUP;
+    if (group < GROUPS) {
+#pragma unroll 4
+        for (int t = begin + group; t < end; t += GROUPS) {
+            const T* from = x + static_cast<long long>(t) * WIDTH;
+#pragma unroll
+            for (int h = 0; h < HELD; ++h) {
+                const Pack<T, N> a = load_pack<N>(from + held_column(h));
+#pragma unroll
+                for (int j = 0; j < N; ++j) mean[h][j] += to_float(a.at[j]);
+            }
+        }
+    }
+    if constexpr (GROUPS > 1) {  // then a thread holds one pack
+        __shared__ float partial[GROUPS][N][GROUP];
+        if (group < GROUPS) {
+#pragma unroll
+            for (int j = 0; j < N; ++j) partial[group][j][threadIdx.x % GROUP] = mean[0][j];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            mean[0][j] = 0.0f;
+            if (group == 0) {
+#pragma unroll 8
+                for (int g = 0; g < GROUPS; ++g) mean[0][j] += partial[g][j][threadIdx.x];
+            }
+        }
+    }
+    const float share = 1.0f / static_cast<float>(end - begin);
+#pragma unroll
+    for (int h = 0; h < HELD; ++h) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) mean[h][j] = held(h) ? mean[h][j] * share : 0.0f;
+    }
+}

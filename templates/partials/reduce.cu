@@ -1,0 +1,61 @@
+// Reductions of X independent values at once (TurboTransformers 4.1.2, warpAllReduce_XElem).
+constexpr unsigned int ALL_LANES = 0xffffffffu;
+
+struct Sum {
+    static constexpr float IDENTITY = 0.0f;
+    static __device__ __forceinline__ float of(float a, float b) { return a + b; }
+};
+struct Max {
+    // Finite, so that the difference of two of them is no NaN.
+    static constexpr float IDENTITY = -3.4028235e38f;
+    static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
+};
+
+// Every lane gets all X results. The X shuffles of a step are issued back to back, so that no
+// operation waits for the shuffle just before it.
+template <typename Op, int X> __device__ __forceinline__ void warp_all_reduce_xelem(float (&value)[X]) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        float other[X];
+#pragma unroll
+        for (int i = 0; i < X; ++i) other[i] = __shfl_xor_sync(ALL_LANES, value[i], offset);
+#pragma unroll
+        for (int i = 0; i < X; ++i) value[i] = Op::of(value[i], other[i]);
+    }
+}
+
+// The same over a team of WARPS warps, which is the whole block where WARPS > 1.
+template <typename Op, int WARPS, int X> __device__ __forceinline__ void team_all_reduce_xelem(float (&value)[X]) {
+    warp_all_reduce_xelem<Op>(value);
+    if constexpr (WARPS > 1) {
+        __shared__ float partial[X][WARPS];
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        if (lane == 0) {
+#pragma unroll
+            for (int i = 0; i < X; ++i) partial[i][warp] = value[i];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < X; ++i) value[i] = lane < WARPS ? partial[i][lane] : Op::IDENTITY;
+        warp_all_reduce_xelem<Op>(value);
+        __syncthreads();  // the next reduction may write `partial` again
+    }
+}
+
+// The values of a team's first thread, in all of its threads.
+template <int WARPS, int X> __device__ __forceinline__ void team_broadcast(float (&value)[X]) {
+    if constexpr (WARPS > 1) {
+        __shared__ float first[X];
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int i = 0; i < X; ++i) first[i] = value[i];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < X; ++i) value[i] = first[i];
+        __syncthreads();  // the next broadcast may write `first` again
+    } else {
+#pragma unroll
+        for (int i = 0; i < X; ++i) value[i] = __shfl_sync(ALL_LANES, value[i], 0);
+    }
+}

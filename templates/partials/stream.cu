@@ -1,0 +1,11 @@
+// A stream of packs: thread `i` of the grid takes packs i, i + threads of the grid, and so on.
+using T = {{ storage }};
+constexpr int N = {{ vector }};  // elements of one access
+
+__device__ __forceinline__ unsigned long long first_pack() {
+    return static_cast<unsigned long long>(blockIdx.x) * {{ threads }} + threadIdx.x;
+}
+
+__device__ __forceinline__ unsigned long long pack_step() {
+    return static_cast<unsigned long long>(gridDim.x) * {{ threads }};
+}
