@@ -8,7 +8,7 @@ use std::{
 use super::{
     Model,
     config::Values,
-    error::{At, File, ModelError, Problem, quoted},
+    error::{At, File, ModelError, Problem, words},
     expect::Expectation,
     syntax::{Ast, Count, INPUTS, Operator, Pattern, Statement},
 };
@@ -308,16 +308,20 @@ impl<'a> Builder<'a> {
             if *stored == found {
                 return Ok(*id);
             }
-            let label = format!("{stored} here");
             let problem = Problem::WeightShape {
                 weight: name,
                 found: found.to_string(),
                 before: stored.to_string(),
             };
-            let error = self
-                .file
-                .error(problem, &pattern.span, format!("{found} here"));
-            return Err(error.also(before, label).help(
+            let span = &pattern.span;
+            let error = if before == span {
+                let label = format!("{stored} in an earlier iteration, {found} now");
+                self.file.error(problem, span, label)
+            } else {
+                let error = self.file.error(problem, span, format!("{found} here"));
+                error.also(before, format!("{stored} here"))
+            };
+            return Err(error.help(
                 "a weight has one shape; an index such as `{i}` may be missing in its name",
             ));
         }
@@ -465,40 +469,6 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// The outputs that are asked for, each known and named once.
-pub(super) fn choose<'o>(
-    file: &File,
-    ast: &'o Ast,
-    asked: Option<&[&'o str]>,
-) -> Result<Vec<&'o str>, ModelError> {
-    let known: Vec<&str> = ast.outputs.iter().map(|(n, _)| n.value.as_str()).collect();
-    let mut chosen = Vec::new();
-    let defaults = || {
-        ast.default_outputs
-            .iter()
-            .map(|n| n.value.as_str())
-            .collect()
-    };
-    for name in asked.map_or_else(defaults, <[&str]>::to_vec) {
-        if !known.contains(&name) {
-            let problem = Problem::UnknownOutput {
-                name: name.to_owned(),
-            };
-            let help = super::error::suggest(name, known.iter().copied());
-            let help = format!("{help} The outputs are {}.", quoted(&known));
-            return Err(file.error_elsewhere(problem).help(help));
-        }
-        if !chosen.contains(&name) {
-            chosen.push(name);
-        }
-    }
-    if chosen.is_empty() {
-        let help = format!("the outputs are {}", quoted(&known));
-        return Err(file.error_elsewhere(Problem::NoOutput).help(help));
-    }
-    Ok(chosen)
-}
-
 /// `[heads, tokens, head]`.
 fn headed(shape: &Shape) -> Option<(u32, u32)> {
     let [heads, tokens, head] = shape.0.as_slice() else {
@@ -506,33 +476,4 @@ fn headed(shape: &Shape) -> Option<(u32, u32)> {
     };
     let size = |s: &Size| s.as_constant().and_then(|n| u32::try_from(n).ok());
     (tokens.as_symbol() == Some(Symbol::Tokens)).then_some((size(heads)?, size(head)?))
-}
-
-/// A shape for people: "384 values for each token".
-fn words(shape: &Shape) -> String {
-    let row = |s: &Size| match s.as_symbol() {
-        Some(Symbol::Tokens) => Some("token"),
-        Some(Symbol::Batch) => Some("sequence"),
-        Some(Symbol::Pairs) => Some("pair of tokens"),
-        _ => None,
-    };
-    match shape.0.as_slice() {
-        [rows] if row(rows).is_some() => format!("one value for each {}", row(rows).unwrap_or("")),
-        [rows, width] if row(rows).is_some() => {
-            format!("{width} values for each {}", row(rows).unwrap_or(""))
-        }
-        [heads, pairs] if row(pairs).is_some() => {
-            format!(
-                "one value for each of {heads} heads and each {}",
-                row(pairs).unwrap_or("")
-            )
-        }
-        [heads, tokens, head] if row(tokens).is_some() => {
-            format!(
-                "{heads} heads of {head} values for each {}",
-                row(tokens).unwrap_or("")
-            )
-        }
-        _ => shape.to_string(),
-    }
 }

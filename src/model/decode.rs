@@ -267,7 +267,6 @@ fn statement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Statement> {
 }
 
 fn repeat<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<Repeat> {
-    let span = call.name.span.clone();
     let args = call.named(r, &["times", "index", "name", "body", "expect"])?;
     let index = r.name("`index`", args.required(r, "index")?)?;
     let label = match args.optional("name") {
@@ -275,7 +274,6 @@ fn repeat<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<Repeat> {
         None => index.clone(),
     };
     Ok(Repeat {
-        span,
         times: expression(r, args.required(r, "times")?)?,
         index,
         label,

@@ -4,7 +4,10 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode};
 
-use crate::graph::GraphError;
+use crate::{
+    graph::GraphError,
+    tensor::{Shape, Size, Symbol},
+};
 
 /// The problem, without the place. Values are quoted as the user wrote them.
 #[derive(Debug, thiserror::Error)]
@@ -236,5 +239,34 @@ pub(super) fn quoted(names: &[&str]) -> String {
         [] => "none".to_owned(),
         [one] => one.clone(),
         [rest @ .., last] => format!("{} and {last}", rest.join(", ")),
+    }
+}
+
+/// A shape for people: "384 values for each token".
+pub(super) fn words(shape: &Shape) -> String {
+    let row = |s: &Size| match s.as_symbol() {
+        Some(Symbol::Tokens) => Some("token"),
+        Some(Symbol::Batch) => Some("sequence"),
+        Some(Symbol::Pairs) => Some("pair of tokens"),
+        _ => None,
+    };
+    match shape.0.as_slice() {
+        [rows] if row(rows).is_some() => format!("one value for each {}", row(rows).unwrap_or("")),
+        [rows, width] if row(rows).is_some() => {
+            format!("{width} values for each {}", row(rows).unwrap_or(""))
+        }
+        [heads, pairs] if row(pairs).is_some() => {
+            format!(
+                "one value for each of {heads} heads and each {}",
+                row(pairs).unwrap_or("")
+            )
+        }
+        [heads, tokens, head] if row(tokens).is_some() => {
+            format!(
+                "{heads} heads of {head} values for each {}",
+                row(tokens).unwrap_or("")
+            )
+        }
+        _ => shape.to_string(),
     }
 }

@@ -199,7 +199,7 @@ impl Parser<'_> {
     /// Digits with an optional fraction and exponent.
     fn number(&mut self) -> String {
         let mut text = self.word(|c| c.is_ascii_digit() || c == '.').value;
-        let rest = self.text[self.at..].as_bytes();
+        let rest = &self.text.as_bytes()[self.at..];
         let exponent = match rest {
             [b'e' | b'E', b'-' | b'+', d, ..] if d.is_ascii_digit() => 2,
             [b'e' | b'E', d, ..] if d.is_ascii_digit() => 1,

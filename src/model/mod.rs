@@ -25,7 +25,7 @@ pub use error::{ModelError, Problem};
 pub use expect::Expectation;
 
 use crate::graph::Graph;
-use error::File;
+use error::{File, quoted, suggest};
 
 /// Descriptions that come with the crate: name and source.
 const SHIPPED: [(&str, &str); 4] = [
@@ -130,8 +130,32 @@ impl Description {
         config: &serde_json::Value,
         outputs: Option<&[&str]>,
     ) -> Result<Model, ModelError> {
-        let outputs = build::choose(&self.file, &self.ast, outputs)?;
+        let outputs = self.choose(outputs)?;
         build::model(&self.file, &self.ast, config, &outputs)
+    }
+
+    /// The outputs that are asked for, each known and named once.
+    fn choose<'o>(&'o self, asked: Option<&[&'o str]>) -> Result<Vec<&'o str>, ModelError> {
+        let known = self.output_names();
+        let mut chosen = Vec::new();
+        for name in asked.map_or_else(|| self.default_outputs(), <[&str]>::to_vec) {
+            if !known.contains(&name) {
+                let problem = Problem::UnknownOutput {
+                    name: name.to_owned(),
+                };
+                let help = suggest(name, known.iter().copied());
+                let help = format!("{help} The outputs are {}.", quoted(&known));
+                return Err(self.file.error_elsewhere(problem).help(help));
+            }
+            if !chosen.contains(&name) {
+                chosen.push(name);
+            }
+        }
+        if chosen.is_empty() {
+            let help = format!("the outputs are {}", quoted(&known));
+            return Err(self.file.error_elsewhere(Problem::NoOutput).help(help));
+        }
+        Ok(chosen)
     }
 }
 

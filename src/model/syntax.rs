@@ -1,7 +1,5 @@
 //! What a description consists of.
 
-use std::ops::Range;
-
 use super::{
     error::{At, ModelError, Problem},
     expr::Expr,
@@ -59,8 +57,6 @@ pub(super) enum Statement {
 
 #[derive(Clone, Debug)]
 pub(super) struct Repeat {
-    /// The word `Repeat`.
-    pub span: Range<usize>,
     pub times: At<Expr>,
     pub index: At<String>,
     /// Values of iteration 3 are called `label.3.…` in the graph.
