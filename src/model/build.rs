@@ -83,7 +83,11 @@ impl<'a> Builder<'a> {
             if n > MAX_VALUES {
                 let problem = Problem::TooManyValues { limit: MAX_VALUES };
                 let label = format!("{times} iterations of {inner} values");
-                return Err(self.file.error(problem, &repeat.times.span, label));
+                let help = "a model of 24 layers has about 700";
+                return Err(self
+                    .file
+                    .error(problem, &repeat.times.span, label)
+                    .help(help));
             }
         }
         Ok(n)

@@ -32,7 +32,9 @@ impl<'a> Values<'a> {
     ) -> Result<Self, ModelError> {
         let Value::Object(config) = config else {
             let found = kind(config);
-            return Err(file.error_elsewhere(Problem::ConfigNotAnObject { found }));
+            return Err(file
+                .error_elsewhere(Problem::ConfigNotAnObject { found })
+                .help("give the config.json that is published beside the weights"));
         };
         // A key with null is a key that is not there, as Hugging Face writes it.
         let config = Config {

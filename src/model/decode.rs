@@ -128,7 +128,8 @@ fn definitions<'a>(
         };
         if origins.is_empty() {
             let problem = super::syntax::form(what, "at least one origin", "[]");
-            return Err(r.file.error(problem, &span, "has no origin"));
+            let help = "write `Key(\"key of config.json\")` or a value";
+            return Err(r.file.error(problem, &span, "has no origin").help(help));
         }
         definitions.push(Definition { name, origins });
     }
@@ -424,7 +425,7 @@ fn ids<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Meta>> {
 fn pattern<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Pattern>> {
     let name = r.string("a weight's name", piece)?;
     let pattern = Pattern::parse(&name.value)
-        .map_err(|message| r.form("a weight's name", &message, piece))?;
+        .map_err(|expected| r.form("a weight's name", expected, piece))?;
     Ok(At::new(pattern, name.span))
 }
 

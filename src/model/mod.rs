@@ -1,13 +1,59 @@
 //! RON to graph: a description and a checkpoint's `config.json` become a [`Graph`].
 //!
-//! A [`Description`] is a list of statements, `Let("name", operator(…))` and `Repeat(…)`, in about
-//! twenty primitive operators. Reading it goes in three steps, each with its own errors: `reader`
-//! and `decode` make the syntax tree and keep the place of every word; `scope` checks every name;
-//! `build` takes the sizes from config.json and adds the operators to a graph, which infers shapes.
-//! All errors are [`ModelError`]s: miette shows them with file, line, column and a caret.
+//! Reading goes in three steps, each with its own errors: `reader` and `decode` make the syntax
+//! tree and keep the place of every word; `scope` checks every name; `build` takes the sizes from
+//! config.json and adds the operators to a graph, which infers shapes. All errors are
+//! [`ModelError`]s: miette shows them with file, line, column and a caret. No input makes this room
+//! panic, and the time it takes is bounded: sources, nesting, unrolled values and sizes have limits.
 //!
-//! No input makes this room panic, and the time it takes is bounded: sources, nesting, unrolled
-//! values and sizes have limits.
+//! # The language
+//!
+//! A file is one `Model(…)` in RON, with these fields:
+//!
+//! | field | holds |
+//! |---|---|
+//! | `name` | the model's name |
+//! | `prefixes` | what published weight names may start with; `[""]` if left out |
+//! | `require` | `Must(key: "…", is: …)`: a key of config.json that, if there, has this value; with `outputs: […]` only where one of them is asked for |
+//! | `dims` | whole numbers by name |
+//! | `reals` | real numbers by name |
+//! | `activations` | activations by name |
+//! | `graph` | statements |
+//! | `outputs` | `{"output": "value"}` |
+//! | `default` | the outputs that are built if none is asked for |
+//! | `expect` | counts after the passes, in the whole graph |
+//!
+//! A number is `Key("key of config.json")`, `Length("key")` (entries of a list or an object), a
+//! number, an expression such as `"hidden / heads"`, or a list of these: the first that is there
+//! counts. A key with null is not there. Expressions have names, `+ - * /`, `sqrt(…)` and
+//! parentheses; in whole numbers every division must come out even.
+//!
+//! A statement is `Let("name", operator(…))` or `Repeat(times: "layers", index: "i", name: "layer",
+//! body: […], expect: {…})`. A name is given once. Inside a `Repeat`, `Let` of a name from outside
+//! gives it the value that the next iteration, and what follows the loop, reads; other names end
+//! with the iteration. Values of iteration 3 are called `layer.3.…` in the graph. `expect` counts
+//! in every iteration: `launches`, `gemms`, or an operator of the graph.
+//!
+//! | operator | fields | result |
+//! |---|---|---|
+//! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table`, `rows`, `width`, `offset` (0) | rows of the table |
+//! | `linear` | `x`, `out`, `weight`, `bias` (none) | `x · weightᵀ + bias`, `out` wide |
+//! | `add_bias` | `x`, `bias` | a vector added to every row |
+//! | `add` | `a`, `b` | the sum of two values of one shape |
+//! | `scale` | `x`, `by` | `by · x` |
+//! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise |
+//! | `relu`, `tanh` | `x` | pointwise |
+//! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
+//! | `layer_norm` | `x`, `weight`, `bias`, `eps` | over the width |
+//! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
+//! | `merge_heads` | `x` | the way back |
+//! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`; each sequence by itself |
+//! | `softmax` | `x` | of scores, over the keys |
+//! | `first_token`, `mean_pool` | `x` | one row for each sequence |
+//! | `l2_normalize` | `x`, `eps` | rows of length 1 |
+//!
+//! Weights (`table`, `weight`, `bias`) are named as published, with `{i}` for the index of a loop
+//! around them. A name that is read twice is one tensor.
 
 mod build;
 mod config;

@@ -198,28 +198,39 @@ impl<'a> Reader<'a> {
     }
 
     fn syntax(&self, error: &SpannedError, start: usize, text: &str) -> ModelError {
-        let message = match &error.code {
-            RonError::ExceededRecursionLimit => "it is nested too deeply".to_owned(),
-            RonError::Message(m) if m.contains("RawValue cannot") => {
-                "extensions and attributes `#![…]` are not part of the language".to_owned()
-            }
+        let brackets = "brackets must match, and commas stand between fields and between items";
+        let (message, help) = match &error.code {
+            RonError::ExceededRecursionLimit => ("it is nested too deeply".to_owned(), brackets),
+            RonError::Message(m) if m.contains("RawValue cannot") => (
+                "extensions and attributes are not part of the language".to_owned(),
+                "remove the line `#![…]` above this",
+            ),
+            RonError::Eof => (
+                "the file ends too early".to_owned(),
+                "a description is one `Model(…)`, and all its brackets are closed",
+            ),
+            RonError::TrailingCharacters => (
+                "there is more after the end".to_owned(),
+                "a file holds one `Model(…)`",
+            ),
             code => {
                 let text = code.to_string();
                 let mut chars = text.chars();
                 let first = chars.next().map(|c| c.to_ascii_lowercase());
-                first.into_iter().chain(chars).collect()
+                (first.into_iter().chain(chars).collect(), brackets)
             }
         };
         let at = start + offset(text, error.span.end);
         // The caret covers the character where reading stopped, if there is one.
-        let len = self.file.text()[at..]
-            .chars()
-            .next()
-            .filter(|c| !c.is_control());
-        let span = at..at + len.map_or(0, char::len_utf8);
+        let next = self.file.text()[at..].chars().next();
+        let len = next.filter(|c| !c.is_control()).map_or(0, char::len_utf8);
         self.file
-            .error(Problem::Syntax { message }, &span, "reading stopped here")
-            .help("brackets must match, fields and list items are separated by commas")
+            .error(
+                Problem::Syntax { message },
+                &(at..at + len),
+                "reading stopped here",
+            )
+            .help(help)
     }
 }
 

@@ -204,16 +204,17 @@ enum Part {
 }
 
 impl Pattern {
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// The error says what was expected.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
         if text.is_empty() {
-            return Err("a weight needs a name".to_owned());
+            return Err("at least one character");
         }
         let mut parts = Vec::new();
         let mut rest = text;
         while let Some(open) = rest.find(['{', '}']) {
             let (before, from) = rest.split_at(open);
             let close = from.find('}').filter(|&close| close > 0);
-            let close = close.ok_or("its braces do not match; write an index as `{i}`")?;
+            let close = close.ok_or("matching braces around an index, as in `layer.{i}.weight`")?;
             parts.push(Part::Text(before.to_owned()));
             parts.push(Part::Index(from[1..close].to_owned()));
             rest = &from[close + 1..];
