@@ -1,0 +1,483 @@
+//! A checked description and config.json to a [`Graph`].
+
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
+
+use super::{
+    Model,
+    config::Values,
+    error::{At, File, ModelError, Problem, words},
+    expect::Expectation,
+    syntax::{Ast, Count, INPUTS, Operator, Pattern, Statement},
+};
+use crate::{
+    graph::{Graph, GraphError, NodeId, Op, WeightExpr},
+    kernels::{Meta, attention::HeadView, gemm::Epilogue},
+    tensor::{Shape, Size, Symbol},
+};
+
+/// A model of 24 layers has about 700 values; the limit bounds the time that building takes.
+const MAX_VALUES: u64 = 20_000;
+
+/// More elements than any tensor of a checkpoint; below it, counts of bytes cannot overflow.
+const MAX_ELEMENTS: u64 = 1 << 40;
+
+pub(super) fn model(
+    file: &File,
+    ast: &Ast,
+    config: &serde_json::Value,
+    outputs: &[&str],
+) -> Result<Model, ModelError> {
+    let values = Values::resolve(file, ast, config, outputs)?;
+    let mut builder = Builder {
+        file,
+        values: &values,
+        graph: Graph::new(),
+        scopes: vec![HashMap::new()],
+        indices: Vec::new(),
+        prefix: String::new(),
+        weights: HashMap::new(),
+        names: HashMap::new(),
+        inputs: HashMap::new(),
+        rows: HashMap::new(),
+        expectations: Vec::new(),
+    };
+    builder.size_of(&ast.body)?;
+    builder.expect(&ast.expect);
+    builder.body(&ast.body)?;
+    builder.finish(ast, outputs)
+}
+
+struct Builder<'a> {
+    file: &'a File,
+    values: &'a Values<'a>,
+    graph: Graph,
+    /// Values by name, innermost body last.
+    scopes: Vec<HashMap<&'a str, NodeId>>,
+    indices: Vec<(String, u64)>,
+    /// `layer.3.` inside the fourth iteration.
+    prefix: String,
+    weights: HashMap<String, (NodeId, Range<usize>)>,
+    /// Every node's name, and where the description gives it.
+    names: HashMap<String, Range<usize>>,
+    inputs: HashMap<Meta, NodeId>,
+    /// The fewest ids that the tables of an input have rows for.
+    rows: HashMap<Meta, u32>,
+    expectations: Vec<Expectation>,
+}
+
+impl<'a> Builder<'a> {
+    /// The number of values after unrolling, found without unrolling.
+    fn size_of(&self, body: &[Statement]) -> Result<u64, ModelError> {
+        let mut n: u64 = 0;
+        for statement in body {
+            let Statement::Repeat(repeat) = statement else {
+                n = n.saturating_add(1);
+                continue;
+            };
+            let times = self.values.times(&repeat.times)?;
+            let inner = self.size_of(&repeat.body)?.max(1);
+            n = n.saturating_add(times.saturating_mul(inner));
+            if n > MAX_VALUES {
+                let problem = Problem::TooManyValues { limit: MAX_VALUES };
+                let label = format!("{times} iterations of {inner} values");
+                let help = "a model of 24 layers has about 700";
+                return Err(self
+                    .file
+                    .error(problem, &repeat.times.span, label)
+                    .help(help));
+            }
+        }
+        Ok(n)
+    }
+
+    fn body(&mut self, body: &'a [Statement]) -> Result<(), ModelError> {
+        for statement in body {
+            match statement {
+                Statement::Let { name, op } => {
+                    let id = self.operator(name, op)?;
+                    self.bind(&name.value, id);
+                }
+                Statement::Repeat(repeat) => {
+                    let outer = self.prefix.clone();
+                    for k in 0..self.values.times(&repeat.times)? {
+                        self.prefix = format!("{outer}{}.{k}.", repeat.label.value);
+                        self.expect(&repeat.expect);
+                        self.indices.push((repeat.index.value.clone(), k));
+                        self.scopes.push(HashMap::new());
+                        self.body(&repeat.body)?;
+                        self.scopes.pop();
+                        self.indices.pop();
+                    }
+                    self.prefix = outer;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn expect(&mut self, counts: &[Count]) {
+        let scope = self.prefix.strip_suffix('.').map(str::to_owned);
+        for count in counts {
+            let expectation = Expectation::new(scope.clone(), &count.what, count.n, self.file);
+            self.expectations.push(expectation);
+        }
+    }
+
+    /// A name from outside a `Repeat` takes the new value there; others are of this body.
+    fn bind(&mut self, name: &'a str, id: NodeId) {
+        if let Some((inner, outer)) = self.scopes.split_last_mut() {
+            match outer.iter_mut().find_map(|scope| scope.get_mut(name)) {
+                Some(carried) => *carried = id,
+                None => {
+                    inner.insert(name, id);
+                }
+            }
+        }
+    }
+
+    fn value(&self, name: &At<String>) -> Result<NodeId, ModelError> {
+        let mut scopes = self.scopes.iter().rev();
+        scopes
+            .find_map(|scope| scope.get(name.value.as_str()).copied())
+            .ok_or_else(|| {
+                let problem = Problem::Undefined {
+                    what: "value",
+                    name: name.value.clone(),
+                };
+                self.file.error(problem, &name.span, "not defined")
+            })
+    }
+
+    fn operator(&mut self, name: &At<String>, op: &At<Operator>) -> Result<NodeId, ModelError> {
+        let full = format!("{}{}", self.prefix, name.value);
+        let place = &name.span;
+        let values = self.values;
+        let (op, operands) = match &op.value {
+            Operator::Embedding {
+                ids,
+                table,
+                rows,
+                width,
+                offset,
+            } => {
+                let n = values.size(rows)?;
+                let by = offset.as_ref().map_or(Ok(0), |o| values.offset(o))?;
+                self.ids_below(ids.value, n, by, &offset.as_ref().unwrap_or(rows).span)?;
+                let dims = [n.into(), values.size(width)?.into()];
+                let operands = [self.input(ids, place)?, self.weight(table, &dims)?];
+                (Op::Embedding { offset: by }, operands.to_vec())
+            }
+            Operator::Linear {
+                x,
+                weight,
+                bias,
+                out,
+            } => {
+                let (x, out) = (self.value(x)?, values.size(out)?.into());
+                let dims = [out, self.width(&full, "linear", x, place)?];
+                let weight = self.weight(weight, &dims)?;
+                let epilogue = Epilogue::default();
+                let Some(bias) = bias else {
+                    return self.add(full, Op::Linear { epilogue }, &[x, weight], place);
+                };
+                let product = format!("{full}.product");
+                let product = self.add(product, Op::Linear { epilogue }, &[x, weight], place)?;
+                (Op::AddBias, vec![product, self.weight(bias, &[out])?])
+            }
+            Operator::AddBias { x, bias } => {
+                let x = self.value(x)?;
+                let width = self.width(&full, "add_bias", x, place)?;
+                (Op::AddBias, vec![x, self.weight(bias, &[width])?])
+            }
+            Operator::Add { a, b } => (Op::Add, vec![self.value(a)?, self.value(b)?]),
+            Operator::Scale { x, by } => {
+                let by = values.real(by)?;
+                (Op::Scale { by }, vec![self.value(x)?])
+            }
+            Operator::Activate { x, kind } => (Op::Activate(*kind), vec![self.value(x)?]),
+            Operator::NamedActivation { x, kind } => {
+                let found = values.activation(&kind.value).ok_or_else(|| {
+                    let (what, name) = ("activation", kind.value.clone());
+                    let problem = Problem::Undefined { what, name };
+                    self.file.error(problem, &kind.span, "not defined")
+                })?;
+                (Op::Activate(found), vec![self.value(x)?])
+            }
+            Operator::LayerNorm {
+                x,
+                weight,
+                bias,
+                eps,
+            } => {
+                let x = self.value(x)?;
+                let dims = [self.width(&full, "layer_norm", x, place)?];
+                let operands = vec![x, self.weight(weight, &dims)?, self.weight(bias, &dims)?];
+                let eps = values.eps(eps)?;
+                (Op::LayerNorm { eps }, operands)
+            }
+            Operator::SplitHeads { x, heads } => {
+                let heads = values.size(heads)?;
+                (Op::SplitHeads { heads }, vec![self.value(x)?])
+            }
+            Operator::MergeHeads { x } => (Op::MergeHeads, vec![self.value(x)?]),
+            Operator::Matmul { a, b, transpose_b } => {
+                let operands = vec![self.value(a)?, self.value(b)?];
+                let op = self
+                    .matmul(&operands, *transpose_b)
+                    .ok_or_else(|| self.no_product(&full, &operands, *transpose_b, place))?;
+                (op, operands)
+            }
+            Operator::Softmax { x } => (Op::Softmax { scale: 1.0 }, vec![self.value(x)?]),
+            Operator::FirstToken { x } => (Op::FirstToken, vec![self.value(x)?]),
+            Operator::MeanPool { x } => (Op::MeanPool, vec![self.value(x)?]),
+            Operator::L2Normalize { x, eps } => {
+                let eps = values.eps(eps)?;
+                (Op::L2Normalize { eps }, vec![self.value(x)?])
+            }
+        };
+        self.add(full, op, &operands, place)
+    }
+
+    fn add(
+        &mut self,
+        name: String,
+        op: Op,
+        operands: &[NodeId],
+        place: &Range<usize>,
+    ) -> Result<NodeId, ModelError> {
+        self.claim(&name, place)?;
+        let added = self.graph.add(name, op, operands);
+        added.map_err(|error| self.shape_error(error, operands, place))
+    }
+
+    fn shape_error(
+        &self,
+        error: GraphError,
+        operands: &[NodeId],
+        place: &Range<usize>,
+    ) -> ModelError {
+        let words: Vec<String> = operands
+            .iter()
+            .filter(|&&o| !matches!(self.graph.op(o), Op::Weight(_)))
+            .map(|&o| {
+                format!(
+                    "`{}` holds {}",
+                    self.graph.node(o).name,
+                    words(self.graph.shape(o))
+                )
+            })
+            .collect();
+        self.file
+            .error(Problem::Shape(error), place, "computed here")
+            .help(words.join("; "))
+    }
+
+    /// A node's name is unique, weights included.
+    fn claim(&mut self, name: &str, place: &Range<usize>) -> Result<(), ModelError> {
+        let Some(before) = self.names.insert(name.to_owned(), place.clone()) else {
+            return Ok(());
+        };
+        let problem = Problem::DefinedTwice {
+            what: "name",
+            name: name.to_owned(),
+        };
+        Err(self
+            .file
+            .error(problem, place, "again here")
+            .also(&before, "first here")
+            .help("values, inputs and weights share their names; rename the value"))
+    }
+
+    fn input(&mut self, ids: &At<Meta>, place: &Range<usize>) -> Result<NodeId, ModelError> {
+        let meta = ids.value;
+        if let Some(&id) = self.inputs.get(&meta) {
+            return Ok(id);
+        }
+        let name = INPUTS.iter().find(|&&(_, m)| m == meta);
+        let name = name.map_or_else(|| format!("{meta:?}"), |&(n, _)| n.to_owned());
+        let id = self.add(name, Op::Input(meta), &[], place)?;
+        self.inputs.insert(meta, id);
+        Ok(id)
+    }
+
+    /// One node per tensor of the checkpoint, however often it is read.
+    fn weight(&mut self, pattern: &At<Pattern>, dims: &[u64]) -> Result<NodeId, ModelError> {
+        let name = pattern.value.fill(&self.indices);
+        let found = Shape::fixed(dims);
+        if let Some((id, before)) = self.weights.get(&name) {
+            let stored = self.graph.shape(*id);
+            if *stored == found {
+                return Ok(*id);
+            }
+            let problem = Problem::WeightShape {
+                weight: name,
+                found: found.to_string(),
+                before: stored.to_string(),
+            };
+            let span = &pattern.span;
+            let error = if before == span {
+                let label = format!("{stored} in an earlier iteration, {found} now");
+                self.file.error(problem, span, label)
+            } else {
+                let error = self.file.error(problem, span, format!("{found} here"));
+                error.also(before, format!("{stored} here"))
+            };
+            return Err(error.help(
+                "a weight has one shape; an index such as `{i}` may be missing in its name",
+            ));
+        }
+        let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+        if elements.is_none_or(|n| n > MAX_ELEMENTS) {
+            let problem = Problem::OutOfRange {
+                what: format!("the size of `{name}`"),
+                found: found.to_string(),
+                expected: format!("at most {MAX_ELEMENTS} elements"),
+            };
+            return Err(self.file.error(problem, &pattern.span, "too large"));
+        }
+        let dims = dims.to_vec();
+        let stored = WeightExpr::Stored {
+            name: name.clone(),
+            dims,
+        };
+        let id = self.add(name.clone(), Op::Weight(stored), &[], &pattern.span)?;
+        self.weights.insert(name, (id, pattern.span.clone()));
+        Ok(id)
+    }
+
+    /// The width that the weights of `op` on `x` must have.
+    fn width(
+        &self,
+        node: &str,
+        op: &'static str,
+        x: NodeId,
+        place: &Range<usize>,
+    ) -> Result<u64, ModelError> {
+        self.graph.shape(x).width().ok_or_else(|| {
+            let of = self.graph.node(x);
+            let error = GraphError::Shape {
+                node: node.to_owned(),
+                op,
+                problem: "expected rows of one width".to_owned(),
+                operands: format!("`{}` {}", of.name, of.shape),
+            };
+            self.shape_error(error, &[x], place)
+        })
+    }
+
+    /// Products of attention: `q · kᵀ`, and probabilities times `v`.
+    fn matmul(&self, operands: &[NodeId], transpose_b: bool) -> Option<Op> {
+        let &[a, b] = operands else { return None };
+        let (a, b) = (self.graph.shape(a), self.graph.shape(b));
+        let (heads, head) = headed(b)?;
+        let view = HeadView::HeadMajor;
+        if transpose_b {
+            let (q, k) = (view, view);
+            return (a == b).then_some(Op::Scores { heads, head, q, k });
+        }
+        let pairs = Shape(vec![Size::constant(heads.into()), Symbol::Pairs.into()]);
+        (*a == pairs).then_some(Op::Context {
+            heads,
+            head,
+            v: view,
+            out: view,
+        })
+    }
+
+    fn no_product(
+        &self,
+        name: &str,
+        operands: &[NodeId],
+        transpose_b: bool,
+        place: &Range<usize>,
+    ) -> ModelError {
+        let described: Vec<String> = operands
+            .iter()
+            .map(|&o| {
+                format!(
+                    "`{}` ({})",
+                    self.graph.node(o).name,
+                    words(self.graph.shape(o))
+                )
+            })
+            .collect();
+        let [a, b] = [0, 1].map(|i| described.get(i).cloned().unwrap_or_default());
+        let problem = Problem::Matmul {
+            name: name.to_owned(),
+            a,
+            b,
+            transposed: if transpose_b { ", transposed" } else { "" },
+        };
+        self.file.error(problem, place, "computed here").help(
+            "`matmul` takes two equal [heads, tokens, head] with `transpose_b: true` (scores), \
+             or [heads, pairs] and [heads, tokens, head] (weighted sums); weights go into `linear`",
+        )
+    }
+
+    fn ids_below(
+        &mut self,
+        ids: Meta,
+        rows: u32,
+        offset: u32,
+        span: &Range<usize>,
+    ) -> Result<(), ModelError> {
+        if offset >= rows {
+            let problem = Problem::OutOfRange {
+                what: "the offset into the table".to_owned(),
+                found: offset.to_string(),
+                expected: format!("less than its {rows} rows"),
+            };
+            return Err(self.file.error(problem, span, "no id has a row"));
+        }
+        let fewest = self.rows.entry(ids).or_insert(u32::MAX);
+        *fewest = (*fewest).min(rows - offset);
+        Ok(())
+    }
+
+    fn finish(mut self, ast: &Ast, outputs: &[&str]) -> Result<Model, ModelError> {
+        for (output, value) in &ast.outputs {
+            let id = self.value(value)?;
+            self.graph.add_output(output.value.as_str(), id);
+        }
+        let sound = self
+            .graph
+            .select_outputs(outputs)
+            .and_then(|()| self.graph.verify());
+        sound.map_err(|error| self.file.error_elsewhere(Problem::Graph(error)))?;
+        let vocab = self.rows.get(&Meta::TokenIds).copied().ok_or_else(|| {
+            self.file
+                .error_elsewhere(Problem::NoTokens)
+                .help("start from `embedding(ids: \"token_ids\", …)`")
+        })?;
+        // An iteration that no chosen output needs is not in the graph, so nothing is expected of it.
+        let nodes = self.graph.topological();
+        let names = nodes.iter().map(|&id| self.graph.node(id).name.as_str());
+        let scopes: HashSet<&str> = names
+            .flat_map(|name| name.match_indices('.').map(move |(dot, _)| &name[..dot]))
+            .collect();
+        self.expectations
+            .retain(|e| e.scope.as_ref().is_none_or(|s| scopes.contains(s.as_str())));
+        Ok(Model {
+            name: ast.name.clone(),
+            prefixes: ast.prefixes.clone(),
+            expectations: self.expectations,
+            dims: self.values.dims.clone(),
+            vocab,
+            max_positions: self.rows.get(&Meta::Positions).copied(),
+            type_rows: self.rows.get(&Meta::TypeIds).copied(),
+            graph: self.graph,
+        })
+    }
+}
+
+/// `[heads, tokens, head]`.
+fn headed(shape: &Shape) -> Option<(u32, u32)> {
+    let [heads, tokens, head] = shape.0.as_slice() else {
+        return None;
+    };
+    let size = |s: &Size| s.as_constant().and_then(|n| u32::try_from(n).ok());
+    (tokens.as_symbol() == Some(Symbol::Tokens)).then_some((size(heads)?, size(head)?))
+}

@@ -1,0 +1,445 @@
+//! RON to [`Ast`].
+
+use super::{
+    error::{At, Problem, suggest},
+    expect,
+    expr::Expr,
+    reader::{Args, Call, Piece, Reader, is_string},
+    syntax::{
+        ACTIVATIONS, Ast, Count, Decoded, Definition, INPUTS, Operator, Origin, Pattern, Repeat,
+        Requirement, Statement, activation,
+    },
+};
+use crate::kernels::{Meta, gemm::Activation};
+
+/// `Model(…)`.
+pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
+    let expected = "`Model(name: …, dims: …, graph: […], outputs: …, default: […])`";
+    let call = r.call("a description", expected, piece)?;
+    word(r, "description", &call.name, &["Model"])?;
+    let args = call.named(
+        r,
+        &[
+            "name",
+            "prefixes",
+            "require",
+            "dims",
+            "reals",
+            "activations",
+            "graph",
+            "outputs",
+            "default",
+            "expect",
+        ],
+    )?;
+    let prefixes = match args.optional("prefixes") {
+        None => vec![String::new()],
+        Some(piece) => each(r, "`prefixes`", piece, |p| {
+            Ok(r.string("a prefix", p)?.value)
+        })?,
+    };
+    let requirements = match args.optional("require") {
+        None => Vec::new(),
+        Some(piece) => each(r, "`require`", piece, |p| requirement(r, p))?,
+    };
+    let outputs = r
+        .map("output", args.required(r, "outputs")?)?
+        .into_iter()
+        .map(|(name, value)| Ok((name, r.string("an output's value", value)?)))
+        .collect::<Decoded<_>>()?;
+    Ok(Ast {
+        name: r.name("`name`", args.required(r, "name")?)?.value,
+        prefixes,
+        requirements,
+        dims: definitions(r, &args, "dims", "dimension", Kind::Dim)?,
+        reals: definitions(r, &args, "reals", "real", Kind::Real)?,
+        activations: definitions(r, &args, "activations", "activation", Kind::Activation)?,
+        body: each(r, "`graph`", args.required(r, "graph")?, |p| {
+            statement(r, p)
+        })?,
+        outputs,
+        default_outputs: each(r, "`default`", args.required(r, "default")?, |p| {
+            r.string("an output's name", p)
+        })?,
+        expect: counts(r, &args)?,
+    })
+}
+
+fn each<'a, T>(
+    r: Reader<'a>,
+    what: &str,
+    piece: Piece<'a>,
+    decode: impl Fn(Piece<'a>) -> Decoded<T>,
+) -> Decoded<Vec<T>> {
+    r.list(what, piece)?.into_iter().map(decode).collect()
+}
+
+/// `Must(key: "position_embedding_type", is: "absolute", outputs: […])`.
+fn requirement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Requirement> {
+    let expected = "`Must(key: \"…\", is: …)`";
+    let call = r.call("an entry of `require`", expected, piece)?;
+    word(r, "requirement", &call.name, &["Must"])?;
+    let args = call.named(r, &["key", "is", "outputs"])?;
+    let is = args.required(r, "is")?;
+    let value = match is.text {
+        "true" => true.into(),
+        "false" => false.into(),
+        _ if is_string(is) => r.string("`is`", is)?.value.into(),
+        number => number
+            .parse::<u64>()
+            .map_err(|_| r.form("`is`", "a string, `true`, `false` or a whole number", is))?
+            .into(),
+    };
+    let outputs = args
+        .optional("outputs")
+        .map(|piece| each(r, "`outputs`", piece, |p| r.string("an output's name", p)));
+    Ok(Requirement {
+        key: r.string("`key`", args.required(r, "key")?)?,
+        is: value,
+        outputs: outputs.transpose()?,
+    })
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Dim,
+    Real,
+    Activation,
+}
+
+/// `{ "name": origin, "other": [origin, …] }`.
+fn definitions<'a>(
+    r: Reader<'a>,
+    args: &Args<'a>,
+    field: &'static str,
+    what: &'static str,
+    kind: Kind,
+) -> Decoded<Vec<Definition>> {
+    let Some(piece) = args.optional(field) else {
+        return Ok(Vec::new());
+    };
+    let mut definitions = Vec::new();
+    for (name, value) in r.map(what, piece)? {
+        let span = name.span.clone();
+        let origins = if value.text.starts_with('[') {
+            each(r, what, value, |p| origin(r, p, kind))?
+        } else {
+            vec![origin(r, value, kind)?]
+        };
+        if origins.is_empty() {
+            let problem = super::syntax::form(what, "at least one origin", "[]");
+            let help = "write `Key(\"key of config.json\")` or a value";
+            return Err(r.file.error(problem, &span, "has no origin").help(help));
+        }
+        definitions.push(Definition { name, origins });
+    }
+    Ok(definitions)
+}
+
+fn origin<'a>(r: Reader<'a>, piece: Piece<'a>, kind: Kind) -> Decoded<At<Origin>> {
+    let expected = match kind {
+        Kind::Dim => "`Key(\"…\")`, `Length(\"…\")`, a whole number or an expression",
+        Kind::Real => "`Key(\"…\")`, a number or an expression",
+        Kind::Activation => "`Key(\"…\")` or the name of an activation",
+    };
+    let value = if kind == Kind::Activation && is_string(piece) {
+        let name = r.string("an activation", piece)?.value;
+        known_activation(r, &name, piece)?;
+        Origin::Word(name)
+    } else if is_string(piece) || is_number(piece) {
+        if kind == Kind::Activation {
+            return Err(r.form("an origin", expected, piece));
+        }
+        Origin::Expr(expression(r, piece)?.value)
+    } else {
+        let call = r.call("an origin", expected, piece)?;
+        let known: &[&str] = match kind {
+            Kind::Dim => &["Key", "Length"],
+            _ => &["Key"],
+        };
+        word(r, "origin", &call.name, known)?;
+        let length = call.name.value == "Length";
+        let [key] = call.positional(r, "Key(\"key of config.json\")")?;
+        let key = r.string("a key of config.json", key)?.value;
+        if length {
+            Origin::Length(key)
+        } else {
+            Origin::Key(key)
+        }
+    };
+    Ok(At::new(value, piece.span()))
+}
+
+fn known_activation(r: Reader<'_>, name: &str, piece: Piece<'_>) -> Decoded<()> {
+    if activation(name).is_some() {
+        return Ok(());
+    }
+    let problem = Problem::Activation {
+        name: name.to_owned(),
+    };
+    Err(r
+        .file
+        .error(problem, &piece.span(), "unknown activation")
+        .help(suggest(name, ACTIVATIONS.iter().map(|&(n, _)| n))))
+}
+
+fn is_number(piece: Piece<'_>) -> bool {
+    piece.text.starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// A string `"hidden / heads"` or a bare number.
+fn expression<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Expr>> {
+    let (text, start) = if is_number(piece) {
+        (piece.text, piece.span().start)
+    } else {
+        let value = r.string("a size", piece)?.value;
+        // Positions inside the expression are those of the file.
+        match piece
+            .text
+            .strip_prefix('"')
+            .and_then(|t| t.strip_suffix('"'))
+        {
+            Some(plain) if plain == value => (plain, piece.span().start + 1),
+            _ => return Err(r.form("an expression", "a string without escapes", piece)),
+        }
+    };
+    let expr = Expr::parse(text, start).map_err(|message| {
+        let problem = Problem::Expression {
+            text: text.to_owned(),
+            message,
+        };
+        let help = "expressions have names, numbers, `+ - * /`, `sqrt(…)` and parentheses";
+        r.file
+            .error(problem, &piece.span(), "not an expression")
+            .help(help)
+    })?;
+    Ok(At::new(expr, piece.span()))
+}
+
+fn counts<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Vec<Count>> {
+    let Some(piece) = args.optional("expect") else {
+        return Ok(Vec::new());
+    };
+    let mut counts = Vec::new();
+    for (what, n) in r.map("expectation", piece)? {
+        if !expect::COUNTED.contains(&what.value.as_str()) {
+            let problem = Problem::Unknown {
+                what: "countable".to_owned(),
+                name: what.value.clone(),
+            };
+            return Err(r
+                .file
+                .error(problem, &what.span, "not an operator of the graph")
+                .help(suggest(&what.value, expect::COUNTED.iter().copied())));
+        }
+        let n = n
+            .text
+            .parse()
+            .map_err(|_| r.form("a count", "a whole number", n))?;
+        counts.push(Count { what, n });
+    }
+    Ok(counts)
+}
+
+fn statement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Statement> {
+    let expected = "`Let(\"name\", operator(…))` or `Repeat(…)`";
+    let call = r.call("a statement", expected, piece)?;
+    if OPERATORS.contains(&call.name.value.as_str()) {
+        let problem = Problem::Unknown {
+            what: "statement".to_owned(),
+            name: call.name.value.clone(),
+        };
+        let help = format!(
+            "give its result a name: `Let(\"name\", {}(…))`",
+            call.name.value
+        );
+        let label = "an operator stands inside `Let`";
+        return Err(r.file.error(problem, &call.name.span, label).help(help));
+    }
+    word(r, "statement", &call.name, &["Let", "Repeat"])?;
+    if call.name.value == "Repeat" {
+        return repeat(r, call).map(Statement::Repeat);
+    }
+    let [name, op] = call.positional(r, "Let(\"name\", operator(…))")?;
+    Ok(Statement::Let {
+        name: r.name("a value's name", name)?,
+        op: At::new(operator(r, op)?, op.span()),
+    })
+}
+
+fn repeat<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<Repeat> {
+    let args = call.named(r, &["times", "index", "name", "body", "expect"])?;
+    let index = r.name("`index`", args.required(r, "index")?)?;
+    let label = match args.optional("name") {
+        Some(piece) => r.name("`name`", piece)?,
+        None => index.clone(),
+    };
+    Ok(Repeat {
+        times: expression(r, args.required(r, "times")?)?,
+        index,
+        label,
+        body: each(r, "`body`", args.required(r, "body")?, |p| statement(r, p))?,
+        expect: counts(r, &args)?,
+    })
+}
+
+/// The primitive operators.
+const OPERATORS: [&str; 17] = [
+    "embedding",
+    "linear",
+    "add_bias",
+    "add",
+    "scale",
+    "gelu",
+    "relu",
+    "tanh",
+    "activation",
+    "layer_norm",
+    "split_heads",
+    "merge_heads",
+    "matmul",
+    "softmax",
+    "first_token",
+    "mean_pool",
+    "l2_normalize",
+];
+
+fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
+    let call = r.call("a value", "an operator `operator(field: …)`", piece)?;
+    word(r, "operator", &call.name, &OPERATORS)?;
+    let name = call.name.value.clone();
+    let fields: &[&'static str] = match name.as_str() {
+        "embedding" => &["ids", "table", "rows", "width", "offset"],
+        "linear" => &["x", "out", "weight", "bias"],
+        "add_bias" => &["x", "bias"],
+        "add" => &["a", "b"],
+        "scale" => &["x", "by"],
+        "gelu" => &["x", "form"],
+        "activation" => &["x", "kind"],
+        "layer_norm" => &["x", "weight", "bias", "eps"],
+        "split_heads" => &["x", "heads"],
+        "matmul" => &["a", "b", "transpose_b"],
+        "l2_normalize" => &["x", "eps"],
+        _ => &["x"],
+    };
+    let args = call.named(r, fields)?;
+    let value = |field| r.string("a value", args.required(r, field)?);
+    let size = |field| expression(r, args.required(r, field)?);
+    let weight = |field| pattern(r, args.required(r, field)?);
+    let activate = |kind| {
+        Ok(Operator::Activate {
+            x: value("x")?,
+            kind,
+        })
+    };
+    match name.as_str() {
+        "embedding" => Ok(Operator::Embedding {
+            ids: ids(r, args.required(r, "ids")?)?,
+            table: weight("table")?,
+            rows: size("rows")?,
+            width: size("width")?,
+            offset: args
+                .optional("offset")
+                .map(|p| expression(r, p))
+                .transpose()?,
+        }),
+        "linear" => Ok(Operator::Linear {
+            x: value("x")?,
+            weight: weight("weight")?,
+            bias: args.optional("bias").map(|p| pattern(r, p)).transpose()?,
+            out: size("out")?,
+        }),
+        "add_bias" => Ok(Operator::AddBias {
+            x: value("x")?,
+            bias: weight("bias")?,
+        }),
+        "add" => Ok(Operator::Add {
+            a: value("a")?,
+            b: value("b")?,
+        }),
+        "scale" => Ok(Operator::Scale {
+            x: value("x")?,
+            by: size("by")?,
+        }),
+        "gelu" => {
+            let form = args.required(r, "form")?;
+            match form.text {
+                "exact" => activate(Activation::GeluExact),
+                "tanh" => activate(Activation::GeluTanh),
+                _ => Err(r.form("`form` of `gelu`", "`exact` or `tanh`", form)),
+            }
+        }
+        "relu" => activate(Activation::Relu),
+        "tanh" => activate(Activation::Tanh),
+        "activation" => Ok(Operator::NamedActivation {
+            x: value("x")?,
+            kind: r.string("`kind`", args.required(r, "kind")?)?,
+        }),
+        "layer_norm" => Ok(Operator::LayerNorm {
+            x: value("x")?,
+            weight: weight("weight")?,
+            bias: weight("bias")?,
+            eps: size("eps")?,
+        }),
+        "split_heads" => Ok(Operator::SplitHeads {
+            x: value("x")?,
+            heads: size("heads")?,
+        }),
+        "merge_heads" => Ok(Operator::MergeHeads { x: value("x")? }),
+        "matmul" => Ok(Operator::Matmul {
+            a: value("a")?,
+            b: value("b")?,
+            transpose_b: match args.optional("transpose_b") {
+                Some(piece) => r.flag("`transpose_b`", piece)?,
+                None => false,
+            },
+        }),
+        "softmax" => Ok(Operator::Softmax { x: value("x")? }),
+        "first_token" => Ok(Operator::FirstToken { x: value("x")? }),
+        "mean_pool" => Ok(Operator::MeanPool { x: value("x")? }),
+        _ => Ok(Operator::L2Normalize {
+            x: value("x")?,
+            eps: size("eps")?,
+        }),
+    }
+}
+
+fn ids<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Meta>> {
+    let name = r.string("`ids`", piece)?;
+    match INPUTS.iter().find(|(n, _)| *n == name.value) {
+        Some(&(_, meta)) => Ok(At::new(meta, name.span)),
+        None => {
+            let problem = Problem::Undefined {
+                what: "input",
+                name: name.value.clone(),
+            };
+            let help = suggest(&name.value, INPUTS.iter().map(|&(n, _)| n));
+            Err(r
+                .file
+                .error(problem, &name.span, "unknown input")
+                .help(help))
+        }
+    }
+}
+
+fn pattern<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Pattern>> {
+    let name = r.string("a weight's name", piece)?;
+    let pattern = Pattern::parse(&name.value)
+        .map_err(|expected| r.form("a weight's name", expected, piece))?;
+    Ok(At::new(pattern, name.span))
+}
+
+/// `found` must be one of `known`.
+fn word(r: Reader<'_>, what: &str, found: &At<String>, known: &[&'static str]) -> Decoded<()> {
+    if known.contains(&found.value.as_str()) {
+        return Ok(());
+    }
+    let problem = Problem::Unknown {
+        what: what.to_owned(),
+        name: found.value.clone(),
+    };
+    Err(r
+        .file
+        .error(problem, &found.span, format!("unknown {what}"))
+        .help(suggest(&found.value, known.iter().copied())))
+}

@@ -1,0 +1,272 @@
+//! What can be wrong with a description, shown with file, line, column and what would be right.
+
+use std::{fmt, ops::Range, sync::Arc};
+
+use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode};
+
+use crate::{
+    graph::GraphError,
+    tensor::{Shape, Size, Symbol},
+};
+
+/// The problem, without the place. Values are quoted as the user wrote them.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    #[error("this is not RON: {message}")]
+    Syntax { message: String },
+    #[error("the description has {bytes} bytes; at most {limit} are read")]
+    TooLong { bytes: usize, limit: usize },
+    #[error("{what}: expected {expected}, found {found}")]
+    Form {
+        what: String,
+        expected: String,
+        found: String,
+    },
+    /// An operator, statement or field that the language does not have.
+    #[error("there is no {what} `{name}`")]
+    Unknown { what: String, name: String },
+    #[error("`{owner}` lacks the field `{field}`")]
+    MissingField { owner: String, field: &'static str },
+    #[error("the {what} `{name}` is not defined")]
+    Undefined { what: &'static str, name: String },
+    #[error("the {what} `{name}` is defined twice")]
+    DefinedTwice { what: &'static str, name: String },
+    #[error("the {what} `{name}` is used before it is defined")]
+    UsedTooEarly { what: &'static str, name: String },
+    #[error("the value `{name}` is computed from itself")]
+    SelfReference { name: String },
+    #[error("the values `{first}` and `{second}` are computed from each other")]
+    Cycle { first: String, second: String },
+    #[error("`{text}` is not an expression: {message}")]
+    Expression { text: String, message: String },
+    #[error("`{text}` has no value: {message}")]
+    Arithmetic { text: String, message: String },
+    #[error("{what} is {found}; expected {expected}")]
+    OutOfRange {
+        what: String,
+        found: String,
+        expected: String,
+    },
+    #[error("`Repeat` of zero: `{times}` is 0")]
+    RepeatZero { times: String },
+    #[error("the description unrolls to more than {limit} values")]
+    TooManyValues { limit: u64 },
+    #[error("config.json holds {found}; expected an object")]
+    ConfigNotAnObject { found: &'static str },
+    #[error("config.json: `{key}` is {found}; expected {expected}")]
+    ConfigValue {
+        key: String,
+        found: String,
+        expected: String,
+    },
+    #[error("the {what} `{name}` has no value: config.json has no {keys}")]
+    NoValue {
+        what: &'static str,
+        name: String,
+        keys: String,
+    },
+    #[error("config.json: `{key}` is {found}, but this description is for {expected}")]
+    Requirement {
+        key: String,
+        found: String,
+        expected: String,
+    },
+    #[error("the activation `{name}` is not known")]
+    Activation { name: String },
+    #[error("shapes that cannot be: {0}")]
+    Shape(GraphError),
+    #[error("the graph is not sound: {0}")]
+    Graph(GraphError),
+    #[error("`{name}`: `matmul` cannot multiply {a} by {b}{transposed}")]
+    Matmul {
+        name: String,
+        a: String,
+        b: String,
+        transposed: &'static str,
+    },
+    #[error("the weight `{weight}` is used as {found}, but elsewhere as {before}")]
+    WeightShape {
+        weight: String,
+        found: String,
+        before: String,
+    },
+    #[error("no `embedding` reads `token_ids`, so the model takes no tokens")]
+    NoTokens,
+    #[error("{place}: expected {expected} × `{what}`, found {found}")]
+    Expectation {
+        place: String,
+        what: String,
+        expected: usize,
+        found: usize,
+    },
+    #[error("the description has no output `{name}`")]
+    UnknownOutput { name: String },
+    #[error("no output was asked for")]
+    NoOutput,
+}
+
+/// A [`Problem`] with its place in the description and help. Print it with miette for the source
+/// line and the caret.
+#[derive(Debug)]
+pub struct ModelError(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    problem: Problem,
+    file: File,
+    labels: Vec<LabeledSpan>,
+    help: Option<String>,
+}
+
+impl ModelError {
+    pub fn problem(&self) -> &Problem {
+        &self.0.problem
+    }
+
+    /// Bytes of the description that the problem is about; `None` where it is about another file.
+    pub fn span(&self) -> Option<Range<usize>> {
+        let label = self.0.labels.first()?;
+        Some(label.offset()..label.offset() + label.len())
+    }
+
+    pub(super) fn help(mut self, help: impl Into<String>) -> Self {
+        self.0.help = Some(help.into());
+        self
+    }
+
+    /// Points at a second place.
+    pub(super) fn also(mut self, span: &Range<usize>, label: impl Into<String>) -> Self {
+        let label = LabeledSpan::new_with_span(Some(label.into()), span.clone());
+        self.0.labels.push(label);
+        self
+    }
+}
+
+impl fmt::Display for ModelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.problem.fmt(f)
+    }
+}
+
+impl std::error::Error for ModelError {}
+
+impl Diagnostic for ModelError {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        let help = self.0.help.as_ref()?;
+        Some(Box::new(help))
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        Some(&*self.0.file.0)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        Some(Box::new(self.0.labels.iter().cloned()))
+    }
+}
+
+/// A description's text under its file's name, shared by all errors about it.
+#[derive(Clone, Debug)]
+pub(super) struct File(Arc<NamedSource<String>>);
+
+impl File {
+    pub fn new(name: &str, text: &str) -> Self {
+        Self(Arc::new(NamedSource::new(name, text.to_owned())))
+    }
+
+    pub fn text(&self) -> &str {
+        self.0.inner()
+    }
+
+    /// A problem at `span`; `label` stands at the caret.
+    pub fn error(
+        &self,
+        problem: Problem,
+        span: &Range<usize>,
+        label: impl Into<String>,
+    ) -> ModelError {
+        self.error_elsewhere(problem).also(span, label)
+    }
+
+    /// A problem that is not in the description's text.
+    pub fn error_elsewhere(&self, problem: Problem) -> ModelError {
+        ModelError(Box::new(Inner {
+            problem,
+            file: self.clone(),
+            labels: Vec::new(),
+            help: None,
+        }))
+    }
+}
+
+/// A value and the bytes of the description where it stands.
+#[derive(Clone, Debug)]
+pub(super) struct At<T> {
+    pub value: T,
+    pub span: Range<usize>,
+}
+
+impl<T> At<T> {
+    pub fn new(value: T, span: Range<usize>) -> Self {
+        Self { value, span }
+    }
+}
+
+/// "did you mean `x`?", where a candidate is near, and the candidates otherwise.
+pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
+    let candidates: Vec<&str> = candidates.into_iter().collect();
+    match nearest(name, &candidates) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if candidates.is_empty() => "none is defined here".to_owned(),
+        None => format!("there are {}", quoted(&candidates)),
+    }
+}
+
+/// The candidate that a typing error would turn into `name`.
+fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    candidates
+        .iter()
+        .map(|&c| (strsim::damerau_levenshtein(name, c), c))
+        .filter(|&(distance, c)| distance <= 1 + c.chars().count().min(name.chars().count()) / 3)
+        .min()
+        .map(|(_, c)| c)
+}
+
+/// "`a`, `b` and `c`".
+pub(super) fn quoted(names: &[&str]) -> String {
+    let quoted: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
+    match quoted.as_slice() {
+        [] => "none".to_owned(),
+        [one] => one.clone(),
+        [rest @ .., last] => format!("{} and {last}", rest.join(", ")),
+    }
+}
+
+/// A shape for people: "384 values for each token".
+pub(super) fn words(shape: &Shape) -> String {
+    let row = |s: &Size| match s.as_symbol() {
+        Some(Symbol::Tokens) => Some("token"),
+        Some(Symbol::Batch) => Some("sequence"),
+        Some(Symbol::Pairs) => Some("pair of tokens"),
+        _ => None,
+    };
+    match shape.0.as_slice() {
+        [rows] if row(rows).is_some() => format!("one value for each {}", row(rows).unwrap_or("")),
+        [rows, width] if row(rows).is_some() => {
+            format!("{width} values for each {}", row(rows).unwrap_or(""))
+        }
+        [heads, pairs] if row(pairs).is_some() => {
+            format!(
+                "one value for each of {heads} heads and each {}",
+                row(pairs).unwrap_or("")
+            )
+        }
+        [heads, tokens, head] if row(tokens).is_some() => {
+            format!(
+                "{heads} heads of {head} values for each {}",
+                row(tokens).unwrap_or("")
+            )
+        }
+        _ => shape.to_string(),
+    }
+}

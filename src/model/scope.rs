@@ -1,0 +1,380 @@
+//! Checks every name of a description: values, dimensions, indices, outputs.
+//!
+//! A value is named once. Inside a `Repeat`, `Let` of a name from outside gives that name its value
+//! for the next iteration and for what follows the loop; all other names end with the iteration.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
+
+use super::{
+    error::{At, File, ModelError, Problem, quoted, suggest},
+    expr::Expr,
+    syntax::{Ast, Definition, INPUTS, Operator, Origin, Repeat, Statement},
+};
+
+pub(super) fn check(file: &File, ast: &Ast) -> Result<(), ModelError> {
+    let mut names = Names {
+        file,
+        dims: Vec::new(),
+        reals: Vec::new(),
+        activations: ast
+            .activations
+            .iter()
+            .map(|d| d.name.value.as_str())
+            .collect(),
+        indices: Vec::new(),
+        scopes: Vec::new(),
+        ended: HashMap::new(),
+    };
+    for d in &ast.dims {
+        names.definition("dimension", d, &ast.dims, false)?;
+        names.dims.push(&d.name.value);
+    }
+    for d in &ast.reals {
+        names.definition("real", d, &ast.reals, true)?;
+        names.reals.push(&d.name.value);
+        if ast.dims.iter().any(|dim| dim.name.value == d.name.value) {
+            let (what, name) = ("number", d.name.value.clone());
+            let problem = Problem::DefinedTwice { what, name };
+            return Err(file
+                .error(problem, &d.name.span, "also a dimension")
+                .help("rename one; `reals` may read `dims`"));
+        }
+    }
+    names.body(&ast.body)?;
+    names.outputs(ast)
+}
+
+struct Names<'a> {
+    file: &'a File,
+    dims: Vec<&'a str>,
+    reals: Vec<&'a str>,
+    activations: Vec<&'a str>,
+    indices: Vec<&'a str>,
+    /// Values defined so far, innermost body last.
+    scopes: Vec<HashMap<&'a str, &'a Range<usize>>>,
+    /// Values of bodies that have ended: no longer visible.
+    ended: HashMap<&'a str, &'a Range<usize>>,
+}
+
+impl<'a> Names<'a> {
+    /// Names in a definition must stand above it.
+    fn definition(
+        &self,
+        what: &'static str,
+        definition: &Definition,
+        all: &[Definition],
+        real: bool,
+    ) -> Result<(), ModelError> {
+        for origin in &definition.origins {
+            let Origin::Expr(expr) = &origin.value else {
+                continue;
+            };
+            for name in expr.names() {
+                let later = all.iter().find(|d| d.name.value == name.value);
+                let known = self.dims.contains(&name.value.as_str())
+                    || real && self.reals.contains(&name.value.as_str());
+                if let (false, Some(later)) = (known, later) {
+                    let name_ = name.value.clone();
+                    let problem = Problem::UsedTooEarly { what, name: name_ };
+                    return Err(self
+                        .file
+                        .error(problem, &name.span, "used here")
+                        .also(&later.name.span, "defined here")
+                        .help("a definition may use only those above it"));
+                }
+            }
+            self.numbers(expr, real)?;
+        }
+        Ok(())
+    }
+
+    fn numbers(&self, expr: &Expr, real: bool) -> Result<(), ModelError> {
+        for name in expr.names() {
+            let is_real = self.reals.contains(&name.value.as_str());
+            if self.dims.contains(&name.value.as_str()) || real && is_real {
+                continue;
+            }
+            let problem = Problem::Undefined {
+                what: if real { "number" } else { "dimension" },
+                name: name.value.clone(),
+            };
+            let reals = self.reals.iter().filter(|_| real);
+            let help = if is_real {
+                format!(
+                    "`{}` is a real number; a size is a whole number",
+                    name.value
+                )
+            } else {
+                suggest(&name.value, self.dims.iter().chain(reals).copied())
+            };
+            return Err(self
+                .file
+                .error(problem, &name.span, "not defined")
+                .help(help));
+        }
+        Ok(())
+    }
+
+    fn body(&mut self, body: &'a [Statement]) -> Result<(), ModelError> {
+        self.scopes.push(HashMap::new());
+        // Names that this body has given, its own and those it hands on.
+        let mut given: HashMap<&str, &Range<usize>> = HashMap::new();
+        for (i, statement) in body.iter().enumerate() {
+            match statement {
+                Statement::Let { name, op } => {
+                    self.operator(name, &op.value, &body[i + 1..])?;
+                    self.give(name, &mut given)?;
+                }
+                Statement::Repeat(repeat) => self.repeat(repeat, &body[..i])?,
+            }
+        }
+        let ended = self.scopes.pop().unwrap_or_default();
+        self.ended.extend(ended);
+        Ok(())
+    }
+
+    fn give(
+        &mut self,
+        name: &'a At<String>,
+        given: &mut HashMap<&'a str, &'a Range<usize>>,
+    ) -> Result<(), ModelError> {
+        let key = name.value.as_str();
+        if INPUTS.iter().any(|&(n, _)| n == key) {
+            let (what, name_) = ("value", key.to_owned());
+            let problem = Problem::DefinedTwice { what, name: name_ };
+            return Err(self
+                .file
+                .error(problem, &name.span, "this is an input of the model")
+                .help("inputs are there without definition; choose another name"));
+        }
+        if let Some(before) = given.insert(key, &name.span) {
+            let (what, name_) = ("value", key.to_owned());
+            let problem = Problem::DefinedTwice { what, name: name_ };
+            return Err(self
+                .file
+                .error(problem, &name.span, "again here")
+                .also(before, "first here")
+                .help(
+                    "rename one; only a `Repeat` may give a new value to a name from outside it",
+                ));
+        }
+        let (inner, outer) = match self.scopes.split_last_mut() {
+            Some(split) => split,
+            None => return Ok(()),
+        };
+        match outer.iter_mut().find_map(|scope| scope.get_mut(key)) {
+            Some(carried) => *carried = &name.span,
+            None => {
+                inner.insert(key, &name.span);
+            }
+        }
+        Ok(())
+    }
+
+    fn repeat(&mut self, repeat: &'a Repeat, before: &'a [Statement]) -> Result<(), ModelError> {
+        self.numbers(&repeat.times.value, false)?;
+        for statement in before {
+            if let Statement::Repeat(other) = statement
+                && other.label.value == repeat.label.value
+            {
+                let problem = Problem::DefinedTwice {
+                    what: "name of a `Repeat`",
+                    name: repeat.label.value.clone(),
+                };
+                return Err(self
+                    .file
+                    .error(problem, &repeat.label.span, "again here")
+                    .also(&other.label.span, "first here")
+                    .help("values are named after their `Repeat`; give each a `name:`"));
+            }
+        }
+        if self.indices.contains(&repeat.index.value.as_str()) {
+            let problem = Problem::DefinedTwice {
+                what: "index",
+                name: repeat.index.value.clone(),
+            };
+            return Err(self
+                .file
+                .error(
+                    problem,
+                    &repeat.index.span,
+                    "a `Repeat` around this one has it",
+                )
+                .help("rename the inner index"));
+        }
+        self.indices.push(&repeat.index.value);
+        let result = self.body(&repeat.body);
+        self.indices.pop();
+        result
+    }
+
+    fn operator(
+        &self,
+        name: &At<String>,
+        op: &Operator,
+        later: &[Statement],
+    ) -> Result<(), ModelError> {
+        for value in op.values() {
+            if !self
+                .scopes
+                .iter()
+                .any(|s| s.contains_key(value.value.as_str()))
+            {
+                return Err(self.undefined(name, value, later));
+            }
+        }
+        for size in op.sizes() {
+            self.numbers(&size.value, false)?;
+        }
+        for real in op.reals() {
+            self.numbers(&real.value, true)?;
+        }
+        if let Operator::NamedActivation { kind, .. } = op
+            && !self.activations.contains(&kind.value.as_str())
+        {
+            let (what, name) = ("activation", kind.value.clone());
+            let help = suggest(&name, self.activations.iter().copied());
+            let help = format!("{help} (`activations:` at the top of the file names them)");
+            let problem = Problem::Undefined { what, name };
+            return Err(self
+                .file
+                .error(problem, &kind.span, "not defined")
+                .help(help));
+        }
+        for weight in op.weights() {
+            for index in weight.value.indices() {
+                if !self.indices.contains(&index) {
+                    let (what, name) = ("index", index.to_owned());
+                    let help = suggest(index, self.indices.iter().copied());
+                    let problem = Problem::Undefined { what, name };
+                    let label = "no `Repeat` around this has such an index";
+                    return Err(self.file.error(problem, &weight.span, label).help(help));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why `value`, read in the definition of `name`, is not there.
+    fn undefined(&self, name: &At<String>, value: &At<String>, later: &[Statement]) -> ModelError {
+        let wanted = value.value.as_str();
+        if wanted == name.value {
+            let problem = Problem::SelfReference {
+                name: wanted.to_owned(),
+            };
+            return self
+                .file
+                .error(problem, &value.span, "this is the value being defined")
+                .help("only a `Repeat` may update a name that has a value before it");
+        }
+        if let Some((defined, _)) = find(later, wanted) {
+            if reaches(later, wanted, &name.value) {
+                let (first, second) = (name.value.clone(), wanted.to_owned());
+                let problem = Problem::Cycle { first, second };
+                return self
+                    .file
+                    .error(
+                        problem,
+                        &value.span,
+                        format!("`{}` needs `{wanted}`", name.value),
+                    )
+                    .also(&defined.span, format!("`{wanted}` needs `{}`", name.value))
+                    .help("a graph has no cycles; break it with a value that is known before");
+            }
+            let (what, wanted) = ("value", wanted.to_owned());
+            let problem = Problem::UsedTooEarly { what, name: wanted };
+            return self
+                .file
+                .error(problem, &value.span, "used here")
+                .also(&defined.span, "defined here")
+                .help("a statement may use only values above it; move the definition up");
+        }
+        let problem = Problem::Undefined {
+            what: "value",
+            name: wanted.to_owned(),
+        };
+        let error = self.file.error(problem, &value.span, "not defined");
+        if INPUTS.iter().any(|&(n, _)| n == wanted) {
+            return error.help("an input is read by `embedding(ids: …)` only");
+        }
+        if let Some(span) = self.ended.get(wanted) {
+            return error
+                .also(span, "visible only inside its `Repeat`")
+                .help("define the name before the `Repeat` to hand it on");
+        }
+        let known = self.scopes.iter().flat_map(|s| s.keys().copied());
+        let mut known: Vec<&str> = known.collect();
+        known.sort_unstable();
+        error.help(suggest(wanted, known))
+    }
+
+    fn outputs(&self, ast: &Ast) -> Result<(), ModelError> {
+        for (output, value) in &ast.outputs {
+            if find(&ast.body, &value.value).is_none() {
+                let problem = Problem::Undefined {
+                    what: "value",
+                    name: value.value.clone(),
+                };
+                let known = ast.body.iter().filter_map(|s| match s {
+                    Statement::Let { name, .. } => Some(name.value.as_str()),
+                    Statement::Repeat(_) => None,
+                });
+                let label = format!("output `{}` needs it", output.value);
+                let error = self.file.error(problem, &value.span, label);
+                return Err(error.help(suggest(&value.value, known)));
+            }
+        }
+        let outputs: Vec<&str> = ast.outputs.iter().map(|(n, _)| n.value.as_str()).collect();
+        let required = ast
+            .requirements
+            .iter()
+            .flat_map(|r| r.outputs.iter().flatten());
+        for name in ast.default_outputs.iter().chain(required) {
+            if !outputs.contains(&name.value.as_str()) {
+                let problem = Problem::UnknownOutput {
+                    name: name.value.clone(),
+                };
+                let help = format!("`outputs:` has {}", quoted(&outputs));
+                let error = self.file.error(problem, &name.span, "not under `outputs`");
+                return Err(error.help(help));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The definition of a value in this body.
+fn find<'b>(body: &'b [Statement], wanted: &str) -> Option<(&'b At<String>, &'b Operator)> {
+    body.iter().find_map(|statement| match statement {
+        Statement::Let { name, op } if name.value == wanted => Some((name, &op.value)),
+        _ => None,
+    })
+}
+
+/// Whether the value `from`, defined in this body, is computed from `target`.
+fn reaches(body: &[Statement], from: &str, target: &str) -> bool {
+    let defined: HashMap<&str, &Operator> = body
+        .iter()
+        .filter_map(|statement| match statement {
+            Statement::Let { name, op } => Some((name.value.as_str(), &op.value)),
+            Statement::Repeat(_) => None,
+        })
+        .collect();
+    let mut seen = HashSet::from([from]);
+    let mut open = vec![from];
+    while let Some(name) = open.pop() {
+        let read = defined.get(name).map(|op| op.values()).unwrap_or_default();
+        for value in read {
+            if value.value == target {
+                return true;
+            }
+            if seen.insert(&value.value) {
+                open.push(&value.value);
+            }
+        }
+    }
+    false
+}

@@ -1,0 +1,116 @@
+//! Errors of config.json, and of sizes.
+
+use serde_json::{Value, json};
+
+use super::{build, changed, parse, refused, tiny_config};
+use crate::model::Description;
+
+/// The small description on a config.json with one key changed; null takes the key away.
+fn with(key: &str, value: Value) -> String {
+    let mut config = tiny_config();
+    config[key] = value;
+    let description = parse(super::TINY).expect("nothing is wrong with it");
+    refused(description.build(&config, None))
+}
+
+macro_rules! refuses {
+    ($($name:ident: $text:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            insta::assert_snapshot!($text);
+        }
+    )*};
+}
+
+refuses! {
+    a_dimension_without_a_value_names_the_key: with("hidden_size", Value::Null);
+    a_number_in_quotes_is_refused: with("hidden_size", json!("768"));
+    a_fraction_is_refused: with("hidden_size", json!(76.8));
+    a_negative_size_is_refused: with("hidden_size", json!(-8));
+    a_size_of_zero_is_refused: with("hidden_size", json!(0));
+    a_size_beyond_32_bits_is_refused: with("vocab_size", json!(1u64 << 40));
+    a_repeat_of_zero_is_refused: with("num_hidden_layers", json!(0));
+    a_repeat_of_a_billion_is_refused: with("num_hidden_layers", json!(1_000_000_000));
+    a_weight_too_large_for_any_memory_is_refused: {
+        let source = changed("width: \"hidden\"", "width: 2000000000")
+            .replace("rows: \"vocab\"", "rows: 2000000000");
+        refused(build(&source))
+    };
+    a_config_that_is_no_object_is_refused: {
+        let description = parse(super::TINY).expect("nothing is wrong with it");
+        refused(description.build(&json!([1, 2]), None))
+    };
+    a_remainder_is_refused: bert(json!({"num_attention_heads": 5}), None);
+    an_unknown_activation_of_a_checkpoint_is_refused: bert(json!({"hidden_act": "swish"}), None);
+    an_activation_that_is_no_name_is_refused: bert(json!({"hidden_act": 3}), None);
+    an_epsilon_of_zero_is_refused: bert(json!({"layer_norm_eps": 0.0}), None);
+    an_epsilon_that_is_no_number_is_refused: bert(json!({"layer_norm_eps": "small"}), None);
+    labels_that_are_no_list_are_refused: bert(json!({"id2label": 3}), None);
+    relative_positions_are_refused:
+        bert(json!({"position_embedding_type": "relative_key"}), None);
+    an_untied_decoder_is_refused:
+        bert(json!({"tie_word_embeddings": false}), Some(&["mlm_logits"]));
+    an_unknown_output_names_the_nearest: bert(json!({}), Some(&["mlm_logit"]));
+    no_output_at_all_is_refused: bert(json!({}), Some(&[]));
+    a_product_above_64_bits_is_refused:
+        refused(build(&changed("out: \"hidden\"", "out: \"hidden * 9000000000000000000\"")));
+    a_scale_that_is_not_finite_is_refused:
+        refused(build(&changed("add(a: \"x\", b: \"y\")", "scale(x: \"y\", by: \"1 / 0\")")));
+    an_offset_past_the_table_is_refused:
+        refused(build(&changed("rows: \"vocab\"", "rows: \"vocab\", offset: \"vocab\"")));
+}
+
+/// The shipped description on a config.json with these keys changed.
+fn bert(changes: Value, outputs: Option<&[&str]>) -> String {
+    refused(bert_model(changes, outputs))
+}
+
+fn bert_model(
+    changes: Value,
+    outputs: Option<&[&str]>,
+) -> Result<crate::model::Model, crate::model::ModelError> {
+    let mut config = json!({
+        "vocab_size": 100, "max_position_embeddings": 16, "type_vocab_size": 2,
+        "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3,
+        "intermediate_size": 24,
+    });
+    for (key, value) in changes.as_object().expect("changes are an object") {
+        config[key] = value.clone();
+    }
+    let description = Description::shipped("bert").expect("it is shipped");
+    description?.build(&config, outputs)
+}
+
+#[test]
+fn an_untied_decoder_does_not_matter_where_it_is_not_asked_for() {
+    let model = bert_model(json!({"tie_word_embeddings": false}), None);
+    assert!(model.is_ok());
+}
+
+#[test]
+fn labels_are_counted_where_config_names_them() {
+    let labels = |changes| bert_model(changes, None).map(|m| m.dims["labels"]).ok();
+    assert_eq!(labels(json!({})), Some(2));
+    assert_eq!(labels(json!({"num_labels": 5})), Some(5));
+    let named = json!({"id2label": {"0": "A", "1": "B", "2": "C"}, "num_labels": null});
+    assert_eq!(labels(named), Some(3));
+}
+
+#[test]
+fn activations_go_by_their_published_names() {
+    for (name, op) in [
+        ("gelu", "gelu"),
+        ("gelu_new", "gelu_tanh"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("relu", "relu"),
+        ("tanh", "tanh"),
+    ] {
+        let model = bert_model(json!({"hidden_act": name}), None).expect("it is known");
+        assert!(
+            model
+                .graph
+                .text()
+                .contains(&format!("layer.0.activated = {op} "))
+        );
+    }
+}

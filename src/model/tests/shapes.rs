@@ -1,0 +1,169 @@
+//! Errors of shapes, and of what the passes must make of a graph.
+
+use super::{TINY, build, changed, refused};
+use crate::{
+    graph::{Graph, Op},
+    kernels::{
+        Meta,
+        attention::HeadView,
+        gemm::{Activation, Epilogue},
+    },
+    model::expect::COUNTED,
+};
+
+macro_rules! refuses {
+    ($($name:ident: $source:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            insta::assert_snapshot!(refused(build(&$source)));
+        }
+    )*};
+}
+
+/// In the place of the second statement of the small description's loop.
+fn last(op: &str) -> String {
+    changed(r#"add(a: "x", b: "y")"#, op)
+}
+
+refuses! {
+    sums_of_two_shapes_are_refused_in_words: changed(r#"out: "hidden""#, r#"out: "4 * hidden""#);
+    heads_must_divide_the_width: last(r#"split_heads(x: "y", heads: 3)"#);
+    heads_are_not_merged_before_they_are_split: last(r#"merge_heads(x: "y")"#);
+    matmul_is_not_for_rows: last(r#"matmul(a: "x", b: "y")"#);
+    softmax_is_of_scores: last(r#"softmax(x: "y")"#);
+    pooled_rows_are_not_pooled_again: changed(
+        "    ],\n    outputs",
+        "        Let(\"m\", mean_pool(x: \"x\")),\n        Let(\"n\", first_token(x: \"m\")),\n    ],\n    outputs"
+    );
+    one_weight_has_one_shape: changed(
+        r#"Let("x", add(a: "x", b: "y"))"#,
+        r#"Let("x", linear(x: "y", out: "hidden + hidden", weight: "layers.{i}.weight"))"#
+    );
+    a_weight_that_changes_its_shape_between_layers_is_refused:
+        last(r#"linear(x: "y", out: "3 * hidden", weight: "wider")"#)
+            .replace("layers.{i}.weight", "shared");
+    a_value_named_as_a_weight_is_refused: changed(r#"table: "table""#, r#"table: "x""#);
+    a_model_without_tokens_is_refused: changed("token_ids", "positions");
+}
+
+#[test]
+fn weights_read_twice_are_one_node() {
+    let shared = TINY.replace("layers.{i}.weight", "shared");
+    let model = build(&shared).expect("sharing is allowed");
+    let weights = model.graph.topological().into_iter().filter(
+        |&id| matches!(model.graph.op(id), Op::Weight(expr) if expr.stored()[0].0 == "shared"),
+    );
+    assert_eq!(weights.count(), 1);
+}
+
+#[test]
+fn expectations_count_in_their_layer_and_in_the_whole() {
+    let source = changed(
+        "body: [",
+        "expect: {\"launches\": 2, \"gemms\": 1, \"add\": 1}, body: [",
+    )
+    .replace(
+        "default:",
+        "expect: {\"launches\": 5, \"embedding\": 1, \"softmax\": 0},\n    default:",
+    );
+    let model = build(&source).expect("nothing is wrong with it");
+    assert_eq!(model.expectations.len(), 2 * 3 + 3);
+    model.check_expectations(&model.graph).expect("they hold");
+    assert!(model.check_expectations(&Graph::new()).is_err());
+}
+
+#[test]
+fn an_expectation_not_met_says_what_is_there() {
+    let source = changed("body: [", "expect: {\"launches\": 1},\n        body: [");
+    let model = build(&source).expect("nothing is wrong with it");
+    insta::assert_snapshot!(refused(model.check_expectations(&model.graph)));
+}
+
+#[test]
+fn an_iteration_that_no_output_needs_is_not_expected() {
+    let source = changed("body: [", "expect: {\"launches\": 2}, body: [")
+        .replace(
+            "        Repeat",
+            "        Let(\"early\", relu(x: \"x\")),\n        Repeat",
+        )
+        .replace("{\"out\": \"x\"}", "{\"out\": \"x\", \"early\": \"early\"}");
+    let description = super::parse(&source).expect("nothing is wrong with it");
+    let model = description.build(&super::tiny_config(), Some(&["early"]));
+    assert!(
+        model
+            .expect("nothing is wrong with it")
+            .expectations
+            .is_empty()
+    );
+}
+
+#[test]
+fn the_countable_names_are_the_names_of_operators() {
+    let view = HeadView::HeadMajor;
+    let (heads, head, eps, scale) = (1, 8, 1e-5, 1.0);
+    let kinds = [
+        Activation::GeluExact,
+        Activation::GeluTanh,
+        Activation::Relu,
+        Activation::Tanh,
+    ];
+    let mut ops = vec![
+        Op::Embedding { offset: 0 },
+        Op::AddBias,
+        Op::Add,
+        Op::Scale { by: 1.0 },
+        Op::LayerNorm { eps },
+        Op::SplitHeads { heads },
+        Op::MergeHeads,
+        Op::Scores {
+            heads,
+            head,
+            q: view,
+            k: view,
+        },
+        Op::Softmax { scale },
+        Op::Context {
+            heads,
+            head,
+            v: view,
+            out: view,
+        },
+        Op::FirstToken,
+        Op::MeanPool,
+        Op::L2Normalize { eps },
+        Op::SliceColumns { start: 0, width: 1 },
+        Op::EmbeddingLayerNorm {
+            eps,
+            offsets: vec![0],
+        },
+        Op::BiasResidualLayerNorm { eps, bias: true },
+        Op::BiasResidualLayerNorm { eps, bias: false },
+        Op::Attention {
+            heads,
+            head,
+            scale,
+            q: view,
+            k: view,
+            v: view,
+        },
+        Op::MeanPoolNormalize { eps },
+    ];
+    ops.extend(kinds.map(Op::Activate));
+    for bias in [false, true] {
+        for activation in kinds.map(Some).into_iter().chain([None]) {
+            ops.push(Op::Linear {
+                epilogue: Epilogue { bias, activation },
+            });
+        }
+    }
+    let mut names: Vec<&str> = ops
+        .iter()
+        .map(Op::name)
+        .chain(["launches", "gemms"])
+        .collect();
+    let mut counted = COUNTED.to_vec();
+    names.sort_unstable();
+    counted.sort_unstable();
+    assert_eq!(names, counted);
+    assert!(!Op::Input(Meta::TokenIds).is_compute());
+}

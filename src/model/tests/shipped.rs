@@ -1,0 +1,126 @@
+//! The descriptions that come with the crate.
+
+use serde_json::{Value, json};
+
+use crate::model::{Description, Model};
+
+/// Small sizes, under the keys of all families.
+fn config() -> Value {
+    json!({
+        "vocab_size": 1003, "max_position_embeddings": 40, "type_vocab_size": 2,
+        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 50, "embedding_size": 16, "pad_token_id": 1,
+    })
+}
+
+fn build(name: &str, config: &Value, outputs: Option<&[&str]>) -> Model {
+    let description = Description::shipped(name).expect("it is shipped");
+    let description = description
+        .map_err(miette::Report::new)
+        .expect("it is right");
+    let model = description.build(config, outputs);
+    model
+        .map_err(miette::Report::new)
+        .expect("the sizes are right")
+}
+
+#[test]
+fn shipped_models_are_these_graphs() {
+    for name in Description::shipped_names() {
+        let all = Description::shipped(name)
+            .expect("it is shipped")
+            .expect("it is right");
+        let model = build(name, &config(), Some(&all.output_names()));
+        insta::assert_snapshot!(*name, model.graph.text());
+        assert_eq!(model.name, *name);
+        assert_eq!(model.prefixes, ["".to_owned(), format!("{name}.")]);
+    }
+}
+
+#[test]
+fn every_layer_is_expected_to_be_seven_launches() {
+    for name in Description::shipped_names() {
+        let model = build(name, &config(), None);
+        for layer in ["layer.0", "layer.1"] {
+            assert!(
+                model.expectations.iter().any(|e| {
+                    e.scope.as_deref() == Some(layer) && e.what == "launches" && e.n == 7
+                }),
+                "{name} {layer}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_not_asked_for_is_not_in_the_graph() {
+    let default = build("bert", &config(), None);
+    let names: Vec<&str> = default
+        .graph
+        .outputs()
+        .iter()
+        .map(|(n, _)| n.as_str())
+        .collect();
+    assert_eq!(names, ["last_hidden_state", "sentence_embedding"]);
+    assert!(!default.graph.text().contains("cls.predictions"));
+    assert!(!default.graph.text().contains("pooler"));
+    let pooled = build("bert", &config(), Some(&["pooler_output"]));
+    assert!(!pooled.graph.text().contains("mean_pool"));
+}
+
+#[test]
+fn positions_start_after_the_padding_token_where_the_family_says_so() {
+    let model = build("roberta", &config(), None);
+    assert_eq!(model.max_positions, Some(38));
+    assert!(model.graph.text().contains("embedding(offset=2) positions"));
+    assert_eq!(build("bert", &config(), None).max_positions, Some(40));
+}
+
+#[test]
+fn limits_of_the_inputs_are_known() {
+    let model = build("bert", &config(), None);
+    assert_eq!((model.vocab, model.type_rows), (1003, Some(2)));
+    assert_eq!(build("distilbert", &config(), None).type_rows, None);
+    assert_eq!(model.dims["head"], 8);
+}
+
+#[test]
+fn keys_of_the_family_come_before_the_common_ones() {
+    let own = json!({
+        "vocab_size": 10, "max_position_embeddings": 8, "dim": 8, "n_layers": 1, "n_heads": 2,
+        "hidden_dim": 16, "hidden_size": 99, "activation": "relu",
+    });
+    let model = build("distilbert", &own, None);
+    assert_eq!((model.dims["hidden"], model.dims["inner"]), (8, 16));
+    assert!(model.graph.text().contains("layer.0.activated = relu"));
+}
+
+#[test]
+fn shared_layers_read_one_set_of_weights() {
+    let n_weights = |config: &Value| {
+        let graph = build("albert", config, None).graph;
+        let weights = graph
+            .topological()
+            .into_iter()
+            .filter(|&id| !graph.op(id).is_compute());
+        weights.count()
+    };
+    let mut deeper = config();
+    deeper["num_hidden_layers"] = json!(6);
+    assert_eq!(n_weights(&config()), n_weights(&deeper));
+}
+
+#[test]
+fn more_than_one_group_of_shared_layers_is_refused() {
+    let mut grouped = config();
+    grouped["num_hidden_groups"] = json!(2);
+    let albert = Description::shipped("albert")
+        .expect("it is shipped")
+        .expect("it is right");
+    insta::assert_snapshot!(super::refused(albert.build(&grouped, None)));
+}
+
+#[test]
+fn a_description_that_is_not_shipped_is_none() {
+    assert!(Description::shipped("gpt5").is_none());
+}
