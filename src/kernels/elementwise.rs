@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 pub use copies::{MergeHeads, SliceColumns, SplitHeads};
 
 use super::{
+    KernelSpec,
     Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal,
     gemm::{Activation, activate_f64},
     rows::{
@@ -282,16 +283,16 @@ fn sum(a: f32, b: f32) -> f32 {
 const ONE_OPERATION: &str = "one f32 operation, rounded to storage";
 
 /// Instances for the device check and the compile tests; the copies are among them.
-pub fn representative() -> Vec<Box<dyn Kernel>> {
+pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = copies::representative();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096] {
-            kernels.push(Box::new(AddBias { width, dtype }));
-            kernels.push(Box::new(Add { width, dtype }));
+            kernels.push(KernelSpec::from(AddBias { width, dtype }));
+            kernels.push(KernelSpec::from(Add { width, dtype }));
         }
         for width in [3072, 1000, 1003] {
             for activation in Activation::ALL {
-                kernels.push(Box::new(Activate {
+                kernels.push(KernelSpec::from(Activate {
                     activation,
                     width,
                     dtype,
@@ -300,7 +301,7 @@ pub fn representative() -> Vec<Box<dyn Kernel>> {
         }
         // Widths are numbers of heads where scores are scaled.
         for (by, width) in [(0.125, 12), (0.176_776_7, 5), (-2.0, 768), (1.5, 1003)] {
-            kernels.push(Box::new(Scale { by, width, dtype }));
+            kernels.push(KernelSpec::from(Scale { by, width, dtype }));
         }
     }
     kernels

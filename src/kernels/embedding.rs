@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
+    KernelSpec,
     Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance,
     layernorm::{self, layernorm_row},
     rows::{
@@ -251,7 +252,7 @@ impl Kernel for EmbeddingLayerNorm {
 
 /// Instances for the device check and the compile tests: one to four tables, with and without
 /// offsets.
-pub fn representative() -> Vec<Box<dyn Kernel>> {
+pub fn representative() -> Vec<KernelSpec> {
     let table = |ids, offset, rows| Table { ids, offset, rows };
     let token = table(Meta::TokenIds, 0, 1003);
     let kind = table(Meta::TypeIds, 0, 2);
@@ -263,18 +264,18 @@ pub fn representative() -> Vec<Box<dyn Kernel>> {
         vec![token.clone(), late_position.clone(), kind.clone()],
         vec![token.clone(), kind, position.clone(), token.clone()],
     ];
-    let mut kernels: Vec<Box<dyn Kernel>> = Vec::new();
+    let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096] {
             for table in [&token, &late_position] {
-                kernels.push(Box::new(Embedding {
+                kernels.push(KernelSpec::from(Embedding {
                     table: table.clone(),
                     width,
                     dtype,
                 }));
             }
             for tables in &sums {
-                kernels.push(Box::new(EmbeddingLayerNorm {
+                kernels.push(KernelSpec::from(EmbeddingLayerNorm {
                     tables: tables.clone(),
                     width,
                     eps: 1e-12,

@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
+    KernelSpec,
     Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal,
     rows::{RowTeams, count, read, rounded_once, rows_by, word, write},
 };
@@ -217,14 +218,14 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
 
 /// Instances for the device check and the compile tests: every storage type, widths of models and
 /// odd ones, one, two and four rows a warp, and several warps a row.
-pub fn representative() -> Vec<Box<dyn Kernel>> {
-    let mut kernels: Vec<Box<dyn Kernel>> = Vec::new();
+pub fn representative() -> Vec<KernelSpec> {
+    let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 1536, 4096, 8191, 8192] {
             let eps = 1e-12;
-            kernels.push(Box::new(LayerNorm { width, eps, dtype }));
+            kernels.push(KernelSpec::from(LayerNorm { width, eps, dtype }));
             for bias in [true, false] {
-                kernels.push(Box::new(BiasResidualLayerNorm {
+                kernels.push(KernelSpec::from(BiasResidualLayerNorm {
                     width,
                     eps,
                     dtype,

@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
+    KernelSpec,
     Case, Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance,
     rows::{COPIED, blocks, count, offsets, one_per, read, read_meta, write},
 };
@@ -182,8 +183,8 @@ impl Kernel for PackTokens {
 }
 
 /// Instances for the device check and the compile tests.
-pub fn representative() -> Vec<Box<dyn Kernel>> {
-    vec![Box::new(PackScan), Box::new(PackTokens)]
+pub fn representative() -> Vec<KernelSpec> {
+    vec![PackScan.into(), PackTokens.into()]
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
+    KernelSpec,
     Case, Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance, f32_literal,
     rows::{
         COPIED, RowTeams, STREAM_THREADS, blocks, count, offsets, read, read_meta, rounded_once,
@@ -316,15 +317,15 @@ fn normalize_tolerance(dtype: DType) -> Tolerance {
 }
 
 /// Instances for the device check and the compile tests.
-pub fn representative() -> Vec<Box<dyn Kernel>> {
+pub fn representative() -> Vec<KernelSpec> {
     let eps = 1e-12;
-    let mut kernels: Vec<Box<dyn Kernel>> = Vec::new();
+    let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096, 8191] {
-            kernels.push(Box::new(FirstToken { width, dtype }));
-            kernels.push(Box::new(MeanPool { width, dtype }));
-            kernels.push(Box::new(L2Normalize { width, eps, dtype }));
-            kernels.push(Box::new(MeanPoolNormalize { width, eps, dtype }));
+            kernels.push(KernelSpec::from(FirstToken { width, dtype }));
+            kernels.push(KernelSpec::from(MeanPool { width, dtype }));
+            kernels.push(KernelSpec::from(L2Normalize { width, eps, dtype }));
+            kernels.push(KernelSpec::from(MeanPoolNormalize { width, eps, dtype }));
         }
     }
     kernels

