@@ -48,7 +48,8 @@ def normal(name, n):
 def fill(model):
     """Draws every parameter by its published name, without the trunk's prefix."""
     for name, p in model.state_dict().items():
-        if not p.is_floating_point():
+        # The decoder of a masked-LM head is tied to other tensors, which keep their own values.
+        if not p.is_floating_point() or name.endswith(("decoder.weight", "decoder.bias", "vocab_projector.weight")):
             continue
         bare = name
         for prefix in PREFIXES:
@@ -140,10 +141,12 @@ def minilm(out, folder):
     mask = enc["attention_mask"].bool()
     w = mask[..., None].float()
     embedding = torch.nn.functional.normalize((o.last_hidden_state * w).sum(1) / w.sum(1), dim=1)
+    rows = rows_of(mask.sum(1).tolist())
     tensors = {"ids": enc["input_ids"][mask].numpy(), "lens": mask.sum(1).numpy().astype(np.int64),
                "sentence_embedding": embedding.numpy(),
                # After the embeddings, and after each layer, at chosen rows.
-               **{f"layer.{i}.hidden" if i else "embeddings": np.ascontiguousarray(h[mask][:24].numpy()) for i, h in enumerate(o.hidden_states)}}
+               **{f"layer.{i - 1}.hidden" if i else "hidden": np.ascontiguousarray(h[mask][rows].numpy()) for i, h in enumerate(o.hidden_states)},
+               "rows": rows}
     save_file(tensors, os.path.join(out, "minilm.safetensors"))
     with open(os.path.join(out, "minilm_sentences.json"), "w") as f:
         json.dump(SENTENCES, f, indent=1, ensure_ascii=False)

@@ -129,7 +129,7 @@ fn human(bytes: u64) -> String {
 /// A table without lines between rows.
 fn table(header: &[&str]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::UTF8_HORIZONTAL_ONLY).set_header(header.to_vec());
+    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY).set_header(header.to_vec());
     table
 }
 

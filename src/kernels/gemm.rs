@@ -1,11 +1,13 @@
 //! `out = act(x · weightᵀ + bias)`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
 mod activate;
+mod instances;
 mod tile;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+pub use instances::representative;
 pub use activate::{activate_f64, erf, erfc};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};

@@ -8,7 +8,7 @@ impl fmt::Display for Program {
         for (at, step) in self.steps.iter().enumerate() {
             write!(f, "{at:3} {} =", step.name)?;
             for variant in &step.variants {
-                write!(f, " {}", self.kernels[variant.kernel].symbol())?;
+                write!(f, " {}", self.kernels[variant.kernel].as_kernel().symbol())?;
                 if let Some(limit) = variant.limit {
                     write!(f, " if {limit:?} or")?;
                 }

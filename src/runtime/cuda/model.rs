@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     jit::{Cubin, Target},
-    kernels::{Kernel, KernelSpec, Role},
+    kernels::{KernelSpec, Role},
     plan::ALIGNMENT,
     program::{Place, Program},
     runtime::weights::{CheckpointError, WeightSource, encode, evaluate},

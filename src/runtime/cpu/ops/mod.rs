@@ -111,6 +111,8 @@ pub enum OpError {
         end: u64,
         stride: u64,
     },
+    #[error("{op} packs padded batches on a device; on the CPU a batch is packed when it is made")]
+    Packing { op: &'static str },
     #[error(
         "{op}: sequence {sequence} has {len} tokens; this kernel takes at most {max_len}, mha_online takes any"
     )]
@@ -168,6 +170,7 @@ pub fn run(
         KernelSpec::AttentionContext(k) => attention::context(k, args),
         KernelSpec::MhaShort(k) => attention::mha_short(k, args),
         KernelSpec::MhaOnline(k) => attention::mha_online(k, args),
+        KernelSpec::PackScan(_) | KernelSpec::PackTokens(_) => Err(OpError::Packing { op }),
     }
 }
 
@@ -196,5 +199,7 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::AttentionContext(_) => "attention_context",
         KernelSpec::MhaShort(_) => "mha_short",
         KernelSpec::MhaOnline(_) => "mha_online",
+        KernelSpec::PackScan(_) => "pack_scan",
+        KernelSpec::PackTokens(_) => "pack_tokens",
     }
 }
