@@ -281,3 +281,6 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     sum += lanes.iter().sum::<f64>();
     sum
 }
+
+#[cfg(test)]
+mod tests;
