@@ -1,8 +1,15 @@
 //! `out = act(x · weightᵀ + bias)`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
+mod activate;
+mod tile;
+
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::tensor::DType;
+pub use activate::{activate_f64, erf, erfc};
+
+use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
+use crate::tensor::{DType, Extents, Shape, Size, Symbol};
 
 /// A pointwise function of one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -15,6 +22,35 @@ pub enum Activation {
     Tanh,
 }
 
+impl Activation {
+    pub const ALL: [Activation; 4] = [
+        Activation::GeluExact,
+        Activation::GeluTanh,
+        Activation::Relu,
+        Activation::Tanh,
+    ];
+
+    /// The word for it in symbols.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Activation::GeluExact => "gelu",
+            Activation::GeluTanh => "gelu_tanh",
+            Activation::Relu => "relu",
+            Activation::Tanh => "tanh",
+        }
+    }
+
+    /// The device function in `partials/activation.cu`.
+    pub const fn function(self) -> &'static str {
+        match self {
+            Activation::GeluExact => "gelu_exact",
+            Activation::GeluTanh => "gelu_tanh",
+            Activation::Relu => "relu",
+            Activation::Tanh => "tanh_of",
+        }
+    }
+}
+
 /// What is applied to the accumulators while they are still in registers.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
@@ -22,6 +58,21 @@ pub enum Activation {
 pub struct Epilogue {
     pub bias: bool,
     pub activation: Option<Activation>,
+}
+
+impl Epilogue {
+    /// The computation in words: `gemm`, `gemm_bias`, `gemm_bias_gelu`, …
+    pub fn name(self) -> String {
+        let mut name = String::from("gemm");
+        if self.bias {
+            name.push_str("_bias");
+        }
+        if let Some(activation) = self.activation {
+            name.push('_');
+            name.push_str(activation.name());
+        }
+        name
+    }
 }
 
 /// How a GEMM is cut: a block computes `m × n`, in steps of `k`, by `warps_m × warps_n` warps,
@@ -45,3 +96,189 @@ pub struct Gemm {
     pub epilogue: Epilogue,
     pub tile: Tile,
 }
+
+impl Gemm {
+    /// Row tiles that are walked together before the next column tile. A wave of an H200's blocks
+    /// is then about as tall as wide, which reads the fewest distinct bytes into L2.
+    const GROUP_M: u32 = 8;
+
+    fn on_tensor_cores(&self) -> bool {
+        self.dtype != DType::F32
+    }
+
+    /// The widest access, up to `widest` bytes, that `width` elements after an aligned one is
+    /// aligned again.
+    fn access_bytes(&self, width: u32, widest: u64) -> u64 {
+        let pitch = u64::from(width) * self.dtype.bytes();
+        widest.min(1 << pitch.trailing_zeros().min(4))
+    }
+}
+
+impl Kernel for Gemm {
+    fn symbol(&self) -> String {
+        let t = self.tile;
+        format!(
+            "{}_{}_n{}_k{}_t{}x{}x{}_w{}x{}_s{}",
+            self.epilogue.name(),
+            self.dtype,
+            self.n,
+            self.k,
+            t.m,
+            t.n,
+            t.k,
+            t.warps_m,
+            t.warps_n,
+            t.stages
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        if self.on_tensor_cores() {
+            "gemm_mma"
+        } else {
+            "gemm_simt"
+        }
+    }
+
+    fn constants(&self) -> Constants {
+        // On tensor cores a lane has at most four neighbouring columns to store, in 8 bytes.
+        let store = if self.on_tensor_cores() { 8 } else { 16 };
+        let activation = self.epilogue.activation;
+        Constants::from([
+            ("storage", self.dtype.name().into()),
+            ("n", self.n.into()),
+            ("k", self.k.into()),
+            ("block_m", self.tile.m.into()),
+            ("block_n", self.tile.n.into()),
+            ("block_k", self.tile.k.into()),
+            ("warps_m", self.tile.warps_m.into()),
+            ("warps_n", self.tile.warps_n.into()),
+            ("stages", self.tile.stages.into()),
+            ("group_m", Self::GROUP_M.into()),
+            ("copy_bytes", self.access_bytes(self.k, 16).into()),
+            ("store_bytes", self.access_bytes(self.n, store).into()),
+            ("bias", self.epilogue.bias.into()),
+            (
+                "activation",
+                activation.map_or("identity", Activation::function).into(),
+            ),
+            ("precise", (self.dtype == DType::F32).into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let (n, k) = (u64::from(self.n), u64::from(self.k));
+        let rows = Size::from(Symbol::Rows);
+        let read = |name, shape, fill| Param {
+            name,
+            role: Role::Read {
+                dtype: self.dtype,
+                shape,
+                fill,
+            },
+        };
+        // Outputs of deviation 1 for activations of deviation 1.
+        let weights = Fill::Normal {
+            mean: 0.0,
+            deviation: 1.0 / (self.k as f32).sqrt(),
+        };
+        let mut params = vec![
+            read("x", Shape::new([rows.clone(), k.into()]), Fill::ACTIVATION),
+            read("weight", Shape::fixed(&[n, k]), weights),
+        ];
+        if self.epilogue.bias {
+            params.push(read("bias", Shape::fixed(&[n]), Fill::ACTIVATION));
+        }
+        params.push(Param {
+            name: "out",
+            role: Role::Write {
+                dtype: self.dtype,
+                shape: Shape::new([rows.clone(), n.into()]),
+            },
+        });
+        params.push(Param {
+            name: "rows",
+            role: Role::Count(rows),
+        });
+        params
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let blocks = self.tile.blocks(extents.rows, self.n);
+        Launch {
+            // More than 2³¹ blocks would be 10¹² outputs: the driver refuses such a grid.
+            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
+            threads: self.threads(),
+            shared_bytes: if self.on_tensor_cores() {
+                self.tile.shared_bytes(self.dtype)
+            } else {
+                0 // Declared in the source: below the 48 KB that need no asking.
+            },
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        self.tile.threads()
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (n, k) = (self.n as usize, self.k as usize);
+        let (x, weight) = (reads[0].real(), reads[1].real());
+        let bias = self.epilogue.bias.then(|| reads[2].real());
+        let mut out = vec![0.0f32; extents.rows as usize * n];
+        out.par_chunks_mut(n)
+            .zip(x.par_chunks(k))
+            .for_each(|(out, x)| {
+                for (column, (out, weight)) in out.iter_mut().zip(weight.chunks(k)).enumerate() {
+                    let sum = dot(x, weight) + bias.map_or(0.0, |b| f64::from(b[column]));
+                    let activated = self
+                        .epilogue
+                        .activation
+                        .map_or(sum, |a| activate_f64(a, sum));
+                    *out = activated as f32;
+                }
+            });
+        vec![HostTensor::Real(out)]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        // Partial sums are of size 1 with the given fills, and k of them are rounded to f32, at
+        // random or, in tensor cores, downwards, at every 8 or 16 products.
+        let k = f64::from(self.k);
+        match self.dtype {
+            DType::F16 => Tolerance {
+                absolute: (2e-4 + 2.0 * k / 8.0 * f64::from(f32::EPSILON)) as f32,
+                relative: 1.5e-3,
+                reason: "f32 sums, truncated at every 8 products or more; one rounding to f16 (2^-11), and as much for tanh.approx",
+            },
+            DType::BF16 => Tolerance {
+                absolute: (2e-4 + 2.0 * k / 8.0 * f64::from(f32::EPSILON)) as f32,
+                relative: 5e-3,
+                reason: "f32 sums, truncated at every 8 products or more; one rounding to bf16 (2^-9)",
+            },
+            _ => Tolerance {
+                absolute: (4e-6 + 8.0 * k.sqrt() * f64::from(f32::EPSILON) / 2.0) as f32,
+                relative: 2e-6,
+                reason: "k roundings of a sum of size 1, which add up like a random walk (8 deviations)",
+            },
+        }
+    }
+}
+
+/// `Σ aᵢbᵢ` in f64, in eight interleaved sums.
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest = a_chunks.remainder().iter().zip(b_chunks.remainder());
+    let mut sum: f64 = rest.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+    let mut lanes = [0.0f64; 8];
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += f64::from(a) * f64::from(b);
+        }
+    }
+    sum += lanes.iter().sum::<f64>();
+    sum
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! The activations in f64: what the device's faster forms are checked against.
+
+use std::f64::consts::{FRAC_2_SQRT_PI, PI, SQRT_2};
+
+use super::Activation;
+
+/// `activation` of one value, exact to about 1e-15 of the result, in the tails too.
+pub fn activate_f64(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::GeluExact => x * 0.5 * erfc(-x / SQRT_2),
+        Activation::GeluTanh => {
+            let inner = (2.0 / PI).sqrt() * (x + 0.044715 * x * x * x);
+            // (1 + tanh u) / 2 without the cancellation where u is far below 0.
+            x / (1.0 + (-2.0 * inner).exp())
+        }
+        // A NaN stays one, as with the others.
+        Activation::Relu if x < 0.0 => 0.0,
+        Activation::Relu => x,
+        Activation::Tanh => x.tanh(),
+    }
+}
+
+/// The error function.
+pub fn erf(x: f64) -> f64 {
+    if x.abs() < SERIES_BELOW {
+        erf_series(x)
+    } else {
+        (1.0 - erfc_fraction(x.abs())).copysign(x)
+    }
+}
+
+/// `1 − erf(x)` without cancellation for large x.
+pub fn erfc(x: f64) -> f64 {
+    if x.is_nan() {
+        x
+    } else if x.abs() < SERIES_BELOW {
+        1.0 - erf_series(x)
+    } else if x > 0.0 {
+        erfc_fraction(x)
+    } else {
+        2.0 - erfc_fraction(-x)
+    }
+}
+
+/// Below, the series needs few terms; from here on, the fraction does, and erfc, 5e-3 here, would
+/// lose digits as a difference.
+const SERIES_BELOW: f64 = 2.0;
+
+/// Abramowitz and Stegun 7.1.6: `2/√π · exp(−x²) · Σ 2ⁿx²ⁿ⁺¹ / (1·3·…·(2n + 1))`, all of one sign.
+fn erf_series(x: f64) -> f64 {
+    let (mut term, mut sum) = (x, x);
+    let mut odd = 1.0;
+    while term.abs() > sum.abs() * 1e-17 {
+        odd += 2.0;
+        term *= 2.0 * x * x / odd;
+        sum += term;
+    }
+    FRAC_2_SQRT_PI * (-x * x).exp() * sum
+}
+
+/// Abramowitz and Stegun 7.1.14 for x ≥ 2, evaluated from its 80th level:
+/// `exp(−x²)/√π · 1/(x + ½/(x + 1/(x + 3/2/(x + …))))`.
+fn erfc_fraction(x: f64) -> f64 {
+    let fraction = (1..=80)
+        .rev()
+        .fold(x, |below, level| x + f64::from(level) * 0.5 / below);
+    (-x * x).exp() * FRAC_2_SQRT_PI * 0.5 / fraction
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values from tables of 20 digits.
+    #[test]
+    fn the_error_function_matches_published_values() {
+        for (x, want) in [
+            (0.1, 0.112_462_916_018_284_89),
+            (0.5, 0.520_499_877_813_046_5),
+            (1.0, 0.842_700_792_949_714_9),
+            (2.0, 0.995_322_265_018_952_7),
+            (3.0, 0.999_977_909_503_001_4),
+        ] {
+            assert!((erf(x) - want).abs() < 3e-16, "erf({x}) = {}", erf(x));
+            assert!((erf(-x) + want).abs() < 3e-16, "erf(-{x}) = {}", erf(-x));
+        }
+        for (x, want) in [
+            (2.0, 4.677_734_981_047_266e-3),
+            (3.0, 2.209_049_699_858_544e-5),
+            (5.0, 1.537_459_794_428_035e-12),
+        ] {
+            assert!(
+                (erfc(x) / want - 1.0).abs() < 1e-13,
+                "erfc({x}) = {:e}",
+                erfc(x)
+            );
+        }
+    }
+
+    #[test]
+    fn series_and_fraction_agree_where_they_meet() {
+        let below = 2.0f64.next_down();
+        assert!((erfc(below) / erfc(2.0) - 1.0).abs() < 1e-13);
+    }
+
+    #[test]
+    fn activations_have_their_limits() {
+        for a in Activation::ALL {
+            assert_eq!(activate_f64(a, 0.0), 0.0, "{a:?}");
+            assert!(activate_f64(a, f64::NAN).is_nan(), "{a:?}");
+        }
+        for gelu in [Activation::GeluExact, Activation::GeluTanh] {
+            assert_eq!(activate_f64(gelu, 40.0), 40.0);
+            assert_eq!(activate_f64(gelu, -40.0), 0.0);
+        }
+        assert!((activate_f64(Activation::GeluExact, 1.0) - 0.841_344_746_068_542_9).abs() < 1e-15);
+        assert!((activate_f64(Activation::GeluTanh, 1.0) - 0.841_191_990_608_276).abs() < 1e-12);
+        assert_eq!(activate_f64(Activation::Relu, -3.0), 0.0);
+        assert_eq!(activate_f64(Activation::Relu, 3.0), 3.0);
+    }
+
+    /// The coefficients of a function's polynomial and its range, read from the partial itself.
+    fn device_polynomial(function: &str) -> (f32, Vec<f32>) {
+        let partial = include_str!("../../../templates/partials/activation.cu");
+        let start = partial
+            .find(&format!("float {function}("))
+            .expect("the function is there");
+        let number = |text: &str| text.trim().parse::<f32>().expect("a float literal");
+        let (mut range, mut coefficients) = (0.0, Vec::new());
+        for line in partial[start..]
+            .lines()
+            .take_while(|l| !l.contains("exp2_approx(p)"))
+        {
+            let literal = line.trim_end_matches("f);").trim_end_matches("f;");
+            if let Some((_, value)) = literal.split_once("fminf(fabsf(x), ") {
+                range = number(value);
+            } else if let Some((_, value)) = literal.split_once("float p = ") {
+                coefficients.push(number(value));
+            } else if let Some((_, value)) = literal.split_once("fmaf(p, t, ") {
+                coefficients.push(number(value));
+            }
+        }
+        (range, coefficients)
+    }
+
+    #[test]
+    fn the_polynomials_of_the_device_stay_below_half_an_ulp_of_f16() {
+        for (activation, degree, bound) in [
+            (Activation::GeluExact, 6, 0.2),
+            (Activation::GeluTanh, 7, 0.3),
+        ] {
+            let (range, coefficients) = device_polynomial(activation.function());
+            assert_eq!(coefficients.len(), degree + 1, "{activation:?}");
+            for step in -240_000..=240_000i32 {
+                let x = step as f32 * 5e-5;
+                let t = x.abs().min(range);
+                let p = coefficients[1..]
+                    .iter()
+                    .fold(coefficients[0], |p, &c| p.mul_add(t, c));
+                let got = (-t).mul_add(p.exp2(), x.max(0.0));
+                let want = activate_f64(activation, x.into());
+                let exponent = want.abs().max(2f64.powi(-14)).log2().floor() as i32;
+                let ulps = (f64::from(got) - want).abs() / 2f64.powi(exponent - 10);
+                assert!(
+                    ulps < bound,
+                    "{activation:?}({x}) is off by {ulps} ulp of f16"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+use super::*;
+
+const GELU: Epilogue = Epilogue {
+    bias: true,
+    activation: Some(Activation::GeluExact),
+};
+
+fn gemm(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Gemm {
+    Gemm {
+        n,
+        k,
+        dtype,
+        epilogue,
+        tile: Tile::pick(1229, n, k, dtype, 132),
+    }
+}
+
+#[test]
+fn the_reference_is_the_definition_on_a_worked_example() {
+    let relu = Epilogue {
+        bias: true,
+        activation: Some(Activation::Relu),
+    };
+    let kernel = gemm(2, 3, DType::F32, relu);
+    let x = HostTensor::Real(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let weight = HostTensor::Real(vec![1.0, 0.0, -1.0, 2.0, 1.0, 0.5]);
+    let bias = HostTensor::Real(vec![1.0, -0.5]);
+    let extents = Extents::of(&[2]).expect("a batch");
+    let out = kernel.reference(&extents, &[&x, &weight, &bias]);
+    // Row 0: 1 − 3 + 1 = −1 → 0 and 2 + 2 + 1.5 − 0.5 = 5; row 1: 4 − 6 + 1 → 0 and 15.5.
+    assert_eq!(out, [HostTensor::Real(vec![0.0, 5.0, 0.0, 15.5])]);
+}
+
+#[test]
+fn the_reference_sums_all_of_a_long_odd_row() {
+    let k = 1003;
+    let kernel = gemm(1, k, DType::F32, Epilogue::default());
+    let x = HostTensor::Real((1..=k).map(|i| i as f32).collect());
+    let ones = HostTensor::Real(vec![1.0; k as usize]);
+    let extents = Extents::of(&[1]).expect("a batch");
+    let out = kernel.reference(&extents, &[&x, &ones]);
+    assert_eq!(out, [HostTensor::Real(vec![(k * (k + 1) / 2) as f32])]);
+}
+
+#[test]
+fn the_symbol_spells_the_epilogue_and_the_tile() {
+    let mut kernel = gemm(3072, 768, DType::F16, GELU);
+    kernel.tile = Tile::candidates(DType::F16)[0];
+    assert_eq!(
+        kernel.symbol(),
+        "gemm_bias_gelu_f16_n3072_k768_t128x256x32_w2x4_s4"
+    );
+    kernel.epilogue = Epilogue::default();
+    assert!(kernel.symbol().starts_with("gemm_f16_"));
+    kernel.epilogue.activation = Some(Activation::Tanh);
+    assert!(kernel.symbol().starts_with("gemm_tanh_f16_"));
+}
+
+#[test]
+fn a_launch_covers_every_output_once() {
+    for dtype in [DType::F32, DType::F16] {
+        for &tile in Tile::candidates(dtype) {
+            let kernel = Gemm {
+                n: 1003,
+                k: 320,
+                dtype,
+                epilogue: GELU,
+                tile,
+            };
+            let extents = Extents::of(&[129]).expect("a batch");
+            let launch = kernel.launch(&extents);
+            let blocks = 129u32.div_ceil(tile.m) * 1003u32.div_ceil(tile.n);
+            assert_eq!(launch.grid, [blocks, 1, 1]);
+            assert_eq!(launch.threads, 32 * tile.warps_m * tile.warps_n);
+            assert!(launch.shared_bytes <= 99 * 1024);
+        }
+    }
+}
+
+#[test]
+fn bias_is_a_parameter_only_where_it_is_added() {
+    let names = |epilogue| -> Vec<&str> {
+        let params = gemm(768, 768, DType::F16, epilogue).params();
+        params.iter().map(|p| p.name).collect()
+    };
+    assert_eq!(names(GELU), ["x", "weight", "bias", "out", "rows"]);
+    assert_eq!(names(Epilogue::default()), ["x", "weight", "out", "rows"]);
+}
+
+#[test]
+fn accesses_are_as_wide_as_every_row_is_aligned() {
+    let widths = |n, k, dtype| {
+        let constants = gemm(n, k, dtype, GELU).constants();
+        (
+            constants["copy_bytes"].clone(),
+            constants["store_bytes"].clone(),
+        )
+    };
+    let int = |bytes: u64| crate::kernels::Constant::Int(bytes);
+    assert_eq!(widths(768, 768, DType::F16), (int(16), int(8)));
+    assert_eq!(widths(2, 1004, DType::F16), (int(8), int(4)));
+    assert_eq!(widths(1, 1002, DType::BF16), (int(4), int(2)));
+    assert_eq!(widths(1003, 1003, DType::BF16), (int(2), int(2)));
+    assert_eq!(widths(768, 768, DType::F32), (int(16), int(16)));
+    assert_eq!(widths(1003, 1003, DType::F32), (int(4), int(4)));
+    assert_eq!(widths(2, 6, DType::F32), (int(8), int(8)));
+}
+
+#[test]
+fn equal_kernels_and_only_they_have_equal_symbols() {
+    let mut symbols = std::collections::BTreeSet::new();
+    let mut kernels = 0;
+    let activations = Activation::ALL.map(Some).into_iter().chain([None]);
+    for activation in activations {
+        for bias in [false, true] {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                for &tile in Tile::candidates(dtype) {
+                    let epilogue = Epilogue { bias, activation };
+                    let kernel = Gemm {
+                        n: 768,
+                        k: 320,
+                        dtype,
+                        epilogue,
+                        tile,
+                    };
+                    symbols.insert(kernel.symbol());
+                    kernels += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(symbols.len(), kernels);
+}

@@ -1,0 +1,34 @@
+// Copies from global to shared memory that pass by the registers (cp.async, sm_80 and later).
+__device__ __forceinline__ unsigned int shared_address(const void* pointer) {
+    unsigned int address;
+    asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }"
+        : "=r"(address) : "l"(pointer));
+    return address;
+}
+
+// BYTES bytes, both addresses multiples of BYTES; zeros, and nothing read, where not `inside`.
+// A width of 2 is below what cp.async takes and is copied at once.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(unsigned int to, const void* from, bool inside) {
+    static_assert(BYTES == 2 || BYTES == 4 || BYTES == 8 || BYTES == 16, "widths of a copy");
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    } else if constexpr (BYTES == 2) {
+        const unsigned short value = inside ? *static_cast<const unsigned short*>(from) : 0;
+        asm volatile("st.shared.u16 [%0], %1;" :: "r"(to), "h"(value) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                     :: "r"(to), "l"(from), "n"(BYTES), "r"(inside ? BYTES : 0) : "memory");
+    }
+}
+
+// Closes a group of copies; an empty group counts too.
+__device__ __forceinline__ void copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most PENDING of this thread's youngest groups are unfinished.
+template <int PENDING> __device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+}

@@ -1,0 +1,47 @@
+    // Bias, activation and rounding while the sums are in registers; two mma tiles at a time, which
+    // two neighbouring lanes exchange so that each stores 8 bytes and a warp whole 32-byte sectors.
+    const int odd = lane % 2;
+#pragma unroll
+    for (int j = 0; j < N_TILES; j += 2) {
+        const int column = block_n + warp_n + j * 8;
+        const int mine = column + lane % 4 * 2;  // and mine + 1, mine + 8, mine + 9
+        float shift[4] = {};
+{% if bias %}
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int at = mine + e / 2 * 8 + e % 2;
+            shift[e] = at < N ? to_float(bias[at]) : 0.0f;
+        }
+{% endif %}
+#pragma unroll
+        for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const unsigned int row = block_m + warp_m + i * 16 + half * 8 + lane / 4;
+                T* to = out + static_cast<size_t>(row) * N;
+                unsigned int pair[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    pair[e] = pack_pair<T>({{ activation }}(c[i][j + e][half * 2] + shift[e * 2]),
+                                           {{ activation }}(c[i][j + e][half * 2 + 1] + shift[e * 2 + 1]));
+                if constexpr (STORE_BYTES == 8) {
+                    const unsigned int got = __shfl_xor_sync(0xffffffff, odd ? pair[0] : pair[1], 1);
+                    const int at = column + odd * 8 + lane % 4 / 2 * 4;
+                    if (row < rows && at < N)
+                        *reinterpret_cast<uint2*>(to + at) =
+                            odd ? make_uint2(got, pair[1]) : make_uint2(pair[0], got);
+                } else {
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const int at = mine + e * 8;
+                        if constexpr (STORE_BYTES == 4) {
+                            if (row < rows && at < N) *reinterpret_cast<unsigned int*>(to + at) = pair[e];
+                        } else {
+                            if (row < rows && at < N) to[at].bits = pair[e] & 0xffff;
+                            if (row < rows && at + 1 < N) to[at + 1].bits = pair[e] >> 16;
+                        }
+                    }
+                }
+            }
+        }
+    }
