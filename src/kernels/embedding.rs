@@ -254,10 +254,10 @@ impl Kernel for EmbeddingLayerNorm {
 /// offsets.
 pub fn representative() -> Vec<KernelSpec> {
     let table = |ids, offset, rows| Table { ids, offset, rows };
-    let token = table(Meta::TokenIds, 0, 1003);
+    let token = table(Meta::TokenIds, 0, 211);
     let kind = table(Meta::TypeIds, 0, 2);
-    let position = table(Meta::Positions, 0, 512);
-    let late_position = table(Meta::Positions, 2, 514);
+    let position = table(Meta::Positions, 0, 128);
+    let late_position = table(Meta::Positions, 2, 130);
     let sums = [
         vec![token.clone()],
         vec![token.clone(), position.clone()],
