@@ -44,7 +44,7 @@ impl Read<'_> {
 /// Why a kernel cannot run on what it was given. Every message names the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
-    #[error("{op} reads `{param}`, input {index}; only {index} inputs were given")]
+    #[error("{op}: `{param}`, its input {index} counted from 0, was not given")]
     MissingRead {
         op: &'static str,
         param: &'static str,
