@@ -31,8 +31,15 @@ impl Operand<'_> {
     }
 }
 
-/// Writes `scale · a · b` on the calling thread to the `m × n` block at `out[at..]` whose rows are
-/// `stride` apart. `a` is `m × k` and `b` is `k × n`.
+/// What [`multiply`] does with what its block holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Into {
+    Overwrite,
+    Accumulate,
+}
+
+/// Writes or adds `scale · a · b`, on the calling thread, to the `m × n` block at `out[at..]` whose
+/// rows are `stride` apart. `a` is `m × k` and `b` is `k × n`.
 ///
 /// # Safety
 ///
@@ -43,6 +50,7 @@ pub(super) unsafe fn multiply(
     scale: f32,
     a: Operand<'_>,
     b: Operand<'_>,
+    into: Into,
     out: &SharedOut<'_>,
     at: usize,
     stride: usize,
@@ -60,14 +68,14 @@ pub(super) unsafe fn multiply(
             dst,
             1,
             stride as isize,
-            false,
+            into == Into::Accumulate,
             a.data.as_ptr(),
             a.col as isize,
             a.row as isize,
             b.data.as_ptr(),
             b.col as isize,
             b.row as isize,
-            0.0,
+            1.0,
             scale,
             false,
             false,
@@ -192,6 +200,7 @@ fn linear(
                     1.0,
                     x,
                     weight,
+                    Into::Overwrite,
                     &out,
                     first_row * n + first_col,
                     n,

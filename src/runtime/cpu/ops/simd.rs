@@ -365,30 +365,59 @@ pub(super) fn normalize<S: Simd>(simd: S, row: &mut [f32], gamma: &[f32], beta: 
     }
 }
 
-/// Replaces each element by `e^(scale·x − max(scale·x))` and returns their sum; softmax is this
-/// over the sum. The row is not empty.
+/// The largest scaled score of a row so far, and the sum of `e^(score − max)`.
+#[derive(Clone, Copy)]
+pub(super) struct Running {
+    pub max: f32,
+    pub sum: f32,
+}
+
+impl Running {
+    pub const START: Running = Running {
+        max: f32::NEG_INFINITY,
+        sum: 0.0,
+    };
+}
+
+/// One step of the online softmax (Milakov and Gimelshein, algorithm 3) over a part of a row:
+/// replaces each element by `e^(scale·x − max)`, where the maximum now covers this part, and returns
+/// the factor that brings the numerators of the parts before to it. Softmax is the numerators over
+/// the sum.
 #[inline(always)]
-pub(super) fn softmax_numerators<S: Simd>(simd: S, row: &mut [f32], scale: f32) -> f32 {
+pub(super) fn softmax_numerators<S: Simd>(
+    simd: S,
+    row: &mut [f32],
+    scale: f32,
+    running: &mut Running,
+) -> f32 {
     let scales = simd.splat_f32s(scale);
     let (x, tail) = S::as_mut_simd_f32s(row);
-    let mut max_v = simd.splat_f32s(f32::NEG_INFINITY);
+    let mut max_v = simd.splat_f32s(running.max);
     for &x in x.iter() {
         max_v = simd.max_f32s(max_v, simd.mul_f32s(x, scales));
     }
-    let max = tail
-        .iter()
-        .fold(simd.reduce_max_f32s(max_v), |m, x| m.max(x * scale));
+    let mut max = simd.reduce_max_f32s(max_v);
+    for x in tail.iter() {
+        max = max.max(x * scale);
+    }
     let max_v = simd.splat_f32s(max);
     let mut sums = simd.splat_f32s(0.0);
     for x in x {
         *x = exp(simd, simd.sub_f32s(simd.mul_f32s(*x, scales), max_v));
         sums = simd.add_f32s(sums, *x);
     }
-    let mut total = simd.reduce_sum_f32s(sums);
+    let mut sum = simd.reduce_sum_f32s(sums);
     if !tail.is_empty() {
         let x = simd.mul_f32s(simd.partial_load_f32s(tail), scales);
         simd.partial_store_f32s(tail, exp(simd, simd.sub_f32s(x, max_v)));
-        total += tail.iter().sum::<f32>();
+        for x in tail {
+            sum += *x;
+        }
     }
-    total
+    let correction = (running.max - max).exp();
+    *running = Running {
+        max,
+        sum: running.sum * correction + sum,
+    };
+    correction
 }

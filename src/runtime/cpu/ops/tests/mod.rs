@@ -69,9 +69,10 @@ impl Batch {
     }
 }
 
-/// One token, ragged, lengths about a vector's width, and one that needs several blocks of queries.
+/// One token, ragged, lengths about a vector's width, and one that needs several blocks of queries
+/// and of keys.
 fn batches() -> Vec<Batch> {
-    [&[1][..], &[2, 1, 3], &[15, 16, 17, 33, 5], &[300, 7]]
+    [&[1][..], &[2, 1, 3], &[15, 16, 17, 33, 5], &[600, 7]]
         .map(Batch::new)
         .into()
 }
