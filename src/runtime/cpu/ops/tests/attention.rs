@@ -182,7 +182,11 @@ fn attention_context_sums_values_by_their_probabilities() {
             (packed(2), OWN_ROWS),
             (packed(2), HeadView::HeadMajor),
         ] {
-            let probabilities = noise(HEADS as usize * batch.pairs(), 1);
+            let scores = wide(&noise(HEADS as usize * batch.pairs(), 1));
+            let probabilities: Vec<f32> = softmax(&batch, &scores)
+                .into_iter()
+                .map(|p| p as f32)
+                .collect();
             let v = noise(n_elements(v_view, batch.tokens()), 2);
             let spec = KernelSpec::AttentionContext(AttentionContext {
                 heads: HEADS,
