@@ -92,7 +92,7 @@ const BLOCK_ROWS: usize = 512;
 /// Fewest rows of a task, where columns alone give too few tasks: each task transposes its weights.
 const MIN_TASK_ROWS: usize = 128;
 /// At most this many rows are computed as dot products, which need no transposed weights.
-const MAX_DOT_ROWS: usize = 16;
+const MAX_DOT_ROWS: usize = 64;
 /// Multiplications below which one thread is faster than several.
 const MIN_PARALLEL: usize = 1 << 19;
 
@@ -275,20 +275,30 @@ impl WithSimd for DotRows<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // 4 × 4 sums fit the registers with their operands.
-        const TILE: usize = 4;
+        // As many sums as fit the registers together with what is multiplied.
+        if S::REGISTER_COUNT >= 32 {
+            self.tiles::<S, 4, 4>(simd);
+        } else {
+            self.tiles::<S, 3, 3>(simd);
+        }
+    }
+}
+
+impl DotRows<'_> {
+    #[inline(always)]
+    fn tiles<S: Simd, const M: usize, const N: usize>(self, simd: S) {
         let k = self.k;
         let cols = self.weight.len() / k;
-        for col in (0..cols).step_by(TILE) {
-            let n = TILE.min(cols - col);
+        for col in (0..cols).step_by(N) {
+            let n = N.min(cols - col);
             // Past the last one, a row is computed again and not stored.
-            let mut w: [&[f32]; TILE] = [&[]; TILE];
+            let mut w: [&[f32]; N] = [&[]; N];
             for (j, w) in w.iter_mut().enumerate() {
                 *w = &self.weight[(col + j.min(n - 1)) * k..][..k];
             }
-            for row in (0..self.rows).step_by(TILE) {
-                let m = TILE.min(self.rows - row);
-                let mut x: [&[f32]; TILE] = [&[]; TILE];
+            for row in (0..self.rows).step_by(M) {
+                let m = M.min(self.rows - row);
+                let mut x: [&[f32]; M] = [&[]; M];
                 for (i, x) in x.iter_mut().enumerate() {
                     *x = &self.x[(row + i.min(m - 1)) * k..][..k];
                 }

@@ -74,7 +74,8 @@ fn grid() -> Vec<f32> {
 #[test]
 fn activations_are_within_a_millionth_of_their_definitions() {
     let x = grid();
-    let cases: [(Activation, fn(f64) -> f64); 4] = [
+    type Definition = fn(f64) -> f64;
+    let cases: [(Activation, Definition); 4] = [
         (Activation::GeluExact, gelu_exact),
         (Activation::GeluTanh, gelu_tanh),
         (Activation::Relu, |x| x.max(0.0)),
