@@ -259,15 +259,16 @@ fn transpose(x: &[f32], k: usize, out: &mut Vec<f32>) {
 
 /// `out [rows, ..]` from `first_col` on `= x [rows, k] · weight [cols, k]ᵀ`, as dot products of
 /// rows that both lie in memory as they are.
-struct DotRows<'a> {
-    x: &'a [f32],
-    weight: &'a [f32],
-    rows: usize,
+#[derive(Clone, Copy)]
+pub(super) struct DotRows<'a> {
+    pub x: &'a [f32],
+    pub weight: &'a [f32],
+    pub rows: usize,
     /// Not 0.
-    k: usize,
-    out: SharedOut<'a>,
-    first_col: usize,
-    stride: usize,
+    pub k: usize,
+    pub out: SharedOut<'a>,
+    pub first_col: usize,
+    pub stride: usize,
 }
 
 impl WithSimd for DotRows<'_> {

@@ -5,6 +5,7 @@ mod errors;
 mod gemm;
 mod pooling;
 mod rows;
+mod simd;
 
 use super::{OpError, Read, run};
 use crate::kernels::KernelSpec;
