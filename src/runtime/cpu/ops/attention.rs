@@ -6,20 +6,18 @@ use rayon::prelude::*;
 
 use super::OpError;
 use super::args::{Args, Heads, Sequence};
-use super::gemm::{Operand, multiply};
+use super::gemm::{Into, Operand, multiply};
 use super::parallel::SharedOut;
-use super::simd::{self, Times};
+use super::simd::{self, Running, Times};
 use crate::kernels::attention::*;
 
 /// Multiplications of attention below which one thread is faster than several.
 const MIN_PARALLEL: usize = 1 << 17;
 
-/// Scores that a task holds at once, in elements: they stay in the second-level cache.
-const SCRATCH: usize = 96 * 1024;
-/// Most and fewest queries that a task takes at once. The fewest bounds how often keys are read
-/// again, and so the scratch of a very long sequence is this many rows.
+/// Queries that a task takes at once, and keys that it meets them with: the scores between them stay
+/// in the second-level cache, whatever the length of the sequence.
 const MAX_QUERIES: usize = 128;
-const MIN_QUERIES: usize = 16;
+const MAX_KEYS: usize = 512;
 
 /// Some queries of one sequence.
 #[derive(Clone, Copy)]
@@ -34,12 +32,11 @@ struct Block {
 fn blocks(sequences: &[Sequence]) -> Vec<Block> {
     let mut blocks = Vec::with_capacity(sequences.len());
     for &sequence in sequences {
-        let most = (SCRATCH / sequence.len).clamp(MIN_QUERIES, MAX_QUERIES);
-        for query in (0..sequence.len).step_by(most) {
+        for query in (0..sequence.len).step_by(MAX_QUERIES) {
             blocks.push(Block {
                 sequence,
                 query,
-                n_queries: most.min(sequence.len - query),
+                n_queries: MAX_QUERIES.min(sequence.len - query),
             });
         }
     }
@@ -69,8 +66,10 @@ fn for_heads_and_blocks(
 #[derive(Default)]
 struct Scratch {
     scores: Vec<f32>,
-    /// One over the sum of each row of scores.
-    inverse_sums: Vec<f32>,
+    /// One for each query.
+    running: Vec<Running>,
+    /// What each query's sum of values is multiplied by.
+    factors: Vec<f32>,
 }
 
 /// Multiplications of `scores = q·kᵀ` over all heads.
@@ -122,6 +121,7 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
                 spec.scale,
                 q,
                 transposed(k),
+                Into::Overwrite,
                 &out,
                 at,
                 len,
@@ -151,19 +151,17 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
             rows: out,
             len,
             scale: spec.scale,
-            inverse_sums: None,
         });
     });
     Ok(())
 }
 
-/// Softmax of `scale · row`. With `inverse_sums`, the division by the sum is left to the caller.
+/// Softmax of `scale · row`.
 struct SoftmaxRows<'a> {
     rows: &'a mut [f32],
     /// Not 0.
     len: usize,
     scale: f32,
-    inverse_sums: Option<&'a mut [f32]>,
 }
 
 impl WithSimd for SoftmaxRows<'_> {
@@ -171,19 +169,10 @@ impl WithSimd for SoftmaxRows<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let rows = self.rows.chunks_exact_mut(self.len);
-        match self.inverse_sums {
-            Some(inverse_sums) => {
-                for (row, inverse) in rows.zip(inverse_sums) {
-                    *inverse = 1.0 / simd::softmax_numerators(simd, row, self.scale);
-                }
-            }
-            None => {
-                for row in rows {
-                    let sum = simd::softmax_numerators(simd, row, self.scale);
-                    simd::map_in_place(simd, Times(1.0 / sum), row);
-                }
-            }
+        for row in self.rows.chunks_exact_mut(self.len) {
+            let mut running = Running::START;
+            simd::softmax_numerators(simd, row, self.scale, &mut running);
+            simd::map_in_place(simd, Times(1.0 / running.sum), row);
         }
     }
 }
@@ -213,6 +202,7 @@ pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result
                 1.0,
                 probabilities,
                 rows_of(v, &v_heads, h, start),
+                Into::Overwrite,
                 &out,
                 out_heads.at(h, start + block.query),
                 out_heads.token_stride,
@@ -291,53 +281,66 @@ impl Fused {
         for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
             let Sequence { start, len, .. } = block.sequence;
             let n = block.n_queries;
-            // Grows to the largest block that this task meets; the product overwrites it.
-            scratch
-                .scores
-                .resize(scratch.scores.len().max(n * len), 0.0);
-            scratch.inverse_sums.resize(MAX_QUERIES, 0.0);
-            let scores = &mut scratch.scores[..n * len];
-            let inverse_sums = &mut scratch.inverse_sums[..n];
             let q = rows_of(q, &q_heads, h, start + block.query);
-            let k = rows_of(k, &k_heads, h, start);
-            // SAFETY: the scratch is this task's.
-            unsafe {
-                multiply(
-                    (n, len, head),
-                    self.scale,
-                    q,
-                    transposed(k),
-                    &SharedOut::new(scores),
-                    0,
-                    len,
-                );
-            }
-            simd::dispatch(SoftmaxRows {
-                rows: scores,
-                len,
-                scale: 1.0,
-                inverse_sums: Some(inverse_sums),
-            });
-            let probabilities = Operand {
-                data: scores,
-                row: len,
-                col: 1,
-            };
+            // The result is a head's columns of these queries' rows.
             let at = (start + block.query) * width + h * head;
-            // SAFETY: each head has its own columns, each query its own rows.
-            unsafe {
-                multiply(
-                    (n, head, len),
-                    1.0,
-                    probabilities,
-                    rows_of(v, &v_heads, h, start),
-                    &out,
-                    at,
-                    width,
-                );
+            scratch.running.clear();
+            scratch.running.resize(n, Running::START);
+            scratch.factors.resize(n, 0.0);
+            // Only grows, and each product overwrites its part of it.
+            let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
+            scratch.scores.resize(largest, 0.0);
+            for key in (0..len).step_by(MAX_KEYS) {
+                let n_keys = MAX_KEYS.min(len - key);
+                let scores = &mut scratch.scores[..n * n_keys];
+                let k = rows_of(k, &k_heads, h, start + key);
+                // SAFETY: the scratch is this task's.
+                unsafe {
+                    multiply(
+                        (n, n_keys, head),
+                        self.scale,
+                        q,
+                        transposed(k),
+                        Into::Overwrite,
+                        &SharedOut::new(scores),
+                        0,
+                        n_keys,
+                    );
+                }
+                simd::dispatch(OnlineSoftmax {
+                    rows: scores,
+                    len: n_keys,
+                    running: &mut scratch.running,
+                    corrections: &mut scratch.factors,
+                });
+                let first = key == 0;
+                if !first {
+                    simd::dispatch(ScaleRows {
+                        by: &scratch.factors,
+                        out,
+                        at,
+                        cols: head,
+                        stride: width,
+                    });
+                }
+                let numerators = Operand {
+                    data: scores,
+                    row: n_keys,
+                    col: 1,
+                };
+                let into = match first {
+                    true => Into::Overwrite,
+                    false => Into::Accumulate,
+                };
+                let v = rows_of(v, &v_heads, h, start + key);
+                // SAFETY: each head has its own columns, each query its own rows.
+                unsafe { multiply((n, head, n_keys), 1.0, numerators, v, into, &out, at, width) };
+            }
+            for (factor, running) in scratch.factors.iter_mut().zip(&scratch.running) {
+                *factor = 1.0 / running.sum;
             }
             simd::dispatch(ScaleRows {
-                by: inverse_sums,
+                by: &scratch.factors,
                 out,
                 at,
                 cols: head,
@@ -345,6 +348,28 @@ impl Fused {
             });
         });
         Ok(())
+    }
+}
+
+/// A step of the online softmax on each row of scores, which becomes its numerators.
+struct OnlineSoftmax<'a> {
+    rows: &'a mut [f32],
+    /// Not 0.
+    len: usize,
+    running: &'a mut [Running],
+    /// Set to what the results of the steps before are to be multiplied by.
+    corrections: &'a mut [f32],
+}
+
+impl WithSimd for OnlineSoftmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let state = self.running.iter_mut().zip(self.corrections);
+        for (row, (running, correction)) in self.rows.chunks_exact_mut(self.len).zip(state) {
+            *correction = simd::softmax_numerators(simd, row, 1.0, running);
+        }
     }
 }
 

@@ -31,8 +31,15 @@ impl Operand<'_> {
     }
 }
 
-/// Writes `scale · a · b` on the calling thread to the `m × n` block at `out[at..]` whose rows are
-/// `stride` apart. `a` is `m × k` and `b` is `k × n`.
+/// What [`multiply`] does with what its block holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Into {
+    Overwrite,
+    Accumulate,
+}
+
+/// Writes or adds `scale · a · b`, on the calling thread, to the `m × n` block at `out[at..]` whose
+/// rows are `stride` apart. `a` is `m × k` and `b` is `k × n`.
 ///
 /// # Safety
 ///
@@ -43,6 +50,7 @@ pub(super) unsafe fn multiply(
     scale: f32,
     a: Operand<'_>,
     b: Operand<'_>,
+    into: Into,
     out: &SharedOut<'_>,
     at: usize,
     stride: usize,
@@ -60,14 +68,14 @@ pub(super) unsafe fn multiply(
             dst,
             1,
             stride as isize,
-            false,
+            into == Into::Accumulate,
             a.data.as_ptr(),
             a.col as isize,
             a.row as isize,
             b.data.as_ptr(),
             b.col as isize,
             b.row as isize,
-            0.0,
+            1.0,
             scale,
             false,
             false,
@@ -78,9 +86,13 @@ pub(super) unsafe fn multiply(
 }
 
 /// Columns of a block: its part of the weight stays in the second-level cache for all its rows.
-const BLOCK_COLS: usize = 192;
-/// Rows of a block: with [`BLOCK_COLS`], the result is still in cache for the epilogue.
+const BLOCK_COLS: usize = 96;
+/// Rows that are computed before the epilogue runs over them, so that they are still in cache.
 const BLOCK_ROWS: usize = 512;
+/// Fewest rows of a task, where columns alone give too few tasks: each task transposes its weights.
+const MIN_TASK_ROWS: usize = 128;
+/// At most this many rows are computed as dot products, which need no transposed weights.
+const MAX_DOT_ROWS: usize = 64;
 /// Multiplications below which one thread is faster than several.
 const MIN_PARALLEL: usize = 1 << 19;
 
@@ -114,47 +126,238 @@ fn linear(
 ) {
     let rows = out.len() / n;
     let out = SharedOut::new(out);
-    let block = |first_row: usize, m: usize, first_col: usize, cols: usize| {
-        let at = first_row * n + first_col;
-        let x = Operand {
-            data: &x[first_row * k..],
-            row: k,
-            col: 1,
-        };
-        let weight = Operand {
-            data: &weight[first_col * k..],
-            row: 1,
-            col: k,
-        };
-        // SAFETY: blocks are disjoint, and each is one task's.
-        unsafe { multiply((m, cols, k), 1.0, x, weight, &out, at, n) };
+    let finish = |first_row: usize, m: usize, first_col: usize, cols: usize| {
         let bias = bias.map(|b| &b[first_col..first_col + cols]);
         if bias.is_none() && epilogue.activation.is_none() {
             return;
         }
+        let at = first_row * n + first_col;
         with_activation!(epilogue.activation, f => simd::dispatch(ApplyEpilogue {
             f, bias, out, at, rows: m, cols, stride: n,
         }));
     };
-    if rows * n * k < MIN_PARALLEL || rayon::current_num_threads() == 1 {
-        for first_row in (0..rows).step_by(BLOCK_ROWS) {
-            block(first_row, BLOCK_ROWS.min(rows - first_row), 0, n);
+    let threads = if rows * n * k < MIN_PARALLEL {
+        1
+    } else {
+        rayon::current_num_threads()
+    };
+
+    if rows <= MAX_DOT_ROWS && k > 0 {
+        let block = |first_col: usize| {
+            let cols = BLOCK_COLS.min(n - first_col);
+            let weight = &weight[first_col * k..][..cols * k];
+            simd::dispatch(DotRows {
+                x,
+                weight,
+                rows,
+                k,
+                out,
+                first_col,
+                stride: n,
+            });
+            finish(0, rows, first_col, cols);
+        };
+        if threads == 1 {
+            (0..n).step_by(BLOCK_COLS).for_each(block);
+        } else {
+            (0..n.div_ceil(BLOCK_COLS))
+                .into_par_iter()
+                .for_each(|i| block(i * BLOCK_COLS));
         }
         return;
     }
-    let row_blocks = rows.div_ceil(BLOCK_ROWS);
-    let block_rows = rows.div_ceil(row_blocks);
+
     let col_blocks = n.div_ceil(BLOCK_COLS);
-    (0..row_blocks * col_blocks).into_par_iter().for_each(|i| {
-        let first_row = i / col_blocks * block_rows;
+    // A few tasks per thread: one that is late leaves work for the others to take.
+    let most_row_tasks = rows.div_ceil(MIN_TASK_ROWS);
+    let row_tasks = match threads {
+        1 => 1,
+        _ => (4 * threads).div_ceil(col_blocks).min(most_row_tasks),
+    };
+    let task_rows = rows.div_ceil(row_tasks);
+    let task = |transposed: &mut Vec<f32>, i: usize| {
         let first_col = i % col_blocks * BLOCK_COLS;
-        block(
-            first_row,
-            block_rows.min(rows - first_row),
-            first_col,
-            BLOCK_COLS.min(n - first_col),
-        );
-    });
+        let cols = BLOCK_COLS.min(n - first_col);
+        transpose(&weight[first_col * k..][..cols * k], k, transposed);
+        let weight = Operand {
+            data: transposed,
+            row: cols,
+            col: 1,
+        };
+        let first = i / col_blocks * task_rows;
+        let end = rows.min(first + task_rows);
+        for first_row in (first..end).step_by(BLOCK_ROWS) {
+            let m = BLOCK_ROWS.min(end - first_row);
+            let x = Operand {
+                data: &x[first_row * k..],
+                row: k,
+                col: 1,
+            };
+            // SAFETY: blocks are disjoint, and each is one task's.
+            unsafe {
+                multiply(
+                    (m, cols, k),
+                    1.0,
+                    x,
+                    weight,
+                    Into::Overwrite,
+                    &out,
+                    first_row * n + first_col,
+                    n,
+                );
+            }
+            finish(first_row, m, first_col, cols);
+        }
+    };
+    let n_tasks = rows.div_ceil(task_rows) * col_blocks;
+    if threads == 1 {
+        let mut transposed = Vec::new();
+        (0..n_tasks).for_each(|i| task(&mut transposed, i));
+    } else {
+        (0..n_tasks)
+            .into_par_iter()
+            .for_each_init(Vec::new, |transposed, i| task(transposed, i));
+    }
+}
+
+/// Writes the transpose of `x [n, k]` to `out [k, n]`, in tiles of one cache line by as many rows:
+/// rows a power of two apart would evict each other before their lines were used up.
+fn transpose(x: &[f32], k: usize, out: &mut Vec<f32>) {
+    const TILE: usize = 16;
+    // Grows once; every element is overwritten below.
+    out.resize(x.len(), 0.0);
+    if k == 0 {
+        return;
+    }
+    let n = x.len() / k;
+    for row in (0..n).step_by(TILE) {
+        let rows = TILE.min(n - row);
+        for col in (0..k).step_by(TILE) {
+            let cols = TILE.min(k - col);
+            let mut tile = [[0.0_f32; TILE]; TILE];
+            if (rows, cols) == (TILE, TILE) {
+                // Sizes that the compiler knows: no check and no loop is left.
+                for i in 0..TILE {
+                    let line = &x[(row + i) * k + col..][..TILE];
+                    for j in 0..TILE {
+                        tile[j][i] = line[j];
+                    }
+                }
+            } else {
+                for i in 0..rows {
+                    for j in 0..cols {
+                        tile[j][i] = x[(row + i) * k + col + j];
+                    }
+                }
+            }
+            for (j, tile) in tile.iter().take(cols).enumerate() {
+                out[(col + j) * n + row..][..rows].copy_from_slice(&tile[..rows]);
+            }
+        }
+    }
+}
+
+/// `out [rows, ..]` from `first_col` on `= x [rows, k] · weight [cols, k]ᵀ`, as dot products of
+/// rows that both lie in memory as they are.
+#[derive(Clone, Copy)]
+pub(super) struct DotRows<'a> {
+    pub x: &'a [f32],
+    pub weight: &'a [f32],
+    pub rows: usize,
+    /// Not 0.
+    pub k: usize,
+    pub out: SharedOut<'a>,
+    pub first_col: usize,
+    pub stride: usize,
+}
+
+impl WithSimd for DotRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        // As many sums as fit the registers together with what is multiplied.
+        if S::REGISTER_COUNT >= 32 {
+            self.tiles::<S, 4, 4>(simd);
+        } else {
+            self.tiles::<S, 3, 3>(simd);
+        }
+    }
+}
+
+impl DotRows<'_> {
+    #[inline(always)]
+    fn tiles<S: Simd, const M: usize, const N: usize>(self, simd: S) {
+        let k = self.k;
+        let cols = self.weight.len() / k;
+        for col in (0..cols).step_by(N) {
+            let n = N.min(cols - col);
+            // Past the last one, a row is computed again and not stored.
+            let mut w: [&[f32]; N] = [&[]; N];
+            for (j, w) in w.iter_mut().enumerate() {
+                *w = &self.weight[(col + j.min(n - 1)) * k..][..k];
+            }
+            for row in (0..self.rows).step_by(M) {
+                let m = M.min(self.rows - row);
+                let mut x: [&[f32]; M] = [&[]; M];
+                for (i, x) in x.iter_mut().enumerate() {
+                    *x = &self.x[(row + i.min(m - 1)) * k..][..k];
+                }
+                let sums = dot_tile(simd, x, w);
+                for (i, sums) in sums.iter().take(m).enumerate() {
+                    let at = (row + i) * self.stride + self.first_col + col;
+                    // SAFETY: these columns are this task's.
+                    let out = unsafe { self.out.slice(at..at + n) };
+                    out.copy_from_slice(&sums[..n]);
+                }
+            }
+        }
+    }
+}
+
+/// The dot product of each of `a` with each of `b`, all of one length.
+#[inline(always)]
+fn dot_tile<S: Simd, const M: usize, const N: usize>(
+    simd: S,
+    a: [&[f32]; M],
+    b: [&[f32]; N],
+) -> [[f32; N]; M] {
+    // Loops rather than closures: a closure is compiled for the base instruction set unless it
+    // happens to be inlined.
+    let mut a_heads: [&[S::f32s]; M] = [&[]; M];
+    let mut b_heads: [&[S::f32s]; N] = [&[]; N];
+    let mut a_tails: [S::f32s; M] = [simd.splat_f32s(0.0); M];
+    let mut b_tails: [S::f32s; N] = [simd.splat_f32s(0.0); N];
+    let steps = a[0].len() / S::F32_LANES;
+    for i in 0..M {
+        let (head, tail) = S::as_simd_f32s(a[i]);
+        (a_heads[i], a_tails[i]) = (&head[..steps], simd.partial_load_f32s(tail));
+    }
+    for j in 0..N {
+        let (head, tail) = S::as_simd_f32s(b[j]);
+        (b_heads[j], b_tails[j]) = (&head[..steps], simd.partial_load_f32s(tail));
+    }
+    let mut sums = [[simd.splat_f32s(0.0); N]; M];
+    for i in 0..M {
+        for j in 0..N {
+            sums[i][j] = simd.mul_f32s(a_tails[i], b_tails[j]);
+        }
+    }
+    for step in 0..steps {
+        for i in 0..M {
+            let a = a_heads[i][step];
+            for j in 0..N {
+                sums[i][j] = simd.mul_add_e_f32s(a, b_heads[j][step], sums[i][j]);
+            }
+        }
+    }
+    let mut totals = [[0.0; N]; M];
+    for i in 0..M {
+        for j in 0..N {
+            totals[i][j] = simd.reduce_sum_f32s(sums[i][j]);
+        }
+    }
+    totals
 }
 
 struct ApplyEpilogue<'a, F> {

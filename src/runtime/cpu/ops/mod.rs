@@ -44,7 +44,7 @@ impl Read<'_> {
 /// Why a kernel cannot run on what it was given. Every message names the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
-    #[error("{op} reads `{param}`, input {index}; only {index} inputs were given")]
+    #[error("{op}: `{param}`, its input {index} counted from 0, was not given")]
     MissingRead {
         op: &'static str,
         param: &'static str,
@@ -127,8 +127,9 @@ pub enum OpError {
 /// Runs one kernel.
 ///
 /// `reads` are the kernel's parameters of role `Read`, in the order that its type documents, counts
-/// left out. `writes` is the one tensor that it writes, all of which is written; what it held
-/// before does not matter. `extents.rows` is the number of rows of row-wise kernels and GEMMs.
+/// left out. `writes` is the one tensor that it writes; what it held before does not matter. All of
+/// it is written, except columns that the view of an attention context's result leaves out.
+/// `extents.rows` is the number of rows of row-wise kernels and GEMMs.
 ///
 /// # Errors
 ///

@@ -1,0 +1,95 @@
+use super::*;
+use crate::kernels::gemm::{Activation, Epilogue, Gemm, Tile};
+
+fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> KernelSpec {
+    KernelSpec::Gemm(Gemm {
+        n: n as u32,
+        k: k as u32,
+        dtype: F32,
+        epilogue: Epilogue { bias, activation },
+        // Not read on the CPU.
+        tile: Tile {
+            m: 1,
+            n: 1,
+            k: 1,
+            warps_m: 1,
+            warps_n: 1,
+            stages: 1,
+        },
+    })
+}
+
+fn definition(activation: Option<Activation>, x: f64) -> f64 {
+    match activation {
+        None => x,
+        Some(Activation::GeluExact) => gelu_exact(x),
+        Some(Activation::GeluTanh) => gelu_tanh(x),
+        Some(Activation::Relu) => x.max(0.0),
+        Some(Activation::Tanh) => x.tanh(),
+    }
+}
+
+fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activation>) {
+    let (x, weight) = (noise(rows * k, 1), noise(n * k, 2));
+    let b = noise(n, 3);
+    let mut reads = vec![Read::Real(&x), Read::Real(&weight)];
+    if bias {
+        reads.push(Read::Real(&b));
+    }
+    let mut want = vec![0.0; rows * n];
+    for r in 0..rows {
+        for c in 0..n {
+            let mut sum = if bias { f64::from(b[c]) } else { 0.0 };
+            for i in 0..k {
+                sum += f64::from(x[r * k + i]) * f64::from(weight[c * k + i]);
+            }
+            want[r * n + c] = definition(activation, sum);
+        }
+    }
+    let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
+    let got = output(&spec(n, k, bias, activation), &extents, &reads, rows * n);
+    assert_close(&got, &want, 1e-5);
+}
+
+#[test]
+fn gemm_is_the_product_with_the_transposed_weight() {
+    // Both sides of the limits of a tile, of a block of columns and of the dot products' rows.
+    for rows in [1, 3, 4, 64, 65] {
+        for n in [1, 5, 96, 100, 200] {
+            for k in [1, 2, 3, 16, 37] {
+                check(rows, n, k, false, None);
+            }
+        }
+    }
+}
+
+#[test]
+fn gemm_is_the_same_in_parallel_tasks_of_rows_and_columns() {
+    check(12, 300, 400, true, Some(Activation::Relu));
+    check(530, 100, 40, true, None);
+    check(1100, 30, 24, true, Some(Activation::Tanh));
+    check(130, 97, 60, false, Some(Activation::GeluExact));
+}
+
+#[test]
+fn gemm_of_depth_zero_is_the_bias() {
+    check(3, 5, 0, true, None);
+    check(70, 5, 0, false, None);
+}
+
+#[test]
+fn every_epilogue_is_applied_to_the_sum_with_the_bias() {
+    let activations = [
+        None,
+        Some(Activation::GeluExact),
+        Some(Activation::GeluTanh),
+        Some(Activation::Relu),
+        Some(Activation::Tanh),
+    ];
+    for activation in activations {
+        for bias in [false, true] {
+            check(5, 21, 12, bias, activation);
+            check(70, 101, 12, bias, activation);
+        }
+    }
+}

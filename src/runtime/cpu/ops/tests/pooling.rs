@@ -1,0 +1,100 @@
+use super::*;
+use crate::kernels::pooling::{FirstToken, L2Normalize, MeanPool, MeanPoolNormalize};
+
+const WIDTHS: [usize; 4] = [1, 7, 16, 40];
+
+fn means(batch: &Batch, x: &[f32], width: usize) -> Vec<f64> {
+    let mut out = Vec::new();
+    for (start, _, len) in batch.sequences() {
+        for c in 0..width {
+            let sum: f64 = (start..start + len)
+                .map(|t| f64::from(x[t * width + c]))
+                .sum();
+            out.push(sum / len as f64);
+        }
+    }
+    out
+}
+
+fn unit_rows(x: &[f64], width: usize, eps: f64) -> Vec<f64> {
+    x.chunks_exact(width)
+        .flat_map(|row| {
+            let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt().max(eps);
+            row.iter().map(move |x| x / norm)
+        })
+        .collect()
+}
+
+#[test]
+fn first_token_is_the_first_row_of_each_sequence() {
+    for batch in batches() {
+        for width in WIDTHS {
+            let x = noise(batch.tokens() * width, 1);
+            let spec = KernelSpec::FirstToken(FirstToken {
+                width: width as u32,
+                dtype: F32,
+            });
+            let reads = [Read::Real(&x), Read::I32(&batch.cu_lens)];
+            let got = output(&spec, &batch.extents, &reads, batch.lens.len() * width);
+            let want: Vec<f32> = batch
+                .sequences()
+                .flat_map(|(start, ..)| &x[start * width..][..width])
+                .copied()
+                .collect();
+            assert_eq!(got, want);
+        }
+    }
+}
+
+#[test]
+fn mean_pool_is_the_mean_over_each_sequence() {
+    for batch in batches() {
+        for width in WIDTHS {
+            let x = noise(batch.tokens() * width, 1);
+            let spec = KernelSpec::MeanPool(MeanPool {
+                width: width as u32,
+                dtype: F32,
+            });
+            let reads = [Read::Real(&x), Read::I32(&batch.cu_lens)];
+            let got = output(&spec, &batch.extents, &reads, batch.lens.len() * width);
+            assert_close(&got, &means(&batch, &x, width), 1e-6);
+        }
+    }
+}
+
+#[test]
+fn mean_pool_normalize_is_a_mean_of_length_one() {
+    for batch in batches() {
+        for width in WIDTHS {
+            let x = noise(batch.tokens() * width, 1);
+            let spec = KernelSpec::MeanPoolNormalize(MeanPoolNormalize {
+                width: width as u32,
+                eps: 1e-12,
+                dtype: F32,
+            });
+            let reads = [Read::Real(&x), Read::I32(&batch.cu_lens)];
+            let got = output(&spec, &batch.extents, &reads, batch.lens.len() * width);
+            let want = unit_rows(&means(&batch, &x, width), width, 1e-12);
+            assert_close(&got, &want, 3e-6);
+        }
+    }
+}
+
+#[test]
+fn l2_normalize_divides_by_the_norm_but_by_no_less_than_eps() {
+    for width in WIDTHS {
+        let mut x = noise(5 * width, 1);
+        // A row of zeros, and one whose norm is below eps.
+        x[width..2 * width].fill(0.0);
+        x[2 * width..3 * width].iter_mut().for_each(|x| *x *= 1e-4);
+        let spec = KernelSpec::L2Normalize(L2Normalize {
+            width: width as u32,
+            eps: 1e-2,
+            dtype: F32,
+        });
+        let extents = Batch::new(&[1]).extents.with_rows(5);
+        let got = output(&spec, &extents, &[Read::Real(&x)], 5 * width);
+        let want = unit_rows(&wide(&x), width, f64::from(1e-2_f32));
+        assert_close(&got, &want, 1e-6);
+    }
+}
