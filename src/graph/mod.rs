@@ -184,18 +184,44 @@ impl Graph {
         }
     }
 
-    /// Puts a new operator in the place of `old`, under the same name, and returns it.
-    pub fn rewrite(
-        &mut self,
-        old: NodeId,
-        op: Op,
-        operands: &[NodeId],
-    ) -> Result<NodeId, GraphError> {
-        let name = self.inner[old].name.clone();
-        let new = self.add(name, op, operands)?;
-        self.replace(old, new);
-        self.inner.remove_node(old);
-        Ok(new)
+    /// Makes `id` the result of another operator: its name, readers and place among the outputs
+    /// stay, its shape is inferred anew. What only `id` needed is removed. Nothing changes on an
+    /// error.
+    pub fn rewrite(&mut self, id: NodeId, op: Op, operands: &[NodeId]) -> Result<(), GraphError> {
+        let shape = self.infer(&self.inner[id].name, &op, operands)?;
+        let before = self.operands(id);
+        let edges: Vec<_> = self
+            .inner
+            .edges_directed(id, Direction::Incoming)
+            .map(|e| e.id())
+            .collect();
+        for edge in edges {
+            self.inner.remove_edge(edge);
+        }
+        for (slot, &operand) in operands.iter().enumerate() {
+            self.inner.add_edge(operand, id, slot as u32);
+        }
+        let node = &mut self.inner[id];
+        node.op = op;
+        node.shape = shape;
+        self.remove_unread(before);
+        Ok(())
+    }
+
+    /// Removes those of `candidates` that nothing reads, then their operands likewise.
+    fn remove_unread(&mut self, mut candidates: Vec<NodeId>) {
+        while let Some(id) = candidates.pop() {
+            if self.contains(id) && self.consumers(id).is_empty() && !self.is_output(id) {
+                candidates.extend(self.operands(id));
+                self.inner.remove_node(id);
+            }
+        }
+    }
+
+    /// Whether `id` still names a value. An id that was removed may be given again by
+    /// [`add`](Self::add): ask before adding.
+    pub fn contains(&self, id: NodeId) -> bool {
+        self.inner.contains_node(id)
     }
 
     /// Removes what no output needs.

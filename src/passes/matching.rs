@@ -1,0 +1,65 @@
+//! Conditions and patterns that several passes share.
+
+use crate::graph::{Graph, NodeId, Op};
+
+/// Why the value `id` cannot vanish into `reader`, where it cannot.
+pub(super) fn kept(graph: &Graph, id: NodeId, reader: NodeId) -> Option<String> {
+    if let Some(condition) = stored(graph, id) {
+        return Some(condition);
+    }
+    let others = names(
+        graph,
+        graph.consumers(id).into_iter().filter(|&c| c != reader),
+    );
+    (!others.is_empty()).then(|| format!("{} is also read by {others}", quoted(graph, id)))
+}
+
+/// Why the value `id` must be stored whoever reads it, where it must.
+pub(super) fn stored(graph: &Graph, id: NodeId) -> Option<String> {
+    let (output, _) = graph.outputs().iter().find(|&&(_, o)| o == id)?;
+    Some(format!(
+        "{} is the output `{output}`, so it must be stored",
+        quoted(graph, id)
+    ))
+}
+
+/// The first reason among [`kept`] of these pairs of value and reader.
+pub(super) fn any_kept<const N: usize>(
+    graph: &Graph,
+    pairs: [(NodeId, NodeId); N],
+) -> Option<String> {
+    pairs
+        .into_iter()
+        .find_map(|(id, reader)| kept(graph, id, reader))
+}
+
+/// The value's name in backticks.
+pub(super) fn quoted(graph: &Graph, id: NodeId) -> String {
+    format!("`{}`", graph.node(id).name)
+}
+
+/// Names in backticks, with commas.
+pub(super) fn names(graph: &Graph, ids: impl IntoIterator<Item = NodeId>) -> String {
+    ids.into_iter()
+        .map(|id| quoted(graph, id))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// The operand in the first slot.
+pub(super) fn first(graph: &Graph, id: NodeId) -> Option<NodeId> {
+    graph.operands(id).first().copied()
+}
+
+/// Operands of a node whose operator takes `N`. `None` where the node takes another number.
+pub(super) fn operands<const N: usize>(graph: &Graph, id: NodeId) -> Option<[NodeId; N]> {
+    graph.operands(id).try_into().ok()
+}
+
+/// The only operand, where `id` is a scale.
+pub(super) fn scaled(graph: &Graph, id: NodeId) -> Option<NodeId> {
+    match graph.op(id) {
+        Op::Scale { .. } => first(graph, id),
+        _ => None,
+    }
+}

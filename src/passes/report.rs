@@ -1,0 +1,302 @@
+//! What the passes did and what they refused, for people and for programs.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::all;
+use crate::{
+    graph::{Graph, NodeId, Op},
+    tensor::{DType, Extents, Size, Symbol},
+};
+
+/// Every fusion and every refusal, in the order in which they happened.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    pub entries: Vec<Entry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum Entry {
+    Fused {
+        pass: &'static str,
+        /// Name of the value that survives.
+        anchor: String,
+        /// The operators that took part, as they were, in the order of the computation.
+        merged: Vec<Part>,
+        /// Kernels that a run launches less. Negative where a pass only prepares another.
+        launches_saved: i64,
+        moved: Moved,
+    },
+    Refused {
+        pass: &'static str,
+        /// Name of the value at which the pattern was found.
+        at: String,
+        /// The condition that does not hold, in words.
+        condition: String,
+    },
+}
+
+/// An operator under the name of its result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    pub name: String,
+    /// As [`Op::name`].
+    pub op: &'static str,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} `{}`", self.op, self.name)
+    }
+}
+
+/// Elements of intermediate results that a group of operators reads from and writes to device
+/// memory, every operand read once. Weights and the batch's ids are left out: no pass saves them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    pub before: Size,
+    pub after: Size,
+}
+
+impl Moved {
+    /// Bytes that a batch of these extents moves less, with intermediate results stored as
+    /// `dtype`; negative where it moves more. `None` where the counts do not fit 64 bits.
+    pub fn bytes_saved(&self, extents: &Extents, dtype: DType) -> Option<i64> {
+        let bytes = |size: &Size| size.eval(extents)?.checked_mul(dtype.bytes());
+        let (before, after) = (bytes(&self.before)?, bytes(&self.after)?);
+        i64::try_from(i128::from(before) - i128::from(after)).ok()
+    }
+}
+
+impl Report {
+    pub(super) fn refuse(&mut self, pass: &'static str, at: String, condition: String) {
+        self.entries.push(Entry::Refused {
+            pass,
+            at,
+            condition,
+        });
+    }
+
+    /// Kernels that a run launches less than before all passes.
+    pub fn launches_saved(&self) -> i64 {
+        self.entries
+            .iter()
+            .map(|entry| match entry {
+                Entry::Fused { launches_saved, .. } => *launches_saved,
+                Entry::Refused { .. } => 0,
+            })
+            .sum()
+    }
+
+    /// Bytes of intermediate results that a batch of these extents moves less than before all
+    /// passes. `None` where the counts do not fit 64 bits.
+    pub fn bytes_saved(&self, extents: &Extents, dtype: DType) -> Option<i64> {
+        self.entries.iter().try_fold(0i64, |sum, entry| {
+            sum.checked_add(match entry {
+                Entry::Fused { moved, .. } => moved.bytes_saved(extents, dtype)?,
+                Entry::Refused { .. } => 0,
+            })
+        })
+    }
+
+    /// The report with bytes for a batch at hand, to be printed.
+    pub fn explain(&self, extents: Extents, dtype: DType) -> Explanation<'_> {
+        Explanation {
+            report: self,
+            extents,
+            dtype,
+        }
+    }
+}
+
+/// A [`Report`] as text: the elements moved stay symbolic.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for entry in &self.entries {
+            write_entry(f, entry)?;
+            if let Entry::Fused { moved, .. } = entry {
+                writeln!(f, ", elements moved {} → {}", moved.before, moved.after)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A [`Report`] as text for one batch, with bytes; see [`Report::explain`].
+#[derive(Clone, Copy, Debug)]
+pub struct Explanation<'a> {
+    report: &'a Report,
+    extents: Extents,
+    dtype: DType,
+}
+
+impl fmt::Display for Explanation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mut n_fused, mut n_refused) = (0, 0);
+        for entry in &self.report.entries {
+            write_entry(f, entry)?;
+            match entry {
+                Entry::Fused { moved, .. } => {
+                    n_fused += 1;
+                    writeln!(f, ", {}", saved(moved.bytes_saved(&self.extents, self.dtype)))?;
+                }
+                Entry::Refused { .. } => n_refused += 1,
+            }
+        }
+        writeln!(
+            f,
+            "{n_fused} fused, {n_refused} refused: {}, {} for {} tokens in {} ({})",
+            launches(self.report.launches_saved()),
+            saved(self.report.bytes_saved(&self.extents, self.dtype)),
+            self.extents.tokens,
+            match self.extents.batch {
+                1 => "1 sequence".to_owned(),
+                n => format!("{n} sequences"),
+            },
+            self.dtype,
+        )
+    }
+}
+
+/// All of an entry but what it moves. A fusion's last line is left open for that.
+fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry) -> fmt::Result {
+    match entry {
+        Entry::Fused {
+            pass,
+            anchor,
+            merged,
+            launches_saved,
+            ..
+        } => {
+            let merged: Vec<String> = merged.iter().map(Part::to_string).collect();
+            writeln!(f, "fused `{anchor}` by {pass}")?;
+            writeln!(f, "    merged {}", merged.join(", "))?;
+            if let Some(pass) = all().iter().find(|p| p.name() == *pass) {
+                writeln!(f, "    rule   {}", pass.equation())?;
+            }
+            write!(f, "    saves  {}", launches(*launches_saved))
+        }
+        Entry::Refused {
+            pass,
+            at,
+            condition,
+        } => writeln!(f, "refused `{at}` by {pass}\n    because {condition}"),
+    }
+}
+
+fn launches(n: i64) -> String {
+    match n {
+        1 | -1 => format!("{n} launch"),
+        _ => format!("{n} launches"),
+    }
+}
+
+fn saved(bytes: Option<i64>) -> String {
+    let Some(bytes) = bytes else {
+        return "more bytes than 64 bits count".to_owned();
+    };
+    let sign = if bytes < 0 { "-" } else { "" };
+    let magnitude = bytes.unsigned_abs();
+    // Shown with one decimal, for which f64 is exact enough.
+    match magnitude {
+        0..1024 => format!("{sign}{magnitude} bytes moved"),
+        1024..1_048_576 => format!("{sign}{:.1} KiB moved", magnitude as f64 / 1024.0),
+        _ => format!("{sign}{:.1} MiB moved", magnitude as f64 / 1_048_576.0),
+    }
+}
+
+/// A group of operators before it is rewritten.
+pub(super) struct Group {
+    parts: Vec<(NodeId, Op, Part)>,
+    cost: Cost,
+}
+
+impl Group {
+    /// Remembers `ids`, in the order of the computation.
+    pub(super) fn of(graph: &Graph, ids: impl IntoIterator<Item = NodeId>) -> Self {
+        let mut parts: Vec<(NodeId, Op, Part)> = Vec::new();
+        for id in ids {
+            if parts.iter().all(|(seen, ..)| *seen != id) {
+                let node = graph.node(id);
+                let part = Part {
+                    name: node.name.clone(),
+                    op: node.op.name(),
+                };
+                parts.push((id, node.op.clone(), part));
+            }
+        }
+        let cost = Cost::of(graph, parts.iter().map(|&(id, ..)| id));
+        Self { parts, cost }
+    }
+
+    /// Writes down that the group was rewritten to what is left of it and `added`, nothing else
+    /// having been added to the graph since.
+    pub(super) fn fused(
+        self,
+        pass: &'static str,
+        graph: &Graph,
+        anchor: NodeId,
+        added: &[NodeId],
+        report: &mut Report,
+    ) {
+        let left = self.parts.iter().map(|&(id, ..)| id);
+        let left = left.filter(|&id| graph.contains(id) && !added.contains(&id));
+        let after = Cost::of(graph, left.chain(added.iter().copied()));
+        let took_part = |(id, op, _): &(NodeId, Op, Part)| {
+            *id == anchor || !graph.contains(*id) || graph.op(*id) != op
+        };
+        report.entries.push(Entry::Fused {
+            pass,
+            anchor: graph.node(anchor).name.clone(),
+            launches_saved: self.cost.launches - after.launches,
+            moved: Moved {
+                before: self.cost.elements,
+                after: after.elements,
+            },
+            merged: self
+                .parts
+                .into_iter()
+                .filter(took_part)
+                .map(|(.., part)| part)
+                .collect(),
+        });
+    }
+}
+
+#[derive(Default)]
+struct Cost {
+    launches: i64,
+    elements: Size,
+}
+
+impl Cost {
+    fn of(graph: &Graph, ids: impl IntoIterator<Item = NodeId>) -> Self {
+        let mut cost = Self::default();
+        for id in ids.into_iter().filter(|&id| graph.op(id).is_compute()) {
+            cost.launches += 1;
+            cost.elements = &cost.elements + &graph.shape(id).elements();
+            for (slot, operand) in graph.operands(id).into_iter().enumerate() {
+                if graph.op(operand).is_compute() {
+                    cost.elements = &cost.elements + &elements_read(graph, id, slot, operand);
+                }
+            }
+        }
+        cost
+    }
+}
+
+/// Elements that `id` reads of `operand`, some operators reading only a part of it.
+fn elements_read(graph: &Graph, id: NodeId, slot: usize, operand: NodeId) -> Size {
+    let headed = |heads: u32, head: u32| {
+        &Size::constant(u64::from(heads) * u64::from(head)) * &Symbol::Tokens.into()
+    };
+    match graph.op(id) {
+        Op::SliceColumns { .. } | Op::FirstToken => graph.shape(id).elements(),
+        Op::Scores { heads, head, .. } | Op::Attention { heads, head, .. } => {
+            headed(*heads, *head)
+        }
+        Op::Context { heads, head, .. } if slot == 1 => headed(*heads, *head),
+        _ => graph.shape(operand).elements(),
+    }
+}
