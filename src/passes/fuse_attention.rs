@@ -97,6 +97,16 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
             "a head has {head} elements; the kernel takes multiples of {HEAD_STEP} up to {MAX_HEAD}"
         )));
     }
+    for (id, view) in [(q, q_view), (k, k_view), (v, v_view)] {
+        if let HeadView::TokenMajor { offset, stride } = view
+            && !(offset.is_multiple_of(HEAD_STEP) && stride.is_multiple_of(HEAD_STEP))
+        {
+            return Some(Err(format!(
+                "{} is read from column {offset} of {stride}; the kernel takes multiples of {HEAD_STEP}",
+                quoted(graph, id)
+            )));
+        }
+    }
     let mut nodes = vec![scores, softmax, context];
     let anchor = match out {
         HeadView::TokenMajor { .. } => context,

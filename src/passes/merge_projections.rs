@@ -250,9 +250,13 @@ struct Names {
 impl Names {
     fn of(graph: &Graph, ids: &[NodeId]) -> Self {
         let used = ids.iter().map(|&id| graph.node(id).name.clone()).collect();
+        let stacked = ids.iter().filter_map(|&id| match graph.op(id) {
+            Op::Weight(expr @ WeightExpr::ConcatRows(_)) => Some((expr.clone(), id)),
+            _ => None,
+        });
         Self {
             used,
-            stacked: HashMap::new(),
+            stacked: stacked.collect(),
         }
     }
 
@@ -267,7 +271,11 @@ impl Names {
 
     /// The node of this weight, which is added where there is none.
     fn weight(&mut self, graph: &mut Graph, expr: WeightExpr) -> Result<NodeId, GraphError> {
-        if let Some(&id) = self.stacked.get(&expr) {
+        // A stack of the description may have gone into a higher one, and its id to another value.
+        if let Some(&id) = self.stacked.get(&expr)
+            && graph.contains(id)
+            && matches!(graph.op(id), Op::Weight(there) if *there == expr)
+        {
             return Ok(id);
         }
         let parts: Vec<&str> = expr.stored().into_iter().map(|(name, _)| name).collect();

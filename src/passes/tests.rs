@@ -1,1 +1,277 @@
+//! What all passes keep, on whole models; the tests of one pass stand in its file.
 
+mod interpret;
+pub(super) mod models;
+
+use proptest::prelude::*;
+
+use self::{
+    interpret::{Batch, evaluate},
+    models::{Builder, Encoder},
+};
+use super::*;
+use crate::{
+    graph::{NodeId, Op},
+    tensor::{DType, Extents},
+};
+
+fn names() -> Vec<&'static str> {
+    all().iter().map(|pass| pass.name()).collect()
+}
+
+fn without(names: impl IntoIterator<Item = &'static str>) -> Options {
+    Options {
+        without: names.into_iter().map(str::to_owned).collect(),
+    }
+}
+
+fn only(name: &str) -> Options {
+    assert!(names().contains(&name));
+    without(names().into_iter().filter(|&n| n != name))
+}
+
+/// Every output, and every named value that is left, is what it was.
+#[track_caller]
+fn assert_same_values(unfused: &Graph, fused: &Graph) {
+    let batch = Batch::new(&[3, 1, 5, 2]);
+    let (want, got) = (evaluate(unfused, &batch), evaluate(fused, &batch));
+    let names = |graph: &Graph| -> Vec<String> {
+        graph.outputs().iter().map(|(n, _)| n.clone()).collect()
+    };
+    assert_eq!(names(unfused), names(fused));
+    for ((name, before), (_, after)) in unfused.outputs().iter().zip(fused.outputs()) {
+        let name_of = |graph: &Graph, id: NodeId| graph.node(id).name.clone();
+        let before = name_of(unfused, *before);
+        assert_eq!(before, name_of(fused, *after), "output {name}");
+    }
+    for (name, got) in &got {
+        let Some(want) = want.get(name) else { continue };
+        assert_eq!(got.len(), want.len(), "`{name}`");
+        for (i, (got, want)) in got.iter().zip(want).enumerate() {
+            // Not `>`, which a NaN would pass.
+            assert!(
+                (got - want).abs() <= 1e-9 * want.abs().max(1.0),
+                "`{name}`[{i}] is {got}, unfused {want}"
+            );
+        }
+    }
+}
+
+/// One pass alone on `graph`, whose values it must keep.
+#[track_caller]
+pub(super) fn alone(pass: &str, graph: &Graph) -> (Graph, Report) {
+    let (fused, report) = optimize(graph.clone(), &only(pass)).unwrap();
+    assert_same_values(graph, &fused);
+    (fused, report)
+}
+
+/// The graph before and after one pass, and the pass's report: for snapshots.
+#[track_caller]
+pub(super) fn story(pass: &str, graph: Graph) -> String {
+    let (fused, report) = alone(pass, &graph);
+    format!("{graph}\n=== {pass} ===\n\n{fused}\n{report}")
+}
+
+/// What one pass refuses on `graph`, which it must leave as it is.
+#[track_caller]
+pub(super) fn refusals(pass: &str, graph: Graph) -> String {
+    let (fused, report) = alone(pass, &graph);
+    assert_eq!(graph.text(), fused.text());
+    report.to_string()
+}
+
+fn ops(graph: &Graph, prefix: &str) -> Vec<&'static str> {
+    let ids = graph.topological().into_iter();
+    let ids = ids.filter(|&id| graph.op(id).is_compute());
+    ids.filter(|&id| graph.node(id).name.starts_with(prefix))
+        .map(|id| graph.op(id).name())
+        .collect()
+}
+
+#[test]
+fn a_layer_is_seven_launches() {
+    let graph = Encoder::SMALL.build();
+    let unfused = graph.n_launches();
+    let (fused, report) = optimize(graph, &Options::default()).unwrap();
+    for layer in ["layers.0.", "layers.1."] {
+        assert_eq!(
+            ops(&fused, layer),
+            [
+                "bias_linear",
+                "attention",
+                "linear",
+                "bias_residual_layer_norm",
+                "bias_gelu_linear",
+                "linear",
+                "bias_residual_layer_norm",
+            ]
+        );
+    }
+    // Embeddings, the layers, two for the pooler and one for the sentence.
+    assert_eq!(fused.n_launches(), 1 + 2 * 7 + 2 + 1);
+    assert_eq!(
+        report.launches_saved(),
+        unfused as i64 - fused.n_launches() as i64
+    );
+    insta::assert_snapshot!("encoder", fused.text());
+}
+
+#[test]
+fn every_pass_fuses_something_in_an_encoder() {
+    let graph = Encoder::SMALL.build();
+    for name in names() {
+        let (_, report) = alone(name, &graph);
+        let mut fused = report.entries.iter();
+        let fused = fused.any(|e| matches!(e, Entry::Fused { pass, .. } if *pass == name));
+        // Without `fold_scale` there is a scale between scores and softmax.
+        assert_eq!(fused, name != "fuse_attention", "{name}");
+    }
+}
+
+#[test]
+fn each_pass_switched_off_keeps_the_values() {
+    let graph = Encoder::SMALL.build();
+    for name in names() {
+        let (fused, report) = optimize(graph.clone(), &without([name])).unwrap();
+        assert_same_values(&graph, &fused);
+        let ran = |entry: &Entry| match entry {
+            Entry::Fused { pass, .. } | Entry::Refused { pass, .. } => *pass == name,
+        };
+        assert!(!report.entries.iter().any(ran), "{name}");
+    }
+}
+
+#[test]
+fn attention_is_fused_without_the_head_layout() {
+    let graph = Encoder::SMALL.build();
+    let (fused, _) = optimize(graph, &without(["fold_head_layout"])).unwrap();
+    let ops = ops(&fused, "layers.0.");
+    assert!(ops.contains(&"attention") && !ops.contains(&"merge_heads"));
+}
+
+#[test]
+fn layers_that_share_weights_share_the_stacked_ones() {
+    let graph = Encoder {
+        shared: true,
+        ..Encoder::SMALL
+    };
+    let graph = graph.build();
+    let (fused, _) = optimize(graph.clone(), &Options::default()).unwrap();
+    assert_same_values(&graph, &fused);
+    let stacked = fused.topological().into_iter().filter(
+        |&id| matches!(fused.op(id), Op::Weight(expr) if expr.stored().len() == 3),
+    );
+    assert_eq!(stacked.count(), 2, "one weight, one bias");
+}
+
+#[test]
+fn an_unknown_pass_is_an_error_that_lists_the_passes() {
+    let options = Options {
+        without: BTreeSet::from(["fuse_everything".to_owned()]),
+    };
+    let error = optimize(Encoder::SMALL.build(), &options).unwrap_err();
+    insta::assert_snapshot!(error, @"");
+}
+
+#[test]
+fn an_unsound_graph_is_no_pass_s_mistake() {
+    let mut b = Builder::default();
+    let x = b.tokens(16);
+    b.graph.add("tokens", Op::Add, &[x, x]).unwrap();
+    let mut graph = b.graph;
+    let twice = graph.consumers(x)[0];
+    graph.add_output("y", twice);
+    let error = optimize(graph, &Options::default()).unwrap_err();
+    insta::assert_snapshot!(error, @"");
+}
+
+#[test]
+fn the_observer_sees_the_graph_after_each_pass_that_runs() {
+    let graph = Encoder::SMALL.build();
+    let mut seen = Vec::new();
+    let options = without(["fuse_attention"]);
+    let (fused, _) = optimize_observed(graph, &options, |pass, graph| {
+        seen.push((pass, graph.text()));
+    })
+    .unwrap();
+    let mut expected = names();
+    expected.retain(|&n| n != "fuse_attention");
+    assert_eq!(seen.iter().map(|s| s.0).collect::<Vec<_>>(), expected);
+    assert_eq!(seen[expected.len() - 1].1, fused.text());
+}
+
+#[test]
+fn bytes_saved_are_what_a_batch_moves_less() {
+    let mut b = Builder::default();
+    let x = b.tokens(16);
+    let mean = b.add("mean", Op::MeanPool, &[x]);
+    b.add("y", Op::L2Normalize { eps: 1e-12 }, &[mean]);
+    let (_, report) = alone("fuse_pool_normalize", &b.with_outputs(&["y"]));
+    // The mean of each of the three sequences was written and read.
+    let extents = Extents::of(&[4, 5, 6]).unwrap();
+    assert_eq!(report.bytes_saved(&extents, DType::F16), Some(2 * 3 * 16 * 2));
+    let huge = Extents {
+        tokens: u64::MAX,
+        ..extents
+    };
+    assert_eq!(report.bytes_saved(&huge, DType::F16), None);
+}
+
+#[test]
+fn the_explanation_reads_well() {
+    let graph = Encoder {
+        layers: 1,
+        ..Encoder::SMALL
+    };
+    let mut graph = graph.build();
+    let mean = graph.topological();
+    let mean = mean.into_iter().find(|&id| *graph.op(id) == Op::MeanPool);
+    graph.add_output("mean", mean.unwrap());
+    let (_, report) = optimize(graph, &Options::default()).unwrap();
+    let extents = Extents::of(&[17, 18, 52]).unwrap();
+    insta::assert_snapshot!("explanation", report.explain(extents, DType::F16));
+}
+
+fn encoders() -> impl Strategy<Value = Encoder> {
+    let head = prop_oneof![Just(4), Just(8), Just(12)];
+    (1..3u32, 1..4u32, head, any::<bool>(), any::<bool>()).prop_map(
+        |(layers, heads, head, bias, shared)| Encoder {
+            layers,
+            heads,
+            width: u64::from(heads) * head,
+            inner: 10,
+            bias,
+            shared,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whichever passes run, whatever else is an output or has one more reader.
+    #[test]
+    fn fused_equals_unfused(
+        encoder in encoders(),
+        off in proptest::sample::subsequence(names(), 0..=names().len()),
+        outputs in proptest::collection::vec(any::<proptest::sample::Index>(), 0..3),
+        readers in proptest::collection::vec(any::<proptest::sample::Index>(), 0..3),
+    ) {
+        let mut graph = encoder.build();
+        let values: Vec<NodeId> = graph.topological().into_iter()
+            .filter(|&id| graph.op(id).is_compute())
+            .collect();
+        for (i, at) in outputs.iter().enumerate() {
+            graph.add_output(format!("extra.{i}"), *at.get(&values));
+        }
+        for (i, at) in readers.iter().enumerate() {
+            let scale = Op::Scale { by: 2.0 };
+            let reader = graph.add(format!("reader.{i}"), scale, &[*at.get(&values)]).unwrap();
+            graph.add_output(format!("read.{i}"), reader);
+        }
+        let (fused, report) = optimize(graph.clone(), &without(off)).unwrap();
+        assert_same_values(&graph, &fused);
+        let saved = graph.n_launches() as i64 - fused.n_launches() as i64;
+        prop_assert_eq!(report.launches_saved(), saved);
+    }
+}

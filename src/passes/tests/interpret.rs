@@ -1,0 +1,364 @@
+//! The meaning of a graph, in f64 and in the plainest way: what the passes must keep.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{
+    graph::{Graph, NodeId, Op, WeightExpr},
+    kernels::{Meta, attention::HeadView, gemm::Activation},
+    tensor::Extents,
+};
+
+/// Sequences of these lengths, with ids that follow from their places.
+pub struct Batch {
+    starts: Vec<usize>,
+    extents: Extents,
+}
+
+impl Batch {
+    pub fn new(lens: &[u32]) -> Self {
+        let mut starts = vec![0];
+        for &n in lens {
+            starts.push(starts[starts.len() - 1] + n as usize);
+        }
+        Self {
+            starts,
+            extents: Extents::of(lens).unwrap(),
+        }
+    }
+
+    fn tokens(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// First token and length of each sequence.
+    fn sequences(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.starts.windows(2).map(|w| (w[0], w[1] - w[0]))
+    }
+
+    fn ids(&self, meta: Meta) -> Vec<f64> {
+        let mut ids = Vec::new();
+        for (start, n) in self.sequences() {
+            ids.extend((0..n).map(|i| match meta {
+                Meta::TokenIds => ((start + i) * 7 + 3) % 13,
+                Meta::TypeIds => usize::from(2 * i > n),
+                Meta::Positions => i,
+                other => panic!("{other:?} is no input of a description"),
+            } as f64));
+        }
+        ids
+    }
+}
+
+/// Every value that the outputs need, by name.
+pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
+    let mut values: HashMap<NodeId, Vec<f64>> = HashMap::new();
+    let mut named = BTreeMap::new();
+    for id in graph.topological() {
+        let operands = graph.operands(id);
+        let reads: Vec<&[f64]> = operands.iter().map(|o| values[o].as_slice()).collect();
+        let widths: Vec<usize> = operands.iter().map(|&o| width(graph, o)).collect();
+        let value = apply(graph.op(id), &reads, &widths, batch);
+        let elements = graph.shape(id).elements().eval(&batch.extents).unwrap();
+        assert_eq!(value.len() as u64, elements, "{}", graph.node(id).name);
+        named.insert(graph.node(id).name.clone(), value.clone());
+        values.insert(id, value);
+    }
+    named
+}
+
+fn width(graph: &Graph, id: NodeId) -> usize {
+    graph.shape(id).width().unwrap_or(1) as usize
+}
+
+/// Element `i` of the weight `name`, in −1..1.
+fn stored(name: &str, i: u64) -> f64 {
+    let mut h = name.bytes().fold(i.wrapping_mul(0x9e37_79b9_7f4a_7c15), |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    });
+    h ^= h >> 31;
+    h = h.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    h ^= h >> 29;
+    (h >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+}
+
+fn weight(expr: &WeightExpr) -> Vec<f64> {
+    match expr {
+        WeightExpr::Stored { name, dims } => (0..dims.iter().product())
+            .map(|i| stored(name, i))
+            .collect(),
+        WeightExpr::ConcatRows(parts) => parts.iter().flat_map(weight).collect(),
+    }
+}
+
+fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::GeluExact => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Activation::Relu => x.max(0.0),
+        Activation::Tanh => x.tanh(),
+    }
+}
+
+/// The error function by a series whose terms have one sign, so that nothing cancels.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        // 1 − erf(6) is 2e-17.
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    sum * (-x * x).exp() * 2.0 / std::f64::consts::PI.sqrt()
+}
+
+fn rows(x: &[f64], width: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+    x.chunks(width).flat_map(f).collect()
+}
+
+fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
+}
+
+fn add_bias(x: &[f64], bias: &[f64]) -> Vec<f64> {
+    rows(x, bias.len(), |row| add(row, bias))
+}
+
+fn embedding(ids: &[f64], table: &[f64], width: usize, offset: u32) -> Vec<f64> {
+    ids.iter()
+        .flat_map(|&id| {
+            let row = id as usize + offset as usize;
+            table[row * width..][..width].to_vec()
+        })
+        .collect()
+}
+
+fn layer_norm(x: &[f64], gamma: &[f64], beta: &[f64], eps: f32) -> Vec<f64> {
+    let n = gamma.len();
+    rows(x, n, |row| {
+        let mean = row.iter().sum::<f64>() / n as f64;
+        let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n as f64;
+        let norm = (variance + f64::from(eps)).sqrt();
+        (0..n)
+            .map(|i| (row[i] - mean) / norm * gamma[i] + beta[i])
+            .collect()
+    })
+}
+
+fn l2_normalize(x: &[f64], width: usize, eps: f32) -> Vec<f64> {
+    rows(x, width, |row| {
+        let norm = row.iter().map(|v| v * v).sum::<f64>().sqrt();
+        row.iter().map(|v| v / norm.max(f64::from(eps))).collect()
+    })
+}
+
+fn mean_pool(x: &[f64], width: usize, batch: &Batch) -> Vec<f64> {
+    let mut out = Vec::new();
+    for (start, n) in batch.sequences() {
+        out.extend((0..width).map(|c| {
+            let column = (start..start + n).map(|t| x[t * width + c]);
+            column.sum::<f64>() / n as f64
+        }));
+    }
+    out
+}
+
+fn softmax(x: &[f64], scale: f32) -> Vec<f64> {
+    let scale = f64::from(scale);
+    let most = x.iter().map(|v| scale * v).fold(f64::MIN, f64::max);
+    let sum: f64 = x.iter().map(|v| (scale * v - most).exp()).sum();
+    x.iter().map(|v| (scale * v - most).exp() / sum).collect()
+}
+
+/// Heads of one shape, wherever they lie.
+#[derive(Clone, Copy)]
+struct Heads {
+    heads: usize,
+    head: usize,
+    tokens: usize,
+}
+
+impl Heads {
+    fn index(self, view: HeadView, h: usize, t: usize, c: usize) -> usize {
+        match view {
+            HeadView::HeadMajor => (h * self.tokens + t) * self.head + c,
+            HeadView::TokenMajor { offset, stride } => {
+                t * stride as usize + offset as usize + h * self.head + c
+            }
+        }
+    }
+
+    /// Calls `f` with head, first token and length for each head of each sequence.
+    fn each(self, batch: &Batch, mut f: impl FnMut(usize, usize, usize)) {
+        for h in 0..self.heads {
+            for (start, n) in batch.sequences() {
+                f(h, start, n);
+            }
+        }
+    }
+
+    fn scores(self, batch: &Batch, (q, k): (&[f64], &[f64]), views: [HeadView; 2]) -> Vec<f64> {
+        let mut out = Vec::new();
+        self.each(batch, |h, start, n| {
+            for i in start..start + n {
+                for j in start..start + n {
+                    let dot = (0..self.head).map(|c| {
+                        q[self.index(views[0], h, i, c)] * k[self.index(views[1], h, j, c)]
+                    });
+                    out.push(dot.sum());
+                }
+            }
+        });
+        out
+    }
+
+    fn softmax(self, batch: &Batch, scores: &[f64], scale: f32) -> Vec<f64> {
+        let mut out = Vec::new();
+        self.each(batch, |_, _, n| {
+            for _ in 0..n {
+                let row = &scores[out.len()..][..n];
+                out.extend(softmax(row, scale));
+            }
+        });
+        out
+    }
+
+    fn context(self, batch: &Batch, p: &[f64], v: &[f64], views: [HeadView; 2]) -> Vec<f64> {
+        let mut out = vec![0.0; self.tokens * self.heads * self.head];
+        let mut at = 0;
+        self.each(batch, |h, start, n| {
+            for i in start..start + n {
+                for c in 0..self.head {
+                    let terms = (0..n).map(|j| p[at + j] * v[self.index(views[0], h, start + j, c)]);
+                    out[self.index(views[1], h, i, c)] = terms.sum();
+                }
+                at += n;
+            }
+        });
+        out
+    }
+}
+
+fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64> {
+    let tokens = batch.tokens();
+    let of = |heads: u32, head: u32| Heads {
+        heads: heads as usize,
+        head: head as usize,
+        tokens,
+    };
+    match op {
+        Op::Input(meta) => batch.ids(*meta),
+        Op::Weight(expr) => weight(expr),
+        Op::Embedding { offset } => embedding(reads[0], reads[1], widths[1], *offset),
+        Op::Linear { epilogue } => {
+            let k = widths[0];
+            let mut y = rows(reads[0], k, |x| {
+                let dot = |w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum();
+                reads[1].chunks(k).map(dot).collect()
+            });
+            if epilogue.bias {
+                y = add_bias(&y, reads[2]);
+            }
+            if let Some(activation) = epilogue.activation {
+                y.iter_mut().for_each(|v| *v = activate(activation, *v));
+            }
+            y
+        }
+        Op::AddBias => add_bias(reads[0], reads[1]),
+        Op::Add => add(reads[0], reads[1]),
+        Op::Activate(activation) => reads[0].iter().map(|&v| activate(*activation, v)).collect(),
+        Op::Scale { by } => reads[0].iter().map(|v| f64::from(*by) * v).collect(),
+        Op::LayerNorm { eps } => layer_norm(reads[0], reads[1], reads[2], *eps),
+        Op::SplitHeads { heads } => {
+            let shape = of(*heads, widths[0] as u32 / heads);
+            let side = HeadView::TokenMajor {
+                offset: 0,
+                stride: widths[0] as u32,
+            };
+            transpose(shape, reads[0], side, HeadView::HeadMajor)
+        }
+        Op::MergeHeads => {
+            let heads = reads[0].len() / (tokens * widths[0]);
+            let side = HeadView::TokenMajor {
+                offset: 0,
+                stride: (heads * widths[0]) as u32,
+            };
+            let shape = of(heads as u32, widths[0] as u32);
+            transpose(shape, reads[0], HeadView::HeadMajor, side)
+        }
+        Op::Scores { heads, head, q, k } => {
+            of(*heads, *head).scores(batch, (reads[0], reads[1]), [*q, *k])
+        }
+        Op::Softmax { scale } => {
+            let pairs: usize = batch.sequences().map(|(_, n)| n * n).sum();
+            of((reads[0].len() / pairs) as u32, 0).softmax(batch, reads[0], *scale)
+        }
+        Op::Context {
+            heads,
+            head,
+            v,
+            out,
+        } => of(*heads, *head).context(batch, reads[0], reads[1], [*v, *out]),
+        Op::FirstToken => batch
+            .sequences()
+            .flat_map(|(start, _)| reads[0][start * widths[0]..][..widths[0]].to_vec())
+            .collect(),
+        Op::MeanPool => mean_pool(reads[0], widths[0], batch),
+        Op::L2Normalize { eps } => l2_normalize(reads[0], widths[0], *eps),
+        Op::SliceColumns { start, width } => rows(reads[0], widths[0], |row| {
+            row[*start as usize..][..*width as usize].to_vec()
+        }),
+        Op::EmbeddingLayerNorm { eps, offsets } => {
+            let n = offsets.len();
+            let mut sum = vec![0.0; tokens * widths[n]];
+            for (i, &offset) in offsets.iter().enumerate() {
+                sum = add(&sum, &embedding(reads[i], reads[n + i], widths[n], offset));
+            }
+            layer_norm(&sum, reads[2 * n], reads[2 * n + 1], *eps)
+        }
+        Op::BiasResidualLayerNorm { eps, bias } => {
+            let mut x = reads[0].to_vec();
+            if *bias {
+                x = add_bias(&x, reads[1]);
+            }
+            let rest = &reads[1 + usize::from(*bias)..];
+            layer_norm(&add(&x, rest[0]), rest[1], rest[2], *eps)
+        }
+        Op::Attention {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+        } => {
+            let shape = of(*heads, *head);
+            let scores = shape.scores(batch, (reads[0], reads[1]), [*q, *k]);
+            let p = shape.softmax(batch, &scores, *scale);
+            let side = HeadView::TokenMajor {
+                offset: 0,
+                stride: heads * head,
+            };
+            shape.context(batch, &p, reads[2], [*v, side])
+        }
+        Op::MeanPoolNormalize { eps } => {
+            l2_normalize(&mean_pool(reads[0], widths[0], batch), widths[0], *eps)
+        }
+    }
+}
+
+fn transpose(shape: Heads, x: &[f64], from: HeadView, to: HeadView) -> Vec<f64> {
+    let mut out = vec![0.0; x.len()];
+    for h in 0..shape.heads {
+        for t in 0..shape.tokens {
+            for c in 0..shape.head {
+                out[shape.index(to, h, t, c)] = x[shape.index(from, h, t, c)];
+            }
+        }
+    }
+    out
+}

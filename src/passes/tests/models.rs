@@ -1,0 +1,215 @@
+//! Graphs as a description gives them: primitive operators, nothing fused.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    graph::{Graph, NodeId, Op, WeightExpr},
+    kernels::{
+        Meta,
+        attention::HeadView,
+        gemm::{Activation, Epilogue},
+    },
+};
+
+/// A graph in the making. The shapes of a test are right, so building does not fail.
+#[derive(Default)]
+pub struct Builder {
+    pub graph: Graph,
+    named: BTreeMap<String, NodeId>,
+}
+
+impl Builder {
+    pub fn add(&mut self, name: &str, op: Op, operands: &[NodeId]) -> NodeId {
+        let id = self.graph.add(name, op, operands).unwrap();
+        self.named.insert(name.to_owned(), id);
+        id
+    }
+
+    /// The weight of this name, added where it is new.
+    pub fn weight(&mut self, name: &str, dims: &[u64]) -> NodeId {
+        if let Some(&id) = self.named.get(name) {
+            return id;
+        }
+        let expr = WeightExpr::Stored {
+            name: name.to_owned(),
+            dims: dims.to_vec(),
+        };
+        self.add(name, Op::Weight(expr), &[])
+    }
+
+    /// The value of this name, which is there.
+    pub fn get(&self, name: &str) -> NodeId {
+        self.named[name]
+    }
+
+    /// The graph with these values as its outputs, each under its own name.
+    pub fn with_outputs(mut self, names: &[&str]) -> Graph {
+        for &name in names {
+            let id = self.get(name);
+            self.graph.add_output(name, id);
+        }
+        self.graph.verify().unwrap();
+        self.graph
+    }
+
+    pub fn width(&self, id: NodeId) -> u64 {
+        self.graph.shape(id).width().unwrap()
+    }
+
+    /// `name.matmul`: `x · (weights.weight)ᵀ`.
+    pub fn matmul(&mut self, name: &str, weights: &str, x: NodeId, out: u64) -> NodeId {
+        let w = self.weight(&format!("{weights}.weight"), &[out, self.width(x)]);
+        let epilogue = Epilogue::default();
+        self.add(&format!("{name}.matmul"), Op::Linear { epilogue }, &[x, w])
+    }
+
+    /// A projection with its bias: `name.matmul`, then `name`.
+    pub fn linear(&mut self, name: &str, weights: &str, x: NodeId, out: u64) -> NodeId {
+        let y = self.matmul(name, weights, x, out);
+        let b = self.weight(&format!("{weights}.bias"), &[out]);
+        self.add(name, Op::AddBias, &[y, b])
+    }
+
+    pub fn layer_norm(&mut self, name: &str, weights: &str, x: NodeId) -> NodeId {
+        let gamma = self.weight(&format!("{weights}.weight"), &[self.width(x)]);
+        let beta = self.weight(&format!("{weights}.bias"), &[self.width(x)]);
+        self.add(name, Op::LayerNorm { eps: 1e-12 }, &[x, gamma, beta])
+    }
+
+    pub fn embedding(&mut self, name: &str, ids: Meta, rows: u64, width: u64) -> NodeId {
+        let input = format!("{ids:?}");
+        let ids = match self.named.get(&input) {
+            Some(&id) => id,
+            None => self.add(&input, Op::Input(ids), &[]),
+        };
+        let table = self.weight(&format!("{name}.weight"), &[rows, width]);
+        self.add(name, Op::Embedding { offset: 0 }, &[ids, table])
+    }
+
+    /// Token embeddings: where the test of a pass begins.
+    pub fn tokens(&mut self, width: u64) -> NodeId {
+        self.embedding("tokens", Meta::TokenIds, 13, width)
+    }
+
+    pub fn split(&mut self, name: &str, x: NodeId, heads: u32) -> NodeId {
+        self.add(name, Op::SplitHeads { heads }, &[x])
+    }
+
+    /// `scores`, `scaled`, `probabilities`, `context` and `merged` under `prefix`, of heads that
+    /// are split already.
+    pub fn attention(&mut self, prefix: &str, [q, k, v]: [NodeId; 3], scale: f32) -> NodeId {
+        let heads = |b: &Self, id: NodeId| {
+            let dims = &b.graph.shape(id).0;
+            let constant = |i: usize| u32::try_from(dims[i].as_constant().unwrap()).unwrap();
+            (constant(0), constant(2))
+        };
+        let view = HeadView::HeadMajor;
+        let name = |stem: &str| format!("{prefix}{stem}");
+        let (n, head) = heads(self, q);
+        let scores = Op::Scores {
+            heads: n,
+            head,
+            q: view,
+            k: view,
+        };
+        let scores = self.add(&name("scores"), scores, &[q, k]);
+        let scaled = self.add(&name("scaled"), Op::Scale { by: scale }, &[scores]);
+        let softmax = Op::Softmax { scale: 1.0 };
+        let probabilities = self.add(&name("probabilities"), softmax, &[scaled]);
+        let (heads, head) = heads(self, v);
+        let context = Op::Context {
+            heads,
+            head,
+            v: view,
+            out: view,
+        };
+        let context = self.add(&name("context"), context, &[probabilities, v]);
+        self.add(&name("merged"), Op::MergeHeads, &[context])
+    }
+
+    /// Query, key and value of `x`, split, then attention over them.
+    pub fn self_attention(
+        &mut self,
+        prefix: &str,
+        weights: &str,
+        x: NodeId,
+        heads: u32,
+        bias: bool,
+    ) -> NodeId {
+        let width = self.width(x);
+        let split = ["query", "key", "value"].map(|role| {
+            let (name, weights) = (format!("{prefix}{role}"), format!("{weights}{role}"));
+            let y = match bias {
+                true => self.linear(&name, &weights, x, width),
+                false => self.matmul(&name, &weights, x, width),
+            };
+            self.split(&format!("{prefix}{role}.heads"), y, heads)
+        });
+        let head = width as f32 / heads as f32;
+        self.attention(prefix, split, head.sqrt().recip())
+    }
+}
+
+/// An encoder that normalises after the residual, with pooled outputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Encoder {
+    pub layers: u32,
+    pub width: u64,
+    pub heads: u32,
+    pub inner: u64,
+    /// Whether query, key and value have biases.
+    pub bias: bool,
+    /// Whether all layers read the weights of one.
+    pub shared: bool,
+}
+
+impl Encoder {
+    pub const SMALL: Encoder = Encoder {
+        layers: 2,
+        width: 16,
+        heads: 2,
+        inner: 24,
+        bias: true,
+        shared: false,
+    };
+
+    pub fn build(self) -> Graph {
+        let mut b = Builder::default();
+        let word = b.embedding("word", Meta::TokenIds, 13, self.width);
+        let kind = b.embedding("kind", Meta::TypeIds, 2, self.width);
+        let position = b.embedding("position", Meta::Positions, 9, self.width);
+        let sum = b.add("word+kind", Op::Add, &[word, kind]);
+        let sum = b.add("embedded", Op::Add, &[sum, position]);
+        let mut x = b.layer_norm("embeddings", "embeddings.norm", sum);
+        for layer in 0..self.layers {
+            x = self.layer(&mut b, layer, x);
+        }
+        let first = b.add("first", Op::FirstToken, &[x]);
+        let pooled = b.linear("pooled.linear", "pooler", first, self.width);
+        let pooled = b.add("pooled", Op::Activate(Activation::Tanh), &[pooled]);
+        let mean = b.add("mean", Op::MeanPool, &[x]);
+        let sentence = b.add("sentence", Op::L2Normalize { eps: 1e-12 }, &[mean]);
+        let mut graph = b.graph;
+        graph.add_output("last_hidden_state", x);
+        graph.add_output("pooled", pooled);
+        graph.add_output("sentence", sentence);
+        graph.verify().unwrap();
+        graph
+    }
+
+    fn layer(self, b: &mut Builder, layer: u32, x: NodeId) -> NodeId {
+        let at = format!("layers.{layer}.");
+        let weights = if self.shared { "shared." } else { &at };
+        let name = |stem: &str| format!("{at}{stem}");
+        let stored = |stem: &str| format!("{weights}{stem}");
+        let merged = b.self_attention(&at, weights, x, self.heads, self.bias);
+        let y = b.linear(&name("output"), &stored("output"), merged, self.width);
+        let y = b.add(&name("attended"), Op::Add, &[y, x]);
+        let x = b.layer_norm(&name("attention_norm"), &stored("attention_norm"), y);
+        let y = b.linear(&name("inner"), &stored("inner"), x, self.inner);
+        let y = b.add(&name("gelu"), Op::Activate(Activation::GeluExact), &[y]);
+        let y = b.linear(&name("outer"), &stored("outer"), y, self.width);
+        let y = b.add(&name("fed"), Op::Add, &[x, y]);
+        b.layer_norm(&name("norm"), &stored("norm"), y)
+    }
+}
