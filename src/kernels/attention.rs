@@ -4,72 +4,193 @@
 //! `i` and key `j` of sequence `b` with length `n` lie at
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
-use serde::{Deserialize, Serialize};
+mod fused;
+mod params;
+#[cfg(test)]
+mod tests;
+mod unfused;
+mod view;
 
+pub use fused::{MhaOnline, MhaShort};
+pub use unfused::{AttentionContext, AttentionScores, AttentionSoftmax};
+pub use view::{HeadView, usual_scale};
+
+use super::Kernel;
 use crate::tensor::DType;
 
-/// Where element `c` of head `h` of token `t` lies in a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum HeadView {
-    /// `[heads, tokens, head]`: `(h·tokens + t)·head + c`.
-    HeadMajor,
-    /// Columns of a `[tokens, stride]` tensor: `t·stride + offset + h·head + c`.
-    TokenMajor { offset: u32, stride: u32 },
+/// Why a fused attention kernel cannot be made for these operands.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum AttentionError {
+    #[error(
+        "the head size is {head}; fused attention takes multiples of 8 up to 256, use the unfused kernels"
+    )]
+    HeadSize { head: u32 },
+    #[error("attention over {dtype} elements; expected f32, f16 or bf16")]
+    Storage { dtype: DType },
+    #[error(
+        "the scale is {scale}; fused attention takes finite scales above 0, use the unfused kernels"
+    )]
+    Scale { scale: f32 },
+    #[error(
+        "`{operand}` starts at column {offset} of rows of {stride}; fused attention reads 16 bytes at a time and takes multiples of 8 only"
+    )]
+    Alignment {
+        operand: &'static str,
+        offset: u32,
+        stride: u32,
+    },
+    #[error("`{operand}` is {width} columns from column {offset} on, but a row has {stride}")]
+    Columns {
+        operand: &'static str,
+        offset: u32,
+        stride: u32,
+        width: u32,
+    },
+    #[error(
+        "the longest sequence of a short kernel is {max_len}; with head size {head} in {dtype} it is from 1 to {limit}, use the online kernel"
+    )]
+    MaxLen {
+        max_len: u32,
+        head: u32,
+        dtype: DType,
+        limit: u32,
+    },
 }
 
-/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: `scale · q·kᵀ` per sequence.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AttentionScores {
-    pub heads: u32,
-    pub head: u32,
-    pub scale: f32,
-    pub q: HeadView,
-    pub k: HeadView,
-    pub dtype: DType,
+/// C name of a storage type, as `partials/types.cu` has it.
+fn storage(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float",
+        other => other.name(),
+    }
 }
 
-/// `scores`, `cu_lens`, `pair_offsets` → `out [heads, pairs]`: softmax of `scale · scores` over keys.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AttentionSoftmax {
-    pub heads: u32,
-    pub scale: f32,
-    pub dtype: DType,
-}
-
-/// `probabilities [heads, pairs]`, `v`, `cu_lens`, `pair_offsets` → `out`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct AttentionContext {
-    pub heads: u32,
-    pub head: u32,
-    pub v: HeadView,
-    pub out: HeadView,
-    pub dtype: DType,
-}
-
-/// Short fused attention (ByteTransformer III.E.1): all keys of a sequence at once in shared
-/// memory, for sequences of at most `max_len`.
-///
-/// `q`, `k`, `v`, `cu_lens` → `out [tokens, heads·head]`, softmax of `scale · q·kᵀ` times `v`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MhaShort {
-    pub heads: u32,
-    pub head: u32,
-    pub scale: f32,
-    pub q: HeadView,
-    pub k: HeadView,
-    pub v: HeadView,
-    pub max_len: u32,
-    pub dtype: DType,
-}
-
-/// Fused attention of any length by online softmax. Operands as [`MhaShort`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MhaOnline {
-    pub heads: u32,
-    pub head: u32,
-    pub scale: f32,
-    pub q: HeadView,
-    pub k: HeadView,
-    pub v: HeadView,
-    pub dtype: DType,
+/// Instances of every kernel here that between them reach every tiling, view and storage type, for
+/// tests that compile or run them.
+pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
+    let mut all: Vec<Box<dyn Kernel + Send + Sync>> = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        // BERT-base, MiniLM, five heads of 64; and sizes that exercise padding and larger tiles.
+        for (heads, head) in [
+            (12, 64),
+            (12, 32),
+            (5, 64),
+            (2, 80),
+            (2, 128),
+            (1, 8),
+            (1, 72),
+            (3, 256),
+        ] {
+            let width = heads * head;
+            let column = |i| HeadView::TokenMajor {
+                offset: i * width,
+                stride: 3 * width,
+            };
+            let scale = usual_scale(head);
+            let (q, k, v) = (column(0), column(1), column(2));
+            let longest = MhaShort::max_len_for(head, dtype);
+            let lens = [32, 64, 128].into_iter().filter(|&len| len < longest);
+            for max_len in lens.chain([longest]) {
+                all.push(Box::new(MhaShort {
+                    heads,
+                    head,
+                    scale,
+                    q,
+                    k,
+                    v,
+                    max_len,
+                    dtype,
+                }));
+            }
+            all.push(Box::new(MhaOnline {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+                dtype,
+            }));
+        }
+        let (heads, head) = (4, 40);
+        let plain = HeadView::TokenMajor {
+            offset: 0,
+            stride: heads * head,
+        };
+        for view in [HeadView::HeadMajor, plain] {
+            let (q, k, v) = (view, view, view);
+            let scale = 1.0;
+            all.push(Box::new(MhaShort {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+                max_len: 96,
+                dtype,
+            }));
+            all.push(Box::new(MhaOnline {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+                dtype,
+            }));
+            let scale = usual_scale(head);
+            all.push(Box::new(AttentionScores {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                dtype,
+            }));
+            all.push(Box::new(AttentionContext {
+                heads,
+                head,
+                v,
+                out: view,
+                dtype,
+            }));
+        }
+        // Odd sizes are for the unfused kernels only.
+        let column = |i: u32| HeadView::TokenMajor {
+            offset: i * 51,
+            stride: 153,
+        };
+        let (heads, head) = (3, 17);
+        all.push(Box::new(AttentionScores {
+            heads,
+            head,
+            scale: 0.5,
+            q: column(0),
+            k: column(1),
+            dtype,
+        }));
+        let out = HeadView::TokenMajor {
+            offset: 0,
+            stride: 51,
+        };
+        all.push(Box::new(AttentionContext {
+            heads,
+            head,
+            v: column(2),
+            out,
+            dtype,
+        }));
+        all.push(Box::new(AttentionSoftmax {
+            heads,
+            scale: 1.0,
+            dtype,
+        }));
+        all.push(Box::new(AttentionSoftmax {
+            heads: 12,
+            scale: 0.125,
+            dtype,
+        }));
+    }
+    all
 }

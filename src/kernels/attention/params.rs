@@ -1,0 +1,60 @@
+//! The parameters that kernels of this room have in common.
+
+use super::HeadView;
+use crate::{
+    kernels::{Fill, Meta, Param, Role},
+    tensor::{DType, Shape, Size, Symbol},
+};
+
+pub(super) fn read(name: &'static str, dtype: DType, shape: Shape) -> Param {
+    Param {
+        name,
+        role: Role::Read {
+            dtype,
+            shape,
+            fill: Fill::ACTIVATION,
+        },
+    }
+}
+
+pub(super) fn write(name: &'static str, dtype: DType, shape: Shape) -> Param {
+    Param {
+        name,
+        role: Role::Write { dtype, shape },
+    }
+}
+
+pub(super) fn cu_lens() -> Param {
+    meta("cu_lens", Meta::CuLens)
+}
+
+pub(super) fn pair_offsets() -> Param {
+    meta("pair_offsets", Meta::PairOffsets)
+}
+
+/// `batch`, and `tokens` where a view's addresses depend on it.
+pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
+    let mut counts = vec![count("batch", Symbol::Batch)];
+    if views.contains(&HeadView::HeadMajor) {
+        counts.push(count("tokens", Symbol::Tokens));
+    }
+    counts
+}
+
+fn count(name: &'static str, symbol: Symbol) -> Param {
+    Param {
+        name,
+        role: Role::Count(Size::from(symbol)),
+    }
+}
+
+fn meta(name: &'static str, meta: Meta) -> Param {
+    Param {
+        name,
+        role: Role::Read {
+            dtype: meta.dtype(),
+            shape: Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)]),
+            fill: Fill::Meta(meta),
+        },
+    }
+}

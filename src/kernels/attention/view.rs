@@ -1,0 +1,123 @@
+use serde::{Deserialize, Serialize};
+
+use crate::tensor::{Shape, Size, Symbol};
+
+/// Where element `c` of head `h` of token `t` lies in a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum HeadView {
+    /// `[heads, tokens, head]`: `(h·tokens + t)·head + c`.
+    HeadMajor,
+    /// Columns of a `[tokens, stride]` tensor: `t·stride + offset + h·head + c`.
+    TokenMajor { offset: u32, stride: u32 },
+}
+
+impl HeadView {
+    /// Shape of the whole tensor that the view looks into.
+    pub fn shape(self, heads: u32, head: u32) -> Shape {
+        let tokens = Size::from(Symbol::Tokens);
+        match self {
+            HeadView::HeadMajor => Shape::new([
+                Size::constant(heads.into()),
+                tokens,
+                Size::constant(head.into()),
+            ]),
+            HeadView::TokenMajor { stride, .. } => {
+                Shape::new([tokens, Size::constant(stride.into())])
+            }
+        }
+    }
+
+    /// Index of the first element of the `nth` head of a token; its other elements follow.
+    pub fn index(self, tokens: usize, token: usize, nth: usize, head: u32) -> usize {
+        let head = head as usize;
+        match self {
+            HeadView::HeadMajor => (nth * tokens + token) * head,
+            HeadView::TokenMajor { offset, stride } => {
+                token * stride as usize + offset as usize + nth * head
+            }
+        }
+    }
+
+    /// Elements from one token of a head to the next.
+    pub(super) fn stride(self, head: u32) -> u32 {
+        match self {
+            HeadView::HeadMajor => head,
+            HeadView::TokenMajor { stride, .. } => stride,
+        }
+    }
+
+    /// Index of token 0 of head `blockIdx.y`, as a 64-bit CUDA expression.
+    pub(super) fn origin(self, head: u32) -> String {
+        match self {
+            HeadView::HeadMajor => format!("blockIdx.y * {head}ull * tokens"),
+            HeadView::TokenMajor { offset: 0, .. } => format!("blockIdx.y * {head}ull"),
+            HeadView::TokenMajor { offset, .. } => format!("{offset} + blockIdx.y * {head}ull"),
+        }
+    }
+
+    /// Whether every head's row starts at a multiple of this many elements.
+    pub(super) fn is_aligned(self, head: u32, elements: u32) -> bool {
+        match self {
+            HeadView::HeadMajor => head.is_multiple_of(elements),
+            HeadView::TokenMajor { offset, stride } => [head, offset, stride]
+                .iter()
+                .all(|n| n.is_multiple_of(elements)),
+        }
+    }
+
+    fn word(self) -> String {
+        match self {
+            HeadView::HeadMajor => "headmajor".to_owned(),
+            HeadView::TokenMajor { offset, stride } => format!("{offset}of{stride}"),
+        }
+    }
+}
+
+/// The part of a symbol that tells views apart, for heads that are `width` wide together: nothing
+/// where each tensor is `[tokens, width]`, `_qkv2304` where three are the columns of one tensor.
+pub(super) fn views_suffix(width: u32, views: &[(&str, HeadView)]) -> String {
+    let plain = HeadView::TokenMajor {
+        offset: 0,
+        stride: width,
+    };
+    if views.iter().all(|(_, v)| *v == plain) {
+        return String::new();
+    }
+    if views.iter().all(|(_, v)| *v == HeadView::HeadMajor) {
+        return "_headmajor".to_owned();
+    }
+    if views.len() == 3 {
+        let stride = width.saturating_mul(3);
+        let merged = (0..3).map(|i| HeadView::TokenMajor {
+            offset: width.saturating_mul(i),
+            stride,
+        });
+        if views.iter().map(|(_, v)| *v).eq(merged) {
+            return format!("_qkv{stride}");
+        }
+    }
+    views
+        .iter()
+        .map(|(name, v)| format!("_{name}{}", v.word()))
+        .collect()
+}
+
+/// The part of a symbol that tells scales apart: nothing for `usual`, else `_scale0p25`.
+pub(super) fn scale_suffix(scale: f32, usual: f32) -> String {
+    if scale.to_bits() == usual.to_bits() {
+        return String::new();
+    }
+    let text = format!("{scale:?}");
+    let text = text.strip_suffix(".0").unwrap_or(&text);
+    format!("_scale{}", text.replace('.', "p").replace('-', "m"))
+}
+
+/// `1/√head`, the scale of scaled dot-product attention.
+pub fn usual_scale(head: u32) -> f32 {
+    (1.0 / f64::from(head).sqrt()) as f32
+}
+
+/// `scale·log2(e)`, so that the exponential is a power of two.
+pub(super) fn scale_log2(scale: f32) -> f32 {
+    (f64::from(scale) * std::f64::consts::LOG2_E) as f32
+}

@@ -1,0 +1,15 @@
+// The last of `n` ascending starts, from 0 on, that is not after `position`.
+template <typename Index>
+__device__ __forceinline__ unsigned int owner(const Index* __restrict__ starts, unsigned int n,
+                                              unsigned long long position) {
+    unsigned int low = 0;
+    for (unsigned int high = n; high - low > 1;) {
+        const unsigned int middle = low + (high - low) / 2;
+        if (static_cast<unsigned long long>(starts[middle]) <= position) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
