@@ -5,6 +5,7 @@
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
 mod fused;
+mod operands;
 mod params;
 #[cfg(test)]
 mod tests;
