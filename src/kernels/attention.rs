@@ -5,6 +5,7 @@
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
 mod fused;
+mod operands;
 mod params;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,7 @@ pub use fused::{MhaOnline, MhaShort};
 pub use unfused::{AttentionContext, AttentionScores, AttentionSoftmax};
 pub use view::{HeadView, usual_scale};
 
-use super::KernelSpec;
+use super::Kernel;
 use crate::tensor::DType;
 
 /// Why a fused attention kernel cannot be made for these operands.
@@ -67,8 +68,8 @@ fn storage(dtype: DType) -> &'static str {
 
 /// Instances of every kernel here that between them reach every tiling, view and storage type, for
 /// tests that compile or run them.
-pub fn representative() -> Vec<KernelSpec> {
-    let mut all: Vec<KernelSpec> = Vec::new();
+pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
+    let mut all: Vec<Box<dyn Kernel + Send + Sync>> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         // BERT-base, MiniLM, five heads of 64; and sizes that exercise padding and larger tiles.
         for (heads, head) in [
@@ -91,7 +92,7 @@ pub fn representative() -> Vec<KernelSpec> {
             let longest = MhaShort::max_len_for(head, dtype);
             let lens = [32, 64, 128].into_iter().filter(|&len| len < longest);
             for max_len in lens.chain([longest]) {
-                all.push(KernelSpec::from(MhaShort {
+                all.push(Box::new(MhaShort {
                     heads,
                     head,
                     scale,
@@ -102,7 +103,7 @@ pub fn representative() -> Vec<KernelSpec> {
                     dtype,
                 }));
             }
-            all.push(KernelSpec::from(MhaOnline {
+            all.push(Box::new(MhaOnline {
                 heads,
                 head,
                 scale,
@@ -120,7 +121,7 @@ pub fn representative() -> Vec<KernelSpec> {
         for view in [HeadView::HeadMajor, plain] {
             let (q, k, v) = (view, view, view);
             let scale = 1.0;
-            all.push(KernelSpec::from(MhaShort {
+            all.push(Box::new(MhaShort {
                 heads,
                 head,
                 scale,
@@ -130,7 +131,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 max_len: 96,
                 dtype,
             }));
-            all.push(KernelSpec::from(MhaOnline {
+            all.push(Box::new(MhaOnline {
                 heads,
                 head,
                 scale,
@@ -140,7 +141,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 dtype,
             }));
             let scale = usual_scale(head);
-            all.push(KernelSpec::from(AttentionScores {
+            all.push(Box::new(AttentionScores {
                 heads,
                 head,
                 scale,
@@ -148,7 +149,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 k,
                 dtype,
             }));
-            all.push(KernelSpec::from(AttentionContext {
+            all.push(Box::new(AttentionContext {
                 heads,
                 head,
                 v,
@@ -162,7 +163,7 @@ pub fn representative() -> Vec<KernelSpec> {
             stride: 153,
         };
         let (heads, head) = (3, 17);
-        all.push(KernelSpec::from(AttentionScores {
+        all.push(Box::new(AttentionScores {
             heads,
             head,
             scale: 0.5,
@@ -174,19 +175,19 @@ pub fn representative() -> Vec<KernelSpec> {
             offset: 0,
             stride: 51,
         };
-        all.push(KernelSpec::from(AttentionContext {
+        all.push(Box::new(AttentionContext {
             heads,
             head,
             v: column(2),
             out,
             dtype,
         }));
-        all.push(KernelSpec::from(AttentionSoftmax {
+        all.push(Box::new(AttentionSoftmax {
             heads,
             scale: 1.0,
             dtype,
         }));
-        all.push(KernelSpec::from(AttentionSoftmax {
+        all.push(Box::new(AttentionSoftmax {
             heads: 12,
             scale: 0.125,
             dtype,

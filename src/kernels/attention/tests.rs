@@ -1,1 +1,330 @@
+use std::collections::BTreeSet;
 
+use super::*;
+use crate::{
+    codegen::Codegen,
+    kernels::{HostTensor, Role},
+    tensor::Extents,
+};
+
+fn qkv(heads: u32, head: u32) -> [HeadView; 3] {
+    [0, 1, 2].map(|i| HeadView::TokenMajor {
+        offset: i * heads * head,
+        stride: 3 * heads * head,
+    })
+}
+
+fn short(heads: u32, head: u32, max_len: u32, dtype: DType) -> MhaShort {
+    let [q, k, v] = qkv(heads, head);
+    let scale = usual_scale(head);
+    MhaShort {
+        heads,
+        head,
+        scale,
+        q,
+        k,
+        v,
+        max_len,
+        dtype,
+    }
+}
+
+fn online(heads: u32, head: u32, dtype: DType) -> MhaOnline {
+    let [q, k, v] = qkv(heads, head);
+    let scale = usual_scale(head);
+    MhaOnline {
+        heads,
+        head,
+        scale,
+        q,
+        k,
+        v,
+        dtype,
+    }
+}
+
+/// `cu_lens` and `pair_offsets`.
+fn starts(lens: &[u32]) -> [HostTensor; 2] {
+    let running = |f: fn(i64) -> i64| {
+        let mut all = vec![0];
+        for &n in lens {
+            all.push(all[all.len() - 1] + f(n.into()));
+        }
+        HostTensor::Index(all)
+    };
+    [running(|n| n), running(|n| n * n)]
+}
+
+/// Numbers in −1 .. 1 that look random.
+fn noise(n: usize) -> HostTensor {
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    HostTensor::Real((0..n).map(|_| next()).collect())
+}
+
+fn assert_close(got: &HostTensor, want: &[f32]) {
+    assert_eq!(got.real().len(), want.len());
+    for (i, (g, w)) in got.real().iter().zip(want).enumerate() {
+        assert!((g - w).abs() < 1e-6, "element {i}: got {g}, want {w}");
+    }
+}
+
+#[test]
+fn attention_is_the_mean_of_values_weighted_by_softmax() {
+    // One head of 8 columns of which the first carries scores: sequence 0 has one token, sequence 1
+    // has keys 0 and ln 3 for queries 1 and 0, so weights 1/4, 3/4 and then 1/2, 1/2.
+    let plain = HeadView::TokenMajor {
+        offset: 0,
+        stride: 8,
+    };
+    let kernel = MhaOnline {
+        heads: 1,
+        head: 8,
+        scale: 1.0,
+        q: plain,
+        k: plain,
+        v: plain,
+        dtype: DType::F32,
+    };
+    let rows = |firsts: [f32; 3]| {
+        let rows = firsts.map(|x| [x, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        HostTensor::Real(rows.concat())
+    };
+    let (q, k, v) = (
+        rows([5.0, 1.0, 0.0]),
+        rows([7.0, 0.0, 3f32.ln()]),
+        rows([-2.0, 4.0, 8.0]),
+    );
+    let [cu_lens, _] = starts(&[1, 2]);
+    let extents = Extents::of(&[1, 2]).expect("a batch");
+    let out = kernel.reference(&extents, &[&q, &k, &v, &cu_lens]);
+    assert_close(&out[0], rows([-2.0, 7.0, 6.0]).real());
+}
+
+#[test]
+fn softmax_of_a_ragged_batch_is_taken_per_row() {
+    let kernel = AttentionSoftmax {
+        heads: 1,
+        scale: 2.0,
+        dtype: DType::F32,
+    };
+    let half_ln_3 = 3f32.ln() / 2.0;
+    let scores = HostTensor::Real(vec![9.0, 0.0, half_ln_3, 1.0, 1.0]);
+    let [cu_lens, pair_offsets] = starts(&[1, 2]);
+    let extents = Extents::of(&[1, 2]).expect("a batch");
+    let out = kernel.reference(&extents, &[&scores, &cu_lens, &pair_offsets]);
+    assert_close(&out[0], &[1.0, 0.25, 0.75, 0.5, 0.5]);
+}
+
+#[test]
+fn the_unfused_pieces_together_are_the_fused_attention() {
+    let (heads, head, dtype) = (2, 24, DType::F32);
+    let lens = [5, 1, 9];
+    let extents = Extents::of(&lens).expect("a batch");
+    let [cu_lens, pair_offsets] = starts(&lens);
+    for views in [qkv(heads, head), [HeadView::HeadMajor; 3]] {
+        let [q, k, v] = views;
+        let scale = usual_scale(head);
+        let elements = q.shape(heads, head).elements().eval(&extents);
+        let x = noise(elements.expect("a small tensor") as usize);
+        let fused = MhaOnline {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+        };
+        let want = fused.reference(&extents, &[&x, &x, &x, &cu_lens]);
+
+        let scores = AttentionScores {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            dtype,
+        };
+        let scores = scores.reference(&extents, &[&x, &x, &cu_lens, &pair_offsets]);
+        let softmax = AttentionSoftmax {
+            heads,
+            scale: 1.0,
+            dtype,
+        };
+        let weights = softmax.reference(&extents, &[&scores[0], &cu_lens, &pair_offsets]);
+        let out = HeadView::TokenMajor {
+            offset: 0,
+            stride: heads * head,
+        };
+        let context = AttentionContext {
+            heads,
+            head,
+            v,
+            out,
+            dtype,
+        };
+        let got = context.reference(&extents, &[&weights[0], &x, &cu_lens, &pair_offsets]);
+        assert_close(&got[0], want[0].real());
+    }
+}
+
+#[test]
+fn every_tile_of_every_sequence_has_a_number_in_the_grid_and_no_two_share_one() {
+    // What `find_tile` does, for the numbering that the launch is sized by.
+    let batches = [
+        vec![1],
+        vec![64; 5],
+        vec![65, 1, 1, 128, 63, 64],
+        (1..200).collect(),
+    ];
+    for lens in batches {
+        let kernel = short(12, 64, 256, DType::F16);
+        let extents = Extents::of(&lens).expect("a batch");
+        let rows = 64;
+        let blocks = kernel.launch(&extents).grid[0];
+        let mut used = BTreeSet::new();
+        let mut start = 0;
+        for (b, &n) in lens.iter().enumerate() {
+            let first = start / rows + b as u32;
+            for tile in first..first + n.div_ceil(rows) {
+                assert!(tile < blocks, "{lens:?}: sequence {b}, tile {tile}");
+                assert!(used.insert(tile), "{lens:?}: sequence {b}, tile {tile}");
+            }
+            start += n;
+        }
+    }
+}
+
+#[test]
+fn launches_fit_every_target_at_every_head_size() {
+    let extents = Extents::of(&[7]).expect("a batch");
+    for head in (8..=256).step_by(8) {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let longest = MhaShort::max_len_for(head, dtype);
+            assert!(longest >= 64, "head size {head} in {dtype}: {longest}");
+            let short = short(3, head, longest, dtype);
+            let online = online(3, head, dtype);
+            short.check().expect("a short kernel");
+            online.check().expect("an online kernel");
+            for launch in [short.launch(&extents), online.launch(&extents)] {
+                assert!(
+                    launch.shared_bytes <= 99 * 1024,
+                    "head size {head}: {launch:?}"
+                );
+                assert_eq!(launch.grid[1], 3);
+            }
+        }
+    }
+    assert_eq!(MhaShort::max_len_for(64, DType::F16), 256);
+    assert_eq!(MhaShort::max_len_for(256, DType::F16), 64);
+    assert_eq!(MhaShort::max_len_for(20, DType::F16), 0);
+}
+
+#[test]
+fn a_short_kernel_is_checked_on_nothing_longer_than_it_takes() {
+    for max_len in [1, 32, 100, 128, 256] {
+        let cases = short(12, 64, max_len, DType::F16).cases();
+        let longest = cases.iter().flat_map(|c| &c.lens).max();
+        assert_eq!(longest, Some(&max_len));
+        assert!(cases.iter().all(|c| Extents::of(&c.lens).is_ok()));
+    }
+}
+
+#[test]
+fn tokens_are_a_parameter_only_where_addresses_depend_on_them() {
+    let names = |kernel: &dyn Kernel| -> Vec<&'static str> {
+        kernel.params().iter().map(|p| p.name).collect()
+    };
+    let merged = online(2, 32, DType::F16);
+    assert_eq!(names(&merged), ["q", "k", "v", "cu_lens", "out", "batch"]);
+    let split = MhaOnline {
+        q: HeadView::HeadMajor,
+        ..merged
+    };
+    let with_tokens = ["q", "k", "v", "cu_lens", "out", "batch", "tokens"];
+    assert_eq!(names(&split), with_tokens);
+}
+
+#[test]
+fn what_the_kernels_cannot_do_is_refused_in_words() {
+    let good = online(2, 32, DType::F16);
+    assert_eq!(good.check(), Ok(()));
+    let odd_head = MhaOnline {
+        head: 20,
+        ..good.clone()
+    };
+    assert_eq!(odd_head.check(), Err(AttentionError::HeadSize { head: 20 }));
+    let no_scale = MhaOnline {
+        scale: 0.0,
+        ..good.clone()
+    };
+    assert_eq!(no_scale.check(), Err(AttentionError::Scale { scale: 0.0 }));
+    let view = |offset, stride| HeadView::TokenMajor { offset, stride };
+    let misaligned = MhaOnline {
+        k: view(4, 192),
+        ..good.clone()
+    };
+    assert_eq!(
+        misaligned.check().expect_err("an error").to_string(),
+        "`k` starts at column 4 of rows of 192; fused attention reads 16 bytes at a time and takes \
+         multiples of 8 only"
+    );
+    let outside = MhaOnline {
+        v: view(136, 192),
+        ..good
+    };
+    assert_eq!(
+        outside.check().expect_err("an error").to_string(),
+        "`v` is 64 columns from column 136 on, but a row has 192"
+    );
+    assert_eq!(
+        short(1, 256, 96, DType::F16)
+            .check()
+            .expect_err("an error")
+            .to_string(),
+        "the longest sequence of a short kernel is 96; with head size 256 in f16 it is from 1 to \
+         64, use the online kernel"
+    );
+}
+
+#[test]
+fn symbols_tell_instances_apart_and_spell_them() {
+    let all = representative();
+    let symbols: BTreeSet<String> = all.iter().map(|k| k.symbol()).collect();
+    assert_eq!(symbols.len(), all.len());
+    assert!(symbols.contains("mha_short_f16_h12x64_l128_qkv2304"));
+    assert!(symbols.contains("mha_online_bf16_h4x40_headmajor_scale1"));
+    assert!(symbols.contains("attention_scores_f32_h3x17_q0of153_k51of153_scale0p5"));
+    let near = MhaOnline {
+        scale: usual_scale(64).next_up(),
+        ..online(12, 64, DType::F16)
+    };
+    assert_eq!(
+        near.symbol(),
+        "mha_online_f16_h12x64_qkv2304_scale0p12500001"
+    );
+}
+
+#[test]
+fn every_instance_renders_with_its_parameters_in_order() {
+    let codegen = Codegen::new().expect("templates that parse");
+    for kernel in representative() {
+        let source = codegen.source(kernel.as_ref()).expect("a source");
+        let from = source.text.find(&source.symbol).expect("the symbol");
+        let signature = &source.text[from..];
+        let mut rest = &signature[..signature.find(") {").expect("the body")];
+        for param in kernel.params() {
+            let at = rest.find(&format!(" {}", param.name));
+            let at = at.unwrap_or_else(|| panic!("{}: no `{}`", source.symbol, param.name));
+            rest = &rest[at + param.name.len()..];
+            if let Role::Read { shape, .. } | Role::Write { shape, .. } = param.role {
+                assert!(shape.rank() > 0);
+            }
+        }
+        assert!(!source.text.contains("#include"), "{}", source.symbol);
+    }
+}

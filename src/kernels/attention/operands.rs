@@ -1,0 +1,203 @@
+//! What the fused kernels have in common: operands, their checks, and the definition.
+
+use rayon::prelude::*;
+
+use super::{
+    AttentionError, HeadView,
+    fused::Tiling,
+    params, storage,
+    unfused::softmax,
+    view::{scale_log2, scale_suffix, usual_scale, views_suffix},
+};
+use crate::{
+    kernels::{Constants, HostTensor, Param, Tolerance, f32_literal},
+    tensor::{DType, Extents, Shape, Size, Symbol},
+};
+
+/// Largest head size of the fused kernels.
+const HEAD_LIMIT: u32 = 256;
+
+/// What both fused kernels read.
+pub(super) struct Operands {
+    pub heads: u32,
+    pub head: u32,
+    pub scale: f32,
+    /// Of q, k and v.
+    pub views: [HeadView; 3],
+    pub dtype: DType,
+}
+
+impl Operands {
+    fn named(&self) -> [(&'static str, HeadView); 3] {
+        let [q, k, v] = self.views;
+        [("q", q), ("k", k), ("v", v)]
+    }
+
+    fn width(&self) -> u32 {
+        self.heads * self.head
+    }
+
+    pub fn check(&self) -> Result<(), AttentionError> {
+        check_head(self.head)?;
+        if !self.dtype.is_real() {
+            return Err(AttentionError::Storage { dtype: self.dtype });
+        }
+        if !(self.scale.is_finite() && self.scale > 0.0) {
+            return Err(AttentionError::Scale { scale: self.scale });
+        }
+        for (operand, view) in self.named() {
+            if let HeadView::TokenMajor { offset, stride } = view {
+                let width = self.width();
+                if !view.is_aligned(self.head, 8) {
+                    return Err(AttentionError::Alignment {
+                        operand,
+                        offset,
+                        stride,
+                    });
+                }
+                if u64::from(offset) + u64::from(width) > u64::from(stride) {
+                    return Err(AttentionError::Columns {
+                        operand,
+                        offset,
+                        stride,
+                        width,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of a symbol, after what tells the kernel's own sizes.
+    pub fn suffix(&self) -> String {
+        views_suffix(self.width(), &self.named())
+            + &scale_suffix(self.scale, usual_scale(self.head))
+    }
+
+    pub fn constants(&self, tiling: &Tiling) -> Constants {
+        let [q, k, v] = self.views;
+        let aligned = 16 / self.dtype.bytes() as u32;
+        Constants::from([
+            ("storage", storage(self.dtype).into()),
+            ("head", self.head.into()),
+            ("row", row(self.head, self.dtype).into()),
+            ("rows", tiling.rows.into()),
+            ("keys", tiling.keys.into()),
+            ("m_tiles", tiling.m_tiles.into()),
+            ("hold_q", tiling.hold_q.into()),
+            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
+            ("out_stride", self.width().into()),
+            ("q_origin", q.origin(self.head).into()),
+            ("q_stride", q.stride(self.head).into()),
+            ("q_aligned", q.is_aligned(self.head, aligned).into()),
+            ("k_origin", k.origin(self.head).into()),
+            ("k_stride", k.stride(self.head).into()),
+            ("k_aligned", k.is_aligned(self.head, aligned).into()),
+            ("v_origin", v.origin(self.head).into()),
+            ("v_stride", v.stride(self.head).into()),
+            ("v_aligned", v.is_aligned(self.head, aligned).into()),
+        ])
+    }
+
+    pub fn params(&self) -> Vec<Param> {
+        let mut all: Vec<Param> = self
+            .named()
+            .into_iter()
+            .map(|(name, view)| params::read(name, self.dtype, view.shape(self.heads, self.head)))
+            .collect();
+        let width = Size::constant(self.width().into());
+        let out = Shape::new([Size::from(Symbol::Tokens), width]);
+        all.push(params::cu_lens());
+        all.push(params::write("out", self.dtype, out));
+        all.extend(params::counts(&self.views));
+        all
+    }
+
+    /// In f64 throughout; sequences and heads in parallel.
+    pub fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (q, k, v) = (reads[0].real(), reads[1].real(), reads[2].real());
+        let [q_view, k_view, v_view] = self.views;
+        let (tokens, width) = (extents.tokens as usize, self.head as usize);
+        let sequences = reads[3].index().windows(2);
+        let problems: Vec<(usize, usize, usize)> = sequences
+            .flat_map(|ends| {
+                let (start, end) = (ends[0] as usize, ends[1] as usize);
+                (0..self.heads as usize).map(move |h| (start, end, h))
+            })
+            .collect();
+        let results: Vec<Vec<f32>> = problems
+            .par_iter()
+            .map(|&(start, end, h)| {
+                let mut rows = Vec::with_capacity((end - start) * width);
+                for t in start..end {
+                    let query = q_view.index(tokens, t, h, self.head);
+                    let scores = (start..end).map(|t| {
+                        let key = k_view.index(tokens, t, h, self.head);
+                        let products = q[query..query + width].iter().zip(&k[key..key + width]);
+                        let dot: f64 = products.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                        f64::from(self.scale) * dot
+                    });
+                    let mut row = vec![0.0f64; width];
+                    for (t, p) in (start..end).zip(softmax(scores.collect())) {
+                        let value = v_view.index(tokens, t, h, self.head);
+                        for (to, &x) in row.iter_mut().zip(&v[value..value + width]) {
+                            *to += p * f64::from(x);
+                        }
+                    }
+                    rows.extend(row.into_iter().map(|x| x as f32));
+                }
+                rows
+            })
+            .collect();
+        let stride = self.width() as usize;
+        let mut out = vec![0.0; tokens * stride];
+        for (&(start, _, h), rows) in problems.iter().zip(&results) {
+            for (i, row) in rows.chunks_exact(width).enumerate() {
+                let to = (start + i) * stride + h * width;
+                out[to..to + width].copy_from_slice(row);
+            }
+        }
+        vec![HostTensor::Real(out)]
+    }
+
+    pub fn tolerance(&self) -> Tolerance {
+        match self.dtype {
+            DType::F16 => Tolerance {
+                absolute: 2e-3,
+                relative: 1e-3,
+                reason: "each probability is rounded to f16 (2^-11) before it weighs values of up to about 4",
+            },
+            DType::BF16 => Tolerance {
+                absolute: 1.6e-2,
+                relative: 8e-3,
+                reason: "each probability is rounded to bf16 (2^-8) before it weighs values of up to about 4",
+            },
+            _ => Tolerance {
+                absolute: 2e-5,
+                relative: 2e-5,
+                reason: "f32 sums in another order, and exponents of up to about 60 with 2^-24 each",
+            },
+        }
+    }
+}
+
+/// Elements of a row in shared memory: 16-bit products take 16 at a time.
+fn row(head: u32, dtype: DType) -> u32 {
+    if dtype == DType::F32 {
+        head
+    } else {
+        head.next_multiple_of(16)
+    }
+}
+
+/// Bytes from one row in shared memory to the next.
+pub(super) fn row_bytes(head: u32, dtype: DType) -> u32 {
+    row(head, dtype) * dtype.bytes() as u32 + 16
+}
+
+pub(super) fn check_head(head: u32) -> Result<(), AttentionError> {
+    if head == 0 || head > HEAD_LIMIT || !head.is_multiple_of(8) {
+        return Err(AttentionError::HeadSize { head });
+    }
+    Ok(())
+}
