@@ -16,7 +16,7 @@ pub use fused::{MhaOnline, MhaShort};
 pub use unfused::{AttentionContext, AttentionScores, AttentionSoftmax};
 pub use view::{HeadView, usual_scale};
 
-use super::Kernel;
+use super::KernelSpec;
 use crate::tensor::DType;
 
 /// Why a fused attention kernel cannot be made for these operands.
@@ -68,8 +68,8 @@ fn storage(dtype: DType) -> &'static str {
 
 /// Instances of every kernel here that between them reach every tiling, view and storage type, for
 /// tests that compile or run them.
-pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
-    let mut all: Vec<Box<dyn Kernel + Send + Sync>> = Vec::new();
+pub fn representative() -> Vec<KernelSpec> {
+    let mut all: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         // BERT-base, MiniLM, five heads of 64; and sizes that exercise padding and larger tiles.
         for (heads, head) in [
@@ -92,7 +92,7 @@ pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
             let longest = MhaShort::max_len_for(head, dtype);
             let lens = [32, 64, 128].into_iter().filter(|&len| len < longest);
             for max_len in lens.chain([longest]) {
-                all.push(Box::new(MhaShort {
+                all.push(KernelSpec::from(MhaShort {
                     heads,
                     head,
                     scale,
@@ -103,7 +103,7 @@ pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
                     dtype,
                 }));
             }
-            all.push(Box::new(MhaOnline {
+            all.push(KernelSpec::from(MhaOnline {
                 heads,
                 head,
                 scale,
@@ -121,7 +121,7 @@ pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
         for view in [HeadView::HeadMajor, plain] {
             let (q, k, v) = (view, view, view);
             let scale = 1.0;
-            all.push(Box::new(MhaShort {
+            all.push(KernelSpec::from(MhaShort {
                 heads,
                 head,
                 scale,
@@ -131,7 +131,7 @@ pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
                 max_len: 96,
                 dtype,
             }));
-            all.push(Box::new(MhaOnline {
+            all.push(KernelSpec::from(MhaOnline {
                 heads,
                 head,
                 scale,
@@ -141,7 +141,7 @@ pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
                 dtype,
             }));
             let scale = usual_scale(head);
-            all.push(Box::new(AttentionScores {
+            all.push(KernelSpec::from(AttentionScores {
                 heads,
                 head,
                 scale,
@@ -149,7 +149,7 @@ pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
                 k,
                 dtype,
             }));
-            all.push(Box::new(AttentionContext {
+            all.push(KernelSpec::from(AttentionContext {
                 heads,
                 head,
                 v,
@@ -163,7 +163,7 @@ pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
             stride: 153,
         };
         let (heads, head) = (3, 17);
-        all.push(Box::new(AttentionScores {
+        all.push(KernelSpec::from(AttentionScores {
             heads,
             head,
             scale: 0.5,
@@ -175,19 +175,19 @@ pub fn representative() -> Vec<Box<dyn Kernel + Send + Sync>> {
             offset: 0,
             stride: 51,
         };
-        all.push(Box::new(AttentionContext {
+        all.push(KernelSpec::from(AttentionContext {
             heads,
             head,
             v: column(2),
             out,
             dtype,
         }));
-        all.push(Box::new(AttentionSoftmax {
+        all.push(KernelSpec::from(AttentionSoftmax {
             heads,
             scale: 1.0,
             dtype,
         }));
-        all.push(Box::new(AttentionSoftmax {
+        all.push(KernelSpec::from(AttentionSoftmax {
             heads: 12,
             scale: 0.125,
             dtype,
