@@ -6,7 +6,9 @@ use gemmule::{Engine, engine::TextEncoder};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let checkpoint = args.next().ok_or("usage: embed_sentences CHECKPOINT_DIR SENTENCE…")?;
+    let checkpoint = args
+        .next()
+        .ok_or("usage: embed_sentences CHECKPOINT_DIR SENTENCE…")?;
     let sentences: Vec<String> = args.collect();
 
     let engine = Engine::builder("bert")
@@ -14,7 +16,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .outputs(["sentence_embedding"])
         .build()?;
     let batch = TextEncoder::open(checkpoint.as_ref())?.encode(&sentences)?;
-    println!("{}: {} bytes of intermediates", engine.device(), engine.bytes_needed(&batch)?);
+    println!(
+        "{}: {} bytes of intermediates",
+        engine.device(),
+        engine.bytes_needed(&batch)?
+    );
 
     let outputs = engine.session()?.run(&batch)?;
     let embeddings = outputs.get("sentence_embedding")?;

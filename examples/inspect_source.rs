@@ -9,17 +9,29 @@ use gemmule::{
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (name, model, config) = shipped_configs()?.remove(0);
-    let compiled = compile(&description(model)?, &config, &CompileOptions::new(DType::F16))?;
+    let compiled = compile(
+        &description(model)?,
+        &config,
+        &CompileOptions::new(DType::F16),
+    )?;
     println!(
         "{name}: {} launches as described, {} after fusion, {} kernels",
         compiled.model.graph.n_launches(),
         compiled.graph.n_launches(),
         compiled.program.kernels.len()
     );
-    println!("{}", compiled.report.explain(Extents::of(&[128, 40])?, DType::F16));
+    println!(
+        "{}",
+        compiled
+            .report
+            .explain(Extents::of(&[128, 40])?, DType::F16)
+    );
 
     let sources = emit(&compiled.program.kernels)?;
-    let shown = sources.iter().find(|s| s.symbol.contains("layernorm")).ok_or("no LayerNorm")?;
+    let shown = sources
+        .iter()
+        .find(|s| s.symbol.contains("layernorm"))
+        .ok_or("no LayerNorm")?;
     println!("{}", shown.text);
     Ok(())
 }

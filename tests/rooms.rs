@@ -1,6 +1,9 @@
 //! The rooms of the crate, in one-way order: a room names only rooms above it.
 
-use std::{fs, path::{Path, PathBuf}};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// Top to bottom. `names` is a helper without dependencies that any room may use.
 const ORDER: [&str; 13] = [
@@ -50,10 +53,17 @@ fn named(text: &str) -> Vec<String> {
             }
             rooms.push(item);
         } else {
-            rooms.push(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+            rooms.push(
+                rest.chars()
+                    .take_while(|c| c.is_alphanumeric() || *c == '_')
+                    .collect(),
+            );
         }
     }
-    rooms.into_iter().filter_map(|r| r.trim().split("::").next().map(str::to_owned)).collect()
+    rooms
+        .into_iter()
+        .filter_map(|r| r.trim().split("::").next().map(str::to_owned))
+        .collect()
 }
 
 #[test]
@@ -65,9 +75,15 @@ fn rooms_use_only_rooms_above_them() {
     let mut n_uses = 0;
     for file in files {
         let inside = file.strip_prefix(&src).expect("below src");
-        let first = inside.iter().next().and_then(|p| p.to_str()).unwrap_or_default();
+        let first = inside
+            .iter()
+            .next()
+            .and_then(|p| p.to_str())
+            .unwrap_or_default();
         let room = first.trim_end_matches(".rs");
-        let Some(at) = ORDER.iter().position(|r| *r == room) else { continue };
+        let Some(at) = ORDER.iter().position(|r| *r == room) else {
+            continue;
+        };
         let text = fs::read_to_string(&file).expect("a source file");
         // Test modules may use what they test with.
         let text = text.split("#[cfg(test)]").next().unwrap_or_default();
@@ -75,15 +91,25 @@ fn rooms_use_only_rooms_above_them() {
             continue;
         }
         for used in named(text) {
-            let Some(used_at) = ORDER.iter().position(|r| *r == used) else { continue };
+            let Some(used_at) = ORDER.iter().position(|r| *r == used) else {
+                continue;
+            };
             n_uses += 1;
-            let forbidden = FORBIDDEN.iter().any(|(r, list)| *r == room && list.contains(&used.as_str()));
+            let forbidden = FORBIDDEN
+                .iter()
+                .any(|(r, list)| *r == room && list.contains(&used.as_str()));
             if used_at > at || forbidden {
-                wrong.push(format!("{} (room `{room}`) uses `{used}`", inside.display()));
+                wrong.push(format!(
+                    "{} (room `{room}`) uses `{used}`",
+                    inside.display()
+                ));
             }
         }
     }
-    assert!(n_uses > 50, "the search found only {n_uses} uses, so it looks in the wrong place");
+    assert!(
+        n_uses > 50,
+        "the search found only {n_uses} uses, so it looks in the wrong place"
+    );
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -96,8 +122,16 @@ fn no_source_branches_on_a_family_of_models() {
         let text = fs::read_to_string(&file).expect("a source file");
         for (n, line) in text.lines().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
-            let branches = ["==", "=>", "if ", "contains(", "starts_with("].iter().any(|b| code.contains(b));
-            for family in ["\"bert\"", "\"roberta\"", "\"distilbert\"", "\"albert\"", "\"gpt2\""] {
+            let branches = ["==", "=>", "if ", "contains(", "starts_with("]
+                .iter()
+                .any(|b| code.contains(b));
+            for family in [
+                "\"bert\"",
+                "\"roberta\"",
+                "\"distilbert\"",
+                "\"albert\"",
+                "\"gpt2\"",
+            ] {
                 assert!(
                     !(branches && code.contains(family)),
                     "{}:{} branches on {family}",

@@ -23,7 +23,10 @@ pub(super) fn run(args: Args) -> Outcome {
         Err(error) => return Err(error.into()),
         Ok(_) => args.model.compile(DType::F16)?,
     };
-    compiled.model.check_expectations(&compiled.graph).map_err(crate::EngineError::from)?;
+    compiled
+        .model
+        .check_expectations(&compiled.graph)
+        .map_err(crate::EngineError::from)?;
     print(&format!(
         "`{}` is sound: {} launches as described, {} after fusion; {} expectations hold\n",
         described.name(),

@@ -17,7 +17,11 @@ pub(super) struct Args {
     #[arg(long, default_value = "f16")]
     dtype: DType,
     /// Targets to hold code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120)
-    #[arg(long, value_delimiter = ',', default_value = "sm_80,sm_86,sm_89,sm_90a")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "sm_80,sm_86,sm_89,sm_90a"
+    )]
     arch: Vec<Target>,
     /// The file to write
     #[arg(short, long, value_name = "FILE")]

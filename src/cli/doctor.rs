@@ -10,8 +10,16 @@ pub(super) fn run() -> Outcome {
     let mut rows = table(&["part", "found", "how to mend"]);
     let presence = probe();
     rows.add_row(match (presence.driver, presence.driver_version) {
-        (true, Some((major, minor))) => ["driver".into(), format!("serves CUDA {major}.{minor}"), String::new()],
-        (true, None) => ["driver".into(), "there, but gives no version".into(), "install the driver again".into()],
+        (true, Some((major, minor))) => [
+            "driver".into(),
+            format!("serves CUDA {major}.{minor}"),
+            String::new(),
+        ],
+        (true, None) => [
+            "driver".into(),
+            "there, but gives no version".into(),
+            "install the driver again".into(),
+        ],
         (false, _) => [
             "driver".into(),
             "no libcuda".into(),
@@ -19,7 +27,11 @@ pub(super) fn run() -> Outcome {
         ],
     });
     if presence.driver && presence.devices.is_empty() {
-        rows.add_row(["GPU", "the driver shows none", "check that a GPU is visible (CUDA_VISIBLE_DEVICES, container settings)"]);
+        rows.add_row([
+            "GPU",
+            "the driver shows none",
+            "check that a GPU is visible (CUDA_VISIBLE_DEVICES, container settings)",
+        ]);
     }
     for device in &presence.devices {
         let (major, minor) = device.capability;
@@ -29,7 +41,12 @@ pub(super) fn run() -> Outcome {
         };
         rows.add_row([
             format!("GPU cuda:{}", device.ordinal),
-            format!("{}, sm_{major}{minor}, {} SMs, {}", device.name, device.n_sms, human(device.memory)),
+            format!(
+                "{}, sm_{major}{minor}, {} SMs, {}",
+                device.name,
+                device.n_sms,
+                human(device.memory)
+            ),
             advice,
         ]);
     }
@@ -40,7 +57,11 @@ pub(super) fn run() -> Outcome {
             let targets: Vec<&str> = nvrtc.targets().iter().map(|t| t.name()).collect();
             rows.add_row([
                 "NVRTC".to_owned(),
-                format!("{major}.{minor}, {}; compiles for {}", nvrtc.path().display(), targets.join(", ")),
+                format!(
+                    "{major}.{minor}, {}; compiles for {}",
+                    nvrtc.path().display(),
+                    targets.join(", ")
+                ),
                 String::new(),
             ]);
             for looked in nvrtc.search_log() {
@@ -56,22 +77,46 @@ pub(super) fn run() -> Outcome {
             log.push_str(&format!("  {error}\n"));
         }
     }
-    let lt = if presence.cublas_lt { "there" } else { "not found" };
-    rows.add_row(["cuBLASLt", lt, if presence.cublas_lt { "" } else { "nothing needs it; `bench gemm` compares with it where it is" }]);
+    let lt = if presence.cublas_lt {
+        "there"
+    } else {
+        "not found"
+    };
+    rows.add_row([
+        "cuBLASLt",
+        lt,
+        if presence.cublas_lt {
+            ""
+        } else {
+            "nothing needs it; `bench gemm` compares with it where it is"
+        },
+    ]);
     match DiskCache::open_default() {
         Ok(cache) => {
             let usage = cache.usage().map_or_else(
                 |error| error.to_string(),
                 |usage| format!("{} cubins, {}", usage.n_entries, human(usage.bytes)),
             );
-            let advice = cache.check_writable().err().map(|e| e.to_string()).unwrap_or_default();
-            rows.add_row(["cache".to_owned(), format!("{}: {usage}", cache.path().display()), advice]);
+            let advice = cache
+                .check_writable()
+                .err()
+                .map(|e| e.to_string())
+                .unwrap_or_default();
+            rows.add_row([
+                "cache".to_owned(),
+                format!("{}: {usage}", cache.path().display()),
+                advice,
+            ]);
         }
         Err(error) => {
             rows.add_row(["cache".to_owned(), "none".to_owned(), error.to_string()]);
         }
     }
-    rows.add_row(["CPU".to_owned(), format!("{} threads", rayon::current_num_threads()), String::new()]);
+    rows.add_row([
+        "CPU".to_owned(),
+        format!("{} threads", rayon::current_num_threads()),
+        String::new(),
+    ]);
     print(&format!("{rows}\nwhere NVRTC was looked for:\n{log}"))?;
     Ok(ExitCode::SUCCESS)
 }

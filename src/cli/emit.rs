@@ -32,18 +32,31 @@ pub(super) fn run(args: Args) -> Outcome {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    std::fs::create_dir_all(&folder)
-        .map_err(|source| crate::EngineError::Write { file: folder.clone(), source })?;
+    std::fs::create_dir_all(&folder).map_err(|source| crate::EngineError::Write {
+        file: folder.clone(),
+        source,
+    })?;
     for source in &sources {
-        write_file(&folder.join(format!("{}.cu", source.symbol)), source.text.as_bytes())?;
+        write_file(
+            &folder.join(format!("{}.cu", source.symbol)),
+            source.text.as_bytes(),
+        )?;
     }
     if let Some(target) = args.arch {
-        let cubins =
-            Jit::open().and_then(|jit| jit.compile_all(&sources, target, &|_, _| ())).into_diagnostic()?;
+        let cubins = Jit::open()
+            .and_then(|jit| jit.compile_all(&sources, target, &|_, _| ()))
+            .into_diagnostic()?;
         for cubin in &cubins {
-            write_file(&folder.join(format!("{}.{target}.cubin", cubin.symbol)), &cubin.bytes)?;
+            write_file(
+                &folder.join(format!("{}.{target}.cubin", cubin.symbol)),
+                &cubin.bytes,
+            )?;
         }
     }
-    print(&format!("{} kernels written to {}\n", sources.len(), folder.display()))?;
+    print(&format!(
+        "{} kernels written to {}\n",
+        sources.len(),
+        folder.display()
+    ))?;
     Ok(ExitCode::SUCCESS)
 }

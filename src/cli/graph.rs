@@ -22,8 +22,10 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Outcome {
     let options = args.model.options(DType::F16);
-    let outputs: Option<Vec<&str>> =
-        options.outputs.as_ref().map(|o| o.iter().map(String::as_str).collect());
+    let outputs: Option<Vec<&str>> = options
+        .outputs
+        .as_ref()
+        .map(|o| o.iter().map(String::as_str).collect());
     let model = args
         .model
         .description()?
@@ -46,17 +48,21 @@ fn graph_after(
     without: std::collections::BTreeSet<String>,
 ) -> Result<Graph, miette::Report> {
     let mut wanted = None;
-    let (last, _) = passes::optimize_observed(graph, &passes::Options { without }, |name, graph| {
-        if name == after {
-            wanted = Some(graph.clone());
-        }
-    })
-    .into_diagnostic()?;
+    let (last, _) =
+        passes::optimize_observed(graph, &passes::Options { without }, |name, graph| {
+            if name == after {
+                wanted = Some(graph.clone());
+            }
+        })
+        .into_diagnostic()?;
     if after == "all" {
         return Ok(last);
     }
     let names: Vec<&str> = passes::all().iter().map(|p| p.name()).collect();
     wanted.ok_or_else(|| {
-        miette!("no pass `{after}` ran; the passes are {}, or `all`", names.join(", "))
+        miette!(
+            "no pass `{after}` ran; the passes are {}, or `all`",
+            names.join(", ")
+        )
     })
 }

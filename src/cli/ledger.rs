@@ -37,13 +37,19 @@ impl Ledger {
         if let Some(folder) = file.parent() {
             std::fs::create_dir_all(folder).into_diagnostic()?;
         }
-        super::write_file(file, format!("// Written by `gemmule kernels check --record`.\n{text}\n").as_bytes())
+        super::write_file(
+            file,
+            format!("// Written by `gemmule kernels check --record`.\n{text}\n").as_bytes(),
+        )
     }
 }
 
 /// SHA-256 of a source, in hexadecimal.
 pub(super) fn digest(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+    Sha256::digest(text.as_bytes())
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect()
 }
 
 /// The day in UTC, as YYYY-MM-DD.
@@ -54,10 +60,18 @@ pub(super) fn today() -> String {
     // Civil date from days (Hinnant, "chrono-compatible low-level date algorithms").
     let z = seconds / 86_400 + 719_468;
     let (era, day_of_era) = (z / 146_097, z % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted = (5 * day_of_year + 2) / 153;
-    let (day, month) = (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
+    let (day, month) = (
+        day_of_year - (153 * shifted + 2) / 5 + 1,
+        if shifted < 10 {
+            shifted + 3
+        } else {
+            shifted - 9
+        },
+    );
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     format!("{year:04}-{month:02}-{day:02}")
 }

@@ -67,7 +67,11 @@ enum Command {
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let level = if cli.verbose { "gemmule=info" } else { "gemmule=warn" };
+    let level = if cli.verbose {
+        "gemmule=info"
+    } else {
+        "gemmule=warn"
+    };
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
         .with_writer(std::io::stderr)
@@ -103,7 +107,8 @@ type Outcome = Result<ExitCode, Report>;
 
 fn is_broken_pipe(error: &Report) -> bool {
     error.chain().any(|e| {
-        e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+        e.downcast_ref::<std::io::Error>()
+            .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
     })
 }
 
@@ -111,13 +116,19 @@ fn is_broken_pipe(error: &Report) -> bool {
 fn print(text: &str) -> Result<(), Report> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).into_diagnostic()
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .into_diagnostic()
 }
 
 /// Writes a file, with its path in the error.
 fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
     std::fs::write(path, text).map_err(|source| {
-        crate::EngineError::Write { file: path.to_owned(), source }.into()
+        crate::EngineError::Write {
+            file: path.to_owned(),
+            source,
+        }
+        .into()
     })
 }
 
@@ -129,7 +140,9 @@ fn human(bytes: u64) -> String {
 /// A table without lines between rows.
 fn table(header: &[&str]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY).set_header(header.to_vec());
+    table
+        .load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY)
+        .set_header(header.to_vec());
     table
 }
 

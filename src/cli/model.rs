@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::{
     DType, EngineError,
-    engine::{CompileOptions, Compiled, Stage, compile, config, description},
     engine::{Builder, DeviceChoice, Engine},
+    engine::{CompileOptions, Compiled, Stage, compile, config, description},
     runtime::weights::RandomWeights,
 };
 
@@ -53,7 +53,12 @@ impl Model {
     pub(super) fn options(&self, dtype: DType) -> CompileOptions {
         CompileOptions {
             outputs: self.choices.outputs(),
-            without: self.choices.without.iter().cloned().collect::<BTreeSet<_>>(),
+            without: self
+                .choices
+                .without
+                .iter()
+                .cloned()
+                .collect::<BTreeSet<_>>(),
             ..CompileOptions::new(dtype)
         }
     }
@@ -63,7 +68,11 @@ impl Model {
     }
 
     pub(super) fn compile(&self, dtype: DType) -> Result<Compiled, Report> {
-        Ok(compile(&self.description()?, &self.config()?, &self.options(dtype))?)
+        Ok(compile(
+            &self.description()?,
+            &self.config()?,
+            &self.options(dtype),
+        )?)
     }
 }
 
@@ -118,7 +127,9 @@ impl Runnable {
         if let Some(outputs) = self.choices.outputs() {
             builder = builder.outputs(outputs);
         }
-        Ok(builder.device(self.device).without(self.choices.without.clone()))
+        Ok(builder
+            .device(self.device)
+            .without(self.choices.without.clone()))
     }
 
     /// Builds with progress bars on standard error.

@@ -9,13 +9,17 @@ pub(super) struct Bars {
 
 impl Bars {
     pub(super) fn new() -> Self {
-        Self { current: Mutex::new(None) }
+        Self {
+            current: Mutex::new(None),
+        }
     }
 
     /// Shows that `done` of `total` are done of `what`.
     pub(super) fn show(&self, what: &'static str, done: usize, total: usize) {
         // A poisoned lock means that another thread died while drawing; the bar is no loss.
-        let Ok(mut current) = self.current.lock() else { return };
+        let Ok(mut current) = self.current.lock() else {
+            return;
+        };
         if current.as_ref().is_none_or(|(name, _)| *name != what) {
             let bar = ProgressBar::new(total as u64);
             if let Ok(style) = ProgressStyle::with_template("{prefix:>10} {wide_bar} {pos}/{len}") {

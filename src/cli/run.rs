@@ -1,13 +1,14 @@
-use std::{path::{Path, PathBuf}, process::ExitCode, time::{Duration, Instant}};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use miette::{IntoDiagnostic, WrapErr, miette};
 use serde_json::{Value, json};
 
 use super::{Outcome, align_right, human, model::Runnable, print, table};
-use crate::{
-    Batch, Engine, EngineError, Output, Outputs,
-    engine::TextEncoder,
-};
+use crate::{Batch, Engine, EngineError, Output, Outputs, engine::TextEncoder};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -57,8 +58,15 @@ pub(super) fn run(args: Args) -> Outcome {
     let again = began.elapsed();
     let memory = session.memory();
     if args.json {
-        let values: serde_json::Map<String, Value> =
-            outputs.iter().map(|o| (o.name.clone(), json!({"shape": o.shape, "values": o.values}))).collect();
+        let values: serde_json::Map<String, Value> = outputs
+            .iter()
+            .map(|o| {
+                (
+                    o.name.clone(),
+                    json!({"shape": o.shape, "values": o.values}),
+                )
+            })
+            .collect();
         let report = json!({
             "device": engine.device().to_string(),
             "dtype": engine.program().dtype.name(),
@@ -90,9 +98,15 @@ impl Args {
         match &self.texts_file {
             None => Ok(self.texts.clone()),
             Some(file) => {
-                let text = std::fs::read_to_string(file)
-                    .map_err(|source| EngineError::Read { file: file.clone(), source })?;
-                Ok(text.lines().filter(|l| !l.trim().is_empty()).map(str::to_owned).collect())
+                let text = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
+                    file: file.clone(),
+                    source,
+                })?;
+                Ok(text
+                    .lines()
+                    .filter(|l| !l.trim().is_empty())
+                    .map(str::to_owned)
+                    .collect())
             }
         }
     }
@@ -100,10 +114,19 @@ impl Args {
 
 /// Reads a batch of token ids, packed or padded.
 fn ids(file: &Path) -> Result<Batch, miette::Report> {
-    let expected = || format!("`{}`: expected [[101, 102], …], or {{\"ids\": [[…], …], \"mask\": [[…], …]}} with rows of one length", file.display());
-    let text = std::fs::read_to_string(file)
-        .map_err(|source| EngineError::Read { file: file.to_owned(), source })?;
-    let value: Value = serde_json::from_str(&text).into_diagnostic().wrap_err_with(expected)?;
+    let expected = || {
+        format!(
+            "`{}`: expected [[101, 102], …], or {{\"ids\": [[…], …], \"mask\": [[…], …]}} with rows of one length",
+            file.display()
+        )
+    };
+    let text = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
+        file: file.to_owned(),
+        source,
+    })?;
+    let value: Value = serde_json::from_str(&text)
+        .into_diagnostic()
+        .wrap_err_with(expected)?;
     let rows = |value: &Value| serde_json::from_value::<Vec<Vec<u32>>>(value.clone());
     let (Some(padded), Some(mask)) = (value.get("ids"), value.get("mask")) else {
         let rows = rows(&value).into_diagnostic().wrap_err_with(expected)?;
@@ -122,7 +145,12 @@ fn ids(file: &Path) -> Result<Batch, miette::Report> {
 fn summary(outputs: &Outputs) -> String {
     let mut rows = table(&["output", "shape", "first values"]);
     for output in outputs.iter() {
-        let first: Vec<String> = output.values.iter().take(4).map(|v| format!("{v:.5}")).collect();
+        let first: Vec<String> = output
+            .values
+            .iter()
+            .take(4)
+            .map(|v| format!("{v:.5}"))
+            .collect();
         rows.add_row([
             output.name.clone(),
             format!("{:?}", output.shape),
@@ -140,11 +168,15 @@ fn similarities(texts: &[String], embeddings: &Output) -> String {
     header.extend((1..=vectors.len()).map(|i| i.to_string()));
     let mut rows = table(&header.iter().map(String::as_str).collect::<Vec<_>>());
     for (i, a) in vectors.iter().enumerate() {
-        let text: String = texts.get(i).map_or(String::new(), |t| t.chars().take(56).collect());
+        let text: String = texts
+            .get(i)
+            .map_or(String::new(), |t| t.chars().take(56).collect());
         let mut row = vec![(i + 1).to_string(), text];
-        row.extend(vectors.iter().map(|b| {
-            format!("{:.3}", a.iter().zip(*b).map(|(x, y)| x * y).sum::<f32>())
-        }));
+        row.extend(
+            vectors
+                .iter()
+                .map(|b| format!("{:.3}", a.iter().zip(*b).map(|(x, y)| x * y).sum::<f32>())),
+        );
         rows.add_row(row);
     }
     align_right(&mut rows, 2..2 + vectors.len());
@@ -158,7 +190,10 @@ fn times(engine: &Engine, encoding: Duration, first: Duration, again: Duration) 
     rows.add_row(["description to program", &ms(t.compile), ""]);
     if t.cached + t.compiled > 0 {
         rows.add_row(["CUDA source", &ms(t.emit), ""]);
-        let kernels = format!("{} kernels compiled, {} from the cache", t.compiled, t.cached);
+        let kernels = format!(
+            "{} kernels compiled, {} from the cache",
+            t.compiled, t.cached
+        );
         rows.add_row(["cubins", &ms(t.jit), &kernels]);
     }
     rows.add_row(["weights", &ms(t.weights), ""]);
@@ -166,5 +201,9 @@ fn times(engine: &Engine, encoding: Duration, first: Duration, again: Duration) 
     rows.add_row(["first run", &ms(first), ""]);
     rows.add_row(["second run", &ms(again), ""]);
     align_right(&mut rows, [1]);
-    format!("{rows}\ndevice: {}, {}\n", engine.device(), engine.program().dtype)
+    format!(
+        "{rows}\ndevice: {}, {}\n",
+        engine.device(),
+        engine.program().dtype
+    )
 }

@@ -29,7 +29,11 @@ pub(super) fn run(args: Args) -> Outcome {
                 format!("{:.2e}", c.max),
                 format!("{:.2e}", c.mean),
                 format!("{:.6}", c.cosine),
-                if good { "ok".to_owned() } else { "OUT OF BOUNDS".to_owned() },
+                if good {
+                    "ok".to_owned()
+                } else {
+                    "OUT OF BOUNDS".to_owned()
+                },
             ]);
         }
     }
@@ -41,5 +45,9 @@ pub(super) fn run(args: Args) -> Outcome {
         bound.max,
         bound.cosine
     ))?;
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

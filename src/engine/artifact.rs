@@ -35,7 +35,13 @@ impl Artifact {
     pub fn of(compiled: Compiled, cubins: Vec<Cubin>) -> Self {
         let limits = Limits::of(&compiled.model);
         let (name, prefixes) = (compiled.model.name, compiled.model.prefixes);
-        Self { name, program: compiled.program, limits, prefixes, cubins }
+        Self {
+            name,
+            program: compiled.program,
+            limits,
+            prefixes,
+            cubins,
+        }
     }
 
     /// Whether a file starts like an artifact.
@@ -55,13 +61,21 @@ impl Artifact {
 
     /// Writes the file; a failure leaves what was there before. Returns its size in bytes.
     pub fn write(&self, file: &Path) -> Result<u64, EngineError> {
-        let failed = |source| EngineError::Write { file: file.to_owned(), source };
-        let body = postcard::to_stdvec(self)
-            .map_err(|e| failed(std::io::Error::other(e.to_string())))?;
-        let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let failed = |source| EngineError::Write {
+            file: file.to_owned(),
+            source,
+        };
+        let body =
+            postcard::to_stdvec(self).map_err(|e| failed(std::io::Error::other(e.to_string())))?;
+        let folder = file
+            .parent()
+            .filter(|p| !p.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
         temporary.write_all(MAGIC).map_err(failed)?;
-        temporary.write_all(&Sha256::digest(&body)).map_err(failed)?;
+        temporary
+            .write_all(&Sha256::digest(&body))
+            .map_err(failed)?;
         temporary.write_all(&body).map_err(failed)?;
         temporary.persist(file).map_err(|e| failed(e.error))?;
         Ok((MAGIC.len() + DIGEST + body.len()) as u64)
@@ -69,18 +83,30 @@ impl Artifact {
 
     /// Reads a file. Whatever is in it, the result is an artifact that is sound, or an error.
     pub fn read(file: &Path) -> Result<Self, EngineError> {
-        let bytes = std::fs::read(file)
-            .map_err(|source| EngineError::Read { file: file.to_owned(), source })?;
-        let broken =
-            |problem: &str| EngineError::Artifact { file: file.to_owned(), problem: problem.to_owned() };
-        let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| broken("it starts with other bytes"))?;
-        let (digest, body) =
-            rest.split_at_checked(DIGEST).ok_or_else(|| broken("it ends too early"))?;
+        let bytes = std::fs::read(file).map_err(|source| EngineError::Read {
+            file: file.to_owned(),
+            source,
+        })?;
+        let broken = |problem: &str| EngineError::Artifact {
+            file: file.to_owned(),
+            problem: problem.to_owned(),
+        };
+        let rest = bytes
+            .strip_prefix(MAGIC)
+            .ok_or_else(|| broken("it starts with other bytes"))?;
+        let (digest, body) = rest
+            .split_at_checked(DIGEST)
+            .ok_or_else(|| broken("it ends too early"))?;
         if Sha256::digest(body).as_slice() != digest {
-            return Err(broken("its checksum does not fit, so it was damaged or cut"));
+            return Err(broken(
+                "its checksum does not fit, so it was damaged or cut",
+            ));
         }
         let artifact: Self = postcard::from_bytes(body).map_err(|e| broken(&e.to_string()))?;
-        artifact.program.validate().map_err(|problem| broken(&problem))?;
+        artifact
+            .program
+            .validate()
+            .map_err(|problem| broken(&problem))?;
         Ok(artifact)
     }
 }

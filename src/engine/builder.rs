@@ -160,7 +160,13 @@ impl Builder {
         let stored: Vec<(&str, &[u64])> = program
             .tensors
             .iter()
-            .filter_map(|t| if let Place::Weight(expr) = &t.place { Some(expr.stored()) } else { None })
+            .filter_map(|t| {
+                if let Place::Weight(expr) = &t.place {
+                    Some(expr.stored())
+                } else {
+                    None
+                }
+            })
             .flatten()
             .collect();
         source.check(&stored)?;
@@ -187,7 +193,12 @@ impl Builder {
                 Backend::Cuda(model.into())
             }
         };
-        Ok(Engine { backend, device, limits, times })
+        Ok(Engine {
+            backend,
+            device,
+            limits,
+            times,
+        })
     }
 
     /// The program with what a run must know of it; from a file also its code.
@@ -267,24 +278,40 @@ pub fn description(name: &str) -> Result<Description, EngineError> {
     }
     let file = Path::new(name);
     if !file.exists() {
-        let known = Description::shipped_names().iter().map(|&n| n.to_owned()).collect();
-        return Err(EngineError::NoModel { name: name.to_owned(), known });
+        let known = Description::shipped_names()
+            .iter()
+            .map(|&n| n.to_owned())
+            .collect();
+        return Err(EngineError::NoModel {
+            name: name.to_owned(),
+            known,
+        });
     }
-    let ron = std::fs::read_to_string(file)
-        .map_err(|source| EngineError::Read { file: file.to_owned(), source })?;
+    let ron = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
+        file: file.to_owned(),
+        source,
+    })?;
     Ok(Description::parse(name, &ron)?)
 }
 
 /// A `config.json`.
 pub fn config(file: &Path) -> Result<Value, EngineError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|source| EngineError::Read { file: file.to_owned(), source })?;
-    serde_json::from_str(&text)
-        .map_err(|e| EngineError::Config { file: file.to_owned(), problem: e.to_string() })
+    let text = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
+        file: file.to_owned(),
+        source,
+    })?;
+    serde_json::from_str(&text).map_err(|e| EngineError::Config {
+        file: file.to_owned(),
+        problem: e.to_string(),
+    })
 }
 
 impl Limits {
     pub(super) fn of(model: &crate::model::Model) -> Self {
-        Self { vocabulary: model.vocab, segments: model.type_rows, longest: model.max_positions }
+        Self {
+            vocabulary: model.vocab,
+            segments: model.type_rows,
+            longest: model.max_positions,
+        }
     }
 }

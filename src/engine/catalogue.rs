@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{EngineError, compile::{CompileOptions, compile}};
+use super::{
+    EngineError,
+    compile::{CompileOptions, compile},
+};
 use crate::{
     kernels::{KernelSpec, representative},
     model::Description,
@@ -16,11 +19,46 @@ use crate::{
 
 /// Published sizes: name, description, config.
 const CONFIGS: [(&str, &str, &str); 5] = [
-    ("bert-base", "bert", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/bert-base.json"))),
-    ("minilm-l6", "bert", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/minilm-l6.json"))),
-    ("roberta-base", "roberta", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/roberta-base.json"))),
-    ("distilbert-base", "distilbert", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/distilbert-base.json"))),
-    ("albert-base", "albert", include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/albert-base.json"))),
+    (
+        "bert-base",
+        "bert",
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/models/configs/bert-base.json"
+        )),
+    ),
+    (
+        "minilm-l6",
+        "bert",
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/models/configs/minilm-l6.json"
+        )),
+    ),
+    (
+        "roberta-base",
+        "roberta",
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/models/configs/roberta-base.json"
+        )),
+    ),
+    (
+        "distilbert-base",
+        "distilbert",
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/models/configs/distilbert-base.json"
+        )),
+    ),
+    (
+        "albert-base",
+        "albert",
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/models/configs/albert-base.json"
+        )),
+    ),
 ];
 
 /// Name, description and `config.json` of the models that come with the crate.
@@ -50,20 +88,30 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
     let mut found: BTreeMap<String, Emitted> = BTreeMap::new();
     let mut add = |kernel: KernelSpec, model: Option<&str>| {
         let symbol = kernel.as_kernel().symbol();
-        let entry =
-            found.entry(symbol).or_insert_with(|| Emitted { kernel, models: Vec::new() });
+        let entry = found.entry(symbol).or_insert_with(|| Emitted {
+            kernel,
+            models: Vec::new(),
+        });
         if let Some(model) = model.filter(|&m| entry.models.iter().all(|known| known != m)) {
             entry.models.push(model.to_owned());
         }
     };
     for (name, description, config) in shipped_configs()? {
-        let Some(description) = Description::shipped(description) else { continue };
+        let Some(description) = Description::shipped(description) else {
+            continue;
+        };
         let description = description?;
-        let outputs = description.output_names().into_iter().map(str::to_owned).collect();
+        let outputs = description
+            .output_names()
+            .into_iter()
+            .map(str::to_owned)
+            .collect();
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for fused in [true, false] {
-                let mut options =
-                    CompileOptions { outputs: Some(Vec::clone(&outputs)), ..CompileOptions::new(dtype) };
+                let mut options = CompileOptions {
+                    outputs: Some(Vec::clone(&outputs)),
+                    ..CompileOptions::new(dtype)
+                };
                 if !fused {
                     options.without = passes::all().iter().map(|p| p.name().to_owned()).collect();
                 }

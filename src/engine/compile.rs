@@ -27,7 +27,12 @@ pub struct CompileOptions {
 
 impl CompileOptions {
     pub fn new(dtype: DType) -> Self {
-        Self { outputs: None, intermediates: Vec::new(), without: BTreeSet::new(), dtype }
+        Self {
+            outputs: None,
+            intermediates: Vec::new(),
+            without: BTreeSet::new(),
+            dtype,
+        }
     }
 }
 
@@ -47,30 +52,52 @@ pub fn compile(
     config: &Value,
     options: &CompileOptions,
 ) -> Result<Compiled, EngineError> {
-    let outputs: Option<Vec<&str>> =
-        options.outputs.as_ref().map(|o| o.iter().map(String::as_str).collect());
+    let outputs: Option<Vec<&str>> = options
+        .outputs
+        .as_ref()
+        .map(|o| o.iter().map(String::as_str).collect());
     let model = description.build(config, outputs.as_deref())?;
-    let passes = passes::Options { without: options.without.clone() };
+    let passes = passes::Options {
+        without: options.without.clone(),
+    };
     let (mut graph, report) = passes::optimize(model.graph.clone(), &passes)?;
     for name in &options.intermediates {
         if graph.outputs().iter().any(|(n, _)| n == name) {
             continue;
         }
-        let found = graph.topological().into_iter().find(|&id| graph.node(id).name == *name);
+        let found = graph
+            .topological()
+            .into_iter()
+            .find(|&id| graph.node(id).name == *name);
         let Some(id) = found else {
-            let names = graph.topological().into_iter().filter(|&id| graph.op(id).is_compute());
-            let near: Vec<String> =
-                names.map(|id| format!("`{}`", graph.node(id).name)).collect();
-            return Err(EngineError::NoIntermediate { name: name.clone(), near: near.join(", ") });
+            let names = graph
+                .topological()
+                .into_iter()
+                .filter(|&id| graph.op(id).is_compute());
+            let near: Vec<String> = names
+                .map(|id| format!("`{}`", graph.node(id).name))
+                .collect();
+            return Err(EngineError::NoIntermediate {
+                name: name.clone(),
+                near: near.join(", "),
+            });
         };
         graph.add_output(name.clone(), id);
     }
     let program = program::lower(&graph, options.dtype)?;
-    Ok(Compiled { model, graph, report, program })
+    Ok(Compiled {
+        model,
+        graph,
+        report,
+        program,
+    })
 }
 
 /// The CUDA source of kernels, in their order.
 pub fn emit(kernels: &[KernelSpec]) -> Result<Vec<Source>, EngineError> {
     let codegen = Codegen::new()?;
-    Ok(kernels.iter().map(|k| codegen.source(k.as_kernel())).collect::<Result<_, _>>()?)
+    Ok(kernels
+        .iter()
+        .map(|k| codegen.source(k.as_kernel()))
+        .collect::<Result<_, _>>()?)
 }

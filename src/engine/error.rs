@@ -20,14 +20,22 @@ pub enum EngineError {
     #[error("there is no description `{name}`: it is neither a file nor shipped; shipped are {}", known.join(", "))]
     NoModel { name: String, known: Vec<String> },
     #[error("`{file}` cannot be read: {source}")]
-    Read { file: PathBuf, source: std::io::Error },
+    Read {
+        file: PathBuf,
+        source: std::io::Error,
+    },
     #[error("`{file}` cannot be written: {source}")]
-    Write { file: PathBuf, source: std::io::Error },
+    Write {
+        file: PathBuf,
+        source: std::io::Error,
+    },
     #[error("`{file}` is no JSON: {problem}; expected the config.json of a checkpoint")]
     Config { file: PathBuf, problem: String },
     #[error("the sizes of the model are unknown; give a checkpoint folder or a config.json")]
     NoConfig,
-    #[error("there are no weights to run with; give a checkpoint folder, or a seed for random weights")]
+    #[error(
+        "there are no weights to run with; give a checkpoint folder, or a seed for random weights"
+    )]
     NoWeights,
     #[error("`{text}` is no device; expected auto, cpu, cuda or cuda:N")]
     UnknownDevice { text: String },
@@ -35,17 +43,27 @@ pub enum EngineError {
     NoOutput { name: String, known: Vec<String> },
     #[error("there is no sequence {sequence}; the batch has {n_sequences}, counted from 0")]
     NoSequence { sequence: usize, n_sequences: usize },
-    #[error("`{file}` is no artifact of this version of gemmule: {problem}; compile the model again")]
+    #[error(
+        "`{file}` is no artifact of this version of gemmule: {problem}; compile the model again"
+    )]
     Artifact { file: PathBuf, problem: String },
-    #[error("the artifact `{file}` stores {stored}, not {asked}; leave the storage type out, or compile the model for it")]
-    ArtifactDType { file: PathBuf, stored: String, asked: String },
+    #[error(
+        "the artifact `{file}` stores {stored}, not {asked}; leave the storage type out, or compile the model for it"
+    )]
+    ArtifactDType {
+        file: PathBuf,
+        stored: String,
+        asked: String,
+    },
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error("text {index} cannot be tokenized: {problem}")]
     Text { index: usize, problem: String },
     #[error("`{file}` is no reference: {problem}")]
     Reference { file: PathBuf, problem: String },
-    #[error("the reference names `{name}`, which the compiled model does not compute; fused away, or misspelled? it computes {near}")]
+    #[error(
+        "the reference names `{name}`, which the compiled model does not compute; fused away, or misspelled? it computes {near}"
+    )]
     NoIntermediate { name: String, near: String },
     #[error(transparent)]
     Pass(#[from] PassError),

@@ -67,7 +67,9 @@ impl FromStr for DeviceChoice {
                 .strip_prefix("cuda:")
                 .and_then(|n| n.parse().ok())
                 .map(Self::Cuda)
-                .ok_or_else(|| EngineError::UnknownDevice { text: text.to_owned() }),
+                .ok_or_else(|| EngineError::UnknownDevice {
+                    text: text.to_owned(),
+                }),
         }
     }
 }
@@ -91,15 +93,21 @@ impl fmt::Display for DeviceName {
 impl DeviceChoice {
     /// The device that this choice means on this machine.
     pub fn resolve(self) -> Result<DeviceName, EngineError> {
-        let cpu = || DeviceName::Cpu { n_threads: rayon::current_num_threads() };
+        let cpu = || DeviceName::Cpu {
+            n_threads: rayon::current_num_threads(),
+        };
         match self {
             Self::Cpu => Ok(cpu()),
-            Self::Cuda(ordinal) => {
-                Ok(DeviceName::Cuda(cuda::Device::open(ordinal)?.info().clone()))
-            }
+            Self::Cuda(ordinal) => Ok(DeviceName::Cuda(
+                cuda::Device::open(ordinal)?.info().clone(),
+            )),
             Self::Auto => {
                 let usable = |d: &DeviceInfo| d.capability >= (8, 0);
-                Ok(cuda::probe().devices.into_iter().find(usable).map_or_else(cpu, DeviceName::Cuda))
+                Ok(cuda::probe()
+                    .devices
+                    .into_iter()
+                    .find(usable)
+                    .map_or_else(cpu, DeviceName::Cuda))
             }
         }
     }
@@ -134,7 +142,10 @@ impl Engine {
 
     /// Starts from a description in memory; `name` stands in errors.
     pub fn from_source(name: impl Into<String>, ron: impl Into<String>) -> Builder {
-        Builder::new(builder::Start::Source { name: name.into(), ron: ron.into() })
+        Builder::new(builder::Start::Source {
+            name: name.into(),
+            ron: ron.into(),
+        })
     }
 
     /// Starts from a file that [`Artifact::write`] made. It brings its own code.
@@ -206,11 +217,19 @@ impl Session {
             SessionBackend::Cpu(session) => session.run(batch)?,
             SessionBackend::Cuda(session) => session.run(batch)?,
         };
-        Ok(Outputs { outputs, lens: batch.lens().to_vec() })
+        Ok(Outputs {
+            outputs,
+            lens: batch.lens().to_vec(),
+        })
     }
 
     /// Times runs of a batch, in milliseconds: by CUDA events on a device, by the clock on the CPU.
-    pub fn time(&mut self, batch: &Batch, warm_up: usize, runs: usize) -> Result<Timing, EngineError> {
+    pub fn time(
+        &mut self,
+        batch: &Batch,
+        warm_up: usize,
+        runs: usize,
+    ) -> Result<Timing, EngineError> {
         batch.check(&self.limits)?;
         match &mut self.backend {
             SessionBackend::Cuda(session) => Ok(session.time(batch, warm_up, runs)?),
@@ -248,10 +267,13 @@ impl Outputs {
     /// The output `name`: `[tokens, width]` for outputs per token, in packed order, or
     /// `[batch, width]`.
     pub fn get(&self, name: &str) -> Result<&Output, EngineError> {
-        self.outputs.iter().find(|o| o.name == name).ok_or_else(|| EngineError::NoOutput {
-            name: name.to_owned(),
-            known: self.outputs.iter().map(|o| o.name.clone()).collect(),
-        })
+        self.outputs
+            .iter()
+            .find(|o| o.name == name)
+            .ok_or_else(|| EngineError::NoOutput {
+                name: name.to_owned(),
+                known: self.outputs.iter().map(|o| o.name.clone()).collect(),
+            })
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Output> {
@@ -269,8 +291,13 @@ impl Outputs {
             let before = self.lens.iter().take(sequence).map(|&n| n as usize).sum();
             (before, self.lens.get(sequence).map_or(0, |&n| n as usize))
         };
-        output.values.get(first * width..(first + n) * width).filter(|_| n > 0).ok_or(
-            EngineError::NoSequence { sequence, n_sequences: self.lens.len() },
-        )
+        output
+            .values
+            .get(first * width..(first + n) * width)
+            .filter(|_| n > 0)
+            .ok_or(EngineError::NoSequence {
+                sequence,
+                n_sequences: self.lens.len(),
+            })
     }
 }

@@ -15,7 +15,10 @@ impl TextEncoder {
     /// batches are packed.
     pub fn open(folder: &Path) -> Result<Self, EngineError> {
         let file = folder.join("tokenizer.json");
-        let broken = |problem: String| EngineError::Tokenizer { file: file.clone(), problem };
+        let broken = |problem: String| EngineError::Tokenizer {
+            file: file.clone(),
+            problem,
+        };
         if !file.is_file() {
             return Err(broken("there is no such file".to_owned()));
         }
@@ -28,10 +31,13 @@ impl TextEncoder {
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Batch, EngineError> {
         let (mut ids, mut types, mut lens) = (Vec::new(), Vec::new(), Vec::new());
         for (index, text) in texts.iter().enumerate() {
-            let encoding = self
-                .tokenizer
-                .encode(text.as_ref(), true)
-                .map_err(|e| EngineError::Text { index, problem: e.to_string() })?;
+            let encoding =
+                self.tokenizer
+                    .encode(text.as_ref(), true)
+                    .map_err(|e| EngineError::Text {
+                        index,
+                        problem: e.to_string(),
+                    })?;
             if !encoding.get_overflowing().is_empty() {
                 tracing::warn!(
                     "text {index} is cut to {} tokens, as tokenizer.json says",
@@ -43,6 +49,10 @@ impl TextEncoder {
             lens.push(encoding.len() as u32);
         }
         let batch = Batch::from_packed(ids, &lens)?;
-        Ok(if types.iter().any(|&t| t != 0) { batch.with_type_ids(types)? } else { batch })
+        Ok(if types.iter().any(|&t| t != 0) {
+            batch.with_type_ids(types)?
+        } else {
+            batch
+        })
     }
 }

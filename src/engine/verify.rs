@@ -57,9 +57,18 @@ impl Bound {
     /// f32 rounds once per value; f16 and bf16 round at every launch, with 11 and 8 bits.
     pub fn of(dtype: DType) -> Self {
         match dtype {
-            DType::F16 => Self { max: 5e-3, cosine: 0.9999 },
-            DType::BF16 => Self { max: 5e-2, cosine: 0.999 },
-            _ => Self { max: 1e-4, cosine: 0.999_99 },
+            DType::F16 => Self {
+                max: 5e-3,
+                cosine: 0.9999,
+            },
+            DType::BF16 => Self {
+                max: 5e-2,
+                cosine: 0.999,
+            },
+            _ => Self {
+                max: 1e-4,
+                cosine: 0.999_99,
+            },
         }
     }
 
@@ -72,10 +81,14 @@ impl Bound {
 impl Reference {
     /// Reads a reference file.
     pub fn read(file: &Path) -> Result<Self, EngineError> {
-        let broken =
-            |problem: String| EngineError::Reference { file: file.to_owned(), problem };
-        let bytes = std::fs::read(file)
-            .map_err(|source| EngineError::Read { file: file.to_owned(), source })?;
+        let broken = |problem: String| EngineError::Reference {
+            file: file.to_owned(),
+            problem,
+        };
+        let bytes = std::fs::read(file).map_err(|source| EngineError::Read {
+            file: file.to_owned(),
+            source,
+        })?;
         let tensors = SafeTensors::deserialize(&bytes).map_err(|e| broken(e.to_string()))?;
         let names = tensors.names();
         let mut cases = Vec::new();
@@ -88,13 +101,30 @@ impl Reference {
                     .tensor(&format!("{prefix}{key}"))
                     .map_err(|_| broken(format!("it has `{prefix}ids`, but no `{prefix}{key}`")))?;
                 if view.dtype() != Dtype::I64 {
-                    return Err(broken(format!("`{prefix}{key}` is {:?}, expected I64", view.dtype())));
+                    return Err(broken(format!(
+                        "`{prefix}{key}` is {:?}, expected I64",
+                        view.dtype()
+                    )));
                 }
-                Ok(view.data().as_chunks::<8>().0.iter().map(|&b| i64::from_le_bytes(b)).collect())
+                Ok(view
+                    .data()
+                    .as_chunks::<8>()
+                    .0
+                    .iter()
+                    .map(|&b| i64::from_le_bytes(b))
+                    .collect())
             };
             let counts = |key: &str| -> Result<Vec<u32>, EngineError> {
-                let negative = |_| broken(format!("`{prefix}{key}` holds a value below 0 or above 2³²"));
-                whole(key)?.into_iter().map(u32::try_from).collect::<Result<_, _>>().map_err(negative)
+                let negative = |_| {
+                    broken(format!(
+                        "`{prefix}{key}` holds a value below 0 or above 2³²"
+                    ))
+                };
+                whole(key)?
+                    .into_iter()
+                    .map(u32::try_from)
+                    .collect::<Result<_, _>>()
+                    .map_err(negative)
             };
             let rows = match names.contains(&format!("{prefix}rows").as_str()) {
                 true => Some(counts("rows")?.into_iter().map(|r| r as usize).collect()),
@@ -102,7 +132,9 @@ impl Reference {
             };
             let mut values = BTreeMap::new();
             for (name, view) in tensors.iter() {
-                let Some(bare) = name.strip_prefix(prefix) else { continue };
+                let Some(bare) = name.strip_prefix(prefix) else {
+                    continue;
+                };
                 if view.dtype() == Dtype::F32 {
                     let shape = view.shape().iter().map(|&d| d as u64).collect();
                     values.insert(bare.to_owned(), (shape, decode(view.data(), DType::F32)));
@@ -124,8 +156,11 @@ impl Reference {
 
     /// Names of all values, of every case.
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> =
-            self.cases.iter().flat_map(|c| c.values.keys().cloned()).collect();
+        let mut names: Vec<String> = self
+            .cases
+            .iter()
+            .flat_map(|c| c.values.keys().cloned())
+            .collect();
         names.sort();
         names.dedup();
         names
@@ -140,7 +175,8 @@ impl ReferenceCase {
             .iter()
             .map(|(name, (shape, want))| {
                 let got = self.select(outputs.get(name)?, shape);
-                let mut comparison = compare(&got, want, shape.last().copied().unwrap_or(1) as usize);
+                let mut comparison =
+                    compare(&got, want, shape.last().copied().unwrap_or(1) as usize);
                 (comparison.case, comparison.name) = (self.name.clone(), name.clone());
                 Ok(comparison)
             })
@@ -176,21 +212,37 @@ fn compare(got: &[f32], want: &[f32], width: usize) -> Comparison {
         largest: want.iter().fold(0.0, |m, v| m.max(v.abs())),
     };
     if got.len() != want.len() {
-        return Comparison { max: f32::INFINITY, mean: f32::INFINITY, cosine: -1.0, ..result };
+        return Comparison {
+            max: f32::INFINITY,
+            mean: f32::INFINITY,
+            cosine: -1.0,
+            ..result
+        };
     }
     let mut sum = 0f64;
     for (g, w) in got.iter().zip(want) {
         let error = (g - w).abs();
         sum += f64::from(error);
-        result.max = if error.is_nan() { f32::INFINITY } else { result.max.max(error) };
+        result.max = if error.is_nan() {
+            f32::INFINITY
+        } else {
+            result.max.max(error)
+        };
     }
     result.mean = (sum / want.len().max(1) as f64) as f32;
     for (g, w) in got.chunks(width.max(1)).zip(want.chunks(width.max(1))) {
         let dot = |a: &[f32], b: &[f32]| -> f64 {
-            a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
+            a.iter()
+                .zip(b)
+                .map(|(x, y)| f64::from(*x) * f64::from(*y))
+                .sum()
         };
         let cosine = dot(g, w) / (dot(g, g) * dot(w, w)).sqrt();
-        result.cosine = if cosine.is_nan() { -1.0 } else { result.cosine.min(cosine as f32) };
+        result.cosine = if cosine.is_nan() {
+            -1.0
+        } else {
+            result.cosine.min(cosine as f32)
+        };
     }
     result
 }

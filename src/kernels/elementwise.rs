@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 pub use copies::{MergeHeads, SliceColumns, SplitHeads};
 
 use super::{
-    KernelSpec,
-    Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal,
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
     gemm::{Activation, activate_f64},
     rows::{
         STREAM_THREADS, count, read, rounded_once, rows_by, stream_constants, stream_launch,

@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    KernelSpec,
-    Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance,
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
     layernorm::{self, layernorm_row},
     rows::{
         COPIED, RowTeams, STREAM_THREADS, count, one_per, read, rows_by, stream_constants,

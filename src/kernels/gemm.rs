@@ -7,8 +7,8 @@ mod tile;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-pub use instances::representative;
 pub use activate::{activate_f64, erf, erfc};
+pub use instances::representative;
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};

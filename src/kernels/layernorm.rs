@@ -8,8 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    KernelSpec,
-    Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal,
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
     rows::{RowTeams, count, read, rounded_once, rows_by, word, write},
 };
 use crate::tensor::{DType, Extents, Shape, Symbol};

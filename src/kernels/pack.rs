@@ -8,8 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    KernelSpec,
-    Case, Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance,
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
     rows::{COPIED, blocks, count, offsets, one_per, read, read_meta, write},
 };
 use crate::tensor::{DType, Extents, Shape, Symbol};

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    KernelSpec,
-    Case, Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance, f32_literal,
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    f32_literal,
     rows::{
         COPIED, RowTeams, STREAM_THREADS, blocks, count, offsets, read, read_meta, rounded_once,
         rows_by, storage, stream_constants, stream_launch, vector_width, word, write,

@@ -27,6 +27,12 @@ pub struct Difference {
 }
 
 impl Trial {
+    /// One trial for each of the kernel's cases.
+    pub fn all(kernel: &dyn Kernel, seed: u64) -> Result<Vec<(Case, Self)>, LengthsError> {
+        let trial = |case: Case| Self::new(kernel, &case, seed).map(|trial| (case, trial));
+        kernel.cases().into_iter().map(trial).collect()
+    }
+
     /// Random inputs (never zeros: those hide unwritten outputs), and the reference's results.
     pub fn new(kernel: &dyn Kernel, case: &Case, seed: u64) -> Result<Self, LengthsError> {
         let batch = Extents::of(&case.lens)?;
@@ -45,8 +51,15 @@ impl Trial {
             Role::Write { dtype, .. } => Some((dtype, p.name)),
             _ => None,
         });
-        let writes = written.zip(results).map(|((dtype, name), t)| (dtype, name, t)).collect();
-        Ok(Self { extents, reads, writes })
+        let writes = written
+            .zip(results)
+            .map(|((dtype, name), t)| (dtype, name, t))
+            .collect();
+        Ok(Self {
+            extents,
+            reads,
+            writes,
+        })
     }
 }
 
@@ -55,10 +68,14 @@ impl Fill {
     fn make(self, dtype: DType, n: usize, lens: &[u32], state: &mut u64) -> HostTensor {
         match self {
             Fill::Normal { mean, deviation } => HostTensor::Real(
-                (0..n).map(|_| dtype.round(mean + deviation * normal(state))).collect(),
+                (0..n)
+                    .map(|_| dtype.round(mean + deviation * normal(state)))
+                    .collect(),
             ),
             Fill::Below(limit) => HostTensor::Index(
-                (0..n).map(|_| (uniform(state) % u64::from(limit.max(1))) as i64).collect(),
+                (0..n)
+                    .map(|_| (uniform(state) % u64::from(limit.max(1))) as i64)
+                    .collect(),
             ),
             Fill::Meta(meta) => HostTensor::Index(meta.make(n, lens, state)),
         }
@@ -96,7 +113,11 @@ impl Tolerance {
     pub fn compare(&self, got: &[f32], want: &[f32]) -> Difference {
         let mut difference = Difference::default();
         if got.len() != want.len() {
-            return Difference { max: f32::INFINITY, worst: f32::INFINITY, ..difference };
+            return Difference {
+                max: f32::INFINITY,
+                worst: f32::INFINITY,
+                ..difference
+            };
         }
         let mut sum = 0f64;
         for (at, (&got, &want)) in got.iter().zip(want).enumerate() {
@@ -108,7 +129,13 @@ impl Tolerance {
             difference.max = difference.max.max(error);
             let worst = error / (self.absolute + self.relative * want.abs());
             if worst > difference.worst {
-                difference = Difference { worst, at, got, want, ..difference };
+                difference = Difference {
+                    worst,
+                    at,
+                    got,
+                    want,
+                    ..difference
+                };
             }
         }
         difference.mean = (sum / want.len().max(1) as f64) as f32;
@@ -151,7 +178,11 @@ mod tests {
 
     #[test]
     fn a_result_that_is_nan_never_passes() {
-        let tolerance = Tolerance { absolute: 1.0, relative: 1.0, reason: "a test" };
+        let tolerance = Tolerance {
+            absolute: 1.0,
+            relative: 1.0,
+            reason: "a test",
+        };
         assert!(tolerance.compare(&[1.0, f32::NAN], &[1.0, 2.0]).worst > 1.0);
         assert!(tolerance.compare(&[1.0], &[1.0, 2.0]).worst > 1.0);
         assert!(tolerance.compare(&[1.5, 2.0], &[1.0, 2.0]).worst <= 1.0);

@@ -154,7 +154,8 @@ impl Split {
             return Some(condition);
         }
         let others = graph.consumers(self.split).into_iter();
-        let others = others.filter(|&c| !matches!(graph.op(c), Op::Scores { .. } | Op::Context { .. }));
+        let others =
+            others.filter(|&c| !matches!(graph.op(c), Op::Scores { .. } | Op::Context { .. }));
         let others = names(graph, others);
         (!others.is_empty()).then(|| {
             format!(

@@ -79,7 +79,11 @@ impl MergeProjections {
             && !rest.is_empty()
         {
             for alone in groups.iter().filter(|group| group.len() == 1) {
-                let other = if alone[0].x == one[0].x { &rest[0] } else { one };
+                let other = if alone[0].x == one[0].x {
+                    &rest[0]
+                } else {
+                    one
+                };
                 report.refuse(
                     self.name(),
                     graph.node(alone[0].value).name.clone(),

@@ -139,7 +139,11 @@ impl fmt::Display for Explanation<'_> {
             match entry {
                 Entry::Fused { moved, .. } => {
                     n_fused += 1;
-                    writeln!(f, ", {}", saved(moved.bytes_saved(&self.extents, self.dtype)))?;
+                    writeln!(
+                        f,
+                        ", {}",
+                        saved(moved.bytes_saved(&self.extents, self.dtype))
+                    )?;
                 }
                 Entry::Refused { .. } => n_refused += 1,
             }
@@ -293,9 +297,7 @@ fn elements_read(graph: &Graph, id: NodeId, slot: usize, operand: NodeId) -> Siz
     };
     match graph.op(id) {
         Op::SliceColumns { .. } | Op::FirstToken => graph.shape(id).elements(),
-        Op::Scores { heads, head, .. } | Op::Attention { heads, head, .. } => {
-            headed(*heads, *head)
-        }
+        Op::Scores { heads, head, .. } | Op::Attention { heads, head, .. } => headed(*heads, *head),
         Op::Context { heads, head, .. } if slot == 1 => headed(*heads, *head),
         _ => graph.shape(operand).elements(),
     }

@@ -15,7 +15,11 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {
     #[error("`{node}` ({op}): {problem}")]
-    Unsupported { node: String, op: &'static str, problem: String },
+    Unsupported {
+        node: String,
+        op: &'static str,
+        problem: String,
+    },
     #[error("activations are stored as f32, f16 or bf16, not as {0}")]
     DType(DType),
 }
@@ -62,9 +66,12 @@ impl Lowering<'_> {
         let node = self.graph.node(id);
         let tensor = match &node.op {
             Op::Input(meta) => self.meta(*meta),
-            Op::Weight(expr) => {
-                self.tensor(&node.name, self.dtype, node.shape.clone(), Place::Weight(expr.clone()))
-            }
+            Op::Weight(expr) => self.tensor(
+                &node.name,
+                self.dtype,
+                node.shape.clone(),
+                Place::Weight(expr.clone()),
+            ),
             op => self.compute(id, op)?,
         };
         self.tensor_of.insert(id, tensor);
@@ -73,13 +80,19 @@ impl Lowering<'_> {
 
     fn compute(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
-        let variants = self.kernels(id, op).map_err(|problem| LowerError::Unsupported {
-            node: node.name.clone(),
-            op: op.name(),
-            problem,
-        })?;
-        let mut operands: Vec<TensorIndex> =
-            self.graph.operands(id).iter().map(|o| self.tensor_of[o]).collect();
+        let variants = self
+            .kernels(id, op)
+            .map_err(|problem| LowerError::Unsupported {
+                node: node.name.clone(),
+                op: op.name(),
+                problem,
+            })?;
+        let mut operands: Vec<TensorIndex> = self
+            .graph
+            .operands(id)
+            .iter()
+            .map(|o| self.tensor_of[o])
+            .collect();
         for &meta in metas(op) {
             operands.push(self.meta(meta));
         }
@@ -88,15 +101,28 @@ impl Lowering<'_> {
         operands.push(out);
         let variants = variants
             .into_iter()
-            .map(|(limit, kernel)| Variant { kernel: self.kernel(kernel), limit })
+            .map(|(limit, kernel)| Variant {
+                kernel: self.kernel(kernel),
+                limit,
+            })
             .collect();
         let rows = rows(&node.shape);
-        self.program.steps.push(Step { name: node.name.clone(), variants, operands, rows });
+        self.program.steps.push(Step {
+            name: node.name.clone(),
+            variants,
+            operands,
+            rows,
+        });
         Ok(out)
     }
 
     fn tensor(&mut self, name: &str, dtype: DType, shape: Shape, place: Place) -> TensorIndex {
-        self.program.tensors.push(Tensor { name: name.to_owned(), dtype, shape, place });
+        self.program.tensors.push(Tensor {
+            name: name.to_owned(),
+            dtype,
+            shape,
+            place,
+        });
         self.program.tensors.len() - 1
     }
 
@@ -134,7 +160,9 @@ impl Lowering<'_> {
             spans.entry(output).and_modify(|span| span.1 = end);
         }
         for (index, tensor) in self.program.tensors.iter_mut().enumerate() {
-            if let (Place::Planned { first, last }, Some(&span)) = (&mut tensor.place, spans.get(&index)) {
+            if let (Place::Planned { first, last }, Some(&span)) =
+                (&mut tensor.place, spans.get(&index))
+            {
                 (*first, *last) = span;
             }
         }
@@ -155,18 +183,42 @@ impl Lowering<'_> {
                     .map(|(rows, gemm)| (rows.map(Limit::Rows), KernelSpec::Gemm(gemm)))
                     .collect())
             }
-            Op::Attention { heads, head, scale, q, k, v } => {
+            Op::Attention {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+            } => {
                 let (heads, head, scale, q, k, v) = (*heads, *head, *scale, *q, *k, *v);
                 let max_len = MhaShort::max_len_for(head, dtype);
                 let mut kernels = Vec::new();
                 if max_len > 0 {
-                    let short = MhaShort { heads, head, scale, q, k, v, max_len, dtype };
+                    let short = MhaShort {
+                        heads,
+                        head,
+                        scale,
+                        q,
+                        k,
+                        v,
+                        max_len,
+                        dtype,
+                    };
                     kernels.push((
                         Some(Limit::Longest(max_len.into())),
                         KernelSpec::MhaShort(short),
                     ));
                 }
-                let online = MhaOnline { heads, head, scale, q, k, v, dtype };
+                let online = MhaOnline {
+                    heads,
+                    head,
+                    scale,
+                    q,
+                    k,
+                    v,
+                    dtype,
+                };
                 kernels.push((None, KernelSpec::MhaOnline(online)));
                 Ok(kernels)
             }
@@ -181,21 +233,36 @@ impl Lowering<'_> {
                     .map(|i| self.table(operands[i], operands[n + i], offsets[i]))
                     .collect::<Result<_, _>>()?;
                 let width = operand_width(n)?;
-                one(KernelSpec::EmbeddingLayerNorm(EmbeddingLayerNorm { tables, width, eps: *eps, dtype }))
+                one(KernelSpec::EmbeddingLayerNorm(EmbeddingLayerNorm {
+                    tables,
+                    width,
+                    eps: *eps,
+                    dtype,
+                }))
             }
-            Op::AddBias => one(KernelSpec::AddBias(AddBias { width: operand_width(0)?, dtype })),
-            Op::Add => one(KernelSpec::Add(Add { width: operand_width(0)?, dtype })),
+            Op::AddBias => one(KernelSpec::AddBias(AddBias {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::Add => one(KernelSpec::Add(Add {
+                width: operand_width(0)?,
+                dtype,
+            })),
             Op::Activate(activation) => one(KernelSpec::Activate(Activate {
                 activation: *activation,
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::Scale { by } => {
-                one(KernelSpec::Scale(Scale { by: *by, width: self.row_width(id)?, dtype }))
-            }
-            Op::LayerNorm { eps } => {
-                one(KernelSpec::LayerNorm(LayerNorm { width: operand_width(0)?, eps: *eps, dtype }))
-            }
+            Op::Scale { by } => one(KernelSpec::Scale(Scale {
+                by: *by,
+                width: self.row_width(id)?,
+                dtype,
+            })),
+            Op::LayerNorm { eps } => one(KernelSpec::LayerNorm(LayerNorm {
+                width: operand_width(0)?,
+                eps: *eps,
+                dtype,
+            })),
             Op::BiasResidualLayerNorm { eps, bias } => {
                 one(KernelSpec::BiasResidualLayerNorm(BiasResidualLayerNorm {
                     width: operand_width(0)?,
@@ -206,7 +273,11 @@ impl Lowering<'_> {
             }
             Op::SplitHeads { heads } => {
                 let head = width(self.graph.shape(id))?;
-                one(KernelSpec::SplitHeads(SplitHeads { heads: *heads, head, dtype }))
+                one(KernelSpec::SplitHeads(SplitHeads {
+                    heads: *heads,
+                    head,
+                    dtype,
+                }))
             }
             Op::MergeHeads => {
                 let head = operand_width(0)?;
@@ -229,24 +300,37 @@ impl Lowering<'_> {
             })),
             Op::Softmax { scale } => {
                 let heads = constant(&self.graph.shape(id).0[0])?;
-                one(KernelSpec::AttentionSoftmax(AttentionSoftmax { heads, scale: *scale, dtype }))
-            }
-            Op::Context { heads, head, v, out } => {
-                one(KernelSpec::AttentionContext(AttentionContext {
-                    heads: *heads,
-                    head: *head,
-                    v: *v,
-                    out: *out,
+                one(KernelSpec::AttentionSoftmax(AttentionSoftmax {
+                    heads,
+                    scale: *scale,
                     dtype,
                 }))
             }
-            Op::FirstToken => {
-                one(KernelSpec::FirstToken(FirstToken { width: operand_width(0)?, dtype }))
-            }
-            Op::MeanPool => one(KernelSpec::MeanPool(MeanPool { width: operand_width(0)?, dtype })),
-            Op::L2Normalize { eps } => {
-                one(KernelSpec::L2Normalize(L2Normalize { width: operand_width(0)?, eps: *eps, dtype }))
-            }
+            Op::Context {
+                heads,
+                head,
+                v,
+                out,
+            } => one(KernelSpec::AttentionContext(AttentionContext {
+                heads: *heads,
+                head: *head,
+                v: *v,
+                out: *out,
+                dtype,
+            })),
+            Op::FirstToken => one(KernelSpec::FirstToken(FirstToken {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::MeanPool => one(KernelSpec::MeanPool(MeanPool {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::L2Normalize { eps } => one(KernelSpec::L2Normalize(L2Normalize {
+                width: operand_width(0)?,
+                eps: *eps,
+                dtype,
+            })),
             Op::MeanPoolNormalize { eps } => {
                 one(KernelSpec::MeanPoolNormalize(MeanPoolNormalize {
                     width: operand_width(0)?,
@@ -261,7 +345,11 @@ impl Lowering<'_> {
         let Op::Input(ids) = self.graph.op(ids) else {
             return Err("the ids of an embedding must be an input of the model".to_owned());
         };
-        Ok(Table { ids: *ids, offset, rows: constant(&self.graph.shape(table).0[0])? })
+        Ok(Table {
+            ids: *ids,
+            offset,
+            rows: constant(&self.graph.shape(table).0[0])?,
+        })
     }
 
     /// Elements of one row, as [`rows`] counts rows.
@@ -308,12 +396,18 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::Positions => ("positions", tokens()),
         Meta::CuLens => ("cu_lens", bounds()),
         Meta::PairOffsets => ("pair_offsets", bounds()),
-        Meta::Mask => ("mask", Shape::new([Symbol::Batch.into(), Symbol::Longest.into()])),
+        Meta::Mask => (
+            "mask",
+            Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),
+        ),
     }
 }
 
 fn width(shape: &Shape) -> Result<u32, String> {
-    shape.0.last().map_or_else(|| Err("expected at least one dimension".to_owned()), constant)
+    shape.0.last().map_or_else(
+        || Err("expected at least one dimension".to_owned()),
+        constant,
+    )
 }
 
 fn constant(size: &Size) -> Result<u32, String> {

@@ -127,7 +127,10 @@ impl Program {
             .elements()
             .eval(extents)
             .and_then(|n| n.checked_mul(tensor.dtype.bytes()))
-            .ok_or_else(|| SizeOverflow { tensor: tensor.name.clone(), shape: tensor.shape.clone() })
+            .ok_or_else(|| SizeOverflow {
+                tensor: tensor.name.clone(),
+                shape: tensor.shape.clone(),
+            })
     }
 
     /// Usage records of the planned tensors for a batch (TurboTransformers 4.2).
@@ -138,7 +141,11 @@ impl Program {
                     unreachable!("`planned` yields planned tensors only")
                 };
                 let bytes = self.bytes(tensor, extents)?;
-                Ok(UsageRecord { first_op: first, last_op: last, bytes })
+                Ok(UsageRecord {
+                    first_op: first,
+                    last_op: last,
+                    bytes,
+                })
             })
             .collect()
     }
@@ -167,19 +174,29 @@ impl Program {
         for (name, tensor) in &self.outputs {
             match self.tensors.get(*tensor).map(|t| &t.place) {
                 Some(Place::Planned { .. }) => {}
-                _ => return Err(format!("the output `{name}` is no tensor that a step computes")),
+                _ => {
+                    return Err(format!(
+                        "the output `{name}` is no tensor that a step computes"
+                    ));
+                }
             }
         }
         for tensor in &self.tensors {
             if let Place::Planned { first, last } = tensor.place
                 && (first > last || last as usize >= n_steps)
             {
-                return Err(format!("`{}` lives from step {first} to {last} of {n_steps}", tensor.name));
+                return Err(format!(
+                    "`{}` lives from step {first} to {last} of {n_steps}",
+                    tensor.name
+                ));
             }
             if let Place::Weight(expr) = &tensor.place
                 && Shape::fixed(&expr.dims()) != tensor.shape
             {
-                return Err(format!("the weight `{}` has another shape than its parts", tensor.name));
+                return Err(format!(
+                    "the weight `{}` has another shape than its parts",
+                    tensor.name
+                ));
             }
         }
         for (at, step) in self.steps.iter().enumerate() {
@@ -192,7 +209,11 @@ impl Program {
             }
             for variant in &step.variants {
                 let Some(kernel) = self.kernels.get(variant.kernel) else {
-                    return fail(format!("launches kernel {} of {}", variant.kernel, self.kernels.len()));
+                    return fail(format!(
+                        "launches kernel {} of {}",
+                        variant.kernel,
+                        self.kernels.len()
+                    ));
                 };
                 self.bindings(at as u32, step, kernel).or_else(fail)?;
             }
@@ -205,7 +226,11 @@ impl Program {
         let params = kernel.as_kernel().params();
         let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
         if tensors.clone().count() != step.operands.len() {
-            return Err(format!("binds {} tensors to `{}`", step.operands.len(), kernel.as_kernel().symbol()));
+            return Err(format!(
+                "binds {} tensors to `{}`",
+                step.operands.len(),
+                kernel.as_kernel().symbol()
+            ));
         }
         for (param, &operand) in tensors.zip(&step.operands) {
             let tensor = &self.tensors[operand];
@@ -222,7 +247,9 @@ impl Program {
                 ));
             }
             match tensor.place {
-                Place::Planned { first, last } if first > at || last < at || (writes && first != at) => {
+                Place::Planned { first, last }
+                    if first > at || last < at || (writes && first != at) =>
+                {
                     return Err(format!("binds `{}` outside its life", tensor.name));
                 }
                 Place::Batch(_) | Place::Weight(_) if writes => {

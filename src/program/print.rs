@@ -17,7 +17,11 @@ impl fmt::Display for Program {
             for (i, &operand) in step.operands.iter().enumerate() {
                 let tensor = &self.tensors[operand];
                 let comma = if i == 0 { "" } else { ", " };
-                let mark = if matches!(tensor.place, Place::Weight(_)) { "@" } else { "" };
+                let mark = if matches!(tensor.place, Place::Weight(_)) {
+                    "@"
+                } else {
+                    ""
+                };
                 write!(f, "{comma}{mark}{}", tensor.name)?;
             }
             writeln!(f, ") over {}", step.rows)?;

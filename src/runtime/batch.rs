@@ -22,15 +22,39 @@ pub enum BatchError {
     #[error("the lengths add up to {sum}, but {ids} token ids were given")]
     Sum { sum: u64, ids: usize },
     #[error("{what}: expected {expected} values, one per token id, found {found}")]
-    Count { what: &'static str, expected: usize, found: usize },
-    #[error("sequence {sequence}, token {token}: the {what} id {id} is outside the table of {rows} rows")]
-    Id { what: &'static str, sequence: usize, token: usize, id: u32, rows: u32 },
-    #[error("sequence {sequence} has {len} tokens, but the position table serves at most {limit}; shorten or split it")]
-    TooLong { sequence: usize, len: u32, limit: u32 },
-    #[error("row {row} of the mask has a hole at column {column}: a 1 follows a 0; expected ones, then zeros")]
+    Count {
+        what: &'static str,
+        expected: usize,
+        found: usize,
+    },
+    #[error(
+        "sequence {sequence}, token {token}: the {what} id {id} is outside the table of {rows} rows"
+    )]
+    Id {
+        what: &'static str,
+        sequence: usize,
+        token: usize,
+        id: u32,
+        rows: u32,
+    },
+    #[error(
+        "sequence {sequence} has {len} tokens, but the position table serves at most {limit}; shorten or split it"
+    )]
+    TooLong {
+        sequence: usize,
+        len: u32,
+        limit: u32,
+    },
+    #[error(
+        "row {row} of the mask has a hole at column {column}: a 1 follows a 0; expected ones, then zeros"
+    )]
     Hole { row: usize, column: usize },
     #[error("row {row}, column {column} of the mask is {value}; expected 0 or 1")]
-    MaskValue { row: usize, column: usize, value: u32 },
+    MaskValue {
+        row: usize,
+        column: usize,
+        value: u32,
+    },
     #[error("segment ids were given, but the model has no segment table")]
     NoSegments,
 }
@@ -61,7 +85,10 @@ impl Batch {
             .iter()
             .map(|s| u32::try_from(s.as_ref().len()).unwrap_or(u32::MAX))
             .collect();
-        let ids = sequences.iter().flat_map(|s| s.as_ref().iter().copied()).collect();
+        let ids = sequences
+            .iter()
+            .flat_map(|s| s.as_ref().iter().copied())
+            .collect();
         Self::from_packed(ids, &lens)
     }
 
@@ -69,9 +96,18 @@ impl Batch {
     pub fn from_packed(token_ids: Vec<u32>, lens: &[u32]) -> Result<Self, BatchError> {
         let extents = Extents::of(lens)?;
         if extents.tokens != token_ids.len() as u64 {
-            return Err(BatchError::Sum { sum: extents.tokens, ids: token_ids.len() });
+            return Err(BatchError::Sum {
+                sum: extents.tokens,
+                ids: token_ids.len(),
+            });
         }
-        Ok(Self { token_ids, type_ids: None, lens: lens.to_vec(), extents, padded: None })
+        Ok(Self {
+            token_ids,
+            type_ids: None,
+            lens: lens.to_vec(),
+            extents,
+            padded: None,
+        })
     }
 
     /// A padded batch: `token_ids` and `mask` are `[batch, width]`; the mask is 1 on tokens, which
@@ -82,7 +118,11 @@ impl Batch {
         }
         let found = mask.len();
         if found != token_ids.len() || found % width != 0 {
-            return Err(BatchError::Count { what: "mask", expected: token_ids.len(), found });
+            return Err(BatchError::Count {
+                what: "mask",
+                expected: token_ids.len(),
+                found,
+            });
         }
         let mut lens = Vec::new();
         for (row, bits) in mask.chunks_exact(width).enumerate() {
@@ -91,20 +131,32 @@ impl Batch {
             }
             let len = bits.iter().take_while(|&&v| v == 1).count();
             if let Some(gap) = bits[len..].iter().position(|&v| v == 1) {
-                return Err(BatchError::Hole { row, column: len + gap });
+                return Err(BatchError::Hole {
+                    row,
+                    column: len + gap,
+                });
             }
             lens.push(len as u32);
         }
         let rows = || token_ids.chunks_exact(width).zip(&lens);
-        let packed = rows().flat_map(|(ids, &n)| ids[..n as usize].to_vec()).collect();
+        let packed = rows()
+            .flat_map(|(ids, &n)| ids[..n as usize].to_vec())
+            .collect();
         let mut batch = Self::from_packed(packed, &lens)?;
         let longest = batch.extents.longest as usize;
         let cut = |values: &[u32]| -> Vec<u32> {
-            values.chunks_exact(width).flat_map(|row| row[..longest].to_vec()).collect()
+            values
+                .chunks_exact(width)
+                .flat_map(|row| row[..longest].to_vec())
+                .collect()
         };
         let token_ids = cut(token_ids);
         let type_ids = vec![0; token_ids.len()];
-        batch.padded = Some(Padded { token_ids, type_ids, mask: cut(mask) });
+        batch.padded = Some(Padded {
+            token_ids,
+            type_ids,
+            mask: cut(mask),
+        });
         Ok(batch)
     }
 
@@ -112,7 +164,11 @@ impl Batch {
     pub fn with_type_ids(mut self, type_ids: Vec<u32>) -> Result<Self, BatchError> {
         let (expected, found) = (self.token_ids.len(), type_ids.len());
         if expected != found {
-            return Err(BatchError::Count { what: "segment ids", expected, found });
+            return Err(BatchError::Count {
+                what: "segment ids",
+                expected,
+                found,
+            });
         }
         if let Some(padded) = &mut self.padded {
             let longest = self.extents.longest as usize;
@@ -144,7 +200,11 @@ impl Batch {
         if let Some(limit) = limits.longest
             && let Some((sequence, &len)) = self.lens.iter().enumerate().find(|&(_, &n)| n > limit)
         {
-            return Err(BatchError::TooLong { sequence, len, limit });
+            return Err(BatchError::TooLong {
+                sequence,
+                len,
+                limit,
+            });
         }
         self.check_ids("token", &self.token_ids, limits.vocabulary)?;
         match (&self.type_ids, limits.segments) {
@@ -155,7 +215,9 @@ impl Batch {
     }
 
     fn check_ids(&self, what: &'static str, ids: &[u32], rows: u32) -> Result<(), BatchError> {
-        let Some(at) = ids.iter().position(|&id| id >= rows) else { return Ok(()) };
+        let Some(at) = ids.iter().position(|&id| id >= rows) else {
+            return Ok(());
+        };
         let (mut sequence, mut token) = (0, at);
         for (i, &n) in self.lens.iter().enumerate() {
             sequence = i;
@@ -164,7 +226,13 @@ impl Batch {
             }
             token -= n as usize;
         }
-        Err(BatchError::Id { what, sequence, token, id: ids[at], rows })
+        Err(BatchError::Id {
+            what,
+            sequence,
+            token,
+            id: ids[at],
+            rows,
+        })
     }
 
     /// Token ids in packed order, `[tokens]`.
@@ -187,7 +255,10 @@ impl Batch {
 
     /// Where each sequence starts, `[batch + 1]`.
     pub fn cu_lens(&self) -> Vec<i32> {
-        cumulative(&self.lens).into_iter().map(|v| v as i32).collect()
+        cumulative(&self.lens)
+            .into_iter()
+            .map(|v| v as i32)
+            .collect()
     }
 
     /// Where each sequence's scores start in a head's, `[batch + 1]`.
@@ -216,7 +287,11 @@ fn cumulative(lens: &[u32]) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { vocabulary: 100, segments: Some(2), longest: Some(4) };
+    const LIMITS: Limits = Limits {
+        vocabulary: 100,
+        segments: Some(2),
+        longest: Some(4),
+    };
 
     #[test]
     fn a_padded_batch_equals_its_packed_form() {
@@ -233,7 +308,9 @@ mod tests {
 
     #[test]
     fn bad_batches_say_what_is_wrong() {
-        let text = |r: Result<Batch, BatchError>| r.and_then(|b| b.check(&LIMITS)).unwrap_err().to_string();
+        let text = |r: Result<Batch, BatchError>| {
+            r.and_then(|b| b.check(&LIMITS)).unwrap_err().to_string()
+        };
         let none: [Vec<u32>; 0] = [];
         insta::assert_snapshot!(text(Batch::from_sequences(&none)), @"the batch is empty; expected at least one sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1], vec![]])), @"sequence 1 has no tokens; expected at least one token in every sequence");

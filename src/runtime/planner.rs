@@ -36,16 +36,21 @@ pub struct Planner {
 
 impl Default for Planner {
     fn default() -> Self {
-        Self { allocator: ChunkAllocator::default(), cache: PlanCache::new(REMEMBERED) }
+        Self {
+            allocator: ChunkAllocator::default(),
+            cache: PlanCache::new(REMEMBERED),
+        }
     }
 }
 
 impl Planner {
     /// The plan for a batch; afterwards the owner of the chunks follows [`Planner::held`].
     pub fn plan(&mut self, program: &Program, e: &Extents) -> Result<Arc<Plan>, PlannerError> {
-        self.cache.plan((e.tokens, e.batch, e.longest, e.pairs), &mut self.allocator, || {
-            program.usage(e).map_err(PlannerError::from)
-        })
+        self.cache.plan(
+            (e.tokens, e.batch, e.longest, e.pairs),
+            &mut self.allocator,
+            || program.usage(e).map_err(PlannerError::from),
+        )
     }
 
     /// Size of every chunk that is to exist, by chunk id; 0 where there is none.
@@ -63,6 +68,9 @@ impl Planner {
     pub fn footprint(program: &Program, e: &Extents) -> Result<Footprint, PlannerError> {
         let usage = program.usage(e)?;
         let plan = ChunkAllocator::default().plan(&usage)?;
-        Ok(Footprint { chunks: plan.footprint(), lower_bound: lower_bound(&usage) })
+        Ok(Footprint {
+            chunks: plan.footprint(),
+            lower_bound: lower_bound(&usage),
+        })
     }
 }

@@ -86,12 +86,21 @@ impl Size {
 
     /// The polynomial with `size` in the place of `symbol`.
     pub fn bind(&self, symbol: Symbol, size: &Size) -> Size {
-        self.terms.iter().fold(Size::default(), |sum, (factors, &coefficient)| {
-            let term = factors.iter().fold(Size::constant(coefficient), |product, &factor| {
-                &product * &(if factor == symbol { size.clone() } else { factor.into() })
-            });
-            &sum + &term
-        })
+        self.terms
+            .iter()
+            .fold(Size::default(), |sum, (factors, &coefficient)| {
+                let term = factors
+                    .iter()
+                    .fold(Size::constant(coefficient), |product, &factor| {
+                        &product
+                            * &(if factor == symbol {
+                                size.clone()
+                            } else {
+                                factor.into()
+                            })
+                    });
+                &sum + &term
+            })
     }
 
     /// The value for a batch; `None` where it does not fit 64 bits.

@@ -4,10 +4,7 @@ use miette::{IntoDiagnostic, WrapErr, miette};
 use serde::{Deserialize, Serialize};
 
 use super::super::{Outcome, align_right, human, model::Runnable, print, table, write_file};
-use crate::{
-    Batch, EngineError,
-    kernels::trial::uniform,
-};
+use crate::{Batch, EngineError, kernels::trial::uniform};
 
 #[derive(clap::Args)]
 pub(in crate::cli) struct Args {
@@ -47,25 +44,36 @@ struct Row {
 }
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
-    let text = std::fs::read_to_string(&args.workloads)
-        .map_err(|source| EngineError::Read { file: args.workloads.clone(), source })?;
+    let text = std::fs::read_to_string(&args.workloads).map_err(|source| EngineError::Read {
+        file: args.workloads.clone(),
+        source,
+    })?;
     let workloads: Workloads = serde_json::from_str(&text)
         .into_diagnostic()
         .wrap_err_with(|| format!("`{}` holds no sets of lengths", args.workloads.display()))?;
     let known = || workloads.encoder.iter().map(|s| s.name.as_str());
     if let Some(name) = args.sets.iter().find(|n| known().all(|k| k != n.as_str())) {
         let names: Vec<&str> = known().collect();
-        return Err(miette!("there is no set `{name}`; the file has {}", names.join(", ")));
+        return Err(miette!(
+            "there is no set `{name}`; the file has {}",
+            names.join(", ")
+        ));
     }
     let engine = Runnable::build(args.model.builder()?.outputs(["last_hidden_state"]))?;
     let mut session = engine.session()?;
     let limits = engine.limits();
     let mut shown = table(&["set", "tokens", "ms", "tokens/s", "activations"]);
     let mut rows = Vec::new();
-    for set in workloads.encoder.iter().filter(|s| args.sets.is_empty() || args.sets.contains(&s.name)) {
+    for set in workloads
+        .encoder
+        .iter()
+        .filter(|s| args.sets.is_empty() || args.sets.contains(&s.name))
+    {
         let mut state = 1;
         let tokens: u64 = set.lens.iter().map(|&n| u64::from(n)).sum();
-        let ids = (0..tokens).map(|_| (uniform(&mut state) % u64::from(limits.vocabulary)) as u32).collect();
+        let ids = (0..tokens)
+            .map(|_| (uniform(&mut state) % u64::from(limits.vocabulary)) as u32)
+            .collect();
         let batch = Batch::from_packed(ids, &set.lens).map_err(EngineError::from)?;
         let ms = session.time(&batch, args.warm_up, args.runs)?.median();
         shown.add_row([
@@ -75,7 +83,11 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
             format!("{:.0}", tokens as f32 / ms * 1e3),
             human(engine.bytes_needed(&batch)?),
         ]);
-        rows.push(Row { set: set.name.clone(), tokens, ms });
+        rows.push(Row {
+            set: set.name.clone(),
+            tokens,
+            ms,
+        });
     }
     align_right(&mut shown, 1..5);
     print(&format!(

@@ -1,4 +1,7 @@
-use std::{process::ExitCode, time::{Duration, Instant}};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use miette::IntoDiagnostic;
 
@@ -20,7 +23,11 @@ pub(in crate::cli) struct Args {
     #[arg(long, default_value = "sm_90a")]
     arch: Target,
     /// Lengths of the batch that is planned
-    #[arg(long, value_delimiter = ',', default_value = "128,48,65,26,89,61,96,61,89,115,86,29,95,62,65,114")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "128,48,65,26,89,61,96,61,89,115,86,29,95,62,65,114"
+    )]
     lens: Vec<u32>,
     /// Repetitions of which the median is shown
     #[arg(long, default_value_t = 15)]
@@ -34,28 +41,51 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     let nvrtc = Nvrtc::find().into_diagnostic()?;
     let folder = tempfile::tempdir().into_diagnostic()?;
     let fresh = || Jit::new(nvrtc.clone(), Some(DiskCache::at(folder.path())));
-    let compile = |jit: Jit| jit.compile_all(&sources, args.arch, &|_, _| ()).into_diagnostic();
+    let compile = |jit: Jit| {
+        jit.compile_all(&sources, args.arch, &|_, _| ())
+            .into_diagnostic()
+    };
 
     let mut rows = table(&["step", "median", "of"]);
     let mut row = |step: &str, time: Duration, of: String| {
-        rows.add_row([step.to_owned(), format!("{:.4} ms", time.as_secs_f64() * 1e3), of]);
+        rows.add_row([
+            step.to_owned(),
+            format!("{:.4} ms", time.as_secs_f64() * 1e3),
+            of,
+        ]);
     };
     let of = |n: usize| format!("{n} runs");
     let described = median(args.runs, || args.model.compile(args.dtype).map(drop))?;
     row("description to program", described, of(args.runs));
-    let emitted = median(args.runs, || Ok(emit(&CudaModel::kernels(&program)).map(drop)?))?;
+    let emitted = median(args.runs, || {
+        Ok(emit(&CudaModel::kernels(&program)).map(drop)?)
+    })?;
     row("program to CUDA source", emitted, of(args.runs));
     let cold = median(1, || compile(fresh()).map(drop))?;
-    row(&format!("NVRTC, {} kernels, {}", sources.len(), args.arch), cold, of(1));
+    row(
+        &format!("NVRTC, {} kernels, {}", sources.len(), args.arch),
+        cold,
+        of(1),
+    );
     let cached = median(args.runs, || compile(fresh()).map(drop))?;
     row("the same from the cache", cached, of(args.runs));
-    let plan = median(args.runs * 20, || Planner::default().plan(&program, &extents).map(drop).into_diagnostic())?;
+    let plan = median(args.runs * 20, || {
+        Planner::default()
+            .plan(&program, &extents)
+            .map(drop)
+            .into_diagnostic()
+    })?;
     row("plan, first time", plan, of(args.runs * 20));
     let mut planner = Planner::default();
-    let again = median(args.runs * 200, || planner.plan(&program, &extents).map(drop).into_diagnostic())?;
+    let again = median(args.runs * 200, || {
+        planner.plan(&program, &extents).map(drop).into_diagnostic()
+    })?;
     row("plan, a shape seen before", again, of(args.runs * 200));
     align_right(&mut rows, [1]);
-    print(&format!("{rows}\n{} threads\n", std::thread::available_parallelism().map_or(1, usize::from)))?;
+    print(&format!(
+        "{rows}\n{} threads\n",
+        std::thread::available_parallelism().map_or(1, usize::from)
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,28 +4,55 @@ use crate::{kernels::KernelSpec, tensor::DType};
 /// Instances that cover every tile, every epilogue, and sizes that divide by nothing.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
-    let bias = |activation| Epilogue { bias: true, activation };
+    let bias = |activation| Epilogue {
+        bias: true,
+        activation,
+    };
     let gelu = bias(Some(Activation::GeluExact));
     let mut kernels = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let mut add = |n, k, epilogue, tile| {
-            kernels.push(KernelSpec::from(Gemm { n, k, dtype, epilogue, tile }));
+            kernels.push(KernelSpec::from(Gemm {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            }));
         };
         let tiles = Tile::candidates(dtype);
         for &tile in tiles {
             add(768, 768, plain, tile);
             add(1000, 320, gelu, tile);
         }
-        let (Some(&first), Some(&last)) = (tiles.first(), tiles.last()) else { continue };
+        let (Some(&first), Some(&last)) = (tiles.first(), tiles.last()) else {
+            continue;
+        };
         for tile in [first, last] {
             // Odd widths, and depths whose rows start at every alignment.
-            for (n, k) in [(1003, 320), (3, 768), (1, 8), (320, 1000), (130, 36), (70, 10), (33, 7)] {
+            for (n, k) in [
+                (1003, 320),
+                (3, 768),
+                (1, 8),
+                (320, 1000),
+                (130, 36),
+                (70, 10),
+                (33, 7),
+            ] {
                 add(n, k, bias(None), tile);
             }
         }
         for activation in [Activation::GeluTanh, Activation::Relu, Activation::Tanh] {
             add(320, 320, bias(Some(activation)), first);
-            add(320, 320, Epilogue { bias: false, activation: Some(activation) }, last);
+            add(
+                320,
+                320,
+                Epilogue {
+                    bias: false,
+                    activation: Some(activation),
+                },
+                last,
+            );
         }
     }
     kernels

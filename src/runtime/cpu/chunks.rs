@@ -42,7 +42,10 @@ impl Chunks {
     pub(super) fn follow(&mut self, held: &[u64]) -> Result<(), u64> {
         self.buffers.resize_with(held.len(), || None);
         for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
-            if buffer.as_ref().is_some_and(|b| b.layout.size() as u64 != bytes) {
+            if buffer
+                .as_ref()
+                .is_some_and(|b| b.layout.size() as u64 != bytes)
+            {
                 *buffer = None;
             }
         }
@@ -69,6 +72,10 @@ impl Chunks {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.buffers.iter().flatten().map(|b| b.layout.size() as u64).sum()
+        self.buffers
+            .iter()
+            .flatten()
+            .map(|b| b.layout.size() as u64)
+            .sum()
     }
 }

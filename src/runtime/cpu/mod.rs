@@ -23,7 +23,9 @@ use crate::{
 
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    #[error("the CPU executor computes in f32, but the program stores {0}; ask for f32, or for a CUDA device")]
+    #[error(
+        "the CPU executor computes in f32, but the program stores {0}; ask for f32, or for a CUDA device"
+    )]
     DType(DType),
     #[error(transparent)]
     Weights(#[from] CheckpointError),
@@ -33,7 +35,9 @@ pub enum CpuError {
     Size(#[from] SizeOverflow),
     #[error("the step `{step}` failed")]
     Step { step: String, source: OpError },
-    #[error("{bytes} bytes of host memory could not be had for the intermediate tensors; send fewer tokens at once")]
+    #[error(
+        "{bytes} bytes of host memory could not be had for the intermediate tensors; send fewer tokens at once"
+    )]
     OutOfMemory { bytes: u64 },
 }
 
@@ -122,7 +126,12 @@ impl BatchData {
 
 impl CpuSession {
     pub fn new(model: Arc<CpuModel>) -> Self {
-        Self { model, planner: Planner::default(), chunks: Chunks::default(), batch_data: 0 }
+        Self {
+            model,
+            planner: Planner::default(),
+            chunks: Chunks::default(),
+            batch_data: 0,
+        }
     }
 
     /// Runs a batch that was checked against the model's limits.
@@ -147,12 +156,19 @@ impl CpuSession {
             .iter()
             .map(|(name, tensor)| {
                 let shape = &program.tensors[*tensor].shape;
-                let overflow = || SizeOverflow { tensor: name.clone(), shape: shape.clone() };
+                let overflow = || SizeOverflow {
+                    tensor: name.clone(),
+                    shape: shape.clone(),
+                };
                 let dims: Option<Vec<u64>> = shape.0.iter().map(|d| d.eval(&extents)).collect();
                 let dims = dims.ok_or_else(overflow)?;
                 // SAFETY: all steps are done, and an output lives to the end of the plan.
                 let values = unsafe { run.slice(*tensor) }.to_vec();
-                Ok(Output { name: name.clone(), shape: dims, values })
+                Ok(Output {
+                    name: name.clone(),
+                    shape: dims,
+                    values,
+                })
             })
             .collect()
     }
@@ -189,7 +205,12 @@ impl<'a> Run<'a> {
             let n = model.program.bytes(tensor, &extents)? / DType::F32.bytes();
             planned[index] = Some((chunks.at(place.chunk as usize, place.offset), n as usize));
         }
-        Ok(Self { model, extents, data, planned })
+        Ok(Self {
+            model,
+            extents,
+            data,
+            planned,
+        })
     }
 
     /// The elements of a planned tensor.
@@ -213,7 +234,9 @@ impl<'a> Run<'a> {
         };
         let extents = step.extents(&self.extents).ok_or_else(overflow)?;
         let kernel = step.kernel(&extents).ok_or_else(overflow)?;
-        let Some((&out, reads)) = step.operands.split_last() else { return Ok(()) };
+        let Some((&out, reads)) = step.operands.split_last() else {
+            return Ok(());
+        };
         let reads: Vec<Read<'_>> = reads
             .iter()
             .map(|&operand| match &program.tensors[operand].place {
@@ -223,10 +246,16 @@ impl<'a> Run<'a> {
                 Place::Planned { .. } => Read::Real(unsafe { self.slice(operand) }),
             })
             .collect();
-        let Some((start, n)) = self.planned[out] else { return Ok(()) };
+        let Some((start, n)) = self.planned[out] else {
+            return Ok(());
+        };
         // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
         let out = unsafe { std::slice::from_raw_parts_mut(start, n) };
-        ops::run(&program.kernels[kernel], &extents, &reads, &mut [out])
-            .map_err(|source| CpuError::Step { step: step.name.clone(), source })
+        ops::run(&program.kernels[kernel], &extents, &reads, &mut [out]).map_err(|source| {
+            CpuError::Step {
+                step: step.name.clone(),
+                source,
+            }
+        })
     }
 }

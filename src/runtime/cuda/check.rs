@@ -34,7 +34,7 @@ impl CheckResult {
     }
 }
 
-/// Runs `kernel` on every one of its cases and compares with its reference.
+/// Runs `kernel` on every trial and compares with its reference.
 ///
 /// Outputs are filled with ones in every bit beforehand, which is NaN in every real type, so an
 /// element that the kernel leaves out is found.
@@ -42,17 +42,14 @@ pub fn check_kernel(
     device: &Device,
     kernel: &KernelSpec,
     cubin: &Cubin,
-    seed: u64,
+    trials: Vec<(Case, Trial)>,
 ) -> Result<Vec<CheckResult>, CudaError> {
     let loaded = Loaded::new(device, kernel, cubin)?;
     let spec = kernel.as_kernel();
-    let mut results = Vec::new();
-    for case in spec.cases() {
-        // A case comes from the kernel itself; one that is no batch is passed over.
-        let Ok(trial) = Trial::new(spec, &case, seed) else { continue };
-        results.push(run(device, &loaded, spec, case, &trial)?);
-    }
-    Ok(results)
+    trials
+        .into_iter()
+        .map(|(case, trial)| run(device, &loaded, spec, case, &trial))
+        .collect()
 }
 
 fn run(
@@ -85,17 +82,26 @@ fn run(
     // SAFETY: the buffers have the sizes that the parameters say for these extents.
     unsafe { loaded.launch(stream.cu_stream(), &trial.extents, &pointers, case.name)? };
     stream.synchronize().during(during)?;
-    let mut worst = CheckResult { case, difference: Difference::default(), tensor: "" };
+    let mut worst = CheckResult {
+        case,
+        difference: Difference::default(),
+        tensor: "",
+    };
     for ((dtype, name, want), buffer) in trial.writes.iter().zip(&buffers[n_reads..]) {
         let mut raw = vec![0u8; buffer.bytes() as usize];
         // SAFETY: `raw` has the size of the buffer.
-        unsafe { result::memcpy_dtoh_sync(&mut raw, buffer.start()) }.during(|| "download".into())?;
+        unsafe { result::memcpy_dtoh_sync(&mut raw, buffer.start()) }
+            .during(|| "download".into())?;
         let difference = match want {
             HostTensor::Real(want) => kernel.tolerance().compare(&decode(&raw, *dtype), want),
             HostTensor::Index(want) => whole_numbers(&raw, *dtype, want),
         };
         if worst.tensor.is_empty() || difference.worst > worst.difference.worst {
-            worst = CheckResult { difference, tensor: name, ..worst };
+            worst = CheckResult {
+                difference,
+                tensor: name,
+                ..worst
+            };
         }
     }
     Ok(worst)
@@ -124,8 +130,18 @@ fn in_signature_order(
 /// Whole numbers must be equal.
 fn whole_numbers(raw: &[u8], dtype: DType, want: &[i64]) -> Difference {
     let got: Vec<i64> = match dtype {
-        DType::I64 => raw.as_chunks::<8>().0.iter().map(|&b| i64::from_le_bytes(b)).collect(),
-        _ => raw.as_chunks::<4>().0.iter().map(|&b| i32::from_le_bytes(b).into()).collect(),
+        DType::I64 => raw
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|&b| i64::from_le_bytes(b))
+            .collect(),
+        _ => raw
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&b| i32::from_le_bytes(b).into())
+            .collect(),
     };
     match got.iter().zip(want).position(|(g, w)| g != w) {
         None => Difference::default(),
@@ -153,8 +169,9 @@ fn to_bytes(tensor: &HostTensor, dtype: DType) -> Vec<u8> {
         HostTensor::Index(values) if dtype == DType::I64 => {
             values.iter().flat_map(|v| v.to_le_bytes()).collect()
         }
-        HostTensor::Index(values) => {
-            values.iter().flat_map(|&v| (v as i32).to_le_bytes()).collect()
-        }
+        HostTensor::Index(values) => values
+            .iter()
+            .flat_map(|&v| (v as i32).to_le_bytes())
+            .collect(),
     }
 }

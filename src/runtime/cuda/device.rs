@@ -32,8 +32,12 @@ pub fn probe() -> Presence {
     let driver = unsafe { sys::is_culib_present() };
     // SAFETY: as above.
     let cublas_lt = unsafe { cudarc::cublaslt::sys::is_culib_present() };
-    let mut presence =
-        Presence { driver, driver_version: None, devices: Vec::new(), cublas_lt };
+    let mut presence = Presence {
+        driver,
+        driver_version: None,
+        devices: Vec::new(),
+        cublas_lt,
+    };
     if !driver {
         return presence;
     }
@@ -43,8 +47,9 @@ pub fn probe() -> Presence {
         presence.driver_version = Some((version / 1000, version % 1000 / 10));
     }
     let n_devices = CudaContext::device_count().map_or(0, |n| usize::try_from(n).unwrap_or(0));
-    presence.devices =
-        (0..n_devices).filter_map(|i| Device::open(i).ok().map(|d| d.info().clone())).collect();
+    presence.devices = (0..n_devices)
+        .filter_map(|i| Device::open(i).ok().map(|d| d.info().clone()))
+        .collect();
     presence
 }
 
@@ -68,7 +73,10 @@ impl Device {
             return Err(CudaError::NoDevice);
         }
         if ordinal >= found {
-            return Err(CudaError::NoSuchDevice { wanted: ordinal, found });
+            return Err(CudaError::NoSuchDevice {
+                wanted: ordinal,
+                found,
+            });
         }
         let context = CudaContext::new(ordinal).during(|| format!("open device {ordinal}"))?;
         // SAFETY: no slice of cudarc's is made here; memory and streams are ordered by hand.
@@ -102,7 +110,10 @@ impl Device {
 
     /// Free and total bytes of device memory.
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
-        let (free, total) = self.context.mem_get_info().during(|| "ask for free memory".into())?;
+        let (free, total) = self
+            .context
+            .mem_get_info()
+            .during(|| "ask for free memory".into())?;
         Ok((free as u64, total as u64))
     }
 }

@@ -8,9 +8,13 @@ use crate::{
 
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    #[error("no CUDA driver: libcuda is not in the loader's path; install the NVIDIA driver, or use the CPU")]
+    #[error(
+        "no CUDA driver: libcuda is not in the loader's path; install the NVIDIA driver, or use the CPU"
+    )]
     NoDriver,
-    #[error("the CUDA driver finds no device; is a GPU visible to this process (CUDA_VISIBLE_DEVICES)? use the CPU otherwise")]
+    #[error(
+        "the CUDA driver finds no device; is a GPU visible to this process (CUDA_VISIBLE_DEVICES)? use the CPU otherwise"
+    )]
     NoDevice,
     #[error("there is no CUDA device {wanted}; the driver shows {found}, counted from 0")]
     NoSuchDevice { wanted: usize, found: usize },
@@ -24,12 +28,33 @@ pub enum CudaError {
     Plan(#[from] PlannerError),
     #[error(transparent)]
     Size(#[from] SizeOverflow),
-    #[error("`{symbol}` needs {needed} bytes of shared memory in a block, but the device offers {offered}")]
-    SharedMemory { symbol: String, needed: u32, offered: u32 },
-    #[error("the device has no {bytes} bytes left for {what}: {free} of {total} bytes are free; {advice}")]
-    OutOfMemory { what: &'static str, bytes: u64, free: u64, total: u64, advice: String },
-    #[error("the step `{step}` is too large for one launch: {what} is {value}, at most {limit} fit; send fewer tokens at once")]
-    TooLarge { step: String, what: String, value: u64, limit: u64 },
+    #[error(
+        "`{symbol}` needs {needed} bytes of shared memory in a block, but the device offers {offered}"
+    )]
+    SharedMemory {
+        symbol: String,
+        needed: u32,
+        offered: u32,
+    },
+    #[error(
+        "the device has no {bytes} bytes left for {what}: {free} of {total} bytes are free; {advice}"
+    )]
+    OutOfMemory {
+        what: &'static str,
+        bytes: u64,
+        free: u64,
+        total: u64,
+        advice: String,
+    },
+    #[error(
+        "the step `{step}` is too large for one launch: {what} is {value}, at most {limit} fit; send fewer tokens at once"
+    )]
+    TooLarge {
+        step: String,
+        what: String,
+        value: u64,
+        limit: u64,
+    },
     #[error("no cubin was given for the kernel `{symbol}`; compile the model for {target}")]
     MissingCubin { symbol: String, target: String },
 }
@@ -41,6 +66,9 @@ pub(super) trait During<T> {
 
 impl<T> During<T> for Result<T, DriverError> {
     fn during(self, action: impl FnOnce() -> String) -> Result<T, CudaError> {
-        self.map_err(|source| CudaError::Driver { action: action(), source })
+        self.map_err(|source| CudaError::Driver {
+            action: action(),
+            source,
+        })
     }
 }

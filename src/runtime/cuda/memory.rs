@@ -20,16 +20,32 @@ impl Buffer {
     /// At least one byte, so that the address is valid.
     pub(super) fn new(device: &Device, bytes: u64, what: &'static str) -> Result<Self, CudaError> {
         let context = Arc::clone(device.context());
-        context.bind_to_thread().during(|| "use the device on this thread".into())?;
+        context
+            .bind_to_thread()
+            .during(|| "use the device on this thread".into())?;
         // SAFETY: the size is not zero; the buffer frees what it got.
         match unsafe { result::malloc_sync(usize::try_from(bytes.max(1)).unwrap_or(usize::MAX)) } {
-            Ok(start) => Ok(Self { context, start, bytes }),
+            Ok(start) => Ok(Self {
+                context,
+                start,
+                bytes,
+            }),
             Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let (free, total) = device.memory()?;
-                let advice = String::from("send fewer tokens at once, or free memory on the device");
-                Err(CudaError::OutOfMemory { what, bytes, free, total, advice })
+                let advice =
+                    String::from("send fewer tokens at once, or free memory on the device");
+                Err(CudaError::OutOfMemory {
+                    what,
+                    bytes,
+                    free,
+                    total,
+                    advice,
+                })
             }
-            Err(source) => Err(CudaError::Driver { action: format!("allocate {bytes} bytes"), source }),
+            Err(source) => Err(CudaError::Driver {
+                action: format!("allocate {bytes} bytes"),
+                source,
+            }),
         }
     }
 
@@ -65,13 +81,19 @@ unsafe impl Send for Pinned {}
 impl Pinned {
     pub(super) fn new(device: &Device, bytes: usize) -> Result<Self, CudaError> {
         let context = Arc::clone(device.context());
-        context.bind_to_thread().during(|| "use the device on this thread".into())?;
+        context
+            .bind_to_thread()
+            .during(|| "use the device on this thread".into())?;
         // SAFETY: the size is not zero; dropped below.
         let start = unsafe { result::malloc_host(bytes.max(1), 0) }
             .during(|| format!("page-lock {bytes} bytes of host memory"))?;
         // SAFETY: just allocated with this size.
         unsafe { start.cast::<u8>().write_bytes(0, bytes.max(1)) };
-        Ok(Self { context, start, bytes: bytes.max(1) })
+        Ok(Self {
+            context,
+            start,
+            bytes: bytes.max(1),
+        })
     }
 
     pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
@@ -126,7 +148,10 @@ impl Chunks {
 
     /// The address `offset` bytes into a chunk; 0 where there is none, for tensors without bytes.
     pub(super) fn at(&self, chunk: usize, offset: u64) -> sys::CUdeviceptr {
-        self.buffers.get(chunk).and_then(Option::as_ref).map_or(0, |b| b.start + offset)
+        self.buffers
+            .get(chunk)
+            .and_then(Option::as_ref)
+            .map_or(0, |b| b.start + offset)
     }
 
     pub(super) fn bytes(&self) -> u64 {

@@ -38,18 +38,25 @@ enum Arg {
 }
 
 impl Loaded {
-    pub(super) fn new(device: &Device, kernel: &KernelSpec, cubin: &Cubin) -> Result<Self, CudaError> {
+    pub(super) fn new(
+        device: &Device,
+        kernel: &KernelSpec,
+        cubin: &Cubin,
+    ) -> Result<Self, CudaError> {
         let spec = kernel.as_kernel();
         let symbol = spec.symbol();
         let module = device
             .context()
             .load_module(Ptx::from_binary(cubin.bytes.clone()))
             .during(|| format!("load the module of `{symbol}`"))?;
-        let function =
-            module.load_function(&symbol).during(|| format!("find `{symbol}` in its module"))?;
+        let function = module
+            .load_function(&symbol)
+            .during(|| format!("find `{symbol}` in its module"))?;
         let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let max_shared =
-            device.context().attribute(shared).during(|| "ask for shared memory".into())? as u32;
+        let max_shared = device
+            .context()
+            .attribute(shared)
+            .during(|| "ask for shared memory".into())? as u32;
         let args = spec
             .params()
             .into_iter()
@@ -59,15 +66,24 @@ impl Loaded {
             })
             .collect();
         // Shared memory beyond the default is asked for once, for the most a launch can take.
-        let opt_in = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let fixed = function.shared_size_bytes().during(|| format!("describe `{symbol}`"))? as u32;
+        let opt_in =
+            sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let fixed = function
+            .shared_size_bytes()
+            .during(|| format!("describe `{symbol}`"))? as u32;
         if max_shared > DEFAULT_SHARED {
             function
                 .set_attribute(opt_in, max_shared.saturating_sub(fixed) as i32)
                 .during(|| format!("give `{symbol}` more shared memory"))?;
         }
         let max_shared = max_shared.saturating_sub(fixed);
-        Ok(Self { function, kernel: kernel.clone(), symbol, args, max_shared })
+        Ok(Self {
+            function,
+            kernel: kernel.clone(),
+            symbol,
+            args,
+            max_shared,
+        })
     }
 
     /// Launches on a stream. `pointers` are the kernel's tensors in the order of its signature.
@@ -160,7 +176,12 @@ pub struct CudaModel {
 impl CudaModel {
     /// Kernels that a program needs on a device: its own, then those that pack padded batches.
     pub fn kernels(program: &Program) -> Vec<KernelSpec> {
-        program.kernels.iter().cloned().chain(KernelSpec::packing()).collect()
+        program
+            .kernels
+            .iter()
+            .cloned()
+            .chain(KernelSpec::packing())
+            .collect()
     }
 
     /// Loads modules and weights. `cubins` must hold one for each of [`CudaModel::kernels`].
@@ -172,14 +193,28 @@ impl CudaModel {
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self, CudaError> {
         let target = device.target()?;
-        let by_symbol: HashMap<&str, &Cubin> =
-            cubins.iter().filter(|c| c.target == target).map(|c| (c.symbol.as_str(), c)).collect();
+        let by_symbol: HashMap<&str, &Cubin> = cubins
+            .iter()
+            .filter(|c| c.target == target)
+            .map(|c| (c.symbol.as_str(), c))
+            .collect();
         let load = |kernel: &KernelSpec| load_one(&device, kernel, &by_symbol, target);
-        let loaded = program.kernels.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+        let loaded = program
+            .kernels
+            .iter()
+            .map(load)
+            .collect::<Result<Vec<_>, _>>()?;
         let [scan, scatter] = KernelSpec::packing();
         let packing = [load(&scan)?, load(&scatter)?];
         let (arena, weights) = upload(&device, &program, source, progress)?;
-        Ok(Self { device, program, loaded, weights, packing, arena })
+        Ok(Self {
+            device,
+            program,
+            loaded,
+            weights,
+            packing,
+            arena,
+        })
     }
 
     pub fn program(&self) -> &Program {
@@ -205,7 +240,10 @@ fn load_one(
     let symbol = kernel.as_kernel().symbol();
     match cubins.get(symbol.as_str()) {
         Some(cubin) => Loaded::new(device, kernel, cubin),
-        None => Err(CudaError::MissingCubin { symbol, target: target.to_string() }),
+        None => Err(CudaError::MissingCubin {
+            symbol,
+            target: target.to_string(),
+        }),
     }
 }
 
@@ -226,8 +264,11 @@ fn upload(
         }
     }
     let arena = Buffer::new(device, end, "the weights")?;
-    let wanted: Vec<(usize, u64)> =
-        offsets.iter().enumerate().filter_map(|(i, o)| o.map(|o| (i, o))).collect();
+    let wanted: Vec<(usize, u64)> = offsets
+        .iter()
+        .enumerate()
+        .filter_map(|(i, o)| o.map(|o| (i, o)))
+        .collect();
     // Conversions run in parallel, a group at a time, so that host memory stays small.
     const GROUP: usize = 16;
     let mut done = 0;
@@ -248,7 +289,13 @@ fn upload(
         }
     }
     let start = arena.start();
-    Ok((arena, offsets.into_iter().map(|o| o.map_or(0, |o| start + o)).collect()))
+    Ok((
+        arena,
+        offsets
+            .into_iter()
+            .map(|o| o.map_or(0, |o| start + o))
+            .collect(),
+    ))
 }
 
 /// Shared ownership, as sessions hold it.

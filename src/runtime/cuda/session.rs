@@ -74,9 +74,18 @@ struct Ready {
 
 impl CudaSession {
     pub fn new(model: Arc<CudaModel>) -> Result<Self, CudaError> {
-        let stream =
-            model.device.context().new_stream().during(|| "make a stream".to_owned())?;
-        Ok(Self { model, stream, planner: Planner::default(), chunks: Chunks::default(), staging: None })
+        let stream = model
+            .device
+            .context()
+            .new_stream()
+            .during(|| "make a stream".to_owned())?;
+        Ok(Self {
+            model,
+            stream,
+            planner: Planner::default(),
+            chunks: Chunks::default(),
+            staging: None,
+        })
     }
 
     /// Runs a batch that was checked against the model's limits.
@@ -89,20 +98,34 @@ impl CudaSession {
 
     /// Times ids → outputs on the device: `warm_up` runs, then `runs` between events each. The
     /// ids are uploaded inside the timed region; the outputs stay on the device.
-    pub fn time(&mut self, batch: &Batch, warm_up: usize, runs: usize) -> Result<Timing, CudaError> {
+    pub fn time(
+        &mut self,
+        batch: &Batch,
+        warm_up: usize,
+        runs: usize,
+    ) -> Result<Timing, CudaError> {
         let ready = self.prepare(batch)?;
         let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         let context = Arc::clone(self.model.device.context());
-        let event = || context.new_event(flags).during(|| "make an event".to_owned());
+        let event = || {
+            context
+                .new_event(flags)
+                .during(|| "make an event".to_owned())
+        };
         let (start, end) = (event()?, event()?);
         let mut timing = Timing::default();
         for i in 0..warm_up + runs {
-            start.record(&self.stream).during(|| "record an event".to_owned())?;
+            start
+                .record(&self.stream)
+                .during(|| "record an event".to_owned())?;
             self.upload(ready.data.padded.is_some(), batch)?;
             self.launch(&ready)?;
-            end.record(&self.stream).during(|| "record an event".to_owned())?;
+            end.record(&self.stream)
+                .during(|| "record an event".to_owned())?;
             end.synchronize().during(|| "wait for the run".to_owned())?;
-            let ms = start.elapsed_ms(&end).during(|| "read the events".to_owned())?;
+            let ms = start
+                .elapsed_ms(&end)
+                .during(|| "read the events".to_owned())?;
             if i >= warm_up {
                 timing.ms.push(ms);
             }
@@ -115,14 +138,21 @@ impl CudaSession {
         MemoryUse {
             weights: self.model.weight_bytes(),
             activations: self.chunks.bytes(),
-            batch_data: self.staging.as_ref().map_or(0, |(_, device)| device.bytes()),
+            batch_data: self
+                .staging
+                .as_ref()
+                .map_or(0, |(_, device)| device.bytes()),
         }
     }
 
     /// Plans, and makes room. A failure leaves the session with nothing held and usable.
     fn prepare(&mut self, batch: &Batch) -> Result<Ready, CudaError> {
         let model = Arc::clone(&self.model);
-        model.device.context().bind_to_thread().during(|| "use the device on this thread".into())?;
+        model
+            .device
+            .context()
+            .bind_to_thread()
+            .during(|| "use the device on this thread".into())?;
         let extents = batch.extents();
         let plan = self.planner.plan(&model.program, &extents)?;
         if let Err(error) = self.chunks.follow(&model.device, self.planner.held()) {
@@ -131,7 +161,11 @@ impl CudaSession {
             return Err(advise(error, &model, &extents));
         }
         let data = self.layout(batch)?;
-        Ok(Ready { plan, data, extents })
+        Ok(Ready {
+            plan,
+            data,
+            extents,
+        })
     }
 
     /// Gives every piece of batch data its place, and grows the staging memory to hold them.
@@ -143,17 +177,30 @@ impl CudaSession {
             end += bytes.next_multiple_of(ALIGNMENT);
             at
         };
-        let per_token = [place(4 * e.tokens), place(4 * e.tokens), place(4 * e.tokens)];
+        let per_token = [
+            place(4 * e.tokens),
+            place(4 * e.tokens),
+            place(4 * e.tokens),
+        ];
         let cu_lens = place(4 * (e.batch + 1));
         let pair_offsets = place(8 * (e.batch + 1));
-        let padded = batch.padded().map(|p| [(); 3].map(|()| place(4 * p.mask.len() as u64)));
-        if self.staging.as_ref().is_none_or(|(_, device)| device.bytes() < end) {
+        let padded = batch
+            .padded()
+            .map(|p| [(); 3].map(|()| place(4 * p.mask.len() as u64)));
+        if self
+            .staging
+            .as_ref()
+            .is_none_or(|(_, device)| device.bytes() < end)
+        {
             self.staging = None;
             let bytes = end.next_power_of_two();
             let device = Buffer::new(&self.model.device, bytes, "the batch data")?;
             self.staging = Some((Pinned::new(&self.model.device, bytes as usize)?, device));
         }
-        let start = self.staging.as_ref().map_or(0, |(_, device)| device.start());
+        let start = self
+            .staging
+            .as_ref()
+            .map_or(0, |(_, device)| device.start());
         Ok(BatchData {
             token_ids: start + per_token[0],
             type_ids: start + per_token[1],
@@ -168,8 +215,12 @@ impl CudaSession {
     fn upload(&mut self, padded: bool, batch: &Batch) -> Result<(), CudaError> {
         let data = self.layout(batch)?;
         // The staging memory may still be read by the copy of the run before.
-        self.stream.synchronize().during(|| "wait for the stream".to_owned())?;
-        let Some((pinned, device)) = &mut self.staging else { return Ok(()) };
+        self.stream
+            .synchronize()
+            .during(|| "wait for the stream".to_owned())?;
+        let Some((pinned, device)) = &mut self.staging else {
+            return Ok(());
+        };
         let start = device.start();
         let host = pinned.as_mut_slice();
         let mut last = 0;
@@ -180,7 +231,11 @@ impl CudaSession {
         };
         let as_i32 = |values: &[u32]| values.iter().map(|&v| v as i32).collect::<Vec<i32>>();
         if let (Some(places), Some(batch)) = (data.padded.filter(|_| padded), batch.padded()) {
-            for (at, values) in places.into_iter().zip([&batch.mask, &batch.token_ids, &batch.type_ids]) {
+            for (at, values) in
+                places
+                    .into_iter()
+                    .zip([&batch.mask, &batch.token_ids, &batch.type_ids])
+            {
                 write(at, bytemuck::cast_slice(&as_i32(values)));
             }
         } else {
@@ -188,12 +243,17 @@ impl CudaSession {
             write(data.type_ids, bytemuck::cast_slice(&batch.type_ids()));
             write(data.positions, bytemuck::cast_slice(&batch.positions()));
             write(data.cu_lens, bytemuck::cast_slice(&batch.cu_lens()));
-            write(data.pair_offsets, bytemuck::cast_slice(&batch.pair_offsets()));
+            write(
+                data.pair_offsets,
+                bytemuck::cast_slice(&batch.pair_offsets()),
+            );
         }
         // SAFETY: the device buffer is as large as the pinned one, which outlives the copy: it is
         // written or freed only after the stream was waited for.
-        unsafe { result::memcpy_htod_async(start, &pinned.as_slice()[..last], self.stream.cu_stream()) }
-            .during(|| "upload the batch".to_owned())
+        unsafe {
+            result::memcpy_htod_async(start, &pinned.as_slice()[..last], self.stream.cu_stream())
+        }
+        .during(|| "upload the batch".to_owned())
     }
 
     fn launch(&self, ready: &Ready) -> Result<(), CudaError> {
@@ -204,7 +264,12 @@ impl CudaSession {
             let extents = ready.extents.with_rows(ready.extents.batch);
             // SAFETY: the staging memory has room for all of these at these extents.
             unsafe {
-                scan.launch(stream, &extents, &[mask, data.cu_lens, data.pair_offsets], "pack")?;
+                scan.launch(
+                    stream,
+                    &extents,
+                    &[mask, data.cu_lens, data.pair_offsets],
+                    "pack",
+                )?;
                 let out = [data.token_ids, data.type_ids, data.positions];
                 let args = [mask, ids, types, data.cu_lens, out[0], out[1], out[2]];
                 scatter.launch(stream, &extents, &args, "pack")?;
@@ -224,8 +289,10 @@ impl CudaSession {
                     Place::Planned { .. } => places[operand],
                 }
             }));
-            let overflow =
-                || SizeOverflow { tensor: step.name.clone(), shape: Shape(vec![step.rows.clone()]) };
+            let overflow = || SizeOverflow {
+                tensor: step.name.clone(),
+                shape: Shape(vec![step.rows.clone()]),
+            };
             let extents = step.extents(&ready.extents).ok_or_else(overflow)?;
             let kernel = step.kernel(&extents).ok_or_else(overflow)?;
             // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
@@ -244,17 +311,32 @@ impl CudaSession {
             let bytes = program.bytes(record, &ready.extents)? as usize;
             let mut raw = vec![0u8; bytes];
             let slot = order.iter().position(|i| i == tensor);
-            let Some(at) = slot.and_then(|s| ready.plan.placements.get(s)) else { continue };
+            let Some(at) = slot.and_then(|s| ready.plan.placements.get(s)) else {
+                continue;
+            };
             let from = self.chunks.at(at.chunk as usize, at.offset);
             // SAFETY: the output lives at `from` until the session plans again; `raw` is not
             // touched before the stream was waited for.
             unsafe { result::memcpy_dtoh_async(&mut raw, from, self.stream.cu_stream()) }
                 .during(|| format!("download `{name}`"))?;
-            self.stream.synchronize().during(|| "wait for the run".to_owned())?;
-            let dims: Option<Vec<u64>> = record.shape.0.iter().map(|d| d.eval(&ready.extents)).collect();
-            let shape = dims
-                .ok_or_else(|| SizeOverflow { tensor: name.clone(), shape: record.shape.clone() })?;
-            outputs.push(Output { name: name.clone(), shape, values: decode(&raw, record.dtype) });
+            self.stream
+                .synchronize()
+                .during(|| "wait for the run".to_owned())?;
+            let dims: Option<Vec<u64>> = record
+                .shape
+                .0
+                .iter()
+                .map(|d| d.eval(&ready.extents))
+                .collect();
+            let shape = dims.ok_or_else(|| SizeOverflow {
+                tensor: name.clone(),
+                shape: record.shape.clone(),
+            })?;
+            outputs.push(Output {
+                name: name.clone(),
+                shape,
+                values: decode(&raw, record.dtype),
+            });
         }
         Ok(outputs)
     }
@@ -270,13 +352,25 @@ impl Drop for CudaSession {
 /// Adds to an out-of-memory error what the plan needs and about how much would fit.
 fn advise(error: CudaError, model: &CudaModel, extents: &Extents) -> CudaError {
     match (error, Planner::footprint(&model.program, extents)) {
-        (CudaError::OutOfMemory { what, free, total, .. }, Ok(needed)) => {
-            let fit = u128::from(extents.tokens) * u128::from(free) / u128::from(needed.chunks.max(1));
+        (
+            CudaError::OutOfMemory {
+                what, free, total, ..
+            },
+            Ok(needed),
+        ) => {
+            let fit =
+                u128::from(extents.tokens) * u128::from(free) / u128::from(needed.chunks.max(1));
             let advice = format!(
                 "{} tokens need {} bytes; about {fit} tokens of such a batch would fit",
                 extents.tokens, needed.chunks
             );
-            CudaError::OutOfMemory { what, bytes: needed.chunks, free, total, advice }
+            CudaError::OutOfMemory {
+                what,
+                bytes: needed.chunks,
+                free,
+                total,
+                advice,
+            }
         }
         (error, _) => error,
     }

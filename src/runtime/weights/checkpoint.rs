@@ -17,10 +17,15 @@ const INDEX: &str = "model.safetensors.index.json";
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    #[error("`{folder}` holds neither `{SINGLE}` nor `{INDEX}`; expected a checkpoint folder as published on the Hugging Face hub")]
+    #[error(
+        "`{folder}` holds neither `{SINGLE}` nor `{INDEX}`; expected a checkpoint folder as published on the Hugging Face hub"
+    )]
     NoCheckpoint { folder: PathBuf },
     #[error("`{file}` cannot be read: {source}")]
-    Io { file: PathBuf, source: std::io::Error },
+    Io {
+        file: PathBuf,
+        source: std::io::Error,
+    },
     #[error("`{file}` is no whole safetensors file: {problem}; download it again")]
     NotSafetensors { file: PathBuf, problem: String },
     #[error("`{file}` is no index of shards: {problem}; expected an object with a `weight_map`")]
@@ -28,11 +33,29 @@ pub enum CheckpointError {
     #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
     MissingShard { index: PathBuf, shard: String },
     #[error("`{file}` lacks {n_missing} of the {n_needed} tensors that the model needs: {list}")]
-    Missing { file: PathBuf, n_missing: usize, n_needed: usize, list: String },
-    #[error("`{file}`: the tensor `{tensor}` is {found:?}, but the model needs {expected:?}; does the config.json belong to this checkpoint?")]
-    Shape { file: PathBuf, tensor: String, expected: Vec<u64>, found: Vec<u64> },
-    #[error("`{file}`: the tensor `{tensor}` is stored as {found}, expected F32, F16 or BF16; convert the checkpoint")]
-    DType { file: PathBuf, tensor: String, found: String },
+    Missing {
+        file: PathBuf,
+        n_missing: usize,
+        n_needed: usize,
+        list: String,
+    },
+    #[error(
+        "`{file}`: the tensor `{tensor}` is {found:?}, but the model needs {expected:?}; does the config.json belong to this checkpoint?"
+    )]
+    Shape {
+        file: PathBuf,
+        tensor: String,
+        expected: Vec<u64>,
+        found: Vec<u64>,
+    },
+    #[error(
+        "`{file}`: the tensor `{tensor}` is stored as {found}, expected F32, F16 or BF16; convert the checkpoint"
+    )]
+    DType {
+        file: PathBuf,
+        tensor: String,
+        found: String,
+    },
 }
 
 /// An open checkpoint. Files stay mapped; nothing is copied until a tensor is read.
@@ -64,10 +87,16 @@ impl Checkpoint {
             let shards = shard_files(&index)?;
             (index, shards)
         } else {
-            return Err(CheckpointError::NoCheckpoint { folder: folder.to_owned() });
+            return Err(CheckpointError::NoCheckpoint {
+                folder: folder.to_owned(),
+            });
         };
-        let mut checkpoint =
-            Self { main, shards: Vec::new(), entries: BTreeMap::new(), prefixes: prefixes.to_vec() };
+        let mut checkpoint = Self {
+            main,
+            shards: Vec::new(),
+            entries: BTreeMap::new(),
+            prefixes: prefixes.to_vec(),
+        };
         for file in files {
             checkpoint.map(file)?;
         }
@@ -75,16 +104,18 @@ impl Checkpoint {
     }
 
     fn map(&mut self, file: PathBuf) -> Result<(), CheckpointError> {
-        let io = |source| CheckpointError::Io { file: file.clone(), source };
+        let io = |source| CheckpointError::Io {
+            file: file.clone(),
+            source,
+        };
         let handle = File::open(&file).map_err(io)?;
         // SAFETY: the map is read only. Another process that truncates the file while it is
         // mapped could fault us; a checkpoint is not written while it is in use.
         let map = unsafe { Mmap::map(&handle) }.map_err(io)?;
-        let broken =
-            |e: safetensors::SafeTensorError| CheckpointError::NotSafetensors {
-                file: file.clone(),
-                problem: e.to_string(),
-            };
+        let broken = |e: safetensors::SafeTensorError| CheckpointError::NotSafetensors {
+            file: file.clone(),
+            problem: e.to_string(),
+        };
         let tensors = SafeTensors::deserialize(&map).map_err(broken)?;
         let base = map.as_ptr() as usize;
         for (name, view) in tensors.iter() {
@@ -106,10 +137,16 @@ impl Checkpoint {
     fn find(&self, name: &str) -> Option<(String, &Entry)> {
         let names = std::iter::once(name.to_owned())
             .chain(self.prefixes.iter().map(|prefix| format!("{prefix}{name}")));
-        names.into_iter().find_map(|n| self.entries.get(&n).map(|e| (n, e)))
+        names
+            .into_iter()
+            .find_map(|n| self.entries.get(&n).map(|e| (n, e)))
     }
 
-    fn checked(&self, name: &str, dims: &[u64]) -> Result<(String, &Entry, DType), CheckpointError> {
+    fn checked(
+        &self,
+        name: &str,
+        dims: &[u64],
+    ) -> Result<(String, &Entry, DType), CheckpointError> {
         let Some((full, entry)) = self.find(name) else {
             return Err(self.missing(&[name], 1));
         };
@@ -142,10 +179,12 @@ impl Checkpoint {
         let mut list: Vec<String> = names
             .iter()
             .take(SHOWN)
-            .map(|name| match nearest(name, self.entries.keys().map(String::as_str)) {
-                Some(near) => format!("`{name}` (the nearest name there is `{near}`)"),
-                None => format!("`{name}`"),
-            })
+            .map(
+                |name| match nearest(name, self.entries.keys().map(String::as_str)) {
+                    Some(near) => format!("`{name}` (the nearest name there is `{near}`)"),
+                    None => format!("`{name}`"),
+                },
+            )
             .collect();
         if names.len() > SHOWN {
             list.push(format!("and {} more", names.len() - SHOWN));
@@ -173,25 +212,41 @@ impl WeightSource for Checkpoint {
     }
 
     fn check(&self, stored: &[(&str, &[u64])]) -> Result<(), CheckpointError> {
-        let missing: Vec<&str> =
-            stored.iter().map(|s| s.0).filter(|name| self.find(name).is_none()).collect();
+        let missing: Vec<&str> = stored
+            .iter()
+            .map(|s| s.0)
+            .filter(|name| self.find(name).is_none())
+            .collect();
         if !missing.is_empty() {
             return Err(self.missing(&missing, stored.len()));
         }
-        stored.iter().try_for_each(|(name, dims)| self.checked(name, dims).map(|_| ()))
+        stored
+            .iter()
+            .try_for_each(|(name, dims)| self.checked(name, dims).map(|_| ()))
     }
 
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String> {
-        let used: BTreeSet<String> =
-            used.iter().filter_map(|(name, _)| self.find(name).map(|(n, _)| n)).collect();
-        self.entries.keys().filter(|&n| !used.contains(n)).cloned().collect()
+        let used: BTreeSet<String> = used
+            .iter()
+            .filter_map(|(name, _)| self.find(name).map(|(n, _)| n))
+            .collect();
+        self.entries
+            .keys()
+            .filter(|&n| !used.contains(n))
+            .cloned()
+            .collect()
     }
 }
 
 fn shard_files(index: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    let broken = |problem: String| CheckpointError::Index { file: index.to_owned(), problem };
-    let text = std::fs::read_to_string(index)
-        .map_err(|source| CheckpointError::Io { file: index.to_owned(), source })?;
+    let broken = |problem: String| CheckpointError::Index {
+        file: index.to_owned(),
+        problem,
+    };
+    let text = std::fs::read_to_string(index).map_err(|source| CheckpointError::Io {
+        file: index.to_owned(),
+        source,
+    })?;
     let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
     let map = json
         .get("weight_map")
@@ -199,7 +254,9 @@ fn shard_files(index: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         .ok_or_else(|| broken("there is no `weight_map`".to_owned()))?;
     let mut names = BTreeSet::new();
     for (tensor, shard) in map {
-        let name = shard.as_str().ok_or_else(|| broken(format!("`{tensor}` names no file")))?;
+        let name = shard
+            .as_str()
+            .ok_or_else(|| broken(format!("`{tensor}` names no file")))?;
         // An index comes from elsewhere: it may name files beside itself only.
         if Path::new(name).components().count() != 1 || name.starts_with('.') {
             return Err(broken(format!("`{name}` is no plain file name")));
@@ -214,9 +271,11 @@ fn shard_files(index: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
             if file.is_file() {
                 Ok(file)
             } else {
-                Err(CheckpointError::MissingShard { index: index.to_owned(), shard: name.to_owned() })
+                Err(CheckpointError::MissingShard {
+                    index: index.to_owned(),
+                    shard: name.to_owned(),
+                })
             }
         })
         .collect()
 }
-

@@ -42,8 +42,14 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
 /// `values` in their storage type, little-endian.
 pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
-        DType::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
-        DType::BF16 => values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
+        DType::F16 => values
+            .iter()
+            .flat_map(|&v| f16::from_f32(v).to_le_bytes())
+            .collect(),
+        DType::BF16 => values
+            .iter()
+            .flat_map(|&v| bf16::from_f32(v).to_le_bytes())
+            .collect(),
         _ => values.iter().flat_map(|&v| v.to_le_bytes()).collect(),
     }
 }
@@ -54,6 +60,11 @@ pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::F16 => pairs().map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
         DType::BF16 => pairs().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
-        _ => bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+        _ => bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&b| f32::from_le_bytes(b))
+            .collect(),
     }
 }

@@ -14,7 +14,10 @@ pub struct RandomWeights {
 impl RandomWeights {
     /// The deviation 0.02 that transformers' initialisers have.
     pub fn new(seed: u64) -> Self {
-        Self { seed, deviation: 0.02 }
+        Self {
+            seed,
+            deviation: 0.02,
+        }
     }
 }
 
@@ -22,12 +25,16 @@ impl WeightSource for RandomWeights {
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
         let n = dims.iter().product::<u64>() as usize;
         // FNV-1a of the name, started from the seed.
-        let mut state = name.bytes().fold(self.seed ^ 0xcbf2_9ce4_8422_2325, |h, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let mut state = name
+            .bytes()
+            .fold(self.seed ^ 0xcbf2_9ce4_8422_2325, |h, b| {
+                (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
+            });
         let is_gain = dims.len() == 1 && name.ends_with("weight");
         let mean = if is_gain { 1.0 } else { 0.0 };
-        Ok((0..n).map(|_| mean + self.deviation * normal(&mut state)).collect())
+        Ok((0..n)
+            .map(|_| mean + self.deviation * normal(&mut state))
+            .collect())
     }
 
     fn check(&self, _: &[(&str, &[u64])]) -> Result<(), CheckpointError> {
