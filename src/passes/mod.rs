@@ -81,7 +81,9 @@ pub enum PassError {
     },
     #[error("the graph was unsound before the first pass: {source}")]
     Unsound { source: GraphError },
-    #[error("the pass `{pass}` left an unsound graph, which is a mistake in gemmule: {source}; switch the pass off to go on")]
+    #[error(
+        "the pass `{pass}` left an unsound graph, which is a mistake in gemmule: {source}; switch the pass off to go on"
+    )]
     Broken {
         pass: &'static str,
         source: GraphError,

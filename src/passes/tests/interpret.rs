@@ -72,9 +72,11 @@ fn width(graph: &Graph, id: NodeId) -> usize {
 
 /// Element `i` of the weight `name`, in −1..1.
 fn stored(name: &str, i: u64) -> f64 {
-    let mut h = name.bytes().fold(i.wrapping_mul(0x9e37_79b9_7f4a_7c15), |h, b| {
-        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let mut h = name
+        .bytes()
+        .fold(i.wrapping_mul(0x9e37_79b9_7f4a_7c15), |h, b| {
+            (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+        });
     h ^= h >> 31;
     h = h.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     h ^= h >> 29;
@@ -233,7 +235,8 @@ impl Heads {
         self.each(batch, |h, start, n| {
             for i in start..start + n {
                 for c in 0..self.head {
-                    let terms = (0..n).map(|j| p[at + j] * v[self.index(views[0], h, start + j, c)]);
+                    let terms =
+                        (0..n).map(|j| p[at + j] * v[self.index(views[0], h, start + j, c)]);
                     out[self.index(views[1], h, i, c)] = terms.sum();
                 }
                 at += n;
