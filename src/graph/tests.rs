@@ -82,3 +82,36 @@ fn a_cycle_is_found() {
     g.replace(x, b);
     assert!(matches!(g.verify(), Err(GraphError::Cycle { .. })));
 }
+
+#[test]
+fn a_rewritten_value_keeps_its_name_and_readers_and_drops_what_only_it_needed() {
+    let mut g = Graph::new();
+    let x = embedded(&mut g);
+    let mean = g.add("mean", Op::MeanPool, &[x]).expect("shapes agree");
+    let unit = Op::L2Normalize { eps: 1e-12 };
+    let unit = g.add("unit", unit, &[mean]).expect("shapes agree");
+    let sum = g.add("sum", Op::Add, &[unit, unit]).expect("shapes agree");
+    g.add_output("sum", sum);
+    g.rewrite(unit, Op::MeanPoolNormalize { eps: 1e-12 }, &[x])
+        .expect("shapes agree");
+    g.verify().expect("the graph is sound");
+    assert!(!g.contains(mean));
+    insta::assert_snapshot!(g.text(), @r"
+    ids = input(TokenIds) : [tokens]
+    x = embedding ids @table : [tokens, 16]
+    unit = mean_pool_normalize(eps=1e-12) x : [batch, 16]
+    sum = add unit unit : [batch, 16]
+    output sum = sum
+    ");
+}
+
+#[test]
+fn a_rewrite_that_cannot_be_changes_nothing() {
+    let mut g = Graph::new();
+    let x = embedded(&mut g);
+    let y = g.add("y", Op::Add, &[x, x]).expect("shapes agree");
+    g.add_output("y", y);
+    let before = g.text();
+    assert!(g.rewrite(y, Op::MergeHeads, &[x]).is_err());
+    assert_eq!(g.text(), before);
+}

@@ -165,3 +165,102 @@ impl Split {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{alone, models::Builder, refusals, story};
+    use crate::graph::{Graph, Op};
+
+    /// Query, key and value of 16 columns each, side by side in one value.
+    fn attention() -> Builder {
+        let mut b = Builder::default();
+        let x = b.tokens(48);
+        let qkv = [("q", 0), ("k", 16), ("v", 32)].map(|(name, start)| {
+            let slice = Op::SliceColumns { start, width: 16 };
+            let columns = b.add(name, slice, &[x]);
+            b.split(&format!("{name}h"), columns, 2)
+        });
+        b.attention("", qkv, 0.5);
+        b
+    }
+
+    fn report(graph: &Graph) -> String {
+        alone("fold_head_layout", graph).1.to_string()
+    }
+
+    #[test]
+    fn heads_become_columns() {
+        let graph = attention().with_outputs(&["merged"]);
+        insta::assert_snapshot!("fold_head_layout", story("fold_head_layout", graph));
+    }
+
+    #[test]
+    fn a_slice_of_a_slice_is_a_slice() {
+        let mut b = Builder::default();
+        let x = b.tokens(48);
+        let slice = |start, width| Op::SliceColumns { start, width };
+        let x = b.add("outer", slice(8, 32), &[x]);
+        let x = b.add("inner", slice(12, 16), &[x]);
+        let x = b.split("heads", x, 2);
+        b.attention("", [x, x, x], 1.0);
+        let (fused, _) = alone("fold_head_layout", &b.with_outputs(&["merged"]));
+        insta::assert_snapshot!(fused, @r"
+        TokenIds = input(TokenIds) : [tokens]
+        tokens = embedding TokenIds @tokens.weight : [tokens, 48]
+        scores = scores(heads=2, head=8, q=columns 20 of 48, k=columns 20 of 48) tokens tokens : [2, pairs]
+        scaled = scale(by=1) scores : [2, pairs]
+        probabilities = softmax(scale=1) scaled : [2, pairs]
+        merged = context(heads=2, head=8, v=columns 20 of 48, out=columns 0 of 16) probabilities tokens : [tokens, 16]
+        output merged = merged
+        ");
+    }
+
+    #[test]
+    fn split_heads_that_are_an_output_stay() {
+        let graph = attention().with_outputs(&["probabilities", "kh", "context"]);
+        insta::assert_snapshot!(report(&graph), @r"
+        refused `scores` by fold_head_layout
+            because `kh` is an output, so it must be stored
+        fused `scores` by fold_head_layout
+            merges slice_columns `q`, split_heads `qh`, scores `scores`
+            as split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]; merge_heads likewise
+            saves 2 launches, moves 32·tokens + 2·pairs elements instead of 96·tokens + 2·pairs
+        fused `context` by fold_head_layout
+            merges slice_columns `v`, split_heads `vh`, context `context`
+            as split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]; merge_heads likewise
+            saves 2 launches, moves 32·tokens + 2·pairs elements instead of 96·tokens + 2·pairs
+        ");
+    }
+
+    #[test]
+    fn split_heads_with_another_reader_stay() {
+        let mut b = attention();
+        let v = b.get("vh");
+        b.add("v again", Op::MergeHeads, &[v]);
+        insta::assert_snapshot!(report(&b.with_outputs(&["context", "v again"])), @r"
+        fused `scores` by fold_head_layout
+            merges slice_columns `q`, split_heads `qh`, slice_columns `k`, split_heads `kh`, scores `scores`
+            as split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]; merge_heads likewise
+            saves 4 launches, moves 32·tokens + 2·pairs elements instead of 160·tokens + 2·pairs
+        refused `context` by fold_head_layout
+            because `vh` is also read by `v again`, which is no attention
+        ");
+    }
+
+    #[test]
+    fn a_context_that_is_an_output_keeps_its_heads_apart() {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        let x = b.split("heads", x, 2);
+        b.attention("", [x, x, x], 1.0);
+        let graph = b.with_outputs(&["merged", "context", "heads"]);
+        insta::assert_snapshot!(refusals("fold_head_layout", graph), @r"
+        refused `scores` by fold_head_layout
+            because `heads` is an output, so it must be stored
+        refused `context` by fold_head_layout
+            because `heads` is an output, so it must be stored
+        refused `merged` by fold_head_layout
+            because `context` is an output, so it must be stored
+        ");
+    }
+}

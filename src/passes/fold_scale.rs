@@ -39,3 +39,52 @@ impl Pass for FoldScale {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{models::Builder, refusals, story};
+    use crate::graph::{Graph, Op};
+
+    /// Two scales before a softmax, which has one of its own.
+    fn attention() -> Builder {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        let x = b.split("heads", x, 2);
+        b.attention("", [x, x, x], 0.25);
+        let again = Op::Scale { by: 0.5 };
+        let again = b.add("again", again, &[b.get("scaled")]);
+        b.add("twice", Op::Softmax { scale: 2.0 }, &[again]);
+        b
+    }
+
+    fn refused(outputs: &[&str]) -> String {
+        let graph: Graph = attention().with_outputs(outputs);
+        refusals("fold_scale", graph)
+    }
+
+    #[test]
+    fn scales_become_the_softmax_s_factor() {
+        let graph = attention().with_outputs(&["twice"]);
+        insta::assert_snapshot!("fold_scale", story("fold_scale", graph));
+    }
+
+    #[test]
+    fn a_scale_that_is_an_output_stays() {
+        insta::assert_snapshot!(refused(&["probabilities", "scaled"]), @r"
+        refused `probabilities` by fold_scale
+            because `scaled` is an output, so it must be stored
+        ");
+    }
+
+    #[test]
+    fn a_scale_with_another_reader_stays() {
+        let mut b = attention();
+        let scaled = b.get("scaled");
+        b.add("other", Op::Scale { by: 3.0 }, &[scaled]);
+        let graph = b.with_outputs(&["probabilities", "other"]);
+        insta::assert_snapshot!(refusals("fold_scale", graph), @r"
+        refused `probabilities` by fold_scale
+            because `scaled` is also read by `other`
+        ");
+    }
+}

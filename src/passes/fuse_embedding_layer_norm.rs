@@ -118,3 +118,124 @@ impl Sum {
         self.kept.first().cloned()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{alone, models::Builder, refusals, story};
+    use crate::{graph::Op, kernels::Meta};
+
+    /// LayerNorm of the sum of `n` tables, added from the left.
+    fn tables(n: usize) -> Builder {
+        let mut b = Builder::default();
+        let mut sum = b.tokens(16);
+        for i in 1..n {
+            let ids = [Meta::TokenIds, Meta::Positions, Meta::TypeIds][i % 3];
+            let more = b.embedding(&format!("table.{i}"), ids, 13, 16);
+            sum = b.add(&format!("sum.{i}"), Op::Add, &[sum, more]);
+        }
+        b.layer_norm("normed", "norm", sum);
+        b
+    }
+
+    fn refused(b: Builder, outputs: &[&str]) -> String {
+        refusals("fuse_embedding_layer_norm", b.with_outputs(outputs))
+    }
+
+    #[test]
+    fn embeddings_and_their_norm_become_one() {
+        let pass = "fuse_embedding_layer_norm";
+        let graph = tables(3).with_outputs(&["normed"]);
+        insta::assert_snapshot!(pass, story(pass, graph));
+    }
+
+    #[test]
+    fn one_to_four_tables_are_fused_in_the_order_of_the_sum() {
+        for n in 1..=4 {
+            let graph = tables(n).with_outputs(&["normed"]);
+            let (fused, _) = alone("fuse_embedding_layer_norm", &graph);
+            assert_eq!(fused.n_launches(), 1, "{n}");
+        }
+        let mut b = Builder::default();
+        let (x, width) = (b.tokens(16), 16);
+        let first = Op::Embedding { offset: 2 };
+        let ids = b.add("positions", Op::Input(Meta::Positions), &[]);
+        let table = b.weight("rows", &[11, width]);
+        let first = b.add("first", first, &[ids, table]);
+        let right = b.add("right", Op::Add, &[x, x]);
+        let sum = b.add("sum", Op::Add, &[first, right]);
+        b.layer_norm("normed", "norm", sum);
+        let (fused, _) = alone("fuse_embedding_layer_norm", &b.with_outputs(&["normed"]));
+        insta::assert_snapshot!(fused, @r"
+        positions = input(Positions) : [tokens]
+        TokenIds = input(TokenIds) : [tokens]
+        normed = embedding_layer_norm(eps=1e-12, offsets=[2, 0, 0]) positions TokenIds TokenIds @rows @tokens.weight @tokens.weight @norm.weight @norm.bias : [tokens, 16]
+        output normed = normed
+        ");
+    }
+
+    #[test]
+    fn a_fifth_table_is_refused() {
+        insta::assert_snapshot!(refused(tables(5), &["normed"]), @r"
+        refused `normed` by fuse_embedding_layer_norm
+            because more than 4 tables are added, and the kernel takes at most 4
+        ");
+    }
+
+    #[test]
+    fn a_value_doubled_again_and_again_is_refused_at_once() {
+        let mut b = Builder::default();
+        let mut x = b.tokens(16);
+        for i in 0..64 {
+            x = b.add(&format!("double.{i}"), Op::Add, &[x, x]);
+        }
+        b.layer_norm("normed", "norm", x);
+        insta::assert_snapshot!(refused(b, &["normed"]), @r"
+        refused `normed` by fuse_embedding_layer_norm
+            because more than 4 tables are added, and the kernel takes at most 4
+        ");
+    }
+
+    #[test]
+    fn an_embedding_that_is_an_output_stays() {
+        insta::assert_snapshot!(refused(tables(2), &["normed", "tokens"]), @r"
+        refused `normed` by fuse_embedding_layer_norm
+            because `tokens` is an output, so it must be stored
+        ");
+    }
+
+    #[test]
+    fn a_sum_with_another_reader_stays() {
+        let mut b = tables(2);
+        let sum = b.get("sum.1");
+        b.add("residual", Op::Scale { by: 2.0 }, &[sum]);
+        insta::assert_snapshot!(refused(b, &["normed", "residual"]), @r"
+        refused `normed` by fuse_embedding_layer_norm
+            because `sum.1` is also read by `residual`
+        ");
+    }
+
+    #[test]
+    fn a_sum_with_something_else_stays() {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        let y = b.embedding("position", Meta::Positions, 13, 16);
+        let y = b.linear("projected", "projection", y, 16);
+        let sum = b.add("sum", Op::Add, &[x, y]);
+        b.layer_norm("normed", "norm", sum);
+        insta::assert_snapshot!(refused(b, &["normed"]), @r"
+        refused `normed` by fuse_embedding_layer_norm
+            because the sum also adds `projected`, which is add_bias and not an embedding
+        ");
+    }
+
+    #[test]
+    fn a_sum_of_no_embeddings_is_no_business_of_this_pass() {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        let y = b.linear("y", "y", x, 16);
+        let z = b.linear("z", "z", x, 16);
+        let sum = b.add("sum", Op::Add, &[y, z]);
+        b.layer_norm("normed", "norm", sum);
+        assert_eq!(refused(b, &["normed"]), "");
+    }
+}

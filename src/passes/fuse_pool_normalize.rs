@@ -41,3 +41,45 @@ impl Pass for FusePoolNormalize {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{models::Builder, refusals, story};
+    use crate::graph::Op;
+
+    const PASS: &str = "fuse_pool_normalize";
+
+    fn pooled() -> Builder {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        let mean = b.add("mean", Op::MeanPool, &[x]);
+        b.add("unit", Op::L2Normalize { eps: 1e-12 }, &[mean]);
+        b
+    }
+
+    #[test]
+    fn mean_and_norm_become_one() {
+        insta::assert_snapshot!(PASS, story(PASS, pooled().with_outputs(&["unit"])));
+    }
+
+    #[test]
+    fn a_mean_that_is_an_output_stays() {
+        let graph = pooled().with_outputs(&["unit", "mean"]);
+        insta::assert_snapshot!(refusals(PASS, graph), @r"
+        refused `unit` by fuse_pool_normalize
+            because `mean` is an output, so it must be stored
+        ");
+    }
+
+    #[test]
+    fn a_mean_with_another_reader_stays() {
+        let mut b = pooled();
+        let mean = b.get("mean");
+        b.add("double", Op::Scale { by: 2.0 }, &[mean]);
+        let graph = b.with_outputs(&["unit", "double"]);
+        insta::assert_snapshot!(refusals(PASS, graph), @r"
+        refused `unit` by fuse_pool_normalize
+            because `mean` is also read by `double`
+        ");
+    }
+}

@@ -17,10 +17,11 @@ pub(super) fn kept(graph: &Graph, id: NodeId, reader: NodeId) -> Option<String> 
 /// Why the value `id` must be stored whoever reads it, where it must.
 pub(super) fn stored(graph: &Graph, id: NodeId) -> Option<String> {
     let (output, _) = graph.outputs().iter().find(|&&(_, o)| o == id)?;
-    Some(format!(
-        "{} is the output `{output}`, so it must be stored",
-        quoted(graph, id)
-    ))
+    let name = &graph.node(id).name;
+    Some(match output == name {
+        true => format!("`{name}` is an output, so it must be stored"),
+        false => format!("`{name}` is the output `{output}`, so it must be stored"),
+    })
 }
 
 /// The first reason among [`kept`] of these pairs of value and reader.

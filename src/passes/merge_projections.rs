@@ -266,10 +266,12 @@ impl Names {
 
     /// `name`, or where it is taken, with a number after it.
     fn fresh(&mut self, name: String) -> String {
-        let numbered = (2..).map(|n: u64| format!("{name}.{n}"));
-        let mut names = std::iter::once(name.clone()).chain(numbered);
-        let free = names.find(|n| !self.used.contains(n)).unwrap_or(name);
-        self.used.insert(free.clone());
+        let mut free = name.clone();
+        let mut n = 1;
+        while !self.used.insert(free.clone()) {
+            n += 1;
+            free = format!("{name}.{n}");
+        }
         free
     }
 
@@ -308,4 +310,181 @@ fn joined(names: &[&str]) -> String {
         out.push_str(&name[shared..]);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::tests::{alone, models::Builder, refusals, story},
+        joined,
+    };
+    use crate::graph::Op;
+
+    fn self_attention(bias: bool) -> Builder {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        b.self_attention("a.", "", x, 2, bias);
+        b
+    }
+
+    #[test]
+    fn projections_with_biases_become_one() {
+        let graph = self_attention(true).with_outputs(&["a.merged"]);
+        insta::assert_snapshot!("merge_projections", story("merge_projections", graph));
+    }
+
+    #[test]
+    fn projections_without_biases_become_one() {
+        let graph = self_attention(false).with_outputs(&["a.merged"]);
+        let (fused, _) = alone("merge_projections", &graph);
+        insta::assert_snapshot!(fused, @r"
+        TokenIds = input(TokenIds) : [tokens]
+        tokens = embedding TokenIds @tokens.weight : [tokens, 16]
+        a.query.matmul+key.matmul+value.matmul = linear tokens [query.weight; key.weight; value.weight] : [tokens, 48]
+        a.query.matmul = slice_columns(0..16) a.query.matmul+key.matmul+value.matmul : [tokens, 16]
+        a.query.heads = split_heads(heads=2) a.query.matmul : [2, tokens, 8]
+        a.key.matmul = slice_columns(16..32) a.query.matmul+key.matmul+value.matmul : [tokens, 16]
+        a.key.heads = split_heads(heads=2) a.key.matmul : [2, tokens, 8]
+        a.scores = scores(heads=2, head=8, q=head_major, k=head_major) a.query.heads a.key.heads : [2, pairs]
+        a.scaled = scale(by=0.35355338) a.scores : [2, pairs]
+        a.probabilities = softmax(scale=1) a.scaled : [2, pairs]
+        a.value.matmul = slice_columns(32..48) a.query.matmul+key.matmul+value.matmul : [tokens, 16]
+        a.value.heads = split_heads(heads=2) a.value.matmul : [2, tokens, 8]
+        a.context = context(heads=2, head=8, v=head_major, out=head_major) a.probabilities a.value.heads : [2, tokens, 8]
+        a.merged = merge_heads a.context : [tokens, 16]
+        output a.merged = a.merged
+        ");
+    }
+
+    #[test]
+    fn attentions_over_one_value_are_merged_apart() {
+        let mut b = self_attention(true);
+        let x = b.get("tokens");
+        b.self_attention("b.", "other.", x, 4, true);
+        let (fused, _) = alone(
+            "merge_projections",
+            &b.with_outputs(&["a.merged", "b.merged"]),
+        );
+        let linears = fused.topological().into_iter();
+        let linears = linears.filter(|&id| matches!(fused.op(id), Op::Linear { .. }));
+        assert_eq!(linears.count(), 2);
+    }
+
+    #[test]
+    fn a_projection_that_is_an_output_is_still_there() {
+        let graph = self_attention(true).with_outputs(&["a.merged", "a.key"]);
+        let (fused, report) = alone("merge_projections", &graph);
+        assert_eq!(report.entries.len(), 1);
+        let key = fused.outputs()[1].1;
+        assert!(matches!(
+            fused.op(key),
+            Op::SliceColumns {
+                start: 16,
+                width: 16
+            }
+        ));
+    }
+
+    #[test]
+    fn a_projection_read_before_its_bias_stays_out() {
+        let graph = self_attention(true).with_outputs(&["a.merged", "a.query.matmul"]);
+        let (_, report) = alone("merge_projections", &graph);
+        insta::assert_snapshot!(report, @r"
+        refused `a.query` by merge_projections
+            because `a.query.matmul` is an output, so it must be stored
+        fused `a.key+value` by merge_projections
+            merges linear `a.key.matmul`, add_bias `a.key`, linear `a.value.matmul`, add_bias `a.value`
+            as [x·W₁ᵀ + b₁ | x·W₂ᵀ + b₂ | …] = x·[W₁; W₂; …]ᵀ + [b₁; b₂; …]
+            saves 0 launches, moves 176·tokens elements instead of 128·tokens
+        ");
+    }
+
+    #[test]
+    fn projections_of_different_values_stay_apart() {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        let y = b.add("y", Op::Scale { by: 2.0 }, &[x]);
+        let qkv = [("q", y), ("k", x), ("v", x)].map(|(name, from)| {
+            let value = b.linear(name, name, from, 16);
+            b.split(&format!("{name}.heads"), value, 2)
+        });
+        b.attention("", qkv, 1.0);
+        let (_, report) = alone("merge_projections", &b.with_outputs(&["merged"]));
+        insta::assert_snapshot!(report, @r"
+        refused `q` by merge_projections
+            because it projects `y`, and `k` projects `tokens`
+        fused `k+v` by merge_projections
+            merges linear `k.matmul`, add_bias `k`, linear `v.matmul`, add_bias `v`
+            as [x·W₁ᵀ + b₁ | x·W₂ᵀ + b₂ | …] = x·[W₁; W₂; …]ᵀ + [b₁; b₂; …]
+            saves 0 launches, moves 176·tokens elements instead of 128·tokens
+        ");
+    }
+
+    #[test]
+    fn projections_with_and_without_bias_stay_apart() {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        let q = b.linear("q", "q", x, 16);
+        let k = b.matmul("k", "k", x, 16);
+        let v = b.linear("v", "v", x, 16);
+        let qkv = [("qh", q), ("kh", k), ("vh", v)].map(|(name, y)| b.split(name, y, 2));
+        b.attention("", qkv, 1.0);
+        let graph = b.with_outputs(&["merged"]);
+        insta::assert_snapshot!(refusals("merge_projections", graph), @r"
+        refused `k.matmul` by merge_projections
+            because it has no bias, and `q` has one
+        ");
+    }
+
+    #[test]
+    fn a_value_that_is_query_and_key_is_projected_once() {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        let [q, v] = ["q", "v"].map(|name| {
+            let y = b.linear(name, name, x, 16);
+            b.split(&format!("{name}h"), y, 2)
+        });
+        b.attention("", [q, q, v], 1.0);
+        let (fused, _) = alone("merge_projections", &b.with_outputs(&["merged"]));
+        insta::assert_snapshot!(fused, @r"
+        TokenIds = input(TokenIds) : [tokens]
+        tokens = embedding TokenIds @tokens.weight : [tokens, 16]
+        q.matmul+v.matmul = linear tokens [q.weight; v.weight] : [tokens, 32]
+        q+v = add_bias q.matmul+v.matmul [q.bias; v.bias] : [tokens, 32]
+        q = slice_columns(0..16) q+v : [tokens, 16]
+        qh = split_heads(heads=2) q : [2, tokens, 8]
+        scores = scores(heads=2, head=8, q=head_major, k=head_major) qh qh : [2, pairs]
+        scaled = scale(by=1) scores : [2, pairs]
+        probabilities = softmax(scale=1) scaled : [2, pairs]
+        v = slice_columns(16..32) q+v : [tokens, 16]
+        vh = split_heads(heads=2) v : [2, tokens, 8]
+        context = context(heads=2, head=8, v=head_major, out=head_major) probabilities vh : [2, tokens, 8]
+        merged = merge_heads context : [tokens, 16]
+        output merged = merged
+        ");
+    }
+
+    #[test]
+    fn a_merged_name_that_is_taken_gets_a_number() {
+        let mut b = self_attention(true);
+        let x = b.get("tokens");
+        b.add("a.query+key+value", Op::Scale { by: 2.0 }, &[x]);
+        let graph = b.with_outputs(&["a.merged", "a.query+key+value"]);
+        let (fused, _) = alone("merge_projections", &graph);
+        let mut names = fused
+            .topological()
+            .into_iter()
+            .map(|id| &fused.node(id).name);
+        assert!(names.any(|name| name == "a.query+key+value.2"));
+    }
+
+    #[test]
+    fn a_joined_name_has_the_common_part_once() {
+        assert_eq!(
+            joined(&["layer.0.query", "layer.0.key"]),
+            "layer.0.query+key"
+        );
+        assert_eq!(joined(&["q", "k"]), "q+k");
+        assert_eq!(joined(&["a.b", "a.b"]), "a.b+b");
+    }
 }

@@ -63,19 +63,23 @@ impl Moved {
     /// Bytes that a batch of these extents moves less, with intermediate results stored as
     /// `dtype`; negative where it moves more. `None` where the counts do not fit 64 bits.
     pub fn bytes_saved(&self, extents: &Extents, dtype: DType) -> Option<i64> {
-        let bytes = |size: &Size| size.eval(extents)?.checked_mul(dtype.bytes());
-        let (before, after) = (bytes(&self.before)?, bytes(&self.after)?);
+        let stored = |size: &Size| size.eval(extents)?.checked_mul(dtype.bytes());
+        let (before, after) = (stored(&self.before)?, stored(&self.after)?);
         i64::try_from(i128::from(before) - i128::from(after)).ok()
     }
 }
 
 impl Report {
     pub(super) fn refuse(&mut self, pass: &'static str, at: String, condition: String) {
-        self.entries.push(Entry::Refused {
+        let entry = Entry::Refused {
             pass,
             at,
             condition,
-        });
+        };
+        // A pattern may be met more than once, as when one value is both query and key.
+        if !self.entries.contains(&entry) {
+            self.entries.push(entry);
+        }
     }
 
     /// Kernels that a run launches less than before all passes.
@@ -116,7 +120,11 @@ impl fmt::Display for Report {
         for entry in &self.entries {
             write_entry(f, entry)?;
             if let Entry::Fused { moved, .. } = entry {
-                writeln!(f, ", elements moved {} → {}", moved.before, moved.after)?;
+                writeln!(
+                    f,
+                    ", moves {} elements instead of {}",
+                    moved.after, moved.before
+                )?;
             }
         }
         Ok(())
@@ -142,7 +150,7 @@ impl fmt::Display for Explanation<'_> {
                     writeln!(
                         f,
                         ", {}",
-                        saved(moved.bytes_saved(&self.extents, self.dtype))
+                        bytes(moved.bytes_saved(&self.extents, self.dtype))
                     )?;
                 }
                 Entry::Refused { .. } => n_refused += 1,
@@ -152,7 +160,7 @@ impl fmt::Display for Explanation<'_> {
             f,
             "{n_fused} fused, {n_refused} refused: {}, {} for {} tokens in {} ({})",
             launches(self.report.launches_saved()),
-            saved(self.report.bytes_saved(&self.extents, self.dtype)),
+            bytes(self.report.bytes_saved(&self.extents, self.dtype)),
             self.extents.tokens,
             match self.extents.batch {
                 1 => "1 sequence".to_owned(),
@@ -175,11 +183,11 @@ fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry) -> fmt::Result {
         } => {
             let merged: Vec<String> = merged.iter().map(Part::to_string).collect();
             writeln!(f, "fused `{anchor}` by {pass}")?;
-            writeln!(f, "    merged {}", merged.join(", "))?;
+            writeln!(f, "    merges {}", merged.join(", "))?;
             if let Some(pass) = all().iter().find(|p| p.name() == *pass) {
-                writeln!(f, "    rule   {}", pass.equation())?;
+                writeln!(f, "    as {}", pass.equation())?;
             }
-            write!(f, "    saves  {}", launches(*launches_saved))
+            write!(f, "    {}", launches(*launches_saved))
         }
         Entry::Refused {
             pass,
@@ -190,24 +198,25 @@ fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry) -> fmt::Result {
 }
 
 fn launches(n: i64) -> String {
-    match n {
-        1 | -1 => format!("{n} launch"),
-        _ => format!("{n} launches"),
+    let verb = if n < 0 { "adds" } else { "saves" };
+    match n.unsigned_abs() {
+        1 => format!("{verb} 1 launch"),
+        n => format!("{verb} {n} launches"),
     }
 }
 
-fn saved(bytes: Option<i64>) -> String {
-    let Some(bytes) = bytes else {
-        return "more bytes than 64 bits count".to_owned();
+fn bytes(saved: Option<i64>) -> String {
+    let Some(saved) = saved else {
+        return "moves more bytes than 64 bits count".to_owned();
     };
-    let sign = if bytes < 0 { "-" } else { "" };
-    let magnitude = bytes.unsigned_abs();
+    let than_before = if saved < 0 { "more" } else { "less" };
     // Shown with one decimal, for which f64 is exact enough.
-    match magnitude {
-        0..1024 => format!("{sign}{magnitude} bytes moved"),
-        1024..1_048_576 => format!("{sign}{:.1} KiB moved", magnitude as f64 / 1024.0),
-        _ => format!("{sign}{:.1} MiB moved", magnitude as f64 / 1_048_576.0),
-    }
+    let amount = match saved.unsigned_abs() {
+        n @ 0..1024 => format!("{n} bytes"),
+        n @ 1024..1_048_576 => format!("{:.1} KiB", n as f64 / 1024.0),
+        n => format!("{:.1} MiB", n as f64 / 1_048_576.0),
+    };
+    format!("moves {amount} {than_before}")
 }
 
 /// A group of operators before it is rewritten.
