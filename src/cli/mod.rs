@@ -141,7 +141,7 @@ fn human(bytes: u64) -> String {
 fn table(header: &[&str]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
     table
-        .load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY)
+        .load_style(comfy_table::presets::UTF8_FULL_CONDENSED)
         .set_header(header.to_vec());
     table
 }

@@ -96,6 +96,14 @@ pub(super) struct Runnable {
     /// Random weights from this seed, for measurements
     #[arg(long, value_name = "SEED", conflicts_with = "weights")]
     random_weights: Option<u64>,
+    /// Deviation of the random weights
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.02,
+        requires = "random_weights"
+    )]
+    weights_deviation: f32,
     /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -119,7 +127,10 @@ impl Runnable {
             builder = builder.config(file);
         }
         if let Some(seed) = self.random_weights {
-            builder = builder.random_weights(RandomWeights::new(seed));
+            builder = builder.random_weights(RandomWeights {
+                seed,
+                deviation: self.weights_deviation,
+            });
         }
         if let Some(dtype) = self.dtype {
             builder = builder.dtype(dtype);

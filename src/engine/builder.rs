@@ -119,7 +119,7 @@ impl Builder {
         self
     }
 
-    /// Further values to return, by the names that `gemmule graph --after` shows.
+    /// Further values to return: outputs, or values by the names that `gemmule graph` shows.
     pub fn intermediates<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.intermediates = names.into_iter().map(Into::into).collect();
         self

@@ -18,7 +18,7 @@ use crate::{
 pub struct CompileOptions {
     /// Outputs to compute; `None` means the description's defaults.
     pub outputs: Option<Vec<String>>,
-    /// Further values to return, by name, where they survive fusion.
+    /// Further values to return, by name: outputs of the description, or values that survive fusion.
     pub intermediates: Vec<String>,
     /// Passes that do not run.
     pub without: BTreeSet<String>,
@@ -91,6 +91,23 @@ pub fn compile(
         report,
         program,
     })
+}
+
+/// The asked outputs, or the defaults; and those that are asked for among the intermediates.
+fn chosen_outputs<'a>(description: &'a Description, options: &'a CompileOptions) -> Vec<&'a str> {
+    let further = || options.intermediates.iter().map(String::as_str);
+    let known = description.output_names();
+    let mut outputs: Vec<&str> = match &options.outputs {
+        Some(outputs) => outputs.iter().map(String::as_str).collect(),
+        None if further().any(|name| known.contains(&name)) => Vec::new(),
+        None => description.default_outputs(),
+    };
+    for name in further().filter(|name| known.contains(name)) {
+        if !outputs.contains(&name) {
+            outputs.push(name);
+        }
+    }
+    outputs
 }
 
 /// The CUDA source of kernels, in their order.

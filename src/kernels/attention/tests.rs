@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::kernels::Kernel;
 use crate::{
     codegen::Codegen,
     kernels::{HostTensor, Role},
@@ -294,7 +295,7 @@ fn what_the_kernels_cannot_do_is_refused_in_words() {
 #[test]
 fn symbols_tell_instances_apart_and_spell_them() {
     let all = representative();
-    let symbols: BTreeSet<String> = all.iter().map(|k| k.symbol()).collect();
+    let symbols: BTreeSet<String> = all.iter().map(|k| k.as_kernel().symbol()).collect();
     assert_eq!(symbols.len(), all.len());
     assert!(symbols.contains("mha_short_f16_h12x64_l128_qkv2304"));
     assert!(symbols.contains("mha_online_bf16_h4x40_headmajor_scale1"));
@@ -313,11 +314,11 @@ fn symbols_tell_instances_apart_and_spell_them() {
 fn every_instance_renders_with_its_parameters_in_order() {
     let codegen = Codegen::new().expect("templates that parse");
     for kernel in representative() {
-        let source = codegen.source(kernel.as_ref()).expect("a source");
+        let source = codegen.source(kernel.as_kernel()).expect("a source");
         let from = source.text.find(&source.symbol).expect("the symbol");
         let signature = &source.text[from..];
         let mut rest = &signature[..signature.find(") {").expect("the body")];
-        for param in kernel.params() {
+        for param in kernel.as_kernel().params() {
             let at = rest.find(&format!(" {}", param.name));
             let at = at.unwrap_or_else(|| panic!("{}: no `{}`", source.symbol, param.name));
             rest = &rest[at + param.name.len()..];
