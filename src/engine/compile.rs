@@ -52,11 +52,7 @@ pub fn compile(
     config: &Value,
     options: &CompileOptions,
 ) -> Result<Compiled, EngineError> {
-    let outputs: Option<Vec<&str>> = options
-        .outputs
-        .as_ref()
-        .map(|o| o.iter().map(String::as_str).collect());
-    let model = description.build(config, outputs.as_deref())?;
+    let model = description.build(config, Some(&chosen_outputs(description, options)))?;
     let passes = passes::Options {
         without: options.without.clone(),
     };

@@ -3,6 +3,7 @@
 mod check;
 mod device;
 mod error;
+mod graphs;
 mod memory;
 mod model;
 mod session;

@@ -4,6 +4,7 @@ use cudarc::driver::{CudaStream, result, sys};
 
 use super::{
     error::{CudaError, During},
+    graphs::Graphs,
     memory::{Buffer, Chunks, Pinned},
     model::{CudaModel, SharedModel},
 };
@@ -23,6 +24,7 @@ pub struct CudaSession {
     chunks: Chunks,
     /// Batch data on the host and on the device, in one piece; grows with the largest batch.
     staging: Option<(Pinned, Buffer)>,
+    graphs: Graphs,
 }
 
 /// Milliseconds between CUDA events around each of several runs.
@@ -85,6 +87,7 @@ impl CudaSession {
             planner: Planner::default(),
             chunks: Chunks::default(),
             staging: None,
+            graphs: Graphs::default(),
         })
     }
 
@@ -92,7 +95,7 @@ impl CudaSession {
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CudaError> {
         let ready = self.prepare(batch)?;
         self.upload(ready.data.padded.is_some(), batch)?;
-        self.launch(&ready)?;
+        self.enqueue(&ready)?;
         self.download(&ready)
     }
 
@@ -119,7 +122,7 @@ impl CudaSession {
                 .record(&self.stream)
                 .during(|| "record an event".to_owned())?;
             self.upload(ready.data.padded.is_some(), batch)?;
-            self.launch(&ready)?;
+            self.enqueue(&ready)?;
             end.record(&self.stream)
                 .during(|| "record an event".to_owned())?;
             end.synchronize().during(|| "wait for the run".to_owned())?;
@@ -155,10 +158,15 @@ impl CudaSession {
             .during(|| "use the device on this thread".into())?;
         let extents = batch.extents();
         let plan = self.planner.plan(&model.program, &extents)?;
-        if let Err(error) = self.chunks.follow(&model.device, self.planner.held()) {
-            self.chunks.clear();
-            self.planner.release_all();
-            return Err(advise(error, &model, &extents));
+        match self.chunks.follow(&model.device, self.planner.held()) {
+            Ok(moved) if moved => self.graphs.clear(),
+            Ok(_) => {}
+            Err(error) => {
+                self.graphs.clear();
+                self.chunks.clear();
+                self.planner.release_all();
+                return Err(advise(error, &model, &extents));
+            }
         }
         let data = self.layout(batch)?;
         Ok(Ready {
@@ -193,6 +201,7 @@ impl CudaSession {
             .is_none_or(|(_, device)| device.bytes() < end)
         {
             self.staging = None;
+            self.graphs.clear();
             let bytes = end.next_power_of_two();
             let device = Buffer::new(&self.model.device, bytes, "the batch data")?;
             self.staging = Some((Pinned::new(&self.model.device, bytes as usize)?, device));
@@ -254,6 +263,15 @@ impl CudaSession {
             result::memcpy_htod_async(start, &pinned.as_slice()[..last], self.stream.cu_stream())
         }
         .during(|| "upload the batch".to_owned())
+    }
+
+    /// Enqueues all launches, by a graph where the shape was seen before.
+    fn enqueue(&mut self, ready: &Ready) -> Result<(), CudaError> {
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let key = (ready.extents, ready.data.padded.is_some());
+        let result = graphs.run(key, &self.stream, || self.launch(ready));
+        self.graphs = graphs;
+        result
     }
 
     fn launch(&self, ready: &Ready) -> Result<(), CudaError> {
