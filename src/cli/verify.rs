@@ -39,11 +39,13 @@ pub(super) fn run(args: Args) -> Outcome {
     }
     align_right(&mut rows, 2..5);
     print(&format!(
-        "{rows}\n{}, {}; bounds: max error {:e} (times the largest value above 1), cosine {}\n",
+        "{rows}\n{}, {}; bounds: max error {:e} on rows of unit length, {:e} on others (times the largest value above 1); cosine {} on rows of {} values or more\n",
         engine.device(),
         engine.program().dtype,
+        bound.unit,
         bound.max,
-        bound.cosine
+        bound.cosine,
+        Bound::WIDE
     ))?;
     Ok(if failed == 0 {
         ExitCode::SUCCESS

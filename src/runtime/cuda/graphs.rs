@@ -68,7 +68,9 @@ fn capture(
     launch: impl Fn() -> Result<(), CudaError>,
 ) -> Result<CudaGraph, CudaError> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    stream.begin_capture(mode).during(|| "begin a capture".to_owned())?;
+    stream
+        .begin_capture(mode)
+        .during(|| "begin a capture".to_owned())?;
     let launched = launch();
     // Ended in any case, so that the stream stays usable.
     let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0));
