@@ -19,3 +19,8 @@ pub mod tensor;
 pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};
 pub use runtime::{Output, batch::Batch};
 pub use tensor::DType;
+
+/// The Rust code of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,5 +1,5 @@
 //! Pointwise kernels: what runs between GEMMs when fusion is off. Those that only move elements
-//! are in [`copies`].
+//! are in the file `copies.rs`.
 
 mod copies;
 
