@@ -30,9 +30,11 @@ use crate::{
 const ROTATED_BYTES: u64 = 300_000_000;
 /// Where a set is so small that it would take more sets than this, its weights stay in L2 in part.
 const MOST_SETS: u64 = 64;
-/// A graph has at least so many launches, that the cost of launching it does not show.
-const LAUNCHES: u64 = 32;
-const WARM_UPS: usize = 2;
+/// A graph has at least so many launches, that what lies between two graphs does not show.
+const LAUNCHES: u64 = 64;
+/// Milliseconds of launches before the first that counts: clocks rise from idle.
+const WARM_UP_MS: f32 = 10.0;
+/// Timed replays, of which the median counts.
 const REPLAYS: usize = 20;
 /// To tell which of cuBLASLt's algorithms is the fastest.
 const TRIAL_REPLAYS: usize = 3;
@@ -109,7 +111,7 @@ impl Contest {
             let products = self.products(library, &sets, shape)?;
             let matmul = library.matmul(shape, MOST_ALGORITHMS)?;
             if matmul.n_algorithms() > 0 {
-                let timing = self.fastest(&sets, &matmul)?;
+                let us = self.fastest(&sets, &matmul)?;
                 let difference = products.as_ref().map(|products| {
                     let tolerance = with_split_sums(first.tolerance(), first.dtype);
                     sets.download().map(|got| tolerance.compare(&got, products))
@@ -118,7 +120,7 @@ impl Contest {
                     contender: Contender::CublasLt {
                         n_algorithms: matmul.n_algorithms(),
                     },
-                    us: timing,
+                    us,
                     difference: difference.transpose()?,
                 });
             }
@@ -221,7 +223,11 @@ impl Contest {
         };
         let (start, end) = (event()?, event()?);
         let mut timing = Timing::default();
-        for i in 0..WARM_UPS + replays {
+        let mut warmed_ms = 0.0;
+        while timing.ms.len() < replays {
+            // One replay before the timed one, so that the device is busy while the host hands
+            // it the start event and the graph: that takes as long as several small GEMMs.
+            graph.launch().during(|| "launch a graph".into())?;
             start
                 .record(&self.stream)
                 .during(|| "record an event".into())?;
@@ -231,7 +237,10 @@ impl Contest {
             let ms = start
                 .elapsed_ms(&end)
                 .during(|| "wait for a graph of GEMMs".into())?;
-            if i >= WARM_UPS {
+            if warmed_ms < WARM_UP_MS {
+                // At least a microsecond, so that this ends.
+                warmed_ms += 2.0 * ms.max(1e-3);
+            } else {
                 timing.ms.push(ms);
             }
         }
