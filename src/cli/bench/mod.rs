@@ -1,4 +1,5 @@
 mod encoder;
+mod gemm;
 mod load;
 
 use super::Outcome;
@@ -7,6 +8,8 @@ use super::Outcome;
 pub(super) enum Command {
     /// Token ids to last hidden state, on sets of lengths
     Encoder(encoder::Args),
+    /// Our GEMM kernels against cuBLASLt on a CUDA device
+    Gemm(gemm::Args),
     /// The steps before the first run: program, source, NVRTC, cache, plan
     Load(load::Args),
 }
@@ -14,6 +17,7 @@ pub(super) enum Command {
 pub(super) fn run(command: Command) -> Outcome {
     match command {
         Command::Encoder(args) => encoder::run(args),
+        Command::Gemm(args) => gemm::run(args),
         Command::Load(args) => load::run(args),
     }
 }

@@ -1,4 +1,4 @@
-use cudarc::driver::DriverError;
+use cudarc::{cublaslt::result::CublasError, driver::DriverError};
 
 use crate::{
     jit::JitError,
@@ -57,6 +57,12 @@ pub enum CudaError {
     },
     #[error("no cubin was given for the kernel `{symbol}`; compile the model for {target}")]
     MissingCubin { symbol: String, target: String },
+    #[error(
+        "no cuBLASLt: libcublasLt is not in the loader's path; install the CUDA toolkit's cuBLAS, or add its folder to LD_LIBRARY_PATH"
+    )]
+    NoCublasLt,
+    #[error("cuBLASLt failed to {action}: {source}")]
+    CublasLt { action: String, source: CublasError },
 }
 
 /// Names the action that failed.
@@ -67,6 +73,15 @@ pub(super) trait During<T> {
 impl<T> During<T> for Result<T, DriverError> {
     fn during(self, action: impl FnOnce() -> String) -> Result<T, CudaError> {
         self.map_err(|source| CudaError::Driver {
+            action: action(),
+            source,
+        })
+    }
+}
+
+impl<T> During<T> for Result<T, CublasError> {
+    fn during(self, action: impl FnOnce() -> String) -> Result<T, CudaError> {
+        self.map_err(|source| CudaError::CublasLt {
             action: action(),
             source,
         })

@@ -1,6 +1,8 @@
 //! Runs programs on CUDA devices.
 
 mod check;
+mod contest;
+mod cublaslt;
 mod device;
 mod error;
 mod graphs;
@@ -9,6 +11,7 @@ mod model;
 mod session;
 
 pub use check::{CheckResult, check_kernel};
+pub use contest::{Contender, Contest, Timed};
 pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
 pub use model::CudaModel;
