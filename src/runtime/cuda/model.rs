@@ -288,6 +288,9 @@ fn upload(
             progress(done, wanted.len());
         }
     }
+    // A copy from pageable memory may return before its last bytes have landed, and sessions run on
+    // streams of their own.
+    device.context().synchronize().during(|| "wait for the uploads".to_owned())?;
     let start = arena.start();
     Ok((
         arena,
