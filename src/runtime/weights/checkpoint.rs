@@ -21,7 +21,7 @@ pub enum CheckpointError {
         "`{folder}` holds neither `{SINGLE}` nor `{INDEX}`; expected a checkpoint folder as published on the Hugging Face hub"
     )]
     NoCheckpoint { folder: PathBuf },
-    #[error("`{file}` cannot be read: {source}")]
+    #[error("`{file}` cannot be read")]
     Io {
         file: PathBuf,
         source: std::io::Error,
