@@ -103,7 +103,11 @@ impl Artifact {
                 "its checksum does not fit, so it was damaged or cut",
             ));
         }
-        let artifact: Self = postcard::from_bytes(body).map_err(|e| broken(&e.to_string()))?;
+        let (artifact, rest): (Self, _) =
+            postcard::take_from_bytes(body).map_err(|e| broken(&e.to_string()))?;
+        if !rest.is_empty() {
+            return Err(broken(&format!("{} bytes follow its end", rest.len())));
+        }
         artifact
             .program
             .validate()

@@ -216,10 +216,9 @@ fn check_shape(shape: &Shape) -> Result<(), String> {
     if shape.rank() > MAX_PARTS {
         return Err(format!("has {} dimensions", shape.rank()));
     }
-    shape
-        .0
-        .iter()
-        .try_for_each(|size| check_size(size).map_err(|problem| format!("has a size that {problem}")))
+    shape.0.iter().try_for_each(|size| {
+        check_size(size).map_err(|problem| format!("has a size that {problem}"))
+    })
 }
 
 fn check_size(size: &Size) -> Result<(), String> {
@@ -281,10 +280,12 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .map(|()| k.dtype),
         K::SplitHeads(k) => heads(k.heads, k.head, &[]).map(|()| k.dtype),
         K::MergeHeads(k) => heads(k.heads, k.head, &[]).map(|()| k.dtype),
-        K::LayerNorm(k) => widths(&[k.width]).and_then(|()| eps(k.eps)).map(|()| k.dtype),
-        K::BiasResidualLayerNorm(k) => {
-            widths(&[k.width]).and_then(|()| eps(k.eps)).map(|()| k.dtype)
-        }
+        K::LayerNorm(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
+        K::BiasResidualLayerNorm(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
         K::Embedding(k) => widths(&[k.width])
             .and_then(|()| check_tables(std::slice::from_ref(&k.table)))
             .map(|()| k.dtype),
@@ -294,10 +295,12 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .map(|()| k.dtype),
         K::FirstToken(k) => widths(&[k.width]).map(|()| k.dtype),
         K::MeanPool(k) => widths(&[k.width]).map(|()| k.dtype),
-        K::L2Normalize(k) => widths(&[k.width]).and_then(|()| eps(k.eps)).map(|()| k.dtype),
-        K::MeanPoolNormalize(k) => {
-            widths(&[k.width]).and_then(|()| eps(k.eps)).map(|()| k.dtype)
-        }
+        K::L2Normalize(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
+        K::MeanPoolNormalize(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
         K::AttentionScores(k) => heads(k.heads, k.head, &[k.q, k.k])
             .and_then(|()| real("the scale", k.scale, true))
             .map(|()| k.dtype),
@@ -352,7 +355,10 @@ fn heads(heads: u32, head: u32, views: &[HeadView]) -> Result<(), String> {
 
 fn check_tables(tables: &[Table]) -> Result<(), String> {
     if !(1..=MAX_PARTS).contains(&tables.len()) {
-        return Err(format!("{} tables, expected 1 to {MAX_PARTS}", tables.len()));
+        return Err(format!(
+            "{} tables, expected 1 to {MAX_PARTS}",
+            tables.len()
+        ));
     }
     for table in tables {
         if table.offset >= table.rows || table.rows > MAX_ROWS {

@@ -164,7 +164,12 @@ pub fn run(engine: &Engine) -> Outputs {
 
 /// The largest difference between two runs' sentence embeddings.
 pub fn difference(a: &Outputs, b: &Outputs) -> f32 {
-    let values = |o: &Outputs| o.get("sentence_embedding").expect("an output").values.clone();
+    let values = |o: &Outputs| {
+        o.get("sentence_embedding")
+            .expect("an output")
+            .values
+            .clone()
+    };
     let (a, b) = (values(a), values(b));
     assert_eq!(a.len(), b.len());
     let differences = a.iter().zip(&b).map(|(x, y)| (x - y).abs());

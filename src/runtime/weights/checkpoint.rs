@@ -32,7 +32,9 @@ pub enum CheckpointError {
     Index { file: PathBuf, problem: String },
     #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
     MissingShard { index: PathBuf, shard: String },
-    #[error("`{file}` lacks {n_missing} of the {n_needed} tensors that the model needs: {list}")]
+    #[error(
+        "`{file}` lacks {n_missing} of the {n_needed} tensors that the model needs: {list}; is it a checkpoint of this model, with its own config.json?"
+    )]
     Missing {
         file: PathBuf,
         n_missing: usize,
