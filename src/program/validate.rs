@@ -35,9 +35,9 @@ impl Program {
         if !self.dtype.is_real() {
             return Err(format!("it stores reals as {}", self.dtype));
         }
-        for kernel in &self.kernels {
+        for (i, kernel) in self.kernels.iter().enumerate() {
             check_kernel(kernel, self.dtype)
-                .map_err(|problem| format!("a kernel of it is impossible: {problem}"))?;
+                .map_err(|problem| format!("its kernel {i} is impossible: {problem}"))?;
         }
         for tensor in &self.tensors {
             check_shape(&tensor.shape).map_err(|problem| format!("`{}` {problem}", tensor.name))?;
@@ -137,9 +137,10 @@ impl Program {
     fn bindings(&self, at: u32, step: &Step, kernel: &KernelSpec) -> Result<(), String> {
         let params = kernel.as_kernel().params();
         let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
-        if tensors.clone().count() != step.operands.len() {
+        let n_params = tensors.clone().count();
+        if n_params != step.operands.len() {
             return Err(format!(
-                "binds {} tensors to `{}`",
+                "binds {} tensors to `{}`, which takes {n_params}",
                 step.operands.len(),
                 kernel.as_kernel().symbol()
             ));
