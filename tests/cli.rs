@@ -141,7 +141,7 @@ fn a_plan_is_shown_and_drawn() {
     ];
     assert_snapshot!("plan", cli.ok(&args));
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
-    assert!(svg.starts_with("<svg") && svg.contains("last_hidden_state") | svg.contains("layer.0"));
+    assert!(svg.starts_with("<svg") && svg.contains("layer.0.context"));
     assert_snapshot!(cli.error(&["plan", "bert", "--weights", ".", "--lens", "17,0"]), @"× sequence 1 has no tokens; expected at least one token in every sequence");
 }
 
@@ -199,6 +199,15 @@ fn a_compiled_file_runs_like_the_model() {
     );
     assert_eq!(ours["lens"], serde_json::json!([3, 2]));
     assert_eq!(ours["dtype"], "f32");
+    let mut damaged = std::fs::read(cli.0.file("tiny")).expect("it was written");
+    damaged[0] ^= 1;
+    cli.0.write("damaged", &damaged);
+    let run = ["run", "damaged", "--weights", ".", "--device", "cpu"];
+    assert_snapshot!(cli.error(&run), @"× `damaged` is neither text, as a description is, nor a file that `gemmule compile` wrote; was it damaged?");
+    damaged[0] ^= 1;
+    damaged.pop();
+    cli.0.write("damaged", &damaged);
+    assert_snapshot!(cli.error(&run), @"× `damaged` is no artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
     let shown = cli.ok(&[
         "run",
         "tiny",
@@ -259,7 +268,7 @@ fn the_doctor_looks_at_every_part() {
 #[test]
 fn unknown_names_are_answered_with_known_ones() {
     let cli = Cli::new();
-    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped; did you mean `bert`?; shipped are bert, roberta, distilbert, albert");
+    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bert`?); shipped are bert, roberta, distilbert, albert");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_bias_activation, fuse_pool_normalize, or `all`");
     assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_bias_activation, fuse_pool_normalize");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`? The outputs are `last_hidden_state`, `sentence_embedding`, `pooler_output`, `sequence_logits`, `token_logits` and `mlm_logits`.");
@@ -309,7 +318,7 @@ fn bad_batches_are_refused() {
     let cli = Cli::new();
     assert_snapshot!(cli.ids_error("[]"), @"× the batch is empty; expected at least one sequence");
     assert_snapshot!(cli.ids_error("[[1], []]"), @"× sequence 1 has no tokens; expected at least one token in every sequence");
-    assert_snapshot!(cli.ids_error("[[1, 2], [3, 20]]"), @"× sequence 1, token 1: the token id 20 is outside the table of 20 rows");
+    assert_snapshot!(cli.ids_error("[[1, 2], [3, 20]]"), @"× sequence 1, token 1: the token id 20 is outside the table of 20 rows; expected an id below 20");
     assert_snapshot!(cli.ids_error("[[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]"), @"× sequence 0 has 13 tokens, but the position table serves at most 12; shorten or split it");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 0, 1]]}"#), @"× row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 2, 0]]}"#), @"× row 0, column 1 of the mask is 2; expected 0 or 1");

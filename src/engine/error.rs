@@ -21,7 +21,7 @@ pub enum EngineError {
     #[error(
         "there is no description `{name}`: it is neither a file nor shipped{}; shipped are {}",
         nearest(name, known.iter().map(String::as_str))
-            .map(|near| format!("; did you mean `{near}`?"))
+            .map(|near| format!(" (did you mean `{near}`?)"))
             .unwrap_or_default(),
         known.join(", ")
     )]
@@ -31,6 +31,10 @@ pub enum EngineError {
         file: PathBuf,
         source: std::io::Error,
     },
+    #[error(
+        "`{file}` is neither text, as a description is, nor a file that `gemmule compile` wrote; was it damaged?"
+    )]
+    NotText { file: PathBuf },
     #[error("`{file}` cannot be written")]
     Write {
         file: PathBuf,
