@@ -129,7 +129,7 @@ fn a_file_that_cannot_be_written_is_named() {
 fn a_damaged_file_is_refused() {
     let folder = Folder::new();
     let file = folder.file("tiny");
-    let text = || folder.text(&Artifact::read(&file).err().expect("it is damaged"));
+    let text = || folder.text(&Artifact::read(&file).expect_err("it is damaged"));
     assert_snapshot!(text(), @r"
     `[dir]/tiny` cannot be read
     caused by: No such file or directory (os error 2)
@@ -173,7 +173,7 @@ fn a_body_that_is_no_artifact_is_refused() {
     let folder = Folder::new();
     let text = |body: &[u8]| {
         let file = folder.write("tiny", sealed(body));
-        folder.text(&Artifact::read(&file).err().expect("it is no artifact"))
+        folder.text(&Artifact::read(&file).expect_err("it is no artifact"))
     };
     assert_snapshot!(text(b""), @"`[dir]/tiny` is no artifact of this version of gemmule: Hit the end of buffer, expected more data; compile the model again");
     assert_snapshot!(text(&[0xff; 64]), @"`[dir]/tiny` is no artifact of this version of gemmule: Found a varint that didn't terminate. Is the usize too big for this platform?; compile the model again");
@@ -210,7 +210,7 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
     let folder = Folder::new();
     let file = folder.file("tiny");
     artifact.write(&file).expect("it is written");
-    folder.text(&Artifact::read(&file).err().expect("it is unsound"))
+    folder.text(&Artifact::read(&file).expect_err("it is unsound"))
 }
 
 fn kernel<'a, T>(

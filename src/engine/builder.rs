@@ -266,7 +266,7 @@ impl Builder {
         let done = |done, total| (self.progress)(Stage::Kernels, done, total);
         let cubins = jit.compile_all(&sources, device.target()?, &done)?;
         times.jit = began.elapsed();
-        (times.cached, times.compiled) = (jit.stats().hits as usize, jit.stats().misses as usize);
+        (times.cached, times.compiled) = (jit.stats().hits, jit.stats().misses);
         Ok(cubins)
     }
 }

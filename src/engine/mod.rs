@@ -158,7 +158,9 @@ impl Engine {
         Ok(Session {
             limits: self.limits,
             backend: match &self.backend {
-                Backend::Cpu(model) => SessionBackend::Cpu(CpuSession::new(Arc::clone(model))),
+                Backend::Cpu(model) => {
+                    SessionBackend::Cpu(Box::new(CpuSession::new(Arc::clone(model))))
+                }
                 Backend::Cuda(model) => {
                     SessionBackend::Cuda(Box::new(CudaSession::new(Arc::clone(model))?))
                 }
@@ -205,7 +207,7 @@ pub struct Session {
 }
 
 enum SessionBackend {
-    Cpu(CpuSession),
+    Cpu(Box<CpuSession>),
     Cuda(Box<CudaSession>),
 }
 

@@ -125,10 +125,10 @@ impl Program {
             self.bindings(at, step, kernel)?;
         }
         // All variants bind alike, and every kernel of a program writes its last tensor only.
-        if let Some(&out) = step.operands.last() {
-            if std::mem::replace(&mut written[out], true) {
-                return Err(format!("computes `{}` again", self.tensors[out].name));
-            }
+        if let Some(&out) = step.operands.last()
+            && std::mem::replace(&mut written[out], true)
+        {
+            return Err(format!("computes `{}` again", self.tensors[out].name));
         }
         Ok(())
     }

@@ -117,7 +117,7 @@ impl Batch {
             return Err(LengthsError::Empty.into());
         }
         let found = mask.len();
-        if found != token_ids.len() || found % width != 0 {
+        if found != token_ids.len() || !found.is_multiple_of(width) {
             return Err(BatchError::Count {
                 what: "mask",
                 expected: token_ids.len(),
