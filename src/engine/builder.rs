@@ -287,9 +287,12 @@ pub fn description(name: &str) -> Result<Description, EngineError> {
             known,
         });
     }
-    let ron = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
+    let bytes = std::fs::read(file).map_err(|source| EngineError::Read {
         file: file.to_owned(),
         source,
+    })?;
+    let ron = String::from_utf8(bytes).map_err(|_| EngineError::NotText {
+        file: file.to_owned(),
     })?;
     Ok(Description::parse(name, &ron)?)
 }

@@ -28,7 +28,7 @@ pub enum BatchError {
         found: usize,
     },
     #[error(
-        "sequence {sequence}, token {token}: the {what} id {id} is outside the table of {rows} rows"
+        "sequence {sequence}, token {token}: the {what} id {id} is outside the table of {rows} rows; expected an id below {rows}"
     )]
     Id {
         what: &'static str,
@@ -314,13 +314,13 @@ mod tests {
         let none: [Vec<u32>; 0] = [];
         insta::assert_snapshot!(text(Batch::from_sequences(&none)), @"the batch is empty; expected at least one sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1], vec![]])), @"sequence 1 has no tokens; expected at least one token in every sequence");
-        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 100]])), @"sequence 1, token 1: the token id 100 is outside the table of 100 rows");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 100]])), @"sequence 1, token 1: the token id 100 is outside the table of 100 rows; expected an id below 100");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1; 5]])), @"sequence 0 has 5 tokens, but the position table serves at most 4; shorten or split it");
         insta::assert_snapshot!(text(Batch::from_packed(vec![1, 2, 3], &[1, 1])), @"the lengths add up to 2, but 3 token ids were given");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3], &[1, 0, 1], 3)), @"row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[1, 2], 2)), @"row 0, column 1 of the mask is 2; expected 0 or 1");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[0, 0], 2)), @"sequence 0 has no tokens; expected at least one token in every sequence");
-        insta::assert_snapshot!(text(Batch::from_sequences(&[[1]]).unwrap().with_type_ids(vec![2])), @"sequence 0, token 0: the segment id 2 is outside the table of 2 rows");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[[1]]).unwrap().with_type_ids(vec![2])), @"sequence 0, token 0: the segment id 2 is outside the table of 2 rows; expected an id below 2");
         insta::assert_snapshot!(text(Batch::from_sequences(&[[1]]).unwrap().with_type_ids(vec![0, 1])), @"segment ids: expected 1 values, one per token id, found 2");
     }
 }
