@@ -290,7 +290,10 @@ fn upload(
     }
     // A copy from pageable memory may return before its last bytes have landed, and sessions run on
     // streams of their own.
-    device.context().synchronize().during(|| "wait for the uploads".to_owned())?;
+    device
+        .context()
+        .synchronize()
+        .during(|| "wait for the uploads".to_owned())?;
     let start = arena.start();
     Ok((
         arena,
