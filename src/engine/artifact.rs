@@ -87,26 +87,25 @@ impl Artifact {
             file: file.to_owned(),
             source,
         })?;
-        let broken = |problem: &str| EngineError::Artifact {
+        Self::from_bytes(&bytes).map_err(|problem| EngineError::Artifact {
             file: file.to_owned(),
-            problem: problem.to_owned(),
-        };
+            problem,
+        })
+    }
+
+    /// The artifact that a file of these bytes holds; otherwise what is wrong with them.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let rest = bytes
             .strip_prefix(MAGIC)
-            .ok_or_else(|| broken("it starts with other bytes"))?;
+            .ok_or("it starts with other bytes")?;
         let (digest, body) = rest
             .split_at_checked(DIGEST)
-            .ok_or_else(|| broken("it ends too early"))?;
+            .ok_or("it ends too early")?;
         if Sha256::digest(body).as_slice() != digest {
-            return Err(broken(
-                "its checksum does not fit, so it was damaged or cut",
-            ));
+            return Err("its checksum does not fit, so it was damaged or cut".to_owned());
         }
-        let artifact: Self = postcard::from_bytes(body).map_err(|e| broken(&e.to_string()))?;
-        artifact
-            .program
-            .validate()
-            .map_err(|problem| broken(&problem))?;
+        let artifact: Self = postcard::from_bytes(body).map_err(|e| e.to_string())?;
+        artifact.program.validate()?;
         Ok(artifact)
     }
 }
