@@ -19,6 +19,10 @@ use super::error::{At, File, ModelError, Problem, suggest};
 /// Far above any real description; it bounds the time that reading takes.
 const MAX_BYTES: usize = 1 << 17;
 
+/// Longer than any name of a real description; names of values inside loops are made of several,
+/// once for each iteration, so this bounds the memory that building takes.
+const MAX_NAME: usize = 64;
+
 /// A value's RON text, without surrounding spaces and comments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
@@ -133,7 +137,7 @@ impl<'a> Reader<'a> {
         Ok(At::new(self.parse(piece)?, piece.span()))
     }
 
-    /// A name that a description gives: letters, digits and underscores.
+    /// A name that a description gives: letters, digits and underscores, not too many.
     pub fn name(&self, what: &str, piece: Piece<'a>) -> Result<At<String>, ModelError> {
         let name = self.string(what, piece)?;
         let starts = name.value.starts_with(|c: char| c.is_ascii_alphabetic());
@@ -141,6 +145,10 @@ impl<'a> Reader<'a> {
         if !starts || !name.value.chars().all(rest) {
             let expected = "a letter, then letters, digits and underscores";
             return Err(self.form(what, expected, piece));
+        }
+        if name.value.len() > MAX_NAME {
+            let expected = format!("at most {MAX_NAME} characters");
+            return Err(self.form(what, &expected, piece));
         }
         Ok(name)
     }
