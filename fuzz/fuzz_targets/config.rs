@@ -19,7 +19,9 @@ fuzz_target!(|text: &[u8]| {
     let Ok(config) = serde_json::from_slice(text) else {
         return;
     };
-    for description in SHIPPED.iter() {
+    // One description an input: four times the inputs in the same time.
+    let which = text.iter().fold(0, |sum: usize, &b| sum.wrapping_add(b.into()));
+    if let Some(description) = SHIPPED.get(which % SHIPPED.len().max(1)) {
         let outputs = description.output_names();
         if let Ok(model) = description.build(&config, Some(&outputs)) {
             model.graph.verify().expect("a graph that is built is sound");

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use super::{Compiled, EngineError};
 use crate::{
     jit::{Cubin, Target},
+    kernels::Meta,
     program::Program,
     runtime::batch::Limits,
 };
@@ -104,8 +105,40 @@ impl Artifact {
         if Sha256::digest(body).as_slice() != digest {
             return Err("its checksum does not fit, so it was damaged or cut".to_owned());
         }
-        let artifact: Self = postcard::from_bytes(body).map_err(|e| e.to_string())?;
+        let (artifact, rest): (Self, _) =
+            postcard::take_from_bytes(body).map_err(|e| e.to_string())?;
+        if !rest.is_empty() {
+            return Err(format!("{} bytes follow its end", rest.len()));
+        }
         artifact.program.validate()?;
+        artifact.check_limits()?;
         Ok(artifact)
+    }
+
+    /// Whether every id that [`Limits`] lets through picks a row of each table: a device reads
+    /// tables without asking.
+    fn check_limits(&self) -> Result<(), String> {
+        let Limits {
+            vocabulary,
+            segments,
+            longest,
+        } = self.limits;
+        for table in self.program.tables() {
+            let n_ids = match table.ids {
+                Meta::TokenIds => Some(vocabulary),
+                // Without segment ids every token is in segment 0.
+                Meta::TypeIds => Some(segments.unwrap_or(1)),
+                Meta::Positions => longest,
+                Meta::CuLens | Meta::PairOffsets | Meta::Mask => None,
+            };
+            let fits = |n: u32| u64::from(n) + u64::from(table.offset) <= u64::from(table.rows);
+            if !n_ids.is_some_and(fits) {
+                return Err(format!(
+                    "ids of {:?} are not limited to the {} rows of their table",
+                    table.ids, table.rows
+                ));
+            }
+        }
+        Ok(())
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     graph::Graph,
     kernels::KernelSpec,
     model::{Description, Model},
+    names::nearest,
     passes::{self, Report},
     program::{self, Program},
     tensor::DType,
@@ -52,11 +53,8 @@ pub fn compile(
     config: &Value,
     options: &CompileOptions,
 ) -> Result<Compiled, EngineError> {
-    let outputs: Option<Vec<&str>> = options
-        .outputs
-        .as_ref()
-        .map(|o| o.iter().map(String::as_str).collect());
-    let model = description.build(config, outputs.as_deref())?;
+    let outputs = chosen_outputs(description, options);
+    let model = description.build(config, Some(&outputs))?;
     let passes = passes::Options {
         without: options.without.clone(),
     };
@@ -74,12 +72,11 @@ pub fn compile(
                 .topological()
                 .into_iter()
                 .filter(|&id| graph.op(id).is_compute());
-            let near: Vec<String> = names
-                .map(|id| format!("`{}`", graph.node(id).name))
-                .collect();
+            let near = nearest(name, names.map(|id| graph.node(id).name.as_str()))
+                .map(|near| format!("; the nearest name is `{near}`"));
             return Err(EngineError::NoIntermediate {
                 name: name.clone(),
-                near: near.join(", "),
+                near: near.unwrap_or_default(),
             });
         };
         graph.add_output(name.clone(), id);

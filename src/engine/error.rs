@@ -4,6 +4,7 @@ use crate::{
     codegen::CodegenError,
     jit::JitError,
     model::ModelError,
+    names::nearest,
     passes::PassError,
     program::{LowerError, SizeOverflow},
     runtime::{
@@ -17,14 +18,20 @@ pub enum EngineError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Model(Box<ModelError>),
-    #[error("there is no description `{name}`: it is neither a file nor shipped; shipped are {}", known.join(", "))]
+    #[error(
+        "there is no description `{name}`: it is neither a file nor shipped{}; shipped are {}",
+        nearest(name, known.iter().map(String::as_str))
+            .map(|near| format!("; did you mean `{near}`?"))
+            .unwrap_or_default(),
+        known.join(", ")
+    )]
     NoModel { name: String, known: Vec<String> },
-    #[error("`{file}` cannot be read: {source}")]
+    #[error("`{file}` cannot be read")]
     Read {
         file: PathBuf,
         source: std::io::Error,
     },
-    #[error("`{file}` cannot be written: {source}")]
+    #[error("`{file}` cannot be written")]
     Write {
         file: PathBuf,
         source: std::io::Error,
@@ -62,7 +69,7 @@ pub enum EngineError {
     #[error("`{file}` is no reference: {problem}")]
     Reference { file: PathBuf, problem: String },
     #[error(
-        "the reference names `{name}`, which the compiled model does not compute; fused away, or misspelled? it computes {near}"
+        "the compiled model computes no value `{name}`: fused away, or misspelled{near}? `gemmule graph --after all` shows all names"
     )]
     NoIntermediate { name: String, near: String },
     #[error(transparent)]

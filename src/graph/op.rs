@@ -15,7 +15,21 @@ pub enum WeightExpr {
     /// A tensor under its published name, without the checkpoint's prefix.
     Stored { name: String, dims: Vec<u64> },
     /// Tensors stacked along their first dimension.
-    ConcatRows(Vec<WeightExpr>),
+    ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
+}
+
+/// Reads the parts of a stack, none of which is a stack: nesting without end would overflow the
+/// reader's own.
+fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
+    #[derive(Deserialize)]
+    enum Part {
+        Stored { name: String, dims: Vec<u64> },
+    }
+    let parts = Vec::<Part>::deserialize(from)?;
+    Ok(parts
+        .into_iter()
+        .map(|Part::Stored { name, dims }| WeightExpr::Stored { name, dims })
+        .collect())
 }
 
 impl WeightExpr {

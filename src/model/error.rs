@@ -16,6 +16,12 @@ pub enum Problem {
     Syntax { message: String },
     #[error("the description has {bytes} bytes; at most {limit} are read")]
     TooLong { bytes: usize, limit: usize },
+    #[error("line {line} has {bytes} bytes; at most {limit} are read, break it")]
+    LongLine {
+        line: usize,
+        bytes: usize,
+        limit: usize,
+    },
     #[error("{what}: expected {expected}, found {found}")]
     Form {
         what: String,

@@ -19,6 +19,10 @@ use super::error::{At, File, ModelError, Problem, suggest};
 /// Far above any real description; it bounds the time that reading takes.
 const MAX_BYTES: usize = 1 << 17;
 
+/// Errors show the line with a mark below, and the reporter counts its columns, up to four for a
+/// tab, in 16 bits.
+const MAX_LINE: usize = 1 << 13;
+
 /// Longer than any name of a real description; names of values inside loops are made of several,
 /// once for each iteration, so this bounds the memory that building takes.
 const MAX_NAME: usize = 64;
@@ -68,6 +72,14 @@ impl<'a> Reader<'a> {
             return Err(file.error_elsewhere(Problem::TooLong {
                 bytes: text.len(),
                 limit: MAX_BYTES,
+            }));
+        }
+        let mut lines = text.split('\n').map(str::len).enumerate();
+        if let Some((at, bytes)) = lines.find(|&(_, n)| n > MAX_LINE) {
+            return Err(file.error_elsewhere(Problem::LongLine {
+                line: at + 1,
+                bytes,
+                limit: MAX_LINE,
             }));
         }
         let raw = RawValue::from_ron(text).map_err(|e| reader.syntax(&e, 0, text))?;
@@ -343,7 +355,7 @@ pub(super) fn is_string(piece: Piece<'_>) -> bool {
 
 /// Byte offset of a position, which counts lines and characters from 1.
 fn offset(text: &str, position: Position) -> usize {
-    let lines = text.split_inclusive('\n');
+    let mut lines = text.split_inclusive('\n');
     let before: usize = lines
         .take(position.line.saturating_sub(1))
         .map(str::len)

@@ -3,6 +3,7 @@
 
 mod lower;
 mod print;
+mod validate;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,9 +11,9 @@ pub use lower::{LowerError, lower};
 
 use crate::{
     graph::WeightExpr,
-    kernels::{KernelSpec, Meta, Role},
+    kernels::{KernelSpec, Meta},
     plan::UsageRecord,
-    tensor::{DType, Extents, Shape, Size, Symbol},
+    tensor::{DType, Extents, Shape, Size},
 };
 
 /// Index into [`Program::tensors`].
@@ -163,101 +164,5 @@ impl Program {
     /// Whether a step reads data of this kind.
     pub fn reads(&self, meta: Meta) -> bool {
         self.tensors.iter().any(|t| t.place == Place::Batch(meta))
-    }
-
-    /// Checks what an executor relies on, for programs that were read from a file: every index is
-    /// in range and every step binds as many tensors as its kernels take. The message says what
-    /// does not fit.
-    pub fn validate(&self) -> Result<(), String> {
-        let n_tensors = self.tensors.len();
-        let n_steps = self.steps.len();
-        for (name, tensor) in &self.outputs {
-            match self.tensors.get(*tensor).map(|t| &t.place) {
-                Some(Place::Planned { .. }) => {}
-                _ => {
-                    return Err(format!(
-                        "the output `{name}` is no tensor that a step computes"
-                    ));
-                }
-            }
-        }
-        for tensor in &self.tensors {
-            if let Place::Planned { first, last } = tensor.place
-                && (first > last || last as usize >= n_steps)
-            {
-                return Err(format!(
-                    "`{}` lives from step {first} to {last} of {n_steps}",
-                    tensor.name
-                ));
-            }
-            if let Place::Weight(expr) = &tensor.place
-                && Shape::fixed(&expr.dims()) != tensor.shape
-            {
-                return Err(format!(
-                    "the weight `{}` has another shape than its parts",
-                    tensor.name
-                ));
-            }
-        }
-        for (at, step) in self.steps.iter().enumerate() {
-            let fail = |problem: String| Err(format!("the step `{}` {problem}", step.name));
-            if step.variants.last().is_none_or(|v| v.limit.is_some()) {
-                return fail("has no kernel for every batch".to_owned());
-            }
-            if let Some(&operand) = step.operands.iter().find(|&&o| o >= n_tensors) {
-                return fail(format!("binds tensor {operand} of {n_tensors}"));
-            }
-            for variant in &step.variants {
-                let Some(kernel) = self.kernels.get(variant.kernel) else {
-                    return fail(format!(
-                        "launches kernel {} of {}",
-                        variant.kernel,
-                        self.kernels.len()
-                    ));
-                };
-                self.bindings(at as u32, step, kernel).or_else(fail)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a step binds to each parameter of its kernel a tensor of its type and size.
-    fn bindings(&self, at: u32, step: &Step, kernel: &KernelSpec) -> Result<(), String> {
-        let params = kernel.as_kernel().params();
-        let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
-        if tensors.clone().count() != step.operands.len() {
-            return Err(format!(
-                "binds {} tensors to `{}`",
-                step.operands.len(),
-                kernel.as_kernel().symbol()
-            ));
-        }
-        for (param, &operand) in tensors.zip(&step.operands) {
-            let tensor = &self.tensors[operand];
-            let (dtype, shape, writes) = match &param.role {
-                Role::Read { dtype, shape, .. } => (*dtype, shape, false),
-                Role::Write { dtype, shape } => (*dtype, shape, true),
-                Role::Count(_) => continue,
-            };
-            let needed = shape.elements().bind(Symbol::Rows, &step.rows);
-            if tensor.dtype != dtype || tensor.shape.elements() != needed {
-                return Err(format!(
-                    "binds `{}`, {} {}, to `{}`, {dtype} of {needed} elements",
-                    tensor.name, tensor.dtype, tensor.shape, param.name
-                ));
-            }
-            match tensor.place {
-                Place::Planned { first, last }
-                    if first > at || last < at || (writes && first != at) =>
-                {
-                    return Err(format!("binds `{}` outside its life", tensor.name));
-                }
-                Place::Batch(_) | Place::Weight(_) if writes => {
-                    return Err(format!("writes `{}`, which is only read", tensor.name));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
     }
 }

@@ -84,6 +84,17 @@ impl Size {
         }
     }
 
+    /// The number of terms, and the most factors of one.
+    pub fn extent(&self) -> (usize, usize) {
+        let degree = self.terms.keys().map(Vec::len).max().unwrap_or(0);
+        (self.terms.len(), degree)
+    }
+
+    /// Whether `symbol` takes part.
+    pub fn depends_on(&self, symbol: Symbol) -> bool {
+        self.terms.keys().any(|factors| factors.contains(&symbol))
+    }
+
     /// The polynomial with `size` in the place of `symbol`.
     pub fn bind(&self, symbol: Symbol, size: &Size) -> Size {
         self.terms

@@ -18,7 +18,7 @@ pub enum CudaError {
     NoDevice,
     #[error("there is no CUDA device {wanted}; the driver shows {found}, counted from 0")]
     NoSuchDevice { wanted: usize, found: usize },
-    #[error("the driver failed to {action}: {source}")]
+    #[error("the driver failed to {action}")]
     Driver { action: String, source: DriverError },
     #[error(transparent)]
     Jit(#[from] JitError),

@@ -21,7 +21,7 @@ pub enum CheckpointError {
         "`{folder}` holds neither `{SINGLE}` nor `{INDEX}`; expected a checkpoint folder as published on the Hugging Face hub"
     )]
     NoCheckpoint { folder: PathBuf },
-    #[error("`{file}` cannot be read: {source}")]
+    #[error("`{file}` cannot be read")]
     Io {
         file: PathBuf,
         source: std::io::Error,
@@ -32,7 +32,9 @@ pub enum CheckpointError {
     Index { file: PathBuf, problem: String },
     #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
     MissingShard { index: PathBuf, shard: String },
-    #[error("`{file}` lacks {n_missing} of the {n_needed} tensors that the model needs: {list}")]
+    #[error(
+        "`{file}` lacks {n_missing} of the {n_needed} tensors that the model needs: {list}; is it a checkpoint of this model, with its own config.json?"
+    )]
     Missing {
         file: PathBuf,
         n_missing: usize,

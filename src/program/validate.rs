@@ -1,0 +1,386 @@
+//! Whether a program that was read from a file is one that an executor may run.
+//!
+//! Executors trust a program: they index, multiply and launch by what it says. A program from
+//! [`lower`](super::lower()) keeps these rules by how it is made; any other is checked here first.
+
+use super::{Limit, Place, Program, Step, Variant, lower::meta_layout};
+use crate::{
+    graph::WeightExpr,
+    kernels::{
+        KernelSpec, Role,
+        attention::HeadView,
+        embedding::Table,
+        gemm::{Gemm, Tile},
+    },
+    tensor::{DType, Shape, Size, Symbol},
+};
+
+/// Largest width of a row, or number of rows of a table; with it 32-bit products of the kernels
+/// (heads by head size, three projections side by side) hold.
+const MAX_WIDTH: u32 = 1 << 24;
+/// Ids are 32-bit and signed on a device.
+const MAX_ROWS: u32 = i32::MAX as u32;
+/// As in descriptions: no machine holds a larger weight.
+const MAX_ELEMENTS: u64 = 1 << 40;
+/// Dimensions of a tensor, terms of a size and factors of a term; a lowered program has three,
+/// two and two. Products of sizes take time with the power of these.
+const MAX_PARTS: usize = 4;
+
+impl Program {
+    /// Checks what an executor relies on, for programs that were read from a file: every size is
+    /// one that kernels take, every index is in range, every step binds as many tensors as its
+    /// kernels take, and each tensor is written once, before it is read. The message says what does
+    /// not fit.
+    pub fn validate(&self) -> Result<(), String> {
+        if !self.dtype.is_real() {
+            return Err(format!("it stores reals as {}", self.dtype));
+        }
+        for (i, kernel) in self.kernels.iter().enumerate() {
+            check_kernel(kernel, self.dtype)
+                .map_err(|problem| format!("its kernel {i} is impossible: {problem}"))?;
+        }
+        for tensor in &self.tensors {
+            check_shape(&tensor.shape).map_err(|problem| format!("`{}` {problem}", tensor.name))?;
+        }
+        self.places()?;
+        let mut written = vec![false; self.tensors.len()];
+        for (at, step) in self.steps.iter().enumerate() {
+            self.step(at as u32, step, &mut written)
+                .map_err(|problem| format!("the step `{}` {problem}", step.name))?;
+        }
+        let idle = |(i, t): &(usize, &super::Tensor)| {
+            matches!(t.place, Place::Planned { .. }) && !written[*i]
+        };
+        if let Some((_, tensor)) = self.tensors.iter().enumerate().find(idle) {
+            return Err(format!("no step computes `{}`", tensor.name));
+        }
+        Ok(())
+    }
+
+    /// Whether every tensor is where it can be.
+    fn places(&self) -> Result<(), String> {
+        let n_steps = self.steps.len();
+        for tensor in &self.tensors {
+            let name = &tensor.name;
+            match &tensor.place {
+                Place::Planned { first, last } => {
+                    if first > last || *last as usize >= n_steps {
+                        return Err(format!(
+                            "`{name}` lives from step {first} to {last} of {n_steps}"
+                        ));
+                    }
+                }
+                Place::Weight(expr) => {
+                    if tensor.dtype != self.dtype {
+                        return Err(format!("the weight `{name}` is stored as {}", tensor.dtype));
+                    }
+                    let dims = weight_dims(expr)
+                        .map_err(|problem| format!("the weight `{name}` {problem}"))?;
+                    if Shape::fixed(&dims) != tensor.shape {
+                        return Err(format!(
+                            "the weight `{name}` has another shape than its parts"
+                        ));
+                    }
+                }
+                Place::Batch(meta) => {
+                    let (_, shape) = meta_layout(*meta);
+                    if tensor.dtype != meta.dtype() || tensor.shape != shape {
+                        return Err(format!("`{name}` is not laid out as {meta:?} is"));
+                    }
+                }
+            }
+        }
+        for (name, tensor) in &self.outputs {
+            let place = self.tensors.get(*tensor).map(|t| &t.place);
+            let Some(Place::Planned { last, .. }) = place else {
+                return Err(format!(
+                    "the output `{name}` is no tensor that a step computes"
+                ));
+            };
+            if *last as usize + 1 != n_steps {
+                return Err(format!("the output `{name}` does not live to the end"));
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&self, at: u32, step: &Step, written: &mut [bool]) -> Result<(), String> {
+        check_size(&step.rows).map_err(|problem| format!("runs over rows that {problem}"))?;
+        if step.variants.last().is_none_or(|v| v.limit.is_some()) {
+            return Err("has no kernel for every batch".to_owned());
+        }
+        let n_tensors = self.tensors.len();
+        if let Some(&operand) = step.operands.iter().find(|&&o| o >= n_tensors) {
+            return Err(format!("binds tensor {operand} of {n_tensors}"));
+        }
+        for variant in &step.variants {
+            let Some(kernel) = self.kernels.get(variant.kernel) else {
+                return Err(format!(
+                    "launches kernel {} of {}",
+                    variant.kernel,
+                    self.kernels.len()
+                ));
+            };
+            check_limit(variant, kernel)?;
+            self.bindings(at, step, kernel)?;
+        }
+        // All variants bind alike, and every kernel of a program writes its last tensor only.
+        if let Some(&out) = step.operands.last() {
+            if std::mem::replace(&mut written[out], true) {
+                return Err(format!("computes `{}` again", self.tensors[out].name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a step binds to each parameter of its kernel a tensor of its type and size.
+    fn bindings(&self, at: u32, step: &Step, kernel: &KernelSpec) -> Result<(), String> {
+        let params = kernel.as_kernel().params();
+        let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
+        let n_params = tensors.clone().count();
+        if n_params != step.operands.len() {
+            return Err(format!(
+                "binds {} tensors to `{}`, which takes {n_params}",
+                step.operands.len(),
+                kernel.as_kernel().symbol()
+            ));
+        }
+        for (param, &operand) in tensors.zip(&step.operands) {
+            let tensor = &self.tensors[operand];
+            let (dtype, shape, writes) = match &param.role {
+                Role::Read { dtype, shape, .. } => (*dtype, shape, false),
+                Role::Write { dtype, shape } => (*dtype, shape, true),
+                Role::Count(_) => continue,
+            };
+            let needed = shape.elements().bind(Symbol::Rows, &step.rows);
+            if tensor.dtype != dtype || tensor.shape.elements() != needed {
+                return Err(format!(
+                    "binds `{}`, {} {}, to `{}`, {dtype} of {needed} elements",
+                    tensor.name, tensor.dtype, tensor.shape, param.name
+                ));
+            }
+            match tensor.place {
+                // A tensor is written in the first step of its life and read in later ones only:
+                // so no step reads what it writes, and nothing is read before it is there.
+                Place::Planned { first, last }
+                    if last < at || (writes && first != at) || (!writes && first >= at) =>
+                {
+                    return Err(format!("binds `{}` outside its life", tensor.name));
+                }
+                Place::Batch(_) | Place::Weight(_) if writes => {
+                    return Err(format!("writes `{}`, which is only read", tensor.name));
+                }
+                _ => {}
+            }
+        }
+        for (i, table) in tables(kernel).iter().enumerate() {
+            let ids = &self.tensors[step.operands[i]];
+            if ids.place != Place::Batch(table.ids) {
+                return Err(format!(
+                    "looks up `{}` in a table for {:?}",
+                    ids.name, table.ids
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The tables that ids of the batch pick rows of.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.kernels.iter().flat_map(tables)
+    }
+}
+
+fn tables(kernel: &KernelSpec) -> &[Table] {
+    match kernel {
+        KernelSpec::Embedding(k) => std::slice::from_ref(&k.table),
+        KernelSpec::EmbeddingLayerNorm(k) => &k.tables,
+        _ => &[],
+    }
+}
+
+/// Whether a variant is only for batches that its kernel takes.
+fn check_limit(variant: &Variant, kernel: &KernelSpec) -> Result<(), String> {
+    let KernelSpec::MhaShort(short) = kernel else {
+        return Ok(());
+    };
+    match variant.limit {
+        Some(Limit::Longest(most)) if most <= short.max_len.into() => Ok(()),
+        _ => Err(format!(
+            "launches a kernel for at most {} tokens a sequence on longer ones",
+            short.max_len
+        )),
+    }
+}
+
+fn check_shape(shape: &Shape) -> Result<(), String> {
+    if shape.rank() > MAX_PARTS {
+        return Err(format!("has {} dimensions", shape.rank()));
+    }
+    shape.0.iter().try_for_each(|size| {
+        check_size(size).map_err(|problem| format!("has a size that {problem}"))
+    })
+}
+
+fn check_size(size: &Size) -> Result<(), String> {
+    let (n_terms, degree) = size.extent();
+    if n_terms > MAX_PARTS || degree > MAX_PARTS {
+        return Err(format!("has {n_terms} terms of up to {degree} factors"));
+    }
+    if size.depends_on(Symbol::Rows) {
+        return Err("depends on the rows of a launch".to_owned());
+    }
+    Ok(())
+}
+
+/// The dimensions of a weight whose parts can be stacked.
+fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
+    let dims = match expr {
+        WeightExpr::Stored { dims, .. } => dims.clone(),
+        WeightExpr::ConcatRows(parts) => {
+            let mut stacked: Option<Vec<u64>> = None;
+            for part in parts {
+                let dims = weight_dims(part)?;
+                let (Some(&rows), rest) = (dims.first(), dims.get(1..).unwrap_or_default()) else {
+                    return Err("has a part without rows".to_owned());
+                };
+                match &mut stacked {
+                    None => stacked = Some(dims),
+                    Some(sum) if sum[1..] == *rest => sum[0] = sum[0].saturating_add(rows),
+                    Some(_) => return Err("has parts of different widths".to_owned()),
+                }
+            }
+            stacked.ok_or_else(|| "has no parts".to_owned())?
+        }
+    };
+    let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+    match elements {
+        Some(n) if (1..=MAX_ELEMENTS).contains(&n) && dims.len() <= MAX_PARTS => Ok(dims),
+        _ => Err(format!("is {dims:?}, at most {MAX_ELEMENTS} elements fit")),
+    }
+}
+
+/// Whether a kernel can be generated and launched.
+fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
+    use KernelSpec as K;
+    let real = |what: &str, value: f32, fits: bool| match value.is_finite() && fits {
+        true => Ok(()),
+        false => Err(format!("{what} is {value}")),
+    };
+    let eps = |value: f32| real("eps", value, value > 0.0);
+    let dtype = match kernel {
+        K::Gemm(k) => check_gemm(k).map(|()| k.dtype),
+        K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::Add(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::Scale(k) => widths(&[k.width])
+            .and_then(|()| real("the scale", k.by, true))
+            .map(|()| k.dtype),
+        K::SliceColumns(k) => widths(&[k.from_width, k.width])
+            .and_then(|()| columns(k.start, k.width, k.from_width))
+            .map(|()| k.dtype),
+        K::SplitHeads(k) => heads(k.heads, k.head, &[]).map(|()| k.dtype),
+        K::MergeHeads(k) => heads(k.heads, k.head, &[]).map(|()| k.dtype),
+        K::LayerNorm(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
+        K::BiasResidualLayerNorm(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
+        K::Embedding(k) => widths(&[k.width])
+            .and_then(|()| check_tables(std::slice::from_ref(&k.table)))
+            .map(|()| k.dtype),
+        K::EmbeddingLayerNorm(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .and_then(|()| check_tables(&k.tables))
+            .map(|()| k.dtype),
+        K::FirstToken(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::MeanPool(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::L2Normalize(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
+        K::MeanPoolNormalize(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
+        K::AttentionScores(k) => heads(k.heads, k.head, &[k.q, k.k])
+            .and_then(|()| real("the scale", k.scale, true))
+            .map(|()| k.dtype),
+        K::AttentionSoftmax(k) => widths(&[k.heads])
+            .and_then(|()| real("the scale", k.scale, true))
+            .map(|()| k.dtype),
+        K::AttentionContext(k) => heads(k.heads, k.head, &[k.v, k.out]).map(|()| k.dtype),
+        K::MhaShort(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.dtype),
+        K::MhaOnline(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.dtype),
+        K::PackScan(_) | K::PackTokens(_) => {
+            Err("packing is the runtime's, not a program's".to_owned())
+        }
+    }?;
+    if dtype != stored {
+        return Err(format!("it computes in {dtype}, the program in {stored}"));
+    }
+    Ok(())
+}
+
+fn widths(all: &[u32]) -> Result<(), String> {
+    match all.iter().find(|w| !(1..=MAX_WIDTH).contains(*w)) {
+        None => Ok(()),
+        Some(width) => Err(format!("a width of {width}, expected 1 to {MAX_WIDTH}")),
+    }
+}
+
+fn columns(start: u32, width: u32, of: u32) -> Result<(), String> {
+    if u64::from(start) + u64::from(width) > u64::from(of) {
+        return Err(format!("{width} columns from {start} on, in rows of {of}"));
+    }
+    Ok(())
+}
+
+fn heads(heads: u32, head: u32, views: &[HeadView]) -> Result<(), String> {
+    widths(&[heads, head])?;
+    let width = heads
+        .checked_mul(head)
+        .filter(|&w| w <= MAX_WIDTH)
+        .ok_or_else(|| format!("{heads} heads of {head}, at most {MAX_WIDTH} columns fit"))?;
+    for view in views {
+        if let HeadView::TokenMajor { offset, stride } = *view {
+            widths(&[stride])?;
+            columns(offset, width, stride)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_tables(tables: &[Table]) -> Result<(), String> {
+    if !(1..=MAX_PARTS).contains(&tables.len()) {
+        return Err(format!(
+            "{} tables, expected 1 to {MAX_PARTS}",
+            tables.len()
+        ));
+    }
+    for table in tables {
+        if table.offset >= table.rows || table.rows > MAX_ROWS {
+            return Err(format!(
+                "a table of {} rows, read from row {} on",
+                table.rows, table.offset
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_gemm(gemm: &Gemm) -> Result<(), String> {
+    // The vocabulary may be as wide as a table has rows.
+    for size in [gemm.n, gemm.k] {
+        if !(1..=MAX_ROWS).contains(&size) {
+            return Err(format!("a width of {size}, expected 1 to {MAX_ROWS}"));
+        }
+    }
+    if !gemm.dtype.is_real() || !Tile::candidates(gemm.dtype).contains(&gemm.tile) {
+        return Err(format!("{:?} is no tile for {}", gemm.tile, gemm.dtype));
+    }
+    Ok(())
+}

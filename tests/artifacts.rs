@@ -1,0 +1,397 @@
+//! Compiled models in a file: what was written runs as the model itself does, and whatever is in a
+//! file, reading it ends in an artifact that is sound or in an error.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Folder, difference, run, tiny_compiled, tiny_tensors};
+use gemmule::{
+    DType, DeviceChoice, Engine,
+    engine::{Artifact, emit},
+    graph::WeightExpr,
+    jit::{Jit, Target},
+    kernels::{KernelSpec, Meta, gemm::Tile},
+    program::{Limit, Place},
+    runtime::{
+        cuda::CudaModel,
+        weights::{RandomWeights, WeightSource},
+    },
+    tensor::Shape,
+};
+use insta::assert_snapshot;
+use sha2::{Digest, Sha256};
+
+const MAGIC: usize = 8;
+const BODY: usize = MAGIC + 32;
+
+fn without_code(dtype: DType) -> Artifact {
+    Artifact::of(tiny_compiled(dtype), Vec::new())
+}
+
+fn from_file(file: &Path, weights: &Folder) -> Result<Engine, gemmule::EngineError> {
+    Engine::from_artifact(file)
+        .checkpoint(weights.path())
+        .device(DeviceChoice::Cpu)
+        .build()
+}
+
+#[test]
+fn an_artifact_runs_as_the_model_itself() {
+    let folder = Folder::whole(&tiny_tensors(DType::F32));
+    let compiled = tiny_compiled(DType::F32);
+    let sources = emit(&CudaModel::kernels(&compiled.program)).expect("every kernel has source");
+    let jit = Jit::open().unwrap_or_else(|error| panic!("{error}"));
+    let target: Target = "sm_80".parse().expect("a target");
+    let cubins = jit
+        .compile_all(&sources, target, &|_, _| ())
+        .expect("it compiles");
+    let artifact = Artifact::of(compiled, cubins);
+    let file = folder.file("tiny.gemmule");
+    let bytes = artifact.write(&file).expect("it is written");
+    assert_eq!(bytes, std::fs::metadata(&file).expect("it is there").len());
+    assert!(Artifact::is_one(&file));
+
+    let read = Artifact::read(&file).expect("it is sound");
+    assert!(read == artifact);
+    assert_eq!(read.targets(), [target]);
+    assert_eq!(read.cubins.len(), sources.len());
+    let ours = run(&from_file(&file, &folder).expect("it loads"));
+    assert_eq!(
+        difference(&ours, &run(&folder.load().expect("it loads"))),
+        0.0
+    );
+}
+
+#[test]
+fn every_shipped_model_is_sound_in_a_file() {
+    let folder = Folder::new();
+    let file = folder.file("model");
+    for (name, model, config) in gemmule::engine::shipped_configs().expect("they are shipped") {
+        let description = gemmule::engine::description(model).expect("it is shipped");
+        let outputs: Vec<String> = description
+            .output_names()
+            .into_iter()
+            .map(Into::into)
+            .collect();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for fused in [true, false] {
+                let mut options = gemmule::engine::CompileOptions::new(dtype);
+                options.outputs = Some(outputs.clone());
+                if !fused {
+                    let passes = gemmule::passes::all().iter();
+                    options.without = passes.map(|p| p.name().to_owned()).collect();
+                }
+                let compiled = gemmule::engine::compile(&description, &config, &options);
+                let artifact = Artifact::of(compiled.expect("it compiles"), Vec::new());
+                artifact.write(&file).expect("it is written");
+                let read = Artifact::read(&file).unwrap_or_else(|e| panic!("{name}: {e}"));
+                assert!(read == artifact, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn another_storage_type_than_the_artifacts_is_refused() {
+    let folder = Folder::whole(&tiny_tensors(DType::F32));
+    let file = folder.file("tiny");
+    without_code(DType::F32)
+        .write(&file)
+        .expect("it is written");
+    let asked = Engine::from_artifact(&file)
+        .checkpoint(folder.path())
+        .device(DeviceChoice::Cpu)
+        .dtype(DType::F16)
+        .build();
+    assert_snapshot!(folder.text(&asked.err().expect("an error")), @"the artifact `[dir]/tiny` stores f32, not f16; leave the storage type out, or compile the model for it");
+    without_code(DType::F16)
+        .write(&file)
+        .expect("it is written");
+    assert_snapshot!(folder.text(&from_file(&file, &folder).err().expect("an error")), @"the CPU executor computes in f32, but the program stores f16; ask for f32, or for a CUDA device");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named() {
+    let folder = Folder::new();
+    let error = without_code(DType::F32).write(&folder.file("absent/tiny"));
+    let text = folder.text(&error.expect_err("there is no such folder"));
+    // The name of the temporary file is random.
+    assert!(
+        text.starts_with(
+            "`[dir]/absent/tiny` cannot be written\ncaused by: No such file or directory"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_damaged_file_is_refused() {
+    let folder = Folder::new();
+    let file = folder.file("tiny");
+    let text = || folder.text(&Artifact::read(&file).err().expect("it is damaged"));
+    assert_snapshot!(text(), @r"
+    `[dir]/tiny` cannot be read
+    caused by: No such file or directory (os error 2)
+    ");
+    without_code(DType::F32)
+        .write(&file)
+        .expect("it is written");
+    let bytes = std::fs::read(&file).expect("it is there");
+    let flipped = |at: usize| {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 1;
+        folder.write("tiny", bytes);
+        text()
+    };
+    assert_snapshot!(flipped(0), @"`[dir]/tiny` is no artifact of this version of gemmule: it starts with other bytes; compile the model again");
+    assert_snapshot!(flipped(MAGIC), @"`[dir]/tiny` is no artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
+    let damaged = flipped(BODY);
+    assert_snapshot!(damaged, @"`[dir]/tiny` is no artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
+    for at in (MAGIC..bytes.len()).step_by(61) {
+        assert_eq!(flipped(at), damaged, "at {at}");
+    }
+    for end in [bytes.len() - 1, bytes.len() / 2, BODY] {
+        folder.write("tiny", &bytes[..end]);
+        assert_eq!(text(), damaged, "cut at {end}");
+    }
+    folder.write("tiny", &bytes[..BODY - 1]);
+    assert_snapshot!(text(), @"`[dir]/tiny` is no artifact of this version of gemmule: it ends too early; compile the model again");
+    folder.write("tiny", "");
+    assert_snapshot!(text(), @"`[dir]/tiny` is no artifact of this version of gemmule: it starts with other bytes; compile the model again");
+    folder.write("tiny", [bytes.as_slice(), b"more"].concat());
+    assert_eq!(text(), damaged);
+}
+
+/// A file with this body under a digest that fits.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    [b"GEMMULE1".as_slice(), &Sha256::digest(body), body].concat()
+}
+
+#[test]
+fn a_body_that_is_no_artifact_is_refused() {
+    let folder = Folder::new();
+    let text = |body: &[u8]| {
+        let file = folder.write("tiny", sealed(body));
+        folder.text(&Artifact::read(&file).err().expect("it is no artifact"))
+    };
+    assert_snapshot!(text(b""), @"`[dir]/tiny` is no artifact of this version of gemmule: Hit the end of buffer, expected more data; compile the model again");
+    assert_snapshot!(text(&[0xff; 64]), @"`[dir]/tiny` is no artifact of this version of gemmule: Found a varint that didn't terminate. Is the usize too big for this platform?; compile the model again");
+    let whole = postcard::to_stdvec(&without_code(DType::F32)).expect("plain data");
+    assert_snapshot!(text(&whole[..whole.len() - 1]), @"`[dir]/tiny` is no artifact of this version of gemmule: Hit the end of buffer, expected more data; compile the model again");
+    assert_snapshot!(text(&[whole.as_slice(), b"more"].concat()), @"");
+}
+
+#[test]
+fn stacks_of_weights_do_not_nest() {
+    // A stack of one stack of one stack, and so on: each level takes two bytes, and would take a
+    // frame of the reader's own stack.
+    let depth = 1 << 20;
+    let mut body = postcard::to_stdvec(&("name", DType::F32, [0u8; 0])).expect("plain data");
+    body.extend([0]); // No kernels.
+    body.extend([1, 1, b't']); // One tensor, its name,
+    body.extend(postcard::to_stdvec(&(DType::F32, Shape::fixed(&[1]))).expect("plain data"));
+    body.extend([1]); // and its place, a weight.
+    for _ in 0..depth {
+        body.extend([1, 1]);
+    }
+    let folder = Folder::new();
+    let file = folder.write("tiny", sealed(&body));
+    assert!(Artifact::read(&file).is_err());
+    let nested = WeightExpr::ConcatRows(vec![WeightExpr::ConcatRows(Vec::new())]);
+    let bytes = postcard::to_stdvec(&nested).expect("plain data");
+    assert!(postcard::from_bytes::<WeightExpr>(&bytes).is_err());
+}
+
+/// The error of an artifact that was made by hand.
+fn refused(change: impl FnOnce(&mut Artifact)) -> String {
+    let mut artifact = without_code(DType::F32);
+    change(&mut artifact);
+    let folder = Folder::new();
+    let file = folder.file("tiny");
+    artifact.write(&file).expect("it is written");
+    folder.text(&Artifact::read(&file).err().expect("it is unsound"))
+}
+
+fn kernel<'a, T>(
+    artifact: &'a mut Artifact,
+    pick: impl Fn(&'a mut KernelSpec) -> Option<&'a mut T>,
+) -> &'a mut T {
+    let mut kernels = artifact.program.kernels.iter_mut();
+    kernels.find_map(pick).expect("the model has such a kernel")
+}
+
+macro_rules! kernel {
+    ($artifact:expr, $name:ident) => {
+        kernel($artifact, |k| match k {
+            KernelSpec::$name(k) => Some(k),
+            _ => None,
+        })
+    };
+}
+
+#[test]
+fn impossible_kernels_are_refused() {
+    assert_snapshot!(refused(|a| kernel!(a, Gemm).k = 0), @"");
+    assert_snapshot!(refused(|a| kernel!(a, Gemm).tile = Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 }), @"");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).width = 0), @"");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).eps = f32::NAN), @"");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).dtype = DType::F16), @"");
+    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables.clear()), @"");
+    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables[0].offset = 20), @"");
+    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).heads = u32::MAX), @"");
+    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).head = 0), @"");
+    assert_snapshot!(refused(|a| kernel!(a, MhaShort).max_len = 1 << 20), @"");
+    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::packing()[0].clone())), @"");
+}
+
+#[test]
+fn programs_that_would_reach_past_their_tensors_are_refused() {
+    let weight = |a: &mut Artifact| {
+        let tensors = a.program.tensors.iter();
+        tensors
+            .clone()
+            .position(|t| matches!(t.place, Place::Weight(_)))
+            .expect("a weight")
+    };
+    assert_snapshot!(refused(|a| a.program.dtype = DType::I32), @"`[dir]/tiny` is no artifact of this version of gemmule: it stores reals as i32; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps[1].operands[0] = 10_000), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds tensor 10000 of 30; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps[1].variants[0].kernel = 10_000), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` launches kernel 10000 of 10; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps[1].variants.clear()), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has no kernel for every batch; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps[1].operands.truncate(1)), @"");
+    assert_snapshot!(refused(|a| a.program.outputs[0].1 = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` is no tensor that a step computes; compile the model again");
+    assert_snapshot!(refused(|a| {
+        let out = a.program.outputs[0].1;
+        if let Place::Planned { last, .. } = &mut a.program.tensors[out].place { *last -= 1 }
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` does not live to the end; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps.swap(1, 2)), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` binds `layer.0.query+key+value` outside its life; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps.truncate(3)), @"`[dir]/tiny` is no artifact of this version of gemmule: `layer.0.hidden` lives from step 7 to 8 of 8; compile the model again");
+    assert_snapshot!(refused(|a| {
+        let at = weight(a);
+        a.program.tensors[at].place = Place::Weight(WeightExpr::ConcatRows(Vec::new()));
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` has no parts; compile the model again");
+    assert_snapshot!(refused(|a| {
+        let at = weight(a);
+        a.program.tensors[at].place = Place::Weight(WeightExpr::Stored { name: "w".into(), dims: vec![u64::MAX, 2] });
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` is [18446744073709551615, 2], at most 1099511627776 elements fit; compile the model again");
+    assert_snapshot!(refused(|a| {
+        let at = weight(a);
+        a.program.tensors[at].dtype = DType::F16;
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` is stored as f16; compile the model again");
+    assert_snapshot!(refused(|a| {
+        let ids = a.program.tensors.iter_mut().find(|t| t.place == Place::Batch(Meta::TypeIds));
+        ids.expect("the model has segments").place = Place::Batch(Meta::TokenIds);
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `hidden` looks up `type_ids` in a table for TypeIds; compile the model again");
+    assert_snapshot!(refused(|a| {
+        let short = a.program.steps.iter_mut().flat_map(|s| &mut s.variants)
+            .find(|v| matches!(v.limit, Some(Limit::Longest(_))));
+        short.expect("attention has a short form").limit = Some(Limit::Longest(1 << 20));
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` launches a kernel for at most 256 tokens a sequence on longer ones; compile the model again");
+}
+
+#[test]
+fn limits_that_let_ids_past_a_table_are_refused() {
+    assert_snapshot!(refused(|a| a.limits.vocabulary = 21), @"`[dir]/tiny` is no artifact of this version of gemmule: ids of TokenIds are not limited to the 20 rows of their table; compile the model again");
+    assert_snapshot!(refused(|a| a.limits.segments = Some(3)), @"`[dir]/tiny` is no artifact of this version of gemmule: ids of TypeIds are not limited to the 2 rows of their table; compile the model again");
+    assert_snapshot!(refused(|a| a.limits.longest = None), @"`[dir]/tiny` is no artifact of this version of gemmule: ids of Positions are not limited to the 12 rows of their table; compile the model again");
+}
+
+/// Weights of any tensor that an artifact asks for, as long as a test has memory for it.
+struct Any;
+
+impl WeightSource for Any {
+    fn read(
+        &self,
+        name: &str,
+        dims: &[u64],
+    ) -> Result<Vec<f32>, gemmule::runtime::weights::CheckpointError> {
+        RandomWeights::new(1).read(name, dims)
+    }
+    fn check(
+        &self,
+        stored: &[(&str, &[u64])],
+    ) -> Result<(), gemmule::runtime::weights::CheckpointError> {
+        let n = stored
+            .iter()
+            .map(|(_, dims)| dims.iter().product::<u64>())
+            .fold(0, u64::saturating_add);
+        if n > 1 << 20 {
+            return Err(gemmule::runtime::weights::CheckpointError::NoCheckpoint {
+                folder: "too large".into(),
+            });
+        }
+        Ok(())
+    }
+    fn surplus(&self, _: &[(&str, &[u64])]) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn two_thousand_mutations_under_a_fitting_digest_give_an_artifact_that_runs_or_an_error() {
+    let folder = Folder::new();
+    let whole = postcard::to_stdvec(&without_code(DType::F32)).expect("plain data");
+    let batch = gemmule::Batch::from_sequences(&[vec![1, 2, 3], vec![19, 0]]).expect("a batch");
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = |below: usize| {
+        // xorshift64.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    let (mut n_read, mut n_run) = (0, 0);
+    for _ in 0..2_000 {
+        let mut body = whole.clone();
+        for _ in 0..1 + random(3) {
+            let at = random(body.len());
+            match random(5) {
+                0 => body[at] ^= 1 << random(8),
+                1 => body[at] = [0, 1, 0x7f, 0x80, 0xff][random(5)],
+                2 => drop(body.remove(at)),
+                3 => body.insert(at, random(256) as u8),
+                _ => {
+                    // A piece from elsewhere, so that indices and names change places.
+                    let (from, n) = (random(body.len() - 8), 1 + random(8));
+                    let at = at.min(body.len() - 8);
+                    body.copy_within(from..from + n, at);
+                }
+            }
+        }
+        let file = folder.write("tiny", sealed(&body));
+        let Ok(artifact) = Artifact::read(&file) else {
+            continue;
+        };
+        n_read += 1;
+        // What was read also has source, and runs as far as its weights go.
+        emit(&CudaModel::kernels(&artifact.program)).expect("a sound kernel has source");
+        n_run += usize::from(ran(artifact, &batch));
+    }
+    // Mutated names and lengths leave some sound.
+    assert!(
+        n_read >= 20 && n_run >= 20,
+        "{n_read} were read, {n_run} ran"
+    );
+}
+
+/// Runs an artifact that was read, on the CPU; an error is as good as a result.
+fn ran(artifact: Artifact, batch: &gemmule::Batch) -> bool {
+    use gemmule::runtime::cpu::{CpuModel, CpuSession};
+    let program = artifact.program;
+    let stored: Vec<(&str, &[u64])> = program
+        .tensors
+        .iter()
+        .filter_map(|t| match &t.place {
+            Place::Weight(expr) => Some(expr.stored()),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if Any.check(&stored).is_err() || batch.check(&artifact.limits).is_err() {
+        return false;
+    }
+    let Ok(model) = CpuModel::load(program, &Any, &|_, _| ()) else {
+        return false;
+    };
+    CpuSession::new(model.into()).run(batch).is_ok()
+}

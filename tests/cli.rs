@@ -1,0 +1,343 @@
+//! The command line as a user has it: every subcommand, and what it says when something is wrong.
+
+mod common;
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use common::{Folder, tiny_config, tiny_tensors};
+use gemmule::DType;
+use insta::assert_snapshot;
+
+/// A tiny checkpoint with its config, and a place for files.
+struct Cli(Folder);
+
+impl Cli {
+    fn new() -> Self {
+        Self(Folder::whole(&tiny_tensors(DType::F32)))
+    }
+
+    fn output(&self, args: &[&str]) -> (bool, String, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_gemmule"))
+            .args(args)
+            .current_dir(self.0.path())
+            .env("NO_COLOR", "1")
+            .env("LANG", "C.UTF-8")
+            .env("COLUMNS", "100")
+            .output()
+            .expect("the program starts");
+        let text = |bytes: &[u8]| self.0.redact(&String::from_utf8_lossy(bytes));
+        let (out, errors) = (text(&output.stdout), text(&output.stderr));
+        for said in [&out, &errors] {
+            assert!(!said.contains("panicked"), "{args:?}: {said}");
+        }
+        (output.status.success(), out, errors)
+    }
+
+    /// What a command that succeeds prints.
+    #[track_caller]
+    fn ok(&self, args: &[&str]) -> String {
+        let (success, out, errors) = self.output(args);
+        assert!(success, "{args:?}: {out}{errors}");
+        out
+    }
+
+    /// What a command that fails says, on one line.
+    #[track_caller]
+    fn error(&self, args: &[&str]) -> String {
+        let (success, out, errors) = self.output(args);
+        assert!(!success, "{args:?} should fail: {out}");
+        // miette breaks lines to the width of the terminal, with a bar in front.
+        let words = errors.split_whitespace().filter(|w| *w != "│");
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Runs the tiny model on a file of ids.
+    #[track_caller]
+    fn ids_error(&self, ids: &str) -> String {
+        self.0.write("ids.json", ids);
+        self.error(&[
+            "run",
+            "bert",
+            "--weights",
+            ".",
+            "--device",
+            "cpu",
+            "--ids",
+            "ids.json",
+        ])
+    }
+}
+
+fn references() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/references")
+}
+
+#[test]
+fn every_subcommand_has_help() {
+    let cli = Cli::new();
+    assert_snapshot!("help", cli.ok(&["--help"]));
+    for command in [
+        "check",
+        "graph",
+        "explain",
+        "emit",
+        "compile",
+        "plan",
+        "run",
+        "verify",
+        "doctor",
+        "kernels",
+        "kernels check",
+        "kernels list",
+        "bench",
+    ] {
+        let mut args: Vec<&str> = command.split(' ').collect();
+        args.push("--help");
+        let help = cli.ok(&args);
+        assert!(help.contains("Usage: gemmule"), "{command}: {help}");
+    }
+}
+
+#[test]
+fn a_description_is_checked() {
+    let cli = Cli::new();
+    assert_snapshot!(cli.ok(&["check", "bert", "--weights", "."]), @"`bert` is sound: 33 launches as described, 9 after fusion; 5 expectations hold");
+    assert_snapshot!(cli.ok(&["check", "bert"]), @"`bert` is sound as far as it can be told without sizes; give --config or --weights to check shapes and fusion");
+}
+
+#[test]
+fn the_stages_are_shown() {
+    let cli = Cli::new();
+    assert_snapshot!("graph", cli.ok(&["graph", "bert", "--weights", "."]));
+    assert_snapshot!(
+        "graph_after_all",
+        cli.ok(&["graph", "bert", "--weights", ".", "--after", "all"])
+    );
+    let explained = cli.ok(&["explain", "bert", "--weights", "."]);
+    for pass in gemmule::passes::all() {
+        assert!(
+            explained.contains(pass.name()),
+            "{}: {explained}",
+            pass.name()
+        );
+    }
+}
+
+#[test]
+fn a_plan_is_shown_and_drawn() {
+    let cli = Cli::new();
+    let args = [
+        "plan",
+        "bert",
+        "--weights",
+        ".",
+        "--lens",
+        "17,18,52",
+        "--svg",
+        "plan.svg",
+    ];
+    assert_snapshot!("plan", cli.ok(&args));
+    let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
+    assert!(svg.starts_with("<svg") && svg.contains("last_hidden_state") | svg.contains("layer.0"));
+    assert_snapshot!(cli.error(&["plan", "bert", "--weights", ".", "--lens", "17,0"]), @"× sequence 1 has no tokens; expected at least one token in every sequence");
+}
+
+#[test]
+fn sources_are_written() {
+    let cli = Cli::new();
+    assert_snapshot!(cli.ok(&["emit", "bert", "--weights", ".", "-o", "cu"]), @"10 kernels written to cu");
+    let files = std::fs::read_dir(cli.0.file("cu")).expect("the folder was made");
+    for file in files {
+        let file = file.expect("a file").path();
+        let symbol = file.file_stem().expect("a name").to_str().expect("plain");
+        let text = std::fs::read_to_string(&file).expect("text");
+        assert!(text.contains(&format!(" {symbol}(")), "{symbol}");
+    }
+    cli.0.write("taken", "");
+    assert_snapshot!(cli.error(&["emit", "bert", "--weights", ".", "-o", "taken"]), @"× `taken` cannot be written ╰─▶ File exists (os error 17)");
+}
+
+#[test]
+fn a_compiled_file_runs_like_the_model() {
+    let cli = Cli::new();
+    cli.0.write("ids.json", "[[1, 2, 3], [19, 0]]");
+    let compiled = cli.ok(&[
+        "compile",
+        "bert",
+        "--weights",
+        ".",
+        "--dtype",
+        "f32",
+        "--arch",
+        "sm_80",
+        "-o",
+        "tiny",
+    ]);
+    assert!(compiled.starts_with("tiny: 9 launches of "), "{compiled}");
+    let values = |model: &str| -> serde_json::Value {
+        let args = [
+            "run",
+            model,
+            "--weights",
+            ".",
+            "--device",
+            "cpu",
+            "--ids",
+            "ids.json",
+            "--json",
+        ];
+        serde_json::from_str(&cli.ok(&args)).expect("it is JSON")
+    };
+    let (ours, direct) = (values("tiny"), values("bert"));
+    assert_eq!(ours["outputs"], direct["outputs"]);
+    assert_eq!(
+        ours["outputs"]["sentence_embedding"]["shape"],
+        serde_json::json!([2, 16])
+    );
+    assert_eq!(ours["lens"], serde_json::json!([3, 2]));
+    assert_eq!(ours["dtype"], "f32");
+    let shown = cli.ok(&[
+        "run",
+        "tiny",
+        "--weights",
+        ".",
+        "--device",
+        "cpu",
+        "--ids",
+        "ids.json",
+    ]);
+    assert!(
+        shown.contains("sentence_embedding") && shown.contains("[2, 16]"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn results_are_compared_with_stored_ones() {
+    let cli = Cli::new();
+    let file = |name: &str| references().join(name).display().to_string();
+    let (config, reference) = (file("bert_head32.json"), file("bert_head32.safetensors"));
+    let args = |seed| {
+        [
+            "verify",
+            "bert",
+            "--config",
+            &config,
+            "--random-weights",
+            seed,
+            "--weights-deviation",
+            "0.1",
+            "--device",
+            "cpu",
+            "--reference",
+            &reference,
+        ]
+        .map(str::to_owned)
+    };
+    let right = args("20");
+    let shown = cli.ok(&right.each_ref().map(String::as_str));
+    assert!(
+        shown.contains(" ok ") && !shown.contains("OUT OF BOUNDS"),
+        "{shown}"
+    );
+    // Other weights give other results.
+    let (success, shown, _) = cli.output(&args("21").each_ref().map(String::as_str));
+    assert!(!success && shown.contains("OUT OF BOUNDS"), "{shown}");
+}
+
+#[test]
+fn the_doctor_looks_at_every_part() {
+    let report = Cli::new().ok(&["doctor"]);
+    for part in ["driver", "NVRTC", "cuBLASLt", "cache", "CPU"] {
+        assert!(report.contains(part), "no {part}: {report}");
+    }
+}
+
+#[test]
+fn unknown_names_are_answered_with_known_ones() {
+    let cli = Cli::new();
+    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped; did you mean `bert`?; shipped are bert, roberta, distilbert, albert");
+    assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_bias_activation, fuse_pool_normalize, or `all`");
+    assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_bias_activation, fuse_pool_normalize");
+    assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`? The outputs are `last_hidden_state`, `sentence_embedding`, `pooler_output`, `sequence_logits`, `token_logits` and `mlm_logits`.");
+    assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': `gpu` is no device; expected auto, cpu, cuda or cuda:N For more information, try '--help'.");
+    assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--dtype", "f8"]), @"error: invalid value 'f8' for '--dtype <DTYPE>': `f8` is not a storage type; expected f32, f16 or bf16 For more information, try '--help'.");
+    assert_snapshot!(cli.error(&["compile", "bert", "--weights", ".", "--arch", "sm_75", "-o", "x"]), @"error: invalid value 'sm_75' for '--arch <ARCH>': `sm_75` is not a target; the targets are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120 For more information, try '--help'.");
+}
+
+#[test]
+fn what_is_not_given_is_asked_for() {
+    let cli = Cli::new();
+    assert_snapshot!(cli.error(&["graph", "bert"]), @"× the sizes of the model are unknown; give a checkpoint folder or a config.json");
+    assert_snapshot!(cli.error(&["run", "bert", "--config", "config.json", "--device", "cpu"]), @"× there are no weights to run with; give a checkpoint folder, or a seed for random weights");
+    let texts = [
+        "run",
+        "bert",
+        "--config",
+        "config.json",
+        "--random-weights",
+        "1",
+        "--device",
+        "cpu",
+        "--text",
+        "a",
+    ];
+    assert_snapshot!(cli.error(&texts), @"× texts need the tokenizer.json of a checkpoint; give --weights, or --ids instead of texts");
+    assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--device", "cpu", "--text", "a"]), @"× `./tokenizer.json` is no tokenizer: there is no such file; expected the tokenizer.json of a checkpoint");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let cli = Cli::new();
+    let on = |device| cli.error(&["run", "bert", "--weights", ".", "--device", device]);
+    let presence = gemmule::runtime::cuda::probe();
+    if !presence.driver {
+        assert_snapshot!(on("cuda:0"), @"× no CUDA driver: libcuda is not in the loader's path; install the NVIDIA driver, or use the CPU");
+    } else if !presence.devices.is_empty() {
+        let n = presence.devices.len();
+        let expected =
+            format!("× there is no CUDA device 99; the driver shows {n}, counted from 0");
+        assert_eq!(on("cuda:99"), expected);
+    }
+}
+
+#[test]
+fn bad_batches_are_refused() {
+    let cli = Cli::new();
+    assert_snapshot!(cli.ids_error("[]"), @"× the batch is empty; expected at least one sequence");
+    assert_snapshot!(cli.ids_error("[[1], []]"), @"× sequence 1 has no tokens; expected at least one token in every sequence");
+    assert_snapshot!(cli.ids_error("[[1, 2], [3, 20]]"), @"× sequence 1, token 1: the token id 20 is outside the table of 20 rows");
+    assert_snapshot!(cli.ids_error("[[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]"), @"× sequence 0 has 13 tokens, but the position table serves at most 12; shorten or split it");
+    assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 0, 1]]}"#), @"× row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
+    assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 2, 0]]}"#), @"× row 0, column 1 of the mask is 2; expected 0 or 1");
+    assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[0, 0, 0]]}"#), @"× sequence 0 has no tokens; expected at least one token in every sequence");
+    assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2], [3]], "mask": [[1, 1], [1]]}"#), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …]} with rows of one length; the rows differ in length"#);
+    assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2], [3, 4]], "mask": [[1, 1]]}"#), @"× mask: expected 4 values, one per token id, found 2");
+    assert_snapshot!(cli.ids_error(r#"{"ids": [[1]]}"#), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …]} with rows of one length ╰─▶ invalid type: map, expected a sequence"#);
+    assert_snapshot!(cli.ids_error("[[-1]]"), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …]} with rows of one length ╰─▶ invalid value: integer `-1`, expected u32"#);
+    assert_snapshot!(cli.ids_error("[[1,"), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …]} with rows of one length ╰─▶ EOF while parsing a value at line 1 column 4"#);
+    let absent = [
+        "run",
+        "bert",
+        "--weights",
+        ".",
+        "--device",
+        "cpu",
+        "--ids",
+        "absent.json",
+    ];
+    assert_snapshot!(cli.error(&absent), @"× `absent.json` cannot be read ╰─▶ No such file or directory (os error 2)");
+}
+
+#[test]
+fn a_bad_checkpoint_is_refused_before_anything_else() {
+    let cli = Cli::new();
+    cli.0.write("model.safetensors", "");
+    assert_snapshot!(cli.ids_error("[[1]]"), @"× `./model.safetensors` is no whole safetensors file: header too small; download it again");
+    cli.0
+        .write("config.json", tiny_config().to_string().replace("16", "15"));
+    assert_snapshot!(cli.ids_error("[[1]]"), @r#"× `hidden / heads` has no value: 15 / 2 leaves a remainder of 1 ╭─[bert.ron:26:17] 25 "heads": Key("num_attention_heads"), 26 "head": "hidden / heads", · ────────┬─────── · ╰── 15 / 2 leaves a remainder of 1 27 "inner": Key("intermediate_size"), ╰──── help: here hidden = 15 and heads = 2"#);
+}

@@ -1,0 +1,177 @@
+//! What the integration tests of bad input share.
+#![allow(
+    dead_code,
+    reason = "each test file is a crate of its own and uses a part"
+)]
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use gemmule::{
+    Batch, Builder, DType, DeviceChoice, Engine, EngineError, Outputs,
+    engine::{CompileOptions, Compiled, compile, description},
+    program::Place,
+    runtime::weights::{RandomWeights, WeightSource, encode},
+};
+use serde_json::{Value, json};
+
+/// BERT as small as it gets: one layer, two heads of 8.
+pub fn tiny_config() -> Value {
+    json!({
+        "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1,
+        "intermediate_size": 32, "vocab_size": 20, "max_position_embeddings": 12,
+        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    })
+}
+
+pub fn tiny_compiled(dtype: DType) -> Compiled {
+    let bert = description("bert").expect("it is shipped");
+    compile(&bert, &tiny_config(), &CompileOptions::new(dtype)).expect("it compiles")
+}
+
+/// A tensor as a safetensors file stores it.
+#[derive(Clone)]
+pub struct Stored {
+    pub dtype: safetensors::Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+impl safetensors::View for &Stored {
+    fn dtype(&self) -> safetensors::Dtype {
+        self.dtype
+    }
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
+        self.bytes.as_slice().into()
+    }
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+pub type Tensors = BTreeMap<String, Stored>;
+
+pub const WEIGHTS: RandomWeights = RandomWeights {
+    seed: 3,
+    deviation: 0.1,
+};
+
+/// All tensors that the tiny model needs, drawn from [`WEIGHTS`].
+pub fn tiny_tensors(dtype: DType) -> Tensors {
+    let stored_as = match dtype {
+        DType::F16 => safetensors::Dtype::F16,
+        DType::BF16 => safetensors::Dtype::BF16,
+        _ => safetensors::Dtype::F32,
+    };
+    let compiled = tiny_compiled(DType::F32);
+    let weights = compiled.program.tensors.iter();
+    weights
+        .filter_map(|t| match &t.place {
+            Place::Weight(expr) => Some(expr.stored()),
+            _ => None,
+        })
+        .flatten()
+        .map(|(name, dims)| {
+            let values = WEIGHTS.read(name, dims).expect("random weights exist");
+            let stored = Stored {
+                dtype: stored_as,
+                shape: dims.iter().map(|&d| d as usize).collect(),
+                bytes: encode(&values, dtype),
+            };
+            (name.to_owned(), stored)
+        })
+        .collect()
+}
+
+/// Writes a safetensors file.
+pub fn write_tensors(file: &Path, tensors: &Tensors) {
+    let bytes = safetensors::serialize(tensors.iter().map(|(n, t)| (n.clone(), t)), None)
+        .expect("the tensors are sound");
+    std::fs::write(file, bytes).expect("the folder is there");
+}
+
+/// A checkpoint folder that lives as long as the test.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    /// With config.json and model.safetensors.
+    pub fn whole(tensors: &Tensors) -> Self {
+        let folder = Self::new();
+        folder.write("config.json", tiny_config().to_string());
+        write_tensors(&folder.file("model.safetensors"), tensors);
+        folder
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let file = self.file(name);
+        std::fs::write(&file, content).expect("the folder is there");
+        file
+    }
+
+    /// `text` with this folder's name taken out.
+    pub fn redact(&self, text: &str) -> String {
+        text.replace(&self.path().display().to_string(), "[dir]")
+    }
+
+    /// The whole text of an error and of what caused it, this folder's name taken out.
+    pub fn text(&self, error: &dyn std::error::Error) -> String {
+        let chain = std::iter::successors(Some(error), |e| e.source());
+        let lines: Vec<String> = chain.map(ToString::to_string).collect();
+        self.redact(&lines.join("\ncaused by: "))
+    }
+
+    pub fn builder(&self) -> Builder {
+        Engine::builder("bert")
+            .checkpoint(self.path())
+            .device(DeviceChoice::Cpu)
+    }
+
+    pub fn load(&self) -> Result<Engine, EngineError> {
+        self.builder().build()
+    }
+
+    /// The error that loading this folder ends with.
+    #[track_caller]
+    pub fn load_error(&self) -> String {
+        let error = self.load().err().expect("the checkpoint is bad");
+        self.text(&error)
+    }
+}
+
+/// The tiny model's outputs on a fixed batch.
+pub fn run(engine: &Engine) -> Outputs {
+    let batch = Batch::from_sequences(&[vec![1, 2, 3], vec![19, 0]]).expect("a batch");
+    let mut session = engine.session().expect("a session");
+    session.run(&batch).expect("it runs")
+}
+
+/// The largest difference between two runs' sentence embeddings.
+pub fn difference(a: &Outputs, b: &Outputs) -> f32 {
+    let values = |o: &Outputs| {
+        o.get("sentence_embedding")
+            .expect("an output")
+            .values
+            .clone()
+    };
+    let (a, b) = (values(a), values(b));
+    assert_eq!(a.len(), b.len());
+    let differences = a.iter().zip(&b).map(|(x, y)| (x - y).abs());
+    differences.fold(0.0, f32::max)
+}

