@@ -37,7 +37,9 @@ fn seed() {
                 continue;
             };
             let file = corpus.join(format!("seed-{name}-{dtype}"));
-            Artifact::of(compiled, Vec::new()).write(&file).expect("room for a seed");
+            Artifact::of(compiled, Vec::new())
+                .write(&file)
+                .expect("room for a seed");
             // The corpus holds bodies: the target puts the checksum before them.
             let bytes = std::fs::read(&file).expect("it was written");
             std::fs::write(&file, &bytes[MAGIC.len() + DIGEST..]).expect("room for a seed");

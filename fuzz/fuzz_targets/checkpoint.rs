@@ -40,7 +40,10 @@ fuzz_target!(|bytes: &[u8]| {
     let (file, content) = match kind {
         b'0' => (single, rest.to_vec()),
         b'1' => (single, with_header(rest)),
-        _ => (FOLDER.join("sharded/model.safetensors.index.json"), rest.to_vec()),
+        _ => (
+            FOLDER.join("sharded/model.safetensors.index.json"),
+            rest.to_vec(),
+        ),
     };
     fs::write(&file, content).expect("room for a checkpoint");
     if kind == b'0' || kind == b'1' {

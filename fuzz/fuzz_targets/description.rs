@@ -16,7 +16,10 @@ fuzz_target!(|source: &str| {
     let built = Description::parse("fuzz.ron", source).and_then(|d| d.build(&config, None));
     match built {
         Ok(model) => {
-            model.graph.verify().expect("a graph that is built is sound");
+            model
+                .graph
+                .verify()
+                .expect("a graph that is built is sound");
             let _ = model.check_expectations(&model.graph);
         }
         // Rendering takes ten times as long as reading, so one error of eight is.

@@ -16,14 +16,21 @@ fuzz_target!(|text: &str| {
     assert_eq!(batch.type_ids().len(), n);
     assert_eq!(batch.positions().len(), n);
     assert_eq!(batch.cu_lens().last().copied(), i32::try_from(n).ok());
-    assert_eq!(batch.pair_offsets().last().copied(), i64::try_from(extents.pairs).ok());
+    assert_eq!(
+        batch.pair_offsets().last().copied(),
+        i64::try_from(extents.pairs).ok()
+    );
     if let Some(padded) = batch.padded() {
         let cells = extents.batch * extents.longest;
         assert_eq!(padded.token_ids.len() as u64, cells);
         let n_ones = padded.mask.iter().filter(|&&m| m == 1).count();
         assert_eq!(n_ones, n);
     }
-    let limits = Limits { vocabulary: 100, segments: Some(2), longest: Some(4) };
+    let limits = Limits {
+        vocabulary: 100,
+        segments: Some(2),
+        longest: Some(4),
+    };
     if batch.check(&limits).is_ok() {
         assert!(batch.token_ids().iter().all(|id| (0..100).contains(id)));
     }

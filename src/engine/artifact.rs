@@ -99,9 +99,7 @@ impl Artifact {
         let rest = bytes
             .strip_prefix(MAGIC)
             .ok_or("it starts with other bytes")?;
-        let (digest, body) = rest
-            .split_at_checked(DIGEST)
-            .ok_or("it ends too early")?;
+        let (digest, body) = rest.split_at_checked(DIGEST).ok_or("it ends too early")?;
         if Sha256::digest(body).as_slice() != digest {
             return Err("its checksum does not fit, so it was damaged or cut".to_owned());
         }

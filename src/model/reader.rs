@@ -355,7 +355,7 @@ pub(super) fn is_string(piece: Piece<'_>) -> bool {
 
 /// Byte offset of a position, which counts lines and characters from 1.
 fn offset(text: &str, position: Position) -> usize {
-    let mut lines = text.split_inclusive('\n');
+    let lines = text.split_inclusive('\n');
     let before: usize = lines
         .take(position.line.saturating_sub(1))
         .map(str::len)
