@@ -42,6 +42,7 @@ fn seed() {
                 .expect("room for a seed");
             // The corpus holds bodies: the target puts the checksum before them.
             let bytes = std::fs::read(&file).expect("it was written");
+            Artifact::from_bytes(&bytes).expect("a compiled program is sound");
             std::fs::write(&file, &bytes[MAGIC.len() + DIGEST..]).expect("room for a seed");
         }
     }
