@@ -16,14 +16,19 @@ fuzz_target!(|source: &str| {
     let built = Description::parse("fuzz.ron", source).and_then(|d| d.build(&config, None));
     match built {
         Ok(model) => {
-            model.graph.verify().expect("a graph that is built is sound");
+            model
+                .graph
+                .verify()
+                .expect("a graph that is built is sound");
             let _ = model.check_expectations(&model.graph);
         }
-        Err(error) => {
+        // Rendering takes ten times as long as reading, so one error of eight is.
+        Err(error) if source.bytes().fold(0, u8::wrapping_add) % 8 == 0 => {
             let mut text = String::new();
             GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor())
                 .render_report(&mut text, &error)
                 .expect("every error renders");
         }
+        Err(_) => {}
     }
 });

@@ -20,6 +20,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use miette::{IntoDiagnostic, Report};
 
+pub use run::parse_ids;
+
 /// Compiles a description of a transformer into CUDA kernels written for that model, and runs it
 /// on batches of any lengths without padding.
 ///

@@ -114,17 +114,22 @@ impl Args {
 
 /// Reads a batch of token ids, packed or padded.
 fn ids(file: &Path) -> Result<Batch, miette::Report> {
+    let text = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
+        file: file.to_owned(),
+        source,
+    })?;
+    parse_ids(file, &text)
+}
+
+/// [`ids`] of a file's text; `file` is its name in errors.
+pub fn parse_ids(file: &Path, text: &str) -> Result<Batch, miette::Report> {
     let expected = || {
         format!(
             "`{}`: expected [[101, 102], …], or {{\"ids\": [[…], …], \"mask\": [[…], …]}} with rows of one length",
             file.display()
         )
     };
-    let text = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
-        file: file.to_owned(),
-        source,
-    })?;
-    let value: Value = serde_json::from_str(&text)
+    let value: Value = serde_json::from_str(text)
         .into_diagnostic()
         .wrap_err_with(expected)?;
     let rows = |value: &Value| serde_json::from_value::<Vec<Vec<u32>>>(value.clone());

@@ -88,31 +88,28 @@ impl Artifact {
             file: file.to_owned(),
             source,
         })?;
-        let broken = |problem: &str| EngineError::Artifact {
+        Self::from_bytes(&bytes).map_err(|problem| EngineError::Artifact {
             file: file.to_owned(),
-            problem: problem.to_owned(),
-        };
+            problem,
+        })
+    }
+
+    /// The artifact that a file of these bytes holds; otherwise what is wrong with them.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let rest = bytes
             .strip_prefix(MAGIC)
-            .ok_or_else(|| broken("it starts with other bytes"))?;
-        let (digest, body) = rest
-            .split_at_checked(DIGEST)
-            .ok_or_else(|| broken("it ends too early"))?;
+            .ok_or("it starts with other bytes")?;
+        let (digest, body) = rest.split_at_checked(DIGEST).ok_or("it ends too early")?;
         if Sha256::digest(body).as_slice() != digest {
-            return Err(broken(
-                "its checksum does not fit, so it was damaged or cut",
-            ));
+            return Err("its checksum does not fit, so it was damaged or cut".to_owned());
         }
         let (artifact, rest): (Self, _) =
-            postcard::take_from_bytes(body).map_err(|e| broken(&e.to_string()))?;
+            postcard::take_from_bytes(body).map_err(|e| e.to_string())?;
         if !rest.is_empty() {
-            return Err(broken(&format!("{} bytes follow its end", rest.len())));
+            return Err(format!("{} bytes follow its end", rest.len()));
         }
-        artifact
-            .program
-            .validate()
-            .and_then(|()| artifact.check_limits())
-            .map_err(|problem| broken(&problem))?;
+        artifact.program.validate()?;
+        artifact.check_limits()?;
         Ok(artifact)
     }
 

@@ -16,6 +16,12 @@ pub enum Problem {
     Syntax { message: String },
     #[error("the description has {bytes} bytes; at most {limit} are read")]
     TooLong { bytes: usize, limit: usize },
+    #[error("line {line} has {bytes} bytes; at most {limit} are read, break it")]
+    LongLine {
+        line: usize,
+        bytes: usize,
+        limit: usize,
+    },
     #[error("{what}: expected {expected}, found {found}")]
     Form {
         what: String,
@@ -224,10 +230,22 @@ pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
 
 /// The candidate that a typing error would turn into `name`.
 fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    // The distance takes memory with the product of the lengths, and a wrong name has any length:
+    // it is found only where a typing error can be the reason.
+    const LONGEST: usize = 96;
+    let n = name.chars().count();
+    if n > LONGEST {
+        return None;
+    }
     candidates
         .iter()
-        .map(|&c| (strsim::damerau_levenshtein(name, c), c))
-        .filter(|&(distance, c)| distance <= 1 + c.chars().count().min(name.chars().count()) / 3)
+        .filter_map(|&c| {
+            let m = c.chars().count();
+            let most = 1 + m.min(n) / 3;
+            let near = m.abs_diff(n) <= most;
+            let distance = near.then(|| strsim::damerau_levenshtein(name, c))?;
+            (distance <= most).then_some((distance, c))
+        })
         .min()
         .map(|(_, c)| c)
 }

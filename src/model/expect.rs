@@ -1,6 +1,6 @@
 //! `expect:` lines: what must be in the graph after the passes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::error::{At, File, ModelError, Problem};
 use crate::graph::{Graph, Op};
@@ -69,25 +69,13 @@ impl Expectation {
         }
     }
 
-    /// Counts in the graph.
-    ///
-    /// # Errors
-    /// [`Problem::Expectation`] with the counts that are there.
-    pub fn check(&self, fused: &Graph) -> Result<(), ModelError> {
-        let mut found = 0;
-        let mut there: BTreeMap<&'static str, usize> = BTreeMap::new();
-        for id in fused.topological() {
-            let node = fused.node(id);
-            if !node.op.is_compute() || !self.concerns(&node.name) {
-                continue;
-            }
-            *there.entry(node.op.name()).or_default() += 1;
-            found += usize::from(match self.what.as_str() {
-                "launches" => true,
-                "gemms" => matches!(node.op, Op::Linear { .. }),
-                name => node.op.name() == name,
-            });
-        }
+    /// Compares with the counts of its scope.
+    fn compare(&self, counts: &Counts) -> Result<(), ModelError> {
+        let found = match self.what.as_str() {
+            "launches" => counts.by_operator.values().sum(),
+            "gemms" => counts.n_gemms,
+            name => counts.by_operator.get(name).copied().unwrap_or(0),
+        };
         if found == self.n {
             return Ok(());
         }
@@ -100,19 +88,47 @@ impl Expectation {
             expected: self.n,
             found,
         };
-        let there: Vec<String> = there.iter().map(|(op, n)| format!("{n} × {op}")).collect();
+        let there = counts.by_operator.iter();
+        let there: Vec<String> = there.map(|(op, n)| format!("{n} × {op}")).collect();
         let error = self
             .place
             .value
             .error(problem, &self.place.span, format!("found {found}"));
         Err(error.help(format!("there are {}", there.join(", "))))
     }
+}
 
-    /// Whether a node of this name is counted.
-    fn concerns(&self, node: &str) -> bool {
-        self.scope.as_ref().is_none_or(|scope| {
-            node.strip_prefix(scope.as_str())
-                .is_some_and(|rest| rest.starts_with('.'))
-        })
+/// What a scope has.
+#[derive(Default)]
+struct Counts {
+    by_operator: BTreeMap<&'static str, usize>,
+    n_gemms: usize,
+}
+
+/// Counts once for all scopes, since there may be thousands, and compares.
+///
+/// # Errors
+/// [`Problem::Expectation`] for the first that is not met, with the counts that are there.
+pub(super) fn check(expectations: &[Expectation], fused: &Graph) -> Result<(), ModelError> {
+    let scopes = expectations.iter().map(|e| e.scope.as_deref());
+    let mut counts: HashMap<Option<&str>, Counts> =
+        scopes.map(|scope| (scope, Counts::default())).collect();
+    for id in fused.topological() {
+        let node = fused.node(id);
+        if !node.op.is_compute() {
+            continue;
+        }
+        // A node counts in the graph and in every scope that its name begins with.
+        let ends = node.name.match_indices('.').map(|(end, _)| end);
+        let scopes = ends.map(|end| Some(&node.name[..end])).chain([None]);
+        for scope in scopes {
+            if let Some(counts) = counts.get_mut(&scope) {
+                *counts.by_operator.entry(node.op.name()).or_default() += 1;
+                counts.n_gemms += usize::from(matches!(node.op, Op::Linear { .. }));
+            }
+        }
     }
+    expectations
+        .iter()
+        .try_for_each(|e| e.compare(&counts[&e.scope.as_deref()]))
 }

@@ -232,7 +232,7 @@ impl Model {
     /// # Errors
     /// The first that is not met, with what the graph has instead.
     pub fn check_expectations(&self, fused: &Graph) -> Result<(), ModelError> {
-        self.expectations.iter().try_for_each(|e| e.check(fused))
+        expect::check(&self.expectations, fused)
     }
 }
 

@@ -19,6 +19,14 @@ use super::error::{At, File, ModelError, Problem, suggest};
 /// Far above any real description; it bounds the time that reading takes.
 const MAX_BYTES: usize = 1 << 17;
 
+/// Errors show the line with a mark below, and the reporter counts its columns, up to four for a
+/// tab, in 16 bits.
+const MAX_LINE: usize = 1 << 13;
+
+/// Longer than any name of a real description; names of values inside loops are made of several,
+/// once for each iteration, so this bounds the memory that building takes.
+const MAX_NAME: usize = 64;
+
 /// A value's RON text, without surrounding spaces and comments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
@@ -64,6 +72,14 @@ impl<'a> Reader<'a> {
             return Err(file.error_elsewhere(Problem::TooLong {
                 bytes: text.len(),
                 limit: MAX_BYTES,
+            }));
+        }
+        let mut lines = text.split('\n').map(str::len).enumerate();
+        if let Some((at, bytes)) = lines.find(|&(_, n)| n > MAX_LINE) {
+            return Err(file.error_elsewhere(Problem::LongLine {
+                line: at + 1,
+                bytes,
+                limit: MAX_LINE,
             }));
         }
         let raw = RawValue::from_ron(text).map_err(|e| reader.syntax(&e, 0, text))?;
@@ -133,7 +149,7 @@ impl<'a> Reader<'a> {
         Ok(At::new(self.parse(piece)?, piece.span()))
     }
 
-    /// A name that a description gives: letters, digits and underscores.
+    /// A name that a description gives: letters, digits and underscores, not too many.
     pub fn name(&self, what: &str, piece: Piece<'a>) -> Result<At<String>, ModelError> {
         let name = self.string(what, piece)?;
         let starts = name.value.starts_with(|c: char| c.is_ascii_alphabetic());
@@ -141,6 +157,10 @@ impl<'a> Reader<'a> {
         if !starts || !name.value.chars().all(rest) {
             let expected = "a letter, then letters, digits and underscores";
             return Err(self.form(what, expected, piece));
+        }
+        if name.value.len() > MAX_NAME {
+            let expected = format!("at most {MAX_NAME} characters");
+            return Err(self.form(what, &expected, piece));
         }
         Ok(name)
     }

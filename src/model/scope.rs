@@ -73,10 +73,12 @@ impl<'a> Names<'a> {
                 continue;
             };
             for name in expr.names() {
-                let later = all.iter().find(|d| d.name.value == name.value);
                 let known = self.dims.contains(&name.value.as_str())
                     || real && self.reals.contains(&name.value.as_str());
-                if let (false, Some(later)) = (known, later) {
+                if known {
+                    continue;
+                }
+                if let Some(later) = all.iter().find(|d| d.name.value == name.value) {
                     let name_ = name.value.clone();
                     let problem = Problem::UsedTooEarly { what, name: name_ };
                     return Err(self

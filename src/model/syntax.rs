@@ -203,11 +203,17 @@ enum Part {
     Index(String),
 }
 
+/// Longer than any published name. A pattern in a loop is filled in once for each iteration.
+const MAX_PATTERN: usize = 256;
+
 impl Pattern {
     /// The error says what was expected.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         if text.is_empty() {
             return Err("at least one character");
+        }
+        if text.len() > MAX_PATTERN {
+            return Err("at most 256 bytes");
         }
         let mut parts = Vec::new();
         let mut rest = text;

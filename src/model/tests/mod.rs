@@ -2,6 +2,7 @@
 
 mod config;
 mod language;
+mod limits;
 mod mutations;
 mod shapes;
 mod shipped;

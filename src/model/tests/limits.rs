@@ -1,0 +1,54 @@
+//! Descriptions that are small enough to be read but ask for more than they should get.
+
+use super::{TINY, build, changed, parse, refused};
+
+#[test]
+fn an_unknown_name_of_any_length_is_refused_without_much_memory() {
+    // A table of edit distances between two names of this length would have 2.5 billion entries.
+    let lines = "a\n".repeat(50_000);
+    let source = changed("a: \"x\"", &format!("a: \"{lines}\""));
+    assert!(refused(build(&source)).contains("is not defined"));
+}
+
+#[test]
+fn names_of_values_are_short_since_every_iteration_has_its_own() {
+    let long = "a".repeat(65);
+    let source = TINY.replace("name: \"layer\"", &format!("name: \"{long}\""));
+    assert!(refused(build(&source)).contains("at most 64 characters"));
+    let source = TINY.replace("name: \"layer\"", &format!("name: \"{}\"", &long[1..]));
+    assert!(build(&source).is_ok());
+}
+
+#[test]
+fn names_of_weights_are_short_since_every_iteration_has_its_own() {
+    let long = "a".repeat(250);
+    let source = changed("layers.{i}.weight", &format!("layers.{{i}}.{long}"));
+    assert!(refused(build(&source)).contains("at most 256 bytes"));
+}
+
+#[test]
+fn lines_are_short_since_errors_show_them_with_a_mark_below() {
+    for filling in ["a", "\t", "長"] {
+        let comment = format!("/*{}*/", filling.repeat(70_000 / filling.len()));
+        let source = changed("dims:", &format!("{comment} dums:"));
+        assert!(refused(parse(&source)).contains("line 3 has"), "{filling}");
+        // As wide as a line may be, the mark fits.
+        let comment = format!("/*{}*/", filling.repeat(8_000 / filling.len()));
+        let source = changed("dims:", &format!("{comment} dums:"));
+        assert!(refused(parse(&source)).contains("dums"), "{filling}");
+    }
+}
+
+#[test]
+fn thousands_of_expectations_are_counted_at_once() {
+    let source = changed(
+        "body: [",
+        "expect: {\"gemms\": 1, \"linear\": 1, \"add\": 1, \"launches\": 2}, body: [",
+    )
+    .replace("times: \"layers\"", "times: 6000");
+    let source = source.replace("\"layers\": Key(\"num_hidden_layers\"),", "");
+    let model = build(&source).expect("nothing is wrong with it");
+    assert_eq!(model.expectations.len(), 24_000);
+    // Counted one by one, they are half a billion visits of nodes.
+    model.check_expectations(&model.graph).expect("they hold");
+}
