@@ -230,7 +230,7 @@ pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
 
 /// The candidate that a typing error would turn into `name`.
 fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    // The distance takes memory with the product of the lengths, and a wrong name has any length:
+    // The distance takes time with the product of the lengths, and a wrong name has any length:
     // it is found only where a typing error can be the reason.
     const LONGEST: usize = 96;
     let n = name.chars().count();

@@ -1,13 +1,18 @@
 //! Descriptions that are small enough to be read but ask for more than they should get.
 
+use super::super::error::suggest;
 use super::{TINY, build, changed, parse, refused};
 
 #[test]
-fn an_unknown_name_of_any_length_is_refused_without_much_memory() {
-    // A table of edit distances between two names of this length would have 2.5 billion entries.
-    let lines = "a\n".repeat(50_000);
-    let source = changed("a: \"x\"", &format!("a: \"{lines}\""));
-    assert!(refused(build(&source)).contains("is not defined"));
+fn a_wrong_name_of_any_length_is_compared_with_none_of_any_length() {
+    // The distance of two names of this length takes minutes.
+    let (name, known) = ("a".repeat(100_000), "b".repeat(100_000));
+    assert!(suggest(&name, [known.as_str()]).starts_with("there are `b"));
+    assert!(suggest("a", [known.as_str()]).starts_with("there are `b"));
+    assert_eq!(
+        suggest("hiden", ["hidden", known.as_str()]),
+        "did you mean `hidden`?"
+    );
 }
 
 #[test]
