@@ -121,7 +121,7 @@ fn ids(file: &Path) -> Result<Batch, miette::Report> {
     parse_ids(file, &text)
 }
 
-/// [`ids`] of a file's text; `file` is its name in errors.
+/// Reads a batch of token ids from JSON text; `file` is its name in errors.
 pub fn parse_ids(file: &Path, text: &str) -> Result<Batch, miette::Report> {
     let expected = || {
         format!(
