@@ -35,8 +35,7 @@ test: $(STAMP)
 
 .PHONY: run-test
 run-test: lint
-	cargo test --locked --all-targets
-	cargo test --locked --doc
+	cargo test --locked
 
 lint:
 	cargo fmt --check
