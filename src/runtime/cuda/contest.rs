@@ -44,7 +44,7 @@ const MOST_ALGORITHMS: usize = 16;
 pub struct Contest {
     device: Device,
     stream: Arc<CudaStream>,
-    library: Option<CublasLt>,
+    lt: Option<CublasLt>,
 }
 
 /// Whose GEMM was timed.
@@ -83,12 +83,12 @@ impl Contest {
         Ok(Self {
             device: device.clone(),
             stream,
-            library,
+            lt: library,
         })
     }
 
     pub fn has_cublas_lt(&self) -> bool {
-        self.library.is_some()
+        self.lt.is_some()
     }
 
     /// Times `kernels`, all of one shape, storage type and epilogue, on `rows` rows, and
@@ -100,7 +100,7 @@ impl Contest {
         let sets = Sets::new(&self.device, &self.stream, rows, first)?;
         let mut timed = Vec::new();
         let mut want = None;
-        if let Some(library) = &self.library {
+        if let Some(library) = &self.lt {
             let shape = MatmulShape {
                 rows,
                 n: first.n.into(),
@@ -159,7 +159,7 @@ impl Contest {
     /// `x · weightᵀ` by cuBLASLt, stored in f32: what all results are compared with.
     fn products(
         &self,
-        library: &CublasLt,
+        lt: &CublasLt,
         sets: &Sets,
         shape: MatmulShape,
     ) -> Result<Option<Vec<f32>>, CudaError> {
@@ -167,7 +167,7 @@ impl Contest {
             out: DType::F32,
             ..shape
         };
-        let matmul = library.matmul(shape, 1)?;
+        let matmul = lt.matmul(shape, 1)?;
         if matmul.n_algorithms() == 0 {
             return Ok(None);
         }

@@ -42,7 +42,7 @@ pub(super) struct MatmulShape {
 
 /// A GEMM of one shape, with the algorithms that cuBLASLt proposes for it, best guess first.
 pub(super) struct Matmul<'library> {
-    library: &'library CublasLt,
+    lt: &'library CublasLt,
     description: Description,
     weight: Layout,
     x: Layout,
@@ -81,7 +81,7 @@ impl CublasLt {
         // To cuBLASLt, which counts by columns, a row-major matrix is its transpose:
         // outᵀ [n, rows] = (weightᵀ [k, n])ᵀ · xᵀ [k, rows].
         let mut matmul = Matmul {
-            library: self,
+            lt: self,
             description: Description::new().during(describe)?,
             weight: Layout::new(operand, shape.k, shape.n).during(describe)?,
             x: Layout::new(operand, shape.k, shape.rows).during(describe)?,
@@ -119,7 +119,7 @@ impl Matmul<'_> {
         // SAFETY: the descriptions live; `found` has room for as many results as are asked for.
         let status = unsafe {
             lt::cublasLtMatmulAlgoGetHeuristic(
-                self.library.handle,
+                self.lt.handle,
                 self.description.0,
                 self.weight.0,
                 self.x.0,
@@ -162,7 +162,7 @@ impl Matmul<'_> {
         // read before the call returns; the caller answers for the addresses.
         unsafe {
             result::matmul(
-                self.library.handle,
+                self.lt.handle,
                 self.description.0,
                 std::ptr::from_ref(&one).cast(),
                 std::ptr::from_ref(&zero).cast(),
@@ -175,7 +175,7 @@ impl Matmul<'_> {
                 out as *mut c_void,
                 self.out.0,
                 &self.algorithms[algorithm],
-                self.library.workspace.start() as *mut c_void,
+                self.lt.workspace.start() as *mut c_void,
                 WORKSPACE,
                 stream.cast(),
             )

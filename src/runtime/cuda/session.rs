@@ -94,7 +94,7 @@ impl CudaSession {
     /// Runs a batch that was checked against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CudaError> {
         let ready = self.prepare(batch)?;
-        self.upload(ready.data.padded.is_some(), batch)?;
+        self.upload(&ready.data, batch)?;
         self.enqueue(&ready)?;
         self.download(&ready)
     }
@@ -121,7 +121,7 @@ impl CudaSession {
             start
                 .record(&self.stream)
                 .during(|| "record an event".to_owned())?;
-            self.upload(ready.data.padded.is_some(), batch)?;
+            self.upload(&ready.data, batch)?;
             self.enqueue(&ready)?;
             end.record(&self.stream)
                 .during(|| "record an event".to_owned())?;
@@ -221,8 +221,7 @@ impl CudaSession {
     }
 
     /// Copies the batch data to the device; a padded batch is packed there.
-    fn upload(&mut self, padded: bool, batch: &Batch) -> Result<(), CudaError> {
-        let data = self.layout(batch)?;
+    fn upload(&mut self, data: &BatchData, batch: &Batch) -> Result<(), CudaError> {
         // The staging memory may still be read by the copy of the run before.
         self.stream
             .synchronize()
@@ -239,7 +238,7 @@ impl CudaSession {
             last = last.max(from + bytes.len());
         };
         let as_i32 = |values: &[u32]| values.iter().map(|&v| v as i32).collect::<Vec<i32>>();
-        if let (Some(places), Some(batch)) = (data.padded.filter(|_| padded), batch.padded()) {
+        if let (Some(places), Some(batch)) = (data.padded, batch.padded()) {
             for (at, values) in
                 places
                     .into_iter()
