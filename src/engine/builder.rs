@@ -220,6 +220,7 @@ impl Builder {
             intermediates: self.intermediates.clone(),
             without: self.without.clone(),
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
+            picks: None,
         };
         let compiled = compile(&self.description()?, &self.config_json()?, &options)?;
         Ok((Artifact::of(compiled, Vec::new()), None))
