@@ -150,6 +150,7 @@ impl Runnable {
             .progress(move |stage, done, total| {
                 let what = match stage {
                     Stage::Kernels => "kernels",
+                    Stage::Tuning => "tuning",
                     Stage::Weights => "weights",
                 };
                 bars.show(what, done, total);

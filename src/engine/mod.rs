@@ -20,7 +20,9 @@ mod builder;
 mod catalogue;
 mod compile;
 mod error;
+mod picks;
 mod text;
+mod tune;
 mod verify;
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
@@ -30,7 +32,9 @@ pub use builder::{Builder, LoadTimes, Stage, config, description};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use error::EngineError;
+pub use picks::{digests, picks_for_targets, read_picks, target_of, write_picks};
 pub use text::TextEncoder;
+pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
 
 use crate::{

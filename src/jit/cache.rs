@@ -131,11 +131,6 @@ impl DiskCache {
         &self.folder
     }
 
-    /// A folder beside that of the entries, for what else belongs to this cache.
-    pub fn beside(&self, name: &str) -> PathBuf {
-        self.folder.with_file_name(name)
-    }
-
     /// The file of an entry.
     pub fn entry_path(&self, key: &CacheKey) -> PathBuf {
         self.folder.join(format!("{key}.{ENTRY}"))
@@ -277,7 +272,8 @@ impl DiskCache {
 /// # Errors
 /// What was there before is then still there.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
+    let named = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let folder = named.unwrap_or(Path::new("."));
     let mut file = unfinished_in(folder)?;
     file.write_all(bytes)?;
     file.persist(path)

@@ -22,7 +22,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use error::PicksError;
-pub use picks::{Card, Made, Picked, Picks, Timing};
+pub use picks::{Card, MOST_BYTES, Made, Picked, Picks, Timing};
 pub use problem::{Choice, Counted, Problem};
 pub use schedule::{Heat, Schedule};
 pub use settle::{Sample, settle};

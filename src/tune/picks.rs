@@ -14,7 +14,7 @@ use super::{Effort, PicksError, Problem, Range};
 /// Number of the layout; another one is refused.
 const FORMAT: u32 = 1;
 /// Longest text that is read: that of some five hundred problems.
-pub(super) const MOST_BYTES: usize = 1 << 20;
+pub const MOST_BYTES: usize = 1 << 20;
 /// Longest name of a card or a problem.
 const MOST_NAME: usize = 256;
 /// Ranges of a problem, and sizes at which one was timed.
@@ -111,6 +111,13 @@ impl Picks {
             gemmule: env!("CARGO_PKG_VERSION").to_owned(),
             problems: BTreeMap::new(),
         }
+    }
+
+    /// Only those of `problems`.
+    pub fn only(mut self, problems: &[Problem]) -> Self {
+        let keys: Vec<String> = problems.iter().map(Problem::key).collect();
+        self.problems.retain(|key, _| keys.contains(key));
+        self
     }
 
     /// The ranges of a problem; `None` where there are no picks for it.
