@@ -57,11 +57,12 @@ pub fn picks_for_targets(
     let check = || -> Result<(), PicksError> {
         let card = &picks.made.card;
         let own = target_of(card);
-        if let Some(other) = targets.iter().find(|&&target| Some(target) != own) {
+        let other = targets.iter().find(|&&target| Some(target) != own);
+        if own.is_none() || other.is_some() {
             return Err(PicksError::Target {
                 found: card.clone(),
                 found_target: own.map_or("no target", Target::name).to_owned(),
-                expected: other.to_string(),
+                expected: other.map_or("any", |target| target.name()).to_owned(),
             });
         }
         picks.check_nvrtc(nvrtc)

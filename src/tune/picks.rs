@@ -243,17 +243,14 @@ impl Picks {
                 ranges: entry.ranges,
                 timings: entry.timings,
             };
-            if let Some(before) = picks.problems.insert(entry.problem.clone(), picked) {
+            if picks.problems.contains_key(&entry.problem) {
                 return Err(PicksError::Value {
-                    what: "a problem that is there twice".to_owned(),
-                    found: format!(
-                        "`{}` ({} ranges)",
-                        plain(&entry.problem),
-                        before.ranges.len()
-                    ),
+                    what: "a problem".to_owned(),
+                    found: format!("`{}` for the second time", plain(&entry.problem)),
                     expected: "each once".to_owned(),
                 });
             }
+            picks.problems.insert(entry.problem, picked);
         }
         picks.check()?;
         Ok(picks)
