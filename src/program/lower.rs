@@ -300,11 +300,10 @@ impl Lowering<'_> {
             })),
             Op::Softmax { scale } => {
                 let heads = constant(&self.graph.shape(id).0[0])?;
-                one(KernelSpec::AttentionSoftmax(AttentionSoftmax {
-                    heads,
-                    scale: *scale,
-                    dtype,
-                }))
+                Ok(AttentionSoftmax::variants(heads, *scale, dtype)
+                    .into_iter()
+                    .map(|(longest, softmax)| (longest.map(Limit::Longest), softmax.into()))
+                    .collect())
             }
             Op::Context {
                 heads,
@@ -396,6 +395,7 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::Positions => ("positions", tokens()),
         Meta::CuLens => ("cu_lens", bounds()),
         Meta::PairOffsets => ("pair_offsets", bounds()),
+        Meta::ValidLens => ("valid_lens", Shape::new([Symbol::Batch.into()])),
         Meta::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),
