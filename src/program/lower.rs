@@ -258,18 +258,16 @@ impl Lowering<'_> {
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::LayerNorm { eps } => one(KernelSpec::LayerNorm(LayerNorm {
-                width: operand_width(0)?,
-                eps: *eps,
-                dtype,
-            })),
+            Op::LayerNorm { eps } => Ok(LayerNorm::variants(operand_width(0)?, *eps, dtype)
+                .into_iter()
+                .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
+                .collect()),
             Op::BiasResidualLayerNorm { eps, bias } => {
-                one(KernelSpec::BiasResidualLayerNorm(BiasResidualLayerNorm {
-                    width: operand_width(0)?,
-                    eps: *eps,
-                    dtype,
-                    bias: *bias,
-                }))
+                let width = operand_width(0)?;
+                Ok(BiasResidualLayerNorm::variants(width, *eps, dtype, *bias)
+                    .into_iter()
+                    .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
+                    .collect())
             }
             Op::SplitHeads { heads } => {
                 let head = width(self.graph.shape(id))?;

@@ -11,6 +11,7 @@ use crate::{
         attention::HeadView,
         embedding::Table,
         gemm::{Gemm, Tile},
+        layernorm::Teams,
     },
     tensor::{DType, Shape, Size, Symbol},
 };
@@ -285,9 +286,11 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
         K::MergeHeads(k) => heads(k.heads, k.head, &[]).map(|()| k.dtype),
         K::LayerNorm(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))
+            .and_then(|()| check_teams(k.teams, k.width, k.dtype))
             .map(|()| k.dtype),
         K::BiasResidualLayerNorm(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))
+            .and_then(|()| check_teams(k.teams, k.width, k.dtype))
             .map(|()| k.dtype),
         K::Embedding(k) => widths(&[k.width])
             .and_then(|()| check_tables(std::slice::from_ref(&k.table)))
@@ -332,6 +335,13 @@ fn widths(all: &[u32]) -> Result<(), String> {
     match all.iter().find(|w| !(1..=MAX_WIDTH).contains(*w)) {
         None => Ok(()),
         Some(width) => Err(format!("a width of {width}, expected 1 to {MAX_WIDTH}")),
+    }
+}
+
+fn check_teams(teams: Teams, width: u32, dtype: DType) -> Result<(), String> {
+    match dtype.is_real() && teams.fits(width, dtype) {
+        true => Ok(()),
+        false => Err(format!("{teams:?} cannot hold rows of {width} {dtype}")),
     }
 }
 

@@ -45,21 +45,3 @@ __device__ __forceinline__ void team_all_reduce_xelem(float (&value)[X]) {
         __syncthreads();  // the next reduction may write `partial` again
     }
 }
-
-// The values of a team's first thread, in all of its threads.
-template <int WARPS, int X> __device__ __forceinline__ void team_broadcast(float (&value)[X]) {
-    if constexpr (WARPS > 1) {
-        __shared__ float first[X];
-        if (threadIdx.x == 0) {
-#pragma unroll
-            for (int i = 0; i < X; ++i) first[i] = value[i];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < X; ++i) value[i] = first[i];
-        __syncthreads();  // the next broadcast may write `first` again
-    } else {
-#pragma unroll
-        for (int i = 0; i < X; ++i) value[i] = __shfl_sync(ALL_LANES, value[i], 0);
-    }
-}
