@@ -61,7 +61,7 @@ __device__ __forceinline__ void moments(
 __device__ __forceinline__ void store_layernorm(
     float (&value)[X][HELD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, T* out,
     unsigned int first, unsigned int rows) {
-    // Loaded before the reduction, so that they arrive behind it.
+    // Before the reduction, so that they arrive behind it.
     Pack<T, N> scale[HELD], shift[HELD];
 #pragma unroll
     for (int h = 0; h < HELD; ++h) {
