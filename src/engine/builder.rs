@@ -14,8 +14,10 @@ use super::{
 use crate::{
     jit::{Cubin, Jit},
     model::Description,
+    plan::ChunkPolicy,
     program::{Place, Program},
     runtime::{
+        AllocatorChoice, Planner,
         batch::Limits,
         cpu::CpuModel,
         cuda::{CudaModel, Device},
@@ -69,6 +71,7 @@ pub struct Builder {
     without: BTreeSet<String>,
     device: DeviceChoice,
     dtype: Option<DType>,
+    allocator: AllocatorChoice,
     progress: Progress,
 }
 
@@ -85,6 +88,7 @@ impl Builder {
             without: BTreeSet::new(),
             device: DeviceChoice::Auto,
             dtype: None,
+            allocator: AllocatorChoice::default(),
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -142,6 +146,17 @@ impl Builder {
         self
     }
 
+    /// What plans the memory of intermediate tensors; by default the chunk allocator.
+    pub fn allocator(mut self, allocator: AllocatorChoice) -> Self {
+        self.allocator = allocator;
+        self
+    }
+
+    /// The chunk allocator, with this policy for taking memory and giving it back.
+    pub fn chunk_policy(self, policy: ChunkPolicy) -> Self {
+        self.allocator(AllocatorChoice::Chunk(policy))
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -154,6 +169,8 @@ impl Builder {
         let mut times = LoadTimes::default();
         let began = Instant::now();
         let (artifact, cubins) = self.artifact(&device)?;
+        // Whether the allocator can be had for this program is known before any weight is read.
+        Planner::new(&artifact.program, &self.allocator)?;
         times.compile = began.elapsed();
         let source = self.weights(&artifact)?;
         let (program, limits) = (artifact.program, artifact.limits);
@@ -197,6 +214,7 @@ impl Builder {
             backend,
             device,
             limits,
+            allocator: self.allocator,
             times,
         })
     }
