@@ -12,7 +12,7 @@ use crate::{
     runtime::weights::RandomWeights,
 };
 
-use super::progress::Bars;
+use super::{memory::Memory, progress::Bars};
 
 /// A description with its sizes: all that the stages before a run need.
 #[derive(clap::Args)]
@@ -112,10 +112,12 @@ pub(super) struct Runnable {
     dtype: Option<DType>,
     #[command(flatten)]
     choices: Choices,
+    #[command(flatten)]
+    memory: Memory,
 }
 
 impl Runnable {
-    pub(super) fn builder(&self) -> Result<Builder, EngineError> {
+    pub(super) fn builder(&self) -> Result<Builder, Report> {
         let mut builder = match crate::engine::Artifact::is_one(self.model.as_ref()) {
             true => Engine::from_artifact(&self.model),
             false => Engine::builder(&self.model),
@@ -140,6 +142,7 @@ impl Runnable {
         }
         Ok(builder
             .device(self.device)
+            .allocator(self.memory.choice()?)
             .without(self.choices.without.clone()))
     }
 
