@@ -34,8 +34,12 @@ pub enum PlannerError {
 
 fn in_words(e: &Extents) -> String {
     format!(
-        "{} sequences, {} tokens, {} in the longest, {} pairs of tokens",
-        e.batch, e.tokens, e.longest, e.pairs
+        "{} sequence{}, {} tokens, {} in the longest, {} pairs of tokens",
+        e.batch,
+        if e.batch == 1 { "" } else { "s" },
+        e.tokens,
+        e.longest,
+        e.pairs
     )
 }
 

@@ -128,3 +128,6 @@ impl<C: ChunkOwner> Workspace<C> {
         self.work
     }
 }
+
+#[cfg(test)]
+mod tests;

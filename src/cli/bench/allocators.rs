@@ -64,7 +64,7 @@ pub(in crate::cli) struct Args {
     /// Write what every request cost
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the footprints and the bytes allocated into this folder
+    /// Draw the bytes held and the bytes allocated into this folder
     #[arg(long, value_name = "DIR")]
     figures: Option<PathBuf>,
 }
@@ -317,11 +317,11 @@ fn summary(measured: &Measured, args: &Args) -> String {
     let mut rows = table(&[
         "allocator",
         "footprint, mean",
-        "largest",
-        "held, largest",
-        "/ bound, median",
-        "worst",
-        "of the largest",
+        "max",
+        "held, max",
+        "footprint / bound, median",
+        "max",
+        "held, max / bound, max",
         "allocated a request",
         "plan, us",
         "share of run",
@@ -356,14 +356,14 @@ fn summary(measured: &Measured, args: &Args) -> String {
         None => "planned only: nothing ran".to_owned(),
     };
     format!(
-        "{rows}\n{}, {}; {} requests of {} sequences of {} to {} tokens, seed {}; {ran}\nlower bound: mean {}, largest {}; `of the largest` is the most that was held over the largest lower bound\n",
+        "{rows}\n{}, {}, seed {}; requests: {}; sequences in each: {}; tokens of each: {} to {}; {ran}\nlower bound of a request: mean {}, max {}\n",
         measured.model,
         measured.dtype,
+        args.seed,
         args.requests,
         args.batch,
         args.shortest,
         args.longest,
-        args.seed,
         human(mean(bound)),
         human(largest(bound)),
     )
@@ -397,11 +397,11 @@ fn figures(measured: &Measured) -> [(&'static str, Figure); 2] {
         log_y: false,
     };
     let streams = &measured.allocators;
-    let mut footprints: Vec<Series> = streams
+    let mut held: Vec<Series> = streams
         .iter()
-        .map(|s| series(s.allocator, &mut s.footprint.iter().copied()))
+        .map(|s| series(s.allocator, &mut s.held.iter().copied()))
         .collect();
-    footprints.push(series(
+    held.push(series(
         "lower bound",
         &mut measured.lower_bound.iter().copied(),
     ));
@@ -416,11 +416,7 @@ fn figures(measured: &Measured) -> [(&'static str, Figure); 2] {
     [
         (
             "allocators_footprint.svg",
-            figure(
-                "Memory that each request runs in",
-                "footprint, MiB",
-                footprints,
-            ),
+            figure("Memory held at each request", "held, MiB", held),
         ),
         (
             "allocators_allocated.svg",
