@@ -13,7 +13,7 @@ pub(super) struct Memory {
     #[arg(long, value_enum, value_name = "NAME", default_value_t = AllocatorName::Chunk)]
     allocator: AllocatorName,
     /// With `maximum`: the largest batch, its length × sequences, e.g. 512x8
-    #[arg(long, value_name = "LENxN", required_if_eq("allocator", "maximum"))]
+    #[arg(long, value_name = "LENxN")]
     maximum: Option<MaximumBatch>,
     /// With `chunk`: give memory back after N requests that could do without it
     #[arg(long, value_name = "N")]

@@ -369,7 +369,7 @@ fn summary(measured: &Measured, args: &Args) -> String {
     )
 }
 
-/// Draws `allocators_footprint.svg` and `allocators_allocated.svg`.
+/// Draws `allocators_held.svg` and `allocators_allocated.svg`.
 fn draw(measured: &Measured, folder: &Path) -> Result<(), Report> {
     std::fs::create_dir_all(folder)
         .into_diagnostic()
@@ -415,7 +415,7 @@ fn figures(measured: &Measured) -> [(&'static str, Figure); 2] {
     };
     [
         (
-            "allocators_footprint.svg",
+            "allocators_held.svg",
             figure("Memory held at each request", "held, MiB", held),
         ),
         (
