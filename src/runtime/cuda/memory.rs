@@ -9,6 +9,7 @@ use super::{
     error::{CudaError, During},
 };
 use crate::plan::ALIGNMENT;
+use crate::runtime::workspace::ChunkOwner;
 
 /// Device memory.
 pub(super) struct Buffer {
@@ -121,15 +122,16 @@ impl Drop for Pinned {
 }
 
 /// Buffers by chunk id, as the planner wants them.
-#[derive(Default)]
 pub(super) struct Chunks {
+    device: Device,
     buffers: Vec<Option<Buffer>>,
 }
 
-impl Chunks {
-    /// Frees and allocates so that the buffers have the sizes `held`; 0 means none.
-    pub(super) fn follow(&mut self, device: &Device, held: &[u64]) -> Result<bool, CudaError> {
-        let mut changed = false;
+impl ChunkOwner for Chunks {
+    type Error = CudaError;
+
+    fn follow(&mut self, held: &[u64]) -> Result<bool, CudaError> {
+        let mut changed = held.len() < self.buffers.len();
         self.buffers.resize_with(held.len(), || None);
         for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
             if buffer.as_ref().is_some_and(|b| b.bytes != bytes) {
@@ -139,15 +141,32 @@ impl Chunks {
         }
         for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
             if buffer.is_none() && bytes > 0 {
-                *buffer = Some(Buffer::new(device, bytes, "the intermediate tensors")?);
+                *buffer = Some(Buffer::new(
+                    &self.device,
+                    bytes,
+                    "the intermediate tensors",
+                )?);
                 changed = true;
             }
         }
         Ok(changed)
     }
 
-    pub(super) fn clear(&mut self) {
+    fn clear(&mut self) {
         self.buffers.clear();
+    }
+
+    fn bytes(&self) -> u64 {
+        self.buffers.iter().flatten().map(|b| b.bytes).sum()
+    }
+}
+
+impl Chunks {
+    pub(super) fn new(device: Device) -> Self {
+        Self {
+            device,
+            buffers: Vec::new(),
+        }
     }
 
     /// The address `offset` bytes into a chunk; 0 where there is none, for tensors without bytes.
@@ -156,9 +175,5 @@ impl Chunks {
             .get(chunk)
             .and_then(Option::as_ref)
             .map_or(0, |b| b.start + offset)
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.buffers.iter().flatten().map(|b| b.bytes).sum()
     }
 }
