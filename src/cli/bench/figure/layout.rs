@@ -116,9 +116,9 @@ impl Layout {
         MARGIN
     }
 
-    /// Height of what is below the axes.
-    pub fn below(&self) -> i32 {
-        self.height - self.top - self.plot_height
+    /// The lower end of the values' axis.
+    pub fn lower(&self) -> i32 {
+        self.top + self.plot_height
     }
 
     /// The horizontal middle of a group.
