@@ -1,7 +1,9 @@
 //! Charts of what the benchmarks measured, as SVG for a page or print.
 
+mod draw;
 mod layout;
 mod palette;
+mod scale;
 #[cfg(test)]
 mod tests;
 
@@ -9,15 +11,14 @@ use std::ops::Range;
 
 use miette::{IntoDiagnostic, Report, miette};
 use plotters::{
-    coord::{Shift, combinators::LogCoord, ranged1d::Ranged, types::RangedCoordf64},
+    coord::{combinators::LogCoord, ranged1d::Ranged, types::RangedCoordf64},
     prelude::*,
-    style::text_anchor::{HPos, Pos, VPos},
 };
 
-use layout::{Layout, TEXT, TITLE, width_of};
+use draw::{Area, Look, bar, line, mark, write};
+use layout::{Layout, TEXT, width_of};
 use palette::{MOST_SERIES, Paint, paint};
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+use scale::{floor_125, linear_ticks, log_ticks, number};
 
 /// Largest value that is drawn: beyond any measurement, and sums of it are finite.
 const MOST: f64 = 1e30;
@@ -322,211 +323,5 @@ impl Figure {
             }
         }
         Ok(())
-    }
-}
-
-/// How a piece of text looks and where it lies from its point.
-struct Look {
-    size: i32,
-    bold: bool,
-    turn: FontTransform,
-    anchor: Pos,
-    colour: RGBColor,
-}
-
-impl Look {
-    fn at(h: HPos, v: VPos) -> Self {
-        Self {
-            size: TEXT,
-            bold: false,
-            turn: FontTransform::None,
-            anchor: Pos::new(h, v),
-            colour: BLACK,
-        }
-    }
-
-    fn title() -> Self {
-        Self {
-            size: TITLE,
-            bold: true,
-            ..Self::at(HPos::Center, VPos::Top)
-        }
-    }
-
-    fn legend() -> Self {
-        Self::at(HPos::Left, VPos::Center)
-    }
-
-    /// Its end at the point.
-    fn tick() -> Self {
-        Self::at(HPos::Right, VPos::Center)
-    }
-
-    /// Hanging from its point.
-    fn under() -> Self {
-        Self::at(HPos::Center, VPos::Top)
-    }
-
-    /// Standing on its point.
-    fn below() -> Self {
-        Self::at(HPos::Center, VPos::Bottom)
-    }
-
-    /// Reading upwards, its middle at the point.
-    fn axis() -> Self {
-        Self {
-            turn: FontTransform::Rotate270,
-            ..Self::at(HPos::Center, VPos::Top)
-        }
-    }
-
-    /// Reading upwards, its end at the point.
-    fn turned() -> Self {
-        Self {
-            turn: FontTransform::Rotate270,
-            ..Self::at(HPos::Right, VPos::Center)
-        }
-    }
-
-    /// Reading upwards, its start at the point.
-    fn standing() -> Self {
-        Self {
-            turn: FontTransform::Rotate270,
-            ..Self::at(HPos::Left, VPos::Center)
-        }
-    }
-
-    fn inside(colour: RGBColor) -> Self {
-        Self {
-            colour,
-            ..Self::at(HPos::Center, VPos::Center)
-        }
-    }
-
-    fn style(&self) -> TextStyle<'_> {
-        // The SVG back end divides sizes by this.
-        let size = f64::from(self.size) * 1.24;
-        let weight = if self.bold {
-            FontStyle::Bold
-        } else {
-            FontStyle::Normal
-        };
-        let font = FontDesc::new(FontFamily::SansSerif, size, weight);
-        TextStyle::from(font.transform(self.turn.clone()))
-            .color(&self.colour)
-            .pos(self.anchor)
-    }
-}
-
-fn write(root: &Area, text: &str, at: (i32, i32), look: Look) -> Result<(), Report> {
-    let style = look.style();
-    root.draw(&Text::new(text.to_owned(), at, style))
-        .into_diagnostic()
-}
-
-fn line(root: &Area, points: Vec<(i32, i32)>, paint: &Paint) -> Result<(), Report> {
-    if paint.is_pale() {
-        let style = BLACK.stroke_width(paint.stroke + 2);
-        root.draw(&PathElement::new(points.clone(), style))
-            .into_diagnostic()?;
-    }
-    let style = paint.colour.stroke_width(paint.stroke);
-    root.draw(&PathElement::new(points, style))
-        .into_diagnostic()
-}
-
-/// A bar between two corners, however they lie; with an edge, so that light ones show on paper.
-fn bar(
-    root: &Area,
-    (x0, y0): (i32, i32),
-    (x1, y1): (i32, i32),
-    paint: &Paint,
-) -> Result<(), Report> {
-    let corners = [(x0.min(x1), y0.min(y1)), (x0.max(x1), y0.max(y1))];
-    let fill = if paint.hollow { WHITE } else { paint.colour };
-    root.draw(&Rectangle::new(corners, fill.filled()))
-        .into_diagnostic()?;
-    let edge = if paint.hollow { paint.colour } else { BLACK };
-    let [(x0, y0), (x1, y1)] = corners;
-    let outline = vec![(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)];
-    let style = edge.stroke_width(if paint.hollow { 2 } else { 1 });
-    root.draw(&PathElement::new(outline, style))
-        .into_diagnostic()
-}
-
-fn mark(root: &Area, (x, y): (i32, i32), paint: &Paint) -> Result<(), Report> {
-    let inside = if paint.hollow { WHITE } else { paint.colour };
-    let points: Vec<(i32, i32)> = paint
-        .marker
-        .iter()
-        .map(|(dx, dy)| (x + dx, y + dy))
-        .collect();
-    root.draw(&Polygon::new(points.clone(), inside.filled()))
-        .into_diagnostic()?;
-    let outline = points
-        .iter()
-        .chain(points.first())
-        .copied()
-        .collect::<Vec<_>>();
-    root.draw(&PathElement::new(outline, paint.colour.stroke_width(1)))
-        .into_diagnostic()
-}
-
-/// Multiples of 1, 2 or 5 times a power of ten from 0 to the range's end: 4 to 10 of them.
-fn linear_ticks(range: &Range<f64>) -> Vec<f64> {
-    let step = floor_125(range.end / 4.0);
-    let last = (range.end / step).floor() as u32;
-    (0..=last).map(|i| f64::from(i) * step).collect()
-}
-
-/// Powers of ten in a range, or 1, 2 and 5 times these where that are few.
-fn log_ticks(range: &Range<f64>) -> Vec<f64> {
-    let decades = range.start.log10().floor() as i32..=range.end.log10().ceil() as i32;
-    let of = |factors: &'static [f64]| -> Vec<f64> {
-        let all = decades
-            .clone()
-            .flat_map(|d| factors.iter().map(move |f| f * 10f64.powi(d)));
-        all.filter(|v| range.contains(v)).collect()
-    };
-    let powers = of(&[1.0]);
-    if powers.len() > 3 {
-        powers
-    } else {
-        of(&[1.0, 2.0, 5.0])
-    }
-}
-
-/// The largest of 1, 2 and 5 times a power of ten that is not above a positive value.
-fn floor_125(value: f64) -> f64 {
-    let power = 10f64.powf(value.log10().floor());
-    let fits = [5.0, 2.0, 1.0].into_iter().find(|f| f * power <= value);
-    fits.unwrap_or(1.0) * power
-}
-
-/// Three digits, more only where a value is large: `0.0123`, `1.23`, `45.6`, `789`, `12.3M`.
-fn number(value: f64) -> String {
-    let plain = |v: f64| {
-        let digits = match v.abs() {
-            0.0 => return "0".to_owned(),
-            v if v >= 99.95 => 0,
-            v if v >= 9.995 => 1,
-            v if v >= 0.9995 => 2,
-            v if v >= 0.0995 => 3,
-            v if v >= 1e-4 => 4,
-            _ => return format!("{v:.1e}"),
-        };
-        let text = format!("{v:.digits$}");
-        match text.contains('.') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
-        }
-    };
-    match value.abs() {
-        v if v >= 1e15 => format!("{value:.2e}"),
-        v if v >= 1e12 => plain(value / 1e12) + "T",
-        v if v >= 1e9 => plain(value / 1e9) + "G",
-        v if v >= 1e6 => plain(value / 1e6) + "M",
-        v if v >= 1e4 => plain(value / 1e3) + "k",
-        _ => plain(value),
     }
 }

@@ -197,16 +197,3 @@ fn ticks_are_at_one_two_and_five() {
     assert_eq!(floor_125(3.0), 2.0);
     assert_eq!(floor_125(1.0), 1.0);
 }
-
-#[test]
-fn zz_draw() {
-    let mut n = 0;
-    for kind in KINDS {
-        for (g, s) in [(7, 4), (18, 6), (30, 3), (50, 4)] {
-            let mut f = figure(kind, g, s);
-            f.log_y = kind == Kind::Bars && g == 18;
-            n += 1;
-            std::fs::write(format!("/work/tmp/fig{n}.svg"), f.svg().unwrap()).unwrap();
-        }
-    }
-}
