@@ -1,7 +1,10 @@
 mod encoder;
 pub(in crate::cli) mod figure;
 mod gemm;
+mod kernels;
 mod load;
+mod peers;
+mod sets;
 
 use super::Outcome;
 
@@ -11,6 +14,8 @@ pub(super) enum Command {
     Encoder(encoder::Args),
     /// Our GEMM kernels against cuBLASLt on a CUDA device
     Gemm(gemm::Args),
+    /// Softmax, LayerNorm, attention and GEMM by shape: our variants, and PyTorch's kernels
+    Kernels(kernels::Args),
     /// The steps before the first run: program, source, NVRTC, cache, plan
     Load(load::Args),
 }
@@ -19,6 +24,7 @@ pub(super) fn run(command: Command) -> Outcome {
     match command {
         Command::Encoder(args) => encoder::run(args),
         Command::Gemm(args) => gemm::run(args),
+        Command::Kernels(args) => kernels::run(args),
         Command::Load(args) => load::run(args),
     }
 }
