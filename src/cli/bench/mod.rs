@@ -2,7 +2,10 @@ mod allocators;
 mod encoder;
 pub(in crate::cli) mod figure;
 mod gemm;
+mod kernels;
 mod load;
+mod peers;
+mod sets;
 
 use super::Outcome;
 
@@ -14,6 +17,8 @@ pub(super) enum Command {
     Encoder(encoder::Args),
     /// Our GEMM kernels against cuBLASLt on a CUDA device
     Gemm(gemm::Args),
+    /// Softmax, LayerNorm, attention and GEMM by shape: our variants, and PyTorch's kernels
+    Kernels(kernels::Args),
     /// The steps before the first run: program, source, NVRTC, cache, plan
     Load(load::Args),
 }
@@ -23,6 +28,7 @@ pub(super) fn run(command: Command) -> Outcome {
         Command::Allocators(args) => allocators::run(args),
         Command::Encoder(args) => encoder::run(args),
         Command::Gemm(args) => gemm::run(args),
+        Command::Kernels(args) => kernels::run(args),
         Command::Load(args) => load::run(args),
     }
 }
