@@ -16,6 +16,7 @@
 //! ```
 
 mod artifact;
+mod breakdown;
 mod builder;
 mod catalogue;
 mod compile;
@@ -26,6 +27,7 @@ mod verify;
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 pub use artifact::Artifact;
+pub use breakdown::{Breakdown, Share};
 pub use builder::{Builder, LoadTimes, Stage, config, description};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};

@@ -7,6 +7,7 @@
 //! f32/f64 that the CUDA kernel and the fast CPU code are checked against.
 
 pub mod attention;
+mod class;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
@@ -21,6 +22,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use class::Class;
 pub use spec::{KernelSpec, representative};
 
 use crate::tensor::{DType, Extents, Shape, Size};

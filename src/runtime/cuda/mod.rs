@@ -15,4 +15,4 @@ pub use contest::{Contender, Contest, Timed};
 pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
 pub use model::CudaModel;
-pub use session::{CudaSession, Timing};
+pub use session::{CudaSession, Part, Timing};
