@@ -1,4 +1,5 @@
 mod encoder;
+pub(in crate::cli) mod figure;
 mod gemm;
 mod load;
 
