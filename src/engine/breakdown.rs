@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{EngineError, Session, SessionBackend};
+use super::{EngineError, Session, SessionBackend, padding::laid_out};
 use crate::{
     kernels::{Class, KernelSpec},
     runtime::{
@@ -48,6 +48,7 @@ impl Session {
         runs: usize,
     ) -> Result<Breakdown, EngineError> {
         batch.check(&self.limits)?;
+        let batch = &*laid_out(batch, self.padding)?;
         let (whole, parts) = match &mut self.backend {
             SessionBackend::Cuda(session) => on_device(session, batch, warm_up, runs)?,
             SessionBackend::Cpu(session) => on_cpu(session, batch, warm_up, runs)?,

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     jit::{Cubin, Jit},
     model::Description,
-    program::{Place, Program},
+    program::{Padding, Place, Program},
     runtime::{
         batch::Limits,
         cpu::CpuModel,
@@ -69,6 +69,7 @@ pub struct Builder {
     without: BTreeSet<String>,
     device: DeviceChoice,
     dtype: Option<DType>,
+    padding: Padding,
     progress: Progress,
 }
 
@@ -85,6 +86,7 @@ impl Builder {
             without: BTreeSet::new(),
             device: DeviceChoice::Auto,
             dtype: None,
+            padding: Padding::Removed,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -139,6 +141,14 @@ impl Builder {
     /// Storage type of weights and activations; by default f16 on CUDA and f32 on the CPU.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
+        self
+    }
+
+    /// Whether sequences are packed, or padded to the longest of their batch. Results are the same;
+    /// padding is kept only to measure what packing saves. It needs the pass `fuse_attention`
+    /// switched off and no output that is a mean over tokens.
+    pub fn padding(mut self, padding: Padding) -> Self {
+        self.padding = padding;
         self
     }
 
@@ -197,6 +207,7 @@ impl Builder {
             backend,
             device,
             limits,
+            padding: self.padding,
             times,
         })
     }
@@ -204,6 +215,9 @@ impl Builder {
     /// The program with what a run must know of it; from a file also its code.
     fn artifact(&self, device: &DeviceName) -> Result<(Artifact, Option<Vec<Cubin>>), EngineError> {
         if let Start::Artifact(file) = &self.start {
+            if self.padding == Padding::Kept {
+                return Err(EngineError::ArtifactPadding { file: file.clone() });
+            }
             let mut artifact = Artifact::read(file)?;
             if let Some(asked) = self.dtype.filter(|&d| d != artifact.program.dtype) {
                 return Err(EngineError::ArtifactDType {
@@ -220,6 +234,7 @@ impl Builder {
             intermediates: self.intermediates.clone(),
             without: self.without.clone(),
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
+            padding: self.padding,
         };
         let compiled = compile(&self.description()?, &self.config_json()?, &options)?;
         Ok((Artifact::of(compiled, Vec::new()), None))

@@ -10,7 +10,7 @@ use crate::{
     model::{Description, Model},
     names::nearest,
     passes::{self, Report},
-    program::{self, Program},
+    program::{self, Padding, Program},
     tensor::DType,
 };
 
@@ -24,6 +24,7 @@ pub struct CompileOptions {
     /// Passes that do not run.
     pub without: BTreeSet<String>,
     pub dtype: DType,
+    pub padding: Padding,
 }
 
 impl CompileOptions {
@@ -33,6 +34,7 @@ impl CompileOptions {
             intermediates: Vec::new(),
             without: BTreeSet::new(),
             dtype,
+            padding: Padding::Removed,
         }
     }
 }
@@ -81,7 +83,7 @@ pub fn compile(
         };
         graph.add_output(name.clone(), id);
     }
-    let program = program::lower(&graph, options.dtype)?;
+    let program = program::lower(&graph, options.dtype, options.padding)?;
     Ok(Compiled {
         model,
         graph,

@@ -21,6 +21,7 @@ mod builder;
 mod catalogue;
 mod compile;
 mod error;
+mod padding;
 mod text;
 mod verify;
 
@@ -34,6 +35,8 @@ pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use error::EngineError;
 pub use text::TextEncoder;
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
+
+pub use crate::program::Padding;
 
 use crate::{
     program::Program,
@@ -128,6 +131,7 @@ pub struct Engine {
     backend: Backend,
     device: DeviceName,
     limits: Limits,
+    padding: Padding,
     times: LoadTimes,
 }
 
@@ -159,6 +163,7 @@ impl Engine {
     pub fn session(&self) -> Result<Session, EngineError> {
         Ok(Session {
             limits: self.limits,
+            padding: self.padding,
             backend: match &self.backend {
                 Backend::Cpu(model) => {
                     SessionBackend::Cpu(Box::new(CpuSession::new(Arc::clone(model))))
@@ -177,7 +182,13 @@ impl Engine {
 
     /// As [`Engine::bytes_needed`], beside the bytes that no plan could do without.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
+        let batch = padding::laid_out(batch, self.padding)?;
         Ok(Planner::footprint(self.program(), &batch.extents())?)
+    }
+
+    /// Tokens that the launches of a batch run over: with padding kept, more than it has.
+    pub fn tokens_computed(&self, batch: &Batch) -> Result<u64, EngineError> {
+        Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
     }
 
     pub fn program(&self) -> &Program {
@@ -205,6 +216,7 @@ impl Engine {
 /// What one caller needs to run an [`Engine`]. A run that fails leaves it usable.
 pub struct Session {
     limits: Limits,
+    padding: Padding,
     backend: SessionBackend,
 }
 
@@ -217,10 +229,14 @@ impl Session {
     /// Runs a batch and returns the outputs that the engine was built for.
     pub fn run(&mut self, batch: &Batch) -> Result<Outputs, EngineError> {
         batch.check(&self.limits)?;
-        let outputs = match &mut self.backend {
-            SessionBackend::Cpu(session) => session.run(batch)?,
-            SessionBackend::Cuda(session) => session.run(batch)?,
+        let laid_out = padding::laid_out(batch, self.padding)?;
+        let mut outputs = match &mut self.backend {
+            SessionBackend::Cpu(session) => session.run(&laid_out)?,
+            SessionBackend::Cuda(session) => session.run(&laid_out)?,
         };
+        if self.padding == Padding::Kept {
+            padding::remove(&mut outputs, self.program(), &laid_out);
+        }
         Ok(Outputs {
             outputs,
             lens: batch.lens().to_vec(),
@@ -235,6 +251,7 @@ impl Session {
         runs: usize,
     ) -> Result<Timing, EngineError> {
         batch.check(&self.limits)?;
+        let batch = &*padding::laid_out(batch, self.padding)?;
         match &mut self.backend {
             SessionBackend::Cuda(session) => Ok(session.time(batch, warm_up, runs)?),
             SessionBackend::Cpu(session) => {
@@ -248,6 +265,13 @@ impl Session {
                 }
                 Ok(timing)
             }
+        }
+    }
+
+    fn program(&self) -> &Program {
+        match &self.backend {
+            SessionBackend::Cpu(session) => session.program(),
+            SessionBackend::Cuda(session) => session.program(),
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::{Limit, Place, Program, Step, Tensor, TensorIndex, Variant};
+use super::{
+    Limit, Padding, Place, Program, Step, Tensor, TensorIndex, Variant, padding::check_kept,
+};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
@@ -22,16 +24,29 @@ pub enum LowerError {
     },
     #[error("activations are stored as f32, f16 or bf16, not as {0}")]
     DType(DType),
+    #[error(
+        "`{node}` is fused attention, which has no mask for padding; to keep padding, switch the pass `fuse_attention` off"
+    )]
+    UnmaskedAttention { node: String },
+    #[error(
+        "the output `{output}` is a mean over tokens (`{node}`), which would average padding too; to keep padding, ask for other outputs, such as values per token"
+    )]
+    MeanOfPadding { output: String, node: String },
 }
 
-/// Lowers a verified graph to a program that stores reals as `dtype`.
-pub fn lower(graph: &Graph, dtype: DType) -> Result<Program, LowerError> {
+/// Lowers a verified graph to a program that stores reals as `dtype`. With padding kept, softmax
+/// masks keys that are padding; what has no such mask is an error.
+pub fn lower(graph: &Graph, dtype: DType, padding: Padding) -> Result<Program, LowerError> {
     if !dtype.is_real() {
         return Err(LowerError::DType(dtype));
+    }
+    if padding == Padding::Kept {
+        check_kept(graph)?;
     }
     let mut lowering = Lowering {
         graph,
         dtype,
+        padding,
         program: Program {
             dtype,
             kernels: Vec::new(),
@@ -56,6 +71,7 @@ pub fn lower(graph: &Graph, dtype: DType) -> Result<Program, LowerError> {
 struct Lowering<'a> {
     graph: &'a Graph,
     dtype: DType,
+    padding: Padding,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<Meta, TensorIndex>,
@@ -93,7 +109,7 @@ impl Lowering<'_> {
             .iter()
             .map(|o| self.tensor_of[o])
             .collect();
-        for &meta in metas(op) {
+        for &meta in metas(op, self.padding) {
             operands.push(self.meta(meta));
         }
         let planned = Place::Planned { first: 0, last: 0 };
@@ -304,6 +320,7 @@ impl Lowering<'_> {
                     heads,
                     scale: *scale,
                     dtype,
+                    //MASKED
                 }))
             }
             Op::Context {
@@ -374,8 +391,9 @@ fn rows(shape: &Shape) -> Size {
 }
 
 /// What of the batch an operator reads besides its operands, in the order of the signature.
-fn metas(op: &Op) -> &'static [Meta] {
+fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     match op {
+        Op::Softmax { .. } if padding == Padding::Kept => &[Meta::CuLens, Meta::PairOffsets],
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             &[Meta::CuLens, Meta::PairOffsets]
         }

@@ -2,12 +2,14 @@
 //! and nothing that needs a device, so it can be printed, stored and compared.
 
 mod lower;
+mod padding;
 mod print;
 mod validate;
 
 use serde::{Deserialize, Serialize};
 
 pub use lower::{LowerError, lower};
+pub use padding::Padding;
 
 use crate::{
     graph::WeightExpr,

@@ -187,6 +187,10 @@ impl CpuSession {
             .collect()
     }
 
+    pub fn program(&self) -> &Program {
+        &self.model.program
+    }
+
     /// Bytes held now.
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {

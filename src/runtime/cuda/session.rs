@@ -15,7 +15,7 @@ use super::{
 use crate::{
     kernels::{KernelSpec, Meta},
     plan::{ALIGNMENT, Plan},
-    program::{Place, SizeOverflow},
+    program::{Place, Program, SizeOverflow},
     runtime::{MemoryUse, Output, Planner, batch::Batch, weights::decode},
     tensor::{Extents, Shape},
 };
@@ -124,6 +124,10 @@ impl CudaSession {
             }
         }
         Ok(timing)
+    }
+
+    pub fn program(&self) -> &Program {
+        self.model.program()
     }
 
     /// Bytes held now.
