@@ -52,6 +52,7 @@ impl Table {
             Meta::CuLens => "cu_lens",
             Meta::PairOffsets => "pair_offsets",
             Meta::Mask => "mask",
+            Meta::ValidLens => "valid_lens",
         };
         match self.offset {
             0 => format!("{ids}{}", self.rows),

@@ -316,12 +316,15 @@ impl Lowering<'_> {
             })),
             Op::Softmax { scale } => {
                 let heads = constant(&self.graph.shape(id).0[0])?;
-                one(KernelSpec::AttentionSoftmax(AttentionSoftmax {
-                    heads,
-                    scale: *scale,
-                    dtype,
-                    //MASKED
-                }))
+                let softmax = AttentionSoftmax {
+                    masked: self.padding == Padding::Kept,
+                    ..AttentionSoftmax::new(heads, *scale, dtype)
+                };
+                Ok(softmax
+                    .by_length()
+                    .into_iter()
+                    .map(|(longest, softmax)| (longest.map(Limit::Longest), softmax.into()))
+                    .collect())
             }
             Op::Context {
                 heads,
@@ -393,7 +396,9 @@ fn rows(shape: &Shape) -> Size {
 /// What of the batch an operator reads besides its operands, in the order of the signature.
 fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     match op {
-        Op::Softmax { .. } if padding == Padding::Kept => &[Meta::CuLens, Meta::PairOffsets],
+        Op::Softmax { .. } if padding == Padding::Kept => {
+            &[Meta::CuLens, Meta::PairOffsets, Meta::ValidLens]
+        }
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             &[Meta::CuLens, Meta::PairOffsets]
         }
@@ -414,6 +419,7 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::Positions => ("positions", tokens()),
         Meta::CuLens => ("cu_lens", bounds()),
         Meta::PairOffsets => ("pair_offsets", bounds()),
+        Meta::ValidLens => ("valid_lens", Shape::new([Symbol::Batch.into()])),
         Meta::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),

@@ -201,14 +201,16 @@ fn tables(kernel: &KernelSpec) -> &[Table] {
 
 /// Whether a variant is only for batches that its kernel takes.
 fn check_limit(variant: &Variant, kernel: &KernelSpec) -> Result<(), String> {
-    let KernelSpec::MhaShort(short) = kernel else {
-        return Ok(());
+    let max_len = match kernel {
+        KernelSpec::MhaShort(k) => Some(k.max_len),
+        KernelSpec::AttentionSoftmax(k) => k.form.max_len(),
+        _ => None,
     };
-    match variant.limit {
-        Some(Limit::Longest(most)) if most <= short.max_len.into() => Ok(()),
-        _ => Err(format!(
-            "launches a kernel for at most {} tokens a sequence on longer ones",
-            short.max_len
+    match (max_len, variant.limit) {
+        (None, _) => Ok(()),
+        (Some(max_len), Some(Limit::Longest(most))) if most <= max_len.into() => Ok(()),
+        (Some(max_len), _) => Err(format!(
+            "launches a kernel for at most {max_len} tokens a sequence on longer ones"
         )),
     }
 }
@@ -307,6 +309,7 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .map(|()| k.dtype),
         K::AttentionSoftmax(k) => widths(&[k.heads])
             .and_then(|()| real("the scale", k.scale, true))
+            .and_then(|()| k.form.check(k.dtype).map_err(|e| e.to_string()))
             .map(|()| k.dtype),
         K::AttentionContext(k) => heads(k.heads, k.head, &[k.v, k.out]).map(|()| k.dtype),
         K::MhaShort(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])

@@ -92,6 +92,7 @@ struct BatchData {
     positions: Vec<i32>,
     cu_lens: Vec<i32>,
     pair_offsets: Vec<i64>,
+    valid_lens: Vec<i32>,
     mask: Vec<i32>,
 }
 
@@ -106,6 +107,7 @@ impl BatchData {
             positions: when(program.reads(Meta::Positions), || batch.positions()),
             cu_lens: when(program.reads(Meta::CuLens), || batch.cu_lens()),
             pair_offsets: when(program.reads(Meta::PairOffsets), || batch.pair_offsets()),
+            valid_lens: when(program.reads(Meta::ValidLens), || batch.valid_lens()),
             mask: Vec::new(),
         }
     }
@@ -117,13 +119,15 @@ impl BatchData {
             Meta::Positions => Read::I32(&self.positions),
             Meta::CuLens => Read::I32(&self.cu_lens),
             Meta::PairOffsets => Read::I64(&self.pair_offsets),
+            Meta::ValidLens => Read::I32(&self.valid_lens),
             Meta::Mask => Read::I32(&self.mask),
         }
     }
 
     fn bytes(&self) -> u64 {
         let n = self.token_ids.len() + self.type_ids.len() + self.positions.len();
-        (4 * (n + self.cu_lens.len() + self.mask.len()) + 8 * self.pair_offsets.len()) as u64
+        let n = n + self.cu_lens.len() + self.valid_lens.len() + self.mask.len();
+        (4 * n + 8 * self.pair_offsets.len()) as u64
     }
 }
 

@@ -54,6 +54,7 @@ struct BatchData {
     positions: u64,
     cu_lens: u64,
     pair_offsets: u64,
+    valid_lens: u64,
     /// Mask, padded ids and padded segment ids, where the batch came padded.
     padded: Option<[u64; 3]>,
 }
@@ -66,6 +67,7 @@ impl BatchData {
             Meta::Positions => self.positions,
             Meta::CuLens => self.cu_lens,
             Meta::PairOffsets => self.pair_offsets,
+            Meta::ValidLens => self.valid_lens,
             Meta::Mask => self.padded.map_or(0, |[mask, ..]| mask),
         }
     }
@@ -186,6 +188,7 @@ impl CudaSession {
         ];
         let cu_lens = place(4 * (e.batch + 1));
         let pair_offsets = place(8 * (e.batch + 1));
+        let valid_lens = place(4 * e.batch);
         let padded = batch
             .padded()
             .map(|p| [(); 3].map(|()| place(4 * p.mask.len() as u64)));
@@ -210,6 +213,7 @@ impl CudaSession {
             positions: start + per_token[2],
             cu_lens: start + cu_lens,
             pair_offsets: start + pair_offsets,
+            valid_lens: start + valid_lens,
             padded: padded.map(|p| p.map(|at| start + at)),
         })
     }
@@ -231,6 +235,7 @@ impl CudaSession {
             host[from..from + bytes.len()].copy_from_slice(bytes);
             last = last.max(from + bytes.len());
         };
+        write(data.valid_lens, bytemuck::cast_slice(&batch.valid_lens()));
         let as_i32 = |values: &[u32]| values.iter().map(|&v| v as i32).collect::<Vec<i32>>();
         if let (Some(places), Some(batch)) = (data.padded, batch.padded()) {
             for (at, values) in
