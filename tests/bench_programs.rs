@@ -81,7 +81,13 @@ fn every_rung_of_the_ladder_computes_the_same() {
             )
         })
         .collect();
-    assert_snapshot!(rungs.join("\n"), @"");
+    assert_snapshot!(rungs.join("\n"), @r#"
+    "baseline" true 16
+    "+ LayerNorm fusion" true 12
+    "+ GELU fusion" true 9
+    "+ no padding" false 9
+    "+ fused attention" false 7
+    "#);
     let measured = rows(&json, "rows");
     assert_eq!(measured.len(), 2 * rungs.len());
     for row in measured {
@@ -136,7 +142,10 @@ fn the_parts_of_a_run_are_told_apart() {
         .collect();
     // One layer of width 16: 2·(4·16² + 2·16·32) a token in products with weights, 4·16 a pair in
     // attention; 15 tokens and 75 pairs padded, 9 and 35 packed.
-    assert_snapshot!(counts.join("\n"), @"");
+    assert_snapshot!(counts.join("\n"), @r#"
+    "GEMM" "4096·tokens": 61440 36864 36864
+    "attention" "64·pairs": 4800 4800 2240
+    "#);
     for name in ["GEMM", "attention", "softmax", "LayerNorm", "other"] {
         assert!(out.contains(name) && svg.contains(name), "{name}");
     }
@@ -159,6 +168,6 @@ fn sets_that_cannot_be_run_are_named() {
         );
     }
     bench.0.write("broken.json", "{}");
-    assert_snapshot!(bench.error("ladder", &["--workloads", "broken.json"]), @"");
-    assert_snapshot!(bench.error("ladder", &["--workloads", "absent.json"]), @"");
+    assert_snapshot!(bench.error("ladder", &["--workloads", "broken.json"]), @r#"× `broken.json` holds no sets of lengths; expected {"encoder": [{"name": …, "lens": […]}, …]} ╰─▶ missing field `encoder` at line 1 column 2"#);
+    assert_snapshot!(bench.error("ladder", &["--workloads", "absent.json"]), @"× `absent.json` cannot be read ╰─▶ No such file or directory (os error 2)");
 }

@@ -110,7 +110,7 @@ fn padding_is_computed_and_takes_memory() {
     let batch = batch(&[12, 1, 1]);
     let tokens = |engine: &Engine| engine.tokens_computed(&batch).expect("a count");
     assert_eq!((tokens(&packed), tokens(&padded)), (14, 36));
-    let bytes = |engine: &Engine| engine.bytes_needed(&batch).expect("a size");
+    let bytes = |engine: &Engine| engine.footprint(&batch).expect("a size").lower_bound;
     assert!(bytes(&padded) > 2 * bytes(&packed));
     // Padded by the caller too: only the tokens count.
     let ids: Vec<u32> = (0..6).collect();
@@ -123,12 +123,12 @@ fn padding_is_computed_and_takes_memory() {
 fn what_would_mix_padding_into_results_is_refused() {
     let kept = |b: Builder| error(b.padding(Padding::Kept));
     let hidden = || builder("bert").outputs(["last_hidden_state"]);
-    assert_snapshot!(kept(hidden()), @"");
+    assert_snapshot!(kept(hidden()), @"`layer.0.context` is fused attention, which has no mask for padding; to keep padding, switch the pass `fuse_attention` off");
     let unfused = || builder("bert").without(unfused());
-    assert_snapshot!(kept(unfused()), @"");
-    assert_snapshot!(kept(unfused().outputs(["pooler_output", "sentence_embedding"])), @"");
+    assert_snapshot!(kept(unfused()), @"the output `sentence_embedding` is a mean over tokens (`mean`), which would average padding too; to keep padding, ask for other outputs, such as values per token");
+    assert_snapshot!(kept(unfused().outputs(["pooler_output", "sentence_embedding"])), @"the output `sentence_embedding` is a mean over tokens (`mean`), which would average padding too; to keep padding, ask for other outputs, such as values per token");
     let only = builder("bert").without(["fuse_attention"]);
-    assert_snapshot!(kept(only.outputs(["sentence_embedding"])), @"");
+    assert_snapshot!(kept(only.outputs(["sentence_embedding"])), @"the output `sentence_embedding` is a mean over tokens (`sentence_embedding`), which would average padding too; to keep padding, ask for other outputs, such as values per token");
 }
 
 #[test]
@@ -143,5 +143,5 @@ fn an_artifact_does_not_keep_padding() {
         .random_weights(WEIGHTS)
         .device(DeviceChoice::Cpu);
     let text = error(builder.padding(Padding::Kept));
-    assert_snapshot!(text.replace(&folder.path().display().to_string(), "[dir]"), @"");
+    assert_snapshot!(text.replace(&folder.path().display().to_string(), "[dir]"), @"the artifact `[dir]/tiny` was compiled to run without padding; build the engine from the description to keep padding");
 }
