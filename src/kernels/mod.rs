@@ -7,6 +7,7 @@
 //! f32/f64 that the CUDA kernel and the fast CPU code are checked against.
 
 pub mod attention;
+pub mod chain;
 mod class;
 pub mod elementwise;
 pub mod embedding;

@@ -65,7 +65,7 @@ impl Trial {
 
 impl Fill {
     /// `n` elements for a batch of sequences of these lengths.
-    fn make(self, dtype: DType, n: usize, lens: &[u32], state: &mut u64) -> HostTensor {
+    pub fn make(self, dtype: DType, n: usize, lens: &[u32], state: &mut u64) -> HostTensor {
         match self {
             Fill::Normal { mean, deviation } => HostTensor::Real(
                 (0..n)

@@ -4,6 +4,7 @@ use crate::{
     jit::JitError,
     program::SizeOverflow,
     runtime::{PlannerError, weights::CheckpointError},
+    tensor::LengthsError,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +29,8 @@ pub enum CudaError {
     Plan(#[from] PlannerError),
     #[error(transparent)]
     Size(#[from] SizeOverflow),
+    #[error(transparent)]
+    Lengths(#[from] LengthsError),
     #[error(
         "`{symbol}` needs {needed} bytes of shared memory in a block, but the device offers {offered}"
     )]
