@@ -168,6 +168,15 @@ impl Runnable {
             .without(self.choices.without.clone()))
     }
 
+    /// The config.json with the model's sizes: from `--config`, or the checkpoint's.
+    pub(super) fn config(&self) -> Result<Value, EngineError> {
+        match (&self.config, &self.weights) {
+            (Some(file), _) => config(file),
+            (None, Some(folder)) => config(&folder.join("config.json")),
+            (None, None) => Err(EngineError::NoConfig),
+        }
+    }
+
     /// Builds with progress bars on standard error.
     pub(super) fn build(builder: Builder) -> Result<Engine, EngineError> {
         let bars = Bars::new();

@@ -136,8 +136,6 @@ fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
 fn what_cannot_be_timed_says_why() {
     let error = run(args(&["--device", "cpu", "--peers", "off"])).unwrap_err();
     assert!(error.to_string().contains("--device cuda:N"), "{error}");
-    let error = run(args(&["--dtype", "i32"])).unwrap_err();
-    assert!(error.to_string().contains("f32, f16 or bf16"), "{error}");
     // Far more devices than any machine has.
     let error = run(args(&["--device", "cuda:4096", "--peers", "off"])).unwrap_err();
     assert!(!error.to_string().is_empty());
