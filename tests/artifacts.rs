@@ -393,5 +393,6 @@ fn ran(artifact: Artifact, batch: &gemmule::Batch) -> bool {
     let Ok(model) = CpuModel::load(program, &Any, &|_, _| ()) else {
         return false;
     };
-    CpuSession::new(model.into()).run(batch).is_ok()
+    CpuSession::new(model.into(), &gemmule::AllocatorChoice::default())
+        .is_ok_and(|mut session| session.run(batch).is_ok())
 }

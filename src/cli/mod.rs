@@ -9,6 +9,7 @@ mod explain;
 mod graph;
 mod kernels;
 mod ledger;
+mod memory;
 mod model;
 mod plan;
 mod progress;

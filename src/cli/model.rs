@@ -12,7 +12,7 @@ use crate::{
     runtime::weights::RandomWeights,
 };
 
-use super::progress::Bars;
+use super::{memory::Memory, progress::Bars};
 
 /// A description with its sizes: all that the stages before a run need.
 #[derive(clap::Args)]
@@ -130,10 +130,12 @@ pub(super) struct Runnable {
     choices: Choices,
     #[command(flatten)]
     tuning: Tuning,
+    #[command(flatten)]
+    memory: Memory,
 }
 
 impl Runnable {
-    pub(super) fn builder(&self) -> Result<Builder, EngineError> {
+    pub(super) fn builder(&self) -> Result<Builder, Report> {
         let mut builder = match crate::engine::Artifact::is_one(self.model.as_ref()) {
             true => Engine::from_artifact(&self.model),
             false => Engine::builder(&self.model),
@@ -162,6 +164,7 @@ impl Runnable {
         Ok(builder
             .tune(self.tuning.tune)
             .device(self.device)
+            .allocator(self.memory.choice()?)
             .without(self.choices.without.clone()))
     }
 

@@ -138,7 +138,7 @@ impl Artifact {
                 // Without segment ids every token is in segment 0.
                 Meta::TypeIds => Some(segments.unwrap_or(1)),
                 Meta::Positions => longest,
-                Meta::CuLens | Meta::PairOffsets | Meta::Mask => None,
+                Meta::CuLens | Meta::PairOffsets | Meta::Mask | Meta::ValidLens => None,
             };
             let fits = |n: u32| u64::from(n) + u64::from(table.offset) <= u64::from(table.rows);
             if !n_ids.is_some_and(fits) {

@@ -15,8 +15,10 @@ use super::{
 use crate::{
     jit::{Cubin, Jit},
     model::Description,
+    plan::ChunkPolicy,
     program::{Place, Program},
     runtime::{
+        AllocatorChoice, Planner,
         batch::Limits,
         cpu::CpuModel,
         cuda::{CudaModel, Device},
@@ -76,6 +78,7 @@ pub struct Builder {
     dtype: Option<DType>,
     tune: TuneMode,
     picks: Option<PathBuf>,
+    allocator: AllocatorChoice,
     progress: Progress,
 }
 
@@ -94,6 +97,7 @@ impl Builder {
             dtype: None,
             tune: TuneMode::Off,
             picks: None,
+            allocator: AllocatorChoice::default(),
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -165,6 +169,17 @@ impl Builder {
         self
     }
 
+    /// What plans the memory of intermediate tensors; by default the chunk allocator.
+    pub fn allocator(mut self, allocator: AllocatorChoice) -> Self {
+        self.allocator = allocator;
+        self
+    }
+
+    /// The chunk allocator, with this policy for taking memory and giving it back.
+    pub fn chunk_policy(self, policy: ChunkPolicy) -> Self {
+        self.allocator(AllocatorChoice::Chunk(policy))
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -177,6 +192,8 @@ impl Builder {
         let mut times = LoadTimes::default();
         let began = Instant::now();
         let (artifact, cubins) = self.artifact(&device, &mut times)?;
+        // Whether the allocator can be had for this program is known before any weight is read.
+        Planner::new(&artifact.program, &self.allocator)?;
         times.compile = began.elapsed().saturating_sub(times.tune);
         let source = self.weights(&artifact)?;
         let (program, limits) = (artifact.program, artifact.limits);
@@ -220,6 +237,7 @@ impl Builder {
             backend,
             device,
             limits,
+            allocator: self.allocator,
             times,
         })
     }

@@ -243,18 +243,16 @@ impl<'a> Lowering<'a> {
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::LayerNorm { eps } => one(KernelSpec::LayerNorm(LayerNorm {
-                width: operand_width(0)?,
-                eps: *eps,
-                dtype,
-            })),
+            Op::LayerNorm { eps } => Ok(LayerNorm::variants(operand_width(0)?, *eps, dtype)
+                .into_iter()
+                .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
+                .collect()),
             Op::BiasResidualLayerNorm { eps, bias } => {
-                one(KernelSpec::BiasResidualLayerNorm(BiasResidualLayerNorm {
-                    width: operand_width(0)?,
-                    eps: *eps,
-                    dtype,
-                    bias: *bias,
-                }))
+                let width = operand_width(0)?;
+                Ok(BiasResidualLayerNorm::variants(width, *eps, dtype, *bias)
+                    .into_iter()
+                    .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
+                    .collect())
             }
             Op::SplitHeads { heads } => {
                 let head = width(self.graph.shape(id))?;
@@ -285,11 +283,10 @@ impl<'a> Lowering<'a> {
             })),
             Op::Softmax { scale } => {
                 let heads = constant(&self.graph.shape(id).0[0])?;
-                one(KernelSpec::AttentionSoftmax(AttentionSoftmax {
-                    heads,
-                    scale: *scale,
-                    dtype,
-                }))
+                Ok(AttentionSoftmax::variants(heads, *scale, dtype)
+                    .into_iter()
+                    .map(|(longest, softmax)| (longest.map(Limit::Longest), softmax.into()))
+                    .collect())
             }
             Op::Context {
                 heads,
@@ -435,6 +432,7 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::Positions => ("positions", tokens()),
         Meta::CuLens => ("cu_lens", bounds()),
         Meta::PairOffsets => ("pair_offsets", bounds()),
+        Meta::ValidLens => ("valid_lens", Shape::new([Symbol::Batch.into()])),
         Meta::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),
