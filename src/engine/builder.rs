@@ -16,7 +16,7 @@ use crate::{
     jit::{Cubin, Jit},
     model::Description,
     plan::ChunkPolicy,
-    program::{Place, Program},
+    program::{Padding, Place, Program},
     runtime::{
         AllocatorChoice, Planner,
         batch::Limits,
@@ -79,6 +79,7 @@ pub struct Builder {
     tune: TuneMode,
     picks: Option<PathBuf>,
     allocator: AllocatorChoice,
+    padding: Padding,
     progress: Progress,
 }
 
@@ -98,6 +99,7 @@ impl Builder {
             tune: TuneMode::Off,
             picks: None,
             allocator: AllocatorChoice::default(),
+            padding: Padding::Removed,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -180,6 +182,14 @@ impl Builder {
         self.allocator(AllocatorChoice::Chunk(policy))
     }
 
+    /// Whether sequences are packed, or padded to the longest of their batch. Results are the same;
+    /// padding is kept only to measure what packing saves. It needs the pass `fuse_attention`
+    /// switched off and no output that is a mean over tokens.
+    pub fn padding(mut self, padding: Padding) -> Self {
+        self.padding = padding;
+        self
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -238,6 +248,7 @@ impl Builder {
             device,
             limits,
             allocator: self.allocator,
+            padding: self.padding,
             times,
         })
     }
@@ -252,6 +263,9 @@ impl Builder {
         if let Start::Artifact(file) = &self.start {
             if tuned {
                 return Err(EngineError::TuneArtifact { file: file.clone() });
+            }
+            if self.padding == Padding::Kept {
+                return Err(EngineError::ArtifactPadding { file: file.clone() });
             }
             let mut artifact = Artifact::read(file)?;
             if let Some(asked) = self.dtype.filter(|&d| d != artifact.program.dtype) {
@@ -274,6 +288,7 @@ impl Builder {
             without: self.without.clone(),
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
             picks: None,
+            padding: self.padding,
         };
         let mut compiled = compile(&self.description()?, &self.config_json()?, &options)?;
         if tuned {

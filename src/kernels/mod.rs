@@ -8,6 +8,7 @@
 
 pub mod attention;
 pub mod chain;
+mod class;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
@@ -22,6 +23,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use class::Class;
 pub use spec::{KernelSpec, representative};
 
 use crate::tensor::{DType, Extents, Shape, Size};

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::{Limit, Place, Program, Step, Tensor, TensorIndex, Variant};
+use super::{
+    Limit, Padding, Place, Program, Step, Tensor, TensorIndex, Variant, padding::check_kept,
+};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
@@ -22,15 +24,37 @@ pub enum LowerError {
     },
     #[error("activations are stored as f32, f16 or bf16, not as {0}")]
     DType(DType),
+    #[error(
+        "`{node}` is fused attention, which has no mask for padding; to keep padding, switch the pass `fuse_attention` off"
+    )]
+    UnmaskedAttention { node: String },
+    #[error(
+        "the output `{output}` is a mean over tokens (`{node}`), which would average padding too; to keep padding, ask for other outputs, such as values per token"
+    )]
+    MeanOfPadding { output: String, node: String },
 }
 
-/// Lowers a verified graph to a program that stores reals as `dtype`. Where several kernels serve an
-/// operator, `picks` say which; what they do not say is the cost model's first guess.
-pub fn lower(graph: &Graph, dtype: DType, picks: Option<&Picks>) -> Result<Program, LowerError> {
-    if !dtype.is_real() {
-        return Err(LowerError::DType(dtype));
+/// What a graph is lowered for.
+#[derive(Clone, Copy, Debug)]
+pub struct LowerOptions<'a> {
+    /// Storage type of reals.
+    pub dtype: DType,
+    pub padding: Padding,
+    /// Where several kernels serve an operator, which to launch; what they do not say is the cost
+    /// model's first guess.
+    pub picks: Option<&'a Picks>,
+}
+
+/// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
+/// what has no such mask is an error.
+pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
+    if !options.dtype.is_real() {
+        return Err(LowerError::DType(options.dtype));
     }
-    let mut lowering = Lowering::new(graph, dtype, picks);
+    if options.padding == Padding::Kept {
+        check_kept(graph)?;
+    }
+    let mut lowering = Lowering::new(graph, options);
     for id in graph.topological() {
         lowering.node(id)?;
     }
@@ -43,8 +67,8 @@ pub fn lower(graph: &Graph, dtype: DType, picks: Option<&Picks>) -> Result<Progr
 }
 
 /// What of a graph has several kernels to choose from, each once, in the order of its first launch.
-pub fn problems(graph: &Graph, dtype: DType) -> Result<Vec<Problem>, LowerError> {
-    let lowering = Lowering::new(graph, dtype, None);
+pub fn problems(graph: &Graph, options: &LowerOptions) -> Result<Vec<Problem>, LowerError> {
+    let lowering = Lowering::new(graph, options);
     let mut problems: Vec<Problem> = Vec::new();
     for id in graph.topological() {
         let op = graph.op(id);
@@ -59,6 +83,7 @@ pub fn problems(graph: &Graph, dtype: DType) -> Result<Vec<Problem>, LowerError>
 struct Lowering<'a> {
     graph: &'a Graph,
     dtype: DType,
+    padding: Padding,
     picks: Option<&'a Picks>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
@@ -66,11 +91,13 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(graph: &'a Graph, dtype: DType, picks: Option<&'a Picks>) -> Self {
+    fn new(graph: &'a Graph, options: &LowerOptions<'a>) -> Self {
+        let dtype = options.dtype;
         Self {
             graph,
             dtype,
-            picks,
+            padding: options.padding,
+            picks: options.picks,
             program: Program {
                 dtype,
                 kernels: Vec::new(),
@@ -118,7 +145,7 @@ impl<'a> Lowering<'a> {
             .iter()
             .map(|o| self.tensor_of[o])
             .collect();
-        for &meta in metas(op) {
+        for &meta in metas(op, self.padding) {
             operands.push(self.meta(meta));
         }
         let planned = Place::Planned { first: 0, last: 0 };
@@ -283,7 +310,12 @@ impl<'a> Lowering<'a> {
             })),
             Op::Softmax { scale } => {
                 let heads = constant(&self.graph.shape(id).0[0])?;
-                Ok(AttentionSoftmax::variants(heads, *scale, dtype)
+                let softmax = AttentionSoftmax {
+                    masked: self.padding == Padding::Kept,
+                    ..AttentionSoftmax::new(heads, *scale, dtype)
+                };
+                Ok(softmax
+                    .by_length()
                     .into_iter()
                     .map(|(longest, softmax)| (longest.map(Limit::Longest), softmax.into()))
                     .collect())
@@ -410,8 +442,11 @@ fn rows(shape: &Shape) -> Size {
 }
 
 /// What of the batch an operator reads besides its operands, in the order of the signature.
-fn metas(op: &Op) -> &'static [Meta] {
+fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     match op {
+        Op::Softmax { .. } if padding == Padding::Kept => {
+            &[Meta::CuLens, Meta::PairOffsets, Meta::ValidLens]
+        }
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             &[Meta::CuLens, Meta::PairOffsets]
         }

@@ -98,11 +98,10 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
         k,
         dtype,
     };
-    let softmax = AttentionSoftmax {
-        heads,
-        scale,
-        dtype,
-    };
+    let (_, softmax) = AttentionSoftmax::variants(heads, scale, dtype)
+        .into_iter()
+        .find(|(most, _)| most.is_none_or(|most| u64::from(longest) <= most))
+        .expect("the last variant serves all lengths");
     let context = AttentionContext {
         heads,
         head,

@@ -23,24 +23,24 @@ pub(super) struct Problem {
 #[derive(Clone, Debug)]
 pub(super) struct Contender {
     /// The computation in words, the same for every shape; launches are apart by commas.
-    pub label: &'static str,
+    pub label: String,
     pub chain: Chain,
     /// Whether this is what a model launches.
     pub picked: bool,
 }
 
 impl Contender {
-    pub fn picked(label: &'static str, chain: Chain) -> Self {
+    pub fn picked(label: impl Into<String>, chain: Chain) -> Self {
         Self {
-            label,
+            label: label.into(),
             chain,
             picked: true,
         }
     }
 
-    pub fn other(label: &'static str, chain: Chain) -> Self {
+    pub fn other(label: impl Into<String>, chain: Chain) -> Self {
         Self {
-            label,
+            label: label.into(),
             chain,
             picked: false,
         }
