@@ -10,6 +10,7 @@ use super::{
     Artifact, Backend, DeviceChoice, DeviceName, Engine, EngineError, TuneMode, Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
     default_dtype,
+    tune::say_guesses,
 };
 use crate::{
     jit::{Cubin, Jit},
@@ -274,6 +275,10 @@ impl Builder {
                     asked: asked.to_string(),
                 });
             }
+            if let Some(picks) = &artifact.picks {
+                let (n, card) = (picks.problems.len(), &picks.made.card);
+                tracing::info!("{n} problems as picked on {card}; `gemmule tune` shows them");
+            }
             let cubins = std::mem::take(&mut artifact.cubins);
             return Ok((artifact, Some(cubins)));
         }
@@ -291,6 +296,8 @@ impl Builder {
             let picks = self.chosen(device, &compiled)?;
             compiled = compiled.with_picks(Some(picks))?;
             times.tune = began.elapsed();
+        } else if matches!(device, DeviceName::Cuda(_)) {
+            say_guesses(&compiled.problems()?);
         }
         Ok((Artifact::of(compiled, Vec::new()), None))
     }
