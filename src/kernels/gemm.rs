@@ -2,6 +2,7 @@
 
 mod activate;
 mod instances;
+mod ranges;
 mod tile;
 mod wgmma;
 
