@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::Range;
 use crate::{
     kernels::{
-        KernelSpec,
+        Instructions, KernelSpec,
         attention::{HeadView, MhaOnline, MhaShort},
-        gemm::{Epilogue, Gemm, Tile},
+        gemm::{EitherGemm, Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile},
     },
     tensor::DType,
 };
@@ -24,6 +24,8 @@ pub enum Problem {
         k: u32,
         dtype: DType,
         epilogue: Epilogue,
+        /// What the card has.
+        instructions: Instructions,
     },
     /// Softmax of `scale · q·kᵀ` times `v`, in each sequence and head.
     Attention {
@@ -41,6 +43,8 @@ pub enum Problem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Choice {
     Tile(Tile),
+    /// On Hopper.
+    Wgmma(WgmmaTile),
     /// For sequences of at most `max_len`.
     MhaShort {
         max_len: u32,
@@ -67,7 +71,14 @@ impl Problem {
                 k,
                 dtype,
                 epilogue,
-            } => format!("{}_{dtype}_n{n}_k{k}", epilogue.name()),
+                instructions,
+            } => {
+                let on = match instructions {
+                    Instructions::Ampere => "",
+                    Instructions::Hopper => "_hopper",
+                };
+                format!("{}_{dtype}_n{n}_k{k}{on}", epilogue.name())
+            }
             // The symbol of the kernel without parameters of its own says the rest.
             Problem::Attention { .. } => match self.kernel(Choice::MhaOnline) {
                 Some(kernel) => kernel.as_kernel().symbol().replacen("mha_online", "mha", 1),
@@ -86,10 +97,18 @@ impl Problem {
     /// Every choice.
     pub fn candidates(&self) -> Vec<Choice> {
         match *self {
-            Problem::Gemm { n, dtype, .. } => Tile::fitting(n, dtype)
-                .into_iter()
-                .map(Choice::Tile)
-                .collect(),
+            Problem::Gemm {
+                n,
+                k,
+                dtype,
+                instructions,
+                ..
+            } => {
+                let any = Tile::fitting(n, dtype).into_iter().map(Choice::Tile);
+                let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
+                any.chain(hopper.iter().copied().map(Choice::Wgmma))
+                    .collect()
+            }
             Problem::Attention { head, dtype, .. } => {
                 let longest = MhaShort::max_len_for(head, dtype);
                 let mut lengths: Vec<u32> = SHORT_LENGTHS
@@ -112,9 +131,17 @@ impl Problem {
     pub fn ranked(&self, size: u64, n_sms: u32) -> Vec<Choice> {
         let mut choices = self.candidates();
         choices.retain(|choice| choice.most().is_none_or(|most| size <= most));
-        if let Problem::Gemm { n, k, dtype, .. } = *self {
+        if let Problem::Gemm {
+            n,
+            k,
+            dtype,
+            epilogue,
+            ..
+        } = *self
+        {
             let cycles = |choice: &Choice| match choice {
                 Choice::Tile(tile) => tile.cycles(size, n, k, dtype, n_sms),
+                Choice::Wgmma(tile) => tile.cycles(size, n, k, epilogue, n_sms),
                 _ => f64::INFINITY,
             };
             choices.sort_by(|a, b| cycles(a).total_cmp(&cycles(b)));
@@ -130,11 +157,28 @@ impl Problem {
                 k,
                 dtype,
                 epilogue,
+                instructions: Instructions::Ampere,
             } => Gemm::variants(n, k, dtype, epilogue)
                 .into_iter()
                 .map(|(up_to, gemm)| Range {
                     up_to,
                     choice: Choice::Tile(gemm.tile),
+                })
+                .collect(),
+            Problem::Gemm {
+                n,
+                k,
+                dtype,
+                epilogue,
+                instructions: Instructions::Hopper,
+            } => GemmWgmma::variants(n, k, dtype, epilogue)
+                .into_iter()
+                .map(|(up_to, kernel)| Range {
+                    up_to,
+                    choice: match kernel {
+                        EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),
+                        EitherGemm::Hopper(gemm) => Choice::Wgmma(gemm.tile),
+                    },
                 })
                 .collect(),
             Problem::Attention { head, dtype, .. } => {
@@ -161,9 +205,26 @@ impl Problem {
                     k,
                     dtype,
                     epilogue,
+                    ..
                 },
                 Choice::Tile(tile),
             ) => Some(KernelSpec::Gemm(Gemm {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })),
+            (
+                &Problem::Gemm {
+                    n,
+                    k,
+                    dtype,
+                    epilogue,
+                    instructions: Instructions::Hopper,
+                },
+                Choice::Wgmma(tile),
+            ) => Some(KernelSpec::GemmWgmma(GemmWgmma {
                 n,
                 k,
                 dtype,
@@ -221,7 +282,7 @@ impl Choice {
     pub fn most(self) -> Option<u64> {
         match self {
             Choice::MhaShort { max_len } => Some(max_len.into()),
-            Choice::Tile(_) | Choice::MhaOnline => None,
+            Choice::Tile(_) | Choice::Wgmma(_) | Choice::MhaOnline => None,
         }
     }
 }
@@ -235,6 +296,7 @@ impl fmt::Display for Choice {
                 "t{}x{}x{}_w{}x{}_s{}",
                 t.m, t.n, t.k, t.warps_m, t.warps_n, t.stages
             ),
+            Choice::Wgmma(t) => f.write_str(&t.name()),
             Choice::MhaShort { max_len } => write!(f, "mha_short_l{max_len}"),
             Choice::MhaOnline => f.write_str("mha_online"),
         }
@@ -264,6 +326,7 @@ pub(super) mod tests {
                 bias: true,
                 activation: Some(Activation::GeluExact),
             },
+            instructions: Instructions::Ampere,
         }
     }
 
