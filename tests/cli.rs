@@ -93,6 +93,7 @@ fn every_subcommand_has_help() {
         "kernels check",
         "kernels list",
         "bench",
+        "bench allocators",
     ] {
         let mut args: Vec<&str> = command.split(' ').collect();
         args.push("--help");
@@ -143,6 +144,133 @@ fn a_plan_is_shown_and_drawn() {
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
     assert!(svg.starts_with("<svg") && svg.contains("layer.0.context"));
     assert_snapshot!(cli.error(&["plan", "bert", "--weights", ".", "--lens", "17,0"]), @"× sequence 1 has no tokens; expected at least one token in every sequence");
+}
+
+#[test]
+fn a_plan_is_that_of_the_allocator_that_is_asked_for() {
+    let cli = Cli::new();
+    let plan = |options: &[&str]| {
+        let plan = ["plan", "bert", "--weights", ".", "--lens", "6,5,4"];
+        let shown = cli.ok(&[&plan, options].concat());
+        let line = shown.lines().find(|line| line.starts_with("footprint:"));
+        line.expect("it shows the footprint").to_owned()
+    };
+    assert_snapshot!(plan(&["--allocator", "chunk"]), @"footprint: 2.00 MiB (2097152 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 819.200");
+    assert_eq!(
+        plan(&["--release-after", "3", "--idle-limit", "0"]),
+        plan(&[])
+    );
+    assert_snapshot!(plan(&["--allocator", "gsoc"]), @"footprint: 2.50 KiB (2560 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 1.000");
+    assert_snapshot!(plan(&["--allocator", "caching"]), @"footprint: 2.00 MiB (2097152 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 819.200");
+    assert_snapshot!(plan(&["--allocator", "turbo"]), @"footprint: 2.00 MiB (2097152 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 819.200");
+    assert_snapshot!(plan(&["--allocator", "maximum", "--maximum", "12x8"]), @"footprint: 15.00 KiB (15360 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 6.000");
+}
+
+#[test]
+fn an_allocator_is_told_what_it_needs_and_nothing_else() {
+    let cli = Cli::new();
+    let on = |options: &[&str]| {
+        let plan = ["plan", "bert", "--weights", ".", "--lens", "6,5,4"];
+        cli.error(&[&plan, options].concat())
+    };
+    assert_snapshot!(on(&["--allocator", "best"]), @"error: invalid value 'best' for '--allocator <NAME>' [possible values: chunk, gsoc, caching, maximum, turbo] For more information, try '--help'.");
+    assert_snapshot!(on(&["--allocator", "maximum"]), @"× --allocator maximum plans for the largest batch there will be; give --maximum, such as 512x8 for 8 sequences of 512 tokens");
+    assert_snapshot!(on(&["--maximum", "12x8"]), @"× --maximum is what --allocator maximum plans for; leave it out, or give --allocator maximum");
+    assert_snapshot!(on(&["--allocator", "gsoc", "--maximum", "12x8"]), @"× --maximum is what --allocator maximum plans for; leave it out, or give --allocator maximum");
+    assert_snapshot!(on(&["--allocator", "turbo", "--release-after", "3"]), @"× --release-after and --idle-limit are settings of the chunk allocator; leave them out, or give --allocator chunk");
+    assert_snapshot!(on(&["--allocator", "caching", "--idle-limit", "0"]), @"× --release-after and --idle-limit are settings of the chunk allocator; leave them out, or give --allocator chunk");
+    for wrong in [
+        "12",
+        "0x8",
+        "12x0",
+        "x",
+        "12x8x2",
+        "-1x4",
+        "4294967295x4294967295",
+    ] {
+        let error = on(&["--allocator", "maximum", &format!("--maximum={wrong}")]);
+        assert_eq!(
+            error,
+            format!(
+                "error: invalid value '{wrong}' for '--maximum <LENxN>': `{wrong}` is no largest batch; expected length x sequences, each at least 1 and together at most 16777216 tokens, such as 512x8 for 8 sequences of 512 tokens For more information, try '--help'."
+            )
+        );
+    }
+    assert_snapshot!(on(&["--allocator", "maximum", "--maximum", "4x4"]), @"× the batch of 3 sequences, 15 tokens, 6 in the longest, 77 pairs of tokens is beyond the declared maximum of 4 sequences, 16 tokens, 4 in the longest, 64 pairs of tokens; declare a larger maximum, or send a smaller batch");
+    cli.0.write("ids.json", "[[1, 2, 3], [19, 0]]");
+    let run = [
+        "run",
+        "bert",
+        "--weights",
+        ".",
+        "--device",
+        "cpu",
+        "--ids",
+        "ids.json",
+    ];
+    let maximum = ["--allocator", "maximum", "--maximum", "2x2"];
+    assert_snapshot!(cli.error(&[&run[..], &maximum].concat()), @"× the batch of 2 sequences, 5 tokens, 3 in the longest, 13 pairs of tokens is beyond the declared maximum of 2 sequences, 4 tokens, 2 in the longest, 8 pairs of tokens; declare a larger maximum, or send a smaller batch");
+}
+
+#[test]
+fn allocators_are_compared_on_one_stream() {
+    let cli = Cli::new();
+    let bench = |options: &[&str]| {
+        let stream = ["bench", "allocators", "bert", "--config", "config.json"];
+        let lengths = ["--shortest", "1", "--longest", "12", "--requests", "20"];
+        let files = ["--json", "stream.json", "--figures", "figures"];
+        cli.ok(&[&stream[..], &lengths, &files, options].concat());
+        let json = std::fs::read_to_string(cli.0.file("stream.json")).expect("it was written");
+        serde_json::from_str::<serde_json::Value>(&json).expect("it is JSON")
+    };
+    let planned = bench(&["--plan-only"]);
+    let ran = bench(&["--device", "cpu"]);
+    for name in ["allocators_held.svg", "allocators_allocated.svg"] {
+        let svg = std::fs::read_to_string(cli.0.file("figures").join(name)).expect("drawn");
+        let series = ["chunk", "turbo", "gsoc", "caching", "maximum"];
+        assert!(series.iter().all(|name| svg.contains(name)), "{name}");
+    }
+    assert_eq!(
+        (&planned["device"], &ran["lens"]),
+        (&serde_json::Value::Null, &planned["lens"])
+    );
+    let streams = |measured: &serde_json::Value| measured["allocators"].as_array().cloned();
+    let (planned, ran) = (
+        streams(&planned).expect("a list"),
+        streams(&ran).expect("a list"),
+    );
+    let names: Vec<_> = ran
+        .iter()
+        .map(|stream| stream["allocator"].clone())
+        .collect();
+    assert_eq!(names, ["chunk", "turbo", "gsoc", "caching", "maximum"]);
+    for (planned, ran) in planned.iter().zip(&ran) {
+        for key in ["footprint", "held", "newly_allocated", "released"] {
+            assert_eq!(planned[key], ran[key]);
+            assert_eq!(ran[key].as_array().map(Vec::len), Some(20), "{key}");
+        }
+        assert_eq!(planned["run_us"], serde_json::json!([]));
+        let sum = |key: &str| -> f64 {
+            let values = ran[key].as_array().expect("a list").iter();
+            values.map(|us| us.as_f64().expect("a number")).sum()
+        };
+        assert!(sum("memory_us") > 0.0 && sum("memory_us") < sum("run_us"));
+    }
+    let refused = |options: &[&str]| {
+        let stream = [
+            "bench",
+            "allocators",
+            "bert",
+            "--config",
+            "config.json",
+            "--plan-only",
+        ];
+        cli.error(&[&stream[..], options].concat())
+    };
+    assert_snapshot!(refused(&[]), @"× --longest is 500, but the position table of `bert` serves at most 12 tokens");
+    assert_snapshot!(refused(&["--shortest", "9", "--longest", "8"]), @"× no sequence has from 9 to 8 tokens; expected --shortest from 1 to --longest");
+    assert_snapshot!(cli.error(&["bench", "allocators", "albert.ron"]), @"× the sizes of the model are unknown; give a checkpoint folder or a config.json");
+    assert_snapshot!(refused(&["--device", "cpu"]), @"error: the argument '--plan-only' cannot be used with '--device <DEVICE>' Usage: gemmule bench allocators --config <FILE> --plan-only <MODEL> For more information, try '--help'.");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::{
     passes::{self, Report},
     program::{self, Program},
     tensor::DType,
+    tune::{Picks, Problem},
 };
 
 /// What to compile a description for.
@@ -24,6 +25,8 @@ pub struct CompileOptions {
     /// Passes that do not run.
     pub without: BTreeSet<String>,
     pub dtype: DType,
+    /// Which kernels to launch where there are several; the cost model's first guess otherwise.
+    pub picks: Option<Picks>,
 }
 
 impl CompileOptions {
@@ -33,6 +36,7 @@ impl CompileOptions {
             intermediates: Vec::new(),
             without: BTreeSet::new(),
             dtype,
+            picks: None,
         }
     }
 }
@@ -45,6 +49,29 @@ pub struct Compiled {
     pub graph: Graph,
     pub report: Report,
     pub program: Program,
+    pub options: CompileOptions,
+}
+
+impl Compiled {
+    /// What has several kernels to choose from.
+    pub fn problems(&self) -> Result<Vec<Problem>, EngineError> {
+        Ok(program::problems(&self.graph, self.options.dtype)?)
+    }
+
+    /// The same model with other picks.
+    pub fn with_picks(mut self, picks: Option<Picks>) -> Result<Self, EngineError> {
+        self.options.picks = picks;
+        self.program = lower(&self.graph, &self.options)?;
+        Ok(self)
+    }
+}
+
+fn lower(graph: &Graph, options: &CompileOptions) -> Result<Program, EngineError> {
+    Ok(program::lower(
+        graph,
+        options.dtype,
+        options.picks.as_ref(),
+    )?)
 }
 
 /// Description and config to program. Needs no device and no CUDA library.
@@ -81,12 +108,13 @@ pub fn compile(
         };
         graph.add_output(name.clone(), id);
     }
-    let program = program::lower(&graph, options.dtype)?;
+    let program = lower(&graph, options)?;
     Ok(Compiled {
         model,
         graph,
         report,
         program,
+        options: options.clone(),
     })
 }
 

@@ -20,7 +20,9 @@ mod builder;
 mod catalogue;
 mod compile;
 mod error;
+mod picks;
 mod text;
+mod tune;
 mod verify;
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
@@ -30,13 +32,15 @@ pub use builder::{Builder, LoadTimes, Stage, config, description};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use error::EngineError;
+pub use picks::{digests, picks_for_targets, read_picks, target_of, write_picks};
 pub use text::TextEncoder;
+pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
 
 use crate::{
     program::Program,
     runtime::{
-        Footprint, MemoryUse, Output, Planner,
+        AllocatorChoice, Footprint, MemoryUse, MemoryWork, Output, Planner,
         batch::{Batch, Limits},
         cpu::{CpuModel, CpuSession},
         cuda::{self, CudaModel, CudaSession, DeviceInfo, Timing},
@@ -126,6 +130,7 @@ pub struct Engine {
     backend: Backend,
     device: DeviceName,
     limits: Limits,
+    allocator: AllocatorChoice,
     times: LoadTimes,
 }
 
@@ -155,27 +160,45 @@ impl Engine {
 
     /// A session of its own stream and memory. Sessions of one engine run side by side.
     pub fn session(&self) -> Result<Session, EngineError> {
+        self.session_with(&self.allocator)
+    }
+
+    /// A session whose memory another allocator plans than the one that the engine was built with.
+    ///
+    /// # Errors
+    /// A chunk policy that cannot be, or a stream that the device does not give.
+    pub fn session_with(&self, allocator: &AllocatorChoice) -> Result<Session, EngineError> {
         Ok(Session {
             limits: self.limits,
             backend: match &self.backend {
                 Backend::Cpu(model) => {
-                    SessionBackend::Cpu(Box::new(CpuSession::new(Arc::clone(model))))
+                    let session = CpuSession::new(Arc::clone(model), allocator)?;
+                    SessionBackend::Cpu(Box::new(session))
                 }
                 Backend::Cuda(model) => {
-                    SessionBackend::Cuda(Box::new(CudaSession::new(Arc::clone(model))?))
+                    let session = CudaSession::new(Arc::clone(model), allocator)?;
+                    SessionBackend::Cuda(Box::new(session))
                 }
             },
         })
     }
 
-    /// Bytes of intermediate tensors that a batch needs, without running it.
+    /// Bytes of intermediate tensors that a batch needs of a new session, without running it.
+    ///
+    /// # Errors
+    /// A batch beyond the declared maximum, where there is one.
     pub fn bytes_needed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(self.footprint(batch)?.chunks)
     }
 
     /// As [`Engine::bytes_needed`], beside the bytes that no plan could do without.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
-        Ok(Planner::footprint(self.program(), &batch.extents())?)
+        let extents = batch.extents();
+        Ok(Planner::footprint(
+            self.program(),
+            &self.allocator,
+            &extents,
+        )?)
     }
 
     pub fn program(&self) -> &Program {
@@ -187,6 +210,11 @@ impl Engine {
 
     pub fn device(&self) -> &DeviceName {
         &self.device
+    }
+
+    /// What plans the memory of its sessions.
+    pub fn allocator(&self) -> &AllocatorChoice {
+        &self.allocator
     }
 
     /// What the model accepts of token ids.
@@ -254,6 +282,14 @@ impl Session {
         match &self.backend {
             SessionBackend::Cpu(session) => session.memory(),
             SessionBackend::Cuda(session) => session.memory(),
+        }
+    }
+
+    /// What managing the memory of the last run took; zeros before the first.
+    pub fn memory_work(&self) -> MemoryWork {
+        match &self.backend {
+            SessionBackend::Cpu(session) => session.memory_work(),
+            SessionBackend::Cuda(session) => session.memory_work(),
         }
     }
 }

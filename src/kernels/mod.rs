@@ -87,6 +87,9 @@ pub enum Meta {
     PairOffsets,
     /// i32 `[batch, longest]`: 1 where a padded input holds a token.
     Mask,
+    /// i32 `[batch]`: how many of a sequence's tokens count as keys, from 1 to its length. Its
+    /// length itself where nothing is padded.
+    ValidLens,
 }
 
 impl Meta {

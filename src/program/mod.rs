@@ -7,7 +7,7 @@ mod validate;
 
 use serde::{Deserialize, Serialize};
 
-pub use lower::{LowerError, lower};
+pub use lower::{LowerError, lower, problems};
 
 use crate::{
     graph::WeightExpr,

@@ -261,6 +261,11 @@ impl Batch {
             .collect()
     }
 
+    /// How many tokens of each sequence count as keys, `[batch]`: all of them.
+    pub fn valid_lens(&self) -> Vec<i32> {
+        self.lens.iter().map(|&n| n as i32).collect()
+    }
+
     /// Where each sequence's scores start in a head's, `[batch + 1]`.
     pub fn pair_offsets(&self) -> Vec<i64> {
         let mut next = 0;

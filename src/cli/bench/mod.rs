@@ -1,3 +1,4 @@
+mod allocators;
 mod encoder;
 pub(in crate::cli) mod figure;
 mod gemm;
@@ -10,6 +11,8 @@ use super::Outcome;
 
 #[derive(clap::Subcommand)]
 pub(super) enum Command {
+    /// Each allocator on one stream of requests of random lengths (TurboTransformers, figure 7)
+    Allocators(allocators::Args),
     /// Token ids to last hidden state, on sets of lengths
     Encoder(encoder::Args),
     /// Our GEMM kernels against cuBLASLt on a CUDA device
@@ -22,6 +25,7 @@ pub(super) enum Command {
 
 pub(super) fn run(command: Command) -> Outcome {
     match command {
+        Command::Allocators(args) => allocators::run(args),
         Command::Encoder(args) => encoder::run(args),
         Command::Gemm(args) => gemm::run(args),
         Command::Kernels(args) => kernels::run(args),

@@ -107,11 +107,7 @@ fn attention_is_the_mean_of_values_weighted_by_softmax() {
 
 #[test]
 fn softmax_of_a_ragged_batch_is_taken_per_row() {
-    let kernel = AttentionSoftmax {
-        heads: 1,
-        scale: 2.0,
-        dtype: DType::F32,
-    };
+    let kernel = AttentionSoftmax::new(1, 2.0, DType::F32);
     let half_ln_3 = 3f32.ln() / 2.0;
     let scores = HostTensor::Real(vec![9.0, 0.0, half_ln_3, 1.0, 1.0]);
     let [cu_lens, pair_offsets] = starts(&[1, 2]);
@@ -151,11 +147,7 @@ fn the_unfused_pieces_together_are_the_fused_attention() {
             dtype,
         };
         let scores = scores.reference(&extents, &[&x, &x, &cu_lens, &pair_offsets]);
-        let softmax = AttentionSoftmax {
-            heads,
-            scale: 1.0,
-            dtype,
-        };
+        let softmax = AttentionSoftmax::new(heads, 1.0, dtype);
         let weights = softmax.reference(&extents, &[&scores[0], &cu_lens, &pair_offsets]);
         let out = HeadView::TokenMajor {
             offset: 0,

@@ -10,9 +10,10 @@ use chunks::Chunks;
 use ops::{OpError, Read};
 
 use super::{
-    MemoryUse, Output, Planner, PlannerError,
+    AllocatorChoice, MemoryUse, MemoryWork, Output, Planner, PlannerError,
     batch::Batch,
     weights::{CheckpointError, WeightSource, evaluate},
+    workspace::{ChunkOwner, NoRoom, Workspace},
 };
 use crate::{
     kernels::Meta,
@@ -36,7 +37,7 @@ pub enum CpuError {
     #[error("the step `{step}` failed")]
     Step { step: String, source: OpError },
     #[error(
-        "{bytes} bytes of host memory could not be had for the intermediate tensors; send fewer tokens at once"
+        "the {bytes} bytes of host memory that the intermediate tensors need could not be had; send fewer tokens at once"
     )]
     OutOfMemory { bytes: u64 },
 }
@@ -77,8 +78,7 @@ impl CpuModel {
 /// What one caller needs to run a [`CpuModel`].
 pub struct CpuSession {
     model: Arc<CpuModel>,
-    planner: Planner,
-    chunks: Chunks,
+    workspace: Workspace<Chunks>,
     batch_data: u64,
 }
 
@@ -89,6 +89,7 @@ struct BatchData {
     positions: Vec<i32>,
     cu_lens: Vec<i32>,
     pair_offsets: Vec<i64>,
+    valid_lens: Vec<i32>,
     mask: Vec<i32>,
 }
 
@@ -103,6 +104,7 @@ impl BatchData {
             positions: when(program.reads(Meta::Positions), || batch.positions()),
             cu_lens: when(program.reads(Meta::CuLens), || batch.cu_lens()),
             pair_offsets: when(program.reads(Meta::PairOffsets), || batch.pair_offsets()),
+            valid_lens: when(program.reads(Meta::ValidLens), || batch.valid_lens()),
             mask: Vec::new(),
         }
     }
@@ -114,24 +116,27 @@ impl BatchData {
             Meta::Positions => Read::I32(&self.positions),
             Meta::CuLens => Read::I32(&self.cu_lens),
             Meta::PairOffsets => Read::I64(&self.pair_offsets),
+            Meta::ValidLens => Read::I32(&self.valid_lens),
             Meta::Mask => Read::I32(&self.mask),
         }
     }
 
     fn bytes(&self) -> u64 {
         let n = self.token_ids.len() + self.type_ids.len() + self.positions.len();
-        (4 * (n + self.cu_lens.len() + self.mask.len()) + 8 * self.pair_offsets.len()) as u64
+        let n = n + self.cu_lens.len() + self.valid_lens.len() + self.mask.len();
+        (4 * n + 8 * self.pair_offsets.len()) as u64
     }
 }
 
 impl CpuSession {
-    pub fn new(model: Arc<CpuModel>) -> Self {
-        Self {
+    /// A session that holds nothing yet.
+    pub fn new(model: Arc<CpuModel>, allocator: &AllocatorChoice) -> Result<Self, CpuError> {
+        let planner = Planner::new(model.program(), allocator)?;
+        Ok(Self {
             model,
-            planner: Planner::default(),
-            chunks: Chunks::default(),
+            workspace: Workspace::new(planner, Chunks::default()),
             batch_data: 0,
-        }
+        })
     }
 
     /// Runs a batch that was checked against the model's limits.
@@ -139,15 +144,14 @@ impl CpuSession {
         let model = Arc::clone(&self.model);
         let program = &model.program;
         let extents = batch.extents();
-        let plan = self.planner.plan(program, &extents)?;
-        if let Err(bytes) = self.chunks.follow(self.planner.held()) {
-            self.planner.release_all();
-            self.chunks.clear();
-            return Err(CpuError::OutOfMemory { bytes });
-        }
+        let room = self.workspace.make_room(program, &extents);
+        let (plan, _) = room.map_err(|error| match error {
+            NoRoom::Plan(error) => error.into(),
+            NoRoom::Memory { bytes, .. } => CpuError::OutOfMemory { bytes },
+        })?;
         let data = BatchData::of(program, batch);
         self.batch_data = self.batch_data.max(data.bytes());
-        let run = Run::new(&model, &self.chunks, &plan, extents, &data)?;
+        let run = Run::new(&model, self.workspace.chunks(), &plan, extents, &data)?;
         for step in &program.steps {
             run.step(step)?;
         }
@@ -177,9 +181,14 @@ impl CpuSession {
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {
             weights: self.model.program.weight_bytes(),
-            activations: self.chunks.bytes(),
+            activations: self.workspace.chunks().bytes(),
             batch_data: self.batch_data,
         }
+    }
+
+    /// What managing the memory of the last run took.
+    pub fn memory_work(&self) -> MemoryWork {
+        self.workspace.work()
     }
 }
 

@@ -138,11 +138,7 @@ fn attention_softmax_is_the_softmax_of_scaled_scores() {
         // A scale below zero turns the largest score into the smallest.
         for scale in [1.0, 7.5, -3.0] {
             let x = noise(HEADS as usize * batch.pairs(), 1);
-            let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax {
-                heads: HEADS,
-                scale,
-                dtype: F32,
-            });
+            let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax::new(HEADS, scale, F32));
             let reads = [
                 Read::Real(&x),
                 Read::I32(&batch.cu_lens),
@@ -159,11 +155,7 @@ fn attention_softmax_is_the_softmax_of_scaled_scores() {
 fn attention_softmax_of_huge_scores_does_not_overflow() {
     let batch = Batch::new(&[2]);
     let x = [3e4, -3e4, 3e4, 3e4].repeat(HEADS as usize);
-    let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax {
-        heads: HEADS,
-        scale: 1.0,
-        dtype: F32,
-    });
+    let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax::new(HEADS, 1.0, F32));
     let reads = [
         Read::Real(&x),
         Read::I32(&batch.cu_lens),
