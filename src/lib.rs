@@ -15,6 +15,7 @@ pub mod plan;
 pub mod program;
 pub mod runtime;
 pub mod tensor;
+pub mod tune;
 
 pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};
 pub use plan::ChunkPolicy;

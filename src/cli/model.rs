@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     DType, EngineError,
     engine::{Builder, DeviceChoice, Engine},
-    engine::{CompileOptions, Compiled, Stage, compile, config, description},
+    engine::{CompileOptions, Compiled, Stage, TuneMode, compile, config, description},
     runtime::weights::RandomWeights,
 };
 
@@ -40,7 +40,23 @@ pub(super) struct Choices {
     without: Vec<String>,
 }
 
+/// Which kernels to launch where there are several.
+#[derive(clap::Args, Clone)]
+pub(super) struct Tuning {
+    /// Choose kernels by measurement on the CUDA device: off, quick (seconds) or full (minutes).
+    /// What was measured is kept on disk
+    #[arg(long, value_name = "MODE", default_value = "off")]
+    pub(super) tune: TuneMode,
+    /// Kernels as picked in this file, which `gemmule tune --export` wrote
+    #[arg(long, value_name = "FILE")]
+    pub(super) picks: Option<PathBuf>,
+}
+
 impl Model {
+    pub(super) fn name(&self) -> &str {
+        &self.model
+    }
+
     /// The config: from `--config`, from the checkpoint, or that of the shipped sizes.
     pub(super) fn config(&self) -> Result<Value, EngineError> {
         match (&self.config, &self.weights) {
@@ -113,6 +129,8 @@ pub(super) struct Runnable {
     #[command(flatten)]
     choices: Choices,
     #[command(flatten)]
+    tuning: Tuning,
+    #[command(flatten)]
     memory: Memory,
 }
 
@@ -140,10 +158,23 @@ impl Runnable {
         if let Some(outputs) = self.choices.outputs() {
             builder = builder.outputs(outputs);
         }
+        if let Some(file) = &self.tuning.picks {
+            builder = builder.picks(file);
+        }
         Ok(builder
+            .tune(self.tuning.tune)
             .device(self.device)
             .allocator(self.memory.choice()?)
             .without(self.choices.without.clone()))
+    }
+
+    /// The config.json with the model's sizes: from `--config`, or the checkpoint's.
+    pub(super) fn config(&self) -> Result<Value, EngineError> {
+        match (&self.config, &self.weights) {
+            (Some(file), _) => config(file),
+            (None, Some(folder)) => config(&folder.join("config.json")),
+            (None, None) => Err(EngineError::NoConfig),
+        }
     }
 
     /// Builds with progress bars on standard error.
@@ -151,12 +182,17 @@ impl Runnable {
         let bars = Bars::new();
         builder
             .progress(move |stage, done, total| {
-                let what = match stage {
-                    Stage::Kernels => "kernels",
-                    Stage::Weights => "weights",
-                };
-                bars.show(what, done, total);
+                bars.show(stage_name(stage), done, total);
             })
             .build()
+    }
+}
+
+/// What a progress bar is of.
+pub(super) fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Kernels => "kernels",
+        Stage::Tuning => "tuning",
+        Stage::Weights => "weights",
     }
 }

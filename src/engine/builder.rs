@@ -7,15 +7,16 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Artifact, Backend, DeviceChoice, DeviceName, Engine, EngineError,
-    compile::{CompileOptions, compile, emit},
+    Artifact, Backend, DeviceChoice, DeviceName, Engine, EngineError, TuneMode, Tuner,
+    compile::{CompileOptions, Compiled, compile, emit},
     default_dtype,
+    tune::say_guesses,
 };
 use crate::{
     jit::{Cubin, Jit},
     model::Description,
     plan::ChunkPolicy,
-    program::{Place, Program},
+    program::{Padding, Place, Program},
     runtime::{
         AllocatorChoice, Planner,
         batch::Limits,
@@ -24,6 +25,7 @@ use crate::{
         weights::{Checkpoint, RandomWeights, WeightSource},
     },
     tensor::DType,
+    tune::Picks,
 };
 
 /// Where a [`Builder`] starts from.
@@ -38,6 +40,8 @@ pub(super) enum Start {
 pub struct LoadTimes {
     /// Description to program.
     pub compile: Duration,
+    /// Choosing kernels by measurement, or checking the picks that were given.
+    pub tune: Duration,
     /// Program to CUDA source.
     pub emit: Duration,
     /// NVRTC, or its cache.
@@ -53,6 +57,7 @@ pub struct LoadTimes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Kernels,
+    Tuning,
     Weights,
 }
 
@@ -71,7 +76,10 @@ pub struct Builder {
     without: BTreeSet<String>,
     device: DeviceChoice,
     dtype: Option<DType>,
+    tune: TuneMode,
+    picks: Option<PathBuf>,
     allocator: AllocatorChoice,
+    padding: Padding,
     progress: Progress,
 }
 
@@ -88,7 +96,10 @@ impl Builder {
             without: BTreeSet::new(),
             device: DeviceChoice::Auto,
             dtype: None,
+            tune: TuneMode::Off,
+            picks: None,
             allocator: AllocatorChoice::default(),
+            padding: Padding::Removed,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -146,6 +157,20 @@ impl Builder {
         self
     }
 
+    /// Whether kernels are chosen by measurement, on a CUDA device. What was measured is kept on disk.
+    pub fn tune(mut self, mode: TuneMode) -> Self {
+        self.tune = mode;
+        self
+    }
+
+    /// Kernels as this file says that [`write_picks`](super::write_picks) wrote. Where it is of
+    /// another card or other kernels, or damaged, building fails, or tunes anew if
+    /// [`Builder::tune`] asks for it.
+    pub fn picks(mut self, file: impl Into<PathBuf>) -> Self {
+        self.picks = Some(file.into());
+        self
+    }
+
     /// What plans the memory of intermediate tensors; by default the chunk allocator.
     pub fn allocator(mut self, allocator: AllocatorChoice) -> Self {
         self.allocator = allocator;
@@ -155,6 +180,14 @@ impl Builder {
     /// The chunk allocator, with this policy for taking memory and giving it back.
     pub fn chunk_policy(self, policy: ChunkPolicy) -> Self {
         self.allocator(AllocatorChoice::Chunk(policy))
+    }
+
+    /// Whether sequences are packed, or padded to the longest of their batch. Results are the same;
+    /// padding is kept only to measure what packing saves. It needs the pass `fuse_attention`
+    /// switched off and no output that is a mean over tokens.
+    pub fn padding(mut self, padding: Padding) -> Self {
+        self.padding = padding;
+        self
     }
 
     /// Called as kernels are compiled and weights are loaded.
@@ -168,10 +201,10 @@ impl Builder {
         let device = self.device.resolve()?;
         let mut times = LoadTimes::default();
         let began = Instant::now();
-        let (artifact, cubins) = self.artifact(&device)?;
+        let (artifact, cubins) = self.artifact(&device, &mut times)?;
         // Whether the allocator can be had for this program is known before any weight is read.
         Planner::new(&artifact.program, &self.allocator)?;
-        times.compile = began.elapsed();
+        times.compile = began.elapsed().saturating_sub(times.tune);
         let source = self.weights(&artifact)?;
         let (program, limits) = (artifact.program, artifact.limits);
         let stored: Vec<(&str, &[u64])> = program
@@ -215,13 +248,25 @@ impl Builder {
             device,
             limits,
             allocator: self.allocator,
+            padding: self.padding,
             times,
         })
     }
 
     /// The program with what a run must know of it; from a file also its code.
-    fn artifact(&self, device: &DeviceName) -> Result<(Artifact, Option<Vec<Cubin>>), EngineError> {
+    fn artifact(
+        &self,
+        device: &DeviceName,
+        times: &mut LoadTimes,
+    ) -> Result<(Artifact, Option<Vec<Cubin>>), EngineError> {
+        let tuned = self.tune != TuneMode::Off || self.picks.is_some();
         if let Start::Artifact(file) = &self.start {
+            if tuned {
+                return Err(EngineError::TuneArtifact { file: file.clone() });
+            }
+            if self.padding == Padding::Kept {
+                return Err(EngineError::ArtifactPadding { file: file.clone() });
+            }
             let mut artifact = Artifact::read(file)?;
             if let Some(asked) = self.dtype.filter(|&d| d != artifact.program.dtype) {
                 return Err(EngineError::ArtifactDType {
@@ -229,6 +274,10 @@ impl Builder {
                     stored: artifact.program.dtype.to_string(),
                     asked: asked.to_string(),
                 });
+            }
+            if let Some(picks) = &artifact.picks {
+                let (n, card) = (picks.problems.len(), &picks.made.card);
+                tracing::info!("{n} problems as picked on {card}; `gemmule tune` shows them");
             }
             let cubins = std::mem::take(&mut artifact.cubins);
             return Ok((artifact, Some(cubins)));
@@ -238,9 +287,33 @@ impl Builder {
             intermediates: self.intermediates.clone(),
             without: self.without.clone(),
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
+            picks: None,
+            padding: self.padding,
         };
-        let compiled = compile(&self.description()?, &self.config_json()?, &options)?;
+        let mut compiled = compile(&self.description()?, &self.config_json()?, &options)?;
+        if tuned {
+            let began = Instant::now();
+            let picks = self.chosen(device, &compiled)?;
+            compiled = compiled.with_picks(Some(picks))?;
+            times.tune = began.elapsed();
+        } else if matches!(device, DeviceName::Cuda(_)) {
+            say_guesses(&compiled.problems()?);
+        }
         Ok((Artifact::of(compiled, Vec::new()), None))
+    }
+
+    /// The kernels that were measured to be the fastest, here or where the file comes from.
+    fn chosen(&self, device: &DeviceName, compiled: &Compiled) -> Result<Picks, EngineError> {
+        let DeviceName::Cuda(info) = device else {
+            return Err(EngineError::TuneOnCpu {
+                device: device.to_string(),
+            });
+        };
+        let (device, jit) = (Device::open(info.ordinal)?, Jit::open()?);
+        Tuner::new(&device, &jit, self.tune)
+            .given(self.picks.as_deref())
+            .progress(&self.progress)
+            .picks(&compiled.problems()?)
     }
 
     fn description(&self) -> Result<Description, EngineError> {

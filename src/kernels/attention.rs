@@ -7,13 +7,15 @@
 mod fused;
 mod operands;
 mod params;
+mod softmax;
 #[cfg(test)]
 mod tests;
 mod unfused;
 mod view;
 
 pub use fused::{MhaOnline, MhaShort};
-pub use unfused::{AttentionContext, AttentionScores, AttentionSoftmax};
+pub use softmax::{AttentionSoftmax, SoftmaxForm};
+pub use unfused::{AttentionContext, AttentionScores};
 pub use view::{HeadView, usual_scale};
 
 use super::KernelSpec;
@@ -56,6 +58,10 @@ pub enum AttentionError {
         dtype: DType,
         limit: u32,
     },
+    #[error(
+        "a softmax over {dtype} cannot be {form:?}; expected f32, f16 or bf16, a power of two from 4 to 1024 lanes, 1, 2 or 4 rows together, and rows of which a lane holds at most 64 elements"
+    )]
+    SoftmaxForm { form: SoftmaxForm, dtype: DType },
 }
 
 /// C name of a storage type, as `partials/types.cu` has it.
@@ -182,16 +188,7 @@ pub fn representative() -> Vec<KernelSpec> {
             out,
             dtype,
         }));
-        all.push(KernelSpec::from(AttentionSoftmax {
-            heads,
-            scale: 1.0,
-            dtype,
-        }));
-        all.push(KernelSpec::from(AttentionSoftmax {
-            heads: 12,
-            scale: 0.125,
-            dtype,
-        }));
+        all.extend(softmax::representative(dtype));
     }
     all
 }

@@ -8,6 +8,7 @@
 
 pub mod attention;
 pub mod chain;
+mod class;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
@@ -22,6 +23,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use class::Class;
 pub use spec::{KernelSpec, representative};
 
 use crate::tensor::{DType, Extents, Shape, Size};
@@ -87,6 +89,9 @@ pub enum Meta {
     PairOffsets,
     /// i32 `[batch, longest]`: 1 where a padded input holds a token.
     Mask,
+    /// i32 `[batch]`: how many of a sequence's tokens count as keys, from 1 to its length. Its
+    /// length itself where nothing is padded.
+    ValidLens,
 }
 
 impl Meta {

@@ -103,6 +103,10 @@ impl Meta {
                 let row = |&len: &u32| (0..longest).map(move |i| i64::from(i < i64::from(len)));
                 lens.iter().flat_map(row).collect()
             }
+            Meta::ValidLens => {
+                let valid = |&len: &u32| 1 + (uniform(state) % u64::from(len.max(1))) as i64;
+                lens.iter().map(valid).collect()
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::{
         attention::HeadView,
         embedding::Table,
         gemm::{Gemm, Tile},
+        layernorm::Teams,
     },
     tensor::{DType, Shape, Size, Symbol},
 };
@@ -201,14 +202,16 @@ fn tables(kernel: &KernelSpec) -> &[Table] {
 
 /// Whether a variant is only for batches that its kernel takes.
 fn check_limit(variant: &Variant, kernel: &KernelSpec) -> Result<(), String> {
-    let KernelSpec::MhaShort(short) = kernel else {
-        return Ok(());
+    let max_len = match kernel {
+        KernelSpec::MhaShort(k) => Some(k.max_len),
+        KernelSpec::AttentionSoftmax(k) => k.form.max_len(),
+        _ => None,
     };
-    match variant.limit {
-        Some(Limit::Longest(most)) if most <= short.max_len.into() => Ok(()),
-        _ => Err(format!(
-            "launches a kernel for at most {} tokens a sequence on longer ones",
-            short.max_len
+    match (max_len, variant.limit) {
+        (None, _) => Ok(()),
+        (Some(max_len), Some(Limit::Longest(most))) if most <= max_len.into() => Ok(()),
+        (Some(max_len), _) => Err(format!(
+            "launches a kernel for at most {max_len} tokens a sequence on longer ones"
         )),
     }
 }
@@ -283,9 +286,11 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
         K::MergeHeads(k) => heads(k.heads, k.head, &[]).map(|()| k.dtype),
         K::LayerNorm(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))
+            .and_then(|()| check_teams(k.teams, k.width, k.dtype))
             .map(|()| k.dtype),
         K::BiasResidualLayerNorm(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))
+            .and_then(|()| check_teams(k.teams, k.width, k.dtype))
             .map(|()| k.dtype),
         K::Embedding(k) => widths(&[k.width])
             .and_then(|()| check_tables(std::slice::from_ref(&k.table)))
@@ -307,6 +312,7 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .map(|()| k.dtype),
         K::AttentionSoftmax(k) => widths(&[k.heads])
             .and_then(|()| real("the scale", k.scale, true))
+            .and_then(|()| k.form.check(k.dtype).map_err(|e| e.to_string()))
             .map(|()| k.dtype),
         K::AttentionContext(k) => heads(k.heads, k.head, &[k.v, k.out]).map(|()| k.dtype),
         K::MhaShort(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
@@ -329,6 +335,13 @@ fn widths(all: &[u32]) -> Result<(), String> {
     match all.iter().find(|w| !(1..=MAX_WIDTH).contains(*w)) {
         None => Ok(()),
         Some(width) => Err(format!("a width of {width}, expected 1 to {MAX_WIDTH}")),
+    }
+}
+
+fn check_teams(teams: Teams, width: u32, dtype: DType) -> Result<(), String> {
+    match dtype.is_real() && teams.fits(width, dtype) {
+        true => Ok(()),
+        false => Err(format!("{teams:?} cannot hold rows of {width} {dtype}")),
     }
 }
 

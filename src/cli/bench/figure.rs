@@ -1,7 +1,9 @@
 //! Charts of what the benchmarks measured, as SVG for a page or print.
 
+mod draw;
 mod layout;
 mod palette;
+mod scale;
 #[cfg(test)]
 mod tests;
 
@@ -9,18 +11,19 @@ use std::ops::Range;
 
 use miette::{IntoDiagnostic, Report, miette};
 use plotters::{
-    coord::{
-        Shift,
-        ranged1d::{AsRangedCoord, Ranged, ValueFormatter},
-    },
+    coord::{combinators::LogCoord, ranged1d::Ranged, types::RangedCoordf64},
     prelude::*,
-    style::text_anchor::{HPos, Pos, VPos},
 };
 
-use layout::{Layout, TEXT, TITLE, width_of};
+use draw::{Area, Look, bar, line, mark, write};
+use layout::{Layout, TEXT, width_of};
 use palette::{MOST_SERIES, Paint, paint};
+use scale::{floor_125, linear_ticks, log_ticks, number};
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// Largest value that is drawn: beyond any measurement, and sums of it are finite.
+const MOST: f64 = 1e30;
+/// What a logarithmic axis spans at most; smaller values lie on its lower end.
+const MOST_SPAN: f64 = 1e12;
 
 /// What the values of a [`Figure`] are drawn as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,14 +75,7 @@ impl Figure {
             let root = SVGBackend::with_string(&mut svg, layout.size()).into_drawing_area();
             root.fill(&WHITE).into_diagnostic()?;
             self.surroundings(&root, &layout)?;
-            let range = self.range();
-            if self.log_y {
-                let ticks = log_ticks(&range);
-                let axis = range.log_scale().with_key_points(ticks);
-                self.plot(&root, &layout, axis)?;
-            } else {
-                self.plot(&root, &layout, range)?;
-            }
+            self.plot(&root, &layout)?;
             root.present().into_diagnostic()?;
         }
         Ok(svg)
@@ -110,9 +106,9 @@ impl Figure {
                 ));
             }
             for (group, value) in self.groups.iter().zip(&series.values) {
-                if let Some(value) = value.filter(|v| !v.is_finite() || *v < 0.0) {
+                if let Some(value) = value.filter(|v| !(0.0..=MOST).contains(v)) {
                     return Err(miette!(
-                        "`{}`: the series `{}` has the value {value} at `{group}`; expected a finite number, at least 0",
+                        "`{}`: the series `{}` has the value {value} at `{group}`; expected a number from 0 to {MOST:e}",
                         self.title,
                         series.name
                     ));
@@ -138,23 +134,20 @@ impl Figure {
                 .fold(0.0, f64::max),
             Kind::Bars | Kind::Lines => self.values().fold(0.0, f64::max),
         };
+        if largest == 0.0 {
+            return if self.log_y { 0.1..10.0 } else { 0.0..1.0 };
+        }
         if self.log_y {
             let positive = self.values().filter(|v| *v > 0.0);
             let least = positive.fold(f64::INFINITY, f64::min);
-            if least.is_infinite() {
-                return 0.1..10.0;
-            }
-            // The shortest bar has a length too, and the range is never empty.
-            let (from, to) = (floor_125(least / 1.5), largest * 1.2);
+            // Below the least, so that the shortest bar has a length too.
+            let from = floor_125(least.max(largest / MOST_SPAN) / 1.5);
+            let to = largest * 1.2;
             // A label takes about a seventh of the height.
             return from..(to * (to / from).powf(0.15));
         }
-        if largest == 0.0 {
-            return 0.0..1.0;
-        }
         let room = if self.kind == Kind::Bars { 1.17 } else { 1.05 };
-        // Sums of values close to the largest number there is are not finite.
-        0.0..(largest * room).min(f64::MAX / 4.0)
+        0.0..largest * room
     }
 
     /// Title, legend, names of the axes.
@@ -186,49 +179,35 @@ impl Figure {
         }
     }
 
-    fn plot<Y>(&self, root: &Area, layout: &Layout, axis: Y) -> Result<(), Report>
-    where
-        Y: AsRangedCoord<Value = f64>,
-        Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-    {
-        let (right, below) = (
-            layout.width - layout.left - layout.plot_width,
-            layout.below(),
-        );
-        let mut chart = ChartBuilder::on(root)
-            .margin_top(layout.top)
-            .margin_right(right)
-            .margin_bottom(below)
-            .margin_left(layout.left - layout::TICK_WIDTH)
-            .set_label_area_size(LabelAreaPosition::Left, layout::TICK_WIDTH)
-            .build_cartesian_2d(0.0..self.groups.len().max(1) as f64, axis)
-            .into_diagnostic()?;
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .disable_x_axis()
-            .y_labels(9)
-            .y_label_formatter(&|v| number(*v))
-            .y_label_style(Look::legend().style(Pos::new(HPos::Right, VPos::Center)))
-            .bold_line_style(RGBColor(200, 200, 200))
-            .light_line_style(TRANSPARENT)
-            .axis_style(BLACK)
-            .draw()
-            .into_diagnostic()?;
-        let lower = layout.top + layout.plot_height;
-        let y_of = |value: f64| {
-            if self.log_y && value <= 0.0 {
-                return lower;
-            }
-            let (_, y) = chart.backend_coord(&(0.0, value));
-            y.clamp(layout.top, lower)
+    fn plot(&self, root: &Area, layout: &Layout) -> Result<(), Report> {
+        let (lower, right) = (layout.lower(), layout.left + layout.plot_width);
+        let range = self.range();
+        let pixels = (lower, layout.top);
+        let (ticks, scale): (_, Box<dyn Fn(f64) -> i32>) = if self.log_y {
+            let axis = LogCoord::from(range.clone().log_scale());
+            let least = range.start;
+            let scale = move |v: f64| axis.map(&v.max(least), pixels);
+            (log_ticks(&range), Box::new(scale))
+        } else {
+            let axis = RangedCoordf64::from(range.clone());
+            (
+                linear_ticks(&range),
+                Box::new(move |v| axis.map(&v, pixels)),
+            )
         };
+        for tick in ticks {
+            let y = scale(tick);
+            line(root, vec![(layout.left, y), (right, y)], &Paint::GRID)?;
+            write(root, &number(tick), (layout.left - 6, y), Look::tick())?;
+        }
         line(
             root,
-            vec![
-                (layout.left, lower),
-                (layout.left + layout.plot_width, lower),
-            ],
+            vec![(layout.left, lower), (right, lower)],
+            &Paint::AXIS,
+        )?;
+        line(
+            root,
+            vec![(layout.left, layout.top), (layout.left, lower)],
             &Paint::AXIS,
         )?;
         for (group, name) in self.groups.iter().enumerate() {
@@ -239,9 +218,9 @@ impl Figure {
             return write(root, "no values", at, Look::below());
         }
         match self.kind {
-            Kind::Bars => self.bars(root, layout, y_of),
-            Kind::Stacked => self.stacks(root, layout, y_of),
-            Kind::Lines => self.lines(root, layout, y_of),
+            Kind::Bars => self.bars(root, layout, scale),
+            Kind::Stacked => self.stacks(root, layout, scale),
+            Kind::Lines => self.lines(root, layout, scale),
         }
     }
 
@@ -256,7 +235,7 @@ impl Figure {
             return Ok(());
         }
         let x = layout.middle_of(group);
-        let y = layout.top + layout.plot_height;
+        let y = layout.lower();
         let tick = vec![(x, y), (x, y + 4)];
         line(root, tick, &Paint::AXIS)?;
         let look = if layout.turned {
@@ -268,7 +247,15 @@ impl Figure {
     }
 
     fn bars(&self, root: &Area, layout: &Layout, y_of: impl Fn(f64) -> i32) -> Result<(), Report> {
-        let lower = layout.top + layout.plot_height;
+        let lower = layout.lower();
+        let (from, to) = layout.bar_of(0, 0);
+        let widest = self.values().map(|v| width_of(&number(v), TEXT)).max();
+        // All labels or none: some would look like the ones that matter.
+        let look = || match to - from {
+            bar if bar >= widest.unwrap_or(0) => Some(Look::below()),
+            bar if bar >= layout::TURNED_WIDTH => Some(Look::standing()),
+            _ => None,
+        };
         for group in 0..self.groups.len() {
             for (i, series) in self.series.iter().enumerate() {
                 let Some(value) = series.values[group] else {
@@ -277,12 +264,8 @@ impl Figure {
                 let (from, to) = layout.bar_of(group, i);
                 let y = y_of(value);
                 bar(root, (from, y), (to, lower), &paint(i))?;
-                let text = number(value);
-                let at = ((from + to) / 2, y - 4);
-                if to - from >= width_of(&text, TEXT) {
-                    write(root, &text, at, Look::below())?;
-                } else if to - from >= layout::TURNED_WIDTH {
-                    write(root, &text, at, Look::standing())?;
+                if let Some(look) = look() {
+                    write(root, &number(value), ((from + to) / 2, y - 4), look)?;
                 }
             }
         }
@@ -340,194 +323,5 @@ impl Figure {
             }
         }
         Ok(())
-    }
-}
-
-/// How a piece of text looks and where it lies from its point.
-struct Look {
-    size: i32,
-    bold: bool,
-    turn: FontTransform,
-    anchor: Pos,
-    colour: RGBColor,
-}
-
-impl Look {
-    fn at(h: HPos, v: VPos) -> Self {
-        Self {
-            size: TEXT,
-            bold: false,
-            turn: FontTransform::None,
-            anchor: Pos::new(h, v),
-            colour: BLACK,
-        }
-    }
-
-    fn title() -> Self {
-        Self {
-            size: TITLE,
-            bold: true,
-            ..Self::at(HPos::Center, VPos::Top)
-        }
-    }
-
-    fn legend() -> Self {
-        Self::at(HPos::Left, VPos::Center)
-    }
-
-    /// Hanging from its point.
-    fn under() -> Self {
-        Self::at(HPos::Center, VPos::Top)
-    }
-
-    /// Standing on its point.
-    fn below() -> Self {
-        Self::at(HPos::Center, VPos::Bottom)
-    }
-
-    /// Reading upwards, its middle at the point.
-    fn axis() -> Self {
-        Self {
-            turn: FontTransform::Rotate270,
-            ..Self::at(HPos::Center, VPos::Top)
-        }
-    }
-
-    /// Reading upwards, its end at the point.
-    fn turned() -> Self {
-        Self {
-            turn: FontTransform::Rotate270,
-            ..Self::at(HPos::Right, VPos::Center)
-        }
-    }
-
-    /// Reading upwards, its start at the point.
-    fn standing() -> Self {
-        Self {
-            turn: FontTransform::Rotate270,
-            ..Self::at(HPos::Left, VPos::Center)
-        }
-    }
-
-    fn inside(colour: RGBColor) -> Self {
-        Self {
-            colour,
-            ..Self::at(HPos::Center, VPos::Center)
-        }
-    }
-
-    fn style(&self, anchor: Pos) -> TextStyle<'_> {
-        // The SVG back end divides sizes by this.
-        let size = f64::from(self.size) * 1.24;
-        let weight = if self.bold {
-            FontStyle::Bold
-        } else {
-            FontStyle::Normal
-        };
-        let font = FontDesc::new(FontFamily::SansSerif, size, weight);
-        TextStyle::from(font.transform(self.turn.clone()))
-            .color(&self.colour)
-            .pos(anchor)
-    }
-}
-
-fn write(root: &Area, text: &str, at: (i32, i32), look: Look) -> Result<(), Report> {
-    let style = look.style(look.anchor);
-    root.draw(&Text::new(text.to_owned(), at, style))
-        .into_diagnostic()
-}
-
-fn line(root: &Area, points: Vec<(i32, i32)>, paint: &Paint) -> Result<(), Report> {
-    let style = paint.colour.stroke_width(2);
-    root.draw(&PathElement::new(points, style))
-        .into_diagnostic()
-}
-
-/// A bar between two corners, however they lie; with an edge, so that light ones show on paper.
-fn bar(
-    root: &Area,
-    (x0, y0): (i32, i32),
-    (x1, y1): (i32, i32),
-    paint: &Paint,
-) -> Result<(), Report> {
-    let corners = [(x0.min(x1), y0.min(y1)), (x0.max(x1), y0.max(y1))];
-    let fill = if paint.hollow { WHITE } else { paint.colour };
-    root.draw(&Rectangle::new(corners, fill.filled()))
-        .into_diagnostic()?;
-    let edge = if paint.hollow { paint.colour } else { BLACK };
-    let [(x0, y0), (x1, y1)] = corners;
-    let outline = vec![(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)];
-    let style = edge.stroke_width(if paint.hollow { 2 } else { 1 });
-    root.draw(&PathElement::new(outline, style))
-        .into_diagnostic()
-}
-
-fn mark(root: &Area, (x, y): (i32, i32), paint: &Paint) -> Result<(), Report> {
-    let inside = if paint.hollow { WHITE } else { paint.colour };
-    let points: Vec<(i32, i32)> = paint
-        .marker
-        .iter()
-        .map(|(dx, dy)| (x + dx, y + dy))
-        .collect();
-    root.draw(&Polygon::new(points.clone(), inside.filled()))
-        .into_diagnostic()?;
-    let outline = points
-        .iter()
-        .chain(points.first())
-        .copied()
-        .collect::<Vec<_>>();
-    root.draw(&PathElement::new(outline, paint.colour.stroke_width(1)))
-        .into_diagnostic()
-}
-
-/// Powers of ten in a range, or 1, 2 and 5 times these where that are few.
-fn log_ticks(range: &Range<f64>) -> Vec<f64> {
-    let decades = range.start.log10().floor() as i32..=range.end.log10().ceil() as i32;
-    let of = |factors: &'static [f64]| -> Vec<f64> {
-        let all = decades
-            .clone()
-            .flat_map(|d| factors.iter().map(move |f| f * 10f64.powi(d)));
-        all.filter(|v| range.contains(v)).collect()
-    };
-    let powers = of(&[1.0]);
-    if powers.len() > 3 {
-        powers
-    } else {
-        of(&[1.0, 2.0, 5.0])
-    }
-}
-
-/// The largest of 1, 2 and 5 times a power of ten that is not above a positive value.
-fn floor_125(value: f64) -> f64 {
-    let power = 10f64.powf(value.log10().floor());
-    let fits = [5.0, 2.0, 1.0].into_iter().find(|f| f * power <= value);
-    fits.unwrap_or(1.0) * power
-}
-
-/// Three digits, more only where a value is large: `0.0123`, `1.23`, `45.6`, `789`, `12.3M`.
-fn number(value: f64) -> String {
-    let plain = |v: f64| {
-        let digits = match v.abs() {
-            0.0 => return "0".to_owned(),
-            v if v >= 99.95 => 0,
-            v if v >= 9.995 => 1,
-            v if v >= 0.9995 => 2,
-            v if v >= 0.0995 => 3,
-            v if v >= 1e-4 => 4,
-            _ => return format!("{v:.1e}"),
-        };
-        let text = format!("{v:.digits$}");
-        match text.contains('.') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
-        }
-    };
-    match value.abs() {
-        v if v >= 1e15 => format!("{value:.2e}"),
-        v if v >= 1e12 => plain(value / 1e12) + "T",
-        v if v >= 1e9 => plain(value / 1e9) + "G",
-        v if v >= 1e6 => plain(value / 1e6) + "M",
-        v if v >= 1e4 => plain(value / 1e3) + "k",
-        _ => plain(value),
     }
 }

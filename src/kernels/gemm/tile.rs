@@ -89,7 +89,7 @@ impl Tile {
     }
 
     /// The candidates that are not mostly empty on `n` columns; never none, as some are narrow.
-    fn fitting(n: u32, dtype: DType) -> Vec<Tile> {
+    pub fn fitting(n: u32, dtype: DType) -> Vec<Tile> {
         let widest = n.checked_next_power_of_two().unwrap_or(u32::MAX).max(64);
         let fits = |tile: &Tile| tile.n <= widest;
         Self::candidates(dtype)

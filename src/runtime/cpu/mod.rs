@@ -4,7 +4,10 @@
 mod chunks;
 pub mod ops;
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use chunks::Chunks;
 use ops::{OpError, Read};
@@ -16,7 +19,7 @@ use super::{
     workspace::{ChunkOwner, NoRoom, Workspace},
 };
 use crate::{
-    kernels::Meta,
+    kernels::{KernelSpec, Meta},
     plan::Plan,
     program::{Place, Program, SizeOverflow, Step},
     tensor::{DType, Extents},
@@ -89,6 +92,7 @@ struct BatchData {
     positions: Vec<i32>,
     cu_lens: Vec<i32>,
     pair_offsets: Vec<i64>,
+    valid_lens: Vec<i32>,
     mask: Vec<i32>,
 }
 
@@ -103,6 +107,7 @@ impl BatchData {
             positions: when(program.reads(Meta::Positions), || batch.positions()),
             cu_lens: when(program.reads(Meta::CuLens), || batch.cu_lens()),
             pair_offsets: when(program.reads(Meta::PairOffsets), || batch.pair_offsets()),
+            valid_lens: when(program.reads(Meta::ValidLens), || batch.valid_lens()),
             mask: Vec::new(),
         }
     }
@@ -114,13 +119,15 @@ impl BatchData {
             Meta::Positions => Read::I32(&self.positions),
             Meta::CuLens => Read::I32(&self.cu_lens),
             Meta::PairOffsets => Read::I64(&self.pair_offsets),
+            Meta::ValidLens => Read::I32(&self.valid_lens),
             Meta::Mask => Read::I32(&self.mask),
         }
     }
 
     fn bytes(&self) -> u64 {
         let n = self.token_ids.len() + self.type_ids.len() + self.positions.len();
-        (4 * (n + self.cu_lens.len() + self.mask.len()) + 8 * self.pair_offsets.len()) as u64
+        let n = n + self.cu_lens.len() + self.valid_lens.len() + self.mask.len();
+        (4 * n + 8 * self.pair_offsets.len()) as u64
     }
 }
 
@@ -137,6 +144,15 @@ impl CpuSession {
 
     /// Runs a batch that was checked against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CpuError> {
+        self.run_observed(batch, |_, _| ())
+    }
+
+    /// As [`run`](Self::run); `observe` sees the kernel of each step in turn, and how long it took.
+    pub fn run_observed(
+        &mut self,
+        batch: &Batch,
+        mut observe: impl FnMut(&KernelSpec, Duration),
+    ) -> Result<Vec<Output>, CpuError> {
         let model = Arc::clone(&self.model);
         let program = &model.program;
         let extents = batch.extents();
@@ -149,7 +165,9 @@ impl CpuSession {
         self.batch_data = self.batch_data.max(data.bytes());
         let run = Run::new(&model, self.workspace.chunks(), &plan, extents, &data)?;
         for step in &program.steps {
-            run.step(step)?;
+            let began = Instant::now();
+            let kernel = run.step(step)?;
+            observe(kernel, began.elapsed());
         }
         program
             .outputs
@@ -171,6 +189,10 @@ impl CpuSession {
                 })
             })
             .collect()
+    }
+
+    pub fn program(&self) -> &Program {
+        &self.model.program
     }
 
     /// Bytes held now.
@@ -231,16 +253,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn step(&self, step: &Step) -> Result<(), CpuError> {
+    /// Runs one step; returns the kernel that served it.
+    fn step(&self, step: &Step) -> Result<&KernelSpec, CpuError> {
         let program = &self.model.program;
         let overflow = || SizeOverflow {
             tensor: step.name.clone(),
             shape: crate::tensor::Shape(vec![step.rows.clone()]),
         };
         let extents = step.extents(&self.extents).ok_or_else(overflow)?;
-        let kernel = step.kernel(&extents).ok_or_else(overflow)?;
+        let kernel = &program.kernels[step.kernel(&extents).ok_or_else(overflow)?];
         let Some((&out, reads)) = step.operands.split_last() else {
-            return Ok(());
+            return Ok(kernel);
         };
         let reads: Vec<Read<'_>> = reads
             .iter()
@@ -252,15 +275,14 @@ impl<'a> Run<'a> {
             })
             .collect();
         let Some((start, n)) = self.planned[out] else {
-            return Ok(());
+            return Ok(kernel);
         };
         // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
         let out = unsafe { std::slice::from_raw_parts_mut(start, n) };
-        ops::run(&program.kernels[kernel], &extents, &reads, &mut [out]).map_err(|source| {
-            CpuError::Step {
-                step: step.name.clone(),
-                source,
-            }
-        })
+        ops::run(kernel, &extents, &reads, &mut [out]).map_err(|source| CpuError::Step {
+            step: step.name.clone(),
+            source,
+        })?;
+        Ok(kernel)
     }
 }

@@ -8,6 +8,7 @@ use super::{
     device::Device,
     error::{CudaError, During},
 };
+use crate::plan::ALIGNMENT;
 use crate::runtime::workspace::ChunkOwner;
 
 /// Device memory.
@@ -18,14 +19,17 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// At least one byte, so that the address is valid.
+    /// At least one byte, so that the address is valid, and a multiple of [`ALIGNMENT`] of them:
+    /// kernels may read the whole of the 16 bytes that a tensor ends in.
     pub(super) fn new(device: &Device, bytes: u64, what: &'static str) -> Result<Self, CudaError> {
         let context = Arc::clone(device.context());
         context
             .bind_to_thread()
             .during(|| "use the device on this thread".into())?;
+        let size = bytes.max(1).checked_next_multiple_of(ALIGNMENT);
+        let size = size.and_then(|n| usize::try_from(n).ok());
         // SAFETY: the size is not zero; the buffer frees what it got.
-        match unsafe { result::malloc_sync(usize::try_from(bytes.max(1)).unwrap_or(usize::MAX)) } {
+        match unsafe { result::malloc_sync(size.unwrap_or(usize::MAX)) } {
             Ok(start) => Ok(Self {
                 context,
                 start,

@@ -86,6 +86,10 @@ impl Loaded {
         })
     }
 
+    pub(super) fn kernel(&self) -> &KernelSpec {
+        &self.kernel
+    }
+
     /// Launches on a stream. `pointers` are the kernel's tensors in the order of its signature.
     ///
     /// # Safety

@@ -116,9 +116,9 @@ impl Layout {
         MARGIN
     }
 
-    /// Height of what is below the axes.
-    pub fn below(&self) -> i32 {
-        self.height - self.top - self.plot_height
+    /// The lower end of the values' axis.
+    pub fn lower(&self) -> i32 {
+        self.top + self.plot_height
     }
 
     /// The horizontal middle of a group.
@@ -177,7 +177,7 @@ fn wrap(text: &str, width: i32) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
-            Some(line) if width_of(line, super::TITLE) + width_of(word, super::TITLE) < width => {
+            Some(line) if width_of(line, TITLE) + width_of(word, TITLE) < width => {
                 line.push(' ');
                 line.push_str(word);
             }

@@ -11,11 +11,11 @@ pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0x00, 0x4c, 0x78), // blue
     RGBColor(0xe6, 0x9f, 0x00), // orange
     RGBColor(0xf7, 0xee, 0x8a), // yellow
-    RGBColor(0xd5, 0x5e, 0x00), // vermillion
+    RGBColor(0xce, 0x5b, 0x00), // vermillion
     RGBColor(0x10, 0x10, 0x10), // black
     RGBColor(0x8f, 0xcd, 0xf2), // sky blue
-    RGBColor(0x00, 0x7a, 0x59), // bluish green
-    RGBColor(0xcc, 0x79, 0xa7), // reddish purple
+    RGBColor(0x00, 0x74, 0x54), // bluish green
+    RGBColor(0xcf, 0x7d, 0xab), // reddish purple
 ];
 
 /// Corners of the lines' markers, in pixels from the point.
@@ -32,6 +32,8 @@ pub(super) struct Paint {
     pub colour: RGBColor,
     /// Bars and markers as outlines.
     pub hollow: bool,
+    /// Width of lines.
+    pub stroke: u32,
     pub marker: &'static [(i32, i32)],
 }
 
@@ -39,8 +41,18 @@ impl Paint {
     pub const AXIS: Paint = Paint {
         colour: BLACK,
         hollow: false,
+        stroke: 1,
         marker: MARKERS[0],
     };
+    pub const GRID: Paint = Paint {
+        colour: RGBColor(205, 205, 205),
+        ..Self::AXIS
+    };
+
+    /// Whether a line of the colour is hard to see on white.
+    pub fn is_pale(&self) -> bool {
+        self.stroke > 1 && lightness(self.colour) > 75.0
+    }
 
     /// The colour of text that lies on a bar.
     pub fn ink(&self) -> RGBColor {
@@ -57,6 +69,7 @@ pub(super) fn paint(nth: usize) -> Paint {
     Paint {
         colour: COLOURS[nth % COLOURS.len()],
         hollow: nth / COLOURS.len() % 2 == 1,
+        stroke: 2,
         marker: MARKERS[nth % MARKERS.len()],
     }
 }

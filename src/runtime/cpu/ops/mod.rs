@@ -103,6 +103,15 @@ pub enum OpError {
         found: i64,
         expected: i64,
     },
+    #[error(
+        "{op}: `valid_lens[{index}]` is {found}; expected 1 to {len}, the tokens of the sequence"
+    )]
+    ValidLens {
+        op: &'static str,
+        index: usize,
+        found: i32,
+        len: usize,
+    },
     #[error("{op}: {what} end at column {end} of rows of {stride}; expected at most {stride}")]
     Columns {
         op: &'static str,
@@ -196,6 +205,7 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::L2Normalize(_) => "l2_normalize",
         KernelSpec::MeanPoolNormalize(_) => "mean_pool_normalize",
         KernelSpec::AttentionScores(_) => "attention_scores",
+        KernelSpec::AttentionSoftmax(k) if k.masked => "attention_masked_softmax",
         KernelSpec::AttentionSoftmax(_) => "attention_softmax",
         KernelSpec::AttentionContext(_) => "attention_context",
         KernelSpec::MhaShort(_) => "mha_short",
