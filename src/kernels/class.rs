@@ -51,11 +51,14 @@ impl KernelSpec {
     /// The part of a run that the kernel's time is counted to.
     pub fn class(&self) -> Class {
         match self {
-            Self::Gemm(_) => Class::Gemm,
+            Self::Gemm(_) | Self::GemmWgmma(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
-            | Self::MhaOnline(_) => Class::Attention,
+            | Self::MhaOnline(_)
+            | Self::MhaLongScores(_)
+            | Self::MhaLongReduce(_)
+            | Self::MhaLongContext(_) => Class::Attention,
             Self::AttentionSoftmax(_) => Class::Softmax,
             Self::LayerNorm(_) | Self::BiasResidualLayerNorm(_) | Self::EmbeddingLayerNorm(_) => {
                 Class::LayerNorm
@@ -87,8 +90,11 @@ impl KernelSpec {
         let attention = |heads, head| product(heads, head, Symbol::Pairs);
         match self {
             Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
+            Self::MhaLongScores(k) => attention(k.heads, k.head),
+            Self::MhaLongContext(k) => attention(k.heads, k.head),
             Self::MhaShort(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             Self::MhaOnline(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             _ => Size::constant(0),

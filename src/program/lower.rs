@@ -8,7 +8,8 @@ use super::{
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        KernelSpec, Meta, attention::*, elementwise::*, embedding::*, layernorm::*, pooling::*,
+        Instructions, KernelSpec, Meta, attention::*, elementwise::*, embedding::*, layernorm::*,
+        pooling::*,
     },
     tensor::{DType, Shape, Size, Symbol},
     tune::{Counted, Picks, Problem},
@@ -40,6 +41,8 @@ pub struct LowerOptions<'a> {
     /// Storage type of reals.
     pub dtype: DType,
     pub padding: Padding,
+    /// What the kernels may use: those of the card that the program is for.
+    pub instructions: Instructions,
     /// Where several kernels serve an operator, which to launch; what they do not say is the cost
     /// model's first guess.
     pub picks: Option<&'a Picks>,
@@ -84,6 +87,7 @@ struct Lowering<'a> {
     graph: &'a Graph,
     dtype: DType,
     padding: Padding,
+    instructions: Instructions,
     picks: Option<&'a Picks>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
@@ -97,6 +101,7 @@ impl<'a> Lowering<'a> {
             graph,
             dtype,
             padding: options.padding,
+            instructions: options.instructions,
             picks: options.picks,
             program: Program {
                 dtype,
@@ -231,7 +236,11 @@ impl<'a> Lowering<'a> {
         let one = |kernel: KernelSpec| Ok(vec![(None, kernel)]);
         match op {
             Op::Input(_) | Op::Weight(_) => Err("names data and computes nothing".to_owned()),
-            Op::Linear { .. } | Op::Attention { .. } => {
+            Op::Linear { .. }
+            | Op::Attention { .. }
+            | Op::LayerNorm { .. }
+            | Op::BiasResidualLayerNorm { .. }
+            | Op::Softmax { .. } => {
                 unreachable!("`problem` has these operators, so they were lowered above")
             }
             Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
@@ -270,17 +279,6 @@ impl<'a> Lowering<'a> {
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::LayerNorm { eps } => Ok(LayerNorm::variants(operand_width(0)?, *eps, dtype)
-                .into_iter()
-                .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
-                .collect()),
-            Op::BiasResidualLayerNorm { eps, bias } => {
-                let width = operand_width(0)?;
-                Ok(BiasResidualLayerNorm::variants(width, *eps, dtype, *bias)
-                    .into_iter()
-                    .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
-                    .collect())
-            }
             Op::SplitHeads { heads } => {
                 let head = width(self.graph.shape(id))?;
                 one(KernelSpec::SplitHeads(SplitHeads {
@@ -308,18 +306,6 @@ impl<'a> Lowering<'a> {
                 k: *k,
                 dtype,
             })),
-            Op::Softmax { scale } => {
-                let heads = constant(&self.graph.shape(id).0[0])?;
-                let softmax = AttentionSoftmax {
-                    masked: self.padding == Padding::Kept,
-                    ..AttentionSoftmax::new(heads, *scale, dtype)
-                };
-                Ok(softmax
-                    .by_length()
-                    .into_iter()
-                    .map(|(longest, softmax)| (longest.map(Limit::Longest), softmax.into()))
-                    .collect())
-            }
             Op::Context {
                 heads,
                 head,
@@ -358,13 +344,30 @@ impl<'a> Lowering<'a> {
     /// What an operator asks for, where several kernels serve it.
     fn problem(&self, id: NodeId, op: &Op) -> Result<Option<Problem>, String> {
         let dtype = self.dtype;
+        let first_width = || width(self.graph.shape(self.graph.operands(id)[0]));
         Ok(match *op {
             Op::Linear { epilogue } => Some(Problem::Gemm {
                 n: width(self.graph.shape(id))?,
-                k: width(self.graph.shape(self.graph.operands(id)[0]))?,
+                k: first_width()?,
                 dtype,
                 epilogue,
+                instructions: self.instructions,
             }),
+            Op::LayerNorm { eps } => {
+                let usual = LayerNorm::new(first_width()?, eps, dtype);
+                Some(Problem::LayerNorm(usual))
+            }
+            Op::BiasResidualLayerNorm { eps, bias } => {
+                let usual = BiasResidualLayerNorm::new(first_width()?, eps, dtype, bias);
+                Some(Problem::BiasResidualLayerNorm(usual))
+            }
+            Op::Softmax { scale } => {
+                let heads = constant(&self.graph.shape(id).0[0])?;
+                Some(Problem::Softmax(AttentionSoftmax {
+                    masked: self.padding == Padding::Kept,
+                    ..AttentionSoftmax::new(heads, scale, dtype)
+                }))
+            }
             Op::Attention {
                 heads,
                 head,
