@@ -289,6 +289,7 @@ impl Builder {
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
             picks: None,
             padding: self.padding,
+            instructions: device.instructions(),
         };
         let mut compiled = compile(&self.description()?, &self.config_json()?, &options)?;
         if tuned {

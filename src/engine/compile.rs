@@ -6,7 +6,7 @@ use super::EngineError;
 use crate::{
     codegen::{Codegen, Source},
     graph::Graph,
-    kernels::KernelSpec,
+    kernels::{Instructions, KernelSpec},
     model::{Description, Model},
     names::nearest,
     passes::{self, Report},
@@ -28,6 +28,8 @@ pub struct CompileOptions {
     /// Which kernels to launch where there are several; the cost model's first guess otherwise.
     pub picks: Option<Picks>,
     pub padding: Padding,
+    /// What the kernels may use.
+    pub instructions: Instructions,
 }
 
 impl CompileOptions {
@@ -39,6 +41,7 @@ impl CompileOptions {
             dtype,
             picks: None,
             padding: Padding::Removed,
+            instructions: Instructions::default(),
         }
     }
 
@@ -46,6 +49,7 @@ impl CompileOptions {
         LowerOptions {
             dtype: self.dtype,
             padding: self.padding,
+            instructions: self.instructions,
             picks: self.picks.as_ref(),
         }
     }

@@ -51,7 +51,7 @@ impl KernelSpec {
     /// The part of a run that the kernel's time is counted to.
     pub fn class(&self) -> Class {
         match self {
-            Self::Gemm(_) => Class::Gemm,
+            Self::Gemm(_) | Self::GemmWgmma(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -87,6 +87,7 @@ impl KernelSpec {
         let attention = |heads, head| product(heads, head, Symbol::Pairs);
         match self {
             Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaShort(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),

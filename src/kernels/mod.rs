@@ -103,6 +103,28 @@ impl Meta {
     }
 }
 
+/// The instructions that a kernel is written with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Instructions {
+    /// Those of compute capability 8.0, which every newer card has.
+    #[default]
+    Ampere,
+    /// Those of 9.0a alone: `wgmma`, and the tensor memory accelerator.
+    Hopper,
+}
+
+/// A matrix that a kernel moves box by box through the tensor memory accelerator: its parameter is
+/// a description of the matrix instead of a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMap {
+    /// Name of the parameter: a tensor `[rows, columns]` of 16-bit elements, with rows of a
+    /// multiple of 16 bytes.
+    pub param: &'static str,
+    pub box_rows: u32,
+    /// 64 at most: the 128 bytes of a swizzled row.
+    pub box_columns: u32,
+}
+
 /// Blocks and threads of one launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -244,6 +266,16 @@ pub trait Kernel {
 
     /// Every argument, in the order of the signature.
     fn params(&self) -> Vec<Param>;
+
+    /// What a card must have to run it.
+    fn instructions(&self) -> Instructions {
+        Instructions::Ampere
+    }
+
+    /// The parameters that are passed as descriptions of matrices.
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        Vec::new()
+    }
 
     /// Geometry for a batch. `extents.rows` is bound by the step that launches.
     fn launch(&self, extents: &Extents) -> Launch;

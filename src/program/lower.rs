@@ -8,7 +8,8 @@ use super::{
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        KernelSpec, Meta, attention::*, elementwise::*, embedding::*, layernorm::*, pooling::*,
+        Instructions, KernelSpec, Meta, attention::*, elementwise::*, embedding::*, layernorm::*,
+        pooling::*,
     },
     tensor::{DType, Shape, Size, Symbol},
     tune::{Counted, Picks, Problem},
@@ -40,6 +41,8 @@ pub struct LowerOptions<'a> {
     /// Storage type of reals.
     pub dtype: DType,
     pub padding: Padding,
+    /// What the kernels may use: those of the card that the program is for.
+    pub instructions: Instructions,
     /// Where several kernels serve an operator, which to launch; what they do not say is the cost
     /// model's first guess.
     pub picks: Option<&'a Picks>,
@@ -84,6 +87,7 @@ struct Lowering<'a> {
     graph: &'a Graph,
     dtype: DType,
     padding: Padding,
+    instructions: Instructions,
     picks: Option<&'a Picks>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
@@ -97,6 +101,7 @@ impl<'a> Lowering<'a> {
             graph,
             dtype,
             padding: options.padding,
+            instructions: options.instructions,
             picks: options.picks,
             program: Program {
                 dtype,
@@ -346,6 +351,7 @@ impl<'a> Lowering<'a> {
                 k: first_width()?,
                 dtype,
                 epilogue,
+                instructions: self.instructions,
             }),
             Op::LayerNorm { eps } => {
                 let usual = LayerNorm::new(first_width()?, eps, dtype);

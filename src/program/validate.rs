@@ -273,6 +273,9 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
     let eps = |value: f32| real("eps", value, value > 0.0);
     let dtype = match kernel {
         K::Gemm(k) => check_gemm(k).map(|()| k.dtype),
+        K::GemmWgmma(k) => check_gemm(&k.plain())
+            .and_then(|()| k.check())
+            .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Add(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),

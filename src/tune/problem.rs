@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::{Range, choice_at};
 use crate::{
     kernels::{
-        Kernel, KernelSpec,
+        Instructions, Kernel, KernelSpec,
         attention::{AttentionSoftmax, HeadView, MhaOnline, MhaShort, SoftmaxForm},
-        gemm::{Epilogue, Gemm, Tile},
+        gemm::{EitherGemm, Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile},
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams},
     },
     tensor::DType,
@@ -25,6 +25,8 @@ pub enum Problem {
         k: u32,
         dtype: DType,
         epilogue: Epilogue,
+        /// What the card has.
+        instructions: Instructions,
     },
     /// Softmax of `scale · q·kᵀ` times `v`, in each sequence and head.
     Attention {
@@ -48,6 +50,8 @@ pub enum Problem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Choice {
     Tile(Tile),
+    /// On Hopper.
+    Wgmma(WgmmaTile),
     /// For sequences of at most `max_len`.
     MhaShort {
         max_len: u32,
@@ -78,7 +82,14 @@ impl Problem {
                 k,
                 dtype,
                 epilogue,
-            } => format!("{}_{dtype}_n{n}_k{k}", epilogue.name()),
+                instructions,
+            } => {
+                let on = match instructions {
+                    Instructions::Ampere => "",
+                    Instructions::Hopper => "_hopper",
+                };
+                format!("{}_{dtype}_n{n}_k{k}{on}", epilogue.name())
+            }
             // Of the others a kernel without parameters of its own says the same in its symbol.
             Problem::Attention { .. } => match self.kernel(Choice::MhaOnline) {
                 Some(kernel) => kernel.as_kernel().symbol().replacen("mha_online", "mha", 1),
@@ -122,10 +133,18 @@ impl Problem {
                 }
                 choices
             }
-            Problem::Gemm { n, dtype, .. } => Tile::fitting(n, dtype)
-                .into_iter()
-                .map(Choice::Tile)
-                .collect(),
+            Problem::Gemm {
+                n,
+                k,
+                dtype,
+                instructions,
+                ..
+            } => {
+                let any = Tile::fitting(n, dtype).into_iter().map(Choice::Tile);
+                let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
+                any.chain(hopper.iter().copied().map(Choice::Wgmma))
+                    .collect()
+            }
             Problem::Attention { head, dtype, .. } => {
                 let longest = MhaShort::max_len_for(head, dtype);
                 let mut lengths: Vec<u32> = SHORT_LENGTHS
@@ -158,6 +177,9 @@ impl Problem {
         let cost = |choice: Choice| match (self, choice) {
             (&Problem::Gemm { n, k, dtype, .. }, Choice::Tile(tile)) => {
                 tile.cycles(size, n, k, dtype, n_sms)
+            }
+            (&Problem::Gemm { n, k, epilogue, .. }, Choice::Wgmma(tile)) => {
+                tile.cycles(size, n, k, epilogue, n_sms)
             }
             (Problem::Attention { .. }, choice) => choice.most().map_or(f64::MAX, |n| n as f64),
             (_, choice) => {
@@ -201,9 +223,26 @@ impl Problem {
                 k,
                 dtype,
                 epilogue,
+                instructions: Instructions::Ampere,
             } => Gemm::variants(n, k, dtype, epilogue)
                 .into_iter()
                 .map(|(up_to, gemm)| range(up_to, Choice::Tile(gemm.tile)))
+                .collect(),
+            Problem::Gemm {
+                n,
+                k,
+                dtype,
+                epilogue,
+                instructions: Instructions::Hopper,
+            } => GemmWgmma::variants(n, k, dtype, epilogue)
+                .into_iter()
+                .map(|(up_to, kernel)| {
+                    let choice = match kernel {
+                        EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),
+                        EitherGemm::Hopper(gemm) => Choice::Wgmma(gemm.tile),
+                    };
+                    range(up_to, choice)
+                })
                 .collect(),
             Problem::Attention { head, dtype, .. } => {
                 let max_len = MhaShort::max_len_for(head, dtype);
@@ -224,9 +263,26 @@ impl Problem {
                     k,
                     dtype,
                     epilogue,
+                    ..
                 },
                 Choice::Tile(tile),
             ) => Some(KernelSpec::Gemm(Gemm {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })),
+            (
+                &Problem::Gemm {
+                    n,
+                    k,
+                    dtype,
+                    epilogue,
+                    instructions: Instructions::Hopper,
+                },
+                Choice::Wgmma(tile),
+            ) => Some(KernelSpec::GemmWgmma(GemmWgmma {
                 n,
                 k,
                 dtype,
@@ -299,7 +355,7 @@ impl Choice {
         match self {
             Choice::MhaShort { max_len } => Some(max_len.into()),
             Choice::Softmax(form) => form.max_len().map(u64::from),
-            Choice::Tile(_) | Choice::MhaOnline | Choice::Teams(_) => None,
+            Choice::Tile(_) | Choice::Wgmma(_) | Choice::MhaOnline | Choice::Teams(_) => None,
         }
     }
 
@@ -322,6 +378,7 @@ impl fmt::Display for Choice {
                 "t{}x{}x{}_w{}x{}_s{}",
                 t.m, t.n, t.k, t.warps_m, t.warps_n, t.stages
             ),
+            Choice::Wgmma(t) => f.write_str(&t.name()),
             Choice::MhaShort { max_len } => write!(f, "mha_short_l{max_len}"),
             Choice::MhaOnline => f.write_str("mha_online"),
             Choice::Teams(teams) => write!(f, "warps{}_x{}", teams.warps, teams.x_rows),
@@ -345,120 +402,4 @@ impl fmt::Display for Counted {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::kernels::gemm::Activation;
-
-    pub fn gemm() -> Problem {
-        Problem::Gemm {
-            n: 3072,
-            k: 768,
-            dtype: DType::F16,
-            epilogue: Epilogue {
-                bias: true,
-                activation: Some(Activation::GeluExact),
-            },
-        }
-    }
-
-    pub fn attention(head: u32) -> Problem {
-        let stride = 3 * 12 * head;
-        let view = |part: u32| HeadView::TokenMajor {
-            offset: part * 12 * head,
-            stride,
-        };
-        Problem::Attention {
-            heads: 12,
-            head,
-            scale: 1.0 / (head as f32).sqrt(),
-            q: view(0),
-            k: view(1),
-            v: view(2),
-            dtype: DType::F16,
-        }
-    }
-
-    pub fn layernorm() -> Problem {
-        Problem::BiasResidualLayerNorm(BiasResidualLayerNorm::new(768, 1e-12, DType::F16, true))
-    }
-
-    pub fn softmax() -> Problem {
-        Problem::Softmax(AttentionSoftmax::new(12, 0.125, DType::F16))
-    }
-
-    #[test]
-    fn keys_say_what_is_computed() {
-        assert_eq!(
-            layernorm().key(),
-            "bias_residual_layernorm_f16_w768_eps1em12"
-        );
-        assert_eq!(softmax().key(), "attention_softmax_f16_h12_scale0p125");
-        assert_eq!(gemm().key(), "gemm_bias_gelu_f16_n3072_k768");
-        assert_eq!(attention(64).key(), "mha_f16_h12x64_qkv2304");
-    }
-
-    #[test]
-    fn every_candidate_has_a_kernel_and_the_guess_is_made_of_candidates() {
-        for problem in [gemm(), attention(64), attention(7), layernorm(), softmax()] {
-            let candidates = problem.candidates();
-            assert!(candidates.iter().all(|&c| problem.kernel(c).is_some()));
-            for range in problem.guess() {
-                assert!(candidates.contains(&range.choice), "{range:?}");
-                assert!(
-                    range
-                        .choice
-                        .most()
-                        .is_none_or(|most| range.up_to == Some(most))
-                );
-            }
-        }
-        assert_eq!(gemm().kernel(Choice::MhaOnline), None);
-        assert_eq!(attention(64).kernel(gemm().candidates()[0]), None);
-    }
-
-    #[test]
-    fn a_short_kernel_is_no_candidate_beyond_its_length() {
-        let problem = attention(64);
-        let max_len = MhaShort::max_len_for(64, DType::F16);
-        assert!(problem.candidates().contains(&Choice::MhaShort { max_len }));
-        let ranked = problem.ranked(u64::from(max_len) + 1, 132);
-        assert_eq!(ranked, [Choice::MhaOnline]);
-        assert_eq!(problem.ranked(20, 132)[0], Choice::MhaShort { max_len: 32 });
-    }
-
-    #[test]
-    fn the_model_puts_the_tile_first_that_it_picks() {
-        let Problem::Gemm { n, k, dtype, .. } = gemm() else {
-            unreachable!("a GEMM");
-        };
-        for rows in [16, 500, 8192] {
-            let best = Tile::pick(rows, n, k, dtype, 132);
-            assert_eq!(gemm().ranked(rows, 132)[0], Choice::Tile(best));
-        }
-    }
-
-    #[test]
-    fn rows_are_shared_as_guessed_or_nearly_so_first() {
-        for (problem, sizes) in [(layernorm(), [16, 8192]), (softmax(), [100, 500])] {
-            for size in sizes {
-                let ranked = problem.ranked(size, 132);
-                assert_eq!(Some(ranked[0]), choice_at(&problem.guess(), size));
-                assert!(ranked.len() > 3);
-            }
-        }
-        assert_eq!(
-            softmax().ranked(9000, 132),
-            [Choice::Softmax(SoftmaxForm::Streamed)]
-        );
-    }
-
-    #[test]
-    fn a_range_serves_sizes_up_to_its_limit() {
-        let ranges = attention(64).guess();
-        let Some(most) = ranges[0].up_to else {
-            unreachable!("the short kernel has a limit");
-        };
-        assert_eq!(choice_at(&ranges, most), Some(ranges[0].choice));
-        assert_eq!(choice_at(&ranges, most + 1), Some(Choice::MhaOnline));
-    }
-}
+pub(super) mod tests;

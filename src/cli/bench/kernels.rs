@@ -28,7 +28,6 @@ use crate::{
     runtime::cuda::{Device, Lap, Stopwatch},
 };
 use problem::{Family, Problem, Task};
-use report::Row;
 
 #[derive(clap::Args)]
 pub(in crate::cli) struct Args {
@@ -70,12 +69,6 @@ struct Request<'a> {
 }
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
-    if !args.dtype.is_real() {
-        return Err(miette!(
-            "kernels are timed on f32, f16 or bf16, not on {}",
-            args.dtype
-        ));
-    }
     let problems = problems(&args)?;
     let request = Request {
         dtype: args.dtype.name(),
