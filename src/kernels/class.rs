@@ -55,7 +55,10 @@ impl KernelSpec {
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
-            | Self::MhaOnline(_) => Class::Attention,
+            | Self::MhaOnline(_)
+            | Self::MhaLongScores(_)
+            | Self::MhaLongReduce(_)
+            | Self::MhaLongContext(_) => Class::Attention,
             Self::AttentionSoftmax(_) => Class::Softmax,
             Self::LayerNorm(_) | Self::BiasResidualLayerNorm(_) | Self::EmbeddingLayerNorm(_) => {
                 Class::LayerNorm
@@ -90,6 +93,8 @@ impl KernelSpec {
             Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
+            Self::MhaLongScores(k) => attention(k.heads, k.head),
+            Self::MhaLongContext(k) => attention(k.heads, k.head),
             Self::MhaShort(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             Self::MhaOnline(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             _ => Size::constant(0),

@@ -44,7 +44,7 @@ pub enum Role {
         shape: Shape,
         fill: Fill,
     },
-    /// `T* name`, all of which the kernel writes.
+    /// `T* name`, of which the kernel writes all that its reference gives a number for.
     Write { dtype: DType, shape: Shape },
     /// A scalar computed from the batch: `unsigned int name`.
     Count(Size),
@@ -284,7 +284,8 @@ pub trait Kernel {
     fn threads(&self) -> u32;
 
     /// The definition: reads `args` of role `Read` (in signature order, counts left out) and
-    /// returns the tensors of role `Write`, in order, not yet rounded to their storage type.
+    /// returns the tensors of role `Write`, in order, not yet rounded to their storage type, with
+    /// NaN where the kernel writes nothing.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor>;
 
     /// Batches that the kernel is checked on.

@@ -324,6 +324,14 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
         K::MhaOnline(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
+        K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.dtype),
+        // Between two tensors of f32, whatever the program stores.
+        K::MhaLongReduce(k) => widths(&[k.heads]).map(|()| stored),
+        K::MhaLongContext(k) => heads(k.heads, k.head, &[k.v])
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.dtype),
         K::PackScan(_) | K::PackTokens(_) => {
             Err("packing is the runtime's, not a program's".to_owned())
         }
