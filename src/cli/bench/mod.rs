@@ -14,7 +14,7 @@ pub(super) enum Command {
     /// Each allocator on one stream of requests of random lengths (TurboTransformers, figure 7)
     Allocators(allocators::Args),
     /// Token ids to last hidden state, on sets of lengths
-    Encoder(encoder::Args),
+    Encoder(Box<encoder::Args>),
     /// Our GEMM kernels against cuBLASLt on a CUDA device
     Gemm(gemm::Args),
     /// Softmax, LayerNorm, attention and GEMM by shape: our variants, and PyTorch's kernels
@@ -26,7 +26,7 @@ pub(super) enum Command {
 pub(super) fn run(command: Command) -> Outcome {
     match command {
         Command::Allocators(args) => allocators::run(args),
-        Command::Encoder(args) => encoder::run(args),
+        Command::Encoder(args) => encoder::run(*args),
         Command::Gemm(args) => gemm::run(args),
         Command::Kernels(args) => kernels::run(args),
         Command::Load(args) => load::run(args),
