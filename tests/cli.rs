@@ -85,6 +85,7 @@ fn every_subcommand_has_help() {
         "explain",
         "emit",
         "compile",
+        "tune",
         "plan",
         "run",
         "verify",
@@ -276,7 +277,7 @@ fn allocators_are_compared_on_one_stream() {
 #[test]
 fn sources_are_written() {
     let cli = Cli::new();
-    assert_snapshot!(cli.ok(&["emit", "bert", "--weights", ".", "-o", "cu"]), @"10 kernels written to cu");
+    assert_snapshot!(cli.ok(&["emit", "bert", "--weights", ".", "-o", "cu"]), @"11 kernels written to cu");
     let files = std::fs::read_dir(cli.0.file("cu")).expect("the folder was made");
     for file in files {
         let file = file.expect("a file").path();
@@ -477,4 +478,81 @@ fn a_bad_checkpoint_is_refused_before_anything_else() {
     cli.0
         .write("config.json", tiny_config().to_string().replace("16", "15"));
     assert_snapshot!(cli.ids_error("[[1]]"), @r#"× `hidden / heads` has no value: 15 / 2 leaves a remainder of 1 ╭─[bert.ron:26:17] 25 "heads": Key("num_attention_heads"), 26 "head": "hidden / heads", · ────────┬─────── · ╰── 15 / 2 leaves a remainder of 1 27 "inner": Key("intermediate_size"), ╰──── help: here hidden = 15 and heads = 2"#);
+}
+
+#[test]
+fn kernels_are_tuned_on_a_card_only_and_picks_of_another_are_refused() {
+    let cli = Cli::new();
+    let model = ["bert", "--weights", "."];
+    let error = |command: &str, more: &[&str]| {
+        let text = cli.error(&[&[command], &model[..], more].concat());
+        let threads = text.split_whitespace().rev();
+        let n = threads.skip_while(|w| !w.starts_with("threads")).nth(1);
+        n.map_or(text.clone(), |n| {
+            text.replace(&format!(" {n} threads"), " N threads")
+        })
+    };
+    assert_snapshot!(error("tune", &["--device", "cpu"]), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
+    cli.0.write("ids.json", "[[1, 2]]");
+    let ids = ["--device", "cpu", "--ids", "ids.json"];
+    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
+    assert_snapshot!(error("run", &[&ids[..], &["--picks", "absent"]].concat()), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
+    assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is no way to tune; expected off, quick or full For more information, try '--help'.");
+    let compile = ["--picks", "picks.ron", "-o", "tiny"];
+    assert_snapshot!(error("compile", &compile), @"× `picks.ron` cannot be read ╰─▶ No such file or directory (os error 2)");
+    cli.0.write("picks.ron", "(format: 2)");
+    assert_snapshot!(error("compile", &compile), @"× the picks in `picks.ron` are refused: their format is 2, this version of gemmule reads format 1; measure anew with `--tune quick`, or leave the file out");
+    let card = "card: (name: \"Card\", capability: (9, 0), n_sms: 1)";
+    cli.0.write(
+        "picks.ron",
+        format!("(format: 1, gemmule: \"0\", {card}, nvrtc: (1, 2), problems: [])"),
+    );
+    let other = [&compile[..], &["--arch", "sm_80"]].concat();
+    assert_snapshot!(error("compile", &other), @"× the picks in `picks.ron` are refused: they were measured on Card (capability 9.0, 1 multiprocessors), whose code is for sm_90a, not for sm_80; measure anew with `--tune quick`, or leave the file out");
+    let text = error("compile", &compile);
+    assert!(text.contains("measured with code of NVRTC 1.2"), "{text}");
+}
+
+#[test]
+fn an_artifact_shows_the_picks_that_it_was_compiled_with() {
+    let cli = Cli::new();
+    let mut compiled = common::tiny_compiled(DType::F16);
+    let artifact = cli.0.file("tiny");
+    let without = gemmule::engine::Artifact::of(common::tiny_compiled(DType::F16), Vec::new());
+    without.write(&artifact).expect("it is written");
+    assert_snapshot!(cli.error(&["tune", "tiny"]), @"× `tiny` was compiled without picks: its kernels are the cost model's guess; compile it again with --tune or --picks");
+
+    let mut picks = gemmule::tune::Picks::new(gemmule::tune::Made {
+        card: gemmule::tune::Card {
+            name: "Card".to_owned(),
+            capability: (9, 0),
+            n_sms: 7,
+        },
+        nvrtc: (13, 0),
+    });
+    let problem = &compiled.problems().expect("it was lowered")[0];
+    let picked = gemmule::tune::Picked {
+        digest: "0".repeat(64),
+        effort: gemmule::tune::Effort::Full,
+        ranges: problem.guess(),
+        timings: vec![gemmule::tune::Timing {
+            size: 16,
+            us: 1.5,
+            guess_us: 3.0,
+        }],
+    };
+    picks.problems.insert(problem.key(), picked);
+    compiled = compiled
+        .with_picks(Some(picks.clone()))
+        .expect("they are sound");
+    let with = gemmule::engine::Artifact::of(compiled, Vec::new());
+    with.write(&artifact).expect("it is written");
+    assert_snapshot!(
+        "tune",
+        cli.ok(&["tune", "tiny", "--export", "out.ron", "--json", "out.json"])
+    );
+    let exported = gemmule::engine::read_picks(&cli.0.file("out.ron"));
+    assert_eq!(exported.expect("they are sound"), picks);
+    let json = std::fs::read_to_string(cli.0.file("out.json")).expect("it was written");
+    assert!(json.contains("\"guess_us\": 3.0"), "{json}");
 }

@@ -10,12 +10,13 @@ use super::{
     Artifact, Backend, DeviceChoice, DeviceName, Engine, EngineError, TuneMode, Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
     default_dtype,
+    tune::say_guesses,
 };
 use crate::{
     jit::{Cubin, Jit},
     model::Description,
     plan::ChunkPolicy,
-    program::{Place, Program},
+    program::{Padding, Place, Program},
     runtime::{
         AllocatorChoice, Planner,
         batch::Limits,
@@ -78,6 +79,7 @@ pub struct Builder {
     tune: TuneMode,
     picks: Option<PathBuf>,
     allocator: AllocatorChoice,
+    padding: Padding,
     progress: Progress,
 }
 
@@ -97,6 +99,7 @@ impl Builder {
             tune: TuneMode::Off,
             picks: None,
             allocator: AllocatorChoice::default(),
+            padding: Padding::Removed,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -179,6 +182,14 @@ impl Builder {
         self.allocator(AllocatorChoice::Chunk(policy))
     }
 
+    /// Whether sequences are packed, or padded to the longest of their batch. Results are the same;
+    /// padding is kept only to measure what packing saves. It needs the pass `fuse_attention`
+    /// switched off and no output that is a mean over tokens.
+    pub fn padding(mut self, padding: Padding) -> Self {
+        self.padding = padding;
+        self
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -237,6 +248,7 @@ impl Builder {
             device,
             limits,
             allocator: self.allocator,
+            padding: self.padding,
             times,
         })
     }
@@ -252,6 +264,9 @@ impl Builder {
             if tuned {
                 return Err(EngineError::TuneArtifact { file: file.clone() });
             }
+            if self.padding == Padding::Kept {
+                return Err(EngineError::ArtifactPadding { file: file.clone() });
+            }
             let mut artifact = Artifact::read(file)?;
             if let Some(asked) = self.dtype.filter(|&d| d != artifact.program.dtype) {
                 return Err(EngineError::ArtifactDType {
@@ -259,6 +274,10 @@ impl Builder {
                     stored: artifact.program.dtype.to_string(),
                     asked: asked.to_string(),
                 });
+            }
+            if let Some(picks) = &artifact.picks {
+                let (n, card) = (picks.problems.len(), &picks.made.card);
+                tracing::info!("{n} problems as picked on {card}; `gemmule tune` shows them");
             }
             let cubins = std::mem::take(&mut artifact.cubins);
             return Ok((artifact, Some(cubins)));
@@ -269,6 +288,8 @@ impl Builder {
             without: self.without.clone(),
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
             picks: None,
+            padding: self.padding,
+            instructions: device.instructions(),
         };
         let mut compiled = compile(&self.description()?, &self.config_json()?, &options)?;
         if tuned {
@@ -276,6 +297,8 @@ impl Builder {
             let picks = self.chosen(device, &compiled)?;
             compiled = compiled.with_picks(Some(picks))?;
             times.tune = began.elapsed();
+        } else if matches!(device, DeviceName::Cuda(_)) {
+            say_guesses(&compiled.problems()?);
         }
         Ok((Artifact::of(compiled, Vec::new()), None))
     }

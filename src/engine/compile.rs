@@ -6,11 +6,11 @@ use super::EngineError;
 use crate::{
     codegen::{Codegen, Source},
     graph::Graph,
-    kernels::KernelSpec,
+    kernels::{Instructions, KernelSpec},
     model::{Description, Model},
     names::nearest,
     passes::{self, Report},
-    program::{self, Program},
+    program::{self, LowerOptions, Padding, Program},
     tensor::DType,
     tune::{Picks, Problem},
 };
@@ -27,6 +27,9 @@ pub struct CompileOptions {
     pub dtype: DType,
     /// Which kernels to launch where there are several; the cost model's first guess otherwise.
     pub picks: Option<Picks>,
+    pub padding: Padding,
+    /// What the kernels may use.
+    pub instructions: Instructions,
 }
 
 impl CompileOptions {
@@ -37,6 +40,17 @@ impl CompileOptions {
             without: BTreeSet::new(),
             dtype,
             picks: None,
+            padding: Padding::Removed,
+            instructions: Instructions::default(),
+        }
+    }
+
+    fn lowering(&self) -> LowerOptions<'_> {
+        LowerOptions {
+            dtype: self.dtype,
+            padding: self.padding,
+            instructions: self.instructions,
+            picks: self.picks.as_ref(),
         }
     }
 }
@@ -55,23 +69,15 @@ pub struct Compiled {
 impl Compiled {
     /// What has several kernels to choose from.
     pub fn problems(&self) -> Result<Vec<Problem>, EngineError> {
-        Ok(program::problems(&self.graph, self.options.dtype)?)
+        Ok(program::problems(&self.graph, &self.options.lowering())?)
     }
 
     /// The same model with other picks.
     pub fn with_picks(mut self, picks: Option<Picks>) -> Result<Self, EngineError> {
         self.options.picks = picks;
-        self.program = lower(&self.graph, &self.options)?;
+        self.program = program::lower(&self.graph, &self.options.lowering())?;
         Ok(self)
     }
-}
-
-fn lower(graph: &Graph, options: &CompileOptions) -> Result<Program, EngineError> {
-    Ok(program::lower(
-        graph,
-        options.dtype,
-        options.picks.as_ref(),
-    )?)
 }
 
 /// Description and config to program. Needs no device and no CUDA library.
@@ -108,7 +114,7 @@ pub fn compile(
         };
         graph.add_output(name.clone(), id);
     }
-    let program = lower(&graph, options)?;
+    let program = program::lower(&graph, &options.lowering())?;
     Ok(Compiled {
         model,
         graph,

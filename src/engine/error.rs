@@ -97,6 +97,10 @@ pub enum EngineError {
         counted: String,
         choice: String,
     },
+    #[error(
+        "the artifact `{file}` was compiled to run without padding; build the engine from the description to keep padding"
+    )]
+    ArtifactPadding { file: PathBuf },
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error("text {index} cannot be tokenized: {problem}")]

@@ -16,10 +16,12 @@
 //! ```
 
 mod artifact;
+mod breakdown;
 mod builder;
 mod catalogue;
 mod compile;
 mod error;
+mod padding;
 mod picks;
 mod text;
 mod tune;
@@ -28,6 +30,7 @@ mod verify;
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 pub use artifact::Artifact;
+pub use breakdown::{Breakdown, Share};
 pub use builder::{Builder, LoadTimes, Stage, config, description};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
@@ -37,7 +40,11 @@ pub use text::TextEncoder;
 pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
 
+pub use crate::program::Padding;
+
 use crate::{
+    jit::Target,
+    kernels::Instructions,
     program::Program,
     runtime::{
         AllocatorChoice, Footprint, MemoryUse, MemoryWork, Output, Planner,
@@ -94,6 +101,23 @@ impl fmt::Display for DeviceName {
     }
 }
 
+impl DeviceName {
+    /// What kernels for this device may use.
+    pub fn instructions(&self) -> Instructions {
+        match self {
+            Self::Cpu { .. } => Instructions::default(),
+            Self::Cuda(info) => {
+                let (major, minor) = info.capability;
+                Target::for_capability(major, minor).map_or_else(
+                    // Running there fails later, with what is wrong with the card.
+                    |_| Instructions::default(),
+                    Target::instructions,
+                )
+            }
+        }
+    }
+}
+
 impl DeviceChoice {
     /// The device that this choice means on this machine.
     pub fn resolve(self) -> Result<DeviceName, EngineError> {
@@ -131,6 +155,7 @@ pub struct Engine {
     device: DeviceName,
     limits: Limits,
     allocator: AllocatorChoice,
+    padding: Padding,
     times: LoadTimes,
 }
 
@@ -170,6 +195,7 @@ impl Engine {
     pub fn session_with(&self, allocator: &AllocatorChoice) -> Result<Session, EngineError> {
         Ok(Session {
             limits: self.limits,
+            padding: self.padding,
             backend: match &self.backend {
                 Backend::Cpu(model) => {
                     let session = CpuSession::new(Arc::clone(model), allocator)?;
@@ -193,12 +219,17 @@ impl Engine {
 
     /// As [`Engine::bytes_needed`], beside the bytes that no plan could do without.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
-        let extents = batch.extents();
+        let extents = padding::laid_out(batch, self.padding)?.extents();
         Ok(Planner::footprint(
             self.program(),
             &self.allocator,
             &extents,
         )?)
+    }
+
+    /// Tokens that the launches of a batch run over: with padding kept, more than it has.
+    pub fn tokens_computed(&self, batch: &Batch) -> Result<u64, EngineError> {
+        Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
     }
 
     pub fn program(&self) -> &Program {
@@ -231,6 +262,7 @@ impl Engine {
 /// What one caller needs to run an [`Engine`]. A run that fails leaves it usable.
 pub struct Session {
     limits: Limits,
+    padding: Padding,
     backend: SessionBackend,
 }
 
@@ -243,10 +275,14 @@ impl Session {
     /// Runs a batch and returns the outputs that the engine was built for.
     pub fn run(&mut self, batch: &Batch) -> Result<Outputs, EngineError> {
         batch.check(&self.limits)?;
-        let outputs = match &mut self.backend {
-            SessionBackend::Cpu(session) => session.run(batch)?,
-            SessionBackend::Cuda(session) => session.run(batch)?,
+        let laid_out = padding::laid_out(batch, self.padding)?;
+        let mut outputs = match &mut self.backend {
+            SessionBackend::Cpu(session) => session.run(&laid_out)?,
+            SessionBackend::Cuda(session) => session.run(&laid_out)?,
         };
+        if self.padding == Padding::Kept {
+            padding::remove(&mut outputs, self.program(), &laid_out);
+        }
         Ok(Outputs {
             outputs,
             lens: batch.lens().to_vec(),
@@ -261,6 +297,7 @@ impl Session {
         runs: usize,
     ) -> Result<Timing, EngineError> {
         batch.check(&self.limits)?;
+        let batch = &*padding::laid_out(batch, self.padding)?;
         match &mut self.backend {
             SessionBackend::Cuda(session) => Ok(session.time(batch, warm_up, runs)?),
             SessionBackend::Cpu(session) => {
@@ -274,6 +311,13 @@ impl Session {
                 }
                 Ok(timing)
             }
+        }
+    }
+
+    fn program(&self) -> &Program {
+        match &self.backend {
+            SessionBackend::Cpu(session) => session.program(),
+            SessionBackend::Cuda(session) => session.program(),
         }
     }
 

@@ -55,14 +55,15 @@ pub fn picks_for_targets(
 ) -> Result<Picks, EngineError> {
     let picks = read_picks(file)?;
     let check = || -> Result<(), PicksError> {
-        let card = &picks.made.card;
-        let own = target_of(card);
-        let other = targets.iter().find(|&&target| Some(target) != own);
-        if own.is_none() || other.is_some() {
+        let found = picks.made.card.clone();
+        let Some(own) = target_of(&found) else {
+            return Err(PicksError::NoTarget { found });
+        };
+        if let Some(other) = targets.iter().find(|&&target| target != own) {
             return Err(PicksError::Target {
-                found: card.clone(),
-                found_target: own.map_or("no target", Target::name).to_owned(),
-                expected: other.map_or("any", |target| target.name()).to_owned(),
+                found,
+                found_target: own.name(),
+                expected: other.name(),
             });
         }
         picks.check_nvrtc(nvrtc)

@@ -247,7 +247,7 @@ impl Choosing<'_> {
                 }
                 None => match self.effort {
                     Some(effort) => missing.push((one, effort)),
-                    None => say(&key, &one.problem.guess(), "the cost model's guess"),
+                    None => say(&key, &one.problem.guess(), GUESSED),
                 },
             }
         }
@@ -375,6 +375,15 @@ fn picked(problem: &Problem, digest: String, effort: Effort, samples: &[Sample])
         ranges,
     })
 }
+
+/// Says which kernels are launched where nothing was measured.
+pub(super) fn say_guesses(problems: &[Problem]) {
+    for problem in problems {
+        say(&problem.key(), &problem.guess(), GUESSED);
+    }
+}
+
+const GUESSED: &str = "the cost model's guess";
 
 fn say(key: &str, ranges: &[Range], from: &str) {
     let shown: Vec<String> = ranges

@@ -1,10 +1,12 @@
-//! Attention over packed sequences: the unfused pieces, and the two fused kernels.
+//! Attention over packed sequences: the unfused pieces, the two fused kernels, and the three of a
+//! grouped GEMM for long sequences.
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
 //! `i` and key `j` of sequence `b` with length `n` lie at
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
 mod fused;
+mod long;
 mod operands;
 mod params;
 mod softmax;
@@ -14,6 +16,10 @@ mod unfused;
 mod view;
 
 pub use fused::{MhaOnline, MhaShort};
+pub use long::{
+    Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
+    statistics_shape,
+};
 pub use softmax::{AttentionSoftmax, SoftmaxForm};
 pub use unfused::{AttentionContext, AttentionScores};
 pub use view::{HeadView, usual_scale};
@@ -119,6 +125,13 @@ pub fn representative() -> Vec<KernelSpec> {
                 dtype,
             }));
         }
+        for (heads, head) in [(12, 64), (12, 32), (2, 80), (2, 128), (1, 72), (3, 256)] {
+            let column = |i| HeadView::TokenMajor {
+                offset: i * heads * head,
+                stride: 3 * heads * head,
+            };
+            all.extend(long(heads, head, [0, 1, 2].map(column), dtype));
+        }
         let (heads, head) = (4, 40);
         let plain = HeadView::TokenMajor {
             offset: 0,
@@ -146,6 +159,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 v,
                 dtype,
             }));
+            all.extend(long(heads, head, [q, k, v], dtype));
             let scale = usual_scale(head);
             all.push(KernelSpec::from(AttentionScores {
                 heads,
@@ -190,5 +204,27 @@ pub fn representative() -> Vec<KernelSpec> {
         }));
         all.extend(softmax::representative(dtype));
     }
+    for heads in [12, 3, 1] {
+        all.push(KernelSpec::from(MhaLongReduce { heads }));
+    }
     all
+}
+
+/// Both grouped GEMMs.
+fn long(heads: u32, head: u32, [q, k, v]: [HeadView; 3], dtype: DType) -> [KernelSpec; 2] {
+    let scores = MhaLongScores {
+        heads,
+        head,
+        scale: usual_scale(head),
+        q,
+        k,
+        dtype,
+    };
+    let context = MhaLongContext {
+        heads,
+        head,
+        v,
+        dtype,
+    };
+    [scores.into(), context.into()]
 }

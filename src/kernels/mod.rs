@@ -8,6 +8,7 @@
 
 pub mod attention;
 pub mod chain;
+mod class;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
@@ -22,6 +23,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use class::Class;
 pub use spec::{KernelSpec, representative};
 
 use crate::tensor::{DType, Extents, Shape, Size};
@@ -42,7 +44,7 @@ pub enum Role {
         shape: Shape,
         fill: Fill,
     },
-    /// `T* name`, all of which the kernel writes.
+    /// `T* name`, of which the kernel writes all that its reference gives a number for.
     Write { dtype: DType, shape: Shape },
     /// A scalar computed from the batch: `unsigned int name`.
     Count(Size),
@@ -99,6 +101,28 @@ impl Meta {
             _ => DType::I32,
         }
     }
+}
+
+/// The instructions that a kernel is written with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Instructions {
+    /// Those of compute capability 8.0, which every newer card has.
+    #[default]
+    Ampere,
+    /// Those of 9.0a alone: `wgmma`, and the tensor memory accelerator.
+    Hopper,
+}
+
+/// A matrix that a kernel moves box by box through the tensor memory accelerator: its parameter is
+/// a description of the matrix instead of a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMap {
+    /// Name of the parameter: a tensor `[rows, columns]` of 16-bit elements, with rows of a
+    /// multiple of 16 bytes.
+    pub param: &'static str,
+    pub box_rows: u32,
+    /// 64 at most: the 128 bytes of a swizzled row.
+    pub box_columns: u32,
 }
 
 /// Blocks and threads of one launch.
@@ -243,6 +267,16 @@ pub trait Kernel {
     /// Every argument, in the order of the signature.
     fn params(&self) -> Vec<Param>;
 
+    /// What a card must have to run it.
+    fn instructions(&self) -> Instructions {
+        Instructions::Ampere
+    }
+
+    /// The parameters that are passed as descriptions of matrices.
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        Vec::new()
+    }
+
     /// Geometry for a batch. `extents.rows` is bound by the step that launches.
     fn launch(&self, extents: &Extents) -> Launch;
 
@@ -250,7 +284,8 @@ pub trait Kernel {
     fn threads(&self) -> u32;
 
     /// The definition: reads `args` of role `Read` (in signature order, counts left out) and
-    /// returns the tensors of role `Write`, in order, not yet rounded to their storage type.
+    /// returns the tensors of role `Write`, in order, not yet rounded to their storage type, with
+    /// NaN where the kernel writes nothing.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor>;
 
     /// Batches that the kernel is checked on.

@@ -32,10 +32,10 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads, MergeHeads, LayerNorm,
+    Gemm, GemmWgmma, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads, MergeHeads, LayerNorm,
     BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
     MeanPoolNormalize, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    PackScan, PackTokens,
+    MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens,
 }
 
 impl KernelSpec {

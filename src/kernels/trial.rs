@@ -113,7 +113,8 @@ impl Meta {
 
 impl Tolerance {
     /// Compares a result with what the reference gave. A value that is not finite where the
-    /// reference is differs without bound.
+    /// reference is differs without bound. Where the reference is NaN nothing is to be written, so
+    /// the result must be what it was before, which is NaN as well.
     pub fn compare(&self, got: &[f32], want: &[f32]) -> Difference {
         let mut difference = Difference::default();
         if got.len() != want.len() {
@@ -125,13 +126,18 @@ impl Tolerance {
         }
         let mut sum = 0f64;
         for (at, (&got, &want)) in got.iter().zip(want).enumerate() {
-            let mut error = (got - want).abs();
-            if error.is_nan() {
-                error = f32::INFINITY;
-            }
+            let error = match (got - want).abs() {
+                _ if got.is_nan() && want.is_nan() => 0.0,
+                error if error.is_nan() => f32::INFINITY,
+                error => error,
+            };
             sum += f64::from(error);
             difference.max = difference.max.max(error);
-            let worst = error / (self.absolute + self.relative * want.abs());
+            let worst = match error {
+                // Also where the tolerance is that of NaN.
+                0.0 | f32::INFINITY => error,
+                error => error / (self.absolute + self.relative * want.abs()),
+            };
             if worst > difference.worst {
                 difference = Difference {
                     worst,
@@ -190,5 +196,17 @@ mod tests {
         assert!(tolerance.compare(&[1.0, f32::NAN], &[1.0, 2.0]).worst > 1.0);
         assert!(tolerance.compare(&[1.0], &[1.0, 2.0]).worst > 1.0);
         assert!(tolerance.compare(&[1.5, 2.0], &[1.0, 2.0]).worst <= 1.0);
+    }
+
+    #[test]
+    fn what_a_reference_leaves_out_must_be_left_as_it_was() {
+        let tolerance = Tolerance {
+            absolute: 1.0,
+            relative: 1.0,
+            reason: "a test",
+        };
+        let want = [1.0, f32::NAN];
+        assert_eq!(tolerance.compare(&[1.0, f32::NAN], &want).worst, 0.0);
+        assert!(tolerance.compare(&[1.0, 0.0], &want).worst > 1.0);
     }
 }

@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 
-use super::{Limit, Place, Program, Step, Tensor, TensorIndex, Variant};
+use super::{
+    Limit, Padding, Place, Program, Step, Tensor, TensorIndex, Variant, padding::check_kept,
+};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        KernelSpec, Meta, attention::*, elementwise::*, embedding::*, layernorm::*, pooling::*,
+        Instructions, KernelSpec, Meta, attention::*, elementwise::*, embedding::*, layernorm::*,
+        pooling::*,
     },
     tensor::{DType, Shape, Size, Symbol},
     tune::{Counted, Picks, Problem},
@@ -22,15 +25,39 @@ pub enum LowerError {
     },
     #[error("activations are stored as f32, f16 or bf16, not as {0}")]
     DType(DType),
+    #[error(
+        "`{node}` is fused attention, which has no mask for padding; to keep padding, switch the pass `fuse_attention` off"
+    )]
+    UnmaskedAttention { node: String },
+    #[error(
+        "the output `{output}` is a mean over tokens (`{node}`), which would average padding too; to keep padding, ask for other outputs, such as values per token"
+    )]
+    MeanOfPadding { output: String, node: String },
 }
 
-/// Lowers a verified graph to a program that stores reals as `dtype`. Where several kernels serve an
-/// operator, `picks` say which; what they do not say is the cost model's first guess.
-pub fn lower(graph: &Graph, dtype: DType, picks: Option<&Picks>) -> Result<Program, LowerError> {
-    if !dtype.is_real() {
-        return Err(LowerError::DType(dtype));
+/// What a graph is lowered for.
+#[derive(Clone, Copy, Debug)]
+pub struct LowerOptions<'a> {
+    /// Storage type of reals.
+    pub dtype: DType,
+    pub padding: Padding,
+    /// What the kernels may use: those of the card that the program is for.
+    pub instructions: Instructions,
+    /// Where several kernels serve an operator, which to launch; what they do not say is the cost
+    /// model's first guess.
+    pub picks: Option<&'a Picks>,
+}
+
+/// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
+/// what has no such mask is an error.
+pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
+    if !options.dtype.is_real() {
+        return Err(LowerError::DType(options.dtype));
     }
-    let mut lowering = Lowering::new(graph, dtype, picks);
+    if options.padding == Padding::Kept {
+        check_kept(graph)?;
+    }
+    let mut lowering = Lowering::new(graph, options);
     for id in graph.topological() {
         lowering.node(id)?;
     }
@@ -43,8 +70,8 @@ pub fn lower(graph: &Graph, dtype: DType, picks: Option<&Picks>) -> Result<Progr
 }
 
 /// What of a graph has several kernels to choose from, each once, in the order of its first launch.
-pub fn problems(graph: &Graph, dtype: DType) -> Result<Vec<Problem>, LowerError> {
-    let lowering = Lowering::new(graph, dtype, None);
+pub fn problems(graph: &Graph, options: &LowerOptions) -> Result<Vec<Problem>, LowerError> {
+    let lowering = Lowering::new(graph, options);
     let mut problems: Vec<Problem> = Vec::new();
     for id in graph.topological() {
         let op = graph.op(id);
@@ -59,6 +86,8 @@ pub fn problems(graph: &Graph, dtype: DType) -> Result<Vec<Problem>, LowerError>
 struct Lowering<'a> {
     graph: &'a Graph,
     dtype: DType,
+    padding: Padding,
+    instructions: Instructions,
     picks: Option<&'a Picks>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
@@ -66,11 +95,14 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(graph: &'a Graph, dtype: DType, picks: Option<&'a Picks>) -> Self {
+    fn new(graph: &'a Graph, options: &LowerOptions<'a>) -> Self {
+        let dtype = options.dtype;
         Self {
             graph,
             dtype,
-            picks,
+            padding: options.padding,
+            instructions: options.instructions,
+            picks: options.picks,
             program: Program {
                 dtype,
                 kernels: Vec::new(),
@@ -118,7 +150,7 @@ impl<'a> Lowering<'a> {
             .iter()
             .map(|o| self.tensor_of[o])
             .collect();
-        for &meta in metas(op) {
+        for &meta in metas(op, self.padding) {
             operands.push(self.meta(meta));
         }
         let planned = Place::Planned { first: 0, last: 0 };
@@ -204,7 +236,11 @@ impl<'a> Lowering<'a> {
         let one = |kernel: KernelSpec| Ok(vec![(None, kernel)]);
         match op {
             Op::Input(_) | Op::Weight(_) => Err("names data and computes nothing".to_owned()),
-            Op::Linear { .. } | Op::Attention { .. } => {
+            Op::Linear { .. }
+            | Op::Attention { .. }
+            | Op::LayerNorm { .. }
+            | Op::BiasResidualLayerNorm { .. }
+            | Op::Softmax { .. } => {
                 unreachable!("`problem` has these operators, so they were lowered above")
             }
             Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
@@ -243,17 +279,6 @@ impl<'a> Lowering<'a> {
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::LayerNorm { eps } => Ok(LayerNorm::variants(operand_width(0)?, *eps, dtype)
-                .into_iter()
-                .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
-                .collect()),
-            Op::BiasResidualLayerNorm { eps, bias } => {
-                let width = operand_width(0)?;
-                Ok(BiasResidualLayerNorm::variants(width, *eps, dtype, *bias)
-                    .into_iter()
-                    .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
-                    .collect())
-            }
             Op::SplitHeads { heads } => {
                 let head = width(self.graph.shape(id))?;
                 one(KernelSpec::SplitHeads(SplitHeads {
@@ -281,13 +306,6 @@ impl<'a> Lowering<'a> {
                 k: *k,
                 dtype,
             })),
-            Op::Softmax { scale } => {
-                let heads = constant(&self.graph.shape(id).0[0])?;
-                Ok(AttentionSoftmax::variants(heads, *scale, dtype)
-                    .into_iter()
-                    .map(|(longest, softmax)| (longest.map(Limit::Longest), softmax.into()))
-                    .collect())
-            }
             Op::Context {
                 heads,
                 head,
@@ -326,13 +344,30 @@ impl<'a> Lowering<'a> {
     /// What an operator asks for, where several kernels serve it.
     fn problem(&self, id: NodeId, op: &Op) -> Result<Option<Problem>, String> {
         let dtype = self.dtype;
+        let first_width = || width(self.graph.shape(self.graph.operands(id)[0]));
         Ok(match *op {
             Op::Linear { epilogue } => Some(Problem::Gemm {
                 n: width(self.graph.shape(id))?,
-                k: width(self.graph.shape(self.graph.operands(id)[0]))?,
+                k: first_width()?,
                 dtype,
                 epilogue,
+                instructions: self.instructions,
             }),
+            Op::LayerNorm { eps } => {
+                let usual = LayerNorm::new(first_width()?, eps, dtype);
+                Some(Problem::LayerNorm(usual))
+            }
+            Op::BiasResidualLayerNorm { eps, bias } => {
+                let usual = BiasResidualLayerNorm::new(first_width()?, eps, dtype, bias);
+                Some(Problem::BiasResidualLayerNorm(usual))
+            }
+            Op::Softmax { scale } => {
+                let heads = constant(&self.graph.shape(id).0[0])?;
+                Some(Problem::Softmax(AttentionSoftmax {
+                    masked: self.padding == Padding::Kept,
+                    ..AttentionSoftmax::new(heads, scale, dtype)
+                }))
+            }
             Op::Attention {
                 heads,
                 head,
@@ -410,8 +445,11 @@ fn rows(shape: &Shape) -> Size {
 }
 
 /// What of the batch an operator reads besides its operands, in the order of the signature.
-fn metas(op: &Op) -> &'static [Meta] {
+fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     match op {
+        Op::Softmax { .. } if padding == Padding::Kept => {
+            &[Meta::CuLens, Meta::PairOffsets, Meta::ValidLens]
+        }
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             &[Meta::CuLens, Meta::PairOffsets]
         }

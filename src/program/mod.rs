@@ -2,18 +2,20 @@
 //! and nothing that needs a device, so it can be printed, stored and compared.
 
 mod lower;
+mod padding;
 mod print;
 mod validate;
 
 use serde::{Deserialize, Serialize};
 
-pub use lower::{LowerError, lower, problems};
+pub use lower::{LowerError, LowerOptions, lower, problems};
+pub use padding::Padding;
 
 use crate::{
     graph::WeightExpr,
-    kernels::{KernelSpec, Meta},
+    kernels::{Class, KernelSpec, Meta},
     plan::UsageRecord,
-    tensor::{DType, Extents, Shape, Size},
+    tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
 /// Index into [`Program::tensors`].
@@ -159,6 +161,18 @@ impl Program {
             .filter(|t| matches!(t.place, Place::Weight(_)))
             .filter_map(|t| self.bytes(t, &none).ok())
             .sum()
+    }
+
+    /// Floating-point operations of the products of one class, for any batch (ByteTransformer,
+    /// table II). All variants of a step compute the same.
+    pub fn flop(&self, class: Class) -> Size {
+        self.steps
+            .iter()
+            .filter_map(|step| Some((step, &self.kernels[step.variants.last()?.kernel])))
+            .filter(|(_, kernel)| kernel.class() == class)
+            .fold(Size::default(), |sum, (step, kernel)| {
+                &sum + &kernel.flop().bind(Symbol::Rows, &step.rows)
+            })
     }
 
     /// Whether a step reads data of this kind.

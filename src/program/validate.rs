@@ -273,6 +273,9 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
     let eps = |value: f32| real("eps", value, value > 0.0);
     let dtype = match kernel {
         K::Gemm(k) => check_gemm(k).map(|()| k.dtype),
+        K::GemmWgmma(k) => check_gemm(&k.plain())
+            .and_then(|()| k.check())
+            .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Add(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),
@@ -319,6 +322,14 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
         K::MhaOnline(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.dtype),
+        K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.dtype),
+        // Between two tensors of f32, whatever the program stores.
+        K::MhaLongReduce(k) => widths(&[k.heads]).map(|()| stored),
+        K::MhaLongContext(k) => heads(k.heads, k.head, &[k.v])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
         K::PackScan(_) | K::PackTokens(_) => {

@@ -54,6 +54,16 @@ impl Extents {
         })
     }
 
+    /// Keys of a tile whose scores are reduced together.
+    pub const KEY_TILE: u64 = 128;
+
+    /// `⌊pairs / 128⌋ + tokens`. As a running sum over the sequences it says where each one's rows
+    /// of ⌈length / 128⌉ values start: with n = length, n² / 128 + n exceeds n · ⌈n / 128⌉ by more
+    /// than the rounding down, so that no two overlap and no quotients need to be summed.
+    pub fn key_tiles(&self) -> u64 {
+        (self.pairs / Self::KEY_TILE).saturating_add(self.tokens)
+    }
+
     /// The value of one symbol.
     pub fn get(&self, symbol: Symbol) -> u64 {
         match symbol {
@@ -61,6 +71,7 @@ impl Extents {
             Symbol::Batch => self.batch,
             Symbol::Longest => self.longest,
             Symbol::Pairs => self.pairs,
+            Symbol::KeyTiles => self.key_tiles(),
             Symbol::Rows => self.rows,
         }
     }

@@ -19,16 +19,20 @@ pub enum Symbol {
     Longest,
     /// Sum of the squared sequence lengths.
     Pairs,
+    /// Room for one value for each row of scores and tile of keys: at least the sum over the
+    /// sequences of length · ⌈length / 128⌉, see [`Extents::key_tiles`].
+    KeyTiles,
     /// Rows of one launch; only kernels use it, a program binds it to another size.
     Rows,
 }
 
 impl Symbol {
-    pub const ALL: [Symbol; 5] = [
+    pub const ALL: [Symbol; 6] = [
         Symbol::Tokens,
         Symbol::Batch,
         Symbol::Longest,
         Symbol::Pairs,
+        Symbol::KeyTiles,
         Symbol::Rows,
     ];
 
@@ -38,6 +42,7 @@ impl Symbol {
             Symbol::Batch => "batch",
             Symbol::Longest => "longest",
             Symbol::Pairs => "pairs",
+            Symbol::KeyTiles => "key_tiles",
             Symbol::Rows => "rows",
         }
     }

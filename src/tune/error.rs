@@ -23,11 +23,13 @@ pub enum PicksError {
     },
     #[error("they were measured on {found}, and this is {expected}")]
     Card { found: Card, expected: Card },
+    #[error("they were measured on {found}, a card for which no target makes code")]
+    NoTarget { found: Card },
     #[error("they were measured on {found}, whose code is for {found_target}, not for {expected}")]
     Target {
         found: Card,
-        found_target: String,
-        expected: String,
+        found_target: &'static str,
+        expected: &'static str,
     },
     #[error(
         "they were measured with code of NVRTC {}.{}, and this is NVRTC {}.{}",

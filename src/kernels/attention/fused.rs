@@ -40,7 +40,7 @@ pub struct MhaOnline {
 }
 
 /// Shared memory that a block may have on every target; sm_86 and sm_89 have the least.
-const SHARED_LIMIT: u32 = 99 * 1024;
+pub(super) const SHARED_LIMIT: u32 = 99 * 1024;
 /// Keys that the short kernel multiplies, or skips, together.
 const KEY_STEP: u32 = 32;
 /// Most keys of the short kernel. Half as many registers hold the scores of a warp's 16 queries.
@@ -191,8 +191,8 @@ impl Tiling {
     }
 }
 
-/// Batches for either fused kernel: also lengths around the edges of tiles, and many sequences.
-fn edge_cases() -> Vec<Case> {
+/// Batches for every fused kernel: also lengths around the edges of tiles, and many sequences.
+pub(super) fn edge_cases() -> Vec<Case> {
     let mut cases = Case::standard();
     cases.push(Case::new(
         "tile_edges",

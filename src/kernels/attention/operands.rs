@@ -40,33 +40,8 @@ impl Operands {
 
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
-        if !self.dtype.is_real() {
-            return Err(AttentionError::Storage { dtype: self.dtype });
-        }
-        if !(self.scale.is_finite() && self.scale > 0.0) {
-            return Err(AttentionError::Scale { scale: self.scale });
-        }
-        for (operand, view) in self.named() {
-            if let HeadView::TokenMajor { offset, stride } = view {
-                let width = self.width();
-                if !view.is_aligned(self.head, 8) {
-                    return Err(AttentionError::Alignment {
-                        operand,
-                        offset,
-                        stride,
-                    });
-                }
-                if u64::from(offset) + u64::from(width) > u64::from(stride) {
-                    return Err(AttentionError::Columns {
-                        operand,
-                        offset,
-                        stride,
-                        width,
-                    });
-                }
-            }
-        }
-        Ok(())
+        check_scale(self.scale)?;
+        check_views(self.heads, self.head, self.dtype, &self.named())
     }
 
     /// The end of a symbol, after what tells the kernel's own sizes.
@@ -183,7 +158,7 @@ impl Operands {
 }
 
 /// Elements of a row in shared memory: 16-bit products take 16 at a time.
-fn row(head: u32, dtype: DType) -> u32 {
+pub(super) fn row(head: u32, dtype: DType) -> u32 {
     if dtype == DType::F32 {
         head
     } else {
@@ -199,6 +174,46 @@ pub(super) fn row_bytes(head: u32, dtype: DType) -> u32 {
 pub(super) fn check_head(head: u32) -> Result<(), AttentionError> {
     if head == 0 || head > HEAD_LIMIT || !head.is_multiple_of(8) {
         return Err(AttentionError::HeadSize { head });
+    }
+    Ok(())
+}
+
+pub(super) fn check_scale(scale: f32) -> Result<(), AttentionError> {
+    if !(scale.is_finite() && scale > 0.0) {
+        return Err(AttentionError::Scale { scale });
+    }
+    Ok(())
+}
+
+/// Whether heads of a size that [`check_head`] accepts can be read 16 bytes at a time.
+pub(super) fn check_views(
+    heads: u32,
+    head: u32,
+    dtype: DType,
+    views: &[(&'static str, HeadView)],
+) -> Result<(), AttentionError> {
+    if !dtype.is_real() {
+        return Err(AttentionError::Storage { dtype });
+    }
+    let width = heads * head;
+    for &(operand, view) in views {
+        if let HeadView::TokenMajor { offset, stride } = view {
+            if !view.is_aligned(head, 8) {
+                return Err(AttentionError::Alignment {
+                    operand,
+                    offset,
+                    stride,
+                });
+            }
+            if u64::from(offset) + u64::from(width) > u64::from(stride) {
+                return Err(AttentionError::Columns {
+                    operand,
+                    offset,
+                    stride,
+                    width,
+                });
+            }
+        }
     }
     Ok(())
 }

@@ -198,6 +198,17 @@ impl AttentionSoftmax {
     }
 }
 
+impl AttentionSoftmax {
+    /// `scale · log2(e)`. A scale of 0 would make NaN of the −∞ that stands for a key without a score:
+    /// the least normal number gives equal probabilities to all scores below 10³⁰ as well.
+    fn scale_log2(&self) -> f32 {
+        match scale_log2(self.scale) {
+            0.0 => f32::MIN_POSITIVE,
+            scale => scale,
+        }
+    }
+}
+
 impl Kernel for AttentionSoftmax {
     fn symbol(&self) -> String {
         let form = match self.form {
@@ -228,7 +239,7 @@ impl Kernel for AttentionSoftmax {
         let mut constants = Constants::from([
             ("storage", storage(self.dtype).into()),
             ("vector", vector(self.dtype).into()),
-            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
+            ("scale_log2", f32_literal(self.scale_log2()).into()),
             ("masked", self.masked.into()),
             (
                 "valid_lens",

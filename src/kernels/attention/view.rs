@@ -48,10 +48,15 @@ impl HeadView {
 
     /// Index of token 0 of head `blockIdx.y`, as a 64-bit CUDA expression.
     pub(super) fn origin(self, head: u32) -> String {
+        self.origin_of("blockIdx.y", head)
+    }
+
+    /// Index of token 0 of the head that the expression `nth` says, as a 64-bit CUDA expression.
+    pub(super) fn origin_of(self, nth: &str, head: u32) -> String {
         match self {
-            HeadView::HeadMajor => format!("blockIdx.y * {head}ull * tokens"),
-            HeadView::TokenMajor { offset: 0, .. } => format!("blockIdx.y * {head}ull"),
-            HeadView::TokenMajor { offset, .. } => format!("{offset} + blockIdx.y * {head}ull"),
+            HeadView::HeadMajor => format!("{nth} * {head}ull * tokens"),
+            HeadView::TokenMajor { offset: 0, .. } => format!("{nth} * {head}ull"),
+            HeadView::TokenMajor { offset, .. } => format!("{offset} + {nth} * {head}ull"),
         }
     }
 

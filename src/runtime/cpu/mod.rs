@@ -4,7 +4,10 @@
 mod chunks;
 pub mod ops;
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use chunks::Chunks;
 use ops::{OpError, Read};
@@ -16,7 +19,7 @@ use super::{
     workspace::{ChunkOwner, NoRoom, Workspace},
 };
 use crate::{
-    kernels::Meta,
+    kernels::{KernelSpec, Meta},
     plan::Plan,
     program::{Place, Program, SizeOverflow, Step},
     tensor::{DType, Extents},
@@ -141,6 +144,15 @@ impl CpuSession {
 
     /// Runs a batch that was checked against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CpuError> {
+        self.run_observed(batch, |_, _| ())
+    }
+
+    /// As [`run`](Self::run); `observe` sees the kernel of each step in turn, and how long it took.
+    pub fn run_observed(
+        &mut self,
+        batch: &Batch,
+        mut observe: impl FnMut(&KernelSpec, Duration),
+    ) -> Result<Vec<Output>, CpuError> {
         let model = Arc::clone(&self.model);
         let program = &model.program;
         let extents = batch.extents();
@@ -153,7 +165,9 @@ impl CpuSession {
         self.batch_data = self.batch_data.max(data.bytes());
         let run = Run::new(&model, self.workspace.chunks(), &plan, extents, &data)?;
         for step in &program.steps {
-            run.step(step)?;
+            let began = Instant::now();
+            let kernel = run.step(step)?;
+            observe(kernel, began.elapsed());
         }
         program
             .outputs
@@ -175,6 +189,10 @@ impl CpuSession {
                 })
             })
             .collect()
+    }
+
+    pub fn program(&self) -> &Program {
+        &self.model.program
     }
 
     /// Bytes held now.
@@ -235,16 +253,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn step(&self, step: &Step) -> Result<(), CpuError> {
+    /// Runs one step; returns the kernel that served it.
+    fn step(&self, step: &Step) -> Result<&KernelSpec, CpuError> {
         let program = &self.model.program;
         let overflow = || SizeOverflow {
             tensor: step.name.clone(),
             shape: crate::tensor::Shape(vec![step.rows.clone()]),
         };
         let extents = step.extents(&self.extents).ok_or_else(overflow)?;
-        let kernel = step.kernel(&extents).ok_or_else(overflow)?;
+        let kernel = &program.kernels[step.kernel(&extents).ok_or_else(overflow)?];
         let Some((&out, reads)) = step.operands.split_last() else {
-            return Ok(());
+            return Ok(kernel);
         };
         let reads: Vec<Read<'_>> = reads
             .iter()
@@ -256,15 +275,14 @@ impl<'a> Run<'a> {
             })
             .collect();
         let Some((start, n)) = self.planned[out] else {
-            return Ok(());
+            return Ok(kernel);
         };
         // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
         let out = unsafe { std::slice::from_raw_parts_mut(start, n) };
-        ops::run(&program.kernels[kernel], &extents, &reads, &mut [out]).map_err(|source| {
-            CpuError::Step {
-                step: step.name.clone(),
-                source,
-            }
-        })
+        ops::run(kernel, &extents, &reads, &mut [out]).map_err(|source| CpuError::Step {
+            step: step.name.clone(),
+            source,
+        })?;
+        Ok(kernel)
     }
 }

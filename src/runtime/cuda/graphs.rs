@@ -76,7 +76,8 @@ impl Graphs {
     }
 }
 
-fn capture(
+/// What `launch` puts on `stream`, as a graph; nothing of it runs.
+pub(super) fn capture(
     stream: &Arc<CudaStream>,
     launch: impl Fn() -> Result<(), CudaError>,
 ) -> Result<CudaGraph, CudaError> {

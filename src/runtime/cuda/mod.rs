@@ -16,5 +16,5 @@ pub use contest::{Contender, Contest, Timed};
 pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
 pub use model::CudaModel;
-pub use session::{CudaSession, Timing};
+pub use session::{CudaSession, Part, Timing};
 pub use stopwatch::{Lap, Stopwatch};

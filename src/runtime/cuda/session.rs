@@ -1,6 +1,10 @@
+mod timing;
+
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, result, sys};
+use cudarc::driver::{CudaStream, result};
+
+pub use timing::Part;
 
 use super::{
     error::{CudaError, During},
@@ -9,7 +13,7 @@ use super::{
     model::{CudaModel, SharedModel},
 };
 use crate::{
-    kernels::Meta,
+    kernels::{KernelSpec, Meta},
     plan::{ALIGNMENT, Plan},
     program::{Place, Program, SizeOverflow},
     runtime::{
@@ -118,32 +122,22 @@ impl CudaSession {
         runs: usize,
     ) -> Result<Timing, CudaError> {
         let ready = self.prepare(batch)?;
-        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let context = Arc::clone(self.model.device.context());
-        let event = || {
-            context
-                .new_event(flags)
-                .during(|| "make an event".to_owned())
-        };
-        let (start, end) = (event()?, event()?);
+        let watch = self.watch()?;
         let mut timing = Timing::default();
         for i in 0..warm_up + runs {
-            start
-                .record(&self.stream)
-                .during(|| "record an event".to_owned())?;
-            self.upload(&ready.data, batch)?;
-            self.enqueue(&ready)?;
-            end.record(&self.stream)
-                .during(|| "record an event".to_owned())?;
-            end.synchronize().during(|| "wait for the run".to_owned())?;
-            let ms = start
-                .elapsed_ms(&end)
-                .during(|| "read the events".to_owned())?;
+            let ms = watch.lap(|| {
+                self.upload(&ready.data, batch)?;
+                self.enqueue(&ready)
+            })?;
             if i >= warm_up {
                 timing.ms.push(ms);
             }
         }
         Ok(timing)
+    }
+
+    pub fn program(&self) -> &Program {
+        self.model.program()
     }
 
     /// Bytes held now.
@@ -292,16 +286,21 @@ impl CudaSession {
     fn enqueue(&mut self, ready: &Ready) -> Result<(), CudaError> {
         let mut graphs = std::mem::take(&mut self.graphs);
         let key = (ready.extents, ready.data.padded.is_some());
-        let result = graphs.run(key, &ready.plan, &self.stream, || self.launch(ready));
+        let result = graphs.run(key, &ready.plan, &self.stream, || {
+            self.launch(ready, &|_| true)
+        });
         self.graphs = graphs;
         result
     }
 
-    fn launch(&self, ready: &Ready) -> Result<(), CudaError> {
+    /// Launches, in order, those steps of a run whose kernel is wanted.
+    fn launch(&self, ready: &Ready, wanted: &dyn Fn(&KernelSpec) -> bool) -> Result<(), CudaError> {
         let (program, stream) = (&self.model.program, self.stream.cu_stream());
         let data = &ready.data;
-        if let Some([mask, ids, types]) = data.padded {
-            let [scan, scatter] = &self.model.packing;
+        let [scan, scatter] = &self.model.packing;
+        if let Some([mask, ids, types]) = data.padded
+            && wanted(scan.kernel())
+        {
             let extents = ready.extents.with_rows(ready.extents.batch);
             // SAFETY: the staging memory has room for all of these at these extents.
             unsafe {
@@ -336,6 +335,9 @@ impl CudaSession {
             };
             let extents = step.extents(&ready.extents).ok_or_else(overflow)?;
             let kernel = step.kernel(&extents).ok_or_else(overflow)?;
+            if !wanted(self.model.loaded[kernel].kernel()) {
+                continue;
+            }
             // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
             // and the plan gives those that are alive together memory of their own.
             unsafe { self.model.loaded[kernel].launch(stream, &extents, &pointers, &step.name)? };

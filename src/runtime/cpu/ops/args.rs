@@ -52,6 +52,16 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
+    /// Whether a tensor has as many elements as the product of `shape`.
+    pub fn check_shape(
+        &self,
+        param: &'static str,
+        shape: &[u64],
+        found: usize,
+    ) -> Result<(), OpError> {
+        self.check_len(param, elements(shape), found)
+    }
+
     fn check_len(&self, param: &'static str, expected: u64, found: usize) -> Result<(), OpError> {
         if found as u64 == expected {
             return Ok(());

@@ -17,19 +17,19 @@ const MIN_PARALLEL: usize = 1 << 17;
 /// Queries that a task takes at once, and keys that it meets them with: the scores between them stay
 /// in the second-level cache, whatever the length of the sequence.
 const MAX_QUERIES: usize = 128;
-const MAX_KEYS: usize = 512;
+pub(super) const MAX_KEYS: usize = 512;
 
 /// Some queries of one sequence.
 #[derive(Clone, Copy)]
-struct Block {
-    sequence: Sequence,
+pub(super) struct Block {
+    pub sequence: Sequence,
     /// The first of them, within the sequence.
-    query: usize,
-    n_queries: usize,
+    pub query: usize,
+    pub n_queries: usize,
 }
 
 /// Cuts sequences into blocks of queries.
-fn blocks(sequences: &[Sequence]) -> Vec<Block> {
+pub(super) fn blocks(sequences: &[Sequence]) -> Vec<Block> {
     let mut blocks = Vec::with_capacity(sequences.len());
     for &sequence in sequences {
         for query in (0..sequence.len).step_by(MAX_QUERIES) {
@@ -45,7 +45,7 @@ fn blocks(sequences: &[Sequence]) -> Vec<Block> {
 
 /// Calls `body(scratch, head, block)` for every head of every block, in parallel when `work`
 /// multiplications are enough for it.
-fn for_heads_and_blocks(
+pub(super) fn for_heads_and_blocks(
     heads: usize,
     blocks: &[Block],
     work: usize,
@@ -64,8 +64,8 @@ fn for_heads_and_blocks(
 
 /// What a task keeps between the two products.
 #[derive(Default)]
-struct Scratch {
-    scores: Vec<f32>,
+pub(super) struct Scratch {
+    pub scores: Vec<f32>,
     /// One for each query.
     running: Vec<Running>,
     /// What each query's sum of values is multiplied by.
@@ -73,7 +73,7 @@ struct Scratch {
 }
 
 /// Multiplications of `scores = q·kᵀ` over all heads.
-fn work(sequences: &[Sequence], heads: usize, head: usize) -> usize {
+pub(super) fn work(sequences: &[Sequence], heads: usize, head: usize) -> usize {
     let pairs = sequences
         .iter()
         .map(|s| s.len.saturating_mul(s.len))
@@ -82,7 +82,7 @@ fn work(sequences: &[Sequence], heads: usize, head: usize) -> usize {
 }
 
 /// The rows of `heads` of one head, from a token on, as a matrix of `[tokens, head]`.
-fn rows_of<'a>(x: &'a [f32], heads: &Heads, h: usize, token: usize) -> Operand<'a> {
+pub(super) fn rows_of<'a>(x: &'a [f32], heads: &Heads, h: usize, token: usize) -> Operand<'a> {
     Operand {
         data: &x[heads.at(h, token)..],
         row: heads.token_stride,
@@ -90,7 +90,7 @@ fn rows_of<'a>(x: &'a [f32], heads: &Heads, h: usize, token: usize) -> Operand<'
     }
 }
 
-fn transposed(x: Operand<'_>) -> Operand<'_> {
+pub(super) fn transposed(x: Operand<'_>) -> Operand<'_> {
     Operand {
         data: x.data,
         row: x.col,

@@ -8,6 +8,7 @@
 mod args;
 mod attention;
 mod gemm;
+mod long_attention;
 mod parallel;
 mod pooling;
 mod rows;
@@ -56,8 +57,13 @@ pub enum OpError {
         expected: usize,
         found: usize,
     },
-    #[error("{op} writes one tensor; {found} were given")]
-    Writes { op: &'static str, found: usize },
+    #[error("{op} writes {expected}; {found} were given")]
+    Writes {
+        op: &'static str,
+        /// In words.
+        expected: &'static str,
+        found: usize,
+    },
     #[error("{op}: `{param}` holds {found} elements; expected {expected}")]
     ElementType {
         op: &'static str,
@@ -136,8 +142,9 @@ pub enum OpError {
 /// Runs one kernel.
 ///
 /// `reads` are the kernel's parameters of role `Read`, in the order that its type documents, counts
-/// left out. `writes` is the one tensor that it writes; what it held before does not matter. All of
-/// it is written, except columns that the view of an attention context's result leaves out.
+/// left out. `writes` is what it writes, one tensor for all but [`KernelSpec::MhaLongScores`]; what it
+/// held before does not matter. All of it is written, except columns that the view of an attention
+/// context's result leaves out, and elements between the rows of ragged scores.
 /// `extents.rows` is the number of rows of row-wise kernels and GEMMs.
 ///
 /// # Errors
@@ -150,16 +157,25 @@ pub fn run(
     writes: &mut [&mut [f32]],
 ) -> Result<(), OpError> {
     let op = name(spec);
-    let n_writes = writes.len();
+    let found = writes.len();
+    let wrong = |expected| OpError::Writes {
+        op,
+        expected,
+        found,
+    };
+    if let KernelSpec::MhaLongScores(k) = spec {
+        let [scores, partials] = writes else {
+            return Err(wrong("two tensors"));
+        };
+        return long_attention::scores(k, Args::new(op, extents, reads, scores), partials);
+    }
     let [out] = writes else {
-        return Err(OpError::Writes {
-            op,
-            found: n_writes,
-        });
+        return Err(wrong("one tensor"));
     };
     let args = Args::new(op, extents, reads, out);
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, args),
+        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Add(k) => rows::add(k, args),
         KernelSpec::Activate(k) => rows::activate(k, args),
@@ -180,6 +196,9 @@ pub fn run(
         KernelSpec::AttentionContext(k) => attention::context(k, args),
         KernelSpec::MhaShort(k) => attention::mha_short(k, args),
         KernelSpec::MhaOnline(k) => attention::mha_online(k, args),
+        KernelSpec::MhaLongScores(_) => Err(wrong("two tensors")),
+        KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
+        KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
         KernelSpec::PackScan(_) | KernelSpec::PackTokens(_) => Err(OpError::Packing { op }),
     }
 }
@@ -187,7 +206,7 @@ pub fn run(
 /// The kernel's stem, as in its template's name.
 fn name(spec: &KernelSpec) -> &'static str {
     match spec {
-        KernelSpec::Gemm(_) => "gemm",
+        KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) => "gemm",
         KernelSpec::AddBias(_) => "add_bias",
         KernelSpec::Add(_) => "add",
         KernelSpec::Activate(_) => "activate",
@@ -210,6 +229,9 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::AttentionContext(_) => "attention_context",
         KernelSpec::MhaShort(_) => "mha_short",
         KernelSpec::MhaOnline(_) => "mha_online",
+        KernelSpec::MhaLongScores(_) => "mha_long_scores",
+        KernelSpec::MhaLongReduce(_) => "mha_long_reduce",
+        KernelSpec::MhaLongContext(_) => "mha_long_context",
         KernelSpec::PackScan(_) => "pack_scan",
         KernelSpec::PackTokens(_) => "pack_tokens",
     }

@@ -206,6 +206,21 @@ impl Pointwise for Times {
     }
 }
 
+/// `exp(x − max) · factor`, a weight of a softmax.
+#[derive(Clone, Copy)]
+pub(super) struct Weight {
+    pub max: f32,
+    pub factor: f32,
+}
+
+impl Pointwise for Weight {
+    #[inline(always)]
+    fn apply<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s {
+        let numerator = exp(simd, simd.sub_f32s(x, simd.splat_f32s(self.max)));
+        simd.mul_f32s(numerator, simd.splat_f32s(self.factor))
+    }
+}
+
 /// Calls `$go` with the [`Pointwise`] of an activation, or [`Identity`] of none, so that the choice
 /// is made once and not for each element.
 macro_rules! with_activation {

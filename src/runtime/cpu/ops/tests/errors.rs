@@ -138,6 +138,29 @@ fn pair_offsets_that_are_not_sums_of_squares_are_an_error() {
 }
 
 #[test]
+fn valid_lengths_outside_their_sequence_are_an_error() {
+    let batch = Batch::new(&[2, 3]);
+    let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax {
+        masked: true,
+        ..AttentionSoftmax::new(1, 1.0, F32)
+    });
+    let (x, mut out) = ([0.0; 13], [0.0; 13]);
+    for (valid, index) in [([0, 3], 0), ([3, 3], 0), ([2, 4], 1), ([2, -1], 1)] {
+        let reads = [
+            Read::Real(&x),
+            Read::I32(&batch.cu_lens),
+            Read::I64(&batch.pair_offsets),
+            Read::I32(&valid),
+        ];
+        let got = run(&spec, &batch.extents, &reads, &mut [&mut out]);
+        assert!(
+            matches!(got, Err(OpError::ValidLens { index: i, .. }) if i == index),
+            "{valid:?}: {got:?}"
+        );
+    }
+}
+
+#[test]
 fn columns_past_the_end_of_a_row_are_an_error() {
     let extents = Batch::new(&[1]).extents;
     let spec = KernelSpec::SliceColumns(SliceColumns {

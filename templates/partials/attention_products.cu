@@ -1,0 +1,52 @@
+// Tensor-core products of 16-bit tiles in shared memory. In every 16 × 8 accumulator, lane l holds
+// columns 2·(l mod 4) and the next one of rows l / 4 (elements 0, 1) and l / 4 + 8 (elements 2, 3).
+
+// Four 8 × 8 matrices; lane l gives the address of row l mod 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrices(unsigned int (&to)[4], unsigned int row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_transposed(unsigned int (&to)[4], unsigned int row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// c += a · b for a 16 × 16 and b 16 × 8.
+__device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned int (&a)[4],
+                                             unsigned int b0, unsigned int b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.{{ storage }}.{{ storage }}.f32 "
+        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Where in a tile this lane's row begins, for the operands of multiply_add:
+// queries, 16 × 16: matrices (rows 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15);
+__device__ __forceinline__ unsigned int query_row(unsigned int lane) {
+    return lane % 16 * PITCH + lane / 16 * 16;
+}
+// keys, two tiles of 8: matrices (keys 0-7, k 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15);
+__device__ __forceinline__ unsigned int key_row(unsigned int lane) {
+    return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
+}
+// values, transposed, two tiles of 8 columns: matrices (keys 0-7, columns 0-7), (8-15, 0-7),
+// (0-7, 8-15), (8-15, 8-15).
+__device__ __forceinline__ unsigned int value_row(unsigned int lane) {
+    return lane % 16 * PITCH + lane / 16 * 16;
+}
+
+// The four lanes that hold one row of an accumulator, together.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}

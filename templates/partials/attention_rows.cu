@@ -1,0 +1,10 @@
+// The tile of queries of a block, and 16-byte copies of a head's rows into shared memory. A row
+// takes ROW_CHUNKS chunks of 16 bytes, of which the first HEAD_CHUNKS come from memory and the rest
+// are zeros, plus one that is never touched: with an odd number of chunks in PITCH, the same chunk
+// of eight neighbouring rows lies in eight different groups of banks.
+constexpr unsigned int PER_CHUNK = 16 / sizeof(Element);
+constexpr unsigned int HEAD_CHUNKS = HEAD / PER_CHUNK;
+constexpr unsigned int ROW_CHUNKS = ROW / PER_CHUNK;
+constexpr unsigned int PITCH = (ROW_CHUNKS + 1) * 16;
+static_assert(HEAD % PER_CHUNK == 0, "rows are copied 16 bytes at a time");
+static_assert(ROW_CHUNKS % 2 == 0, "an even number of chunks and one more is odd");
