@@ -90,12 +90,12 @@ fn layernorm(c: &mut Criterion) {
         let n = (extents.tokens * u64::from(WIDTH)) as usize;
         let (x, residual, vector) = (values(n), values(n), values(WIDTH as usize));
         let mut out = vec![0.0; n];
-        let spec = KernelSpec::BiasResidualLayerNorm(BiasResidualLayerNorm {
-            width: WIDTH,
-            eps: 1e-12,
-            dtype: DType::F32,
-            bias: true,
-        });
+        let spec = KernelSpec::BiasResidualLayerNorm(BiasResidualLayerNorm::new(
+            WIDTH,
+            1e-12,
+            DType::F32,
+            true,
+        ));
         let reads = [&x, &vector, &residual, &vector, &vector].map(|x| Read::Real(x));
         group.bench_function(batch, |b| {
             b.iter(|| launch(&spec, &extents, &reads, &mut out));

@@ -1,125 +1,129 @@
-"""Time PyTorch on a BERT encoder beside `gemmule bench encoder`: token ids in, last hidden state out.
+"""Time PyTorch on an encoder beside `gemmule bench encoder`: token ids in, last hidden state out.
 
-Random weights, f16, one GPU; the median of CUDA-event times after a warm-up, in milliseconds.
-  compile  Hugging Face BertModel under torch.compile with CUDA graphs, on the padded batch and its mask
-  packed   the same layers written on packed tokens with PyTorch's varlen attention, compiled, in a CUDA graph
+Random weights, one GPU; the median of CUDA-event times after a warm-up. The sizes are a published
+config.json's. The contenders:
+
+  compile  the Hugging Face model under torch.compile with CUDA graphs, on the padded batch and its mask
+  packed   BERT's layers written on packed tokens with PyTorch's varlen attention, compiled, in a CUDA graph
   floor    the four GEMMs of every layer on the valid tokens through cuBLAS, in a CUDA graph, and nothing else
 
-    python3 scripts/encoder_peers.py --workloads benches/workloads.json --sets b16_m128 [--json OUT]
+The request is {"dtype", "config", "contenders", "runs", "warm_up", "sets": [{"name", "lens"}]}; how
+answers look is in peers.py.
+
+    python3 scripts/encoder_peers.py --request FILE
 """
-import argparse, json, statistics, sys
-import torch
-from torch import nn
-from torch.nn import functional as F
+import statistics
 
-SIZES = {"base": (12, 768, 12, 3072), "large": (24, 1024, 16, 4096), "minilm": (6, 384, 12, 1536)}
-
-ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-ap.add_argument("--model", choices=SIZES, default="base")
-ap.add_argument("--workloads", required=True)
-ap.add_argument("--sets", default="b16_m128")
-ap.add_argument("--variants", default="compile,packed,floor")
-ap.add_argument("--runs", type=int, default=60)
-ap.add_argument("--json")
-args = ap.parse_args()
-LAYERS, HIDDEN, HEADS, INNER = SIZES[args.model]
-torch.set_grad_enabled(False)
-torch.manual_seed(1)
-torch.set_default_device("cuda")
+import peers
 
 
-def median_ms(run, warm_up=8):
+def median_us(call, request):
+    import torch
     times = []
-    for i in range(warm_up + args.runs):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record(); run(); end.record(); end.synchronize()
-        if i >= warm_up:
-            times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    for i in range(request["warm_up"] + request["runs"]):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(); call(); end.record(); end.synchronize()
+        if i >= request["warm_up"]:
+            times.append(begin.elapsed_time(end))
+    return statistics.median(times) * 1e3
 
 
-def as_graph(run):
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+def sizes(config):
+    """Layers, width, heads, inner width, under the names that published configs have for them."""
+    names = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("num_attention_heads", "n_heads"), ("intermediate_size", "hidden_dim"))
+    found = [next((config[n] for n in pair if n in config), None) for pair in names]
+    if None in found:
+        raise ValueError(f"the config has none of {' or '.join(names[found.index(None)])}")
+    return found
 
 
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.down = nn.Linear(HIDDEN, INNER), nn.Linear(INNER, HIDDEN)
-        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN, 1e-12), nn.LayerNorm(HIDDEN, 1e-12)
-
-    def forward(self, x, cu_lens, longest: int):
-        from torch.nn.attention.varlen import varlen_attn
-        q, k, v = self.qkv(x).view(-1, 3, HEADS, HIDDEN // HEADS).unbind(1)
-        a = varlen_attn(q, k, v, cu_lens, cu_lens, longest, longest).reshape(-1, HIDDEN)
-        x = self.norm1(self.out(a) + x)
-        return self.norm2(self.down(F.gelu(self.up(x))) + x)
-
-
-class Packed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.places, self.kinds = nn.Embedding(30522, HIDDEN), nn.Embedding(1024, HIDDEN), nn.Embedding(2, HIDDEN)
-        self.norm = nn.LayerNorm(HIDDEN, 1e-12)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-
-    def forward(self, ids, positions, cu_lens, longest: int):
-        x = self.norm(self.words(ids) + self.places(positions) + self.kinds.weight[0])
-        for layer in self.layers:
-            x = layer(x, cu_lens, longest)
-        return x
-
-
-def variant(name, lens):
-    longest, tokens = max(lens), sum(lens)
-    padded = torch.randint(0, 30522, (len(lens), longest))
-    mask = torch.zeros_like(padded)
+def padded(lens, vocabulary):
+    import torch
+    ids = torch.randint(min(5, vocabulary - 1), vocabulary, (len(lens), max(lens)), device="cuda")
+    mask = torch.zeros_like(ids)
     for row, n in zip(mask, lens):
         row[:n] = 1
-    torch._dynamo.reset()
-    if name == "compile":
-        from transformers import BertConfig, BertModel
-        config = BertConfig(hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS, intermediate_size=INNER,
-                            max_position_embeddings=1024, attn_implementation="sdpa")
-        model = torch.compile(BertModel(config, add_pooling_layer=False).cuda().half().eval(), mode="reduce-overhead", dynamic=False)
-        attention = mask if tokens < padded.numel() else None
-        return median_ms(lambda: model(input_ids=padded, attention_mask=attention).last_hidden_state)
-    if name == "packed":
-        model = torch.compile(Packed().half().eval(), dynamic=False)
-        ids, positions = padded[mask.bool()], torch.cat([torch.arange(n) for n in lens])
-        cu_lens = torch.tensor([0] + lens).cumsum(0).int()
-        return median_ms(as_graph(lambda: model(ids, positions, cu_lens, longest)))
-    if name == "floor":
-        half = dict(dtype=torch.float16)
-        x, y = torch.randn(tokens, HIDDEN, **half), torch.randn(tokens, INNER, **half)
-        shapes = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
-        weights = [[torch.randn(*shape, **half) for shape in shapes] for _ in range(LAYERS)]
-
-        def gemms():
-            for layer in weights:
-                for w in layer:
-                    F.linear(y if w.shape[1] == INNER else x, w)
-        return median_ms(as_graph(gemms))
-    sys.exit(f"no variant `{name}`: expected compile, packed or floor")
+    return ids, mask
 
 
-rows = []
-sets = {s["name"]: s["lens"] for s in json.load(open(args.workloads))["encoder"]}
-for name in args.sets.split(","):
-    row = {"set": name, "tokens": sum(sets[name])}
-    for v in args.variants.split(","):
-        row[v] = round(variant(v, sets[name]), 4)
-    print(json.dumps(row), flush=True)
-    rows.append(row)
-if args.json:
-    json.dump(rows, open(args.json, "w"), indent=1)
+def compile(request, lens):
+    import torch
+    from transformers import AutoConfig, AutoModel
+    config = dict(request["config"])
+    config = AutoConfig.for_model(config.pop("model_type"), **config)
+    config._attn_implementation = "sdpa"
+    model = AutoModel.from_config(config).cuda().to(peers.dtype_of(request)).eval()
+    model = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    ids, mask = padded(lens, config.vocab_size)
+    mask = mask if sum(lens) < ids.numel() else None
+    return lambda: model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+
+def packed(request, lens):
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.nn.attention.varlen import varlen_attn
+    n_layers, width, heads, inner = sizes(request["config"])
+    vocabulary = request["config"]["vocab_size"]
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+            self.norm1, self.norm2 = nn.LayerNorm(width, 1e-12), nn.LayerNorm(width, 1e-12)
+
+        def forward(self, x, cu_lens, longest: int):
+            q, k, v = self.qkv(x).view(-1, 3, heads, width // heads).unbind(1)
+            a = varlen_attn(q, k, v, cu_lens, cu_lens, longest, longest).reshape(-1, width)
+            x = self.norm1(self.out(a) + x)
+            return self.norm2(self.down(F.gelu(self.up(x))) + x)
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(max(512, max(lens)), width)
+            self.kinds, self.norm = nn.Embedding(2, width), nn.LayerNorm(width, 1e-12)
+            self.layers = nn.ModuleList(Layer() for _ in range(n_layers))
+
+        def forward(self, ids, positions, cu_lens, longest: int):
+            x = self.norm(self.words(ids) + self.places(positions) + self.kinds.weight[0])
+            for layer in self.layers:
+                x = layer(x, cu_lens, longest)
+            return x
+
+    model = torch.compile(Packed().cuda().to(peers.dtype_of(request)).eval(), dynamic=False)
+    ids, mask = padded(lens, vocabulary)
+    ids, positions = ids[mask.bool()], torch.cat([torch.arange(n, device="cuda") for n in lens])
+    cu_lens = torch.tensor([0] + lens, device="cuda").cumsum(0).int()
+    return peers.graph_of([lambda: model(ids, positions, cu_lens, max(lens))]).replay
+
+
+def floor(request, lens):
+    import torch
+    from torch.nn import functional as F
+    n_layers, width, _, inner = sizes(request["config"])
+    of = dict(dtype=peers.dtype_of(request), device="cuda")
+    xs = {n: torch.randn(sum(lens), n, **of) for n in (width, inner)}
+    shapes = ((3 * width, width), (width, width), (inner, width), (width, inner))
+    weights = [torch.randn(*shape, **of) / shape[1]**0.5 for _ in range(n_layers) for shape in shapes]
+
+    def gemms():
+        for weight in weights:
+            F.linear(xs[weight.shape[1]], weight)
+    return peers.graph_of([gemms]).replay
+
+
+CONTENDERS = {f.__name__: f for f in (compile, packed, floor)}
+
+if __name__ == "__main__":
+    request = peers.start(__doc__)
+    import torch
+    for item, set_of_lens in enumerate(request["sets"]):
+        for who in request["contenders"]:
+            def measure():
+                torch._dynamo.reset()
+                return median_us(CONTENDERS[who](request, set_of_lens["lens"]), request)
+            peers.run(item, who, measure)
+        peers.answer(done=item + 1)

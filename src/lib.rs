@@ -15,9 +15,12 @@ pub mod plan;
 pub mod program;
 pub mod runtime;
 pub mod tensor;
+pub mod tune;
 
 pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};
-pub use runtime::{Output, batch::Batch};
+pub use plan::ChunkPolicy;
+pub use program::AttentionChoice;
+pub use runtime::{AllocatorChoice, Output, batch::Batch};
 pub use tensor::DType;
 
 /// The Rust code of the README compiles.

@@ -165,7 +165,7 @@ fn a_damaged_file_is_refused() {
 
 /// A file with this body under a digest that fits.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    [b"GEMMULE1".as_slice(), &Sha256::digest(body), body].concat()
+    [b"GEMMULE2".as_slice(), &Sha256::digest(body), body].concat()
 }
 
 #[test]
@@ -393,5 +393,6 @@ fn ran(artifact: Artifact, batch: &gemmule::Batch) -> bool {
     let Ok(model) = CpuModel::load(program, &Any, &|_, _| ()) else {
         return false;
     };
-    CpuSession::new(model.into()).run(batch).is_ok()
+    CpuSession::new(model.into(), &gemmule::AllocatorChoice::default())
+        .is_ok_and(|mut session| session.run(batch).is_ok())
 }

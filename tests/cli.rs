@@ -85,6 +85,7 @@ fn every_subcommand_has_help() {
         "explain",
         "emit",
         "compile",
+        "tune",
         "plan",
         "run",
         "verify",
@@ -93,6 +94,7 @@ fn every_subcommand_has_help() {
         "kernels check",
         "kernels list",
         "bench",
+        "bench allocators",
     ] {
         let mut args: Vec<&str> = command.split(' ').collect();
         args.push("--help");
@@ -143,6 +145,133 @@ fn a_plan_is_shown_and_drawn() {
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
     assert!(svg.starts_with("<svg") && svg.contains("layer.0.context"));
     assert_snapshot!(cli.error(&["plan", "bert", "--weights", ".", "--lens", "17,0"]), @"× sequence 1 has no tokens; expected at least one token in every sequence");
+}
+
+#[test]
+fn a_plan_is_that_of_the_allocator_that_is_asked_for() {
+    let cli = Cli::new();
+    let plan = |options: &[&str]| {
+        let plan = ["plan", "bert", "--weights", ".", "--lens", "6,5,4"];
+        let shown = cli.ok(&[&plan, options].concat());
+        let line = shown.lines().find(|line| line.starts_with("footprint:"));
+        line.expect("it shows the footprint").to_owned()
+    };
+    assert_snapshot!(plan(&["--allocator", "chunk"]), @"footprint: 2.00 MiB (2097152 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 819.200");
+    assert_eq!(
+        plan(&["--release-after", "3", "--idle-limit", "0"]),
+        plan(&[])
+    );
+    assert_snapshot!(plan(&["--allocator", "gsoc"]), @"footprint: 2.50 KiB (2560 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 1.000");
+    assert_snapshot!(plan(&["--allocator", "caching"]), @"footprint: 2.00 MiB (2097152 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 819.200");
+    assert_snapshot!(plan(&["--allocator", "turbo"]), @"footprint: 2.00 MiB (2097152 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 819.200");
+    assert_snapshot!(plan(&["--allocator", "maximum", "--maximum", "12x8"]), @"footprint: 15.00 KiB (15360 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 6.000");
+}
+
+#[test]
+fn an_allocator_is_told_what_it_needs_and_nothing_else() {
+    let cli = Cli::new();
+    let on = |options: &[&str]| {
+        let plan = ["plan", "bert", "--weights", ".", "--lens", "6,5,4"];
+        cli.error(&[&plan, options].concat())
+    };
+    assert_snapshot!(on(&["--allocator", "best"]), @"error: invalid value 'best' for '--allocator <NAME>' [possible values: chunk, gsoc, caching, maximum, turbo] For more information, try '--help'.");
+    assert_snapshot!(on(&["--allocator", "maximum"]), @"× --allocator maximum plans for the largest batch there will be; give --maximum, such as 512x8 for 8 sequences of 512 tokens");
+    assert_snapshot!(on(&["--maximum", "12x8"]), @"× --maximum is what --allocator maximum plans for; leave it out, or give --allocator maximum");
+    assert_snapshot!(on(&["--allocator", "gsoc", "--maximum", "12x8"]), @"× --maximum is what --allocator maximum plans for; leave it out, or give --allocator maximum");
+    assert_snapshot!(on(&["--allocator", "turbo", "--release-after", "3"]), @"× --release-after and --idle-limit are settings of the chunk allocator; leave them out, or give --allocator chunk");
+    assert_snapshot!(on(&["--allocator", "caching", "--idle-limit", "0"]), @"× --release-after and --idle-limit are settings of the chunk allocator; leave them out, or give --allocator chunk");
+    for wrong in [
+        "12",
+        "0x8",
+        "12x0",
+        "x",
+        "12x8x2",
+        "-1x4",
+        "4294967295x4294967295",
+    ] {
+        let error = on(&["--allocator", "maximum", &format!("--maximum={wrong}")]);
+        assert_eq!(
+            error,
+            format!(
+                "error: invalid value '{wrong}' for '--maximum <LENxN>': `{wrong}` is no largest batch; expected length x sequences, each at least 1 and together at most 16777216 tokens, such as 512x8 for 8 sequences of 512 tokens For more information, try '--help'."
+            )
+        );
+    }
+    assert_snapshot!(on(&["--allocator", "maximum", "--maximum", "4x4"]), @"× the batch of 3 sequences, 15 tokens, 6 in the longest, 77 pairs of tokens is beyond the declared maximum of 4 sequences, 16 tokens, 4 in the longest, 64 pairs of tokens; declare a larger maximum, or send a smaller batch");
+    cli.0.write("ids.json", "[[1, 2, 3], [19, 0]]");
+    let run = [
+        "run",
+        "bert",
+        "--weights",
+        ".",
+        "--device",
+        "cpu",
+        "--ids",
+        "ids.json",
+    ];
+    let maximum = ["--allocator", "maximum", "--maximum", "2x2"];
+    assert_snapshot!(cli.error(&[&run[..], &maximum].concat()), @"× the batch of 2 sequences, 5 tokens, 3 in the longest, 13 pairs of tokens is beyond the declared maximum of 2 sequences, 4 tokens, 2 in the longest, 8 pairs of tokens; declare a larger maximum, or send a smaller batch");
+}
+
+#[test]
+fn allocators_are_compared_on_one_stream() {
+    let cli = Cli::new();
+    let bench = |options: &[&str]| {
+        let stream = ["bench", "allocators", "bert", "--config", "config.json"];
+        let lengths = ["--shortest", "1", "--longest", "12", "--requests", "20"];
+        let files = ["--json", "stream.json", "--figures", "figures"];
+        cli.ok(&[&stream[..], &lengths, &files, options].concat());
+        let json = std::fs::read_to_string(cli.0.file("stream.json")).expect("it was written");
+        serde_json::from_str::<serde_json::Value>(&json).expect("it is JSON")
+    };
+    let planned = bench(&["--plan-only"]);
+    let ran = bench(&["--device", "cpu"]);
+    for name in ["allocators_held.svg", "allocators_allocated.svg"] {
+        let svg = std::fs::read_to_string(cli.0.file("figures").join(name)).expect("drawn");
+        let series = ["chunk", "turbo", "gsoc", "caching", "maximum"];
+        assert!(series.iter().all(|name| svg.contains(name)), "{name}");
+    }
+    assert_eq!(
+        (&planned["device"], &ran["lens"]),
+        (&serde_json::Value::Null, &planned["lens"])
+    );
+    let streams = |measured: &serde_json::Value| measured["allocators"].as_array().cloned();
+    let (planned, ran) = (
+        streams(&planned).expect("a list"),
+        streams(&ran).expect("a list"),
+    );
+    let names: Vec<_> = ran
+        .iter()
+        .map(|stream| stream["allocator"].clone())
+        .collect();
+    assert_eq!(names, ["chunk", "turbo", "gsoc", "caching", "maximum"]);
+    for (planned, ran) in planned.iter().zip(&ran) {
+        for key in ["footprint", "held", "newly_allocated", "released"] {
+            assert_eq!(planned[key], ran[key]);
+            assert_eq!(ran[key].as_array().map(Vec::len), Some(20), "{key}");
+        }
+        assert_eq!(planned["run_us"], serde_json::json!([]));
+        let sum = |key: &str| -> f64 {
+            let values = ran[key].as_array().expect("a list").iter();
+            values.map(|us| us.as_f64().expect("a number")).sum()
+        };
+        assert!(sum("memory_us") > 0.0 && sum("memory_us") < sum("run_us"));
+    }
+    let refused = |options: &[&str]| {
+        let stream = [
+            "bench",
+            "allocators",
+            "bert",
+            "--config",
+            "config.json",
+            "--plan-only",
+        ];
+        cli.error(&[&stream[..], options].concat())
+    };
+    assert_snapshot!(refused(&[]), @"× --longest is 500, but the position table of `bert` serves at most 12 tokens");
+    assert_snapshot!(refused(&["--shortest", "9", "--longest", "8"]), @"× no sequence has from 9 to 8 tokens; expected --shortest from 1 to --longest");
+    assert_snapshot!(cli.error(&["bench", "allocators", "albert.ron"]), @"× the sizes of the model are unknown; give a checkpoint folder or a config.json");
+    assert_snapshot!(refused(&["--device", "cpu"]), @"error: the argument '--plan-only' cannot be used with '--device <DEVICE>' Usage: gemmule bench allocators --config <FILE> --plan-only <MODEL> For more information, try '--help'.");
 }
 
 #[test]
@@ -349,4 +478,81 @@ fn a_bad_checkpoint_is_refused_before_anything_else() {
     cli.0
         .write("config.json", tiny_config().to_string().replace("16", "15"));
     assert_snapshot!(cli.ids_error("[[1]]"), @r#"× `hidden / heads` has no value: 15 / 2 leaves a remainder of 1 ╭─[bert.ron:26:17] 25 "heads": Key("num_attention_heads"), 26 "head": "hidden / heads", · ────────┬─────── · ╰── 15 / 2 leaves a remainder of 1 27 "inner": Key("intermediate_size"), ╰──── help: here hidden = 15 and heads = 2"#);
+}
+
+#[test]
+fn kernels_are_tuned_on_a_card_only_and_picks_of_another_are_refused() {
+    let cli = Cli::new();
+    let model = ["bert", "--weights", "."];
+    let error = |command: &str, more: &[&str]| {
+        let text = cli.error(&[&[command], &model[..], more].concat());
+        let threads = text.split_whitespace().rev();
+        let n = threads.skip_while(|w| !w.starts_with("threads")).nth(1);
+        n.map_or(text.clone(), |n| {
+            text.replace(&format!(" {n} threads"), " N threads")
+        })
+    };
+    assert_snapshot!(error("tune", &["--device", "cpu"]), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
+    cli.0.write("ids.json", "[[1, 2]]");
+    let ids = ["--device", "cpu", "--ids", "ids.json"];
+    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
+    assert_snapshot!(error("run", &[&ids[..], &["--picks", "absent"]].concat()), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
+    assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is no way to tune; expected off, quick or full For more information, try '--help'.");
+    let compile = ["--picks", "picks.ron", "-o", "tiny"];
+    assert_snapshot!(error("compile", &compile), @"× `picks.ron` cannot be read ╰─▶ No such file or directory (os error 2)");
+    cli.0.write("picks.ron", "(format: 2)");
+    assert_snapshot!(error("compile", &compile), @"× the picks in `picks.ron` are refused: their format is 2, this version of gemmule reads format 1; measure anew with `--tune quick`, or leave the file out");
+    let card = "card: (name: \"Card\", capability: (9, 0), n_sms: 1)";
+    cli.0.write(
+        "picks.ron",
+        format!("(format: 1, gemmule: \"0\", {card}, nvrtc: (1, 2), problems: [])"),
+    );
+    let other = [&compile[..], &["--arch", "sm_80"]].concat();
+    assert_snapshot!(error("compile", &other), @"× the picks in `picks.ron` are refused: they were measured on Card (capability 9.0, 1 multiprocessors), whose code is for sm_90a, not for sm_80; measure anew with `--tune quick`, or leave the file out");
+    let text = error("compile", &compile);
+    assert!(text.contains("measured with code of NVRTC 1.2"), "{text}");
+}
+
+#[test]
+fn an_artifact_shows_the_picks_that_it_was_compiled_with() {
+    let cli = Cli::new();
+    let mut compiled = common::tiny_compiled(DType::F16);
+    let artifact = cli.0.file("tiny");
+    let without = gemmule::engine::Artifact::of(common::tiny_compiled(DType::F16), Vec::new());
+    without.write(&artifact).expect("it is written");
+    assert_snapshot!(cli.error(&["tune", "tiny"]), @"× `tiny` was compiled without picks: its kernels are the cost model's guess; compile it again with --tune or --picks");
+
+    let mut picks = gemmule::tune::Picks::new(gemmule::tune::Made {
+        card: gemmule::tune::Card {
+            name: "Card".to_owned(),
+            capability: (9, 0),
+            n_sms: 7,
+        },
+        nvrtc: (13, 0),
+    });
+    let problem = &compiled.problems().expect("it was lowered")[0];
+    let picked = gemmule::tune::Picked {
+        digest: "0".repeat(64),
+        effort: gemmule::tune::Effort::Full,
+        ranges: problem.guess(),
+        timings: vec![gemmule::tune::Timing {
+            size: 16,
+            us: 1.5,
+            guess_us: 3.0,
+        }],
+    };
+    picks.problems.insert(problem.key(), picked);
+    compiled = compiled
+        .with_picks(Some(picks.clone()))
+        .expect("they are sound");
+    let with = gemmule::engine::Artifact::of(compiled, Vec::new());
+    with.write(&artifact).expect("it is written");
+    assert_snapshot!(
+        "tune",
+        cli.ok(&["tune", "tiny", "--export", "out.ron", "--json", "out.json"])
+    );
+    let exported = gemmule::engine::read_picks(&cli.0.file("out.ron"));
+    assert_eq!(exported.expect("they are sound"), picks);
+    let json = std::fs::read_to_string(cli.0.file("out.json")).expect("it was written");
+    assert!(json.contains("\"guess_us\": 3.0"), "{json}");
 }

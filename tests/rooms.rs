@@ -6,18 +6,22 @@ use std::{
 };
 
 /// Top to bottom. `names` is a helper without dependencies that any room may use.
-const ORDER: [&str; 13] = [
-    "names", "tensor", "kernels", "graph", "model", "passes", "plan", "codegen", "program", "jit",
-    "runtime", "engine", "cli",
+const ORDER: [&str; 14] = [
+    "names", "tensor", "kernels", "graph", "model", "passes", "plan", "codegen", "tune", "program",
+    "jit", "runtime", "engine", "cli",
 ];
 
 /// Rooms that a room must not name although they are above it.
-const FORBIDDEN: [(&str, &[&str]); 7] = [
+const FORBIDDEN: [(&str, &[&str]); 8] = [
     ("model", &["passes", "plan"]),
     ("passes", &["codegen"]),
     ("plan", &["kernels", "graph", "model", "passes", "tensor"]),
     ("codegen", &["graph", "model", "passes", "plan"]),
-    ("jit", &["graph", "passes", "program", "model", "plan"]),
+    ("tune", &["graph", "model", "passes", "plan", "codegen"]),
+    (
+        "jit",
+        &["tune", "graph", "passes", "program", "model", "plan"],
+    ),
     ("runtime", &["passes", "model"]),
     ("program", &["model", "passes", "codegen"]),
 ];

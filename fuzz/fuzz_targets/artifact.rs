@@ -11,14 +11,14 @@ use gemmule::{
     DType,
     engine::{Artifact, CompileOptions, compile},
     model::Description,
-    runtime::Planner,
+    runtime::{AllocatorChoice, Planner},
     tensor::Extents,
 };
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8] = b"GEMMULE1";
+const MAGIC: &[u8] = b"GEMMULE2";
 const DIGEST: usize = 32;
 
 fn seed() {
@@ -61,12 +61,11 @@ fuzz_target!(
         let _ = program.weight_bytes();
         for lens in [&[1][..], &[3, 1, 2], &[512; 4]] {
             let extents = Extents::of(lens).expect("a batch");
-            let _ = Planner::footprint(program, &extents);
+            let _ = Planner::footprint(program, &AllocatorChoice::default(), &extents);
             for step in &program.steps {
-                let Some(extents) = step.extents(&extents) else {
+                let Ok(Some((kernel, extents))) = step.launch(&extents) else {
                     continue;
                 };
-                let kernel = step.kernel(&extents).expect("a kernel serves every batch");
                 let kernel = program.kernels[kernel].as_kernel();
                 let _ = (kernel.constants(), kernel.launch(&extents), kernel.threads());
             }

@@ -67,6 +67,7 @@ fn check(args: Args) -> Outcome {
     let target = device.target().into_diagnostic()?;
     let kernels: Vec<KernelSpec> = catalogue()?
         .into_iter()
+        .filter(|(_, emitted)| target.has(emitted.kernel.as_kernel().instructions()))
         .filter(|(symbol, _)| args.only.as_ref().is_none_or(|only| symbol.contains(only)))
         .map(|(_, emitted)| emitted.kernel)
         .collect();

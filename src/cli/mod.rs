@@ -9,10 +9,12 @@ mod explain;
 mod graph;
 mod kernels;
 mod ledger;
+mod memory;
 mod model;
 mod plan;
 mod progress;
 mod run;
+mod tune;
 mod verify;
 
 use std::process::ExitCode;
@@ -50,6 +52,10 @@ enum Command {
     Emit(emit::Args),
     /// Compile a model into one file that runs without NVRTC
     Compile(compile::Args),
+    /// Choose the fastest kernels for a model by measuring them on a device, and show them
+    ///
+    /// MODEL may also be a file that `gemmule compile` wrote: its picks are shown.
+    Tune(tune::Args),
     /// Show where the intermediate tensors of a batch lie, and draw their lifetimes
     Plan(plan::Args),
     /// Run a model on texts or token ids
@@ -86,6 +92,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => explain::run(args),
         Command::Emit(args) => emit::run(args),
         Command::Compile(args) => compile::run(args),
+        Command::Tune(args) => tune::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Run(args) => run::run(args),
         Command::Verify(args) => verify::run(args),

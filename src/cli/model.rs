@@ -8,11 +8,12 @@ use serde_json::Value;
 use crate::{
     DType, EngineError,
     engine::{Builder, DeviceChoice, Engine},
-    engine::{CompileOptions, Compiled, Stage, compile, config, description},
+    engine::{CompileOptions, Compiled, Stage, TuneMode, compile, config, description},
+    program::AttentionChoice,
     runtime::weights::RandomWeights,
 };
 
-use super::progress::Bars;
+use super::{memory::Memory, progress::Bars};
 
 /// A description with its sizes: all that the stages before a run need.
 #[derive(clap::Args)]
@@ -38,9 +39,29 @@ pub(super) struct Choices {
     /// Switch a pass off (several times for several)
     #[arg(long, value_name = "PASS")]
     without: Vec<String>,
+    /// Kernels of attention: auto (by the longest sequence), short (an error beyond its limit),
+    /// grouped or online (any length)
+    #[arg(long, value_name = "KIND")]
+    attention: Option<AttentionChoice>,
+}
+
+/// Which kernels to launch where there are several.
+#[derive(clap::Args, Clone)]
+pub(super) struct Tuning {
+    /// Choose kernels by measurement on the CUDA device: off, quick (seconds) or full (minutes).
+    /// What was measured is kept on disk
+    #[arg(long, value_name = "MODE", default_value = "off")]
+    pub(super) tune: TuneMode,
+    /// Kernels as picked in this file, which `gemmule tune --export` wrote
+    #[arg(long, value_name = "FILE")]
+    pub(super) picks: Option<PathBuf>,
 }
 
 impl Model {
+    pub(super) fn name(&self) -> &str {
+        &self.model
+    }
+
     /// The config: from `--config`, from the checkpoint, or that of the shipped sizes.
     pub(super) fn config(&self) -> Result<Value, EngineError> {
         match (&self.config, &self.weights) {
@@ -59,6 +80,7 @@ impl Model {
                 .iter()
                 .cloned()
                 .collect::<BTreeSet<_>>(),
+            attention: self.choices.attention.unwrap_or_default(),
             ..CompileOptions::new(dtype)
         }
     }
@@ -112,10 +134,14 @@ pub(super) struct Runnable {
     dtype: Option<DType>,
     #[command(flatten)]
     choices: Choices,
+    #[command(flatten)]
+    tuning: Tuning,
+    #[command(flatten)]
+    memory: Memory,
 }
 
 impl Runnable {
-    pub(super) fn builder(&self) -> Result<Builder, EngineError> {
+    pub(super) fn builder(&self) -> Result<Builder, Report> {
         let mut builder = match crate::engine::Artifact::is_one(self.model.as_ref()) {
             true => Engine::from_artifact(&self.model),
             false => Engine::builder(&self.model),
@@ -138,9 +164,26 @@ impl Runnable {
         if let Some(outputs) = self.choices.outputs() {
             builder = builder.outputs(outputs);
         }
+        if let Some(attention) = self.choices.attention {
+            builder = builder.attention(attention);
+        }
+        if let Some(file) = &self.tuning.picks {
+            builder = builder.picks(file);
+        }
         Ok(builder
+            .tune(self.tuning.tune)
             .device(self.device)
+            .allocator(self.memory.choice()?)
             .without(self.choices.without.clone()))
+    }
+
+    /// The config.json with the model's sizes: from `--config`, or the checkpoint's.
+    pub(super) fn config(&self) -> Result<Value, EngineError> {
+        match (&self.config, &self.weights) {
+            (Some(file), _) => config(file),
+            (None, Some(folder)) => config(&folder.join("config.json")),
+            (None, None) => Err(EngineError::NoConfig),
+        }
     }
 
     /// Builds with progress bars on standard error.
@@ -148,12 +191,17 @@ impl Runnable {
         let bars = Bars::new();
         builder
             .progress(move |stage, done, total| {
-                let what = match stage {
-                    Stage::Kernels => "kernels",
-                    Stage::Weights => "weights",
-                };
-                bars.show(what, done, total);
+                bars.show(stage_name(stage), done, total);
             })
             .build()
+    }
+}
+
+/// What a progress bar is of.
+pub(super) fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Kernels => "kernels",
+        Stage::Tuning => "tuning",
+        Stage::Weights => "weights",
     }
 }

@@ -2,10 +2,11 @@ use std::{path::PathBuf, process::ExitCode};
 
 use miette::IntoDiagnostic;
 
-use super::{Outcome, align_right, human, model::Model, print, table, write_file};
+use super::{Outcome, align_right, human, memory::Memory, model::Model, print, table, write_file};
 use crate::{
     DType,
-    plan::{Allocator, ChunkAllocator, chart, lower_bound},
+    plan::{chart, lower_bound},
+    runtime::Planner,
     tensor::Extents,
 };
 
@@ -13,6 +14,8 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    memory: Memory,
     /// Lengths of the sequences, e.g. 17,18,52
     #[arg(long, value_delimiter = ',', required = true)]
     lens: Vec<u32>,
@@ -27,7 +30,9 @@ pub(super) fn run(args: Args) -> Outcome {
     let program = args.model.compile(args.dtype)?.program;
     let extents = Extents::of(&args.lens).into_diagnostic()?;
     let usage = program.usage(&extents).into_diagnostic()?;
-    let plan = ChunkAllocator::default().plan(&usage).into_diagnostic()?;
+    let plan = Planner::new(&program, &args.memory.choice()?)
+        .and_then(|mut planner| planner.plan(&program, &extents))
+        .into_diagnostic()?;
     let names: Vec<String> = program.planned().map(|(_, t)| t.name.clone()).collect();
     let mut rows = table(&["tensor", "bytes", "first", "last", "chunk", "offset"]);
     for ((name, record), place) in names.iter().zip(&usage).zip(&plan.placements) {

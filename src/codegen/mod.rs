@@ -104,10 +104,14 @@ pub fn c_type(dtype: DType) -> &'static str {
 }
 
 fn signature(kernel: &dyn Kernel) -> String {
+    let maps = kernel.tensor_maps();
     let params: Vec<String> = kernel
         .params()
         .into_iter()
         .map(|p| match p.role {
+            _ if maps.iter().any(|map| map.param == p.name) => {
+                format!("const __grid_constant__ TensorMap {}", p.name)
+            }
             Role::Read { dtype, .. } => format!("const {}* __restrict__ {}", c_type(dtype), p.name),
             Role::Write { dtype, .. } => format!("{}* __restrict__ {}", c_type(dtype), p.name),
             Role::Count(_) => format!("unsigned int {}", p.name),

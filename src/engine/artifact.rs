@@ -14,10 +14,13 @@ use crate::{
     kernels::Meta,
     program::Program,
     runtime::batch::Limits,
+    tune::Picks,
 };
 
 /// First bytes of the file, with the version of its layout.
-const MAGIC: &[u8; 8] = b"GEMMULE1";
+const MAGIC: &[u8; 8] = b"GEMMULE2";
+/// The part of it that all layouts have.
+const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
 
 /// A program with what a run must know of it, and its code.
@@ -29,6 +32,8 @@ pub struct Artifact {
     pub limits: Limits,
     /// What weight names may be prefixed with.
     pub prefixes: Vec<String>,
+    /// What the program's kernels were chosen by, where they were measured.
+    pub picks: Option<Picks>,
     pub cubins: Vec<Cubin>,
 }
 
@@ -41,15 +46,16 @@ impl Artifact {
             program: compiled.program,
             limits,
             prefixes,
+            picks: compiled.options.picks,
             cubins,
         }
     }
 
-    /// Whether a file starts like an artifact.
+    /// Whether a file starts like an artifact of this or another version.
     pub fn is_one(file: &Path) -> bool {
-        let mut start = [0; MAGIC.len()];
+        let mut start = [0; FAMILY.len()];
         let read = std::fs::File::open(file).and_then(|mut f| f.read_exact(&mut start));
-        read.is_ok() && start == *MAGIC
+        read.is_ok() && start == *FAMILY
     }
 
     /// The targets that there is code for.
@@ -110,6 +116,11 @@ impl Artifact {
         }
         artifact.program.validate()?;
         artifact.check_limits()?;
+        if let Some(picks) = &artifact.picks {
+            picks
+                .check()
+                .map_err(|problem| format!("its picks are impossible: {problem}"))?;
+        }
         Ok(artifact)
     }
 
@@ -127,7 +138,7 @@ impl Artifact {
                 // Without segment ids every token is in segment 0.
                 Meta::TypeIds => Some(segments.unwrap_or(1)),
                 Meta::Positions => longest,
-                Meta::CuLens | Meta::PairOffsets | Meta::Mask => None,
+                Meta::CuLens | Meta::PairOffsets | Meta::Mask | Meta::ValidLens => None,
             };
             let fits = |n: u32| u64::from(n) + u64::from(table.offset) <= u64::from(table.rows);
             if !n_ids.is_some_and(fits) {

@@ -7,21 +7,25 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Artifact, Backend, DeviceChoice, DeviceName, Engine, EngineError,
-    compile::{CompileOptions, compile, emit},
+    Artifact, Backend, DeviceChoice, DeviceName, Engine, EngineError, TuneMode, Tuner,
+    compile::{CompileOptions, Compiled, compile, emit},
     default_dtype,
+    tune::say_guesses,
 };
 use crate::{
     jit::{Cubin, Jit},
     model::Description,
-    program::{Place, Program},
+    plan::ChunkPolicy,
+    program::{AttentionChoice, Padding, Place, Program},
     runtime::{
+        AllocatorChoice, Planner,
         batch::Limits,
         cpu::CpuModel,
         cuda::{CudaModel, Device},
         weights::{Checkpoint, RandomWeights, WeightSource},
     },
     tensor::DType,
+    tune::Picks,
 };
 
 /// Where a [`Builder`] starts from.
@@ -36,6 +40,8 @@ pub(super) enum Start {
 pub struct LoadTimes {
     /// Description to program.
     pub compile: Duration,
+    /// Choosing kernels by measurement, or checking the picks that were given.
+    pub tune: Duration,
     /// Program to CUDA source.
     pub emit: Duration,
     /// NVRTC, or its cache.
@@ -51,6 +57,7 @@ pub struct LoadTimes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Kernels,
+    Tuning,
     Weights,
 }
 
@@ -69,6 +76,11 @@ pub struct Builder {
     without: BTreeSet<String>,
     device: DeviceChoice,
     dtype: Option<DType>,
+    tune: TuneMode,
+    picks: Option<PathBuf>,
+    allocator: AllocatorChoice,
+    padding: Padding,
+    attention: Option<AttentionChoice>,
     progress: Progress,
 }
 
@@ -85,6 +97,11 @@ impl Builder {
             without: BTreeSet::new(),
             device: DeviceChoice::Auto,
             dtype: None,
+            tune: TuneMode::Off,
+            picks: None,
+            allocator: AllocatorChoice::default(),
+            padding: Padding::Removed,
+            attention: None,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -142,6 +159,45 @@ impl Builder {
         self
     }
 
+    /// Whether kernels are chosen by measurement, on a CUDA device. What was measured is kept on disk.
+    pub fn tune(mut self, mode: TuneMode) -> Self {
+        self.tune = mode;
+        self
+    }
+
+    /// Kernels as this file says that [`write_picks`](super::write_picks) wrote. Where it is of
+    /// another card or other kernels, or damaged, building fails, or tunes anew if
+    /// [`Builder::tune`] asks for it.
+    pub fn picks(mut self, file: impl Into<PathBuf>) -> Self {
+        self.picks = Some(file.into());
+        self
+    }
+
+    /// What plans the memory of intermediate tensors; by default the chunk allocator.
+    pub fn allocator(mut self, allocator: AllocatorChoice) -> Self {
+        self.allocator = allocator;
+        self
+    }
+
+    /// The chunk allocator, with this policy for taking memory and giving it back.
+    pub fn chunk_policy(self, policy: ChunkPolicy) -> Self {
+        self.allocator(AllocatorChoice::Chunk(policy))
+    }
+
+    /// Whether sequences are packed, or padded to the longest of their batch. Results are the same;
+    /// padding is kept only to measure what packing saves. It needs the pass `fuse_attention`
+    /// switched off and no output that is a mean over tokens.
+    pub fn padding(mut self, padding: Padding) -> Self {
+        self.padding = padding;
+        self
+    }
+
+    /// Which kernels compute fused attention; by default, that depends on the lengths.
+    pub fn attention(mut self, attention: AttentionChoice) -> Self {
+        self.attention = Some(attention);
+        self
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -153,8 +209,10 @@ impl Builder {
         let device = self.device.resolve()?;
         let mut times = LoadTimes::default();
         let began = Instant::now();
-        let (artifact, cubins) = self.artifact(&device)?;
-        times.compile = began.elapsed();
+        let (artifact, cubins) = self.artifact(&device, &mut times)?;
+        // Whether the allocator can be had for this program is known before any weight is read.
+        Planner::new(&artifact.program, &self.allocator)?;
+        times.compile = began.elapsed().saturating_sub(times.tune);
         let source = self.weights(&artifact)?;
         let (program, limits) = (artifact.program, artifact.limits);
         let stored: Vec<(&str, &[u64])> = program
@@ -197,13 +255,32 @@ impl Builder {
             backend,
             device,
             limits,
+            allocator: self.allocator,
+            padding: self.padding,
             times,
         })
     }
 
     /// The program with what a run must know of it; from a file also its code.
-    fn artifact(&self, device: &DeviceName) -> Result<(Artifact, Option<Vec<Cubin>>), EngineError> {
+    fn artifact(
+        &self,
+        device: &DeviceName,
+        times: &mut LoadTimes,
+    ) -> Result<(Artifact, Option<Vec<Cubin>>), EngineError> {
+        let tuned = self.tune != TuneMode::Off || self.picks.is_some();
         if let Start::Artifact(file) = &self.start {
+            if tuned {
+                return Err(EngineError::TuneArtifact { file: file.clone() });
+            }
+            if self.padding == Padding::Kept {
+                return Err(EngineError::ArtifactPadding { file: file.clone() });
+            }
+            if let Some(asked) = self.attention {
+                return Err(EngineError::ArtifactAttention {
+                    file: file.clone(),
+                    asked,
+                });
+            }
             let mut artifact = Artifact::read(file)?;
             if let Some(asked) = self.dtype.filter(|&d| d != artifact.program.dtype) {
                 return Err(EngineError::ArtifactDType {
@@ -211,6 +288,10 @@ impl Builder {
                     stored: artifact.program.dtype.to_string(),
                     asked: asked.to_string(),
                 });
+            }
+            if let Some(picks) = &artifact.picks {
+                let (n, card) = (picks.problems.len(), &picks.made.card);
+                tracing::info!("{n} problems as picked on {card}; `gemmule tune` shows them");
             }
             let cubins = std::mem::take(&mut artifact.cubins);
             return Ok((artifact, Some(cubins)));
@@ -220,9 +301,37 @@ impl Builder {
             intermediates: self.intermediates.clone(),
             without: self.without.clone(),
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
+            picks: None,
+            padding: self.padding,
+            attention: self.attention.unwrap_or_default(),
         };
-        let compiled = compile(&self.description()?, &self.config_json()?, &options)?;
+        if options.attention != AttentionChoice::Auto {
+            tracing::info!("attention: {} (as asked for)", options.attention);
+        }
+        let mut compiled = compile(&self.description()?, &self.config_json()?, &options)?;
+        if tuned {
+            let began = Instant::now();
+            let picks = self.chosen(device, &compiled)?;
+            compiled = compiled.with_picks(Some(picks))?;
+            times.tune = began.elapsed();
+        } else if matches!(device, DeviceName::Cuda(_)) {
+            say_guesses(&compiled.problems()?);
+        }
         Ok((Artifact::of(compiled, Vec::new()), None))
+    }
+
+    /// The kernels that were measured to be the fastest, here or where the file comes from.
+    fn chosen(&self, device: &DeviceName, compiled: &Compiled) -> Result<Picks, EngineError> {
+        let DeviceName::Cuda(info) = device else {
+            return Err(EngineError::TuneOnCpu {
+                device: device.to_string(),
+            });
+        };
+        let (device, jit) = (Device::open(info.ordinal)?, Jit::open()?);
+        Tuner::new(&device, &jit, self.tune)
+            .given(self.picks.as_deref())
+            .progress(&self.progress)
+            .picks(&compiled.problems()?)
     }
 
     fn description(&self) -> Result<Description, EngineError> {

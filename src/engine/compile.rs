@@ -10,8 +10,9 @@ use crate::{
     model::{Description, Model},
     names::nearest,
     passes::{self, Report},
-    program::{self, Program},
+    program::{self, AttentionChoice, LowerOptions, Padding, Program},
     tensor::DType,
+    tune::{Picks, Problem},
 };
 
 /// What to compile a description for.
@@ -24,6 +25,11 @@ pub struct CompileOptions {
     /// Passes that do not run.
     pub without: BTreeSet<String>,
     pub dtype: DType,
+    /// Which kernels to launch where there are several; the cost model's first guess otherwise.
+    pub picks: Option<Picks>,
+    pub padding: Padding,
+    /// Which kernels compute fused attention.
+    pub attention: AttentionChoice,
 }
 
 impl CompileOptions {
@@ -33,6 +39,18 @@ impl CompileOptions {
             intermediates: Vec::new(),
             without: BTreeSet::new(),
             dtype,
+            picks: None,
+            padding: Padding::Removed,
+            attention: AttentionChoice::Auto,
+        }
+    }
+
+    fn lowering(&self) -> LowerOptions<'_> {
+        LowerOptions {
+            dtype: self.dtype,
+            padding: self.padding,
+            picks: self.picks.as_ref(),
+            attention: self.attention,
         }
     }
 }
@@ -45,6 +63,21 @@ pub struct Compiled {
     pub graph: Graph,
     pub report: Report,
     pub program: Program,
+    pub options: CompileOptions,
+}
+
+impl Compiled {
+    /// What has several kernels to choose from.
+    pub fn problems(&self) -> Result<Vec<Problem>, EngineError> {
+        Ok(program::problems(&self.graph, &self.options.lowering())?)
+    }
+
+    /// The same model with other picks.
+    pub fn with_picks(mut self, picks: Option<Picks>) -> Result<Self, EngineError> {
+        self.options.picks = picks;
+        self.program = program::lower(&self.graph, &self.options.lowering())?;
+        Ok(self)
+    }
 }
 
 /// Description and config to program. Needs no device and no CUDA library.
@@ -81,12 +114,13 @@ pub fn compile(
         };
         graph.add_output(name.clone(), id);
     }
-    let program = program::lower(&graph, options.dtype)?;
+    let program = program::lower(&graph, &options.lowering())?;
     Ok(Compiled {
         model,
         graph,
         report,
         program,
+        options: options.clone(),
     })
 }
 

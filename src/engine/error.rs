@@ -6,10 +6,11 @@ use crate::{
     model::ModelError,
     names::nearest,
     passes::PassError,
-    program::{LowerError, SizeOverflow},
+    program::{AttentionChoice, LowerError, SizeOverflow},
     runtime::{
         PlannerError, batch::BatchError, cpu::CpuError, cuda::CudaError, weights::CheckpointError,
     },
+    tune::PicksError,
 };
 
 /// Anything that loading or running a model can fail with.
@@ -65,6 +66,47 @@ pub enum EngineError {
         file: PathBuf,
         stored: String,
         asked: String,
+    },
+    #[error(
+        "the picks in `{file}` are refused: {problem}; measure anew with `--tune quick`, or leave the file out"
+    )]
+    Picks {
+        file: PathBuf,
+        problem: Box<PicksError>,
+    },
+    #[error("`{text}` is no way to tune; expected off, quick or full")]
+    UnknownTuneMode { text: String },
+    #[error(
+        "kernels are tuned, and picks are used, on a CUDA device only, and this is the {device}; leave `--tune` and `--picks` out"
+    )]
+    TuneOnCpu { device: String },
+    #[error(
+        "the artifact `{file}` was compiled with its own picks; give `--tune` or `--picks` to `gemmule compile`"
+    )]
+    TuneArtifact { file: PathBuf },
+    #[error(
+        "`{problem}` could not be timed at size {size}, the smallest of its sizes; is there memory left on the device?"
+    )]
+    NothingTimed { problem: String, size: u64 },
+    #[error(
+        "no candidate of `{problem}` on {size} {counted} has the result of the first guess, {choice}; `gemmule kernels check` tells which are wrong"
+    )]
+    Disagree {
+        problem: String,
+        size: u64,
+        counted: String,
+        choice: String,
+    },
+    #[error(
+        "the artifact `{file}` was compiled to run without padding; build the engine from the description to keep padding"
+    )]
+    ArtifactPadding { file: PathBuf },
+    #[error(
+        "the artifact `{file}` has its kernels already, so {asked} attention cannot be asked of it; compile the model with --attention {asked}"
+    )]
+    ArtifactAttention {
+        file: PathBuf,
+        asked: AttentionChoice,
     },
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },

@@ -16,27 +16,36 @@
 //! ```
 
 mod artifact;
+mod breakdown;
 mod builder;
 mod catalogue;
 mod compile;
 mod error;
+mod padding;
+mod picks;
 mod text;
+mod tune;
 mod verify;
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 pub use artifact::Artifact;
+pub use breakdown::{Breakdown, Share};
 pub use builder::{Builder, LoadTimes, Stage, config, description};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use error::EngineError;
+pub use picks::{digests, picks_for_targets, read_picks, target_of, write_picks};
 pub use text::TextEncoder;
+pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
+
+pub use crate::program::Padding;
 
 use crate::{
     program::Program,
     runtime::{
-        Footprint, MemoryUse, Output, Planner,
+        AllocatorChoice, Footprint, MemoryUse, MemoryWork, Output, Planner,
         batch::{Batch, Limits},
         cpu::{CpuModel, CpuSession},
         cuda::{self, CudaModel, CudaSession, DeviceInfo, Timing},
@@ -126,6 +135,8 @@ pub struct Engine {
     backend: Backend,
     device: DeviceName,
     limits: Limits,
+    allocator: AllocatorChoice,
+    padding: Padding,
     times: LoadTimes,
 }
 
@@ -155,27 +166,51 @@ impl Engine {
 
     /// A session of its own stream and memory. Sessions of one engine run side by side.
     pub fn session(&self) -> Result<Session, EngineError> {
+        self.session_with(&self.allocator)
+    }
+
+    /// A session whose memory another allocator plans than the one that the engine was built with.
+    ///
+    /// # Errors
+    /// A chunk policy that cannot be, or a stream that the device does not give.
+    pub fn session_with(&self, allocator: &AllocatorChoice) -> Result<Session, EngineError> {
         Ok(Session {
             limits: self.limits,
+            padding: self.padding,
             backend: match &self.backend {
                 Backend::Cpu(model) => {
-                    SessionBackend::Cpu(Box::new(CpuSession::new(Arc::clone(model))))
+                    let session = CpuSession::new(Arc::clone(model), allocator)?;
+                    SessionBackend::Cpu(Box::new(session))
                 }
                 Backend::Cuda(model) => {
-                    SessionBackend::Cuda(Box::new(CudaSession::new(Arc::clone(model))?))
+                    let session = CudaSession::new(Arc::clone(model), allocator)?;
+                    SessionBackend::Cuda(Box::new(session))
                 }
             },
         })
     }
 
-    /// Bytes of intermediate tensors that a batch needs, without running it.
+    /// Bytes of intermediate tensors that a batch needs of a new session, without running it.
+    ///
+    /// # Errors
+    /// A batch beyond the declared maximum, where there is one.
     pub fn bytes_needed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(self.footprint(batch)?.chunks)
     }
 
     /// As [`Engine::bytes_needed`], beside the bytes that no plan could do without.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
-        Ok(Planner::footprint(self.program(), &batch.extents())?)
+        let extents = padding::laid_out(batch, self.padding)?.extents();
+        Ok(Planner::footprint(
+            self.program(),
+            &self.allocator,
+            &extents,
+        )?)
+    }
+
+    /// Tokens that the launches of a batch run over: with padding kept, more than it has.
+    pub fn tokens_computed(&self, batch: &Batch) -> Result<u64, EngineError> {
+        Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
     }
 
     pub fn program(&self) -> &Program {
@@ -187,6 +222,11 @@ impl Engine {
 
     pub fn device(&self) -> &DeviceName {
         &self.device
+    }
+
+    /// What plans the memory of its sessions.
+    pub fn allocator(&self) -> &AllocatorChoice {
+        &self.allocator
     }
 
     /// What the model accepts of token ids.
@@ -203,6 +243,7 @@ impl Engine {
 /// What one caller needs to run an [`Engine`]. A run that fails leaves it usable.
 pub struct Session {
     limits: Limits,
+    padding: Padding,
     backend: SessionBackend,
 }
 
@@ -215,10 +256,14 @@ impl Session {
     /// Runs a batch and returns the outputs that the engine was built for.
     pub fn run(&mut self, batch: &Batch) -> Result<Outputs, EngineError> {
         batch.check(&self.limits)?;
-        let outputs = match &mut self.backend {
-            SessionBackend::Cpu(session) => session.run(batch)?,
-            SessionBackend::Cuda(session) => session.run(batch)?,
+        let laid_out = padding::laid_out(batch, self.padding)?;
+        let mut outputs = match &mut self.backend {
+            SessionBackend::Cpu(session) => session.run(&laid_out)?,
+            SessionBackend::Cuda(session) => session.run(&laid_out)?,
         };
+        if self.padding == Padding::Kept {
+            padding::remove(&mut outputs, self.program(), &laid_out);
+        }
         Ok(Outputs {
             outputs,
             lens: batch.lens().to_vec(),
@@ -233,6 +278,7 @@ impl Session {
         runs: usize,
     ) -> Result<Timing, EngineError> {
         batch.check(&self.limits)?;
+        let batch = &*padding::laid_out(batch, self.padding)?;
         match &mut self.backend {
             SessionBackend::Cuda(session) => Ok(session.time(batch, warm_up, runs)?),
             SessionBackend::Cpu(session) => {
@@ -249,11 +295,26 @@ impl Session {
         }
     }
 
+    fn program(&self) -> &Program {
+        match &self.backend {
+            SessionBackend::Cpu(session) => session.program(),
+            SessionBackend::Cuda(session) => session.program(),
+        }
+    }
+
     /// Bytes that the session and its model hold.
     pub fn memory(&self) -> MemoryUse {
         match &self.backend {
             SessionBackend::Cpu(session) => session.memory(),
             SessionBackend::Cuda(session) => session.memory(),
+        }
+    }
+
+    /// What managing the memory of the last run took; zeros before the first.
+    pub fn memory_work(&self) -> MemoryWork {
+        match &self.backend {
+            SessionBackend::Cpu(session) => session.memory_work(),
+            SessionBackend::Cuda(session) => session.memory_work(),
         }
     }
 }

@@ -60,6 +60,17 @@ pub struct Bound {
     pub cosine: f32,
 }
 
+impl Comparison {
+    /// How far an output lies from the same output of another run, row by row.
+    pub fn between(got: &Output, want: &Output) -> Self {
+        let width = want.shape.last().copied().unwrap_or(1) as usize;
+        Self {
+            name: want.name.clone(),
+            ..compare(&got.values, &want.values, width)
+        }
+    }
+}
+
 impl Bound {
     /// A row narrower than this has too few values for its direction to say much: a row of three
     /// logits near 0 turns far on a small difference.

@@ -260,20 +260,40 @@ impl DiskCache {
         bytes: &[u8],
         finish: impl FnOnce(tempfile::NamedTempFile) -> io::Result<()>,
     ) -> io::Result<()> {
-        fs::create_dir_all(&self.folder)?;
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(UNFINISHED);
-        #[cfg(unix)]
-        {
-            // A temporary file is the user's alone; an entry is as readable as the user's umask
-            // makes other files, so that a cache can be shared.
-            use std::os::unix::fs::PermissionsExt;
-            builder.permissions(fs::Permissions::from_mode(0o666));
-        }
-        let mut file = builder.tempfile_in(&self.folder)?;
+        let mut file = unfinished_in(&self.folder)?;
         (self.write)(file.as_file_mut(), bytes)?;
         finish(file)
     }
+}
+
+/// Writes a file of a cache by the rules of its entries: readers see a whole file or none, whoever
+/// else writes it at the same time. The folder is made if it is not there.
+///
+/// # Errors
+/// What was there before is then still there.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let named = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let folder = named.unwrap_or(Path::new("."));
+    let mut file = unfinished_in(folder)?;
+    file.write_all(bytes)?;
+    file.persist(path)
+        .map(drop)
+        .map_err(|refused| refused.error)
+}
+
+/// A new file in a folder, which takes itself away unless it is given a name.
+fn unfinished_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    fs::create_dir_all(folder)?;
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(UNFINISHED);
+    #[cfg(unix)]
+    {
+        // A temporary file is the user's alone; an entry is as readable as the user's umask
+        // makes other files, so that a cache can be shared.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder)
 }
 
 impl fmt::Debug for DiskCache {

@@ -19,7 +19,7 @@ mod nvrtc;
 mod report;
 mod target;
 
-pub use cache::{CacheKey, CacheUsage, DiskCache};
+pub use cache::{CacheKey, CacheUsage, DiskCache, write_whole};
 pub use compile_all::{CacheNote, Jit, JitStats};
 pub use error::{CacheFault, JitError};
 pub use locate::{Looked, Origin, Outcome, Surroundings};

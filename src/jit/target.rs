@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::JitError;
+use crate::kernels::Instructions;
 
 /// A code generation target, named as NVRTC's `--gpu-architecture` names it.
 ///
@@ -42,6 +43,22 @@ impl Target {
         Target::Sm100a,
         Target::Sm120,
     ];
+
+    /// Whether cards of this kind have these instructions.
+    pub fn has(self, instructions: Instructions) -> bool {
+        match instructions {
+            Instructions::Ampere => true,
+            Instructions::Hopper => self == Target::Sm90a,
+        }
+    }
+
+    /// The most that kernels for this kind of card may use.
+    pub fn instructions(self) -> Instructions {
+        match self {
+            Target::Sm90a => Instructions::Hopper,
+            _ => Instructions::Ampere,
+        }
+    }
 
     /// The target whose code runs best on a card of this compute capability.
     ///

@@ -9,6 +9,7 @@ mod fused;
 mod long;
 mod operands;
 mod params;
+mod softmax;
 #[cfg(test)]
 mod tests;
 mod unfused;
@@ -19,7 +20,8 @@ pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
     statistics_shape,
 };
-pub use unfused::{AttentionContext, AttentionScores, AttentionSoftmax};
+pub use softmax::{AttentionSoftmax, SoftmaxForm};
+pub use unfused::{AttentionContext, AttentionScores};
 pub use view::{HeadView, usual_scale};
 
 use super::KernelSpec;
@@ -62,6 +64,10 @@ pub enum AttentionError {
         dtype: DType,
         limit: u32,
     },
+    #[error(
+        "a softmax over {dtype} cannot be {form:?}; expected f32, f16 or bf16, a power of two from 4 to 1024 lanes, 1, 2 or 4 rows together, and rows of which a lane holds at most 64 elements"
+    )]
+    SoftmaxForm { form: SoftmaxForm, dtype: DType },
 }
 
 /// C name of a storage type, as `partials/types.cu` has it.
@@ -196,16 +202,7 @@ pub fn representative() -> Vec<KernelSpec> {
             out,
             dtype,
         }));
-        all.push(KernelSpec::from(AttentionSoftmax {
-            heads,
-            scale: 1.0,
-            dtype,
-        }));
-        all.push(KernelSpec::from(AttentionSoftmax {
-            heads: 12,
-            scale: 0.125,
-            dtype,
-        }));
+        all.extend(softmax::representative(dtype));
     }
     for heads in [12, 3, 1] {
         all.push(KernelSpec::from(MhaLongReduce { heads }));

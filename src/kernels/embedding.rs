@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
-    layernorm::{self, layernorm_row},
+    layernorm::{self, Variance, layernorm_row},
     rows::{
-        COPIED, RowTeams, STREAM_THREADS, count, one_per, read, rows_by, stream_constants,
+        COPIED, STREAM_THREADS, Teams, count, one_per, read, rows_by, stream_constants,
         stream_launch, vector_width, word, write,
     },
 };
@@ -52,6 +52,7 @@ impl Table {
             Meta::CuLens => "cu_lens",
             Meta::PairOffsets => "pair_offsets",
             Meta::Mask => "mask",
+            Meta::ValidLens => "valid_lens",
         };
         match self.offset {
             0 => format!("{ids}{}", self.rows),
@@ -189,7 +190,13 @@ impl Kernel for EmbeddingLayerNorm {
             ids.push(ids_name);
             offsets.push(table.offset.to_string());
         }
-        let mut constants = layernorm::constants(self.width, self.eps, self.dtype);
+        let mut constants = layernorm::constants(
+            self.width,
+            self.eps,
+            self.dtype,
+            Teams::usual(self.width, self.dtype),
+            Variance::OnePassShifted,
+        );
         constants.insert("n_tables", (tables.len() as u64).into());
         constants.insert("tables", tables.join(", ").into());
         constants.insert("ids", ids.join(", ").into());
@@ -216,11 +223,11 @@ impl Kernel for EmbeddingLayerNorm {
     }
 
     fn launch(&self, extents: &Extents) -> Launch {
-        RowTeams::of(self.width, self.dtype).launch(extents.rows)
+        Teams::usual(self.width, self.dtype).launch(extents.rows)
     }
 
     fn threads(&self) -> u32 {
-        RowTeams::of(self.width, self.dtype).threads()
+        Teams::usual(self.width, self.dtype).threads()
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {

@@ -2,13 +2,16 @@
 
 mod activate;
 mod instances;
+mod ranges;
 mod tile;
+mod wgmma;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
 pub use instances::representative;
+pub use wgmma::{GemmWgmma, WgmmaTile};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};

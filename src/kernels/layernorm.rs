@@ -1,17 +1,32 @@
-//! LayerNorm and what is fused with it. One warp reduces X rows together
-//! (TurboTransformers 4.1.2, `warpAllReduce_XElem`).
-//!
-//! Mean and variance come from one reduction of `x − s` and `(x − s)²`, with `s` the row's first
-//! element. The paper reduces `x` and `x²` and takes `E(x²) − E(x)²`, which loses the variance where
-//! the mean is large beside the deviation; the variance does not depend on a shift.
+//! LayerNorm and what is fused with it. A team of warps reduces X rows together
+//! (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
+
+#[cfg(test)]
+mod tests;
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
-    rows::{RowTeams, count, read, rounded_once, rows_by, word, write},
+    rows::{count, read, rounded_once, rows_by, word, write},
 };
 use crate::tensor::{DType, Extents, Shape, Symbol};
+
+pub use super::rows::Teams;
+
+/// How a row's variance is computed: what TurboTransformers figure 5 compares.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+pub enum Variance {
+    /// With the mean in one reduction, of `x − s` and `(x − s)²`, with `s` the row's first element.
+    /// The paper reduces `x` and `x²` and takes `E(x²) − E(x)²`, which loses the variance where the
+    /// mean is large beside the deviation; the variance does not depend on a shift.
+    #[default]
+    OnePassShifted,
+    /// The mean first, then the mean of `(x − mean)²`: two reductions, one after the other.
+    TwoPass,
+}
 
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,6 +34,8 @@ pub struct LayerNorm {
     pub width: u32,
     pub eps: f32,
     pub dtype: DType,
+    pub teams: Teams,
+    pub variance: Variance,
 }
 
 /// `x [rows, width]`, (`bias [width]`), `residual [rows, width]`, `gamma`, `beta [width]`
@@ -30,15 +47,105 @@ pub struct BiasResidualLayerNorm {
     pub dtype: DType,
     /// Whether there is a bias; without it the kernel is `residual_layernorm`.
     pub bias: bool,
+    pub teams: Teams,
+    pub variance: Variance,
+}
+
+/// Both kernels have the same choices.
+macro_rules! choices {
+    ($kernel:ident) => {
+        impl $kernel {
+            /// The kernels for every number of rows: each serves up to its number of rows, inclusive;
+            /// the last serves all the rest. Few rows have several warps each.
+            pub fn by_rows(&self) -> Vec<(Option<u64>, Self)> {
+                Teams::by_rows(self.width, self.dtype)
+                    .into_iter()
+                    .map(|(rows, teams)| {
+                        let kernel = Self {
+                            teams,
+                            ..self.clone()
+                        };
+                        (rows, kernel)
+                    })
+                    .collect()
+            }
+
+            /// Every kernel that may take this one's place, this one's sharing with both variances
+            /// among them. Results differ by rounding in f32 at most.
+            pub fn candidates(&self) -> Vec<Self> {
+                let teams = Teams::candidates(self.width, self.dtype).into_iter();
+                teams
+                    .flat_map(|teams| {
+                        [Variance::OnePassShifted, Variance::TwoPass].map(|variance| Self {
+                            teams,
+                            variance,
+                            ..self.clone()
+                        })
+                    })
+                    .collect()
+            }
+        }
+    };
+}
+
+choices!(LayerNorm);
+choices!(BiasResidualLayerNorm);
+
+impl LayerNorm {
+    /// For many rows, with one reduction.
+    pub fn new(width: u32, eps: f32, dtype: DType) -> Self {
+        Self {
+            width,
+            eps,
+            dtype,
+            teams: Teams::usual(width, dtype),
+            variance: Variance::default(),
+        }
+    }
+
+    /// [`LayerNorm::by_rows`] of [`LayerNorm::new`].
+    pub fn variants(width: u32, eps: f32, dtype: DType) -> Vec<(Option<u64>, Self)> {
+        Self::new(width, eps, dtype).by_rows()
+    }
+}
+
+impl BiasResidualLayerNorm {
+    /// For many rows, with one reduction.
+    pub fn new(width: u32, eps: f32, dtype: DType, bias: bool) -> Self {
+        Self {
+            width,
+            eps,
+            dtype,
+            bias,
+            teams: Teams::usual(width, dtype),
+            variance: Variance::default(),
+        }
+    }
+
+    /// [`BiasResidualLayerNorm::by_rows`] of [`BiasResidualLayerNorm::new`].
+    pub fn variants(width: u32, eps: f32, dtype: DType, bias: bool) -> Vec<(Option<u64>, Self)> {
+        Self::new(width, eps, dtype, bias).by_rows()
+    }
+}
+
+impl Variance {
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::OnePassShifted => "",
+            Self::TwoPass => "_two_pass",
+        }
+    }
 }
 
 impl Kernel for LayerNorm {
     fn symbol(&self) -> String {
         format!(
-            "layernorm_{}_w{}_eps{}",
+            "layernorm_{}_w{}_eps{}{}{}",
             self.dtype,
             self.width,
-            word(self.eps)
+            word(self.eps),
+            self.teams.suffix(self.width, self.dtype),
+            self.variance.suffix(),
         )
     }
 
@@ -47,7 +154,7 @@ impl Kernel for LayerNorm {
     }
 
     fn constants(&self) -> Constants {
-        constants(self.width, self.eps, self.dtype)
+        constants(self.width, self.eps, self.dtype, self.teams, self.variance)
     }
 
     fn params(&self) -> Vec<Param> {
@@ -60,11 +167,11 @@ impl Kernel for LayerNorm {
     }
 
     fn launch(&self, extents: &Extents) -> Launch {
-        RowTeams::of(self.width, self.dtype).launch(extents.rows)
+        self.teams.launch(extents.rows)
     }
 
     fn threads(&self) -> u32 {
-        RowTeams::of(self.width, self.dtype).threads()
+        self.teams.threads()
     }
 
     fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
@@ -90,11 +197,13 @@ impl Kernel for LayerNorm {
 impl Kernel for BiasResidualLayerNorm {
     fn symbol(&self) -> String {
         format!(
-            "{}residual_layernorm_{}_w{}_eps{}",
+            "{}residual_layernorm_{}_w{}_eps{}{}{}",
             if self.bias { "bias_" } else { "" },
             self.dtype,
             self.width,
-            word(self.eps)
+            word(self.eps),
+            self.teams.suffix(self.width, self.dtype),
+            self.variance.suffix(),
         )
     }
 
@@ -103,7 +212,7 @@ impl Kernel for BiasResidualLayerNorm {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = constants(self.width, self.eps, self.dtype);
+        let mut constants = constants(self.width, self.eps, self.dtype, self.teams, self.variance);
         constants.insert("bias", self.bias.into());
         constants
     }
@@ -123,11 +232,11 @@ impl Kernel for BiasResidualLayerNorm {
     }
 
     fn launch(&self, extents: &Extents) -> Launch {
-        RowTeams::of(self.width, self.dtype).launch(extents.rows)
+        self.teams.launch(extents.rows)
     }
 
     fn threads(&self) -> u32 {
-        RowTeams::of(self.width, self.dtype).threads()
+        self.teams.threads()
     }
 
     fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
@@ -172,8 +281,15 @@ pub(super) fn layernorm_row(row: &[f64], gamma: &[f32], beta: &[f32], eps: f32) 
 }
 
 /// What `partials/rows.cu` and a LayerNorm template read.
-pub(super) fn constants(width: u32, eps: f32, dtype: DType) -> Constants {
-    let mut constants = RowTeams::of(width, dtype).constants(width, dtype);
+pub(super) fn constants(
+    width: u32,
+    eps: f32,
+    dtype: DType,
+    teams: Teams,
+    variance: Variance,
+) -> Constants {
+    let mut constants = teams.constants(width, dtype);
+    constants.insert("two_pass", (variance == Variance::TwoPass).into());
     constants.insert("eps", f32_literal(eps).into());
     constants
 }
@@ -216,143 +332,35 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
 }
 
 /// Instances for the device check and the compile tests: every storage type, widths of models and
-/// odd ones, one, two and four rows a warp, and several warps a row.
+/// odd ones, what is picked for few and for many rows, and at one width every choice there is.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 1536, 4096, 8191, 8192] {
             let eps = 1e-12;
-            kernels.push(KernelSpec::from(LayerNorm { width, eps, dtype }));
+            kernels.push(LayerNorm::new(width, eps, dtype).into());
             for bias in [true, false] {
-                kernels.push(KernelSpec::from(BiasResidualLayerNorm {
-                    width,
-                    eps,
-                    dtype,
-                    bias,
-                }));
+                kernels.push(BiasResidualLayerNorm::new(width, eps, dtype, bias).into());
             }
         }
-    }
-    kernels
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_reference_normalises_a_row_worked_by_hand() {
-        let kernel = BiasResidualLayerNorm {
-            width: 4,
-            eps: 0.0,
-            dtype: DType::F32,
-            bias: true,
-        };
-        let real = |v: [f32; 4]| HostTensor::Real(v.to_vec());
-        // The sums are 1, 3, 5, 7: mean 4, variance (9 + 1 + 1 + 9) / 4 = 5.
-        let x = real([1.0, 1.0, 1.0, 1.0]);
-        let bias = real([0.0, 1.0, 2.0, 3.0]);
-        let residual = real([0.0, 1.0, 2.0, 3.0]);
-        let gamma = real([1.0, 1.0, 2.0, 1.0]);
-        let beta = real([0.0, 0.0, 0.0, 10.0]);
-        let extents = Extents::of(&[1]).unwrap();
-        let out = kernel.reference(&extents, &[&x, &bias, &residual, &gamma, &beta]);
-        let r = 5f32.sqrt().recip();
-        let want = [-3.0 * r, -r, 2.0 * r, 3.0 * r + 10.0];
-        for (got, want) in out[0].real().iter().zip(want) {
-            assert!((got - want).abs() < 1e-6, "{got} {want}");
-        }
-
-        let plain = LayerNorm {
-            width: 4,
-            eps: 4.0, // variance 5 + 4 = 9
-            dtype: DType::F32,
-        };
-        let x = real([1.0, 3.0, 5.0, 7.0]);
-        let (one, zero) = (real([1.0; 4]), real([0.0; 4]));
-        let out = plain.reference(&extents, &[&x, &one, &zero]);
-        assert_eq!(out[0].real(), [-1.0, -1.0 / 3.0, 1.0 / 3.0, 1.0]);
-    }
-
-    #[test]
-    fn the_bias_is_a_parameter_only_where_there_is_one() {
-        let names = |bias| -> Vec<&str> {
-            let kernel = BiasResidualLayerNorm {
-                width: 768,
-                eps: 1e-12,
-                dtype: DType::F16,
-                bias,
+        for width in [768, 1003, 128] {
+            let few = LayerNorm {
+                teams: Teams::for_few_rows(width, dtype),
+                ..LayerNorm::new(width, 1e-12, dtype)
             };
-            kernel.params().iter().map(|p| p.name).collect()
-        };
-        let without = ["x", "residual", "gamma", "beta", "out", "rows"];
-        let with = ["x", "bias", "residual", "gamma", "beta", "out", "rows"];
-        assert_eq!(
-            (names(true), names(false)),
-            (with.to_vec(), without.to_vec())
-        );
-    }
-
-    /// Σ over a row as the kernel takes it, in f32: a lane's packs one after the other, then the
-    /// butterfly of `warp_all_reduce_xelem`.
-    fn warp_sum(row: &[f32], vector: usize) -> f32 {
-        let mut lanes = [0f32; 32];
-        for (i, pack) in row.chunks(vector).enumerate() {
-            pack.iter().for_each(|v| lanes[i % 32] += v);
+            let two_pass = LayerNorm {
+                variance: Variance::TwoPass,
+                ..few.clone()
+            };
+            let few_sums = BiasResidualLayerNorm {
+                teams: few.teams,
+                ..BiasResidualLayerNorm::new(width, 1e-12, dtype, false)
+            };
+            kernels.extend([few.into(), two_pass.into(), few_sums.into()]);
         }
-        for offset in [16, 8, 4, 2, 1] {
-            let before = lanes;
-            for (lane, sum) in lanes.iter_mut().enumerate() {
-                *sum += before[lane ^ offset];
-            }
-        }
-        lanes[0]
     }
-
-    /// Rows of mean 1000 and deviation 0.1: twelve uniform values make a normal one.
-    fn far_from_zero(width: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed;
-        let mut uniform = || {
-            state = state
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            (state >> 40) as f64 / (1u64 << 24) as f64
-        };
-        (0..width)
-            .map(|_| {
-                let normal = (0..12).map(|_| uniform()).sum::<f64>() - 6.0;
-                (1000.0 + 0.1 * normal) as f32
-            })
-            .collect()
-    }
-
-    #[test]
-    fn the_shifted_variance_survives_a_large_mean_and_the_naive_one_does_not() {
-        let mut worst_shifted = 0f64;
-        let mut best_naive = f64::INFINITY;
-        for (width, vector) in [(768usize, 4usize), (1024, 4), (1003, 1)] {
-            for seed in 1..=16 {
-                let row = far_from_zero(width, seed);
-                let n = width as f64;
-                let mean = row.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
-                let exact = row
-                    .iter()
-                    .map(|&v| (f64::from(v) - mean).powi(2))
-                    .sum::<f64>()
-                    / n;
-                let variance = |s: f32| {
-                    let d: Vec<f32> = row.iter().map(|v| v - s).collect();
-                    let squares: Vec<f32> = d.iter().map(|d| d * d).collect();
-                    let share = 1.0 / width as f32;
-                    let mean = warp_sum(&d, vector) * share;
-                    warp_sum(&squares, vector) * share - mean * mean
-                };
-                let error = |v: f32| (f64::from(v) - exact).abs() / exact;
-                worst_shifted = worst_shifted.max(error(variance(row[0])));
-                best_naive = best_naive.min(error(variance(0.0)));
-            }
-        }
-        assert!(worst_shifted < 1e-5, "relative error {worst_shifted}");
-        assert!(best_naive > 0.1, "relative error {best_naive}");
-    }
+    let usual = BiasResidualLayerNorm::new(768, 1e-12, DType::F16, true);
+    let others = usual.candidates().into_iter().filter(|k| *k != usual);
+    kernels.extend(others.map(KernelSpec::from));
+    kernels
 }

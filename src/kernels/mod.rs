@@ -7,6 +7,8 @@
 //! f32/f64 that the CUDA kernel and the fast CPU code are checked against.
 
 pub mod attention;
+pub mod chain;
+mod class;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
@@ -21,6 +23,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use class::Class;
 pub use spec::{KernelSpec, representative};
 
 use crate::tensor::{DType, Extents, Shape, Size};
@@ -86,6 +89,9 @@ pub enum Meta {
     PairOffsets,
     /// i32 `[batch, longest]`: 1 where a padded input holds a token.
     Mask,
+    /// i32 `[batch]`: how many of a sequence's tokens count as keys, from 1 to its length. Its
+    /// length itself where nothing is padded.
+    ValidLens,
 }
 
 impl Meta {
@@ -95,6 +101,27 @@ impl Meta {
             _ => DType::I32,
         }
     }
+}
+
+/// The instructions that a kernel is written with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instructions {
+    /// Those of compute capability 8.0, which every newer card has.
+    Ampere,
+    /// Those of 9.0a alone: `wgmma`, and the tensor memory accelerator.
+    Hopper,
+}
+
+/// A matrix that a kernel moves box by box through the tensor memory accelerator: its parameter is
+/// a description of the matrix instead of a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMap {
+    /// Name of the parameter: a tensor `[rows, columns]` of 16-bit elements, with rows of a
+    /// multiple of 16 bytes.
+    pub param: &'static str,
+    pub box_rows: u32,
+    /// 64 at most: the 128 bytes of a swizzled row.
+    pub box_columns: u32,
 }
 
 /// Blocks and threads of one launch.
@@ -238,6 +265,16 @@ pub trait Kernel {
 
     /// Every argument, in the order of the signature.
     fn params(&self) -> Vec<Param>;
+
+    /// What a card must have to run it.
+    fn instructions(&self) -> Instructions {
+        Instructions::Ampere
+    }
+
+    /// The parameters that are passed as descriptions of matrices.
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        Vec::new()
+    }
 
     /// Geometry for a batch. `extents.rows` is bound by the step that launches.
     fn launch(&self, extents: &Extents) -> Launch;

@@ -6,7 +6,7 @@ use super::{
     Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
     f32_literal,
     rows::{
-        COPIED, RowTeams, STREAM_THREADS, blocks, count, offsets, read, read_meta, rounded_once,
+        COPIED, STREAM_THREADS, Teams, blocks, count, offsets, read, read_meta, rounded_once,
         rows_by, storage, stream_constants, stream_launch, vector_width, word, write,
     },
 };
@@ -220,7 +220,7 @@ impl Kernel for L2Normalize {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = RowTeams::of(self.width, self.dtype).constants(self.width, self.dtype);
+        let mut constants = Teams::usual(self.width, self.dtype).constants(self.width, self.dtype);
         constants.insert("eps", f32_literal(self.eps).into());
         constants
     }
@@ -235,11 +235,11 @@ impl Kernel for L2Normalize {
     }
 
     fn launch(&self, extents: &Extents) -> Launch {
-        RowTeams::of(self.width, self.dtype).launch(extents.rows)
+        Teams::usual(self.width, self.dtype).launch(extents.rows)
     }
 
     fn threads(&self) -> u32 {
-        RowTeams::of(self.width, self.dtype).threads()
+        Teams::usual(self.width, self.dtype).threads()
     }
 
     fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {

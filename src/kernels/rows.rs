@@ -1,6 +1,8 @@
 //! What the kernels over rows share: how rows are cut over accesses, lanes and blocks, and the
 //! words for it in parameter lists and symbols.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Constant, Constants, Fill, Launch, Meta, Param, Role, Tolerance, f32_literal};
 use crate::tensor::{DType, Shape, Size, Symbol};
 
@@ -36,57 +38,113 @@ pub(super) fn stream_launch(packs: u64) -> Launch {
     }
 }
 
-/// How rows are spread over warps by the kernels that hold whole rows in registers.
+/// How rows are shared out among warps by the kernels that hold whole rows in registers.
 ///
-/// A team of warps takes `x_rows` rows together (TurboTransformers 4.1.2). Narrow rows share one
-/// warp, whose shuffles then overlap; a row too wide for the registers of a warp has a block of
-/// several warps for itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RowTeams {
-    /// Elements of one access.
-    pub vector: u32,
-    pub warps_per_row: u32,
+/// A team of warps takes `x_rows` rows together (TurboTransformers 4.1.2): the shuffles of the X rows
+/// overlap, and a team of several warps, which is then a block, meets once for all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Teams {
+    /// Warps of a team.
+    pub warps: u32,
     /// Rows that a team reduces together: 1, 2 or 4.
     pub x_rows: u32,
 }
 
-impl RowTeams {
-    /// Elements that one thread holds at most: with gamma, beta and addresses beside them they fit
-    /// the 128 registers with which 16 warps of a multiprocessor run side by side.
-    const HELD: u32 = 32;
-    /// Warps of a block where a warp is a team. Small blocks spread few rows over more of the
-    /// multiprocessors.
-    const WARPS: u32 = 4;
+impl Teams {
+    /// Elements that one thread holds in what is picked without measuring: with gamma, beta and
+    /// addresses beside them they fit the 128 registers with which 16 warps of a multiprocessor run
+    /// side by side.
+    const USUAL_HELD: u32 = 32;
+    /// Elements that one thread can hold, over all rows of its team, without spilling.
+    const MAX_HELD: u32 = 64;
+    /// Rows up to which a multiprocessor of a large card has room for a team of several warps for each
+    /// of them at once: 8 on each of 132.
+    const FEW_ROWS: u64 = 8 * 132;
 
-    pub fn of(width: u32, dtype: DType) -> Self {
-        let vector = vector_width(dtype, &[width]);
-        let held = |warps: u32| (width / vector).div_ceil(32 * warps) * vector;
-        let mut warps_per_row = 1;
-        while warps_per_row < 32 && held(warps_per_row) > Self::HELD {
-            warps_per_row *= 2;
+    /// For many rows: narrow ones share a warp, whose shuffles then overlap; one too wide for the
+    /// registers of a warp has a block of several for itself.
+    pub fn usual(width: u32, dtype: DType) -> Self {
+        let held = |warps| Self { warps, x_rows: 1 }.held(width, dtype);
+        let mut warps = 1;
+        while warps < 32 && held(warps) > Self::USUAL_HELD {
+            warps *= 2;
         }
         let x_rows = match held(1) {
             0..=8 => 4,
             9..=16 => 2,
             _ => 1,
         };
+        Self { warps, x_rows }
+    }
+
+    /// For so few rows that all are on the card at once: one row a team, and as many warps as it has
+    /// packs for, up to eight, so that the row is read, reduced and written in the fewest steps.
+    pub fn for_few_rows(width: u32, dtype: DType) -> Self {
+        let packs = width / vector_width(dtype, &[width]);
+        let usual = Self::usual(width, dtype);
         Self {
-            vector,
-            warps_per_row,
-            x_rows,
+            warps: usual.warps.max(packs.div_ceil(32).min(8)),
+            x_rows: 1,
         }
     }
 
-    pub fn threads(self) -> u32 {
-        32 * if self.warps_per_row == 1 {
-            Self::WARPS
-        } else {
-            self.warps_per_row
+    /// The sharing for every number of rows: each serves up to its number of rows, inclusive; the
+    /// last serves all the rest.
+    pub fn by_rows(width: u32, dtype: DType) -> Vec<(Option<u64>, Self)> {
+        let few = Self::for_few_rows(width, dtype);
+        let many = Self::usual(width, dtype);
+        match few == many {
+            true => vec![(None, many)],
+            false => vec![(Some(Self::FEW_ROWS), few), (None, many)],
         }
     }
 
-    pub fn launch(self, rows: u64) -> Launch {
-        let teams = self.threads() / (32 * self.warps_per_row);
+    /// Every sharing of one, two or four rows among one to eight warps in which each warp has work and
+    /// no thread spills, and the usual one.
+    pub fn candidates(width: u32, dtype: DType) -> Vec<Self> {
+        let usual = Self::usual(width, dtype);
+        let packs = width / vector_width(dtype, &[width]);
+        let mut all: Vec<Self> = [1, 2, 3, 4, 6, 8]
+            .into_iter()
+            .flat_map(|warps| [1, 2, 4].map(|x_rows| Self { warps, x_rows }))
+            .filter(|teams| (teams.warps - 1) * 32 < packs && teams.fits(width, dtype))
+            .collect();
+        if !all.contains(&usual) {
+            all.push(usual);
+        }
+        all
+    }
+
+    /// Whether a kernel that shares rows so can be generated.
+    pub fn fits(self, width: u32, dtype: DType) -> bool {
+        let held = || self.held(width, dtype).saturating_mul(self.x_rows);
+        (1..=32).contains(&self.warps)
+            && [1, 2, 4].contains(&self.x_rows)
+            && (self == Self::usual(width, dtype) || held() <= Self::MAX_HELD)
+    }
+
+    /// The part of a symbol that tells sharings apart: nothing for the usual one.
+    pub(super) fn suffix(self, width: u32, dtype: DType) -> String {
+        if self == Self::usual(width, dtype) {
+            return String::new();
+        }
+        format!("_warps{}_x{}", self.warps, self.x_rows)
+    }
+
+    /// Elements of one row that a thread holds.
+    fn held(self, width: u32, dtype: DType) -> u32 {
+        let vector = vector_width(dtype, &[width]);
+        (width / vector).div_ceil(32 * self.warps) * vector
+    }
+
+    /// Threads of a block. Where a warp is a team there are four in a block: small blocks spread few
+    /// rows over more of the multiprocessors.
+    pub(super) fn threads(self) -> u32 {
+        32 * if self.warps == 1 { 4 } else { self.warps }
+    }
+
+    pub(super) fn launch(self, rows: u64) -> Launch {
+        let teams = self.threads() / (32 * self.warps);
         Launch {
             grid: [blocks(rows, (teams * self.x_rows).into()), 1, 1],
             threads: self.threads(),
@@ -95,13 +153,13 @@ impl RowTeams {
     }
 
     /// What `partials/rows.cu` reads.
-    pub fn constants(self, width: u32, dtype: DType) -> Constants {
+    pub(super) fn constants(self, width: u32, dtype: DType) -> Constants {
         Constants::from([
             ("storage", storage(dtype)),
             ("width", width.into()),
-            ("vector", self.vector.into()),
+            ("vector", vector_width(dtype, &[width]).into()),
             ("x_rows", self.x_rows.into()),
-            ("warps_per_row", self.warps_per_row.into()),
+            ("warps_per_row", self.warps.into()),
         ])
     }
 }
@@ -207,38 +265,122 @@ mod tests {
         assert_eq!(vector_width(DType::F16, &[768, 770, 0]), 2);
     }
 
+    const WIDTHS: [u32; 13] = [
+        1, 31, 128, 320, 384, 768, 1000, 1003, 1024, 4096, 8191, 8192, 32768,
+    ];
+    const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
     #[test]
-    fn a_thread_holds_at_most_32_elements_of_a_row() {
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for width in [
-                1, 31, 128, 320, 384, 768, 1000, 1003, 1024, 4096, 8191, 8192, 32768,
-            ] {
-                let t = RowTeams::of(width, dtype);
-                let held = (width / t.vector).div_ceil(32 * t.warps_per_row) * t.vector;
-                assert!(held * t.x_rows <= 32, "{width} {dtype}: {t:?}");
+    fn a_thread_holds_at_most_32_elements_of_a_row_where_nothing_was_measured() {
+        for dtype in DTYPES {
+            for width in WIDTHS {
+                let usual = Teams::usual(width, dtype);
+                let held = usual.held(width, dtype) * usual.x_rows;
+                assert!(held <= 32, "{width} {dtype}: {usual:?}");
                 assert!(
-                    t.warps_per_row == 1 || t.x_rows == 1,
-                    "{width} {dtype}: {t:?}"
+                    usual.warps == 1 || usual.x_rows == 1,
+                    "{width} {dtype}: {usual:?}"
                 );
-                assert!(t.threads() <= 1024);
+                for (_, teams) in Teams::by_rows(width, dtype) {
+                    assert!(teams.fits(width, dtype), "{width} {dtype}: {teams:?}");
+                    assert!(teams.held(width, dtype) * teams.x_rows <= held.max(8));
+                }
             }
         }
     }
 
     #[test]
-    fn every_row_has_a_team() {
-        for (width, rows, grid, threads) in [
-            (768, 1229, 308, 128),   // one row a warp, four warps a block
-            (384, 1229, 154, 128),   // two rows a warp
-            (128, 1229, 77, 128),    // four rows a warp
-            (4096, 1229, 1229, 128), // a block a row
-            (8192, 3, 3, 256),
+    fn candidates_are_distinct_possible_and_have_the_usual_sharing_among_them() {
+        for dtype in DTYPES {
+            for width in WIDTHS {
+                let all = Teams::candidates(width, dtype);
+                assert!(all.contains(&Teams::usual(width, dtype)), "{width} {dtype}");
+                for (i, teams) in all.iter().enumerate() {
+                    assert!(teams.fits(width, dtype), "{width} {dtype}: {teams:?}");
+                    assert!(
+                        !all[..i].contains(teams),
+                        "{width} {dtype}: {teams:?} twice"
+                    );
+                }
+            }
+        }
+        let f16 = |warps, x_rows| Teams { warps, x_rows };
+        // 96 packs: up to three warps have some, and four rows of 24 elements are too many.
+        assert_eq!(
+            Teams::candidates(768, DType::F16),
+            [
+                f16(1, 1),
+                f16(1, 2),
+                f16(2, 1),
+                f16(2, 2),
+                f16(2, 4),
+                f16(3, 1),
+                f16(3, 2),
+                f16(3, 4)
+            ]
+        );
+    }
+
+    #[test]
+    fn teams_that_no_kernel_can_have_do_not_fit() {
+        for (warps, x_rows) in [
+            (0, 1),
+            (33, 1),
+            (1, 0),
+            (1, 3),
+            (1, 8),
+            (1, 4),
+            (u32::MAX, 1),
         ] {
-            let launch = RowTeams::of(width, DType::F16).launch(rows);
+            let teams = Teams { warps, x_rows };
+            assert!(!teams.fits(768, DType::F16), "{teams:?}");
+        }
+    }
+
+    #[test]
+    fn few_rows_have_as_many_warps_each_as_they_have_packs_for() {
+        let few = |width, dtype| Teams::for_few_rows(width, dtype).warps;
+        assert_eq!(few(768, DType::F16), 3);
+        assert_eq!(few(1024, DType::F16), 4);
+        assert_eq!(few(768, DType::F32), 6);
+        assert_eq!(few(8192, DType::F16), 8);
+        // 31 elements are no more than one warp takes, four rows at a time.
+        assert_eq!(few(31, DType::F16), 1);
+    }
+
+    #[test]
+    fn every_row_has_a_team() {
+        let usual = |width| Teams::usual(width, DType::F16);
+        for (teams, rows, grid, threads) in [
+            (usual(768), 1229, 308, 128),   // one row a warp, four warps a block
+            (usual(384), 1229, 154, 128),   // two rows a warp
+            (usual(128), 1229, 77, 128),    // four rows a warp
+            (usual(4096), 1229, 1229, 128), // a block a row
+            (usual(8192), 3, 3, 256),
+            (
+                Teams {
+                    warps: 3,
+                    x_rows: 1,
+                },
+                40,
+                40,
+                96,
+            ),
+            (
+                Teams {
+                    warps: 2,
+                    x_rows: 4,
+                },
+                41,
+                11,
+                64,
+            ),
+        ] {
+            let launch = teams.launch(rows);
             assert_eq!(
                 (launch.grid, launch.threads),
                 ([grid, 1, 1], threads),
-                "{width}"
+                "{teams:?}"
             );
         }
     }

@@ -65,7 +65,7 @@ impl Trial {
 
 impl Fill {
     /// `n` elements for a batch of sequences of these lengths.
-    fn make(self, dtype: DType, n: usize, lens: &[u32], state: &mut u64) -> HostTensor {
+    pub fn make(self, dtype: DType, n: usize, lens: &[u32], state: &mut u64) -> HostTensor {
         match self {
             Fill::Normal { mean, deviation } => HostTensor::Real(
                 (0..n)
@@ -102,6 +102,10 @@ impl Meta {
                 let longest = i64::from(lens.iter().copied().max().unwrap_or(0));
                 let row = |&len: &u32| (0..longest).map(move |i| i64::from(i < i64::from(len)));
                 lens.iter().flat_map(row).collect()
+            }
+            Meta::ValidLens => {
+                let valid = |&len: &u32| 1 + (uniform(state) % u64::from(len.max(1))) as i64;
+                lens.iter().map(valid).collect()
             }
         }
     }

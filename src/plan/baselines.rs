@@ -3,7 +3,9 @@
 
 use super::error::check_records;
 use super::pack::{self, Bin};
-use super::{Allocator, Plan, PlanError, RequestStats, UsageRecord, append_chunk, lower_bound};
+use super::{
+    Allocator, Plan, PlanError, RequestStats, UsageRecord, append_chunk, lower_bound, release,
+};
 
 /// TurboTransformers 4.2, algorithms 1 and 2, with nothing but the mistakes in the listing mended:
 /// tensors largest first, each into the first chunk with a gap for it and there into the smallest
@@ -76,11 +78,17 @@ impl Allocator for Turbo {
     fn last_request(&self) -> RequestStats {
         self.stats
     }
+
+    fn release_all(&mut self) -> u64 {
+        self.list.clear();
+        release(&mut self.held, &mut self.stats)
+    }
 }
 
 /// Greedy by Size for Offset Calculation (Pisarchyk and Lee 2020, section 5.2): one arena, of
-/// exactly what the request needs, allocated for it and given back after it. Its statistics count
-/// the arena as new at every request, also where the one before happened to be as large.
+/// exactly what the request needs, allocated for it and given back before the next. Two chunk ids
+/// take turns, so that the arena is new at every request, also where the one before happened to be
+/// as large.
 #[derive(Clone, Debug, Default)]
 pub struct Gsoc {
     held: Vec<u64>,
@@ -100,22 +108,18 @@ impl Allocator for Gsoc {
     }
 
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError> {
-        let (places, bytes) = greedy_arena(records)?;
-        let released = self.held.iter().sum();
-        self.held = if records.is_empty() {
-            Vec::new()
-        } else {
-            vec![bytes]
-        };
+        let (mut places, bytes) = greedy_arena(records)?;
+        let before = std::mem::take(&mut self.held);
+        if !records.is_empty() {
+            let id = usize::from(before.first().is_some_and(|&bytes| bytes > 0));
+            self.held = vec![0; id + 1];
+            self.held[id] = bytes;
+            for (chunk, _) in places.iter_mut().flatten() {
+                *chunk = id;
+            }
+        }
         let plan = Plan::new(&places, &self.held);
-        let footprint = plan.footprint();
-        let held = footprint;
-        self.stats = RequestStats {
-            footprint,
-            newly_allocated: footprint,
-            released,
-            held,
-        };
+        self.stats = RequestStats::new(&plan, &before, &self.held);
         Ok(plan)
     }
 
@@ -125,6 +129,10 @@ impl Allocator for Gsoc {
 
     fn last_request(&self) -> RequestStats {
         self.stats
+    }
+
+    fn release_all(&mut self) -> u64 {
+        release(&mut self.held, &mut self.stats)
     }
 }
 
@@ -229,6 +237,11 @@ impl Allocator for Maximum {
     fn last_request(&self) -> RequestStats {
         self.stats
     }
+
+    /// The plan stays; its memory is made again at the next request.
+    fn release_all(&mut self) -> u64 {
+        release(&mut self.held, &mut self.stats)
+    }
 }
 
 #[cfg(test)]
@@ -268,8 +281,9 @@ mod tests {
     fn gsoc_allocates_exactly_the_arena_at_every_request() {
         let mut gsoc = Gsoc::new();
         let records = [record(0, 1, 1000), record(1, 2, 300), record(2, 3, 1000)];
-        for released in [0, 1536] {
-            gsoc.plan(&records).unwrap();
+        for (released, held) in [(0, &[1536][..]), (1536, &[0, 1536]), (1536, &[1536])] {
+            gsoc.plan(&records).unwrap().validate(&records).unwrap();
+            assert_eq!(gsoc.held(), held);
             let stats = RequestStats {
                 footprint: 1536,
                 newly_allocated: 1536,

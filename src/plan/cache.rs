@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use super::{Allocator, ChunkAllocator, Plan, PlanError, UsageRecord};
+use super::{Allocator, Plan, PlanError, UsageRecord};
 
 /// The dimensions of a batch on which the size of a tensor may depend. Batches of the same key
 /// must have the same usage records.
@@ -32,7 +32,7 @@ impl From<(u64, u64, u64, u64)> for PlanKey {
     }
 }
 
-/// The plans of the batch shapes seen last, for one program and one [`ChunkAllocator`].
+/// The plans of the batch shapes seen last, for one program and one [`Allocator`].
 ///
 /// A plan is only as good as the chunks it was made for, and those come and go. So nothing is
 /// handed out on the strength of the key alone: the allocator is asked whether every chunk of the
@@ -40,7 +40,8 @@ impl From<(u64, u64, u64, u64)> for PlanKey {
 /// chunks age and memory shrinks under a stream of hits as under a stream of plans. A plan
 /// whose chunks have changed is dropped when it is met, and made again. A chunk that was released
 /// and came back under the same id in the same size serves an old plan as well as a new one, since
-/// a plan holds ids and offsets, and no addresses.
+/// a plan holds ids and offsets, and no addresses. An allocator that reuses no plans is asked for
+/// one at every request, and nothing is kept.
 #[derive(Clone, Debug)]
 pub struct PlanCache {
     capacity: NonZeroUsize,
@@ -53,7 +54,7 @@ pub struct PlanCache {
 #[derive(Clone, Debug)]
 struct Entry {
     plan: Arc<Plan>,
-    /// What the allocator weighs memory against; see `ChunkAllocator::reuse`.
+    /// What the allocator weighs memory against; see [`Allocator::reuse`].
     arena: u64,
     used_at: u64,
 }
@@ -78,7 +79,7 @@ impl PlanCache {
     pub fn plan<E: From<PlanError>>(
         &mut self,
         key: impl Into<PlanKey>,
-        allocator: &mut ChunkAllocator,
+        allocator: &mut dyn Allocator,
         records: impl FnOnce() -> Result<Vec<UsageRecord>, E>,
     ) -> Result<Arc<Plan>, E> {
         let key = key.into();
@@ -92,6 +93,9 @@ impl PlanCache {
             self.entries.remove(&key);
         }
         let plan = Arc::new(allocator.plan(&records()?)?);
+        let Some(arena) = allocator.last_arena() else {
+            return Ok(plan);
+        };
         if self.entries.len() >= self.capacity.get() {
             // A scan is small beside the planning that has just been done.
             let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used_at);
@@ -99,7 +103,6 @@ impl PlanCache {
                 self.entries.remove(&oldest);
             }
         }
-        let arena = allocator.last_arena();
         self.entries.insert(
             key,
             Entry {
@@ -142,8 +145,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::ChunkPolicy;
     use crate::plan::workloads::{self, BASE, Encoder};
+    use crate::plan::{Caching, ChunkAllocator, ChunkPolicy, Gsoc, Turbo};
 
     const SMALL: Encoder = Encoder {
         n_layers: 2,
@@ -217,6 +220,27 @@ mod tests {
         assert_eq!(cache.n_hits(), 2);
         plan(&mut cache, &mut allocator, 20);
         assert_eq!(cache.n_hits(), 2);
+    }
+
+    #[test]
+    fn an_allocator_that_reuses_no_plans_plans_every_request() {
+        let allocators: [Box<dyn Allocator>; 3] = [
+            Box::new(Turbo::new()),
+            Box::new(Gsoc::new()),
+            Box::new(Caching::new()),
+        ];
+        for mut allocator in allocators {
+            let mut cache = cache(8);
+            for length in [100, 100, 7, 100] {
+                let (_, records) = workloads::encoder(SMALL, 1, length);
+                let give = || Ok::<_, PlanError>(records.clone());
+                let plan = cache.plan(key(length), allocator.as_mut(), give).unwrap();
+                plan.validate(&records).unwrap();
+                assert_eq!(allocator.last_request().footprint, plan.footprint());
+            }
+            assert!(cache.is_empty(), "{}", allocator.name());
+            assert_eq!((cache.n_hits(), cache.n_misses()), (0, 4));
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::error::check_records;
-use super::{Allocator, Plan, PlanError, RequestStats, UsageRecord};
+use super::{Allocator, Plan, PlanError, RequestStats, UsageRecord, release};
 
 /// What a framework without a planner does (the CUDA caching allocator of PyTorch, in the line of
 /// cub's): tensors are allocated and freed one by one as the operators run, freed blocks are kept
@@ -154,6 +154,12 @@ impl Allocator for Caching {
 
     fn last_request(&self) -> RequestStats {
         self.stats
+    }
+
+    /// As PyTorch does when the device has no memory left.
+    fn release_all(&mut self) -> u64 {
+        self.free = Default::default();
+        release(&mut self.held, &mut self.stats)
     }
 }
 

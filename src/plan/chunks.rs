@@ -3,7 +3,7 @@
 use super::error::check_records;
 use super::pack::{self, Item, Packing};
 use super::{ALIGNMENT, Allocator, MAX_TOTAL_BYTES, Plan, PlanError, RequestStats, UsageRecord};
-use super::{aligned, append_chunk, lower_bound};
+use super::{aligned, append_chunk, lower_bound, release};
 
 #[cfg(test)]
 mod tests;
@@ -138,18 +138,6 @@ impl ChunkAllocator {
         self.policy
     }
 
-    /// Gives every chunk back. Plans made before are no longer [current](Self::is_current); the
-    /// next request starts from none. For a device that has run out of memory, or an engine that
-    /// goes idle. Returns the bytes given back.
-    pub fn release_all(&mut self) -> u64 {
-        let released = self.held.iter().sum();
-        self.held.clear();
-        self.idle.clear();
-        self.excess = Excess::default();
-        self.stats.held = 0;
-        released
-    }
-
     /// Whether the chunks that `plan` uses are all still held, in the sizes it was made for. A
     /// plan that is not must not be run: it is to be made again.
     pub fn is_current(&self, plan: &Plan) -> bool {
@@ -157,32 +145,6 @@ impl ChunkAllocator {
             .iter()
             .enumerate()
             .all(|(id, &bytes)| bytes == 0 || self.held.get(id) == Some(&bytes))
-    }
-
-    /// Bytes of the arena into which the last request packed: what memory is weighed against.
-    pub(super) fn last_arena(&self) -> u64 {
-        self.last_arena
-    }
-
-    /// Counts a request that runs on a `plan` made earlier, whose arena was `arena` bytes, as
-    /// [`plan`](Allocator::plan) would count it. Returns false, and changes nothing, if the plan
-    /// is no longer current or if memory is due to shrink: then the request must be planned.
-    pub(super) fn reuse(&mut self, plan: &Plan, arena: u64) -> bool {
-        let excess = self.excess_with(arena);
-        if !self.is_current(plan) || self.must_shrink(excess, arena) {
-            return false;
-        }
-        self.excess = excess;
-        self.last_arena = arena;
-        let held_before = self.total_held();
-        self.age(plan);
-        self.stats = RequestStats {
-            footprint: plan.footprint(),
-            newly_allocated: 0,
-            released: held_before - self.total_held(),
-            held: self.total_held(),
-        };
-        true
     }
 
     fn total_held(&self) -> u64 {
@@ -285,7 +247,7 @@ impl ChunkAllocator {
 
 impl Allocator for ChunkAllocator {
     fn name(&self) -> &'static str {
-        "chunks"
+        "chunk"
     }
 
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError> {
@@ -340,5 +302,35 @@ impl Allocator for ChunkAllocator {
 
     fn last_request(&self) -> RequestStats {
         self.stats
+    }
+
+    /// Plans made before are no longer [current](Self::is_current).
+    fn release_all(&mut self) -> u64 {
+        self.idle.clear();
+        self.excess = Excess::default();
+        release(&mut self.held, &mut self.stats)
+    }
+
+    /// What memory is weighed against.
+    fn last_arena(&self) -> Option<u64> {
+        Some(self.last_arena)
+    }
+
+    fn reuse(&mut self, plan: &Plan, arena: u64) -> bool {
+        let excess = self.excess_with(arena);
+        if !self.is_current(plan) || self.must_shrink(excess, arena) {
+            return false;
+        }
+        self.excess = excess;
+        self.last_arena = arena;
+        let held_before = self.total_held();
+        self.age(plan);
+        self.stats = RequestStats {
+            footprint: plan.footprint(),
+            newly_allocated: 0,
+            released: held_before - self.total_held(),
+            held: self.total_held(),
+        };
+        true
     }
 }

@@ -209,8 +209,8 @@ pub struct RequestStats {
 /// chunk whose size is no longer the one of its buffer, then allocates those that are missing.
 /// Freeing first keeps the peak at what is held. An allocation that fails may be tried again at
 /// the next request, since what is held is stated, not transferred.
-pub trait Allocator {
-    /// What tables and figures call it.
+pub trait Allocator: Send {
+    /// What the command line, tables and figures call it.
     fn name(&self) -> &'static str;
 
     /// Places every record.
@@ -225,6 +225,25 @@ pub trait Allocator {
 
     /// The cost of the last request that was planned; zeros before the first.
     fn last_request(&self) -> RequestStats;
+
+    /// Gives every chunk back: for a device that has run out of memory, or an engine that goes
+    /// idle. The next request starts from none. Returns the bytes given back.
+    fn release_all(&mut self) -> u64;
+
+    /// Bytes that the last request takes when it is packed by itself, if its plan may be
+    /// [reused](Self::reuse). `None`, the default, is an allocator that plans every request anew.
+    fn last_arena(&self) -> Option<u64> {
+        None
+    }
+
+    /// Counts a request that would run on a `plan` made earlier for the same records, when
+    /// [`last_arena`](Self::last_arena) was `arena`. Returns false, and changes nothing, if the
+    /// request must be planned: because a chunk of the plan is gone, because memory is due to
+    /// shrink, or, by default, always.
+    fn reuse(&mut self, plan: &Plan, arena: u64) -> bool {
+        let (_, _) = (plan, arena);
+        false
+    }
 }
 
 /// Puts a new chunk under the lowest id that is free, and returns the id.
@@ -238,6 +257,12 @@ fn append_chunk(held: &mut Vec<u64>, bytes: u64) -> usize {
     }
     held[id] = bytes;
     id
+}
+
+/// Gives all chunks up, and returns their bytes.
+fn release(held: &mut Vec<u64>, stats: &mut RequestStats) -> u64 {
+    stats.held = 0;
+    held.drain(..).sum()
 }
 
 /// Bytes of the chunks in `these` that `those` does not have, or has in another size.

@@ -38,7 +38,7 @@ fn bound(records: &[UsageRecord]) -> f64 {
 /// Plans one request, and checks everything that the trait promises about it.
 fn plan_checked(allocator: &mut dyn Allocator, records: &[UsageRecord]) -> Plan {
     let name = allocator.name();
-    let before: u64 = allocator.held().iter().sum();
+    let before = allocator.held().to_vec();
     let plan = allocator.plan(records).unwrap();
     plan.validate(records)
         .unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -55,10 +55,19 @@ fn plan_checked(allocator: &mut dyn Allocator, records: &[UsageRecord]) -> Plan 
     }
     let stats = allocator.last_request();
     assert_eq!(stats.footprint, plan.footprint(), "{name}");
+    // What an owner of memory does that goes from `before` to what is held now.
+    let (mut freed, mut allocated) = (0, 0);
+    for id in 0..before.len().max(allocator.held().len()) {
+        let bytes = |held: &[u64]| held.get(id).copied().unwrap_or(0);
+        if bytes(&before) != bytes(allocator.held()) {
+            freed += bytes(&before);
+            allocated += bytes(allocator.held());
+        }
+    }
     assert_eq!(stats.held, allocator.held().iter().sum::<u64>(), "{name}");
     assert_eq!(
-        before + stats.newly_allocated,
-        stats.held + stats.released,
+        (stats.released, stats.newly_allocated),
+        (freed, allocated),
         "{name}"
     );
     assert!(
@@ -86,6 +95,38 @@ proptest! {
     }
 
     #[test]
+    fn requests_below_the_maximum_run_in_its_memory(
+        declared in workloads::random_records(),
+        shares in prop::collection::vec(0u64..=16, 1..8),
+    ) {
+        let mut maximum = Maximum::new(&declared).unwrap();
+        let arena = plan_checked(&mut maximum, &declared).footprint();
+        for share in shares {
+            let smaller = |usage: &UsageRecord| UsageRecord { bytes: usage.bytes / 16 * share, ..*usage };
+            let records: Vec<_> = declared.iter().map(smaller).collect();
+            plan_checked(&mut maximum, &records);
+            prop_assert_eq!(maximum.last_request().newly_allocated, 0);
+            prop_assert_eq!(maximum.held(), [arena]);
+        }
+    }
+
+    #[test]
+    fn after_release_all_an_allocator_is_as_new(
+        requests in prop::collection::vec(workloads::random_records(), 1..5),
+    ) {
+        for (mut used, mut new) in allocators().into_iter().zip(allocators()) {
+            for records in &requests {
+                plan_checked(used.as_mut(), records);
+            }
+            check_as_new(used.as_mut(), new.as_mut(), &requests);
+        }
+        let mut used = Maximum::new(&requests[0]).unwrap();
+        let mut new = used.clone();
+        plan_checked(&mut used, &requests[0]);
+        check_as_new(&mut used, &mut new, &requests[..1]);
+    }
+
+    #[test]
     fn the_same_requests_give_the_same_plans(
         requests in prop::collection::vec(workloads::random_records(), 1..4),
     ) {
@@ -106,7 +147,7 @@ proptest! {
         for records in &requests {
             plan_checked(&mut allocator, records);
             let stats = allocator.last_request();
-            let arena = (allocator.last_arena() + CHUNK) as f64;
+            let arena = (allocator.last_arena().unwrap() + CHUNK) as f64;
             prop_assert!(stats.newly_allocated == 0 || stats.held as f64 <= bound(records).max(arena));
         }
     }
@@ -145,6 +186,19 @@ proptest! {
         } else if a == b {
             prop_assert!(found.is_ok());
         }
+    }
+}
+
+/// Releases all that `used` holds, and compares it with an allocator that has seen nothing.
+fn check_as_new(used: &mut dyn Allocator, new: &mut dyn Allocator, requests: &[Vec<UsageRecord>]) {
+    let held = used.held().iter().sum::<u64>();
+    assert_eq!(used.release_all(), held, "{}", used.name());
+    assert_eq!(used.held().iter().sum::<u64>(), 0, "{}", used.name());
+    assert_eq!(used.last_request().held, 0, "{}", used.name());
+    for records in requests {
+        let plan = plan_checked(used, records);
+        assert_eq!(plan, new.plan(records).unwrap(), "{}", used.name());
+        assert_eq!(used.held(), new.held(), "{}", used.name());
     }
 }
 
@@ -278,6 +332,34 @@ fn a_stream_of_lengths_reuses_its_chunks() {
         assert!(
             new_bytes * 10 < fresh_bytes,
             "{batch}: {new_bytes} of {fresh_bytes}"
+        );
+    }
+}
+
+#[test]
+fn a_stream_of_lengths_leaks_no_chunks() {
+    // A fixed permutation of 1..=512, four times over.
+    let lengths: Vec<u64> = (0..512).map(|i| 1 + (i * 199) % 512).collect();
+    let (_, longest) = workloads::encoder(BASE, 1, 512);
+    let mut all = allocators();
+    all.push(Box::new(Maximum::new(&longest).unwrap()));
+    for mut allocator in all {
+        let mut peaks = [(0, 0); 4];
+        for (n_chunks, held) in &mut peaks {
+            for &length in &lengths {
+                let (_, records) = workloads::encoder(BASE, 1, length);
+                plan_checked(allocator.as_mut(), &records);
+                *n_chunks = allocator.held().len().max(*n_chunks);
+                *held = allocator.last_request().held.max(*held);
+            }
+        }
+        let [first, second, third, fourth] = peaks;
+        let early = (first.0.max(second.0), first.1.max(second.1));
+        let late = (third.0.max(fourth.0), third.1.max(fourth.1));
+        assert!(
+            late.0 <= early.0 && late.1 <= early.1,
+            "{}: {peaks:?}",
+            allocator.name()
         );
     }
 }

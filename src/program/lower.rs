@@ -1,15 +1,21 @@
 //! From the fused graph to launches: one kernel for every operator that computes.
 
+mod attention;
+mod choices;
+
 use std::collections::HashMap;
 
-use super::{Limit, Place, Program, Step, Tensor, TensorIndex, Variant};
+use super::{
+    AttentionChoice, Limit, Padding, Place, Program, Step, Tensor, TensorIndex, Variant,
+    padding::check_kept,
+};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        KernelSpec, Meta, attention::*, elementwise::*, embedding::*, gemm::Gemm, layernorm::*,
-        pooling::*,
+        KernelSpec, Meta, attention::*, elementwise::*, embedding::*, layernorm::*, pooling::*,
     },
     tensor::{DType, Shape, Size, Symbol},
+    tune::{Picks, Problem},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -20,28 +26,55 @@ pub enum LowerError {
         op: &'static str,
         problem: String,
     },
+    #[error("`{node}` cannot be {choice} attention: {problem}")]
+    Attention {
+        node: String,
+        choice: AttentionChoice,
+        problem: AttentionError,
+    },
+    #[error(
+        "{choice} attention was asked for, but `{node}` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto"
+    )]
+    AttentionInPieces {
+        node: String,
+        choice: AttentionChoice,
+    },
     #[error("activations are stored as f32, f16 or bf16, not as {0}")]
     DType(DType),
+    #[error(
+        "`{node}` is fused attention, which has no mask for padding; to keep padding, switch the pass `fuse_attention` off"
+    )]
+    UnmaskedAttention { node: String },
+    #[error(
+        "the output `{output}` is a mean over tokens (`{node}`), which would average padding too; to keep padding, ask for other outputs, such as values per token"
+    )]
+    MeanOfPadding { output: String, node: String },
 }
 
-/// Lowers a verified graph to a program that stores reals as `dtype`.
-pub fn lower(graph: &Graph, dtype: DType) -> Result<Program, LowerError> {
-    if !dtype.is_real() {
-        return Err(LowerError::DType(dtype));
+/// What a graph is lowered for.
+#[derive(Clone, Copy, Debug)]
+pub struct LowerOptions<'a> {
+    /// Storage type of reals.
+    pub dtype: DType,
+    pub padding: Padding,
+    /// Where several kernels serve an operator, which to launch; what they do not say is the cost
+    /// model's first guess.
+    pub picks: Option<&'a Picks>,
+    /// Which kernels compute fused attention; unless that is [`AttentionChoice::Auto`], picks have
+    /// no say in it.
+    pub attention: AttentionChoice,
+}
+
+/// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
+/// what has no such mask is an error.
+pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
+    if !options.dtype.is_real() {
+        return Err(LowerError::DType(options.dtype));
     }
-    let mut lowering = Lowering {
-        graph,
-        dtype,
-        program: Program {
-            dtype,
-            kernels: Vec::new(),
-            tensors: Vec::new(),
-            steps: Vec::new(),
-            outputs: Vec::new(),
-        },
-        tensor_of: HashMap::new(),
-        meta_of: HashMap::new(),
-    };
+    if options.padding == Padding::Kept {
+        check_kept(graph)?;
+    }
+    let mut lowering = Lowering::new(graph, options);
     for id in graph.topological() {
         lowering.node(id)?;
     }
@@ -53,15 +86,63 @@ pub fn lower(graph: &Graph, dtype: DType) -> Result<Program, LowerError> {
     Ok(lowering.program)
 }
 
+/// What of a graph has several kernels to choose from, each once, in the order of its first launch.
+pub fn problems(graph: &Graph, options: &LowerOptions) -> Result<Vec<Problem>, LowerError> {
+    let lowering = Lowering::new(graph, options);
+    let mut problems: Vec<Problem> = Vec::new();
+    for id in graph.topological() {
+        let op = graph.op(id);
+        if matches!(op, Op::Attention { .. }) && options.attention != AttentionChoice::Auto {
+            continue;
+        }
+        let problem = lowering
+            .problem(id, op)
+            .map_err(|problem| lowering.unsupported(id, op, problem))?;
+        problems.extend(problem.filter(|p| !problems.contains(p)));
+    }
+    Ok(problems)
+}
+
 struct Lowering<'a> {
     graph: &'a Graph,
     dtype: DType,
+    padding: Padding,
+    picks: Option<&'a Picks>,
+    attention: AttentionChoice,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<Meta, TensorIndex>,
 }
 
-impl Lowering<'_> {
+impl<'a> Lowering<'a> {
+    fn new(graph: &'a Graph, options: &LowerOptions<'a>) -> Self {
+        let dtype = options.dtype;
+        Self {
+            graph,
+            dtype,
+            padding: options.padding,
+            picks: options.picks,
+            attention: options.attention,
+            program: Program {
+                dtype,
+                kernels: Vec::new(),
+                tensors: Vec::new(),
+                steps: Vec::new(),
+                outputs: Vec::new(),
+            },
+            tensor_of: HashMap::new(),
+            meta_of: HashMap::new(),
+        }
+    }
+
+    fn unsupported(&self, id: NodeId, op: &Op, problem: String) -> LowerError {
+        LowerError::Unsupported {
+            node: self.graph.node(id).name.clone(),
+            op: op.name(),
+            problem,
+        }
+    }
+
     fn node(&mut self, id: NodeId) -> Result<(), LowerError> {
         let node = self.graph.node(id);
         let tensor = match &node.op {
@@ -80,40 +161,49 @@ impl Lowering<'_> {
 
     fn compute(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
+        if matches!(op, Op::Attention { .. }) {
+            return self.attention(id, op);
+        }
+        if matches!(op, Op::Softmax { .. }) && self.attention != AttentionChoice::Auto {
+            return Err(LowerError::AttentionInPieces {
+                node: node.name.clone(),
+                choice: self.attention,
+            });
+        }
         let variants = self
             .kernels(id, op)
-            .map_err(|problem| LowerError::Unsupported {
-                node: node.name.clone(),
-                op: op.name(),
-                problem,
-            })?;
+            .map_err(|problem| self.unsupported(id, op, problem))?;
         let mut operands: Vec<TensorIndex> = self
             .graph
             .operands(id)
             .iter()
             .map(|o| self.tensor_of[o])
             .collect();
-        for &meta in metas(op) {
+        for &meta in metas(op, self.padding) {
             operands.push(self.meta(meta));
         }
-        let planned = Place::Planned { first: 0, last: 0 };
-        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), planned);
+        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         operands.push(out);
-        let variants = variants
-            .into_iter()
-            .map(|(limit, kernel)| Variant {
-                kernel: self.kernel(kernel),
-                limit,
-            })
-            .collect();
+        let variants = self.variants(variants);
         let rows = rows(&node.shape);
         self.program.steps.push(Step {
             name: node.name.clone(),
+            when: None,
             variants,
             operands,
             rows,
         });
         Ok(out)
+    }
+
+    fn variants(&mut self, kernels: Vec<(Option<Limit>, KernelSpec)>) -> Vec<Variant> {
+        kernels
+            .into_iter()
+            .map(|(limit, kernel)| Variant {
+                kernel: self.kernel(kernel),
+                limit,
+            })
+            .collect()
     }
 
     fn tensor(&mut self, name: &str, dtype: DType, shape: Shape, place: Place) -> TensorIndex {
@@ -170,57 +260,17 @@ impl Lowering<'_> {
 
     /// The kernels for an operator, with the batches that each is for.
     fn kernels(&self, id: NodeId, op: &Op) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
+        if let Some(problem) = self.problem(id, op)? {
+            return self.chosen(&problem);
+        }
         let dtype = self.dtype;
         let operands = self.graph.operands(id);
         let operand_width = |slot: usize| width(self.graph.shape(operands[slot]));
         let one = |kernel: KernelSpec| Ok(vec![(None, kernel)]);
         match op {
             Op::Input(_) | Op::Weight(_) => Err("names data and computes nothing".to_owned()),
-            Op::Linear { epilogue } => {
-                let (n, k) = (width(self.graph.shape(id))?, operand_width(0)?);
-                Ok(Gemm::variants(n, k, dtype, *epilogue)
-                    .into_iter()
-                    .map(|(rows, gemm)| (rows.map(Limit::Rows), KernelSpec::Gemm(gemm)))
-                    .collect())
-            }
-            Op::Attention {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                v,
-            } => {
-                let (heads, head, scale, q, k, v) = (*heads, *head, *scale, *q, *k, *v);
-                let max_len = MhaShort::max_len_for(head, dtype);
-                let mut kernels = Vec::new();
-                if max_len > 0 {
-                    let short = MhaShort {
-                        heads,
-                        head,
-                        scale,
-                        q,
-                        k,
-                        v,
-                        max_len,
-                        dtype,
-                    };
-                    kernels.push((
-                        Some(Limit::Longest(max_len.into())),
-                        KernelSpec::MhaShort(short),
-                    ));
-                }
-                let online = MhaOnline {
-                    heads,
-                    head,
-                    scale,
-                    q,
-                    k,
-                    v,
-                    dtype,
-                };
-                kernels.push((None, KernelSpec::MhaOnline(online)));
-                Ok(kernels)
+            Op::Linear { .. } | Op::Attention { .. } => {
+                unreachable!("`problem` has these operators, so they were lowered above")
             }
             Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
                 table: self.table(operands[0], operands[1], *offset)?,
@@ -258,18 +308,16 @@ impl Lowering<'_> {
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::LayerNorm { eps } => one(KernelSpec::LayerNorm(LayerNorm {
-                width: operand_width(0)?,
-                eps: *eps,
-                dtype,
-            })),
+            Op::LayerNorm { eps } => Ok(LayerNorm::variants(operand_width(0)?, *eps, dtype)
+                .into_iter()
+                .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
+                .collect()),
             Op::BiasResidualLayerNorm { eps, bias } => {
-                one(KernelSpec::BiasResidualLayerNorm(BiasResidualLayerNorm {
-                    width: operand_width(0)?,
-                    eps: *eps,
-                    dtype,
-                    bias: *bias,
-                }))
+                let width = operand_width(0)?;
+                Ok(BiasResidualLayerNorm::variants(width, *eps, dtype, *bias)
+                    .into_iter()
+                    .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
+                    .collect())
             }
             Op::SplitHeads { heads } => {
                 let head = width(self.graph.shape(id))?;
@@ -300,11 +348,15 @@ impl Lowering<'_> {
             })),
             Op::Softmax { scale } => {
                 let heads = constant(&self.graph.shape(id).0[0])?;
-                one(KernelSpec::AttentionSoftmax(AttentionSoftmax {
-                    heads,
-                    scale: *scale,
-                    dtype,
-                }))
+                let softmax = AttentionSoftmax {
+                    masked: self.padding == Padding::Kept,
+                    ..AttentionSoftmax::new(heads, *scale, dtype)
+                };
+                Ok(softmax
+                    .by_length()
+                    .into_iter()
+                    .map(|(longest, softmax)| (longest.map(Limit::Longest), softmax.into()))
+                    .collect())
             }
             Op::Context {
                 heads,
@@ -363,6 +415,9 @@ impl Lowering<'_> {
     }
 }
 
+/// Until the steps are known.
+const UNPLACED: Place = Place::Planned { first: 0, last: 0 };
+
 /// Rows of a launch that computes a tensor of this shape.
 fn rows(shape: &Shape) -> Size {
     match shape.0.as_slice() {
@@ -374,14 +429,15 @@ fn rows(shape: &Shape) -> Size {
 }
 
 /// What of the batch an operator reads besides its operands, in the order of the signature.
-fn metas(op: &Op) -> &'static [Meta] {
+fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     match op {
+        Op::Softmax { .. } if padding == Padding::Kept => {
+            &[Meta::CuLens, Meta::PairOffsets, Meta::ValidLens]
+        }
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             &[Meta::CuLens, Meta::PairOffsets]
         }
-        Op::Attention { .. } | Op::FirstToken | Op::MeanPool | Op::MeanPoolNormalize { .. } => {
-            &[Meta::CuLens]
-        }
+        Op::FirstToken | Op::MeanPool | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
         _ => &[],
     }
 }
@@ -396,6 +452,7 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::Positions => ("positions", tokens()),
         Meta::CuLens => ("cu_lens", bounds()),
         Meta::PairOffsets => ("pair_offsets", bounds()),
+        Meta::ValidLens => ("valid_lens", Shape::new([Symbol::Batch.into()])),
         Meta::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),

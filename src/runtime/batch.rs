@@ -67,6 +67,8 @@ pub struct Batch {
     lens: Vec<u32>,
     extents: Extents,
     padded: Option<Padded>,
+    /// Tokens of each sequence that are no padding, where [`Batch::with_padding`] added some.
+    valid_lens: Option<Vec<u32>>,
 }
 
 /// The padded form that a batch came in, kept so that a device packs it by itself.
@@ -107,6 +109,7 @@ impl Batch {
             lens: lens.to_vec(),
             extents,
             padded: None,
+            valid_lens: None,
         })
     }
 
@@ -183,6 +186,34 @@ impl Batch {
         Ok(self)
     }
 
+    /// The batch with every sequence padded to the longest, at its end and with ids of 0, so that all
+    /// have one length. [`valid_lens`](Self::valid_lens) then says how many tokens of each are its
+    /// own. An error where so many tokens do not fit one run.
+    pub fn with_padding(&self) -> Result<Self, BatchError> {
+        let longest = self.extents.longest as usize;
+        let pad = |ids: &[u32]| -> Vec<u32> {
+            let mut rest = ids;
+            let mut padded = Vec::with_capacity(self.lens.len() * longest);
+            for (row, &n) in self.lens.iter().enumerate() {
+                let (own, after) = rest.split_at(n as usize);
+                padded.extend_from_slice(own);
+                padded.resize((row + 1) * longest, 0);
+                rest = after;
+            }
+            padded
+        };
+        let lens = vec![self.extents.longest as u32; self.lens.len()];
+        Ok(Self {
+            extents: Extents::of(&lens)?,
+            token_ids: pad(&self.token_ids),
+            type_ids: self.type_ids.as_deref().map(pad),
+            lens,
+            padded: None,
+            valid_lens: Some(self.valid().to_vec()),
+        })
+    }
+
+    /// Length of each sequence, padding that [`with_padding`](Self::with_padding) added included.
     pub fn lens(&self) -> &[u32] {
         &self.lens
     }
@@ -261,6 +292,15 @@ impl Batch {
             .collect()
     }
 
+    /// How many tokens of each sequence are no padding and count as keys, `[batch]`: its first ones.
+    pub fn valid_lens(&self) -> Vec<i32> {
+        self.valid().iter().map(|&n| n as i32).collect()
+    }
+
+    fn valid(&self) -> &[u32] {
+        self.valid_lens.as_deref().unwrap_or(&self.lens)
+    }
+
     /// Where each sequence's scores start in a head's, `[batch + 1]`.
     pub fn pair_offsets(&self) -> Vec<i64> {
         let mut next = 0;
@@ -304,6 +344,26 @@ mod tests {
         assert_eq!(packed.pair_offsets(), [0, 4, 5]);
         // The third column is padding in every row, so it is cut off.
         assert_eq!(padded.padded().unwrap().mask, [1, 1, 1, 0]);
+    }
+
+    #[test]
+    fn a_padded_batch_remembers_which_tokens_are_its_own() {
+        let packed = Batch::from_sequences(&[vec![5, 6, 7], vec![8]]).unwrap();
+        let packed = packed.with_type_ids(vec![0, 1, 1, 1]).unwrap();
+        let padded = packed.with_padding().unwrap();
+        assert_eq!(padded.token_ids(), [5, 6, 7, 8, 0, 0]);
+        assert_eq!(padded.type_ids(), [0, 1, 1, 1, 0, 0]);
+        assert_eq!(padded.positions(), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(padded.lens(), [3, 3]);
+        assert_eq!(padded.valid_lens(), [3, 1]);
+        assert_eq!(padded.extents().pairs, 18);
+        assert_eq!(packed.valid_lens(), [3, 1]);
+        // Padding again adds none.
+        assert_eq!(padded.with_padding().unwrap(), padded);
+        // 2²³ + 1 tokens fit one run; padded to three times 2²³ − 1 they do not.
+        let long = (1 << 23) - 1;
+        let ragged = Batch::from_packed(vec![0; long as usize + 2], &[long, 1, 1]).unwrap();
+        insta::assert_snapshot!(ragged.with_padding().unwrap_err(), @"the batch has 25165821 tokens; at most 16777216 fit one run, split the batch");
     }
 
     #[test]

@@ -9,6 +9,8 @@ pub mod cuda;
 mod output;
 mod planner;
 pub mod weights;
+mod workspace;
 
 pub use output::{MemoryUse, Output};
-pub use planner::{Footprint, Planner, PlannerError};
+pub use planner::{AllocatorChoice, Footprint, Planner, PlannerError};
+pub use workspace::MemoryWork;

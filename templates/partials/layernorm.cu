@@ -1,49 +1,84 @@
-// Writes LayerNorm of the X rows from `first` on. Mean and variance come from one reduction of
-// x − s and (x − s)², with s the row's first element: the variance does not depend on s, and unlike
-// E(x²) − E(x)² nothing cancels where the mean is large beside the deviation.
-__device__ __forceinline__ void store_layernorm(
-    float (&value)[X][HELD][N], const T* gamma, const T* beta, float eps, T* out, unsigned int first,
-    unsigned int rows) {
-    // Loaded before the reduction, so that they arrive behind it.
-    Pack<T, N> scale[HELD], shift[HELD];
-#pragma unroll
-    for (int h = 0; h < HELD; ++h) {
-        scale[h] = load_pack<N>(gamma + held_column(h));
-        shift[h] = load_pack<N>(beta + held_column(h));
-    }
-    float origin[X];
-#pragma unroll
-    for (int i = 0; i < X; ++i) origin[i] = value[i][0][0];
-    team_broadcast<WARPS>(origin);
-    float sums[2 * X];
+// Whether the variance is computed from the mean, in a second reduction.
+constexpr bool TWO_PASS = {{ two_pass }};
+
+// Takes `origin` from the values of each row, and gives the sums of what is left and of its squares.
+__device__ __forceinline__ void sums_from(
+    float (&value)[X][HELD][N], const float (&origin)[X], float (&sums)[X], float (&squares)[X]) {
 #pragma unroll
     for (int i = 0; i < X; ++i) {
-        float sum = 0.0f, squares = 0.0f;
+        sums[i] = squares[i] = 0.0f;
 #pragma unroll
         for (int h = 0; h < HELD; ++h) {
 #pragma unroll
             for (int j = 0; j < N; ++j) {
                 const float d = held(h) ? value[i][h][j] - origin[i] : 0.0f;
                 value[i][h][j] = d;
-                sum += d;
-                squares = fmaf(d, d, squares);
+                sums[i] += d;
+                squares[i] = fmaf(d, d, squares[i]);
             }
         }
-        sums[2 * i] = sum;
-        sums[2 * i + 1] = squares;
     }
-    team_all_reduce_xelem<Sum, WARPS>(sums);
+}
+
+// Takes the mean from the values of each row, or most of it: what is left of it goes to `mean`.
+__device__ __forceinline__ void moments(
+    float (&value)[X][HELD][N], const float (&first_element)[X], float (&mean)[X], float (&variance)[X]) {
+    float sums[X], squares[X];
+    if constexpr (TWO_PASS) {
+        const float zero[X] = {};
+        sums_from(value, zero, sums, squares);
+        team_all_reduce_xelem<Sum, WARPS>(sums);
+#pragma unroll
+        for (int i = 0; i < X; ++i) {
+            sums[i] *= 1.0f / WIDTH;
+            mean[i] = 0.0f;
+        }
+        float rest[X];
+        sums_from(value, sums, rest, squares);
+        team_all_reduce_xelem<Sum, WARPS>(squares);
+#pragma unroll
+        for (int i = 0; i < X; ++i) variance[i] = squares[i] * (1.0f / WIDTH);
+    } else {
+        // One reduction of x − s and (x − s)², with s the row's first element: the variance does not
+        // depend on s, and unlike E(x²) − E(x)² nothing cancels where the mean is large.
+        sums_from(value, first_element, sums, squares);
+        float both[2 * X];
+#pragma unroll
+        for (int i = 0; i < X; ++i) {
+            both[2 * i] = sums[i];
+            both[2 * i + 1] = squares[i];
+        }
+        team_all_reduce_xelem<Sum, WARPS>(both);
+#pragma unroll
+        for (int i = 0; i < X; ++i) {
+            mean[i] = both[2 * i] * (1.0f / WIDTH);
+            variance[i] = fmaxf(fmaf(both[2 * i + 1], 1.0f / WIDTH, -mean[i] * mean[i]), 0.0f);
+        }
+    }
+}
+
+// Writes LayerNorm of the X rows from `first` on.
+__device__ __forceinline__ void store_layernorm(
+    float (&value)[X][HELD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, T* out,
+    unsigned int first, unsigned int rows) {
+    // Before the reduction, so that they arrive behind it.
+    Pack<T, N> scale[HELD], shift[HELD];
+#pragma unroll
+    for (int h = 0; h < HELD; ++h) {
+        scale[h] = load_pack<N>(gamma + held_column(h));
+        shift[h] = load_pack<N>(beta + held_column(h));
+    }
+    float mean[X], variance[X];
+    moments(value, first_element, mean, variance);
 #pragma unroll
     for (int i = 0; i < X; ++i) {
-        const float mean = sums[2 * i] * (1.0f / WIDTH);
-        const float variance = fmaxf(fmaf(sums[2 * i + 1], 1.0f / WIDTH, -mean * mean), 0.0f);
-        const float rstd = rsqrtf(variance + eps);
+        const float rstd = rsqrtf(variance[i] + eps);
 #pragma unroll
         for (int h = 0; h < HELD; ++h) {
             float y[N];
 #pragma unroll
             for (int j = 0; j < N; ++j) {
-                y[j] = fmaf((value[i][h][j] - mean) * rstd, to_float(scale[h].at[j]), to_float(shift[h].at[j]));
+                y[j] = fmaf((value[i][h][j] - mean[i]) * rstd, to_float(scale[h].at[j]), to_float(shift[h].at[j]));
             }
             if (held(h) && first + i < rows) store_pack(out + row_start(first + i, rows) + held_column(h), to_pack<T>(y));
         }

@@ -11,11 +11,12 @@ struct Max {
     static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
 };
 
-// Every lane gets all X results. The X shuffles of a step are issued back to back, so that no
-// operation waits for the shuffle just before it.
-template <typename Op, int X> __device__ __forceinline__ void warp_all_reduce_xelem(float (&value)[X]) {
+// Every lane gets all X results, over the LANES (a power of two) that its team has of the warp. The X
+// shuffles of a step are issued back to back, so that no operation waits for the shuffle just
+// before it.
+template <typename Op, int LANES = 32, int X> __device__ __forceinline__ void warp_all_reduce_xelem(float (&value)[X]) {
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
+    for (int offset = LANES / 2; offset > 0; offset /= 2) {
         float other[X];
 #pragma unroll
         for (int i = 0; i < X; ++i) other[i] = __shfl_xor_sync(ALL_LANES, value[i], offset);
@@ -24,38 +25,23 @@ template <typename Op, int X> __device__ __forceinline__ void warp_all_reduce_xe
     }
 }
 
-// The same over a team of WARPS warps, which is the whole block where WARPS > 1.
-template <typename Op, int WARPS, int X> __device__ __forceinline__ void team_all_reduce_xelem(float (&value)[X]) {
-    warp_all_reduce_xelem<Op>(value);
+// The same over a team of WARPS warps, which is the whole block where WARPS > 1: one exchange for
+// all X values (`blockReduce_XElem`). Each warp then sums the partial results for itself.
+template <typename Op, int WARPS, int LANES = 32, int X>
+__device__ __forceinline__ void team_all_reduce_xelem(float (&value)[X]) {
+    warp_all_reduce_xelem<Op, LANES>(value);
     if constexpr (WARPS > 1) {
+        constexpr int PARTS = WARPS <= 2 ? 2 : WARPS <= 4 ? 4 : WARPS <= 8 ? 8 : WARPS <= 16 ? 16 : 32;
         __shared__ float partial[X][WARPS];
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % PARTS;
         if (lane == 0) {
 #pragma unroll
             for (int i = 0; i < X; ++i) partial[i][warp] = value[i];
         }
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < X; ++i) value[i] = lane < WARPS ? partial[i][lane] : Op::IDENTITY;
-        warp_all_reduce_xelem<Op>(value);
+        for (int i = 0; i < X; ++i) value[i] = part < WARPS ? partial[i][part] : Op::IDENTITY;
+        warp_all_reduce_xelem<Op, PARTS>(value);
         __syncthreads();  // the next reduction may write `partial` again
-    }
-}
-
-// The values of a team's first thread, in all of its threads.
-template <int WARPS, int X> __device__ __forceinline__ void team_broadcast(float (&value)[X]) {
-    if constexpr (WARPS > 1) {
-        __shared__ float first[X];
-        if (threadIdx.x == 0) {
-#pragma unroll
-            for (int i = 0; i < X; ++i) first[i] = value[i];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < X; ++i) value[i] = first[i];
-        __syncthreads();  // the next broadcast may write `first` again
-    } else {
-#pragma unroll
-        for (int i = 0; i < X; ++i) value[i] = __shfl_sync(ALL_LANES, value[i], 0);
     }
 }

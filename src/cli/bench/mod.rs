@@ -1,23 +1,43 @@
+mod allocators;
+mod breakdown;
 mod encoder;
+pub(in crate::cli) mod figure;
 mod gemm;
+mod kernels;
+mod ladder;
 mod load;
+mod peers;
+mod sets;
+mod subject;
 
 use super::Outcome;
 
 #[derive(clap::Subcommand)]
 pub(super) enum Command {
+    /// Each allocator on one stream of requests of random lengths (TurboTransformers, figure 7)
+    Allocators(allocators::Args),
+    /// Where a run's time goes, fused and unfused: GEMM, attention, softmax, LayerNorm, other
+    Breakdown(breakdown::Args),
     /// Token ids to last hidden state, on sets of lengths
     Encoder(encoder::Args),
     /// Our GEMM kernels against cuBLASLt on a CUDA device
     Gemm(gemm::Args),
+    /// Softmax, LayerNorm, attention and GEMM by shape: our variants, and PyTorch's kernels
+    Kernels(kernels::Args),
+    /// The passes switched on one after another, from padded and unfused to all of them
+    Ladder(ladder::Args),
     /// The steps before the first run: program, source, NVRTC, cache, plan
     Load(load::Args),
 }
 
 pub(super) fn run(command: Command) -> Outcome {
     match command {
+        Command::Allocators(args) => allocators::run(args),
+        Command::Breakdown(args) => breakdown::run(args),
         Command::Encoder(args) => encoder::run(args),
         Command::Gemm(args) => gemm::run(args),
+        Command::Kernels(args) => kernels::run(args),
+        Command::Ladder(args) => ladder::run(args),
         Command::Load(args) => load::run(args),
     }
 }

@@ -5,8 +5,9 @@ use rayon::prelude::*;
 use super::{
     AttentionError, HeadView,
     fused::Tiling,
-    params, storage,
-    unfused::softmax,
+    params,
+    softmax::softmax,
+    storage,
     view::{scale_log2, scale_suffix, usual_scale, views_suffix},
 };
 use crate::{

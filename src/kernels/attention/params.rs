@@ -25,11 +25,24 @@ pub(super) fn write(name: &'static str, dtype: DType, shape: Shape) -> Param {
 }
 
 pub(super) fn cu_lens() -> Param {
-    meta("cu_lens", Meta::CuLens)
+    meta("cu_lens", Meta::CuLens, bounds())
 }
 
 pub(super) fn pair_offsets() -> Param {
-    meta("pair_offsets", Meta::PairOffsets)
+    meta("pair_offsets", Meta::PairOffsets, bounds())
+}
+
+pub(super) fn valid_lens() -> Param {
+    meta(
+        "valid_lens",
+        Meta::ValidLens,
+        Shape::new([Symbol::Batch.into()]),
+    )
+}
+
+/// `[batch + 1]`.
+fn bounds() -> Shape {
+    Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)])
 }
 
 /// `batch`, and `tokens` where a view's addresses depend on it.
@@ -41,6 +54,15 @@ pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
     counts
 }
 
+/// What tells whether all sequences are of one length, and where its rows then are.
+pub(super) fn batch_counts() -> [Param; 3] {
+    [
+        count("batch", Symbol::Batch),
+        count("tokens", Symbol::Tokens),
+        count("longest", Symbol::Longest),
+    ]
+}
+
 fn count(name: &'static str, symbol: Symbol) -> Param {
     Param {
         name,
@@ -48,12 +70,12 @@ fn count(name: &'static str, symbol: Symbol) -> Param {
     }
 }
 
-fn meta(name: &'static str, meta: Meta) -> Param {
+fn meta(name: &'static str, meta: Meta, shape: Shape) -> Param {
     Param {
         name,
         role: Role::Read {
             dtype: meta.dtype(),
-            shape: Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)]),
+            shape,
             fill: Fill::Meta(meta),
         },
     }

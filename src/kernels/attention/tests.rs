@@ -4,7 +4,7 @@ use super::*;
 use crate::kernels::Kernel;
 use crate::{
     codegen::Codegen,
-    kernels::{HostTensor, Role},
+    kernels::{Case, Constant, HostTensor, Role, trial::Trial},
     tensor::Extents,
 };
 
@@ -107,17 +107,172 @@ fn attention_is_the_mean_of_values_weighted_by_softmax() {
 
 #[test]
 fn softmax_of_a_ragged_batch_is_taken_per_row() {
-    let kernel = AttentionSoftmax {
-        heads: 1,
-        scale: 2.0,
-        dtype: DType::F32,
-    };
+    let kernel = AttentionSoftmax::new(1, 2.0, DType::F32);
     let half_ln_3 = 3f32.ln() / 2.0;
     let scores = HostTensor::Real(vec![9.0, 0.0, half_ln_3, 1.0, 1.0]);
     let [cu_lens, pair_offsets] = starts(&[1, 2]);
     let extents = Extents::of(&[1, 2]).expect("a batch");
     let out = kernel.reference(&extents, &[&scores, &cu_lens, &pair_offsets]);
     assert_close(&out[0], &[1.0, 0.25, 0.75, 0.5, 0.5]);
+}
+
+#[test]
+fn a_masked_softmax_gives_keys_past_the_valid_ones_nothing() {
+    let kernel = AttentionSoftmax {
+        masked: true,
+        ..AttentionSoftmax::new(1, 1.0, DType::F32)
+    };
+    // Sequence 0 has 2 tokens of which 1 counts, sequence 1 has 3 of which 2 do.
+    let ln_3 = 3f32.ln();
+    let scores = HostTensor::Real(vec![
+        5.0, 90.0, 5.0, 90.0, 0.0, ln_3, 90.0, ln_3, 0.0, 90.0, 1.0, 1.0, -90.0,
+    ]);
+    let [cu_lens, pair_offsets] = starts(&[2, 3]);
+    let valid = HostTensor::Index(vec![1, 2]);
+    let extents = Extents::of(&[2, 3]).expect("a batch");
+    let out = kernel.reference(&extents, &[&scores, &cu_lens, &pair_offsets, &valid]);
+    let want = [
+        1.0, 0.0, 1.0, 0.0, 0.25, 0.75, 0.0, 0.75, 0.25, 0.0, 0.5, 0.5, 0.0,
+    ];
+    assert_close(&out[0], &want);
+    let names: Vec<&str> = kernel.params().iter().map(|p| p.name).collect();
+    let reads = ["scores", "cu_lens", "pair_offsets", "valid_lens"];
+    assert_eq!(names[..4], reads);
+    assert_eq!(names[4..], ["out", "batch", "tokens", "longest"]);
+}
+
+#[test]
+fn a_trial_masks_at_least_one_key_and_at_most_all() {
+    let kernel = AttentionSoftmax {
+        masked: true,
+        ..AttentionSoftmax::new(1, 1.0, DType::F32)
+    };
+    let lens: Vec<u32> = (1..=40).collect();
+    let trial = Trial::new(&kernel, &Case::new("a", &lens), 7).expect("a batch");
+    let valid = trial.reads[3].1.index();
+    assert_eq!(valid.len(), lens.len());
+    assert!(
+        valid
+            .iter()
+            .zip(&lens)
+            .all(|(v, &n)| (1..=n.into()).contains(v))
+    );
+    assert!(valid.iter().zip(&lens).any(|(&v, &n)| v < n.into()));
+}
+
+#[test]
+fn softmax_variants_serve_every_length_by_forms_that_can_be_generated() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let variants = AttentionSoftmax::variants(12, 0.125, dtype);
+        let limits: Vec<u64> = variants
+            .iter()
+            .map(|(l, _)| l.unwrap_or(u64::MAX))
+            .collect();
+        assert!(limits.is_sorted_by(|a, b| a < b), "{limits:?}");
+        assert_eq!(variants.last().map(|(l, _)| *l), Some(None));
+        for (limit, kernel) in &variants {
+            kernel.form.check(dtype).expect("a form that exists");
+            assert_eq!(kernel.form.max_len().map(u64::from), *limit);
+            let extents = Extents::of(&[7, 5, 9]).expect("a batch");
+            let launch = kernel.launch(&extents);
+            assert_eq!(launch.grid[1], 12);
+            assert_eq!(launch.threads, kernel.threads());
+        }
+    }
+}
+
+#[test]
+fn softmax_candidates_are_possible_distinct_and_take_the_same_lengths() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (limit, kernel) in AttentionSoftmax::variants(12, 1.0, dtype) {
+            let all = kernel.candidates();
+            let symbols: BTreeSet<String> = all.iter().map(Kernel::symbol).collect();
+            assert_eq!(symbols.len(), all.len());
+            assert!(all.contains(&kernel), "{kernel:?}");
+            for other in &all {
+                other.form.check(dtype).expect("a form that exists");
+                let takes = other.form.max_len().map_or(u64::MAX, u64::from);
+                assert!(takes >= limit.unwrap_or(u64::MAX), "{other:?}");
+            }
+        }
+    }
+    // Part of a warp, a warp, and a block for a row of 500.
+    let form = SoftmaxForm::Held {
+        lanes: 32,
+        x_rows: 1,
+        max_len: 504,
+    };
+    let kernel = AttentionSoftmax {
+        form,
+        ..AttentionSoftmax::new(12, 1.0, DType::F16)
+    };
+    let symbols: Vec<String> = kernel.candidates().iter().map(Kernel::symbol).collect();
+    assert_eq!(
+        symbols,
+        [
+            "attention_softmax_f16_h12_l504_lanes8_x1",
+            "attention_softmax_f16_h12_l504_lanes16_x1",
+            "attention_softmax_f16_h12_l504_lanes32_x1",
+            "attention_softmax_f16_h12_l504_lanes32_x2",
+            "attention_softmax_f16_h12_l504_lanes32_x4",
+            "attention_softmax_f16_h12_l504_lanes64_x1",
+            "attention_softmax_f16_h12_l504_lanes64_x2",
+            "attention_softmax_f16_h12_l504_lanes64_x4",
+            "attention_softmax_f16_h12_l504_lanes128_x1",
+            "attention_softmax_f16_h12_l504_lanes128_x2",
+            "attention_softmax_f16_h12_l504_lanes128_x4",
+            "attention_softmax_f16_h12_streamed",
+        ]
+    );
+}
+
+#[test]
+fn softmax_forms_that_no_kernel_can_have_are_refused() {
+    for (lanes, x_rows, max_len) in [
+        (0, 1, 8),
+        (3, 1, 8),
+        (2, 1, 8),
+        (2048, 1, 8),
+        (32, 3, 8),
+        (32, 0, 8),
+        (32, 1, 0),
+        (32, 1, 5000),
+        (32, 4, 1024),
+        (32, 1, u32::MAX),
+        (u32::MAX, 1, 8),
+    ] {
+        let form = SoftmaxForm::Held {
+            lanes,
+            x_rows,
+            max_len,
+        };
+        let dtype = DType::F16;
+        assert_eq!(
+            form.check(dtype),
+            Err(AttentionError::SoftmaxForm { form, dtype })
+        );
+    }
+}
+
+#[test]
+fn a_row_fits_its_lanes_wherever_it_starts() {
+    for kernel in representative() {
+        let KernelSpec::AttentionSoftmax(kernel) = kernel else {
+            continue;
+        };
+        let SoftmaxForm::Held { lanes, max_len, .. } = kernel.form else {
+            continue;
+        };
+        let held = match kernel.constants()["held"] {
+            Constant::Int(held) => held,
+            ref other => panic!("{other:?}"),
+        };
+        let n = 16 / kernel.dtype.bytes();
+        for before in 0..n {
+            let touched = (before + u64::from(max_len)).div_ceil(n);
+            assert!(touched <= held * u64::from(lanes), "{}", kernel.symbol());
+        }
+    }
 }
 
 #[test]
@@ -151,11 +306,7 @@ fn the_unfused_pieces_together_are_the_fused_attention() {
             dtype,
         };
         let scores = scores.reference(&extents, &[&x, &x, &cu_lens, &pair_offsets]);
-        let softmax = AttentionSoftmax {
-            heads,
-            scale: 1.0,
-            dtype,
-        };
+        let softmax = AttentionSoftmax::new(heads, 1.0, dtype);
         let weights = softmax.reference(&extents, &[&scores[0], &cu_lens, &pair_offsets]);
         let out = HeadView::TokenMajor {
             offset: 0,

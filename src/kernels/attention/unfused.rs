@@ -1,11 +1,11 @@
-//! Attention in three kernels, with the scores in memory: what runs when fusing is off, and the
-//! oracle of the fused kernels.
+//! The two products of attention in three kernels, with the scores in memory: what runs when fusing
+//! is off, and the oracle of the fused kernels. The softmax between them is in `softmax.rs`.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     HeadView, params,
-    view::{scale_log2, scale_suffix, usual_scale, views_suffix},
+    view::{scale_suffix, usual_scale, views_suffix},
 };
 use crate::{
     kernels::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance, f32_literal},
@@ -23,14 +23,6 @@ pub struct AttentionScores {
     pub dtype: DType,
 }
 
-/// `scores`, `cu_lens`, `pair_offsets` → `out [heads, pairs]`: softmax of `scale · scores` over keys.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AttentionSoftmax {
-    pub heads: u32,
-    pub scale: f32,
-    pub dtype: DType,
-}
-
 /// `probabilities [heads, pairs]`, `v`, `cu_lens`, `pair_offsets` → `out`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AttentionContext {
@@ -43,10 +35,8 @@ pub struct AttentionContext {
 
 /// Threads of a block of each kernel here.
 const THREADS: u32 = 256;
-/// Rows that a warp of the softmax reduces together: X of `warpAllReduce_XElem`.
-const ROWS_PER_WARP: u32 = 2;
 
-fn pairs_shape(heads: u32) -> Shape {
+pub(super) fn pairs_shape(heads: u32) -> Shape {
     Shape::new([Size::constant(heads.into()), Size::from(Symbol::Pairs)])
 }
 
@@ -56,7 +46,7 @@ fn blocks(threads: u64) -> u32 {
 }
 
 /// Half a unit in the last place of a value that is stored in `dtype`, twice over.
-fn rounding(dtype: DType) -> f32 {
+pub(super) fn rounding(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 1e-3,
         DType::BF16 => 8e-3,
@@ -148,86 +138,6 @@ impl Kernel for AttentionScores {
             absolute: 2e-5 * f64::from(self.head).sqrt() as f32 * self.scale.abs(),
             relative: rounding(self.dtype),
             reason: "f32 sum over the head in another order, then one rounding to the stored type",
-        }
-    }
-}
-
-impl Kernel for AttentionSoftmax {
-    fn symbol(&self) -> String {
-        format!(
-            "attention_softmax_{}_h{}{}",
-            self.dtype,
-            self.heads,
-            scale_suffix(self.scale, 1.0),
-        )
-    }
-
-    fn template(&self) -> &'static str {
-        "attention_softmax"
-    }
-
-    fn constants(&self) -> Constants {
-        Constants::from([
-            (
-                "storage",
-                crate::kernels::attention::storage(self.dtype).into(),
-            ),
-            ("rows_per_warp", ROWS_PER_WARP.into()),
-            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
-        ])
-    }
-
-    fn params(&self) -> Vec<Param> {
-        let mut all = vec![
-            params::read("scores", self.dtype, pairs_shape(self.heads)),
-            params::cu_lens(),
-            params::pair_offsets(),
-            params::write("out", self.dtype, pairs_shape(self.heads)),
-        ];
-        all.extend(params::counts(&[]));
-        all
-    }
-
-    fn launch(&self, extents: &Extents) -> Launch {
-        let warps = extents.tokens.div_ceil(ROWS_PER_WARP.into());
-        Launch {
-            grid: [blocks(warps * 32), self.heads, 1],
-            threads: THREADS,
-            shared_bytes: 0,
-        }
-    }
-
-    fn threads(&self) -> u32 {
-        THREADS
-    }
-
-    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let scores = reads[0].real();
-        let (cu_lens, offsets) = (reads[1].index(), reads[2].index());
-        let mut out = vec![0.0; scores.len()];
-        for h in 0..self.heads as usize {
-            for (b, ends) in cu_lens.windows(2).enumerate() {
-                let n = (ends[1] - ends[0]) as usize;
-                let first = h * extents.pairs as usize + offsets[b] as usize;
-                for start in (first..first + n * n).step_by(n) {
-                    let row = start..start + n;
-                    let scaled = scores[row.clone()]
-                        .iter()
-                        .map(|&s| f64::from(self.scale) * f64::from(s));
-                    for (to, p) in out[row].iter_mut().zip(softmax(scaled.collect())) {
-                        *to = p as f32;
-                    }
-                }
-            }
-        }
-        vec![HostTensor::Real(out)]
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        Tolerance {
-            absolute: 1e-6,
-            relative: rounding(self.dtype),
-            reason: "one rounding to the stored type, of which small probabilities have less than all bits",
         }
     }
 }
@@ -331,17 +241,4 @@ impl Kernel for AttentionContext {
             reason: "f32 sum over the keys in another order, then one rounding to the stored type",
         }
     }
-}
-
-/// `exp(x − max) / Σ exp(x − max)`.
-pub(super) fn softmax(mut row: Vec<f64>) -> Vec<f64> {
-    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    for x in &mut row {
-        *x = (*x - top).exp();
-    }
-    let sum: f64 = row.iter().sum();
-    for x in &mut row {
-        *x /= sum;
-    }
-    row
 }

@@ -55,5 +55,6 @@ pub fn representative() -> Vec<KernelSpec> {
             );
         }
     }
+    kernels.extend(super::wgmma::representative());
     kernels
 }

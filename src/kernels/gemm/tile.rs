@@ -1,6 +1,6 @@
 //! Which tile a GEMM gets: a model of a GEMM's time, and the row counts where tiles change.
 
-use super::{Epilogue, Gemm, Tile};
+use super::{Epilogue, Gemm, Tile, ranges::ranges};
 use crate::tensor::DType;
 
 /// What the time of a GEMM is estimated for: an H200. Cycles are those of a streaming
@@ -89,7 +89,7 @@ impl Tile {
     }
 
     /// The candidates that are not mostly empty on `n` columns; never none, as some are narrow.
-    fn fitting(n: u32, dtype: DType) -> Vec<Tile> {
+    pub fn fitting(n: u32, dtype: DType) -> Vec<Tile> {
         let widest = n.checked_next_power_of_two().unwrap_or(u32::MAX).max(64);
         let fits = |tile: &Tile| tile.n <= widest;
         Self::candidates(dtype)
@@ -178,99 +178,27 @@ impl Tile {
     }
 }
 
-/// Most tiles that one GEMM is compiled with: each costs a few tenths of a second of NVRTC.
-const MOST_VARIANTS: usize = 4;
-
-/// A further variant must save this part of the time, averaged over the row counts.
-const WORTH_A_VARIANT: f64 = 0.01;
-
 impl Gemm {
     /// The kernels of one GEMM for every number of rows: each serves up to its number of rows,
-    /// inclusive; the last serves all the rest. At most four.
-    ///
-    /// Over row counts from 1 to 16384, evenly spread by their logarithm, the split into ranges is
-    /// the one with the least mean of time relative to the best tile's. A row count weighs as the
-    /// square root of its best time: microseconds matter more where there are more of them.
+    /// inclusive; the last serves all the rest. At most four, by the estimated times.
     pub fn variants(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Vec<(Option<u64>, Gemm)> {
-        let gemm = |tile| Gemm {
-            n,
-            k,
-            dtype,
-            epilogue,
-            tile,
-        };
         let candidates = Tile::fitting(n, dtype);
-        let rows = sampled_rows();
-        // slowdown[t][i]: weighted sum, over the first i row counts, of tile t's time over the best's.
-        let mut slowdown = vec![vec![0.0]; candidates.len()];
-        let mut weights = 0.0;
-        for &rows in &rows {
-            let times: Vec<f64> = candidates
-                .iter()
-                .map(|t| t.cycles(rows, n, k, dtype, machine::SMS))
-                .collect();
-            let best = times.iter().copied().fold(f64::INFINITY, f64::min);
-            weights += best.sqrt();
-            for (sums, time) in slowdown.iter_mut().zip(times) {
-                sums.push(sums[sums.len() - 1] + time / best.sqrt());
-            }
-        }
-        let one_tile = |from: usize, to: usize| {
-            let cost = |t: usize| slowdown[t][to] - slowdown[t][from];
-            (0..candidates.len())
-                .map(|t| (cost(t), t))
-                .fold((f64::INFINITY, 0), |best, this| {
-                    if this.0 < best.0 { this } else { best }
-                })
-        };
-        // best[to]: the least cost of the first `to` row counts in as many ranges as made so far,
-        // and the ranges as (end, tile).
-        let mut best: Vec<(f64, Vec<(usize, usize)>)> = (0..=rows.len())
-            .map(|to| {
-                let (cost, tile) = one_tile(0, to);
-                (cost, vec![(to, tile)])
+        let cycles = |rows, at: usize| candidates[at].cycles(rows, n, k, dtype, machine::SMS);
+        ranges(candidates.len(), cycles)
+            .into_iter()
+            .map(|(end, at)| {
+                let tile = candidates[at];
+                let gemm = Gemm {
+                    n,
+                    k,
+                    dtype,
+                    epilogue,
+                    tile,
+                };
+                (end, gemm)
             })
-            .collect();
-        let mut chosen = best[rows.len()].clone();
-        for _ in 1..MOST_VARIANTS {
-            best = (0..=rows.len())
-                .map(|to| {
-                    let mut found = best[to].clone();
-                    for (from, (before, ranges)) in best.iter().enumerate().take(to).skip(1) {
-                        let (cost, tile) = one_tile(from, to);
-                        if before + cost < found.0 {
-                            let mut ranges = ranges.clone();
-                            ranges.push((to, tile));
-                            found = (before + cost, ranges);
-                        }
-                    }
-                    found
-                })
-                .collect();
-            let found = &best[rows.len()];
-            if chosen.0 - found.0 < WORTH_A_VARIANT * weights {
-                break;
-            }
-            chosen = found.clone();
-        }
-        let last = chosen.1.len() - 1;
-        chosen
-            .1
-            .iter()
-            .enumerate()
-            .map(|(i, &(end, tile))| ((i < last).then(|| rows[end - 1]), gemm(candidates[tile])))
             .collect()
     }
-}
-
-/// Row counts from 1 to 16384: all powers of two, and seven between each and the next.
-fn sampled_rows() -> Vec<u64> {
-    let mut rows: Vec<u64> = (0..14)
-        .flat_map(|octave| (8..16).map(move |eighth| (eighth << octave) / 8))
-        .collect();
-    rows.push(16384);
-    rows.dedup();
-    rows
 }
 
 #[cfg(test)]
@@ -318,7 +246,7 @@ mod tests {
                 (1003, 320),
             ] {
                 let variants = Gemm::variants(n, k, dtype, Epilogue::default());
-                assert!((1..=MOST_VARIANTS).contains(&variants.len()));
+                assert!((1..=super::super::ranges::MOST_RANGES).contains(&variants.len()));
                 let ends: Vec<u64> = variants
                     .iter()
                     .map(|(end, _)| end.unwrap_or(u64::MAX))
@@ -338,7 +266,7 @@ mod tests {
             for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072)] {
                 let variants = Gemm::variants(n, k, dtype, Epilogue::default());
                 let (mut sum, mut weights) = (0.0, 0.0);
-                for rows in sampled_rows() {
+                for rows in super::super::ranges::sampled_rows() {
                     let serves = |v: &&(Option<u64>, Gemm)| v.0.is_none_or(|end| rows <= end);
                     let (_, gemm) = variants.iter().find(serves).expect("the last serves all");
                     let best = Tile::pick(rows, n, k, dtype, machine::SMS);

@@ -2,7 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-use crate::plan::ALIGNMENT;
+use crate::{plan::ALIGNMENT, runtime::workspace::ChunkOwner};
 
 /// Buffers by chunk id, as the planner wants them.
 #[derive(Default)]
@@ -36,10 +36,15 @@ impl Drop for Buffer {
     }
 }
 
-impl Chunks {
-    /// Frees and allocates so that the buffers have the sizes `held`; 0 means none. An error
-    /// carries the bytes that could not be had.
-    pub(super) fn follow(&mut self, held: &[u64]) -> Result<(), u64> {
+/// The host has no memory left.
+#[derive(Debug)]
+pub(super) struct NoMemory;
+
+impl ChunkOwner for Chunks {
+    type Error = NoMemory;
+
+    fn follow(&mut self, held: &[u64]) -> Result<bool, NoMemory> {
+        let mut changed = held.len() < self.buffers.len();
         self.buffers.resize_with(held.len(), || None);
         for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
             if buffer
@@ -47,20 +52,32 @@ impl Chunks {
                 .is_some_and(|b| b.layout.size() as u64 != bytes)
             {
                 *buffer = None;
+                changed = true;
             }
         }
         for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
             if buffer.is_none() && bytes > 0 {
-                *buffer = Some(Buffer::new(bytes).ok_or(bytes)?);
+                *buffer = Some(Buffer::new(bytes).ok_or(NoMemory)?);
+                changed = true;
             }
         }
-        Ok(())
+        Ok(changed)
     }
 
-    pub(super) fn clear(&mut self) {
+    fn clear(&mut self) {
         self.buffers.clear();
     }
 
+    fn bytes(&self) -> u64 {
+        self.buffers
+            .iter()
+            .flatten()
+            .map(|b| b.layout.size() as u64)
+            .sum()
+    }
+}
+
+impl Chunks {
     /// The address `offset` bytes into a chunk that is held.
     pub(super) fn at(&self, chunk: usize, offset: u64) -> *mut f32 {
         match self.buffers.get(chunk).and_then(Option::as_ref) {
@@ -69,13 +86,5 @@ impl Chunks {
             // A plan names a chunk that is not held for tensors without bytes only.
             None => std::ptr::NonNull::<f32>::dangling().as_ptr(),
         }
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.buffers
-            .iter()
-            .flatten()
-            .map(|b| b.layout.size() as u64)
-            .sum()
     }
 }

@@ -4,20 +4,24 @@
 mod chunks;
 pub mod ops;
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use chunks::Chunks;
 use ops::{OpError, Read};
 
 use super::{
-    MemoryUse, Output, Planner, PlannerError,
+    AllocatorChoice, MemoryUse, MemoryWork, Output, Planner, PlannerError,
     batch::Batch,
     weights::{CheckpointError, WeightSource, evaluate},
+    workspace::{ChunkOwner, NoRoom, Workspace},
 };
 use crate::{
-    kernels::Meta,
+    kernels::{KernelSpec, Meta},
     plan::Plan,
-    program::{Place, Program, SizeOverflow, Step},
+    program::{LaunchError, Place, Program, SizeOverflow, Step},
     tensor::{DType, Extents},
 };
 
@@ -33,10 +37,12 @@ pub enum CpuError {
     Plan(#[from] PlannerError),
     #[error(transparent)]
     Size(#[from] SizeOverflow),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     #[error("the step `{step}` failed")]
     Step { step: String, source: OpError },
     #[error(
-        "{bytes} bytes of host memory could not be had for the intermediate tensors; send fewer tokens at once"
+        "the {bytes} bytes of host memory that the intermediate tensors need could not be had; send fewer tokens at once"
     )]
     OutOfMemory { bytes: u64 },
 }
@@ -77,8 +83,7 @@ impl CpuModel {
 /// What one caller needs to run a [`CpuModel`].
 pub struct CpuSession {
     model: Arc<CpuModel>,
-    planner: Planner,
-    chunks: Chunks,
+    workspace: Workspace<Chunks>,
     batch_data: u64,
 }
 
@@ -89,6 +94,7 @@ struct BatchData {
     positions: Vec<i32>,
     cu_lens: Vec<i32>,
     pair_offsets: Vec<i64>,
+    valid_lens: Vec<i32>,
     mask: Vec<i32>,
 }
 
@@ -103,6 +109,7 @@ impl BatchData {
             positions: when(program.reads(Meta::Positions), || batch.positions()),
             cu_lens: when(program.reads(Meta::CuLens), || batch.cu_lens()),
             pair_offsets: when(program.reads(Meta::PairOffsets), || batch.pair_offsets()),
+            valid_lens: when(program.reads(Meta::ValidLens), || batch.valid_lens()),
             mask: Vec::new(),
         }
     }
@@ -114,42 +121,56 @@ impl BatchData {
             Meta::Positions => Read::I32(&self.positions),
             Meta::CuLens => Read::I32(&self.cu_lens),
             Meta::PairOffsets => Read::I64(&self.pair_offsets),
+            Meta::ValidLens => Read::I32(&self.valid_lens),
             Meta::Mask => Read::I32(&self.mask),
         }
     }
 
     fn bytes(&self) -> u64 {
         let n = self.token_ids.len() + self.type_ids.len() + self.positions.len();
-        (4 * (n + self.cu_lens.len() + self.mask.len()) + 8 * self.pair_offsets.len()) as u64
+        let n = n + self.cu_lens.len() + self.valid_lens.len() + self.mask.len();
+        (4 * n + 8 * self.pair_offsets.len()) as u64
     }
 }
 
 impl CpuSession {
-    pub fn new(model: Arc<CpuModel>) -> Self {
-        Self {
+    /// A session that holds nothing yet.
+    pub fn new(model: Arc<CpuModel>, allocator: &AllocatorChoice) -> Result<Self, CpuError> {
+        let planner = Planner::new(model.program(), allocator)?;
+        Ok(Self {
             model,
-            planner: Planner::default(),
-            chunks: Chunks::default(),
+            workspace: Workspace::new(planner, Chunks::default()),
             batch_data: 0,
-        }
+        })
     }
 
     /// Runs a batch that was checked against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CpuError> {
+        self.run_observed(batch, |_, _| ())
+    }
+
+    /// As [`run`](Self::run); `observe` sees the kernel of each step in turn, and how long it took.
+    pub fn run_observed(
+        &mut self,
+        batch: &Batch,
+        mut observe: impl FnMut(&KernelSpec, Duration),
+    ) -> Result<Vec<Output>, CpuError> {
         let model = Arc::clone(&self.model);
         let program = &model.program;
         let extents = batch.extents();
-        let plan = self.planner.plan(program, &extents)?;
-        if let Err(bytes) = self.chunks.follow(self.planner.held()) {
-            self.planner.release_all();
-            self.chunks.clear();
-            return Err(CpuError::OutOfMemory { bytes });
-        }
+        let room = self.workspace.make_room(program, &extents);
+        let (plan, _) = room.map_err(|error| match error {
+            NoRoom::Plan(error) => error.into(),
+            NoRoom::Memory { bytes, .. } => CpuError::OutOfMemory { bytes },
+        })?;
         let data = BatchData::of(program, batch);
         self.batch_data = self.batch_data.max(data.bytes());
-        let run = Run::new(&model, &self.chunks, &plan, extents, &data)?;
+        let run = Run::new(&model, self.workspace.chunks(), &plan, extents, &data)?;
         for step in &program.steps {
-            run.step(step)?;
+            let began = Instant::now();
+            if let Some(kernel) = run.step(step)? {
+                observe(kernel, began.elapsed());
+            }
         }
         program
             .outputs
@@ -173,13 +194,22 @@ impl CpuSession {
             .collect()
     }
 
+    pub fn program(&self) -> &Program {
+        &self.model.program
+    }
+
     /// Bytes held now.
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {
             weights: self.model.program.weight_bytes(),
-            activations: self.chunks.bytes(),
+            activations: self.workspace.chunks().bytes(),
             batch_data: self.batch_data,
         }
+    }
+
+    /// What managing the memory of the last run took.
+    pub fn memory_work(&self) -> MemoryWork {
+        self.workspace.work()
     }
 }
 
@@ -226,36 +256,36 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn step(&self, step: &Step) -> Result<(), CpuError> {
+    /// Runs one step, if it is for this batch; returns the kernel that served it.
+    fn step(&self, step: &Step) -> Result<Option<&KernelSpec>, CpuError> {
         let program = &self.model.program;
-        let overflow = || SizeOverflow {
-            tensor: step.name.clone(),
-            shape: crate::tensor::Shape(vec![step.rows.clone()]),
+        let Some((kernel, extents)) = step.launch(&self.extents)? else {
+            return Ok(None);
         };
-        let extents = step.extents(&self.extents).ok_or_else(overflow)?;
-        let kernel = step.kernel(&extents).ok_or_else(overflow)?;
-        let Some((&out, reads)) = step.operands.split_last() else {
-            return Ok(());
-        };
+        let kernel = &program.kernels[kernel];
+        let n_writes = kernel.n_writes();
+        let (reads, writes) = step
+            .operands
+            .split_at(step.operands.len().saturating_sub(n_writes));
         let reads: Vec<Read<'_>> = reads
             .iter()
             .map(|&operand| match &program.tensors[operand].place {
                 Place::Batch(meta) => self.data.read(*meta),
                 Place::Weight(_) => Read::Real(&self.model.weights[operand]),
-                // SAFETY: the step writes `out` only, whose bytes no operand of it shares.
+                // SAFETY: the step writes `writes` only, whose bytes no other operand of it shares.
                 Place::Planned { .. } => Read::Real(unsafe { self.slice(operand) }),
             })
             .collect();
-        let Some((start, n)) = self.planned[out] else {
-            return Ok(());
-        };
-        // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
-        let out = unsafe { std::slice::from_raw_parts_mut(start, n) };
-        ops::run(&program.kernels[kernel], &extents, &reads, &mut [out]).map_err(|source| {
-            CpuError::Step {
-                step: step.name.clone(),
-                source,
-            }
-        })
+        let mut writes: Vec<&mut [f32]> = writes
+            .iter()
+            .filter_map(|&operand| self.planned[operand])
+            // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
+            .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
+            .collect();
+        ops::run(kernel, &extents, &reads, &mut writes).map_err(|source| CpuError::Step {
+            step: step.name.clone(),
+            source,
+        })?;
+        Ok(Some(kernel))
     }
 }

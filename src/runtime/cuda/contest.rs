@@ -1,8 +1,6 @@
 //! GEMM kernels against cuBLASLt on one device, in one run.
 
-use std::sync::Arc;
-
-use cudarc::driver::{CudaGraph, CudaStream, result, sys};
+use cudarc::driver::{CudaStream, result, sys};
 use rayon::prelude::*;
 
 use super::{
@@ -11,39 +9,27 @@ use super::{
     error::{CudaError, During},
     memory::Buffer,
     model::Loaded,
-    session::Timing,
+    stopwatch::{REPLAYS, Stopwatch, download, of_two_results, random, rotated_sets},
 };
 use crate::{
     jit::Cubin,
     kernels::{
         Kernel, KernelSpec, Tolerance,
         gemm::{Epilogue, Gemm, activate_f64},
-        trial::{Difference, normal},
+        trial::Difference,
     },
     plan::ALIGNMENT,
     runtime::weights::{decode, encode},
     tensor::{DType, Extents},
 };
 
-/// Operands rotate over sets of at least so many bytes together, so that they leave the L2 cache
-/// (50 MB on an H200) before they are read again.
-const ROTATED_BYTES: u64 = 300_000_000;
-/// Where a set is so small that it would take more sets than this, its weights stay in L2 in part.
-const MOST_SETS: u64 = 64;
-/// A graph has at least so many launches, that what lies between two graphs does not show.
-const LAUNCHES: u64 = 64;
-/// Milliseconds of launches before the first that counts: clocks rise from idle.
-const WARM_UP_MS: f32 = 10.0;
-/// Timed replays, of which the median counts.
-const REPLAYS: usize = 20;
 /// To tell which of cuBLASLt's algorithms is the fastest.
 const TRIAL_REPLAYS: usize = 3;
 const MOST_ALGORITHMS: usize = 16;
 
 /// GEMMs on a device, timed with CUDA events around a CUDA graph of launches.
 pub struct Contest {
-    device: Device,
-    stream: Arc<CudaStream>,
+    stopwatch: Stopwatch,
     lt: Option<CublasLt>,
 }
 
@@ -76,13 +62,8 @@ impl Contest {
             Err(CudaError::NoCublasLt) => None,
             Err(error) => return Err(error),
         };
-        let stream = device
-            .context()
-            .new_stream()
-            .during(|| "make a stream".into())?;
         Ok(Self {
-            device: device.clone(),
-            stream,
+            stopwatch: Stopwatch::new(device)?,
             lt: library,
         })
     }
@@ -97,7 +78,12 @@ impl Contest {
         let Some((first, _)) = kernels.first() else {
             return Ok(Vec::new());
         };
-        let sets = Sets::new(&self.device, &self.stream, rows, first)?;
+        let sets = Sets::new(
+            self.stopwatch.device(),
+            self.stopwatch.stream(),
+            rows,
+            first,
+        )?;
         let mut timed = Vec::new();
         let mut want = None;
         if let Some(library) = &self.lt {
@@ -127,7 +113,11 @@ impl Contest {
             want = products.map(|p| finish(p, &sets.bias, first.epilogue));
         }
         for (gemm, cubin) in kernels {
-            let loaded = Loaded::new(&self.device, &KernelSpec::from(gemm.clone()), cubin)?;
+            let loaded = Loaded::new(
+                self.stopwatch.device(),
+                &KernelSpec::from(gemm.clone()),
+                cubin,
+            )?;
             let extents = Extents::default().with_rows(rows);
             let launch = |set: u64| {
                 let [x, weight, bias, out] = sets.addresses(set);
@@ -139,10 +129,17 @@ impl Contest {
                     &without_bias[..]
                 };
                 // SAFETY: every set has room for the operands of this shape.
-                unsafe { loaded.launch(self.stream.cu_stream(), &extents, pointers, "contest") }
+                unsafe {
+                    loaded.launch(
+                        self.stopwatch.stream().cu_stream(),
+                        &extents,
+                        pointers,
+                        "contest",
+                    )
+                }
             };
-            sets.forget_result(&self.stream)?;
-            let us = self.time(&sets, REPLAYS, launch)?;
+            sets.forget_result(self.stopwatch.stream())?;
+            let us = self.stopwatch.time(sets.n, REPLAYS, launch)?;
             let difference = want.as_ref().map(|want| {
                 let tolerance = of_two_results(gemm.tolerance());
                 sets.download().map(|got| tolerance.compare(&got, want))
@@ -172,21 +169,37 @@ impl Contest {
             return Ok(None);
         }
         let bytes = shape.rows * shape.n * DType::F32.bytes();
-        let out = Buffer::new(&self.device, bytes, "the result to compare with")?;
+        let out = Buffer::new(self.stopwatch.device(), bytes, "the result to compare with")?;
         let [x, weight, ..] = sets.addresses(0);
         // SAFETY: the operands are of this shape; an allocation starts at a multiple of 256.
-        unsafe { matmul.launch(self.stream.cu_stream(), 0, x, weight, out.start())? };
-        self.synchronize()?;
+        unsafe {
+            matmul.launch(
+                self.stopwatch.stream().cu_stream(),
+                0,
+                x,
+                weight,
+                out.start(),
+            )?
+        };
+        self.stopwatch.synchronize()?;
         download(out.start(), bytes, DType::F32).map(Some)
     }
 
     /// Microseconds of the fastest algorithm. One that fails is left out, unless all fail.
     fn fastest(&self, sets: &Sets, matmul: &Matmul) -> Result<f64, CudaError> {
         let time = |algorithm: usize, replays: usize| {
-            self.time(sets, replays, |set| {
+            self.stopwatch.time(sets.n, replays, |set| {
                 let [x, weight, _, out] = sets.addresses(set);
                 // SAFETY: every set has room for the operands of this shape, at multiples of 256.
-                unsafe { matmul.launch(self.stream.cu_stream(), algorithm, x, weight, out) }
+                unsafe {
+                    matmul.launch(
+                        self.stopwatch.stream().cu_stream(),
+                        algorithm,
+                        x,
+                        weight,
+                        out,
+                    )
+                }
             })
         };
         let mut best: Result<(f64, usize), CudaError> = Err(CudaError::NoCublasLt);
@@ -200,83 +213,8 @@ impl Contest {
             }
         }
         let (_, algorithm) = best?;
-        sets.forget_result(&self.stream)?;
+        sets.forget_result(self.stopwatch.stream())?;
         time(algorithm, REPLAYS)
-    }
-
-    /// Microseconds of one launch; `launch` launches on a set.
-    fn time(
-        &self,
-        sets: &Sets,
-        replays: usize,
-        launch: impl Fn(u64) -> Result<(), CudaError>,
-    ) -> Result<f64, CudaError> {
-        // Once outside the graph: code is loaded at the first launch, which a capture may refuse.
-        launch(0)?;
-        self.synchronize()?;
-        let n_launches = sets.n * LAUNCHES.div_ceil(sets.n);
-        let graph = self.capture(|| (0..n_launches).try_for_each(|i| launch(i % sets.n)))?;
-        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let event = || {
-            let context = self.device.context();
-            context.new_event(flags).during(|| "make an event".into())
-        };
-        let (start, end) = (event()?, event()?);
-        let mut timing = Timing::default();
-        let mut warmed_ms = 0.0;
-        while timing.ms.len() < replays {
-            // One replay before the timed one, so that the device is busy while the host hands
-            // it the start event and the graph: that takes as long as several small GEMMs.
-            graph.launch().during(|| "launch a graph".into())?;
-            start
-                .record(&self.stream)
-                .during(|| "record an event".into())?;
-            graph.launch().during(|| "launch a graph".into())?;
-            end.record(&self.stream)
-                .during(|| "record an event".into())?;
-            let ms = start
-                .elapsed_ms(&end)
-                .during(|| "wait for a graph of GEMMs".into())?;
-            if warmed_ms < WARM_UP_MS {
-                // At least a microsecond, so that this ends.
-                warmed_ms += 2.0 * ms.max(1e-3);
-            } else {
-                timing.ms.push(ms);
-            }
-        }
-        Ok(f64::from(timing.median()) * 1e3 / n_launches as f64)
-    }
-
-    fn capture(
-        &self,
-        launches: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<CudaGraph, CudaError> {
-        // Other threads, and whatever cuBLASLt does beside launching, are no part of the graph.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        self.stream
-            .begin_capture(mode)
-            .during(|| "capture a graph".into())?;
-        let launched = launches();
-        // Ended in any case, so that the stream can be used after a launch that failed.
-        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        launched?;
-        let empty = cudarc::driver::DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE);
-        graph
-            .and_then(|graph| graph.ok_or(empty))
-            .during(|| "make a graph of launches".into())
-    }
-
-    fn synchronize(&self) -> Result<(), CudaError> {
-        self.stream
-            .synchronize()
-            .during(|| "wait for the stream".into())
-    }
-}
-
-impl Drop for Contest {
-    fn drop(&mut self) {
-        // The workspace must not be freed under a running kernel.
-        let _ = self.stream.synchronize();
     }
 }
 
@@ -308,7 +246,7 @@ impl Sets {
             *offset = bytes;
             bytes += (elements * dtype.bytes()).next_multiple_of(ALIGNMENT);
         }
-        let n_sets = ROTATED_BYTES.div_ceil(bytes).clamp(2, MOST_SETS);
+        let n_sets = rotated_sets(bytes);
         let arena = Buffer::new(device, n_sets * bytes, "the operands of the contest")?;
         // The deviations that the kernel's tolerance is made for; never zeros, which cost less power.
         let deviations = [1.0, 1.0 / (k as f32).sqrt(), 1.0];
@@ -360,29 +298,6 @@ impl Sets {
     }
 }
 
-fn download(at: sys::CUdeviceptr, bytes: u64, dtype: DType) -> Result<Vec<f32>, CudaError> {
-    let mut raw = vec![0u8; bytes as usize];
-    // SAFETY: the caller passes memory of this size.
-    unsafe { result::memcpy_dtoh_sync(&mut raw, at) }.during(|| "download a result".into())?;
-    Ok(decode(&raw, dtype))
-}
-
-/// Normal values, the same for the same seed.
-fn random(n: usize, deviation: f32, seed: u64) -> Vec<f32> {
-    const PIECE: usize = 1 << 16;
-    let mut values = vec![0.0; n];
-    values
-        .par_chunks_mut(PIECE)
-        .enumerate()
-        .for_each(|(piece, values)| {
-            let mut state = (seed << 32) | piece as u64;
-            // Neighbouring states give overlapping series; a draw spreads them.
-            state = crate::kernels::trial::uniform(&mut state);
-            values.fill_with(|| deviation * normal(&mut state));
-        });
-    values
-}
-
 /// What the epilogue makes of products.
 fn finish(mut products: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Vec<f32> {
     products.par_chunks_mut(bias.len()).for_each(|row| {
@@ -392,14 +307,6 @@ fn finish(mut products: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Vec<f32> 
         }
     });
     products
-}
-
-/// A kernel's tolerance is from an exact reference; here both results have sums in f32.
-fn of_two_results(tolerance: Tolerance) -> Tolerance {
-    Tolerance {
-        absolute: 2.0 * tolerance.absolute,
-        ..tolerance
-    }
 }
 
 /// cuBLASLt may split k and add the parts, of size 1 at most, in the storage type.
@@ -420,15 +327,6 @@ fn with_split_sums(tolerance: Tolerance, dtype: DType) -> Tolerance {
 mod tests {
     use super::*;
     use crate::kernels::gemm::Activation;
-
-    #[test]
-    fn random_operands_are_reproducible_and_pieces_differ() {
-        let values = random(1 << 17, 1.0, 3);
-        assert_eq!(values, random(1 << 17, 1.0, 3));
-        assert_ne!(values[..1 << 16], values[1 << 16..]);
-        assert_ne!(values, random(1 << 17, 1.0, 4));
-        assert!(values.iter().filter(|v| **v == 0.0).count() < 16);
-    }
 
     #[test]
     fn the_epilogue_on_the_host_adds_bias_by_column_then_activates() {

@@ -2,8 +2,9 @@ use cudarc::{cublaslt::result::CublasError, driver::DriverError};
 
 use crate::{
     jit::JitError,
-    program::SizeOverflow,
+    program::{LaunchError, SizeOverflow},
     runtime::{PlannerError, weights::CheckpointError},
+    tensor::LengthsError,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +29,10 @@ pub enum CudaError {
     Plan(#[from] PlannerError),
     #[error(transparent)]
     Size(#[from] SizeOverflow),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Lengths(#[from] LengthsError),
     #[error(
         "`{symbol}` needs {needed} bytes of shared memory in a block, but the device offers {offered}"
     )]

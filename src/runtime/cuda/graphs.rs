@@ -2,14 +2,14 @@
 //!
 //! A graph replays the launches of a run with one call, which removes most of the gap between
 //! kernels. It bakes in pointers and grids, so it serves one shape, and only while the session's
-//! memory stays where it is.
+//! memory stays where it is and the shape is planned the same.
 
 use std::{collections::HashMap, sync::Arc};
 
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 
 use super::error::{CudaError, During};
-use crate::tensor::Extents;
+use crate::{plan::Plan, tensor::Extents};
 
 /// Shapes that are remembered. When there are more, all are forgotten: shapes that come again come
 /// back soon, and a bound is what matters.
@@ -21,8 +21,16 @@ pub(super) type Key = (Extents, bool);
 /// The graphs of one session.
 #[derive(Default)]
 pub(super) struct Graphs {
+    seen: HashMap<Key, Seen>,
+}
+
+/// A shape that came before.
+struct Seen {
+    /// Where its tensors were. An allocator may place a shape elsewhere when it comes again,
+    /// without any chunk having moved.
+    plan: Arc<Plan>,
     /// `None` for a shape that was seen once: capturing costs more than one run gains.
-    seen: HashMap<Key, Option<CudaGraph>>,
+    graph: Option<CudaGraph>,
 }
 
 // SAFETY: a graph is a handle that any thread may use, one at a time; cudarc binds the context to
@@ -35,25 +43,30 @@ impl Graphs {
         self.seen.clear();
     }
 
-    /// Enqueues the run of `key` on `stream`: by `launch` when the shape is new, else by a graph,
-    /// which is captured from `launch` the second time.
+    /// Enqueues the run of `key` on `stream`: by `launch` when the shape or its plan is new, else
+    /// by a graph, which is captured from `launch` the second time.
     pub(super) fn run(
         &mut self,
         key: Key,
+        plan: &Arc<Plan>,
         stream: &Arc<CudaStream>,
         launch: impl Fn() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        match self.seen.get_mut(&key) {
+        let same_plan = |seen: &&mut Seen| Arc::ptr_eq(&seen.plan, plan) || seen.plan == *plan;
+        match self.seen.get_mut(&key).filter(same_plan) {
             None => {
                 if self.seen.len() >= REMEMBERED {
                     self.seen.clear();
                 }
                 launch()?;
-                self.seen.insert(key, None);
+                let plan = Arc::clone(plan);
+                self.seen.insert(key, Seen { plan, graph: None });
                 Ok(())
             }
-            Some(Some(graph)) => graph.launch().during(|| "launch a graph".to_owned()),
-            Some(slot) => {
+            Some(Seen {
+                graph: Some(graph), ..
+            }) => graph.launch().during(|| "launch a graph".to_owned()),
+            Some(Seen { graph: slot, .. }) => {
                 let graph = capture(stream, launch)?;
                 graph.launch().during(|| "launch a graph".to_owned())?;
                 *slot = Some(graph);
@@ -63,7 +76,8 @@ impl Graphs {
     }
 }
 
-fn capture(
+/// What `launch` puts on `stream`, as a graph; nothing of it runs.
+pub(super) fn capture(
     stream: &Arc<CudaStream>,
     launch: impl Fn() -> Result<(), CudaError>,
 ) -> Result<CudaGraph, CudaError> {

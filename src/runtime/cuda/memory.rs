@@ -8,6 +8,8 @@ use super::{
     device::Device,
     error::{CudaError, During},
 };
+use crate::plan::ALIGNMENT;
+use crate::runtime::workspace::ChunkOwner;
 
 /// Device memory.
 pub(super) struct Buffer {
@@ -17,14 +19,17 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// At least one byte, so that the address is valid.
+    /// At least one byte, so that the address is valid, and a multiple of [`ALIGNMENT`] of them:
+    /// kernels may read the whole of the 16 bytes that a tensor ends in.
     pub(super) fn new(device: &Device, bytes: u64, what: &'static str) -> Result<Self, CudaError> {
         let context = Arc::clone(device.context());
         context
             .bind_to_thread()
             .during(|| "use the device on this thread".into())?;
+        let size = bytes.max(1).checked_next_multiple_of(ALIGNMENT);
+        let size = size.and_then(|n| usize::try_from(n).ok());
         // SAFETY: the size is not zero; the buffer frees what it got.
-        match unsafe { result::malloc_sync(usize::try_from(bytes.max(1)).unwrap_or(usize::MAX)) } {
+        match unsafe { result::malloc_sync(size.unwrap_or(usize::MAX)) } {
             Ok(start) => Ok(Self {
                 context,
                 start,
@@ -117,15 +122,16 @@ impl Drop for Pinned {
 }
 
 /// Buffers by chunk id, as the planner wants them.
-#[derive(Default)]
 pub(super) struct Chunks {
+    device: Device,
     buffers: Vec<Option<Buffer>>,
 }
 
-impl Chunks {
-    /// Frees and allocates so that the buffers have the sizes `held`; 0 means none.
-    pub(super) fn follow(&mut self, device: &Device, held: &[u64]) -> Result<bool, CudaError> {
-        let mut changed = false;
+impl ChunkOwner for Chunks {
+    type Error = CudaError;
+
+    fn follow(&mut self, held: &[u64]) -> Result<bool, CudaError> {
+        let mut changed = held.len() < self.buffers.len();
         self.buffers.resize_with(held.len(), || None);
         for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
             if buffer.as_ref().is_some_and(|b| b.bytes != bytes) {
@@ -135,15 +141,32 @@ impl Chunks {
         }
         for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
             if buffer.is_none() && bytes > 0 {
-                *buffer = Some(Buffer::new(device, bytes, "the intermediate tensors")?);
+                *buffer = Some(Buffer::new(
+                    &self.device,
+                    bytes,
+                    "the intermediate tensors",
+                )?);
                 changed = true;
             }
         }
         Ok(changed)
     }
 
-    pub(super) fn clear(&mut self) {
+    fn clear(&mut self) {
         self.buffers.clear();
+    }
+
+    fn bytes(&self) -> u64 {
+        self.buffers.iter().flatten().map(|b| b.bytes).sum()
+    }
+}
+
+impl Chunks {
+    pub(super) fn new(device: Device) -> Self {
+        Self {
+            device,
+            buffers: Vec::new(),
+        }
     }
 
     /// The address `offset` bytes into a chunk; 0 where there is none, for tensors without bytes.
@@ -152,9 +175,5 @@ impl Chunks {
             .get(chunk)
             .and_then(Option::as_ref)
             .map_or(0, |b| b.start + offset)
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.buffers.iter().flatten().map(|b| b.bytes).sum()
     }
 }

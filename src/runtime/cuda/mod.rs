@@ -9,10 +9,12 @@ mod graphs;
 mod memory;
 mod model;
 mod session;
+mod stopwatch;
 
 pub use check::{CheckResult, check_kernel};
 pub use contest::{Contender, Contest, Timed};
 pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
 pub use model::CudaModel;
-pub use session::{CudaSession, Timing};
+pub use session::{CudaSession, Part, Timing};
+pub use stopwatch::{Lap, Stopwatch};

@@ -1,7 +1,7 @@
 use std::{collections::HashMap, ffi::c_void, sync::Arc};
 
 use cudarc::{
-    driver::{CudaFunction, result, sys},
+    driver::{CudaFunction, DriverError, result, sys},
     nvrtc::Ptx,
 };
 use rayon::prelude::*;
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::{
     jit::{Cubin, Target},
-    kernels::{KernelSpec, Role},
+    kernels::{KernelSpec, Role, TensorMap},
     plan::ALIGNMENT,
     program::{Place, Program},
     runtime::weights::{CheckpointError, WeightSource, encode, evaluate},
-    tensor::{Extents, Size},
+    tensor::{DType, Extents, Size},
 };
 
 /// Shared memory that a block gets without asking.
@@ -34,7 +34,17 @@ pub(super) struct Loaded {
 
 enum Arg {
     Pointer,
+    /// A matrix that is described to the device, instead of its address.
+    Matrix(Matrix),
     Count(Size),
+}
+
+/// What a description of a matrix needs beside its address and the number of rows.
+struct Matrix {
+    map: TensorMap,
+    dtype: DType,
+    rows: Size,
+    columns: u64,
 }
 
 impl Loaded {
@@ -57,12 +67,24 @@ impl Loaded {
             .context()
             .attribute(shared)
             .during(|| "ask for shared memory".into())? as u32;
+        let maps = spec.tensor_maps();
         let args = spec
             .params()
             .into_iter()
             .map(|p| match p.role {
                 Role::Count(size) => Arg::Count(size),
-                _ => Arg::Pointer,
+                Role::Read { dtype, shape, .. } | Role::Write { dtype, shape } => {
+                    let map = maps.iter().find(|map| map.param == p.name);
+                    match (map, shape.0.as_slice()) {
+                        (Some(&map), [rows, columns]) => Arg::Matrix(Matrix {
+                            map,
+                            dtype,
+                            rows: rows.clone(),
+                            columns: columns.as_constant().unwrap_or(0),
+                        }),
+                        _ => Arg::Pointer,
+                    }
+                }
             })
             .collect();
         // Shared memory beyond the default is asked for once, for the most a launch can take.
@@ -84,6 +106,10 @@ impl Loaded {
             args,
             max_shared,
         })
+    }
+
+    pub(super) fn kernel(&self) -> &KernelSpec {
+        &self.kernel
     }
 
     /// Launches on a stream. `pointers` are the kernel's tensors in the order of its signature.
@@ -128,12 +154,31 @@ impl Loaded {
                 n_counts += 1;
             }
         }
+        let mut maps = Vec::new();
+        let mut pointer = pointers.iter();
+        for arg in &self.args {
+            match arg {
+                Arg::Count(_) => {}
+                Arg::Pointer => _ = pointer.next(),
+                Arg::Matrix(matrix) => {
+                    let at = pointer.next().copied().unwrap_or(0);
+                    maps.push(matrix.describe(at, extents).during(|| {
+                        format!("describe `{}` to `{}`", matrix.map.param, self.symbol)
+                    })?);
+                }
+            }
+        }
         let (mut pointer, mut count) = (pointers.iter(), counts.iter());
+        let mut described = maps.iter();
         let mut params: Vec<*mut c_void> = Vec::with_capacity(self.args.len());
         for arg in &self.args {
             let at: Option<*const c_void> = match arg {
                 Arg::Pointer => pointer.next().map(|p| std::ptr::from_ref(p).cast()),
                 Arg::Count(_) => count.next().map(|c| std::ptr::from_ref(c).cast()),
+                Arg::Matrix(_) => {
+                    pointer.next();
+                    described.next().map(|m| std::ptr::from_ref(m).cast())
+                }
             };
             params.push(at.unwrap_or(std::ptr::null()).cast_mut());
         }
@@ -157,6 +202,51 @@ impl Loaded {
             )
         }
         .during(|| format!("launch `{}` for `{step}`", self.symbol))
+    }
+}
+
+impl Matrix {
+    /// Describes the matrix at `address` for boxes of the map's size, whose rows lie in shared
+    /// memory in the order of the 128-byte swizzle. What is read outside the matrix is zero.
+    fn describe(
+        &self,
+        address: sys::CUdeviceptr,
+        extents: &Extents,
+    ) -> Result<sys::CUtensorMap, DriverError> {
+        use sys::{
+            CUtensorMapDataType_enum as Type, CUtensorMapFloatOOBfill_enum as Fill,
+            CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
+            CUtensorMapSwizzle_enum as Swizzle,
+        };
+        let element = match self.dtype {
+            DType::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            _ => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        };
+        let rows = self.rows.eval(extents).unwrap_or(0);
+        let dims = [self.columns, rows];
+        let pitch = [self.columns * self.dtype.bytes()];
+        let sizes = [self.map.box_columns, self.map.box_rows];
+        let mut map = std::mem::MaybeUninit::uninit();
+        // SAFETY: the arrays have two dimensions, and one pitch fewer.
+        unsafe {
+            sys::cuTensorMapEncodeTiled(
+                map.as_mut_ptr(),
+                element,
+                2,
+                address as *mut c_void,
+                dims.as_ptr(),
+                pitch.as_ptr(),
+                sizes.as_ptr(),
+                [1, 1].as_ptr(),
+                Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+            .result()?;
+            // SAFETY: written by the call, which succeeded.
+            Ok(map.assume_init())
+        }
     }
 }
 

@@ -1,6 +1,10 @@
+mod timing;
+
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, result, sys};
+use cudarc::driver::{CudaStream, result};
+
+pub use timing::Part;
 
 use super::{
     error::{CudaError, During},
@@ -9,22 +13,28 @@ use super::{
     model::{CudaModel, SharedModel},
 };
 use crate::{
-    kernels::Meta,
+    kernels::{KernelSpec, Meta},
     plan::{ALIGNMENT, Plan},
-    program::{Place, SizeOverflow},
-    runtime::{MemoryUse, Output, Planner, batch::Batch, weights::decode},
-    tensor::{Extents, Shape},
+    program::{Place, Program, SizeOverflow},
+    runtime::{
+        AllocatorChoice, MemoryUse, MemoryWork, Output, Planner,
+        batch::Batch,
+        weights::decode,
+        workspace::{ChunkOwner, NoRoom, Workspace},
+    },
+    tensor::Extents,
 };
 
 /// What one caller needs to run a [`CudaModel`]: a stream, chunks, and room for batch data.
 pub struct CudaSession {
     model: SharedModel,
     stream: Arc<CudaStream>,
-    planner: Planner,
-    chunks: Chunks,
+    workspace: Workspace<Chunks>,
     /// Batch data on the host and on the device, in one piece; grows with the largest batch.
     staging: Option<(Pinned, Buffer)>,
     graphs: Graphs,
+    /// For each output of the program, in their order, its index among the planned tensors.
+    output_slots: Vec<usize>,
 }
 
 /// Milliseconds between CUDA events around each of several runs.
@@ -50,6 +60,7 @@ struct BatchData {
     positions: u64,
     cu_lens: u64,
     pair_offsets: u64,
+    valid_lens: u64,
     /// Mask, padded ids and padded segment ids, where the batch came padded.
     padded: Option<[u64; 3]>,
 }
@@ -62,6 +73,7 @@ impl BatchData {
             Meta::Positions => self.positions,
             Meta::CuLens => self.cu_lens,
             Meta::PairOffsets => self.pair_offsets,
+            Meta::ValidLens => self.valid_lens,
             Meta::Mask => self.padded.map_or(0, |[mask, ..]| mask),
         }
     }
@@ -75,19 +87,21 @@ struct Ready {
 }
 
 impl CudaSession {
-    pub fn new(model: Arc<CudaModel>) -> Result<Self, CudaError> {
+    /// A session with a stream of its own that holds nothing yet.
+    pub fn new(model: Arc<CudaModel>, allocator: &AllocatorChoice) -> Result<Self, CudaError> {
         let stream = model
             .device
             .context()
             .new_stream()
             .during(|| "make a stream".to_owned())?;
+        let planner = Planner::new(&model.program, allocator)?;
         Ok(Self {
-            model,
             stream,
-            planner: Planner::default(),
-            chunks: Chunks::default(),
+            workspace: Workspace::new(planner, Chunks::new(model.device.clone())),
             staging: None,
             graphs: Graphs::default(),
+            output_slots: output_slots(&model.program),
+            model,
         })
     }
 
@@ -108,27 +122,13 @@ impl CudaSession {
         runs: usize,
     ) -> Result<Timing, CudaError> {
         let ready = self.prepare(batch)?;
-        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let context = Arc::clone(self.model.device.context());
-        let event = || {
-            context
-                .new_event(flags)
-                .during(|| "make an event".to_owned())
-        };
-        let (start, end) = (event()?, event()?);
+        let watch = self.watch()?;
         let mut timing = Timing::default();
         for i in 0..warm_up + runs {
-            start
-                .record(&self.stream)
-                .during(|| "record an event".to_owned())?;
-            self.upload(&ready.data, batch)?;
-            self.enqueue(&ready)?;
-            end.record(&self.stream)
-                .during(|| "record an event".to_owned())?;
-            end.synchronize().during(|| "wait for the run".to_owned())?;
-            let ms = start
-                .elapsed_ms(&end)
-                .during(|| "read the events".to_owned())?;
+            let ms = watch.lap(|| {
+                self.upload(&ready.data, batch)?;
+                self.enqueue(&ready)
+            })?;
             if i >= warm_up {
                 timing.ms.push(ms);
             }
@@ -136,11 +136,15 @@ impl CudaSession {
         Ok(timing)
     }
 
+    pub fn program(&self) -> &Program {
+        self.model.program()
+    }
+
     /// Bytes held now.
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {
             weights: self.model.weight_bytes(),
-            activations: self.chunks.bytes(),
+            activations: self.workspace.chunks().bytes(),
             batch_data: self
                 .staging
                 .as_ref()
@@ -148,7 +152,12 @@ impl CudaSession {
         }
     }
 
-    /// Plans, and makes room. A failure leaves the session with nothing held and usable.
+    /// What managing the memory of the last run took. Batch data are not part of it.
+    pub fn memory_work(&self) -> MemoryWork {
+        self.workspace.work()
+    }
+
+    /// Plans, and makes room. A failed allocation leaves the session with nothing held and usable.
     fn prepare(&mut self, batch: &Batch) -> Result<Ready, CudaError> {
         let model = Arc::clone(&self.model);
         model
@@ -157,23 +166,29 @@ impl CudaSession {
             .bind_to_thread()
             .during(|| "use the device on this thread".into())?;
         let extents = batch.extents();
-        let plan = self.planner.plan(&model.program, &extents)?;
-        match self.chunks.follow(&model.device, self.planner.held()) {
-            Ok(moved) if moved => self.graphs.clear(),
-            Ok(_) => {}
-            Err(error) => {
-                self.graphs.clear();
-                self.chunks.clear();
-                self.planner.release_all();
-                return Err(advise(error, &model, &extents));
-            }
+        let room = self.workspace.make_room(&model.program, &extents);
+        // Chunks that have moved, or that a failure has freed.
+        if !matches!(room, Ok((_, false)) | Err(NoRoom::Plan(_))) {
+            self.graphs.clear();
         }
-        let data = self.layout(batch)?;
+        let (plan, _) = room.map_err(|error| match error {
+            NoRoom::Plan(error) => error.into(),
+            NoRoom::Memory { bytes, source } => {
+                advise(source, &model, self.workspace.planner(), bytes, &extents)
+            }
+        })?;
+        let data = self.layout(batch).inspect_err(|_| self.release())?;
         Ok(Ready {
             plan,
             data,
             extents,
         })
+    }
+
+    fn release(&mut self) {
+        self.graphs.clear();
+        self.staging = None;
+        self.workspace.release();
     }
 
     /// Gives every piece of batch data its place, and grows the staging memory to hold them.
@@ -192,6 +207,7 @@ impl CudaSession {
         ];
         let cu_lens = place(4 * (e.batch + 1));
         let pair_offsets = place(8 * (e.batch + 1));
+        let valid_lens = place(4 * e.batch);
         let padded = batch
             .padded()
             .map(|p| [(); 3].map(|()| place(4 * p.mask.len() as u64)));
@@ -216,6 +232,7 @@ impl CudaSession {
             positions: start + per_token[2],
             cu_lens: start + cu_lens,
             pair_offsets: start + pair_offsets,
+            valid_lens: start + valid_lens,
             padded: padded.map(|p| p.map(|at| start + at)),
         })
     }
@@ -237,6 +254,7 @@ impl CudaSession {
             host[from..from + bytes.len()].copy_from_slice(bytes);
             last = last.max(from + bytes.len());
         };
+        write(data.valid_lens, bytemuck::cast_slice(&batch.valid_lens()));
         let as_i32 = |values: &[u32]| values.iter().map(|&v| v as i32).collect::<Vec<i32>>();
         if let (Some(places), Some(batch)) = (data.padded, batch.padded()) {
             for (at, values) in
@@ -268,16 +286,21 @@ impl CudaSession {
     fn enqueue(&mut self, ready: &Ready) -> Result<(), CudaError> {
         let mut graphs = std::mem::take(&mut self.graphs);
         let key = (ready.extents, ready.data.padded.is_some());
-        let result = graphs.run(key, &self.stream, || self.launch(ready));
+        let result = graphs.run(key, &ready.plan, &self.stream, || {
+            self.launch(ready, &|_| true)
+        });
         self.graphs = graphs;
         result
     }
 
-    fn launch(&self, ready: &Ready) -> Result<(), CudaError> {
+    /// Launches, in order, those steps of a run whose kernel is wanted.
+    fn launch(&self, ready: &Ready, wanted: &dyn Fn(&KernelSpec) -> bool) -> Result<(), CudaError> {
         let (program, stream) = (&self.model.program, self.stream.cu_stream());
         let data = &ready.data;
-        if let Some([mask, ids, types]) = data.padded {
-            let [scan, scatter] = &self.model.packing;
+        let [scan, scatter] = &self.model.packing;
+        if let Some([mask, ids, types]) = data.padded
+            && wanted(scan.kernel())
+        {
             let extents = ready.extents.with_rows(ready.extents.batch);
             // SAFETY: the staging memory has room for all of these at these extents.
             unsafe {
@@ -294,10 +317,13 @@ impl CudaSession {
         }
         let mut places = vec![0; program.tensors.len()];
         for ((index, _), at) in program.planned().zip(&ready.plan.placements) {
-            places[index] = self.chunks.at(at.chunk as usize, at.offset);
+            places[index] = self.workspace.chunks().at(at.chunk as usize, at.offset);
         }
         let mut pointers = Vec::with_capacity(16);
         for step in &program.steps {
+            let Some((kernel, extents)) = step.launch(&ready.extents)? else {
+                continue;
+            };
             pointers.clear();
             pointers.extend(step.operands.iter().map(|&operand| {
                 match &program.tensors[operand].place {
@@ -306,12 +332,9 @@ impl CudaSession {
                     Place::Planned { .. } => places[operand],
                 }
             }));
-            let overflow = || SizeOverflow {
-                tensor: step.name.clone(),
-                shape: Shape(vec![step.rows.clone()]),
-            };
-            let extents = step.extents(&ready.extents).ok_or_else(overflow)?;
-            let kernel = step.kernel(&extents).ok_or_else(overflow)?;
+            if !wanted(self.model.loaded[kernel].kernel()) {
+                continue;
+            }
             // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
             // and the plan gives those that are alive together memory of their own.
             unsafe { self.model.loaded[kernel].launch(stream, &extents, &pointers, &step.name)? };
@@ -322,16 +345,12 @@ impl CudaSession {
     fn download(&self, ready: &Ready) -> Result<Vec<Output>, CudaError> {
         let program = &self.model.program;
         let mut outputs = Vec::with_capacity(program.outputs.len());
-        let order: Vec<usize> = program.planned().map(|(index, _)| index).collect();
-        for (name, tensor) in &program.outputs {
+        for ((name, tensor), &slot) in program.outputs.iter().zip(&self.output_slots) {
             let record = &program.tensors[*tensor];
             let bytes = program.bytes(record, &ready.extents)? as usize;
             let mut raw = vec![0u8; bytes];
-            let slot = order.iter().position(|i| i == tensor);
-            let Some(at) = slot.and_then(|s| ready.plan.placements.get(s)) else {
-                continue;
-            };
-            let from = self.chunks.at(at.chunk as usize, at.offset);
+            let at = ready.plan.placements[slot];
+            let from = self.workspace.chunks().at(at.chunk as usize, at.offset);
             // SAFETY: the output lives at `from` until the session plans again; `raw` is not
             // touched before the stream was waited for.
             unsafe { result::memcpy_dtoh_async(&mut raw, from, self.stream.cu_stream()) }
@@ -366,29 +385,48 @@ impl Drop for CudaSession {
     }
 }
 
-/// Adds to an out-of-memory error what the plan needs and about how much would fit.
-fn advise(error: CudaError, model: &CudaModel, extents: &Extents) -> CudaError {
-    match (error, Planner::footprint(&model.program, extents)) {
-        (
-            CudaError::OutOfMemory {
-                what, free, total, ..
-            },
-            Ok(needed),
-        ) => {
-            let fit =
-                u128::from(extents.tokens) * u128::from(free) / u128::from(needed.chunks.max(1));
-            let advice = format!(
-                "{} tokens need {} bytes; about {fit} tokens of such a batch would fit",
-                extents.tokens, needed.chunks
-            );
-            CudaError::OutOfMemory {
-                what,
-                bytes: needed.chunks,
-                free,
-                total,
-                advice,
-            }
-        }
-        (error, _) => error,
+/// For each output, its index among the planned tensors.
+fn output_slots(program: &Program) -> Vec<usize> {
+    let slot = |output: usize| program.planned().position(|(index, _)| index == output);
+    let slots = program.outputs.iter().map(|&(_, tensor)| slot(tensor));
+    slots
+        .map(|slot| slot.expect("a step writes each output, so the planner places it"))
+        .collect()
+}
+
+/// Adds to an out-of-memory error what the plan needs, the `bytes` of all its chunks, and about how
+/// much would fit. Nothing is held any more, so what is free now is what the next run can have.
+fn advise(
+    error: CudaError,
+    model: &CudaModel,
+    planner: &Planner,
+    bytes: u64,
+    extents: &Extents,
+) -> CudaError {
+    let CudaError::OutOfMemory { what, .. } = error else {
+        return error;
+    };
+    let (free, total) = match model.device.memory() {
+        Ok(memory) => memory,
+        Err(error) => return error,
+    };
+    let fit = |tokens: u64| u128::from(tokens) * u128::from(free) / u128::from(bytes.max(1));
+    let advice = match planner.choice().maximum() {
+        Some(&Extents { tokens, .. }) => format!(
+            "the declared maximum of {tokens} tokens needs {bytes} bytes; about {} would fit, declare a smaller maximum",
+            fit(tokens)
+        ),
+        None => format!(
+            "{} tokens need {bytes} bytes; about {} tokens of such a batch would fit",
+            extents.tokens,
+            fit(extents.tokens)
+        ),
+    };
+    CudaError::OutOfMemory {
+        what,
+        bytes,
+        free,
+        total,
+        advice,
     }
 }

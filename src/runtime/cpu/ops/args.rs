@@ -119,6 +119,7 @@ impl<'r, 'w> Args<'r, 'w> {
             sequences.push(Sequence {
                 start: pair[0] as usize,
                 len: (pair[1] - pair[0]) as usize,
+                valid: (pair[1] - pair[0]) as usize,
                 pairs: 0,
             });
         }
@@ -163,6 +164,26 @@ impl<'r, 'w> Args<'r, 'w> {
             });
         }
         Ok(sequences)
+    }
+
+    /// The next argument: how many tokens of each sequence count as keys.
+    pub fn valid_lens(&mut self, sequences: &mut [Sequence]) -> Result<(), OpError> {
+        let op = self.op;
+        let lens = self.i32s("valid_lens", sequences.len() as u64)?;
+        for (index, (sequence, &found)) in sequences.iter_mut().zip(lens).enumerate() {
+            match usize::try_from(found) {
+                Ok(valid) if (1..=sequence.len).contains(&valid) => sequence.valid = valid,
+                _ => {
+                    return Err(OpError::ValidLens {
+                        op,
+                        index,
+                        found,
+                        len: sequence.len,
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Where the heads of a tensor over all tokens lie. Errors when they reach past its rows.
@@ -228,6 +249,8 @@ pub(super) struct Sequence {
     pub start: usize,
     /// Its tokens, at least one.
     pub len: usize,
+    /// Tokens that count as keys, from 1 to `len`.
+    pub valid: usize,
     /// Its first pair within a head's pairs; 0 where the kernel has no pairs.
     pub pairs: usize,
 }

@@ -134,7 +134,10 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
 pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (heads, pairs) = (u64::from(spec.heads), args.extents.pairs);
     let x = args.real("scores", &[heads, pairs])?;
-    let sequences = args.sequences_with_pairs()?;
+    let mut sequences = args.sequences_with_pairs()?;
+    if spec.masked {
+        args.valid_lens(&mut sequences)?;
+    }
     let out = args.out(&[heads, pairs])?;
     let (heads, pairs) = (heads as usize, pairs as usize);
     let out = SharedOut::new(out);
@@ -150,17 +153,20 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
         simd::dispatch(SoftmaxRows {
             rows: out,
             len,
+            valid: block.sequence.valid,
             scale: spec.scale,
         });
     });
     Ok(())
 }
 
-/// Softmax of `scale · row`.
+/// Softmax of `scale · row` over the first `valid` of each row; 0 for the rest.
 struct SoftmaxRows<'a> {
     rows: &'a mut [f32],
     /// Not 0.
     len: usize,
+    /// From 1 to `len`.
+    valid: usize,
     scale: f32,
 }
 
@@ -170,9 +176,11 @@ impl WithSimd for SoftmaxRows<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         for row in self.rows.chunks_exact_mut(self.len) {
+            let (row, masked) = row.split_at_mut(self.valid);
             let mut running = Running::START;
             simd::softmax_numerators(simd, row, self.scale, &mut running);
             simd::map_in_place(simd, Times(1.0 / running.sum), row);
+            masked.fill(0.0);
         }
     }
 }

@@ -45,7 +45,9 @@ pub(super) fn scores(
     let (out, partials) = (SharedOut::new(out), SharedOut::new(partials));
     let work = work(&sequences, heads, head);
     for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
-        let Sequence { start, len, pairs } = block.sequence;
+        let Sequence {
+            start, len, pairs, ..
+        } = block.sequence;
         let (pitch, tiles, n) = (Layout::pitch(len), Layout::tiles(len), block.n_queries);
         let at = layout.scores(h, pairs, start) + block.query * pitch;
         let reduced = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
@@ -122,7 +124,9 @@ pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(),
     // An exponential for each tile of keys.
     let work = work(&sequences, heads, 1);
     for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
-        let Sequence { start, len, pairs } = block.sequence;
+        let Sequence {
+            start, len, pairs, ..
+        } = block.sequence;
         let n = block.n_queries;
         let tiles = Layout::tiles(len);
         let from = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
@@ -156,7 +160,9 @@ pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, head);
     for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
-        let Sequence { start, len, pairs } = block.sequence;
+        let Sequence {
+            start, len, pairs, ..
+        } = block.sequence;
         let (pitch, n) = (Layout::pitch(len), block.n_queries);
         let from = layout.scores(h, pairs, start) + block.query * pitch;
         let first = (h * tokens + start + block.query) * 2;

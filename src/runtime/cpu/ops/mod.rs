@@ -109,6 +109,15 @@ pub enum OpError {
         found: i64,
         expected: i64,
     },
+    #[error(
+        "{op}: `valid_lens[{index}]` is {found}; expected 1 to {len}, the tokens of the sequence"
+    )]
+    ValidLens {
+        op: &'static str,
+        index: usize,
+        found: i32,
+        len: usize,
+    },
     #[error("{op}: {what} end at column {end} of rows of {stride}; expected at most {stride}")]
     Columns {
         op: &'static str,
@@ -166,6 +175,7 @@ pub fn run(
     let args = Args::new(op, extents, reads, out);
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, args),
+        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Add(k) => rows::add(k, args),
         KernelSpec::Activate(k) => rows::activate(k, args),
@@ -196,7 +206,7 @@ pub fn run(
 /// The kernel's stem, as in its template's name.
 fn name(spec: &KernelSpec) -> &'static str {
     match spec {
-        KernelSpec::Gemm(_) => "gemm",
+        KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) => "gemm",
         KernelSpec::AddBias(_) => "add_bias",
         KernelSpec::Add(_) => "add",
         KernelSpec::Activate(_) => "activate",
@@ -214,6 +224,7 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::L2Normalize(_) => "l2_normalize",
         KernelSpec::MeanPoolNormalize(_) => "mean_pool_normalize",
         KernelSpec::AttentionScores(_) => "attention_scores",
+        KernelSpec::AttentionSoftmax(k) if k.masked => "attention_masked_softmax",
         KernelSpec::AttentionSoftmax(_) => "attention_softmax",
         KernelSpec::AttentionContext(_) => "attention_context",
         KernelSpec::MhaShort(_) => "mha_short",

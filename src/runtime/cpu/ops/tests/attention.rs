@@ -138,11 +138,7 @@ fn attention_softmax_is_the_softmax_of_scaled_scores() {
         // A scale below zero turns the largest score into the smallest.
         for scale in [1.0, 7.5, -3.0] {
             let x = noise(HEADS as usize * batch.pairs(), 1);
-            let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax {
-                heads: HEADS,
-                scale,
-                dtype: F32,
-            });
+            let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax::new(HEADS, scale, F32));
             let reads = [
                 Read::Real(&x),
                 Read::I32(&batch.cu_lens),
@@ -156,14 +152,48 @@ fn attention_softmax_is_the_softmax_of_scaled_scores() {
 }
 
 #[test]
+fn attention_masked_softmax_is_the_softmax_of_the_keys_that_count() {
+    for batch in batches() {
+        let x = noise(HEADS as usize * batch.pairs(), 1);
+        let kernel = AttentionSoftmax {
+            masked: true,
+            ..AttentionSoftmax::new(HEADS, 2.0, F32)
+        };
+        // All keys, one key, and what lies between.
+        let valid: Vec<i32> = (batch.lens.iter().enumerate())
+            .map(|(b, &n)| [n, 1, n.div_ceil(2)][b % 3] as i32)
+            .collect();
+        let reads = [
+            Read::Real(&x),
+            Read::I32(&batch.cu_lens),
+            Read::I64(&batch.pair_offsets),
+            Read::I32(&valid),
+        ];
+        let spec = KernelSpec::AttentionSoftmax(kernel);
+        let got = output(&spec, &batch.extents, &reads, x.len());
+        let mut scaled: Vec<f64> = x.iter().map(|&x| 2.0 * f64::from(x)).collect();
+        for h in 0..HEADS as usize {
+            for ((_, pair, len), &valid) in batch.sequences().zip(&valid) {
+                let from = h * batch.pairs() + pair;
+                for (at, score) in scaled[from..from + len * len].iter_mut().enumerate() {
+                    if at % len >= valid as usize {
+                        *score = f64::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+        let want = softmax(&batch, &scaled);
+        assert_close(&got, &want, 2e-6);
+        let masked = got.iter().zip(&want).filter(|(_, want)| **want == 0.0);
+        assert!(masked.clone().all(|(got, _)| *got == 0.0));
+    }
+}
+
+#[test]
 fn attention_softmax_of_huge_scores_does_not_overflow() {
     let batch = Batch::new(&[2]);
     let x = [3e4, -3e4, 3e4, 3e4].repeat(HEADS as usize);
-    let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax {
-        heads: HEADS,
-        scale: 1.0,
-        dtype: F32,
-    });
+    let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax::new(HEADS, 1.0, F32));
     let reads = [
         Read::Real(&x),
         Read::I32(&batch.cu_lens),

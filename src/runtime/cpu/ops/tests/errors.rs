@@ -120,11 +120,7 @@ fn sequence_starts_that_do_not_cover_the_tokens_are_an_error() {
 #[test]
 fn pair_offsets_that_are_not_sums_of_squares_are_an_error() {
     let batch = Batch::new(&[2, 3]);
-    let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax {
-        heads: 1,
-        scale: 1.0,
-        dtype: F32,
-    });
+    let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax::new(1, 1.0, F32));
     let x = [0.0; 13];
     let mut out = [0.0; 13];
     for (offsets, index) in [([1, 4, 13], 0), ([0, 5, 13], 1), ([0, 4, 12], 2)] {
@@ -137,6 +133,29 @@ fn pair_offsets_that_are_not_sums_of_squares_are_an_error() {
         assert!(
             matches!(got, Err(OpError::PairOffsets { index: i, .. }) if i == index),
             "{offsets:?}: {got:?}"
+        );
+    }
+}
+
+#[test]
+fn valid_lengths_outside_their_sequence_are_an_error() {
+    let batch = Batch::new(&[2, 3]);
+    let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax {
+        masked: true,
+        ..AttentionSoftmax::new(1, 1.0, F32)
+    });
+    let (x, mut out) = ([0.0; 13], [0.0; 13]);
+    for (valid, index) in [([0, 3], 0), ([3, 3], 0), ([2, 4], 1), ([2, -1], 1)] {
+        let reads = [
+            Read::Real(&x),
+            Read::I32(&batch.cu_lens),
+            Read::I64(&batch.pair_offsets),
+            Read::I32(&valid),
+        ];
+        let got = run(&spec, &batch.extents, &reads, &mut [&mut out]);
+        assert!(
+            matches!(got, Err(OpError::ValidLens { index: i, .. }) if i == index),
+            "{valid:?}: {got:?}"
         );
     }
 }

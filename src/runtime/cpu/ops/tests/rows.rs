@@ -195,11 +195,7 @@ fn layernorm_is_its_definition() {
     for (rows, width) in SHAPES {
         let x = noise(rows * width, 1);
         let (gamma, beta) = (noise(width, 2), noise(width, 3));
-        let spec = KernelSpec::LayerNorm(LayerNorm {
-            width: width as u32,
-            eps: 1e-5,
-            dtype: F32,
-        });
+        let spec = KernelSpec::LayerNorm(LayerNorm::new(width as u32, 1e-5, F32));
         let reads = [Read::Real(&x), Read::Real(&gamma), Read::Real(&beta)];
         let got = output(&spec, &extents(rows), &reads, rows * width);
         let want = layer_norm(&wide(&x), &gamma, &beta, f64::from(1e-5_f32));
@@ -212,11 +208,7 @@ fn layernorm_keeps_its_digits_far_from_zero() {
     // Mean of squares less square of the mean would have nothing left of a variance of 1/3 here.
     let x: Vec<f32> = noise(4 * 384, 1).iter().map(|x| x + 4096.0).collect();
     let (gamma, beta) = (vec![1.0; 384], vec![0.0; 384]);
-    let spec = KernelSpec::LayerNorm(LayerNorm {
-        width: 384,
-        eps: 1e-12,
-        dtype: F32,
-    });
+    let spec = KernelSpec::LayerNorm(LayerNorm::new(384, 1e-12, F32));
     let reads = [Read::Real(&x), Read::Real(&gamma), Read::Real(&beta)];
     let got = output(&spec, &extents(4), &reads, x.len());
     // The mean itself is rounded to a 4096th of an f32's unit: half of 2⁻¹¹.
@@ -230,12 +222,12 @@ fn bias_residual_layernorm_normalises_the_sum() {
             let n = rows * width;
             let (x, residual) = (noise(n, 1), noise(n, 2));
             let (bias, gamma, beta) = (noise(width, 3), noise(width, 4), noise(width, 5));
-            let spec = KernelSpec::BiasResidualLayerNorm(BiasResidualLayerNorm {
-                width: width as u32,
-                eps: 1e-5,
-                dtype: F32,
-                bias: with_bias,
-            });
+            let spec = KernelSpec::BiasResidualLayerNorm(BiasResidualLayerNorm::new(
+                width as u32,
+                1e-5,
+                F32,
+                with_bias,
+            ));
             let mut reads = vec![Read::Real(&x)];
             if with_bias {
                 reads.push(Read::Real(&bias));

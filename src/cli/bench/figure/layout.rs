@@ -1,0 +1,188 @@
+//! Where everything lies in a figure, in pixels.
+
+use super::{Figure, Kind};
+
+/// Height of text, and of titles.
+pub(super) const TEXT: i32 = 13;
+pub(super) const TITLE: i32 = 16;
+pub(super) const TITLE_LINE: i32 = 22;
+pub(super) const MARGIN: i32 = 14;
+/// What the numbers along the values' axis take.
+pub(super) const TICK_WIDTH: i32 = 56;
+/// Of a legend's sample, with the space to the name.
+pub(super) const KEY_WIDTH: i32 = 32;
+/// A bar as wide as this has room for upright text.
+pub(super) const TURNED_WIDTH: i32 = 14;
+
+/// Mean width of a letter of a sans-serif face as a share of its height, on the wide side.
+const LETTER: f64 = 0.6;
+const PLOT_HEIGHT: i32 = 340;
+/// A figure of few groups is this wide inside its axes; one of many up to the most, if bars of
+/// the least width fit that.
+const LEAST_WIDTH: i32 = 620;
+const MOST_WIDTH: i32 = 1200;
+const LEAST_BAR: i32 = 5;
+const MOST_BAR: i32 = 44;
+/// Between the bars of two groups.
+const GROUP_GAP: i32 = 12;
+/// Least distance of two labels that read upwards.
+const TURNED_PITCH: i32 = 18;
+const LEGEND_LINE: i32 = 20;
+/// Longer labels are cut.
+const MOST_LETTERS: usize = 48;
+
+/// Sizes and places.
+pub(super) struct Layout {
+    pub width: i32,
+    pub height: i32,
+    /// Of the area inside the axes.
+    pub left: i32,
+    pub top: i32,
+    pub plot_width: i32,
+    pub plot_height: i32,
+    pub title: Vec<String>,
+    /// Where the sample of each series starts; its vertical middle.
+    pub legend: Vec<(i32, i32)>,
+    /// Whether the groups' labels read upwards.
+    pub turned: bool,
+    /// Every such group has a label.
+    pub label_step: usize,
+    slot: i32,
+    bar: i32,
+    /// Bars side by side in a group.
+    n_bars: i32,
+}
+
+impl Layout {
+    pub fn new(figure: &Figure) -> Self {
+        let n_groups = figure.groups.len().max(1) as i32;
+        let n_bars = match figure.kind {
+            Kind::Bars => figure.series.len().max(1) as i32,
+            Kind::Stacked | Kind::Lines => 1,
+        };
+        let (bar, least_slot) = match figure.kind {
+            Kind::Lines => (0, MOST_WIDTH / n_groups.max(12)),
+            Kind::Bars | Kind::Stacked => {
+                let room = MOST_WIDTH / n_groups - GROUP_GAP;
+                let wanted = if n_bars > 3 {
+                    TURNED_WIDTH + 8
+                } else {
+                    MOST_BAR
+                };
+                let bar = (room / n_bars).clamp(LEAST_BAR, wanted);
+                (bar, (n_bars * bar + GROUP_GAP).max(TURNED_PITCH))
+            }
+        };
+        let slot = least_slot.max(LEAST_WIDTH / n_groups).max(1);
+        let labels = figure.groups.iter().map(|g| width_of(&shown(g), TEXT));
+        let longest = labels.max().unwrap_or(0);
+        let turned = longest + 10 > slot;
+        let label_step = if turned {
+            TURNED_PITCH.div_euclid(slot) as usize + usize::from(TURNED_PITCH % slot != 0)
+        } else {
+            1
+        };
+        let below = if turned { longest + 12 } else { TEXT + 14 };
+
+        let plot_width = slot * n_groups;
+        let left = MARGIN + TEXT + 12 + TICK_WIDTH;
+        let width = left + plot_width + 2 * MARGIN;
+        let title = wrap(&shown_up_to(&figure.title, 400), width - 2 * MARGIN);
+        let legend_top = MARGIN + title.len() as i32 * TITLE_LINE + LEGEND_LINE / 2;
+        let (legend, legend_height) = legend(figure, left, width - MARGIN, legend_top);
+        let top = legend_top + legend_height;
+        Self {
+            width,
+            height: top + PLOT_HEIGHT + below + TEXT + 12 + MARGIN,
+            left,
+            top,
+            plot_width,
+            plot_height: PLOT_HEIGHT,
+            title,
+            legend,
+            turned,
+            label_step: label_step.max(1),
+            slot,
+            bar,
+            n_bars,
+        }
+    }
+
+    pub fn size(&self) -> (u32, u32) {
+        (self.width.unsigned_abs(), self.height.unsigned_abs())
+    }
+
+    pub fn title_top(&self) -> i32 {
+        MARGIN
+    }
+
+    /// The lower end of the values' axis.
+    pub fn lower(&self) -> i32 {
+        self.top + self.plot_height
+    }
+
+    /// The horizontal middle of a group.
+    pub fn middle_of(&self, group: usize) -> i32 {
+        self.left + group as i32 * self.slot + self.slot / 2
+    }
+
+    /// Left and right of a bar.
+    pub fn bar_of(&self, group: usize, nth: usize) -> (i32, i32) {
+        let first = self.middle_of(group) - self.n_bars * self.bar / 2;
+        let from = first + nth as i32 * self.bar;
+        (from, from + self.bar)
+    }
+}
+
+/// Places of the legend's entries in lines from `left` to `right`, and the height of all.
+fn legend(figure: &Figure, left: i32, right: i32, top: i32) -> (Vec<(i32, i32)>, i32) {
+    let (mut x, mut y) = (left, top);
+    let mut places = Vec::new();
+    for series in &figure.series {
+        let width = KEY_WIDTH + width_of(&shown(&series.name), TEXT) + 16;
+        if x > left && x + width > right {
+            (x, y) = (left, y + LEGEND_LINE);
+        }
+        places.push((x, y));
+        x += width;
+    }
+    (places, y - top + LEGEND_LINE)
+}
+
+/// Estimated width of a text.
+pub(super) fn width_of(text: &str, size: i32) -> i32 {
+    (text.chars().count() as f64 * f64::from(size) * LETTER).ceil() as i32
+}
+
+/// A label as it is drawn: without characters that XML has not, and cut where it is very long.
+pub(super) fn shown(text: &str) -> String {
+    shown_up_to(text, MOST_LETTERS)
+}
+
+fn shown_up_to(text: &str, most: usize) -> String {
+    let clean = |c: char| match c {
+        c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => ' ',
+        c => c,
+    };
+    let mut shown: String = text.chars().map(clean).take(most).collect();
+    if text.chars().nth(most).is_some() {
+        shown.pop();
+        shown.push('…');
+    }
+    shown
+}
+
+/// Lines of words that are not wider than `width`, unless one word is.
+fn wrap(text: &str, width: i32) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if width_of(line, TITLE) + width_of(word, TITLE) < width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}

@@ -1,0 +1,93 @@
+//! Colours that differ for colour-blind eyes and in black and white.
+
+use plotters::style::{BLACK, RGBColor, WHITE};
+
+/// Most series of a figure: the colours, filled and then as outlines.
+pub(super) const MOST_SERIES: usize = 2 * COLOURS.len();
+
+/// The hues of Okabe and Ito ("Color universal design", 2008), some made darker or lighter so that
+/// every two differ in lightness. In the order of use, which puts the most different ones first.
+pub(super) const COLOURS: [RGBColor; 8] = [
+    RGBColor(0x00, 0x4c, 0x78), // blue
+    RGBColor(0xe6, 0x9f, 0x00), // orange
+    RGBColor(0xf7, 0xee, 0x8a), // yellow
+    RGBColor(0xce, 0x5b, 0x00), // vermillion
+    RGBColor(0x10, 0x10, 0x10), // black
+    RGBColor(0x8f, 0xcd, 0xf2), // sky blue
+    RGBColor(0x00, 0x74, 0x54), // bluish green
+    RGBColor(0xcf, 0x7d, 0xab), // reddish purple
+];
+
+/// Corners of the lines' markers, in pixels from the point.
+const MARKERS: [&[(i32, i32)]; 4] = [
+    &[(-4, -4), (4, -4), (4, 4), (-4, 4)],
+    &[(0, -5), (5, 4), (-5, 4)],
+    &[(0, -6), (6, 0), (0, 6), (-6, 0)],
+    &[(-5, -4), (5, -4), (0, 5)],
+];
+
+/// How a series is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Paint {
+    pub colour: RGBColor,
+    /// Bars and markers as outlines.
+    pub hollow: bool,
+    /// Width of lines.
+    pub stroke: u32,
+    pub marker: &'static [(i32, i32)],
+}
+
+impl Paint {
+    pub const AXIS: Paint = Paint {
+        colour: BLACK,
+        hollow: false,
+        stroke: 1,
+        marker: MARKERS[0],
+    };
+    pub const GRID: Paint = Paint {
+        colour: RGBColor(205, 205, 205),
+        ..Self::AXIS
+    };
+
+    /// Whether a line of the colour is hard to see on white.
+    pub fn is_pale(&self) -> bool {
+        self.stroke > 1 && lightness(self.colour) > 75.0
+    }
+
+    /// The colour of text that lies on a bar.
+    pub fn ink(&self) -> RGBColor {
+        if self.hollow || lightness(self.colour) > 58.0 {
+            BLACK
+        } else {
+            WHITE
+        }
+    }
+}
+
+/// The paint of a figure's `nth` series; from [`MOST_SERIES`] on they repeat.
+pub(super) fn paint(nth: usize) -> Paint {
+    Paint {
+        colour: COLOURS[nth % COLOURS.len()],
+        hollow: nth / COLOURS.len() % 2 == 1,
+        stroke: 2,
+        marker: MARKERS[nth % MARKERS.len()],
+    }
+}
+
+/// CIE L*, from 0 (black) to 100 (white).
+pub(super) fn lightness(RGBColor(r, g, b): RGBColor) -> f64 {
+    let linear = |c: u8| {
+        let c = f64::from(c) / 255.0;
+        if c <= 0.04045 {
+            c / 12.92
+        } else {
+            ((c + 0.055) / 1.055).powf(2.4)
+        }
+    };
+    let y = 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+    if y > 0.008_856 {
+        116.0 * y.cbrt() - 16.0
+    } else {
+        903.3 * y
+    }
+}

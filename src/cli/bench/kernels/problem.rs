@@ -1,0 +1,214 @@
+//! What is timed: a task of one shape, and the kernels that do it.
+
+use std::{fmt, str::FromStr};
+
+use serde::Serialize;
+
+use crate::{DType, kernels::chain::Chain, names::nearest};
+
+/// Heads of the softmax problems, and of most others.
+pub(super) const HEADS: u32 = 12;
+
+/// One shape, and who computes it.
+#[derive(Clone, Debug)]
+pub(super) struct Problem {
+    pub task: Task,
+    /// Lengths of the sequences that the kernels run on.
+    pub lens: Vec<u32>,
+    /// The first is what a model launches; the results of the others are compared with its.
+    pub contenders: Vec<Contender>,
+}
+
+/// Launches of ours that do a task.
+#[derive(Clone, Debug)]
+pub(super) struct Contender {
+    /// The computation in words, the same for every shape; launches are apart by commas.
+    pub label: String,
+    pub chain: Chain,
+    /// Whether this is what a model launches.
+    pub picked: bool,
+}
+
+impl Contender {
+    pub fn picked(label: impl Into<String>, chain: Chain) -> Self {
+        Self {
+            label: label.into(),
+            chain,
+            picked: true,
+        }
+    }
+
+    pub fn other(label: impl Into<String>, chain: Chain) -> Self {
+        Self {
+            label: label.into(),
+            chain,
+            picked: false,
+        }
+    }
+}
+
+/// An operator and its sizes, as the peers read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub(super) enum Task {
+    /// Rows of the scores of `batch` sequences of one length.
+    Softmax {
+        batch: u32,
+        length: u32,
+        heads: u32,
+    },
+    #[serde(rename = "layernorm")]
+    LayerNorm {
+        rows: u32,
+        width: u32,
+    },
+    #[serde(rename = "bias_residual_layernorm")]
+    BiasResidualLayerNorm {
+        rows: u32,
+        width: u32,
+    },
+    Attention {
+        set: String,
+        heads: u32,
+        head: u32,
+        lens: Vec<u32>,
+    },
+    Gemm {
+        rows: u32,
+        n: u32,
+        k: u32,
+    },
+    GemmBiasGelu {
+        rows: u32,
+        n: u32,
+        k: u32,
+    },
+}
+
+/// What a task needs at least, whoever does it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Work {
+    /// Operands read once and results written once; vectors of one row's width do not count.
+    Bytes(f64),
+    /// Operations on valid tokens; a multiplication and an addition are two.
+    Flop(f64),
+}
+
+impl Work {
+    pub fn unit(self) -> &'static str {
+        match self {
+            Work::Bytes(_) => "GB/s",
+            Work::Flop(_) => "TFLOP/s",
+        }
+    }
+
+    /// In [`Work::unit`].
+    pub fn rate(self, us: f64) -> f64 {
+        match self {
+            Work::Bytes(n) => n / us / 1e3,
+            Work::Flop(n) => n / us / 1e6,
+        }
+    }
+}
+
+impl Task {
+    pub fn op(&self) -> &'static str {
+        match self {
+            Task::Softmax { .. } => "softmax",
+            Task::LayerNorm { .. } => "layernorm",
+            Task::BiasResidualLayerNorm { .. } => "bias_residual_layernorm",
+            Task::Attention { .. } => "attention",
+            Task::Gemm { .. } => "gemm",
+            Task::GemmBiasGelu { .. } => "gemm_bias_gelu",
+        }
+    }
+
+    pub fn work(&self, dtype: DType) -> Work {
+        let matrices = |n: f64, rows: u32, width: u32| {
+            Work::Bytes(n * f64::from(rows) * f64::from(width) * dtype.bytes() as f64)
+        };
+        match self {
+            Task::Softmax {
+                batch,
+                length,
+                heads,
+            } => matrices(
+                2.0 * f64::from(*batch) * f64::from(*heads),
+                *length,
+                *length,
+            ),
+            Task::LayerNorm { rows, width } => matrices(2.0, *rows, *width),
+            Task::BiasResidualLayerNorm { rows, width } => matrices(3.0, *rows, *width),
+            Task::Attention {
+                heads, head, lens, ..
+            } => {
+                let pairs: f64 = lens.iter().map(|&n| f64::from(n).powi(2)).sum();
+                Work::Flop(4.0 * pairs * f64::from(*heads) * f64::from(*head))
+            }
+            Task::Gemm { rows, n, k } | Task::GemmBiasGelu { rows, n, k } => {
+                Work::Flop(2.0 * f64::from(*rows) * f64::from(*n) * f64::from(*k))
+            }
+        }
+    }
+}
+
+/// The shape: `20x500` (sequences x length), `1229x768` (rows x width), `b16_m128 12x64` (set, heads
+/// x head size), `1229x3072x768` (rows x outputs x inputs).
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Task::Softmax { batch, length, .. } => write!(f, "{batch}x{length}"),
+            Task::LayerNorm { rows, width } | Task::BiasResidualLayerNorm { rows, width } => {
+                write!(f, "{rows}x{width}")
+            }
+            Task::Attention {
+                set, heads, head, ..
+            } => write!(f, "{set} {heads}x{head}"),
+            Task::Gemm { rows, n, k } | Task::GemmBiasGelu { rows, n, k } => {
+                write!(f, "{rows}x{n}x{k}")
+            }
+        }
+    }
+}
+
+/// Operators that are timed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Softmax,
+    LayerNorm,
+    Attention,
+    Gemm,
+}
+
+impl Family {
+    pub const ALL: [(&'static str, Family); 4] = [
+        ("softmax", Family::Softmax),
+        ("layernorm", Family::LayerNorm),
+        ("attention", Family::Attention),
+        ("gemm", Family::Gemm),
+    ];
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("there are no kernels `{word}` to time{near}; expected some of {known}")]
+pub(super) struct NoFamily {
+    word: String,
+    near: String,
+    known: String,
+}
+
+impl FromStr for Family {
+    type Err = NoFamily;
+
+    fn from_str(word: &str) -> Result<Self, NoFamily> {
+        let known = || Self::ALL.iter().map(|(name, _)| *name);
+        let found = Self::ALL.iter().find(|(name, _)| *name == word);
+        found.map(|(_, family)| *family).ok_or_else(|| NoFamily {
+            word: word.to_owned(),
+            near: nearest(word, known())
+                .map(|near| format!(" (did you mean `{near}`?)"))
+                .unwrap_or_default(),
+            known: known().collect::<Vec<_>>().join(", "),
+        })
+    }
+}

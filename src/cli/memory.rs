@@ -1,0 +1,100 @@
+//! Arguments that say how intermediate tensors are given memory.
+
+use std::str::FromStr;
+
+use miette::{Report, miette};
+
+use crate::{AllocatorChoice, ChunkPolicy, tensor::Extents};
+
+/// What plans the memory of intermediate tensors.
+#[derive(clap::Args, Clone)]
+pub(super) struct Memory {
+    /// What plans the memory of intermediate tensors
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = AllocatorName::Chunk)]
+    allocator: AllocatorName,
+    /// With `maximum`: the largest batch, its length × sequences, e.g. 512x8
+    #[arg(long, value_name = "LENxN")]
+    maximum: Option<MaximumBatch>,
+    /// With `chunk`: give memory back after N requests that could do without it
+    #[arg(long, value_name = "N")]
+    release_after: Option<u32>,
+    /// With `chunk`: bytes that may lie idle; what is above is given back at once
+    #[arg(long, value_name = "BYTES")]
+    idle_limit: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum AllocatorName {
+    /// Chunks that stay between requests (TurboTransformers 4.2, improved)
+    Chunk,
+    /// One arena for every request, greedy by size
+    Gsoc,
+    /// Size bins and reuse in operator order, as PyTorch does
+    Caching,
+    /// One plan for a declared maximum (LightSeq 2.3)
+    Maximum,
+    /// TurboTransformers 4.2 to the letter
+    Turbo,
+}
+
+impl Memory {
+    /// The allocator that the arguments describe.
+    pub(super) fn choice(&self) -> Result<AllocatorChoice, Report> {
+        let policy = ChunkPolicy::default();
+        let policy = ChunkPolicy {
+            release_after: self.release_after.unwrap_or(policy.release_after),
+            keep_limit: self.idle_limit.unwrap_or(policy.keep_limit),
+            ..policy
+        };
+        let has_policy = self.release_after.is_some() || self.idle_limit.is_some();
+        if has_policy && self.allocator != AllocatorName::Chunk {
+            return Err(miette!(
+                "--release-after and --idle-limit are settings of the chunk allocator; leave them out, or give --allocator chunk"
+            ));
+        }
+        match (self.allocator, self.maximum) {
+            (AllocatorName::Maximum, Some(maximum)) => Ok(AllocatorChoice::Maximum(maximum.0)),
+            (AllocatorName::Maximum, None) => Err(miette!(
+                "--allocator maximum plans for the largest batch there will be; give --maximum, such as 512x8 for 8 sequences of 512 tokens"
+            )),
+            (_, Some(_)) => Err(miette!(
+                "--maximum is what --allocator maximum plans for; leave it out, or give --allocator maximum"
+            )),
+            (AllocatorName::Chunk, None) => Ok(AllocatorChoice::Chunk(policy)),
+            (AllocatorName::Gsoc, None) => Ok(AllocatorChoice::Gsoc),
+            (AllocatorName::Caching, None) => Ok(AllocatorChoice::Caching),
+            (AllocatorName::Turbo, None) => Ok(AllocatorChoice::Turbo),
+        }
+    }
+}
+
+/// A batch of sequences of one length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MaximumBatch(pub(super) Extents);
+
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`{text}` is no largest batch; expected length x sequences, each at least 1 and together at most {} tokens, such as 512x8 for 8 sequences of 512 tokens",
+    Extents::MAX_TOKENS
+)]
+pub(super) struct NoMaximum {
+    text: String,
+}
+
+impl FromStr for MaximumBatch {
+    type Err = NoMaximum;
+
+    fn from_str(text: &str) -> Result<Self, NoMaximum> {
+        let sides = text.split_once('x').and_then(|(length, n)| {
+            let (length, n): (u32, u32) = (length.parse().ok()?, n.parse().ok()?);
+            let fits = u64::from(length) * u64::from(n) <= Extents::MAX_TOKENS;
+            fits.then_some((length, n))
+        });
+        sides
+            .and_then(|(length, n)| Extents::of(&vec![length; n as usize]).ok())
+            .map(Self)
+            .ok_or_else(|| NoMaximum {
+                text: text.to_owned(),
+            })
+    }
+}

@@ -1,0 +1,110 @@
+//! Where the time of a run goes.
+
+use std::time::{Duration, Instant};
+
+use super::{EngineError, Session, SessionBackend, padding::laid_out};
+use crate::{
+    kernels::{Class, KernelSpec},
+    runtime::{
+        batch::Batch,
+        cpu::CpuSession,
+        cuda::{CudaSession, Part, Timing},
+    },
+};
+
+/// The time of a run, and of its parts (ByteTransformer, figure 3).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Breakdown {
+    /// Milliseconds of a whole run, batch data in place; the median of several.
+    pub whole_ms: f32,
+    /// One for each of [`Class::ALL`], in that order.
+    pub shares: Vec<Share>,
+}
+
+/// What the launches of one class take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share {
+    pub class: Class,
+    /// Milliseconds of all launches of the class; the median of several runs.
+    pub ms: f32,
+}
+
+impl Breakdown {
+    /// Milliseconds of all classes together. Where this is not [`whole_ms`](Self::whole_ms), the
+    /// difference is what taking the run apart costs or hides.
+    pub fn sum_ms(&self) -> f32 {
+        self.shares.iter().map(|s| s.ms).sum()
+    }
+}
+
+impl Session {
+    /// Takes a run of a batch apart by the classes of its kernels: on a device by replaying the
+    /// launches of one class at a time ([`CudaSession::time_parts`]), on the CPU by a clock around
+    /// every step. `warm_up` runs come before the `runs` of which medians are taken.
+    pub fn breakdown(
+        &mut self,
+        batch: &Batch,
+        warm_up: usize,
+        runs: usize,
+    ) -> Result<Breakdown, EngineError> {
+        batch.check(&self.limits)?;
+        let batch = &*laid_out(batch, self.padding)?;
+        let (whole, parts) = match &mut self.backend {
+            SessionBackend::Cuda(session) => on_device(session, batch, warm_up, runs)?,
+            SessionBackend::Cpu(session) => on_cpu(session, batch, warm_up, runs)?,
+        };
+        let share = |(class, timing): (Class, Timing)| Share {
+            class,
+            ms: timing.median(),
+        };
+        Ok(Breakdown {
+            whole_ms: whole.median(),
+            shares: Class::ALL.into_iter().zip(parts).map(share).collect(),
+        })
+    }
+}
+
+fn on_device(
+    session: &mut CudaSession,
+    batch: &Batch,
+    warm_up: usize,
+    runs: usize,
+) -> Result<(Timing, Vec<Timing>), EngineError> {
+    let holds = Class::ALL.map(|class| move |kernel: &KernelSpec| kernel.class() == class);
+    let all: Part<'_> = &|_| true;
+    let parts: Vec<Part<'_>> = std::iter::once(all)
+        .chain(holds.iter().map(|part| part as Part<'_>))
+        .collect();
+    let mut timings = session.time_parts(batch, &parts, warm_up, runs)?;
+    Ok((timings.remove(0), timings))
+}
+
+fn on_cpu(
+    session: &mut CpuSession,
+    batch: &Batch,
+    warm_up: usize,
+    runs: usize,
+) -> Result<(Timing, Vec<Timing>), EngineError> {
+    let ms = |time: Duration| time.as_secs_f32() * 1e3;
+    let mut whole = Timing::default();
+    let mut parts = Class::ALL.map(|_| Timing::default());
+    for i in 0..warm_up + runs {
+        let mut spent = Class::ALL.map(|_| Duration::ZERO);
+        let began = Instant::now();
+        session.run_observed(batch, |kernel, time| {
+            for (sum, class) in spent.iter_mut().zip(Class::ALL) {
+                if class == kernel.class() {
+                    *sum += time;
+                }
+            }
+        })?;
+        let taken = began.elapsed();
+        if i >= warm_up {
+            whole.ms.push(ms(taken));
+            for (timing, spent) in parts.iter_mut().zip(spent) {
+                timing.ms.push(ms(spent));
+            }
+        }
+    }
+    Ok((whole, parts.into()))
+}

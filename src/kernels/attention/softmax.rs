@@ -1,0 +1,402 @@
+//! The softmax between the two products of unfused attention, over ragged rows of scores.
+//!
+//! A row is as long as its sequence and starts at any element. A team of lanes reads it once, by 16
+//! bytes from multiples of 16 on, holds it in registers, and reduces X rows together
+//! (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AttentionError, params, storage,
+    unfused::{pairs_shape, rounding},
+    view::{scale_log2, scale_suffix},
+};
+use crate::{
+    kernels::{
+        Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
+    },
+    tensor::{DType, Extents},
+};
+
+/// `scores [heads, pairs]`, `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads,
+/// pairs]`: softmax of `scale · scores` over the keys of each query.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionSoftmax {
+    pub heads: u32,
+    pub scale: f32,
+    pub dtype: DType,
+    /// Whether keys from `valid_lens` of their sequence on have probability 0: softmax over padded
+    /// rows.
+    pub masked: bool,
+    pub form: SoftmaxForm,
+}
+
+/// How rows are spread over lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SoftmaxForm {
+    /// A team of lanes reads `x_rows` rows once and holds them in registers: part of a warp, a
+    /// warp, or from 64 lanes on a whole block.
+    Held {
+        /// A power of two from 4 to 1024.
+        lanes: u32,
+        /// Rows that a team reduces together: 1, 2 or 4.
+        x_rows: u32,
+        /// Longest sequence.
+        max_len: u32,
+    },
+    /// A block reads a row twice, of any length: maximum and sum come from one pass (online softmax,
+    /// Milakov and Gimelshein 2018), the results from the other.
+    Streamed,
+}
+
+/// Threads of a block where a team is a warp or less. Small blocks spread few rows over more
+/// multiprocessors.
+const WARP_TEAM_THREADS: u32 = 128;
+/// Threads of a block that streams a row.
+const STREAMED_THREADS: u32 = 256;
+/// Elements that a thread holds at most, over all of its rows.
+const MAX_HELD: u32 = 64;
+
+/// What serves each length in [`AttentionSoftmax::variants`]: lanes, X and the longest row. A row
+/// that starts anywhere covers up to one pack more than its length, and lengths are what then fills
+/// the team's packs of eight 16-bit elements.
+const LADDER: [(u32, u32, u32); 5] = [
+    (4, 2, 24),
+    (16, 2, 120),
+    (32, 1, 504),
+    (32, 1, 1272),
+    (256, 1, 8184),
+];
+
+impl SoftmaxForm {
+    /// Whether a kernel of this form can be generated for elements of `dtype`.
+    pub fn check(self, dtype: DType) -> Result<(), AttentionError> {
+        let fits = match self {
+            Self::Streamed => dtype.is_real(),
+            Self::Held {
+                lanes,
+                x_rows,
+                max_len,
+            } => {
+                dtype.is_real()
+                    && lanes.is_power_of_two()
+                    && (4..=1024).contains(&lanes)
+                    && [1, 2, 4].contains(&x_rows)
+                    && (1..=lanes * MAX_HELD).contains(&max_len)
+                    && packs(max_len, lanes, dtype) * vector(dtype) * x_rows <= MAX_HELD
+            }
+        };
+        match fits {
+            true => Ok(()),
+            false => Err(AttentionError::SoftmaxForm { form: self, dtype }),
+        }
+    }
+
+    /// The longest sequence that it takes; `None` for any.
+    pub fn max_len(self) -> Option<u32> {
+        match self {
+            Self::Held { max_len, .. } => Some(max_len),
+            Self::Streamed => None,
+        }
+    }
+
+    fn threads(self) -> u32 {
+        match self {
+            Self::Held { lanes, .. } if lanes <= 32 => WARP_TEAM_THREADS,
+            Self::Held { lanes, .. } => lanes,
+            Self::Streamed => STREAMED_THREADS,
+        }
+    }
+
+    /// Rows of a block.
+    fn rows(self) -> u32 {
+        match self {
+            Self::Held { lanes, x_rows, .. } => self.threads() / lanes * x_rows,
+            Self::Streamed => 1,
+        }
+    }
+}
+
+/// Elements of one access.
+fn vector(dtype: DType) -> u32 {
+    16 / dtype.bytes() as u32
+}
+
+/// Packs that each lane holds of a row of `max_len` elements that starts anywhere in a pack.
+fn packs(max_len: u32, lanes: u32, dtype: DType) -> u32 {
+    let n = vector(dtype);
+    (max_len + n - 1).div_ceil(n).div_ceil(lanes)
+}
+
+impl AttentionSoftmax {
+    /// Without a mask, for any length.
+    pub fn new(heads: u32, scale: f32, dtype: DType) -> Self {
+        Self {
+            heads,
+            scale,
+            dtype,
+            masked: false,
+            form: SoftmaxForm::Streamed,
+        }
+    }
+
+    /// The kernels for every length, without a mask: each serves batches whose longest sequence has
+    /// at most that many tokens; the last serves all the rest.
+    pub fn variants(heads: u32, scale: f32, dtype: DType) -> Vec<(Option<u64>, Self)> {
+        Self::new(heads, scale, dtype).by_length()
+    }
+
+    /// As [`AttentionSoftmax::variants`], with this kernel's mask.
+    pub fn by_length(&self) -> Vec<(Option<u64>, Self)> {
+        let held = LADDER.map(|(lanes, x_rows, max_len)| {
+            let form = SoftmaxForm::Held {
+                lanes,
+                x_rows,
+                max_len,
+            };
+            (Some(u64::from(max_len)), form)
+        });
+        held.into_iter()
+            .chain([(None, SoftmaxForm::Streamed)])
+            .map(|(longest, form)| {
+                let kernel = Self {
+                    form,
+                    ..self.clone()
+                };
+                (longest, kernel)
+            })
+            .collect()
+    }
+
+    /// Every form that may take the place of this kernel's: it takes the same lengths, each team has
+    /// work for at least half of its lanes, and rows fit in registers. Streaming is the last.
+    pub fn candidates(&self) -> Vec<Self> {
+        let mut forms = Vec::new();
+        if let Some(max_len) = self.form.max_len() {
+            for lanes in (2..=10).map(|bits| 1 << bits) {
+                let busy = max_len.div_ceil(vector(self.dtype));
+                for x_rows in [1, 2, 4] {
+                    let form = SoftmaxForm::Held {
+                        lanes,
+                        x_rows,
+                        max_len,
+                    };
+                    if (lanes == 4 || 2 * busy >= lanes) && form.check(self.dtype).is_ok() {
+                        forms.push(form);
+                    }
+                }
+            }
+        }
+        forms.push(SoftmaxForm::Streamed);
+        forms
+            .into_iter()
+            .map(|form| Self {
+                form,
+                ..self.clone()
+            })
+            .collect()
+    }
+}
+
+impl AttentionSoftmax {
+    /// `scale · log2(e)`. A scale of 0 would make NaN of the −∞ that stands for a key without a score:
+    /// the least normal number gives equal probabilities to all scores below 10³⁰ as well.
+    fn scale_log2(&self) -> f32 {
+        match scale_log2(self.scale) {
+            0.0 => f32::MIN_POSITIVE,
+            scale => scale,
+        }
+    }
+}
+
+impl Kernel for AttentionSoftmax {
+    fn symbol(&self) -> String {
+        let form = match self.form {
+            SoftmaxForm::Held {
+                lanes,
+                x_rows,
+                max_len,
+            } => format!("l{max_len}_lanes{lanes}_x{x_rows}"),
+            SoftmaxForm::Streamed => "streamed".to_owned(),
+        };
+        format!(
+            "attention_{}softmax_{}_h{}_{form}{}",
+            if self.masked { "masked_" } else { "" },
+            self.dtype,
+            self.heads,
+            scale_suffix(self.scale, 1.0),
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        match self.form {
+            SoftmaxForm::Held { .. } => "attention_softmax",
+            SoftmaxForm::Streamed => "attention_softmax_streamed",
+        }
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = Constants::from([
+            ("storage", storage(self.dtype).into()),
+            ("vector", vector(self.dtype).into()),
+            ("scale_log2", f32_literal(self.scale_log2()).into()),
+            ("masked", self.masked.into()),
+            (
+                "valid_lens",
+                if self.masked { "valid_lens" } else { "nullptr" }.into(),
+            ),
+        ]);
+        if let SoftmaxForm::Held {
+            lanes,
+            x_rows,
+            max_len,
+        } = self.form
+        {
+            constants.insert("lanes", lanes.into());
+            constants.insert("x_rows", x_rows.into());
+            constants.insert("held", packs(max_len, lanes, self.dtype).into());
+        }
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let mut all = vec![
+            params::read("scores", self.dtype, pairs_shape(self.heads)),
+            params::cu_lens(),
+            params::pair_offsets(),
+        ];
+        if self.masked {
+            all.push(params::valid_lens());
+        }
+        all.push(params::write("out", self.dtype, pairs_shape(self.heads)));
+        all.extend(params::batch_counts());
+        all
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        Launch {
+            // At most 2^24 tokens, so this fits.
+            grid: [
+                extents.tokens.div_ceil(self.form.rows().into()).max(1) as u32,
+                self.heads,
+                1,
+            ],
+            threads: self.form.threads(),
+            shared_bytes: 0,
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        self.form.threads()
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let scores = reads[0].real();
+        let (cu_lens, offsets) = (reads[1].index(), reads[2].index());
+        let valid_lens = self.masked.then(|| reads[3].index());
+        let mut out = vec![0.0; scores.len()];
+        for h in 0..self.heads as usize {
+            for (b, ends) in cu_lens.windows(2).enumerate() {
+                let n = (ends[1] - ends[0]) as usize;
+                let valid = valid_lens.map_or(n, |lens| lens[b] as usize);
+                let first = h * extents.pairs as usize + offsets[b] as usize;
+                for start in (first..first + n * n).step_by(n) {
+                    let row = start..start + valid;
+                    let scaled = scores[row.clone()]
+                        .iter()
+                        .map(|&s| f64::from(self.scale) * f64::from(s));
+                    for (to, p) in out[row].iter_mut().zip(softmax(scaled.collect())) {
+                        *to = p as f32;
+                    }
+                }
+            }
+        }
+        vec![HostTensor::Real(out)]
+    }
+
+    /// Lengths around the edges of packs, teams and blocks, as far as the form takes them.
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Case::standard();
+        cases.push(Case::new("every_start", &(1..=17).collect::<Vec<u32>>()));
+        cases.push(Case::new("equal", &[19; 5]));
+        let edges = [16u32, 24, 32, 64, 120, 128, 256, 504, 512];
+        let around: Vec<u32> = edges.iter().flat_map(|&n| [n + 1, n, n - 1]).collect();
+        cases.push(Case::new("pack_edges", &around));
+        // More sequences than a warp looks through at once, then than in two rounds.
+        for (name, n) in [("many", 70), ("very_many", 1100)] {
+            let lens: Vec<u32> = (0..n).map(|i| 1 + i * 5 % 13).collect();
+            cases.push(Case::new(name, &lens));
+        }
+        cases.push(Case::new("thousand", &[1023, 1, 1024, 1025]));
+        let longest = self.form.max_len().unwrap_or(9001);
+        if longest <= 1272 {
+            let lens = [longest, 1, longest.saturating_sub(1), longest];
+            cases.push(Case::new("longest", &lens));
+        } else if self.heads <= 2 {
+            // The square of a long sequence, for each head, is what the reference has to compute.
+            cases.push(Case::new("longest", &[3, longest.min(3001)]));
+        }
+        for case in &mut cases {
+            case.lens.retain(|&n| (1..=longest).contains(&n));
+        }
+        cases.retain(|case| !case.lens.is_empty());
+        cases
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance {
+            absolute: 1e-6,
+            relative: rounding(self.dtype),
+            reason: "one rounding to the stored type, of which small probabilities have less than all bits",
+        }
+    }
+}
+
+/// Every form that is picked by length, with and without a mask, and others that a tuner may pick.
+pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
+    let plain = AttentionSoftmax::new(2, 1.0, dtype);
+    let masked = AttentionSoftmax {
+        heads: 3,
+        scale: 0.125,
+        masked: true,
+        ..plain.clone()
+    };
+    let mut kernels: Vec<AttentionSoftmax> = [&plain, &masked]
+        .into_iter()
+        .flat_map(|kernel| kernel.by_length().into_iter().map(|(_, kernel)| kernel))
+        .collect();
+    for (lanes, x_rows, max_len) in [
+        (8, 4, 41),
+        (16, 4, 120),
+        (32, 2, 504),
+        (32, 4, 240),
+        (64, 2, 700),
+        (128, 4, 1000),
+        (64, 1, 2000),
+        (1024, 1, 8184),
+    ] {
+        let form = SoftmaxForm::Held {
+            lanes,
+            x_rows,
+            max_len,
+        };
+        kernels.push(AttentionSoftmax {
+            form,
+            ..plain.clone()
+        });
+    }
+    kernels.into_iter().map(KernelSpec::from).collect()
+}
+
+/// `exp(x − max) / Σ exp(x − max)`.
+pub(super) fn softmax(mut row: Vec<f64>) -> Vec<f64> {
+    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    for x in &mut row {
+        *x = (*x - top).exp();
+    }
+    let sum: f64 = row.iter().sum();
+    for x in &mut row {
+        *x /= sum;
+    }
+    row
+}

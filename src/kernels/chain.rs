@@ -1,0 +1,133 @@
+//! Launches one after the other on tensors that they share: what is timed as one thing.
+
+use super::{Fill, Kernel, KernelSpec, Role};
+use crate::tensor::{DType, Shape};
+
+/// Kernels that together compute one thing, e.g. scores, softmax and context.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chain {
+    pub tensors: Vec<ChainTensor>,
+    /// In order.
+    pub launches: Vec<ChainLaunch>,
+    /// Tensors that hold the result, by index.
+    pub results: Vec<usize>,
+}
+
+/// A tensor of a chain. Tensors of one name and size hold the same values in every chain.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChainTensor {
+    pub name: &'static str,
+    pub dtype: DType,
+    pub shape: Shape,
+    /// What it holds before the first launch; `None` where a launch writes it.
+    pub fill: Option<Fill>,
+}
+
+/// One launch of a chain.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChainLaunch {
+    pub kernel: KernelSpec,
+    /// Tensors of the kernel's `Read` and `Write` parameters, in the order of the signature.
+    pub operands: Vec<usize>,
+}
+
+impl Chain {
+    /// A chain without launches.
+    pub fn new() -> Self {
+        Self {
+            tensors: Vec::new(),
+            launches: Vec::new(),
+            results: Vec::new(),
+        }
+    }
+
+    /// A kernel alone, with a tensor of its own for each parameter.
+    pub fn of(kernel: impl Into<KernelSpec>) -> Self {
+        Self::new().then(kernel, &[])
+    }
+
+    /// Appends a launch. A parameter is bound to the tensor that `names` pairs it with, as
+    /// `(parameter, tensor)`, else to the tensor of its own name; a tensor that does not exist yet
+    /// is made as the parameter describes it. What this launch writes is then the result.
+    pub fn then(
+        mut self,
+        kernel: impl Into<KernelSpec>,
+        names: &[(&'static str, &'static str)],
+    ) -> Self {
+        let kernel = kernel.into();
+        self.results.clear();
+        let mut operands = Vec::new();
+        for param in kernel.as_kernel().params() {
+            let paired = names.iter().find(|(parameter, _)| *parameter == param.name);
+            let name = paired.map_or(param.name, |&(_, tensor)| tensor);
+            let (dtype, shape, fill) = match param.role {
+                Role::Read { dtype, shape, fill } => (dtype, shape, Some(fill)),
+                Role::Write { dtype, shape } => (dtype, shape, None),
+                Role::Count(_) => continue,
+            };
+            let known = self.tensors.iter().position(|t| t.name == name);
+            let at = known.unwrap_or(self.tensors.len());
+            if known.is_none() {
+                self.tensors.push(ChainTensor {
+                    name,
+                    dtype,
+                    shape,
+                    fill,
+                });
+            }
+            if fill.is_none() {
+                self.results.push(at);
+            }
+            operands.push(at);
+        }
+        self.launches.push(ChainLaunch { kernel, operands });
+        self
+    }
+
+    /// The kernel that writes the result.
+    pub fn last(&self) -> Option<&dyn Kernel> {
+        self.launches.last().map(|l| l.kernel.as_kernel())
+    }
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::{
+        elementwise::{Activate, AddBias},
+        gemm::{Activation, Epilogue, Gemm},
+    };
+
+    #[test]
+    fn launches_meet_in_the_tensors_that_are_named() {
+        let dtype = DType::F16;
+        let (_, gemm) = Gemm::variants(96, 64, dtype, Epilogue::default()).remove(0);
+        let activation = Activation::GeluExact;
+        let chain = Chain::of(gemm)
+            .then(
+                AddBias { width: 96, dtype },
+                &[("x", "out"), ("out", "sum")],
+            )
+            .then(
+                Activate {
+                    activation,
+                    width: 96,
+                    dtype,
+                },
+                &[("x", "sum"), ("out", "activated")],
+            );
+        let names: Vec<&str> = chain.tensors.iter().map(|t| t.name).collect();
+        assert_eq!(names, ["x", "weight", "out", "bias", "sum", "activated"]);
+        let operands: Vec<&[usize]> = chain.launches.iter().map(|l| &l.operands[..]).collect();
+        assert_eq!(operands, [&[0, 1, 2][..], &[2, 3, 4], &[4, 5]]);
+        assert_eq!(chain.results, [5]);
+        let filled: Vec<bool> = chain.tensors.iter().map(|t| t.fill.is_some()).collect();
+        assert_eq!(filled, [true, true, false, true, false, false]);
+    }
+}

@@ -1,0 +1,103 @@
+//! What part of a run a kernel belongs to, and how much it computes.
+
+use std::fmt;
+
+use super::KernelSpec;
+use crate::tensor::{Size, Symbol};
+
+/// The parts that ByteTransformer's figure 3 divides a run into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// Products of tokens with a weight, whatever their epilogues do.
+    Gemm,
+    /// Products of attention: scores and context, or one kernel for all of attention, softmax
+    /// included.
+    Attention,
+    /// Softmax as a kernel of its own.
+    Softmax,
+    /// LayerNorm, with all that is fused into its kernel.
+    LayerNorm,
+    /// Moves and pointwise work: lookups, sums, biases, activations, transposes, pooling.
+    Other,
+}
+
+impl Class {
+    pub const ALL: [Class; 5] = [
+        Class::Gemm,
+        Class::Attention,
+        Class::Softmax,
+        Class::LayerNorm,
+        Class::Other,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Class::Gemm => "GEMM",
+            Class::Attention => "attention",
+            Class::Softmax => "softmax",
+            Class::LayerNorm => "LayerNorm",
+            Class::Other => "other",
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl KernelSpec {
+    /// The part of a run that the kernel's time is counted to.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Gemm(_) | Self::GemmWgmma(_) => Class::Gemm,
+            Self::AttentionScores(_)
+            | Self::AttentionContext(_)
+            | Self::MhaShort(_)
+            | Self::MhaOnline(_)
+            | Self::MhaLongScores(_)
+            | Self::MhaLongReduce(_)
+            | Self::MhaLongContext(_) => Class::Attention,
+            Self::AttentionSoftmax(_) => Class::Softmax,
+            Self::LayerNorm(_) | Self::BiasResidualLayerNorm(_) | Self::EmbeddingLayerNorm(_) => {
+                Class::LayerNorm
+            }
+            Self::AddBias(_)
+            | Self::Add(_)
+            | Self::Activate(_)
+            | Self::Scale(_)
+            | Self::SliceColumns(_)
+            | Self::SplitHeads(_)
+            | Self::MergeHeads(_)
+            | Self::Embedding(_)
+            | Self::FirstToken(_)
+            | Self::MeanPool(_)
+            | Self::L2Normalize(_)
+            | Self::MeanPoolNormalize(_)
+            | Self::PackScan(_)
+            | Self::PackTokens(_) => Class::Other,
+        }
+    }
+
+    /// Floating-point operations of the products in one launch, a multiplication and an addition
+    /// each, as ByteTransformer's table II counts them: what is bound by memory counts nothing.
+    pub fn flop(&self) -> Size {
+        let product = |a: u32, b: u32, symbol: Symbol| {
+            let each = 2u64.saturating_mul(u64::from(a).saturating_mul(b.into()));
+            &Size::constant(each) * &symbol.into()
+        };
+        let attention = |heads, head| product(heads, head, Symbol::Pairs);
+        match self {
+            Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
+            Self::AttentionScores(k) => attention(k.heads, k.head),
+            Self::AttentionContext(k) => attention(k.heads, k.head),
+            Self::MhaLongScores(k) => attention(k.heads, k.head),
+            Self::MhaLongContext(k) => attention(k.heads, k.head),
+            Self::MhaShort(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
+            Self::MhaOnline(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
+            _ => Size::constant(0),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Padding, kept to measure what its absence saves.
+
+use std::collections::HashSet;
+
+use super::LowerError;
+use crate::graph::{Graph, NodeId, Op};
+
+/// How sequences of different lengths share a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Padding {
+    /// Sequences lie one after another, and nothing is computed for padding (ByteTransformer
+    /// III.D).
+    #[default]
+    Removed,
+    /// Every sequence is padded to the longest, as frameworks without packing do it. All launches
+    /// run over the padding too, and softmax masks keys that are padding. For measurements.
+    Kept,
+}
+
+/// Whether the outputs of a graph come out right when sequences are padded: padding may be
+/// computed, but no token of a sequence may depend on it.
+pub(super) fn check_kept(graph: &Graph) -> Result<(), LowerError> {
+    for (output, id) in graph.outputs() {
+        let mut seen = HashSet::new();
+        let mut next = vec![*id];
+        while let Some(id) = next.pop() {
+            if seen.insert(id) {
+                check_node(graph, id, output)?;
+                next.extend(graph.operands(id));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError> {
+    let node = || graph.node(id).name.clone();
+    match graph.op(id) {
+        Op::Attention { .. } => Err(LowerError::UnmaskedAttention { node: node() }),
+        Op::MeanPool | Op::MeanPoolNormalize { .. } => Err(LowerError::MeanOfPadding {
+            output: output.to_owned(),
+            node: node(),
+        }),
+        // Every row from its own row, or from the first token, which is never padding.
+        Op::Input(_)
+        | Op::Weight(_)
+        | Op::Linear { .. }
+        | Op::Embedding { .. }
+        | Op::EmbeddingLayerNorm { .. }
+        | Op::AddBias
+        | Op::Add
+        | Op::Activate(_)
+        | Op::Scale { .. }
+        | Op::LayerNorm { .. }
+        | Op::BiasResidualLayerNorm { .. }
+        | Op::SplitHeads { .. }
+        | Op::MergeHeads
+        | Op::SliceColumns { .. }
+        | Op::FirstToken
+        | Op::L2Normalize { .. } => Ok(()),
+        // The softmax is masked, so the scores of padding count for nothing in the context.
+        Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => Ok(()),
+    }
+}

@@ -1,0 +1,194 @@
+use super::{Choice, Counted, Effort, Problem, choice_at};
+use crate::tensor::Extents;
+
+/// Rows that GEMMs are timed on: short batches to those that fill any card several times.
+const QUICK_ROWS: [u64; 5] = [16, 128, 512, 2048, 8192];
+/// Powers of two between which, and on the middle of which, all is timed.
+const FULL_ROWS: [u64; 2] = [8, 32768];
+/// Longest sequences that attention is timed on.
+const QUICK_LENGTHS: [u64; 6] = [32, 64, 128, 256, 512, 2048];
+const FULL_LENGTHS: [u64; 2] = [16, 8192];
+/// Candidates that a quick race has for their place in the cost model.
+const QUICK_CANDIDATES: usize = 3;
+/// Tokens of a batch that attention is timed on, or one sequence if that is longer.
+const TOKENS: u64 = 8192;
+
+/// What is raced on one problem: for each size, in ascending order, the contenders.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    pub heats: Vec<Heat>,
+}
+
+/// One race. All contenders serve the size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heat {
+    pub size: u64,
+    /// The first guess, with whose result the others' are compared, and then the others.
+    pub contenders: Vec<Choice>,
+}
+
+impl Schedule {
+    /// The races that decide a problem on a card of so many multiprocessors.
+    ///
+    /// A quick race of a GEMM is between the candidates that the cost model puts first, and the first of
+    /// both neighbouring sizes, so that neighbours can always be served by one kernel.
+    pub fn new(problem: &Problem, effort: Effort, n_sms: u32) -> Self {
+        let guess = problem.guess();
+        let sizes = sizes(problem, effort);
+        let ranked: Vec<Vec<Choice>> = sizes
+            .iter()
+            .map(|&size| problem.ranked(size, n_sms))
+            .collect();
+        let heats = sizes.iter().enumerate().map(|(at, &size)| {
+            let all = &ranked[at];
+            let mut contenders: Vec<Choice> = choice_at(&guess, size).into_iter().collect();
+            let mut add = |choices: &[Choice]| {
+                for choice in choices {
+                    if all.contains(choice) && !contenders.contains(choice) {
+                        contenders.push(*choice);
+                    }
+                }
+            };
+            match (effort, problem.counted()) {
+                (Effort::Quick, Counted::Rows) => {
+                    add(&all[..all.len().min(QUICK_CANDIDATES)]);
+                    let neighbours = [at.checked_sub(1), Some(at + 1)];
+                    for ranked in neighbours
+                        .into_iter()
+                        .flatten()
+                        .filter_map(|i| ranked.get(i))
+                    {
+                        add(&ranked[..ranked.len().min(1)]);
+                    }
+                }
+                _ => add(all),
+            }
+            Heat { size, contenders }
+        });
+        Self {
+            heats: heats.collect(),
+        }
+    }
+
+    /// Every choice that some race has, once.
+    pub fn choices(&self) -> Vec<Choice> {
+        let mut choices: Vec<Choice> = Vec::new();
+        for &choice in self.heats.iter().flat_map(|heat| &heat.contenders) {
+            if !choices.contains(&choice) {
+                choices.push(choice);
+            }
+        }
+        choices
+    }
+}
+
+impl Problem {
+    /// The batch that a size is timed on: its lengths, and the rows where they are the size.
+    ///
+    /// Attention gets sequences of lengths evenly spread from a fifth of the longest to the longest,
+    /// 0.6 of it in the mean as in ByteTransformer IV, at least one, about 8192 tokens in all.
+    pub fn batch(&self, size: u64) -> (Vec<u32>, Option<u64>) {
+        let size = size.clamp(1, Extents::MAX_TOKENS);
+        match self.counted() {
+            Counted::Rows => (vec![size as u32], Some(size)),
+            Counted::Longest => {
+                let n = (TOKENS * 5 / (3 * size)).max(1);
+                let shorter = |i: u64| size - size * 4 * i / (5 * (n - 1).max(1));
+                let lens = (0..n).map(|i| shorter(i).max(1) as u32).collect();
+                (lens, None)
+            }
+        }
+    }
+}
+
+/// The sizes that a problem is timed at, ascending.
+fn sizes(problem: &Problem, effort: Effort) -> Vec<u64> {
+    let mut sizes = match (effort, problem.counted()) {
+        (Effort::Quick, Counted::Rows) => QUICK_ROWS.to_vec(),
+        (Effort::Quick, Counted::Longest) => QUICK_LENGTHS.to_vec(),
+        (Effort::Full, Counted::Rows) => with_middles(FULL_ROWS),
+        (Effort::Full, Counted::Longest) => with_middles(FULL_LENGTHS),
+    };
+    // A kernel for sizes up to one is timed there, too.
+    sizes.extend(problem.candidates().into_iter().filter_map(Choice::most));
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+/// The powers of two between two of them, and what is half-way between each and the next.
+fn with_middles([first, last]: [u64; 2]) -> Vec<u64> {
+    let powers = std::iter::successors(Some(first), |size| Some(size * 2));
+    powers
+        .take_while(|&size| size <= last)
+        .flat_map(|size| [size, size * 3 / 2])
+        .filter(|&size| size <= last)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tune::problem::tests::{attention, gemm};
+
+    #[test]
+    fn a_full_schedule_has_all_candidates_at_every_size() {
+        let schedule = Schedule::new(&gemm(), Effort::Full, 132);
+        let sizes: Vec<u64> = schedule.heats.iter().map(|h| h.size).collect();
+        assert_eq!(sizes[..6], [8, 12, 16, 24, 32, 48]);
+        assert_eq!(sizes.last(), Some(&32768));
+        for heat in &schedule.heats {
+            assert_eq!(heat.contenders.len(), gemm().candidates().len());
+        }
+    }
+
+    #[test]
+    fn a_quick_schedule_has_the_guess_first_and_few_candidates() {
+        let schedule = Schedule::new(&gemm(), Effort::Quick, 132);
+        let guess = gemm().guess();
+        for heat in &schedule.heats {
+            assert_eq!(Some(heat.contenders[0]), choice_at(&guess, heat.size));
+            assert!((3..=6).contains(&heat.contenders.len()), "{heat:?}");
+        }
+    }
+
+    #[test]
+    fn neighbouring_sizes_share_a_contender() {
+        for effort in [Effort::Quick, Effort::Full] {
+            for problem in [gemm(), attention(64), attention(128)] {
+                for pair in Schedule::new(&problem, effort, 132).heats.windows(2) {
+                    let shared = |c: &&Choice| pair[1].contenders.contains(c);
+                    assert!(pair[0].contenders.iter().any(|c| shared(&c)), "{pair:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn short_kernels_are_raced_at_their_limit_and_not_beyond() {
+        let problem = attention(128);
+        let schedule = Schedule::new(&problem, Effort::Quick, 132);
+        for choice in problem.candidates() {
+            let Some(most) = choice.most() else { continue };
+            let raced = |heat: &&Heat| heat.contenders.contains(&choice);
+            let largest = schedule.heats.iter().filter(raced).map(|h| h.size).max();
+            assert_eq!(largest, Some(most));
+        }
+    }
+
+    #[test]
+    fn a_batch_for_attention_has_the_longest_and_six_tenths_of_it_in_the_mean() {
+        for size in [16, 100, 512, 2048, 8192, 32768] {
+            let (lens, rows) = attention(64).batch(size);
+            assert_eq!(rows, None);
+            assert_eq!(lens.iter().copied().max(), Some(size as u32));
+            let tokens: u64 = lens.iter().map(|&n| u64::from(n)).sum();
+            if lens.len() > 1 {
+                let mean = tokens as f64 / lens.len() as f64 / size as f64;
+                assert!((mean - 0.6).abs() < 0.06, "{size}: {mean}");
+                assert!((4096..=10240).contains(&tokens), "{size}: {tokens}");
+            }
+        }
+        assert_eq!(gemm().batch(500), (vec![500], Some(500)));
+    }
+}
