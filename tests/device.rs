@@ -103,7 +103,7 @@ const INNER: u32 = 65_536;
 /// What a batch too large for the device fails with, as the driver's numbers make it.
 #[track_caller]
 fn out_of_memory(result: Result<gemmule::Outputs, EngineError>) -> (String, u64, u64, u64) {
-    let error = result.err().expect("it does not fit");
+    let error = result.expect_err("it does not fit");
     let text = error.to_string();
     match error {
         EngineError::Cuda(CudaError::OutOfMemory {

@@ -148,7 +148,7 @@ fn an_artifact_keeps_its_picks_and_shows_them() {
     }
     hostile.write(&file).expect("it is written");
     let error = Artifact::read(&file).expect_err("its picks are impossible");
-    assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is no artifact of this version of gemmule: its picks are impossible: the last range of `gemm_bias_f16_n48_k16` ends at 100; the last has no limit; compile the model again");
+    assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is no artifact of this version of gemmule: its picks are impossible: the last range of `bias_residual_layernorm_f16_w16_eps1em12` ends at 100; the last has no limit; compile the model again");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::{
         Artifact, DeviceName, TuneMode, Tuner, emit, picks_for_targets, read_picks, target_of,
     },
     jit::{Jit, Target},
+    kernels::Instructions,
     runtime::cuda::{CudaModel, Device},
     tune::{Picks, Problem},
 };
@@ -28,7 +29,7 @@ pub(super) struct Args {
     #[arg(long, default_value = "f16")]
     dtype: DType,
     /// Targets to hold code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120); by default the first four,
-    /// or with picks that of their card
+    /// or with picks that of their card. All run one program: sm_90a alone has Hopper's instructions
     #[arg(long, value_delimiter = ',')]
     arch: Option<Vec<Target>>,
     #[command(flatten)]
@@ -42,15 +43,24 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let mut compiled = args.model.compile(args.dtype)?;
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
-    let picks = args.picks(&compiled.problems()?, &jit, &bars)?;
-    let targets = match (&args.arch, &picks) {
-        (Some(targets), _) => targets.clone(),
-        (None, Some(picks)) => target_of(&picks.made.card).into_iter().collect(),
-        (None, None) => DEFAULT_TARGETS.to_vec(),
+    let device = args.device()?;
+    let targets = args.targets(device.as_ref())?;
+    // One program serves all targets, with what they have in common.
+    let hopper = targets.iter().all(|t| t.has(Instructions::Hopper));
+    let instructions = match hopper && !targets.is_empty() {
+        true => Instructions::Hopper,
+        false => Instructions::Ampere,
     };
+    let mut compiled = args.model.compile_with(args.dtype, instructions)?;
+    let picks = args.picks(
+        device.as_ref(),
+        &targets,
+        &compiled.problems()?,
+        &jit,
+        &bars,
+    )?;
     if picks.is_some() {
         compiled = compiled.with_picks(picks)?;
     }
@@ -81,40 +91,63 @@ pub(super) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// The picks to compile with: measured on a device if asked for, else as a file says, which needs
-    /// no device.
-    fn picks(&self, problems: &[Problem], jit: &Jit, bars: &Bars) -> Result<Option<Picks>, Report> {
-        let Tuning { tune, picks: file } = &self.tuning;
-        match (tune, file) {
-            (TuneMode::Off, None) => Ok(None),
-            (TuneMode::Off, Some(file)) => {
-                let targets = match &self.arch {
-                    Some(targets) => targets.clone(),
-                    None => target_of(&read_picks(file)?.made.card)
-                        .into_iter()
-                        .collect(),
-                };
-                let nvrtc = jit.nvrtc().version();
-                Ok(Some(picks_for_targets(file, problems, &targets, nvrtc)?))
+    /// What kernels are to be tuned on, if they are.
+    fn device(&self) -> Result<Option<Device>, Report> {
+        if self.tuning.tune == TuneMode::Off {
+            return Ok(None);
+        }
+        match self.device.resolve()? {
+            DeviceName::Cuda(info) => Ok(Some(Device::open(info.ordinal).into_diagnostic()?)),
+            device => {
+                let device = device.to_string();
+                Err(EngineError::TuneOnCpu { device }.into())
             }
-            _ => {
-                let device = match self.device.resolve()? {
-                    DeviceName::Cuda(info) => Device::open(info.ordinal).into_diagnostic()?,
-                    device => {
-                        let device = device.to_string();
-                        return Err(EngineError::TuneOnCpu { device }.into());
-                    }
-                };
+        }
+    }
+
+    /// What there will be code for: as asked, else for the card of the picks.
+    fn targets(&self, device: Option<&Device>) -> Result<Vec<Target>, Report> {
+        match (&self.arch, device, &self.tuning.picks) {
+            (asked, Some(device), _) => {
                 let target = device.target().into_diagnostic()?;
-                let asked = self.arch.as_deref().unwrap_or_default();
-                if let Some(other) = asked.iter().find(|&&t| t != target) {
-                    return Err(miette!(
+                let asked = asked.as_deref().unwrap_or_default();
+                match asked.iter().find(|&&t| t != target) {
+                    Some(other) => Err(miette!(
                         "kernels are tuned on {}, whose code is for {target}, not for {other}; give --arch {target} alone",
                         device.info().name
-                    ));
+                    )),
+                    None => Ok(vec![target]),
                 }
+            }
+            (Some(asked), None, _) => Ok(asked.clone()),
+            (None, None, Some(file)) => {
+                let card = read_picks(file)?.made.card;
+                Ok(target_of(&card).into_iter().collect())
+            }
+            (None, None, None) => Ok(DEFAULT_TARGETS.to_vec()),
+        }
+    }
+
+    /// The picks to compile with: measured on a device if asked for, else as a file says, which needs
+    /// no device.
+    fn picks(
+        &self,
+        device: Option<&Device>,
+        targets: &[Target],
+        problems: &[Problem],
+        jit: &Jit,
+        bars: &Bars,
+    ) -> Result<Option<Picks>, Report> {
+        let Tuning { tune, picks: file } = &self.tuning;
+        match (device, file) {
+            (None, None) => Ok(None),
+            (None, Some(file)) => {
+                let nvrtc = jit.nvrtc().version();
+                Ok(Some(picks_for_targets(file, problems, targets, nvrtc)?))
+            }
+            (Some(device), file) => {
                 let show = |stage, done, total| bars.show(stage_name(stage), done, total);
-                let picks = Tuner::new(&device, jit, *tune)
+                let picks = Tuner::new(device, jit, *tune)
                     .given(file.as_deref())
                     .progress(&show)
                     .picks(problems)?;

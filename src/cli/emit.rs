@@ -7,6 +7,7 @@ use crate::{
     DType,
     engine::emit,
     jit::{Jit, Target},
+    kernels::Instructions,
 };
 
 #[derive(clap::Args)]
@@ -15,7 +16,8 @@ pub(super) struct Args {
     model: Model,
     #[arg(long, default_value = "f16")]
     dtype: DType,
-    /// Compile the source for this target too, and write the cubins beside it
+    /// The source for this target, which may use instructions of its own, and its cubins beside it;
+    /// otherwise source that runs on all of them
     #[arg(long, value_name = "sm_XX", requires = "out")]
     arch: Option<Target>,
     /// Folder for one .cu file per kernel; standard output otherwise
@@ -24,7 +26,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let compiled = args.model.compile(args.dtype)?;
+    let instructions = args
+        .arch
+        .map_or_else(Instructions::default, Target::instructions);
+    let compiled = args.model.compile_with(args.dtype, instructions)?;
     let sources = emit(&compiled.program.kernels)?;
     let Some(folder) = args.out else {
         for source in &sources {

@@ -9,6 +9,7 @@ use crate::{
     DType, EngineError,
     engine::{Builder, DeviceChoice, Engine},
     engine::{CompileOptions, Compiled, Stage, TuneMode, compile, config, description},
+    kernels::Instructions,
     program::AttentionChoice,
     runtime::weights::RandomWeights,
 };
@@ -89,12 +90,22 @@ impl Model {
         description(&self.model)
     }
 
+    /// For any card.
     pub(super) fn compile(&self, dtype: DType) -> Result<Compiled, Report> {
-        Ok(compile(
-            &self.description()?,
-            &self.config()?,
-            &self.options(dtype),
-        )?)
+        self.compile_with(dtype, Instructions::default())
+    }
+
+    /// For cards that have these instructions.
+    pub(super) fn compile_with(
+        &self,
+        dtype: DType,
+        instructions: Instructions,
+    ) -> Result<Compiled, Report> {
+        let options = CompileOptions {
+            instructions,
+            ..self.options(dtype)
+        };
+        Ok(compile(&self.description()?, &self.config()?, &options)?)
     }
 }
 

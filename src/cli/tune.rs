@@ -86,8 +86,10 @@ fn measure(args: &Args) -> Result<Picks, miette::Report> {
         }
         .into());
     };
-    let problems = args.model.compile(args.dtype)?.problems()?;
     let device = Device::open(info.ordinal).into_diagnostic()?;
+    let instructions = device.target().into_diagnostic()?.instructions();
+    let compiled = args.model.compile_with(args.dtype, instructions)?;
+    let problems = compiled.problems()?;
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let show = |stage, done, total| bars.show(stage_name(stage), done, total);

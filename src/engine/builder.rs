@@ -304,6 +304,7 @@ impl Builder {
             picks: None,
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),
+            instructions: device.instructions(),
         };
         if options.attention != AttentionChoice::Auto {
             tracing::info!("attention: {} (as asked for)", options.attention);

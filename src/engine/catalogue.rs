@@ -11,7 +11,7 @@ use super::{
     compile::{CompileOptions, compile},
 };
 use crate::{
-    kernels::{KernelSpec, representative},
+    kernels::{Instructions, KernelSpec, representative},
     model::Description,
     passes,
     tensor::DType,
@@ -107,9 +107,15 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
             .map(str::to_owned)
             .collect();
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for fused in [true, false] {
+            for (fused, instructions) in [
+                (true, Instructions::Ampere),
+                (true, Instructions::Hopper),
+                (false, Instructions::Ampere),
+                (false, Instructions::Hopper),
+            ] {
                 let mut options = CompileOptions {
                     outputs: Some(Vec::clone(&outputs)),
+                    instructions,
                     ..CompileOptions::new(dtype)
                 };
                 if !fused {

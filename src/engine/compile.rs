@@ -6,7 +6,7 @@ use super::EngineError;
 use crate::{
     codegen::{Codegen, Source},
     graph::Graph,
-    kernels::KernelSpec,
+    kernels::{Instructions, KernelSpec},
     model::{Description, Model},
     names::nearest,
     passes::{self, Report},
@@ -30,6 +30,8 @@ pub struct CompileOptions {
     pub padding: Padding,
     /// Which kernels compute fused attention.
     pub attention: AttentionChoice,
+    /// What the kernels may use.
+    pub instructions: Instructions,
 }
 
 impl CompileOptions {
@@ -42,6 +44,7 @@ impl CompileOptions {
             picks: None,
             padding: Padding::Removed,
             attention: AttentionChoice::Auto,
+            instructions: Instructions::default(),
         }
     }
 
@@ -49,6 +52,7 @@ impl CompileOptions {
         LowerOptions {
             dtype: self.dtype,
             padding: self.padding,
+            instructions: self.instructions,
             picks: self.picks.as_ref(),
             attention: self.attention,
         }

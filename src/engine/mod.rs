@@ -43,6 +43,8 @@ pub use verify::{Bound, Comparison, Reference, ReferenceCase};
 pub use crate::program::Padding;
 
 use crate::{
+    jit::Target,
+    kernels::Instructions,
     program::Program,
     runtime::{
         AllocatorChoice, Footprint, MemoryUse, MemoryWork, Output, Planner,
@@ -95,6 +97,23 @@ impl fmt::Display for DeviceName {
         match self {
             Self::Cpu { n_threads } => write!(f, "CPU, {n_threads} threads"),
             Self::Cuda(info) => write!(f, "cuda:{}, {}", info.ordinal, info.name),
+        }
+    }
+}
+
+impl DeviceName {
+    /// What kernels for this device may use.
+    pub fn instructions(&self) -> Instructions {
+        match self {
+            Self::Cpu { .. } => Instructions::default(),
+            Self::Cuda(info) => {
+                let (major, minor) = info.capability;
+                Target::for_capability(major, minor).map_or_else(
+                    // Running there fails later, with what is wrong with the card.
+                    |_| Instructions::default(),
+                    Target::instructions,
+                )
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
 pub use instances::representative;
-pub use wgmma::{GemmWgmma, WgmmaTile};
+pub use wgmma::{EitherGemm, GemmWgmma, WgmmaTile};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};

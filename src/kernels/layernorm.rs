@@ -343,7 +343,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 kernels.push(BiasResidualLayerNorm::new(width, eps, dtype, bias).into());
             }
         }
-        for width in [768, 1003, 128] {
+        for width in [768, 1003, 384] {
             let few = LayerNorm {
                 teams: Teams::for_few_rows(width, dtype),
                 ..LayerNorm::new(width, 1e-12, dtype)

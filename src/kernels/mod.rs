@@ -104,9 +104,10 @@ impl Meta {
 }
 
 /// The instructions that a kernel is written with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Instructions {
     /// Those of compute capability 8.0, which every newer card has.
+    #[default]
     Ampere,
     /// Those of 9.0a alone: `wgmma`, and the tensor memory accelerator.
     Hopper,

@@ -78,13 +78,14 @@ impl Teams {
     }
 
     /// For so few rows that all are on the card at once: one row a team, and as many warps as it has
-    /// packs for, up to eight, so that the row is read, reduced and written in the fewest steps.
+    /// packs for, up to eight, so that the row is read, reduced and written in the fewest steps. The
+    /// usual sharing where that has as many.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
-        Self {
-            warps: usual.warps.max(packs.div_ceil(32).min(8)),
-            x_rows: 1,
+        match packs.div_ceil(32).min(8) {
+            warps if warps > usual.warps => Self { warps, x_rows: 1 },
+            _ => usual,
         }
     }
 
@@ -344,8 +345,17 @@ mod tests {
         assert_eq!(few(1024, DType::F16), 4);
         assert_eq!(few(768, DType::F32), 6);
         assert_eq!(few(8192, DType::F16), 8);
-        // 31 elements are no more than one warp takes, four rows at a time.
-        assert_eq!(few(31, DType::F16), 1);
+        // One warp takes 31 elements, of four rows at a time.
+        assert_eq!(
+            Teams::by_rows(31, DType::F16),
+            [(
+                None,
+                Teams {
+                    warps: 1,
+                    x_rows: 4
+                }
+            )]
+        );
     }
 
     #[test]

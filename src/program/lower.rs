@@ -12,7 +12,7 @@ use super::{
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        KernelSpec, Meta, attention::*, elementwise::*, embedding::*, layernorm::*, pooling::*,
+        Instructions, KernelSpec, Meta, attention::*, elementwise::*, embedding::*, pooling::*,
     },
     tensor::{DType, Shape, Size, Symbol},
     tune::{Picks, Problem},
@@ -57,6 +57,8 @@ pub struct LowerOptions<'a> {
     /// Storage type of reals.
     pub dtype: DType,
     pub padding: Padding,
+    /// What the kernels may use: those of the card that the program is for.
+    pub instructions: Instructions,
     /// Where several kernels serve an operator, which to launch; what they do not say is the cost
     /// model's first guess.
     pub picks: Option<&'a Picks>,
@@ -107,6 +109,7 @@ struct Lowering<'a> {
     graph: &'a Graph,
     dtype: DType,
     padding: Padding,
+    instructions: Instructions,
     picks: Option<&'a Picks>,
     attention: AttentionChoice,
     program: Program,
@@ -121,6 +124,7 @@ impl<'a> Lowering<'a> {
             graph,
             dtype,
             padding: options.padding,
+            instructions: options.instructions,
             picks: options.picks,
             attention: options.attention,
             program: Program {
@@ -269,7 +273,11 @@ impl<'a> Lowering<'a> {
         let one = |kernel: KernelSpec| Ok(vec![(None, kernel)]);
         match op {
             Op::Input(_) | Op::Weight(_) => Err("names data and computes nothing".to_owned()),
-            Op::Linear { .. } | Op::Attention { .. } => {
+            Op::Linear { .. }
+            | Op::Attention { .. }
+            | Op::LayerNorm { .. }
+            | Op::BiasResidualLayerNorm { .. }
+            | Op::Softmax { .. } => {
                 unreachable!("`problem` has these operators, so they were lowered above")
             }
             Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
@@ -308,17 +316,6 @@ impl<'a> Lowering<'a> {
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::LayerNorm { eps } => Ok(LayerNorm::variants(operand_width(0)?, *eps, dtype)
-                .into_iter()
-                .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
-                .collect()),
-            Op::BiasResidualLayerNorm { eps, bias } => {
-                let width = operand_width(0)?;
-                Ok(BiasResidualLayerNorm::variants(width, *eps, dtype, *bias)
-                    .into_iter()
-                    .map(|(rows, kernel)| (rows.map(Limit::Rows), kernel.into()))
-                    .collect())
-            }
             Op::SplitHeads { heads } => {
                 let head = width(self.graph.shape(id))?;
                 one(KernelSpec::SplitHeads(SplitHeads {
@@ -346,18 +343,6 @@ impl<'a> Lowering<'a> {
                 k: *k,
                 dtype,
             })),
-            Op::Softmax { scale } => {
-                let heads = constant(&self.graph.shape(id).0[0])?;
-                let softmax = AttentionSoftmax {
-                    masked: self.padding == Padding::Kept,
-                    ..AttentionSoftmax::new(heads, *scale, dtype)
-                };
-                Ok(softmax
-                    .by_length()
-                    .into_iter()
-                    .map(|(longest, softmax)| (longest.map(Limit::Longest), softmax.into()))
-                    .collect())
-            }
             Op::Context {
                 heads,
                 head,

@@ -2,16 +2,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Range;
+use super::{Range, choice_at};
 use crate::{
     kernels::{
-        KernelSpec,
+        Instructions, Kernel, KernelSpec,
         attention::{
-            AttentionError, HeadView, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline,
-            MhaShort,
+            AttentionError, AttentionSoftmax, HeadView, MhaLongContext, MhaLongReduce,
+            MhaLongScores, MhaOnline, MhaShort, SoftmaxForm,
         },
         chain::Chain,
-        gemm::{Epilogue, Gemm, Tile},
+        gemm::{EitherGemm, Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile},
+        layernorm::{BiasResidualLayerNorm, LayerNorm, Teams},
     },
     tensor::DType,
 };
@@ -28,6 +29,8 @@ pub enum Problem {
         k: u32,
         dtype: DType,
         epilogue: Epilogue,
+        /// What the card has.
+        instructions: Instructions,
     },
     /// Softmax of `scale · q·kᵀ` times `v`, in each sequence and head.
     Attention {
@@ -39,12 +42,20 @@ pub enum Problem {
         v: HeadView,
         dtype: DType,
     },
+    /// In the form that [`LayerNorm::new`] gives it; another is a choice.
+    LayerNorm(LayerNorm),
+    /// As [`BiasResidualLayerNorm::new`] makes it.
+    BiasResidualLayerNorm(BiasResidualLayerNorm),
+    /// Softmax of stored scores, for any length: streamed.
+    Softmax(AttentionSoftmax),
 }
 
 /// One of the kernels that solve a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Choice {
     Tile(Tile),
+    /// On Hopper.
+    Wgmma(WgmmaTile),
     /// For sequences of at most `max_len`.
     MhaShort {
         max_len: u32,
@@ -52,6 +63,10 @@ pub enum Choice {
     MhaOnline,
     /// Three launches, with the scores in memory.
     MhaGrouped,
+    /// How rows are shared out among warps.
+    Teams(Teams),
+    /// How rows of scores are spread over lanes.
+    Softmax(SoftmaxForm),
 }
 
 /// What a problem's sizes count, and its limits with them.
@@ -67,35 +82,75 @@ impl Problem {
     /// The problem in words: what it computes, storage type, sizes. Equal problems, and only they,
     /// have equal keys.
     pub fn key(&self) -> String {
-        match *self {
+        match self {
             Problem::Gemm {
                 n,
                 k,
                 dtype,
                 epilogue,
-            } => format!("{}_{dtype}_n{n}_k{k}", epilogue.name()),
-            // The symbol of the kernel without parameters of its own says the rest.
+                instructions,
+            } => {
+                let on = match instructions {
+                    Instructions::Ampere => "",
+                    Instructions::Hopper => "_hopper",
+                };
+                format!("{}_{dtype}_n{n}_k{k}{on}", epilogue.name())
+            }
+            // Of the others a kernel without parameters of its own says the same in its symbol.
             Problem::Attention { .. } => match self.kernel(Choice::MhaOnline) {
                 Some(kernel) => kernel.as_kernel().symbol().replacen("mha_online", "mha", 1),
                 None => unreachable!("online attention is a choice of every attention"),
             },
+            Problem::LayerNorm(usual) => usual.symbol(),
+            Problem::BiasResidualLayerNorm(usual) => usual.symbol(),
+            Problem::Softmax(streamed) => streamed.symbol().replacen("_streamed", "", 1),
         }
     }
 
     pub fn counted(&self) -> Counted {
         match self {
-            Problem::Gemm { .. } => Counted::Rows,
-            Problem::Attention { .. } => Counted::Longest,
+            Problem::Gemm { .. } | Problem::LayerNorm(_) | Problem::BiasResidualLayerNorm(_) => {
+                Counted::Rows
+            }
+            Problem::Attention { .. } | Problem::Softmax(_) => Counted::Longest,
         }
     }
 
     /// Every choice.
     pub fn candidates(&self) -> Vec<Choice> {
+        let teams = |width, dtype| {
+            let teams = Teams::candidates(width, dtype).into_iter();
+            teams.map(Choice::Teams).collect()
+        };
         match *self {
-            Problem::Gemm { n, dtype, .. } => Tile::fitting(n, dtype)
-                .into_iter()
-                .map(Choice::Tile)
-                .collect(),
+            Problem::LayerNorm(LayerNorm { width, dtype, .. })
+            | Problem::BiasResidualLayerNorm(BiasResidualLayerNorm { width, dtype, .. }) => {
+                teams(width, dtype)
+            }
+            Problem::Softmax(ref softmax) => {
+                let mut choices = Vec::new();
+                for (_, kernel) in softmax.by_length() {
+                    for AttentionSoftmax { form, .. } in kernel.candidates() {
+                        let choice = Choice::Softmax(form);
+                        if !choices.contains(&choice) {
+                            choices.push(choice);
+                        }
+                    }
+                }
+                choices
+            }
+            Problem::Gemm {
+                n,
+                k,
+                dtype,
+                instructions,
+                ..
+            } => {
+                let any = Tile::fitting(n, dtype).into_iter().map(Choice::Tile);
+                let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
+                any.chain(hopper.iter().copied().map(Choice::Wgmma))
+                    .collect()
+            }
             Problem::Attention { head, dtype, .. } => {
                 let longest = MhaShort::max_len_for(head, dtype);
                 let mut lengths: Vec<u32> = SHORT_LENGTHS
@@ -117,47 +172,94 @@ impl Problem {
         }
     }
 
-    /// The choices that serve a size, in the order of the cost model for a card of so many
-    /// multiprocessors. The model knows tiles of GEMMs; of attention it says that the shortest
-    /// kernel that holds the keys comes first and the one for any length last.
+    /// The choices that serve a size, most promising first, for a card of so many multiprocessors.
+    ///
+    /// GEMMs have a cost model. Of attention and softmax the kernel for the shortest sequences that
+    /// holds the keys comes first, those for longer ones have no place where they only hold more, and
+    /// the one for any length is last. Sharings of rows are in the order of their distance from the first
+    /// guess, in doublings of warps or lanes and rows.
     pub fn ranked(&self, size: u64, n_sms: u32) -> Vec<Choice> {
         let mut choices = self.candidates();
         choices.retain(|choice| choice.most().is_none_or(|most| size <= most));
-        if let Problem::Gemm { n, k, dtype, .. } = *self {
-            let cycles = |choice: &Choice| match choice {
-                Choice::Tile(tile) => tile.cycles(size, n, k, dtype, n_sms),
-                _ => f64::INFINITY,
-            };
-            choices.sort_by(|a, b| cycles(a).total_cmp(&cycles(b)));
+        if let Problem::Softmax(_) = self {
+            let shortest = choices.iter().filter_map(|choice| choice.most()).min();
+            choices.retain(|choice| choice.most().is_none_or(|most| Some(most) == shortest));
         }
+        let cost = |choice: Choice| match (self, choice) {
+            (&Problem::Gemm { n, k, dtype, .. }, Choice::Tile(tile)) => {
+                tile.cycles(size, n, k, dtype, n_sms)
+            }
+            (&Problem::Gemm { n, k, epilogue, .. }, Choice::Wgmma(tile)) => {
+                tile.cycles(size, n, k, epilogue, n_sms)
+            }
+            (Problem::Attention { .. }, choice) => choice.most().map_or(f64::MAX, |n| n as f64),
+            (_, choice) => {
+                let guess = choice_at(&self.guess(), size).and_then(Choice::sharing);
+                let distance = |[a, b]: [u32; 2], [c, d]: [u32; 2]| {
+                    let doublings = |x: u32, y: u32| (f64::from(x) / f64::from(y)).log2().abs();
+                    doublings(a, c) + doublings(b, d)
+                };
+                match (choice.sharing(), guess) {
+                    (Some(own), Some(guess)) => distance(own, guess),
+                    (None, None) => 0.0,
+                    _ => f64::MAX,
+                }
+            }
+        };
+        choices.sort_by(|&a, &b| cost(a).total_cmp(&cost(b)));
         choices
     }
 
     /// What is launched where nothing was measured.
     pub fn guess(&self) -> Vec<Range> {
+        let range = |up_to, choice| Range { up_to, choice };
         match *self {
+            Problem::LayerNorm(ref usual) => usual
+                .by_rows()
+                .into_iter()
+                .map(|(up_to, kernel)| range(up_to, Choice::Teams(kernel.teams)))
+                .collect(),
+            Problem::BiasResidualLayerNorm(ref usual) => usual
+                .by_rows()
+                .into_iter()
+                .map(|(up_to, kernel)| range(up_to, Choice::Teams(kernel.teams)))
+                .collect(),
+            Problem::Softmax(ref softmax) => softmax
+                .by_length()
+                .into_iter()
+                .map(|(up_to, kernel)| range(up_to, Choice::Softmax(kernel.form)))
+                .collect(),
             Problem::Gemm {
                 n,
                 k,
                 dtype,
                 epilogue,
+                instructions: Instructions::Ampere,
             } => Gemm::variants(n, k, dtype, epilogue)
                 .into_iter()
-                .map(|(up_to, gemm)| Range {
-                    up_to,
-                    choice: Choice::Tile(gemm.tile),
+                .map(|(up_to, gemm)| range(up_to, Choice::Tile(gemm.tile)))
+                .collect(),
+            Problem::Gemm {
+                n,
+                k,
+                dtype,
+                epilogue,
+                instructions: Instructions::Hopper,
+            } => GemmWgmma::variants(n, k, dtype, epilogue)
+                .into_iter()
+                .map(|(up_to, kernel)| {
+                    let choice = match kernel {
+                        EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),
+                        EitherGemm::Hopper(gemm) => Choice::Wgmma(gemm.tile),
+                    };
+                    range(up_to, choice)
                 })
                 .collect(),
             Problem::Attention { head, dtype, .. } => {
                 let max_len = MhaShort::max_len_for(head, dtype);
-                let short = (max_len > 0).then_some(Range {
-                    up_to: Some(max_len.into()),
-                    choice: Choice::MhaShort { max_len },
-                });
-                let online = Range {
-                    up_to: None,
-                    choice: Choice::MhaOnline,
-                };
+                let short = range(Some(max_len.into()), Choice::MhaShort { max_len });
+                let short = (max_len > 0).then_some(short);
+                let online = range(None, Choice::MhaOnline);
                 short.into_iter().chain([online]).collect()
             }
         }
@@ -230,9 +332,26 @@ impl Problem {
                     k,
                     dtype,
                     epilogue,
+                    ..
                 },
                 Choice::Tile(tile),
             ) => Some(KernelSpec::Gemm(Gemm {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })),
+            (
+                &Problem::Gemm {
+                    n,
+                    k,
+                    dtype,
+                    epilogue,
+                    instructions: Instructions::Hopper,
+                },
+                Choice::Wgmma(tile),
+            ) => Some(KernelSpec::GemmWgmma(GemmWgmma {
                 n,
                 k,
                 dtype,
@@ -280,6 +399,20 @@ impl Problem {
                 v,
                 dtype,
             })),
+            (Problem::LayerNorm(usual), Choice::Teams(teams)) => {
+                let usual = usual.clone();
+                Some(KernelSpec::LayerNorm(LayerNorm { teams, ..usual }))
+            }
+            (Problem::BiasResidualLayerNorm(usual), Choice::Teams(teams)) => {
+                let usual = usual.clone();
+                let kernel = BiasResidualLayerNorm { teams, ..usual };
+                Some(KernelSpec::BiasResidualLayerNorm(kernel))
+            }
+            (Problem::Softmax(softmax), Choice::Softmax(form)) => {
+                let softmax = softmax.clone();
+                let kernel = AttentionSoftmax { form, ..softmax };
+                Some(KernelSpec::AttentionSoftmax(kernel))
+            }
             _ => None,
         }
     }
@@ -290,7 +423,21 @@ impl Choice {
     pub fn most(self) -> Option<u64> {
         match self {
             Choice::MhaShort { max_len } => Some(max_len.into()),
-            Choice::Tile(_) | Choice::MhaOnline | Choice::MhaGrouped => None,
+            Choice::Softmax(form) => form.max_len().map(u64::from),
+            Choice::Tile(_)
+            | Choice::Wgmma(_)
+            | Choice::MhaOnline
+            | Choice::MhaGrouped
+            | Choice::Teams(_) => None,
+        }
+    }
+
+    /// Warps or lanes that share rows, and rows that they take together.
+    fn sharing(self) -> Option<[u32; 2]> {
+        match self {
+            Choice::Teams(Teams { warps, x_rows }) => Some([warps, x_rows]),
+            Choice::Softmax(SoftmaxForm::Held { lanes, x_rows, .. }) => Some([lanes, x_rows]),
+            _ => None,
         }
     }
 }
@@ -304,9 +451,17 @@ impl fmt::Display for Choice {
                 "t{}x{}x{}_w{}x{}_s{}",
                 t.m, t.n, t.k, t.warps_m, t.warps_n, t.stages
             ),
+            Choice::Wgmma(t) => f.write_str(&t.name()),
             Choice::MhaShort { max_len } => write!(f, "mha_short_l{max_len}"),
             Choice::MhaOnline => f.write_str("mha_online"),
             Choice::MhaGrouped => f.write_str("mha_grouped"),
+            Choice::Teams(teams) => write!(f, "warps{}_x{}", teams.warps, teams.x_rows),
+            Choice::Softmax(SoftmaxForm::Held {
+                lanes,
+                x_rows,
+                max_len,
+            }) => write!(f, "l{max_len}_lanes{lanes}_x{x_rows}"),
+            Choice::Softmax(SoftmaxForm::Streamed) => f.write_str("streamed"),
         }
     }
 }
@@ -321,120 +476,4 @@ impl fmt::Display for Counted {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::{kernels::gemm::Activation, tune::choice_at};
-
-    pub fn gemm() -> Problem {
-        Problem::Gemm {
-            n: 3072,
-            k: 768,
-            dtype: DType::F16,
-            epilogue: Epilogue {
-                bias: true,
-                activation: Some(Activation::GeluExact),
-            },
-        }
-    }
-
-    pub fn attention(head: u32) -> Problem {
-        let stride = 3 * 12 * head;
-        let view = |part: u32| HeadView::TokenMajor {
-            offset: part * 12 * head,
-            stride,
-        };
-        Problem::Attention {
-            heads: 12,
-            head,
-            scale: 1.0 / (head as f32).sqrt(),
-            q: view(0),
-            k: view(1),
-            v: view(2),
-            dtype: DType::F16,
-        }
-    }
-
-    #[test]
-    fn keys_say_what_is_computed() {
-        assert_eq!(gemm().key(), "gemm_bias_gelu_f16_n3072_k768");
-        assert_eq!(attention(64).key(), "mha_f16_h12x64_qkv2304");
-    }
-
-    #[test]
-    fn every_candidate_has_a_kernel_and_the_guess_is_made_of_candidates() {
-        for problem in [gemm(), attention(64), attention(128), attention(7)] {
-            let candidates = problem.candidates();
-            assert!(candidates.iter().all(|&c| !problem.kernels(c).is_empty()));
-            for range in problem.guess() {
-                assert!(candidates.contains(&range.choice), "{range:?}");
-                assert!(
-                    range
-                        .choice
-                        .most()
-                        .is_none_or(|most| range.up_to == Some(most))
-                );
-            }
-        }
-        assert_eq!(gemm().kernel(Choice::MhaOnline), None);
-        assert_eq!(attention(64).kernel(gemm().candidates()[0]), None);
-    }
-
-    #[test]
-    fn a_short_kernel_is_no_candidate_beyond_its_length() {
-        let problem = attention(64);
-        let max_len = MhaShort::max_len_for(64, DType::F16);
-        assert!(problem.candidates().contains(&Choice::MhaShort { max_len }));
-        let ranked = problem.ranked(u64::from(max_len) + 1, 132);
-        assert_eq!(ranked, [Choice::MhaOnline, Choice::MhaGrouped]);
-        assert_eq!(problem.ranked(20, 132)[0], Choice::MhaShort { max_len: 32 });
-    }
-
-    #[test]
-    fn grouped_attention_is_three_launches_that_meet_in_their_tensors() {
-        let chain = attention(64).chain(Choice::MhaGrouped).expect("a chain");
-        let names: Vec<&str> = chain.tensors.iter().map(|t| t.name).collect();
-        assert_eq!(
-            names,
-            [
-                "q",
-                "k",
-                "cu_lens",
-                "pair_offsets",
-                "scores",
-                "partials",
-                "statistics",
-                "v",
-                "out"
-            ]
-        );
-        let operands: Vec<&[usize]> = chain.launches.iter().map(|l| &l.operands[..]).collect();
-        assert_eq!(
-            operands,
-            [&[0, 1, 2, 3, 4, 5][..], &[5, 2, 3, 6], &[4, 6, 7, 2, 3, 8]]
-        );
-        assert_eq!(chain.results, [8]);
-        assert!(!attention(7).candidates().contains(&Choice::MhaGrouped));
-        assert!(gemm().chain(Choice::MhaGrouped).is_none());
-    }
-
-    #[test]
-    fn the_model_puts_the_tile_first_that_it_picks() {
-        let Problem::Gemm { n, k, dtype, .. } = gemm() else {
-            unreachable!("a GEMM");
-        };
-        for rows in [16, 500, 8192] {
-            let best = Tile::pick(rows, n, k, dtype, 132);
-            assert_eq!(gemm().ranked(rows, 132)[0], Choice::Tile(best));
-        }
-    }
-
-    #[test]
-    fn a_range_serves_sizes_up_to_its_limit() {
-        let ranges = attention(64).guess();
-        let Some(most) = ranges[0].up_to else {
-            unreachable!("the short kernel has a limit");
-        };
-        assert_eq!(choice_at(&ranges, most), Some(ranges[0].choice));
-        assert_eq!(choice_at(&ranges, most + 1), Some(Choice::MhaOnline));
-    }
-}
+pub(super) mod tests;

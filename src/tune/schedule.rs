@@ -8,8 +8,10 @@ const FULL_ROWS: [u64; 2] = [8, 32768];
 /// Longest sequences that attention is timed on.
 const QUICK_LENGTHS: [u64; 6] = [32, 64, 128, 256, 512, 2048];
 const FULL_LENGTHS: [u64; 2] = [16, 8192];
-/// Candidates that a quick race has for their place in the cost model.
-const QUICK_CANDIDATES: usize = 3;
+/// Candidates that a quick race has for their place among the promising ones. Kernels over rows
+/// have no cost model, and take little time to compile and to race.
+const QUICK_TILES: usize = 3;
+const QUICK_SHARINGS: usize = 6;
 /// Tokens of a batch that attention is timed on, or one sequence if that is longer.
 const TOKENS: u64 = 8192;
 
@@ -30,8 +32,8 @@ pub struct Heat {
 impl Schedule {
     /// The races that decide a problem on a card of so many multiprocessors.
     ///
-    /// A quick race of a GEMM is between the candidates that the cost model puts first, and the first of
-    /// both neighbouring sizes, so that neighbours can always be served by one kernel.
+    /// A quick race is between the most promising candidates and the first of both neighbouring
+    /// sizes, so that neighbours can always be served by one kernel.
     pub fn new(problem: &Problem, effort: Effort, n_sms: u32) -> Self {
         let guess = problem.guess();
         let sizes = sizes(problem, effort);
@@ -49,19 +51,20 @@ impl Schedule {
                     }
                 }
             };
-            match (effort, problem.counted()) {
-                (Effort::Quick, Counted::Rows) => {
-                    add(&all[..all.len().min(QUICK_CANDIDATES)]);
-                    let neighbours = [at.checked_sub(1), Some(at + 1)];
-                    for ranked in neighbours
-                        .into_iter()
-                        .flatten()
-                        .filter_map(|i| ranked.get(i))
-                    {
-                        add(&ranked[..ranked.len().min(1)]);
-                    }
-                }
-                _ => add(all),
+            let most = match (effort, problem) {
+                (Effort::Full, _) | (_, Problem::Attention { .. }) => all.len(),
+                (Effort::Quick, Problem::Gemm { .. }) => QUICK_TILES,
+                (Effort::Quick, _) => QUICK_SHARINGS,
+            };
+            add(&all[..all.len().min(most)]);
+            let neighbours = [at.checked_sub(1), Some(at + 1)].into_iter().flatten();
+            for ranked in neighbours.filter_map(|at| ranked.get(at)) {
+                add(&ranked[..ranked.len().min(1)]);
+            }
+            if problem.counted() == Counted::Longest {
+                // Ranges end where choices serve no more: one that serves all is raced everywhere.
+                let serves_all = all.iter().filter(|choice| choice.most().is_none());
+                add(&serves_all.copied().collect::<Vec<_>>());
             }
             Heat { size, contenders }
         });
@@ -129,7 +132,7 @@ fn with_middles([first, last]: [u64; 2]) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tune::problem::tests::{attention, gemm};
+    use crate::tune::problem::tests::{attention, gemm, layernorm, softmax};
 
     #[test]
     fn a_full_schedule_has_all_candidates_at_every_size() {
@@ -144,18 +147,26 @@ mod tests {
 
     #[test]
     fn a_quick_schedule_has_the_guess_first_and_few_candidates() {
-        let schedule = Schedule::new(&gemm(), Effort::Quick, 132);
-        let guess = gemm().guess();
-        for heat in &schedule.heats {
-            assert_eq!(Some(heat.contenders[0]), choice_at(&guess, heat.size));
-            assert!((3..=6).contains(&heat.contenders.len()), "{heat:?}");
+        for problem in [gemm(), layernorm(), softmax(), attention(64)] {
+            let guess = problem.guess();
+            for heat in Schedule::new(&problem, Effort::Quick, 132).heats {
+                assert_eq!(Some(heat.contenders[0]), choice_at(&guess, heat.size));
+                assert!(heat.contenders.len() <= 9, "{heat:?}");
+                assert!(heat.contenders.len() >= 3 || heat.size >= 256, "{heat:?}");
+            }
         }
     }
 
     #[test]
     fn neighbouring_sizes_share_a_contender() {
         for effort in [Effort::Quick, Effort::Full] {
-            for problem in [gemm(), attention(64), attention(128)] {
+            for problem in [
+                gemm(),
+                attention(64),
+                attention(128),
+                layernorm(),
+                softmax(),
+            ] {
                 for pair in Schedule::new(&problem, effort, 132).heats.windows(2) {
                     let shared = |c: &&Choice| pair[1].contenders.contains(c);
                     assert!(pair[0].contenders.iter().any(|c| shared(&c)), "{pair:?}");

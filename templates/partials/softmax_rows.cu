@@ -129,7 +129,7 @@ __device__ __forceinline__ float shift_of(float largest) {
 // are neighbours once it has chosen between them and the branch for edges.
 __device__ __forceinline__ void store_16_bytes(T* to, const Pack<T, N>& pack) {
     const unsigned int* word = reinterpret_cast<const unsigned int*>(&pack);
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+    asm volatile("st.global.v4.b32 [%0], { %1, %2, %3, %4 };"
                  :: "l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]));
 }
 

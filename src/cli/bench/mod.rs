@@ -19,7 +19,7 @@ pub(super) enum Command {
     /// Where a run's time goes, fused and unfused: GEMM, attention, softmax, LayerNorm, other
     Breakdown(breakdown::Args),
     /// Token ids to last hidden state, on sets of lengths
-    Encoder(encoder::Args),
+    Encoder(Box<encoder::Args>),
     /// Our GEMM kernels against cuBLASLt on a CUDA device
     Gemm(gemm::Args),
     /// Softmax, LayerNorm, attention and GEMM by shape: our variants, and PyTorch's kernels
@@ -34,7 +34,7 @@ pub(super) fn run(command: Command) -> Outcome {
     match command {
         Command::Allocators(args) => allocators::run(args),
         Command::Breakdown(args) => breakdown::run(args),
-        Command::Encoder(args) => encoder::run(args),
+        Command::Encoder(args) => encoder::run(*args),
         Command::Gemm(args) => gemm::run(args),
         Command::Kernels(args) => kernels::run(args),
         Command::Ladder(args) => ladder::run(args),

@@ -34,6 +34,13 @@ pub struct GemmWgmma {
     pub tile: WgmmaTile,
 }
 
+/// The faster of two kernels for one GEMM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EitherGemm {
+    Any(Gemm),
+    Hopper(GemmWgmma),
+}
+
 /// Shared memory of a block on Hopper, without what the bias of two tiles takes.
 const SHARED_LIMIT: u32 = 227 * 1024 - 2 * 256 * 4;
 /// Elements of k in a stage: 128 bytes, the width of the widest swizzle.
@@ -80,6 +87,12 @@ impl WgmmaTile {
 
     const fn new(m: u32, n: u32, together: bool) -> Self {
         Self { m, n, together }
+    }
+
+    /// As in symbols.
+    pub fn name(self) -> String {
+        let turns = if self.together { "" } else { "_turns" };
+        format!("wgmma{}x{}{turns}", self.m, self.n)
     }
 
     /// Rows that a warpgroup computes.
@@ -152,18 +165,23 @@ impl WgmmaTile {
 }
 
 impl GemmWgmma {
+    /// The tiles that serve a GEMM on a card with these instructions.
+    pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> &'static [WgmmaTile] {
+        match Self::serves(n, k, dtype) && instructions == Instructions::Hopper {
+            true => &WgmmaTile::CANDIDATES,
+            false => &[],
+        }
+    }
+
     /// As [`Gemm::variants`], for a card with Hopper's instructions: whichever kernel is faster.
     pub fn variants(
         n: u32,
         k: u32,
         dtype: DType,
         epilogue: Epilogue,
-    ) -> Vec<(Option<u64>, KernelSpec)> {
+    ) -> Vec<(Option<u64>, EitherGemm)> {
         let plain = Tile::fitting(n, dtype);
-        let tiles: &[WgmmaTile] = match Self::serves(n, k, dtype) {
-            true => &WgmmaTile::CANDIDATES,
-            false => &[],
-        };
+        let tiles = Self::tiles(n, k, dtype, Instructions::Hopper);
         let cycles = |rows, at: usize| match plain.get(at) {
             Some(tile) => tile.cycles(rows, n, k, dtype, SMS as u32),
             None => tiles[at - plain.len()].cycles(rows, n, k, epilogue, SMS as u32),
@@ -172,14 +190,14 @@ impl GemmWgmma {
             .into_iter()
             .map(|(end, at)| {
                 let kernel = match plain.get(at) {
-                    Some(&tile) => KernelSpec::from(Gemm {
+                    Some(&tile) => EitherGemm::Any(Gemm {
                         n,
                         k,
                         dtype,
                         epilogue,
                         tile,
                     }),
-                    None => KernelSpec::from(Self {
+                    None => EitherGemm::Hopper(Self {
                         n,
                         k,
                         dtype,
@@ -225,16 +243,13 @@ impl GemmWgmma {
 
 impl Kernel for GemmWgmma {
     fn symbol(&self) -> String {
-        let t = self.tile;
         format!(
-            "{}_{}_n{}_k{}_wgmma{}x{}{}",
+            "{}_{}_n{}_k{}_{}",
             self.epilogue.name(),
             self.dtype,
             self.n,
             self.k,
-            t.m,
-            t.n,
-            if t.together { "" } else { "_turns" },
+            self.tile.name(),
         )
     }
 
@@ -359,8 +374,8 @@ mod tests {
             let variants = GemmWgmma::variants(n, k, DType::F16, epilogue);
             let (_, first) = &variants[0];
             let (end, last) = variants.last().expect("one serves all");
-            assert!(matches!(first, KernelSpec::Gemm(_)), "{first:?}");
-            assert!(matches!(last, KernelSpec::GemmWgmma(_)), "{last:?}");
+            assert!(matches!(first, EitherGemm::Any(_)), "{first:?}");
+            assert!(matches!(last, EitherGemm::Hopper(_)), "{last:?}");
             assert_eq!(*end, None);
         }
         for (n, k, dtype) in [
@@ -372,7 +387,7 @@ mod tests {
             assert!(
                 variants
                     .iter()
-                    .all(|(_, v)| matches!(v, KernelSpec::Gemm(_))),
+                    .all(|(_, v)| matches!(v, EitherGemm::Any(_))),
                 "{n} {k}"
             );
         }

@@ -1,10 +1,14 @@
 //! Operators that several kernels serve, and those that were picked.
 
-use super::{Lowering, width};
+use super::{Lowering, constant, width};
 use crate::{
     graph::{NodeId, Op},
-    kernels::KernelSpec,
-    program::Limit,
+    kernels::{
+        KernelSpec,
+        attention::AttentionSoftmax,
+        layernorm::{BiasResidualLayerNorm, LayerNorm},
+    },
+    program::{Limit, Padding},
     tune::{Counted, Problem, Range},
 };
 
@@ -12,13 +16,30 @@ impl Lowering<'_> {
     /// What an operator asks for, where several kernels serve it.
     pub(super) fn problem(&self, id: NodeId, op: &Op) -> Result<Option<Problem>, String> {
         let dtype = self.dtype;
+        let first_width = || width(self.graph.shape(self.graph.operands(id)[0]));
         Ok(match *op {
             Op::Linear { epilogue } => Some(Problem::Gemm {
                 n: width(self.graph.shape(id))?,
-                k: width(self.graph.shape(self.graph.operands(id)[0]))?,
+                k: first_width()?,
                 dtype,
                 epilogue,
+                instructions: self.instructions,
             }),
+            Op::LayerNorm { eps } => {
+                let usual = LayerNorm::new(first_width()?, eps, dtype);
+                Some(Problem::LayerNorm(usual))
+            }
+            Op::BiasResidualLayerNorm { eps, bias } => {
+                let usual = BiasResidualLayerNorm::new(first_width()?, eps, dtype, bias);
+                Some(Problem::BiasResidualLayerNorm(usual))
+            }
+            Op::Softmax { scale } => {
+                let heads = constant(&self.graph.shape(id).0[0])?;
+                Some(Problem::Softmax(AttentionSoftmax {
+                    masked: self.padding == Padding::Kept,
+                    ..AttentionSoftmax::new(heads, scale, dtype)
+                }))
+            }
             Op::Attention {
                 heads,
                 head,

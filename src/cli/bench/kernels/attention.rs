@@ -5,7 +5,7 @@ use miette::Report;
 
 use super::{
     super::sets::{Set, named},
-    problem::{Contender, Problem, Task},
+    problem::{Contender, Problem, Task, by_limit},
 };
 use crate::{
     DType,
@@ -59,7 +59,8 @@ pub(super) fn problems(dtype: DType, sets: &[Set], chosen: bool) -> Result<Vec<P
     Ok(problems)
 }
 
-/// What a model launches comes first: the short kernel, where it serves the longest sequence.
+/// What a model launches comes first: the short kernel, where it serves the longest sequence. It is
+/// made for the longest that fits the chip; the tuner may take one for shorter sequences.
 fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contender> {
     let width = heads * head;
     let column = |i| HeadView::TokenMajor {
@@ -98,10 +99,7 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
         k,
         dtype,
     };
-    let (_, softmax) = AttentionSoftmax::variants(heads, scale, dtype)
-        .into_iter()
-        .find(|(most, _)| most.is_none_or(|most| u64::from(longest) <= most))
-        .expect("the last variant serves all lengths");
+    let softmax = by_limit(AttentionSoftmax::variants(heads, scale, dtype), longest);
     let context = AttentionContext {
         heads,
         head,
@@ -120,10 +118,15 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
     let mut all = Vec::new();
     let short_serves = longest <= max_len;
     if short_serves {
-        all.push(Contender::picked(
-            "mha_short",
-            Chain::new().then(short, &qkv),
-        ));
+        let least = MhaShort {
+            max_len: longest.next_power_of_two().clamp(32, max_len),
+            ..short.clone()
+        };
+        let chain = |kernel| Chain::new().then(kernel, &qkv);
+        let tight =
+            (least != short).then(|| Contender::other("mha_short of tight length", chain(least)));
+        all.push(Contender::picked("mha_short", chain(short)));
+        all.extend(tight);
     }
     let online = Contender::other("mha_online", Chain::new().then(online, &qkv));
     all.push(Contender {

@@ -1,7 +1,7 @@
 //! GEMMs alone, and with bias and GELU in the epilogue or in kernels of their own (ByteTransformer,
 //! figure 10).
 
-use super::problem::{Contender, Problem, Task};
+use super::problem::{Contender, Problem, Task, by_limit};
 use crate::{
     DType,
     kernels::{
@@ -72,9 +72,5 @@ fn with_gelu(rows: u32, n: u32, k: u32, dtype: DType) -> Vec<Contender> {
 
 /// The kernel that a model would launch for so many rows.
 fn picked(rows: u32, n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Gemm {
-    let (_, gemm) = Gemm::variants(n, k, dtype, epilogue)
-        .into_iter()
-        .find(|(end, _)| end.is_none_or(|end| u64::from(rows) <= end))
-        .expect("the last variant serves all row counts");
-    gemm
+    by_limit(Gemm::variants(n, k, dtype, epilogue), rows)
 }

@@ -1,7 +1,7 @@
 //! LayerNorm alone (TurboTransformers, figure 5), and with the bias and the residual before it in
 //! one kernel or in three (ByteTransformer, figure 9).
 
-use super::problem::{Contender, Problem, Task};
+use super::problem::{Contender, Problem, Task, by_limit, variants};
 use crate::{
     DType,
     kernels::{
@@ -22,75 +22,94 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
     let alone = ALONE.into_iter().map(|rows| Problem {
         task: Task::LayerNorm { rows, width: 768 },
         lens: vec![rows],
-        contenders: alone(768, rows, dtype),
+        contenders: alone(rows, 768, dtype),
     });
     let of_width = |width| {
         ROWS.into_iter().map(move |rows| Problem {
             task: Task::BiasResidualLayerNorm { rows, width },
             lens: vec![rows],
-            contenders: after_a_gemm(width, rows, dtype),
+            contenders: after_a_gemm(rows, width, dtype),
         })
     };
     alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
 }
 
-/// What a model launches comes first, then the other ways to share out rows among warps.
-fn alone(width: u32, rows: u32, dtype: DType) -> Vec<Contender> {
-    let picked = for_rows(LayerNorm::variants(width, EPS, dtype), rows);
-    let others = picked.candidates().into_iter().filter(|c| *c != picked);
-    let other = |kernel: LayerNorm| {
-        Contender::other(label(kernel.teams, kernel.variance), Chain::of(kernel))
+/// What a model launches comes first, then as many warps with other numbers of rows X
+/// (`warpAllReduce_XElem`), or the least larger team that holds them, and the variance in two passes.
+fn alone(rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
+    let picked = by_limit(LayerNorm::variants(width, EPS, dtype), rows);
+    let candidates = picked.candidates();
+    let find = |teams, variance| {
+        candidates
+            .iter()
+            .find(|c| c.teams == teams && c.variance == variance)
     };
-    let first = Contender::picked(
-        label(picked.teams, picked.variance),
-        Chain::of(picked.clone()),
-    );
-    std::iter::once(first).chain(others.map(other)).collect()
+    variants(
+        x_label(picked.teams),
+        &picked,
+        choices(picked.teams, width, dtype).map(|(label, teams, variance)| {
+            (
+                label,
+                teams.and_then(|teams| find(teams, variance)).cloned(),
+            )
+        }),
+    )
 }
 
-/// The variant for a number of rows.
-fn for_rows<K>(variants: Vec<(Option<u64>, K)>, rows: u32) -> K {
-    let serves = |most: &Option<u64>| most.is_none_or(|most| u64::from(rows) <= most);
-    let variant = variants.into_iter().find(|(most, _)| serves(most));
-    variant.expect("the last variant serves all rows").1
-}
-
-fn label(teams: Teams, variance: Variance) -> String {
-    let passes = match variance {
-        Variance::OnePassShifted => "",
-        Variance::TwoPass => ", two passes",
+/// As [`alone`], and last the pieces.
+fn after_a_gemm(rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
+    let fused = BiasResidualLayerNorm::variants(width, EPS, dtype, true);
+    let picked = by_limit(fused, rows);
+    let candidates = picked.candidates();
+    let find = |teams, variance| {
+        candidates
+            .iter()
+            .find(|c| c.teams == teams && c.variance == variance)
     };
-    let s = if teams.warps == 1 { "" } else { "s" };
-    format!("{} warp{s}, X = {}{passes}", teams.warps, teams.x_rows)
-}
-
-/// What a model launches comes first, then the other sharings, then the three kernels that it is
-/// fused from.
-fn after_a_gemm(width: u32, rows: u32, dtype: DType) -> Vec<Contender> {
-    let picked = for_rows(
-        BiasResidualLayerNorm::variants(width, EPS, dtype, true),
-        rows,
+    let mut all = variants(
+        x_label(picked.teams),
+        &picked,
+        choices(picked.teams, width, dtype).map(|(label, teams, variance)| {
+            (
+                label,
+                teams.and_then(|teams| find(teams, variance)).cloned(),
+            )
+        }),
     );
-    let others = picked
-        .candidates()
-        .into_iter()
-        .filter(|c| *c != picked && c.variance == Variance::default());
-    let layernorm = for_rows(LayerNorm::variants(width, EPS, dtype), rows);
+    let norm = by_limit(LayerNorm::variants(width, EPS, dtype), rows);
     let pieces = Chain::of(AddBias { width, dtype })
         .then(
             Add { width, dtype },
             &[("a", "out"), ("b", "residual"), ("out", "sum")],
         )
-        .then(layernorm, &[("x", "sum"), ("out", "normalized")]);
-    let mut all = vec![Contender::picked(
-        label(picked.teams, picked.variance),
-        Chain::of(picked.clone()),
-    )];
-    all.extend(
-        others.map(|kernel| {
-            Contender::other(label(kernel.teams, kernel.variance), Chain::of(kernel))
-        }),
-    );
+        .then(norm, &[("x", "sum"), ("out", "normalized")]);
     all.push(Contender::other("add_bias, add, layernorm", pieces));
     all
+}
+
+/// What is timed beside a pick: rows of a team, and the variance.
+fn choices(
+    picked: Teams,
+    width: u32,
+    dtype: DType,
+) -> [(&'static str, Option<Teams>, Variance); 4] {
+    let candidates = Teams::candidates(width, dtype);
+    let with = |x: u32| {
+        let mut fitting = candidates.iter().filter(|t| t.x_rows == x);
+        fitting.find(|t| t.warps >= picked.warps).copied()
+    };
+    [
+        ("X=1", with(1), Variance::OnePassShifted),
+        ("X=2", with(2), Variance::OnePassShifted),
+        ("X=4", with(4), Variance::OnePassShifted),
+        ("two passes", Some(picked), Variance::TwoPass),
+    ]
+}
+
+fn x_label(teams: Teams) -> &'static str {
+    match teams.x_rows {
+        1 => "X=1",
+        2 => "X=2",
+        _ => "X=4",
+    }
 }

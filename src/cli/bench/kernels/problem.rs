@@ -4,7 +4,11 @@ use std::{fmt, str::FromStr};
 
 use serde::Serialize;
 
-use crate::{DType, kernels::chain::Chain, names::nearest};
+use crate::{
+    DType,
+    kernels::{KernelSpec, chain::Chain},
+    names::nearest,
+};
 
 /// Heads of the softmax problems, and of most others.
 pub(super) const HEADS: u32 = 12;
@@ -23,28 +27,54 @@ pub(super) struct Problem {
 #[derive(Clone, Debug)]
 pub(super) struct Contender {
     /// The computation in words, the same for every shape; launches are apart by commas.
-    pub label: String,
+    pub label: &'static str,
     pub chain: Chain,
     /// Whether this is what a model launches.
     pub picked: bool,
 }
 
 impl Contender {
-    pub fn picked(label: impl Into<String>, chain: Chain) -> Self {
+    pub fn picked(label: &'static str, chain: Chain) -> Self {
         Self {
-            label: label.into(),
+            label,
             chain,
             picked: true,
         }
     }
 
-    pub fn other(label: impl Into<String>, chain: Chain) -> Self {
+    pub fn other(label: &'static str, chain: Chain) -> Self {
         Self {
-            label: label.into(),
+            label,
             chain,
             picked: false,
         }
     }
+}
+
+/// The kernel that serves a size, out of several by their largest sizes.
+pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
+    let (_, kernel) = variants
+        .into_iter()
+        .find(|(limit, _)| limit.is_none_or(|limit| u64::from(size) <= limit))
+        .expect("the last variant serves every size");
+    kernel
+}
+
+/// The pick, and those of the other kernels that are there and are not it.
+pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
+    label: &'static str,
+    picked: &K,
+    others: impl IntoIterator<Item = (&'static str, Option<K>)>,
+) -> Vec<Contender> {
+    let mut seen = vec![picked.clone()];
+    let mut all = vec![Contender::picked(label, Chain::of(picked.clone()))];
+    for (label, kernel) in others {
+        if let Some(kernel) = kernel.filter(|k| !seen.contains(k)) {
+            all.push(Contender::other(label, Chain::of(kernel.clone())));
+            seen.push(kernel);
+        }
+    }
+    all
 }
 
 /// An operator and its sizes, as the peers read it.

@@ -1,12 +1,9 @@
 //! Softmax over the keys, as attention in pieces has it (TurboTransformers, figure 5).
 
-use super::problem::{Contender, HEADS, Problem, Task};
+use super::problem::{Contender, HEADS, Problem, Task, by_limit, variants};
 use crate::{
     DType,
-    kernels::{
-        attention::{AttentionSoftmax, SoftmaxForm},
-        chain::Chain,
-    },
+    kernels::attention::{AttentionSoftmax, SoftmaxForm},
 };
 
 /// Sequences and their length.
@@ -28,27 +25,46 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
             heads: HEADS,
         },
         lens: vec![length; batch as usize],
-        contenders: contenders(dtype, length),
+        contenders: contenders(length, dtype),
     };
     SHAPES.into_iter().map(problem).collect()
 }
 
-/// What a model launches comes first, then the other ways to share out rows among lanes.
-fn contenders(dtype: DType, length: u32) -> Vec<Contender> {
-    let serves = |most: &Option<u64>| most.is_none_or(|most| u64::from(length) <= most);
-    let (_, picked) = AttentionSoftmax::variants(HEADS, 1.0, dtype)
-        .into_iter()
-        .find(|(most, _)| serves(most))
-        .expect("the last variant serves all lengths");
-    let others = picked.candidates().into_iter().filter(|c| *c != picked);
-    let other = |kernel: AttentionSoftmax| Contender::other(label(&kernel), Chain::of(kernel));
-    let first = Contender::picked(label(&picked), Chain::of(picked.clone()));
-    std::iter::once(first).chain(others.map(other)).collect()
-}
-
-fn label(softmax: &AttentionSoftmax) -> String {
-    match softmax.form {
-        SoftmaxForm::Held { lanes, x_rows, .. } => format!("{lanes} lanes, X = {x_rows}"),
-        SoftmaxForm::Streamed => "streamed".to_owned(),
-    }
+/// What a model launches comes first; then the same team of lanes with other numbers of rows X
+/// (`warpAllReduce_XElem`), or the least larger team that holds them; a block for a row; and the
+/// form for any length.
+fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
+    let picked = by_limit(AttentionSoftmax::variants(HEADS, 1.0, dtype), length);
+    let candidates = picked.candidates();
+    let held = |least: u32, x: u32| {
+        let fits = |c: &&AttentionSoftmax| match c.form {
+            SoftmaxForm::Held { lanes, x_rows, .. } => lanes >= least && x_rows == x,
+            SoftmaxForm::Streamed => false,
+        };
+        candidates.iter().find(fits).cloned()
+    };
+    let (lanes, x) = match picked.form {
+        SoftmaxForm::Held { lanes, x_rows, .. } => (lanes, x_rows),
+        SoftmaxForm::Streamed => (0, 0),
+    };
+    let streamed = candidates
+        .iter()
+        .find(|c| c.form == SoftmaxForm::Streamed)
+        .cloned();
+    // A team of 64 lanes or more is a block.
+    let others = [
+        ("X=1", held(lanes, 1)),
+        ("X=2", held(lanes, 2)),
+        ("X=4", held(lanes, 4)),
+        ("a block a row", held(64.max(lanes), 1)),
+        ("streamed", streamed),
+    ];
+    let label = match (x, lanes) {
+        (1, 64..) => "a block a row",
+        (1, _) => "X=1",
+        (2, _) => "X=2",
+        (4, _) => "X=4",
+        _ => "streamed",
+    };
+    variants(label, &picked, others)
 }

@@ -72,6 +72,9 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
                 1,
                 "{name}"
             );
+            let mut labels: Vec<&str> = problem.contenders.iter().map(|c| c.label).collect();
+            labels.sort_unstable();
+            assert!(labels.is_sorted_by(|a, b| a < b), "{name}: {labels:?}");
             let extents = Extents::of(&problem.lens).unwrap();
             let shapes = |chain: &crate::kernels::chain::Chain| {
                 let of = |&t: &usize| chain.tensors[t].shape.elements().eval(&extents);
@@ -95,6 +98,34 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
             }
         }
     }
+}
+
+#[test]
+fn figure_5_has_every_number_of_rows_and_both_variances() {
+    let problems = problems(&args(&["--only", "softmax,layernorm"])).unwrap();
+    let timed = |op: &str, label: &str| {
+        let of_op = problems.iter().filter(|p| p.task.op() == op);
+        of_op
+            .filter(|p| p.contenders.iter().any(|c| c.label == label))
+            .count()
+    };
+    for op in ["softmax", "layernorm", "bias_residual_layernorm"] {
+        for label in ["X=1", "X=2", "X=4"] {
+            assert!(timed(op, label) > 4, "{op} {label}: {}", timed(op, label));
+        }
+    }
+    assert!(timed("softmax", "a block a row") > 1 && timed("softmax", "streamed") == 7);
+    assert_eq!(
+        (
+            timed("layernorm", "two passes"),
+            timed("bias_residual_layernorm", "two passes")
+        ),
+        (7, 18)
+    );
+    assert_eq!(
+        timed("bias_residual_layernorm", "add_bias, add, layernorm"),
+        18
+    );
 }
 
 #[test]
