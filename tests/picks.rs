@@ -84,7 +84,7 @@ fn the_kernels_that_are_picked_are_launched() {
                 .iter()
                 .filter(|problem| {
                     let ranges = unusual(problem);
-                    let kernels = ranges.iter().map(|r| problem.kernel(r.choice));
+                    let kernels = ranges.iter().map(|r| problem.kernels(r.choice));
                     let kernels: Vec<KernelSpec> = kernels.flatten().collect();
                     got.iter().map(|(_, k)| *k).eq(&kernels)
                         && got.iter().all(|(limit, _)| {

@@ -10,6 +10,7 @@ use crate::{
     engine::{Builder, DeviceChoice, Engine},
     engine::{CompileOptions, Compiled, Stage, TuneMode, compile, config, description},
     kernels::Instructions,
+    program::AttentionChoice,
     runtime::weights::RandomWeights,
 };
 
@@ -39,6 +40,10 @@ pub(super) struct Choices {
     /// Switch a pass off (several times for several)
     #[arg(long, value_name = "PASS")]
     without: Vec<String>,
+    /// Kernels of attention: auto (by the longest sequence), short (an error beyond its limit),
+    /// grouped or online (any length)
+    #[arg(long, value_name = "KIND")]
+    attention: Option<AttentionChoice>,
 }
 
 /// Which kernels to launch where there are several.
@@ -76,6 +81,7 @@ impl Model {
                 .iter()
                 .cloned()
                 .collect::<BTreeSet<_>>(),
+            attention: self.choices.attention.unwrap_or_default(),
             ..CompileOptions::new(dtype)
         }
     }
@@ -168,6 +174,9 @@ impl Runnable {
         }
         if let Some(outputs) = self.choices.outputs() {
             builder = builder.outputs(outputs);
+        }
+        if let Some(attention) = self.choices.attention {
+            builder = builder.attention(attention);
         }
         if let Some(file) = &self.tuning.picks {
             builder = builder.picks(file);

@@ -16,7 +16,7 @@ use crate::{
     jit::{Cubin, Jit},
     model::Description,
     plan::ChunkPolicy,
-    program::{Padding, Place, Program},
+    program::{AttentionChoice, Padding, Place, Program},
     runtime::{
         AllocatorChoice, Planner,
         batch::Limits,
@@ -80,6 +80,7 @@ pub struct Builder {
     picks: Option<PathBuf>,
     allocator: AllocatorChoice,
     padding: Padding,
+    attention: Option<AttentionChoice>,
     progress: Progress,
 }
 
@@ -100,6 +101,7 @@ impl Builder {
             picks: None,
             allocator: AllocatorChoice::default(),
             padding: Padding::Removed,
+            attention: None,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -190,6 +192,12 @@ impl Builder {
         self
     }
 
+    /// Which kernels compute fused attention; by default, that depends on the lengths.
+    pub fn attention(mut self, attention: AttentionChoice) -> Self {
+        self.attention = Some(attention);
+        self
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -267,6 +275,12 @@ impl Builder {
             if self.padding == Padding::Kept {
                 return Err(EngineError::ArtifactPadding { file: file.clone() });
             }
+            if let Some(asked) = self.attention {
+                return Err(EngineError::ArtifactAttention {
+                    file: file.clone(),
+                    asked,
+                });
+            }
             let mut artifact = Artifact::read(file)?;
             if let Some(asked) = self.dtype.filter(|&d| d != artifact.program.dtype) {
                 return Err(EngineError::ArtifactDType {
@@ -289,8 +303,12 @@ impl Builder {
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
             picks: None,
             padding: self.padding,
+            attention: self.attention.unwrap_or_default(),
             instructions: device.instructions(),
         };
+        if options.attention != AttentionChoice::Auto {
+            tracing::info!("attention: {} (as asked for)", options.attention);
+        }
         let mut compiled = compile(&self.description()?, &self.config_json()?, &options)?;
         if tuned {
             let began = Instant::now();

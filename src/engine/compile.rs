@@ -10,7 +10,7 @@ use crate::{
     model::{Description, Model},
     names::nearest,
     passes::{self, Report},
-    program::{self, LowerOptions, Padding, Program},
+    program::{self, AttentionChoice, LowerOptions, Padding, Program},
     tensor::DType,
     tune::{Picks, Problem},
 };
@@ -28,6 +28,8 @@ pub struct CompileOptions {
     /// Which kernels to launch where there are several; the cost model's first guess otherwise.
     pub picks: Option<Picks>,
     pub padding: Padding,
+    /// Which kernels compute fused attention.
+    pub attention: AttentionChoice,
     /// What the kernels may use.
     pub instructions: Instructions,
 }
@@ -41,6 +43,7 @@ impl CompileOptions {
             dtype,
             picks: None,
             padding: Padding::Removed,
+            attention: AttentionChoice::Auto,
             instructions: Instructions::default(),
         }
     }
@@ -51,6 +54,7 @@ impl CompileOptions {
             padding: self.padding,
             instructions: self.instructions,
             picks: self.picks.as_ref(),
+            attention: self.attention,
         }
     }
 }

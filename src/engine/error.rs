@@ -6,7 +6,7 @@ use crate::{
     model::ModelError,
     names::nearest,
     passes::PassError,
-    program::{LowerError, SizeOverflow},
+    program::{AttentionChoice, LowerError, SizeOverflow},
     runtime::{
         PlannerError, batch::BatchError, cpu::CpuError, cuda::CudaError, weights::CheckpointError,
     },
@@ -101,6 +101,13 @@ pub enum EngineError {
         "the artifact `{file}` was compiled to run without padding; build the engine from the description to keep padding"
     )]
     ArtifactPadding { file: PathBuf },
+    #[error(
+        "the artifact `{file}` has its kernels already, so {asked} attention cannot be asked of it; compile the model with --attention {asked}"
+    )]
+    ArtifactAttention {
+        file: PathBuf,
+        asked: AttentionChoice,
+    },
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error("text {index} cannot be tokenized: {problem}")]

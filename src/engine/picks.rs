@@ -107,7 +107,7 @@ pub fn digests(problems: &[Problem]) -> Result<Vec<String>, EngineError> {
     });
     let kernels_of = |problem: &Problem| -> Vec<KernelSpec> {
         let candidates = problem.candidates().into_iter();
-        candidates.filter_map(|c| problem.kernel(c)).collect()
+        candidates.flat_map(|c| problem.kernels(c)).collect()
     };
     let kernels: Vec<Vec<KernelSpec>> = problems.iter().map(kernels_of).collect();
     let mut sources = emit(&kernels.concat())?.into_iter();

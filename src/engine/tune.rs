@@ -414,7 +414,7 @@ impl Track for OnDevice<'_> {
         let mut kernels: Vec<KernelSpec> = Vec::new();
         for (problem, schedule) in races {
             let choices = schedule.choices();
-            kernels.extend(choices.into_iter().filter_map(|c| problem.kernel(c)));
+            kernels.extend(choices.into_iter().flat_map(|c| problem.kernels(c)));
         }
         let device = self.tuner.device;
         let show = |done, total| (self.tuner.progress)(Stage::Kernels, done, total);
@@ -433,7 +433,7 @@ impl Track for OnDevice<'_> {
             unreachable!("races are prepared before the first of them")
         };
         let (lens, rows) = problem.batch(heat.size);
-        let chain = |&choice: &Choice| problem.kernel(choice).map(Chain::of);
+        let chain = |&choice: &Choice| problem.chain(choice);
         let chains: Vec<Chain> = heat.contenders.iter().filter_map(chain).collect();
         let with_code: Vec<(&Chain, Vec<&Cubin>)> = chains
             .iter()

@@ -39,6 +39,17 @@ kernels! {
 }
 
 impl KernelSpec {
+    /// Tensors that it writes. They are the last of its parameters, counts left out, of every kernel
+    /// that a program may launch.
+    pub fn n_writes(&self) -> usize {
+        match self {
+            Self::MhaLongScores(_) => 2,
+            Self::PackTokens(_) => 3,
+            Self::PackScan(_) => 2,
+            _ => 1,
+        }
+    }
+
     /// The two launches that pack a padded batch.
     pub fn packing() -> [KernelSpec; 2] {
         [PackScan.into(), PackTokens.into()]

@@ -1,18 +1,21 @@
 //! From the fused graph to launches: one kernel for every operator that computes.
 
+mod attention;
+mod choices;
+
 use std::collections::HashMap;
 
 use super::{
-    Limit, Padding, Place, Program, Step, Tensor, TensorIndex, Variant, padding::check_kept,
+    AttentionChoice, Limit, Padding, Place, Program, Step, Tensor, TensorIndex, Variant,
+    padding::check_kept,
 };
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        Instructions, KernelSpec, Meta, attention::*, elementwise::*, embedding::*, layernorm::*,
-        pooling::*,
+        Instructions, KernelSpec, Meta, attention::*, elementwise::*, embedding::*, pooling::*,
     },
     tensor::{DType, Shape, Size, Symbol},
-    tune::{Counted, Picks, Problem},
+    tune::{Picks, Problem},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +25,19 @@ pub enum LowerError {
         node: String,
         op: &'static str,
         problem: String,
+    },
+    #[error("`{node}` cannot be {choice} attention: {problem}")]
+    Attention {
+        node: String,
+        choice: AttentionChoice,
+        problem: AttentionError,
+    },
+    #[error(
+        "{choice} attention was asked for, but `{node}` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto"
+    )]
+    AttentionInPieces {
+        node: String,
+        choice: AttentionChoice,
     },
     #[error("activations are stored as f32, f16 or bf16, not as {0}")]
     DType(DType),
@@ -46,6 +62,9 @@ pub struct LowerOptions<'a> {
     /// Where several kernels serve an operator, which to launch; what they do not say is the cost
     /// model's first guess.
     pub picks: Option<&'a Picks>,
+    /// Which kernels compute fused attention; unless that is [`AttentionChoice::Auto`], picks have
+    /// no say in it.
+    pub attention: AttentionChoice,
 }
 
 /// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
@@ -75,6 +94,9 @@ pub fn problems(graph: &Graph, options: &LowerOptions) -> Result<Vec<Problem>, L
     let mut problems: Vec<Problem> = Vec::new();
     for id in graph.topological() {
         let op = graph.op(id);
+        if matches!(op, Op::Attention { .. }) && options.attention != AttentionChoice::Auto {
+            continue;
+        }
         let problem = lowering
             .problem(id, op)
             .map_err(|problem| lowering.unsupported(id, op, problem))?;
@@ -89,6 +111,7 @@ struct Lowering<'a> {
     padding: Padding,
     instructions: Instructions,
     picks: Option<&'a Picks>,
+    attention: AttentionChoice,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<Meta, TensorIndex>,
@@ -103,6 +126,7 @@ impl<'a> Lowering<'a> {
             padding: options.padding,
             instructions: options.instructions,
             picks: options.picks,
+            attention: options.attention,
             program: Program {
                 dtype,
                 kernels: Vec::new(),
@@ -141,6 +165,15 @@ impl<'a> Lowering<'a> {
 
     fn compute(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
+        if matches!(op, Op::Attention { .. }) {
+            return self.attention(id, op);
+        }
+        if matches!(op, Op::Softmax { .. }) && self.attention != AttentionChoice::Auto {
+            return Err(LowerError::AttentionInPieces {
+                node: node.name.clone(),
+                choice: self.attention,
+            });
+        }
         let variants = self
             .kernels(id, op)
             .map_err(|problem| self.unsupported(id, op, problem))?;
@@ -153,24 +186,28 @@ impl<'a> Lowering<'a> {
         for &meta in metas(op, self.padding) {
             operands.push(self.meta(meta));
         }
-        let planned = Place::Planned { first: 0, last: 0 };
-        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), planned);
+        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         operands.push(out);
-        let variants = variants
-            .into_iter()
-            .map(|(limit, kernel)| Variant {
-                kernel: self.kernel(kernel),
-                limit,
-            })
-            .collect();
+        let variants = self.variants(variants);
         let rows = rows(&node.shape);
         self.program.steps.push(Step {
             name: node.name.clone(),
+            when: None,
             variants,
             operands,
             rows,
         });
         Ok(out)
+    }
+
+    fn variants(&mut self, kernels: Vec<(Option<Limit>, KernelSpec)>) -> Vec<Variant> {
+        kernels
+            .into_iter()
+            .map(|(limit, kernel)| Variant {
+                kernel: self.kernel(kernel),
+                limit,
+            })
+            .collect()
     }
 
     fn tensor(&mut self, name: &str, dtype: DType, shape: Shape, place: Place) -> TensorIndex {
@@ -341,77 +378,6 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// What an operator asks for, where several kernels serve it.
-    fn problem(&self, id: NodeId, op: &Op) -> Result<Option<Problem>, String> {
-        let dtype = self.dtype;
-        let first_width = || width(self.graph.shape(self.graph.operands(id)[0]));
-        Ok(match *op {
-            Op::Linear { epilogue } => Some(Problem::Gemm {
-                n: width(self.graph.shape(id))?,
-                k: first_width()?,
-                dtype,
-                epilogue,
-                instructions: self.instructions,
-            }),
-            Op::LayerNorm { eps } => {
-                let usual = LayerNorm::new(first_width()?, eps, dtype);
-                Some(Problem::LayerNorm(usual))
-            }
-            Op::BiasResidualLayerNorm { eps, bias } => {
-                let usual = BiasResidualLayerNorm::new(first_width()?, eps, dtype, bias);
-                Some(Problem::BiasResidualLayerNorm(usual))
-            }
-            Op::Softmax { scale } => {
-                let heads = constant(&self.graph.shape(id).0[0])?;
-                Some(Problem::Softmax(AttentionSoftmax {
-                    masked: self.padding == Padding::Kept,
-                    ..AttentionSoftmax::new(heads, scale, dtype)
-                }))
-            }
-            Op::Attention {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                v,
-            } => Some(Problem::Attention {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                v,
-                dtype,
-            }),
-            _ => None,
-        })
-    }
-
-    /// The kernels that were picked, or the first guess.
-    fn chosen(&self, problem: &Problem) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
-        let picked = match self.picks {
-            Some(picks) => picks.ranges(problem).map_err(|refused| {
-                format!("its picks are refused: {refused}; leave them out, or tune anew")
-            })?,
-            None => None,
-        };
-        let ranges = picked.map_or_else(|| problem.guess(), <[_]>::to_vec);
-        ranges
-            .into_iter()
-            .map(|range| {
-                let limit = range.up_to.map(|most| match problem.counted() {
-                    Counted::Rows => Limit::Rows(most),
-                    Counted::Longest => Limit::Longest(most),
-                });
-                let kernel = problem
-                    .kernel(range.choice)
-                    .ok_or_else(|| format!("{} does not compute it", range.choice))?;
-                Ok((limit, kernel))
-            })
-            .collect()
-    }
-
     fn table(&self, ids: NodeId, table: NodeId, offset: u32) -> Result<Table, String> {
         let Op::Input(ids) = self.graph.op(ids) else {
             return Err("the ids of an embedding must be an input of the model".to_owned());
@@ -434,6 +400,9 @@ impl<'a> Lowering<'a> {
     }
 }
 
+/// Until the steps are known.
+const UNPLACED: Place = Place::Planned { first: 0, last: 0 };
+
 /// Rows of a launch that computes a tensor of this shape.
 fn rows(shape: &Shape) -> Size {
     match shape.0.as_slice() {
@@ -453,9 +422,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             &[Meta::CuLens, Meta::PairOffsets]
         }
-        Op::Attention { .. } | Op::FirstToken | Op::MeanPool | Op::MeanPoolNormalize { .. } => {
-            &[Meta::CuLens]
-        }
+        Op::FirstToken | Op::MeanPool | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
         _ => &[],
     }
 }

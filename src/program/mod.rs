@@ -1,15 +1,19 @@
 //! A model as plain data: kernels, launches, tensors and weights. Everything that an executor needs
 //! and nothing that needs a device, so it can be printed, stored and compared.
 
+mod attention;
 mod lower;
 mod padding;
 mod print;
+mod step;
 mod validate;
 
 use serde::{Deserialize, Serialize};
 
+pub use attention::{AttentionChoice, UnknownAttention};
 pub use lower::{LowerError, LowerOptions, lower, problems};
 pub use padding::Padding;
+pub use step::{LaunchError, Limit, LongestRange, Step, Variant};
 
 use crate::{
     graph::WeightExpr,
@@ -55,57 +59,6 @@ pub enum Place {
     Planned { first: u32, last: u32 },
 }
 
-/// One launch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Step {
-    /// Name of the value that it computes.
-    pub name: String,
-    /// Kernels that compute it, the first whose limit holds is launched. All take the same
-    /// arguments; the last has no limit.
-    pub variants: Vec<Variant>,
-    /// Tensors of the kernel's `Read` and `Write` parameters, in the order of the signature.
-    pub operands: Vec<TensorIndex>,
-    /// What the kernel's `rows` is.
-    pub rows: Size,
-}
-
-/// A kernel with the batches it is for.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Variant {
-    /// Index into [`Program::kernels`].
-    pub kernel: usize,
-    pub limit: Option<Limit>,
-}
-
-/// Largest batch that a variant is for, inclusive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Limit {
-    Rows(u64),
-    Longest(u64),
-}
-
-impl Limit {
-    fn holds(self, extents: &Extents) -> bool {
-        match self {
-            Limit::Rows(most) => extents.rows <= most,
-            Limit::Longest(most) => extents.longest <= most,
-        }
-    }
-}
-
-impl Step {
-    /// The extents with this step's `rows`; `None` where they do not fit 64 bits.
-    pub fn extents(&self, batch: &Extents) -> Option<Extents> {
-        Some(batch.with_rows(self.rows.eval(batch)?))
-    }
-
-    /// Index of the kernel that serves a batch; `extents` come from [`Step::extents`].
-    pub fn kernel(&self, extents: &Extents) -> Option<usize> {
-        let fits = |v: &&Variant| v.limit.is_none_or(|limit| limit.holds(extents));
-        self.variants.iter().find(fits).map(|v| v.kernel)
-    }
-}
-
 /// A size that does not fit 64 bits.
 #[derive(Debug, thiserror::Error)]
 #[error("the size of `{tensor}`, {shape}, does not fit 64 bits for this batch; send fewer tokens")]
@@ -136,14 +89,46 @@ impl Program {
             })
     }
 
-    /// Usage records of the planned tensors for a batch (TurboTransformers 4.2).
-    pub fn usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, SizeOverflow> {
+    /// Usage records of the planned tensors for a batch (TurboTransformers 4.2). A tensor that only
+    /// steps touch which are not launched for the batch has no bytes.
+    ///
+    /// # Errors
+    /// Sizes that do not fit 64 bits, and a batch that some step has no kernel for.
+    pub fn usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, LaunchError> {
+        let mut touched = vec![false; self.tensors.len()];
+        for step in &self.steps {
+            if step.launch(extents)?.is_some() {
+                step.operands.iter().for_each(|&o| touched[o] = true);
+            }
+        }
+        Ok(self.records(extents, &touched)?)
+    }
+
+    /// Usage records that suffice for every batch that is nowhere larger than this one.
+    pub fn most_usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, SizeOverflow> {
+        let mut touched = vec![false; self.tensors.len()];
+        for step in &self.steps {
+            if step.range().above < extents.longest {
+                step.operands.iter().for_each(|&o| touched[o] = true);
+            }
+        }
+        self.records(extents, &touched)
+    }
+
+    fn records(
+        &self,
+        extents: &Extents,
+        touched: &[bool],
+    ) -> Result<Vec<UsageRecord>, SizeOverflow> {
         self.planned()
-            .map(|(_, tensor)| {
+            .map(|(index, tensor)| {
                 let Place::Planned { first, last } = tensor.place else {
                     unreachable!("`planned` yields planned tensors only")
                 };
-                let bytes = self.bytes(tensor, extents)?;
+                let bytes = match touched[index] {
+                    true => self.bytes(tensor, extents)?,
+                    false => 0,
+                };
                 Ok(UsageRecord {
                     first_op: first,
                     last_op: last,
@@ -164,10 +149,12 @@ impl Program {
     }
 
     /// Floating-point operations of the products of one class, for any batch (ByteTransformer,
-    /// table II). All variants of a step compute the same.
+    /// table II). All variants of a step compute the same, and so do steps for different lengths, of
+    /// which those without an upper limit are counted.
     pub fn flop(&self, class: Class) -> Size {
         self.steps
             .iter()
+            .filter(|step| step.range().up_to.is_none())
             .filter_map(|step| Some((step, &self.kernels[step.variants.last()?.kernel])))
             .filter(|(_, kernel)| kernel.class() == class)
             .fold(Size::default(), |sum, (step, kernel)| {

@@ -10,7 +10,12 @@ impl fmt::Display for Program {
             for variant in &step.variants {
                 write!(f, " {}", self.kernels[variant.kernel].as_kernel().symbol())?;
                 if let Some(limit) = variant.limit {
-                    write!(f, " if {limit:?} or")?;
+                    let or = if Some(variant) == step.variants.last() {
+                        ""
+                    } else {
+                        " or"
+                    };
+                    write!(f, " if {limit:?}{or}")?;
                 }
             }
             f.write_str(" (")?;
@@ -24,7 +29,11 @@ impl fmt::Display for Program {
                 };
                 write!(f, "{comma}{mark}{}", tensor.name)?;
             }
-            writeln!(f, ") over {}", step.rows)?;
+            write!(f, ") over {}", step.rows)?;
+            match step.when {
+                Some(range) => writeln!(f, " if {range}")?,
+                None => writeln!(f)?,
+            }
         }
         Ok(())
     }

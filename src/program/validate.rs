@@ -3,7 +3,7 @@
 //! Executors trust a program: they index, multiply and launch by what it says. A program from
 //! [`lower`](super::lower()) keeps these rules by how it is made; any other is checked here first.
 
-use super::{Limit, Place, Program, Step, Variant, lower::meta_layout};
+use super::{Limit, LongestRange, Place, Program, Step, Variant, lower::meta_layout};
 use crate::{
     graph::WeightExpr,
     kernels::{
@@ -44,16 +44,23 @@ impl Program {
             check_shape(&tensor.shape).map_err(|problem| format!("`{}` {problem}", tensor.name))?;
         }
         self.places()?;
-        let mut written = vec![false; self.tensors.len()];
+        let mut written: Vec<Vec<LongestRange>> = vec![Vec::new(); self.tensors.len()];
         for (at, step) in self.steps.iter().enumerate() {
             self.step(at as u32, step, &mut written)
                 .map_err(|problem| format!("the step `{}` {problem}", step.name))?;
         }
         let idle = |(i, t): &(usize, &super::Tensor)| {
-            matches!(t.place, Place::Planned { .. }) && !written[*i]
+            matches!(t.place, Place::Planned { .. }) && written[*i].is_empty()
         };
         if let Some((_, tensor)) = self.tensors.iter().enumerate().find(idle) {
             return Err(format!("no step computes `{}`", tensor.name));
+        }
+        for (name, tensor) in &self.outputs {
+            if !LongestRange::ALL.is_covered_by(&written[*tensor]) {
+                return Err(format!(
+                    "the output `{name}` is not computed for every batch"
+                ));
+            }
         }
         Ok(())
     }
@@ -105,15 +112,22 @@ impl Program {
         Ok(())
     }
 
-    fn step(&self, at: u32, step: &Step, written: &mut [bool]) -> Result<(), String> {
+    fn step(&self, at: u32, step: &Step, written: &mut [Vec<LongestRange>]) -> Result<(), String> {
         check_size(&step.rows).map_err(|problem| format!("runs over rows that {problem}"))?;
-        if step.variants.last().is_none_or(|v| v.limit.is_some()) {
+        let last = step.variants.last().map(|v| v.limit);
+        // A sequence that is too long is an error that says so; rows that are too many are not.
+        if matches!(last, None | Some(Some(Limit::Rows(_)))) {
             return Err("has no kernel for every batch".to_owned());
+        }
+        let range = step.range();
+        if range.up_to.is_some_and(|up_to| up_to <= range.above) {
+            return Err("is for no batch".to_owned());
         }
         let n_tensors = self.tensors.len();
         if let Some(&operand) = step.operands.iter().find(|&&o| o >= n_tensors) {
             return Err(format!("binds tensor {operand} of {n_tensors}"));
         }
+        let mut n_writes = None;
         for variant in &step.variants {
             let Some(kernel) = self.kernels.get(variant.kernel) else {
                 return Err(format!(
@@ -123,19 +137,30 @@ impl Program {
                 ));
             };
             check_limit(variant, kernel)?;
-            self.bindings(at, step, kernel)?;
+            self.bindings(at, step, kernel, written)?;
+            if *n_writes.get_or_insert(kernel.n_writes()) != kernel.n_writes() {
+                return Err("has kernels that write different tensors".to_owned());
+            }
         }
-        // All variants bind alike, and every kernel of a program writes its last tensor only.
-        if let Some(&out) = step.operands.last()
-            && std::mem::replace(&mut written[out], true)
-        {
-            return Err(format!("computes `{}` again", self.tensors[out].name));
+        // All variants bind alike, and every kernel of a program writes its last tensors only.
+        let n_reads = step.operands.len().saturating_sub(n_writes.unwrap_or(0));
+        for &out in &step.operands[n_reads..] {
+            if written[out].iter().any(|&before| before.meets(range)) {
+                return Err(format!("computes `{}` again", self.tensors[out].name));
+            }
+            written[out].push(range);
         }
         Ok(())
     }
 
     /// Whether a step binds to each parameter of its kernel a tensor of its type and size.
-    fn bindings(&self, at: u32, step: &Step, kernel: &KernelSpec) -> Result<(), String> {
+    fn bindings(
+        &self,
+        at: u32,
+        step: &Step,
+        kernel: &KernelSpec,
+        written: &[Vec<LongestRange>],
+    ) -> Result<(), String> {
         let params = kernel.as_kernel().params();
         let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
         let n_params = tensors.clone().count();
@@ -161,12 +186,23 @@ impl Program {
                 ));
             }
             match tensor.place {
-                // A tensor is written in the first step of its life and read in later ones only:
-                // so no step reads what it writes, and nothing is read before it is there.
+                // A tensor is written from the first step of its life on, by one step for each
+                // batch, and read in later ones only: so no step reads what it writes, and nothing
+                // is read before it is there.
                 Place::Planned { first, last }
-                    if last < at || (writes && first != at) || (!writes && first >= at) =>
+                    if last < at
+                        || (writes && written[operand].is_empty() && first != at)
+                        || (!writes && first >= at) =>
                 {
                     return Err(format!("binds `{}` outside its life", tensor.name));
+                }
+                Place::Planned { .. }
+                    if !writes && !step.range().is_covered_by(&written[operand]) =>
+                {
+                    return Err(format!(
+                        "reads `{}`, which is not computed for all its batches",
+                        tensor.name
+                    ));
                 }
                 Place::Batch(_) | Place::Weight(_) if writes => {
                     return Err(format!("writes `{}`, which is only read", tensor.name));

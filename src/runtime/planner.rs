@@ -11,7 +11,7 @@ use crate::{
         Allocator, Caching, ChunkAllocator, ChunkPolicy, Gsoc, Maximum, Plan, PlanCache, PlanError,
         RequestStats, Turbo, lower_bound,
     },
-    program::{Program, SizeOverflow},
+    program::{LaunchError, Program, SizeOverflow},
     tensor::Extents,
 };
 
@@ -24,6 +24,8 @@ pub enum PlannerError {
     Plan(#[from] PlanError),
     #[error(transparent)]
     Size(#[from] SizeOverflow),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     #[error(
         "the batch of {} is beyond the declared maximum of {}; declare a larger maximum, or send a smaller batch",
         in_words(batch),
@@ -77,7 +79,7 @@ impl AllocatorChoice {
             Self::Turbo => Box::new(Turbo::new()),
             Self::Gsoc => Box::new(Gsoc::new()),
             Self::Caching => Box::new(Caching::new()),
-            Self::Maximum(e) => Box::new(Maximum::new(&program.usage(e)?)?),
+            Self::Maximum(e) => Box::new(Maximum::new(&program.most_usage(e)?)?),
         })
     }
 

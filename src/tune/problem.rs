@@ -6,7 +6,11 @@ use super::{Range, choice_at};
 use crate::{
     kernels::{
         Instructions, Kernel, KernelSpec,
-        attention::{AttentionSoftmax, HeadView, MhaOnline, MhaShort, SoftmaxForm},
+        attention::{
+            AttentionError, AttentionSoftmax, HeadView, MhaLongContext, MhaLongReduce,
+            MhaLongScores, MhaOnline, MhaShort, SoftmaxForm,
+        },
+        chain::Chain,
         gemm::{EitherGemm, Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile},
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams},
     },
@@ -57,6 +61,8 @@ pub enum Choice {
         max_len: u32,
     },
     MhaOnline,
+    /// Three launches, with the scores in memory.
+    MhaGrouped,
     /// How rows are shared out among warps.
     Teams(Teams),
     /// How rows of scores are spread over lanes.
@@ -156,6 +162,11 @@ impl Problem {
                     .into_iter()
                     .map(|max_len| Choice::MhaShort { max_len })
                     .chain([Choice::MhaOnline])
+                    .chain(
+                        [Choice::MhaGrouped]
+                            .into_iter()
+                            .filter(|&c| self.check(c).is_ok()),
+                    )
                     .collect()
             }
         }
@@ -254,7 +265,65 @@ impl Problem {
         }
     }
 
-    /// The kernel of a choice; `None` where the choice is none for this problem.
+    /// Whether the kernels of a choice of attention can be made for these sizes.
+    pub fn check(&self, choice: Choice) -> Result<(), AttentionError> {
+        let Some(chain) = self.chain(choice) else {
+            return Ok(());
+        };
+        chain.launches.iter().try_for_each(|l| match &l.kernel {
+            KernelSpec::MhaShort(k) => k.check(),
+            KernelSpec::MhaOnline(k) => k.check(),
+            KernelSpec::MhaLongScores(k) => k.check(),
+            KernelSpec::MhaLongContext(k) => k.check(),
+            _ => Ok(()),
+        })
+    }
+
+    /// The launches of a choice; `None` where the choice is none for this problem.
+    pub fn chain(&self, choice: Choice) -> Option<Chain> {
+        let (
+            &Problem::Attention {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+                dtype,
+            },
+            Choice::MhaGrouped,
+        ) = (self, choice)
+        else {
+            return self.kernel(choice).map(Chain::of);
+        };
+        let scores = MhaLongScores {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            dtype,
+        };
+        let context = MhaLongContext {
+            heads,
+            head,
+            v,
+            dtype,
+        };
+        // Each reads what the one before wrote, by the names of their parameters.
+        let chain = Chain::of(scores).then(MhaLongReduce { heads }, &[]);
+        Some(chain.then(context, &[]))
+    }
+
+    /// The kernels of a choice, in the order of their launches; none where the choice is none for
+    /// this problem.
+    pub fn kernels(&self, choice: Choice) -> Vec<KernelSpec> {
+        let chain = self.chain(choice).unwrap_or_default();
+        chain.launches.into_iter().map(|l| l.kernel).collect()
+    }
+
+    /// The kernel of a choice that is a single launch; `None` where the choice is none for this
+    /// problem.
     pub fn kernel(&self, choice: Choice) -> Option<KernelSpec> {
         match (self, choice) {
             (
@@ -355,7 +424,11 @@ impl Choice {
         match self {
             Choice::MhaShort { max_len } => Some(max_len.into()),
             Choice::Softmax(form) => form.max_len().map(u64::from),
-            Choice::Tile(_) | Choice::Wgmma(_) | Choice::MhaOnline | Choice::Teams(_) => None,
+            Choice::Tile(_)
+            | Choice::Wgmma(_)
+            | Choice::MhaOnline
+            | Choice::MhaGrouped
+            | Choice::Teams(_) => None,
         }
     }
 
@@ -381,6 +454,7 @@ impl fmt::Display for Choice {
             Choice::Wgmma(t) => f.write_str(&t.name()),
             Choice::MhaShort { max_len } => write!(f, "mha_short_l{max_len}"),
             Choice::MhaOnline => f.write_str("mha_online"),
+            Choice::MhaGrouped => f.write_str("mha_grouped"),
             Choice::Teams(teams) => write!(f, "warps{}_x{}", teams.warps, teams.x_rows),
             Choice::Softmax(SoftmaxForm::Held {
                 lanes,

@@ -8,6 +8,8 @@
 mod context;
 mod reduce;
 mod scores;
+#[cfg(test)]
+mod tests;
 
 use super::fused::edge_cases;
 use crate::{

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     kernels::{KernelSpec, Meta},
     plan::Plan,
-    program::{Place, Program, SizeOverflow, Step},
+    program::{LaunchError, Place, Program, SizeOverflow, Step},
     tensor::{DType, Extents},
 };
 
@@ -37,6 +37,8 @@ pub enum CpuError {
     Plan(#[from] PlannerError),
     #[error(transparent)]
     Size(#[from] SizeOverflow),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     #[error("the step `{step}` failed")]
     Step { step: String, source: OpError },
     #[error(
@@ -166,8 +168,9 @@ impl CpuSession {
         let run = Run::new(&model, self.workspace.chunks(), &plan, extents, &data)?;
         for step in &program.steps {
             let began = Instant::now();
-            let kernel = run.step(step)?;
-            observe(kernel, began.elapsed());
+            if let Some(kernel) = run.step(step)? {
+                observe(kernel, began.elapsed());
+            }
         }
         program
             .outputs
@@ -253,36 +256,36 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs one step; returns the kernel that served it.
-    fn step(&self, step: &Step) -> Result<&KernelSpec, CpuError> {
+    /// Runs one step, if it is for this batch; returns the kernel that served it.
+    fn step(&self, step: &Step) -> Result<Option<&KernelSpec>, CpuError> {
         let program = &self.model.program;
-        let overflow = || SizeOverflow {
-            tensor: step.name.clone(),
-            shape: crate::tensor::Shape(vec![step.rows.clone()]),
+        let Some((kernel, extents)) = step.launch(&self.extents)? else {
+            return Ok(None);
         };
-        let extents = step.extents(&self.extents).ok_or_else(overflow)?;
-        let kernel = &program.kernels[step.kernel(&extents).ok_or_else(overflow)?];
-        let Some((&out, reads)) = step.operands.split_last() else {
-            return Ok(kernel);
-        };
+        let kernel = &program.kernels[kernel];
+        let n_writes = kernel.n_writes();
+        let (reads, writes) = step
+            .operands
+            .split_at(step.operands.len().saturating_sub(n_writes));
         let reads: Vec<Read<'_>> = reads
             .iter()
             .map(|&operand| match &program.tensors[operand].place {
                 Place::Batch(meta) => self.data.read(*meta),
                 Place::Weight(_) => Read::Real(&self.model.weights[operand]),
-                // SAFETY: the step writes `out` only, whose bytes no operand of it shares.
+                // SAFETY: the step writes `writes` only, whose bytes no other operand of it shares.
                 Place::Planned { .. } => Read::Real(unsafe { self.slice(operand) }),
             })
             .collect();
-        let Some((start, n)) = self.planned[out] else {
-            return Ok(kernel);
-        };
-        // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
-        let out = unsafe { std::slice::from_raw_parts_mut(start, n) };
-        ops::run(kernel, &extents, &reads, &mut [out]).map_err(|source| CpuError::Step {
+        let mut writes: Vec<&mut [f32]> = writes
+            .iter()
+            .filter_map(|&operand| self.planned[operand])
+            // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
+            .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
+            .collect();
+        ops::run(kernel, &extents, &reads, &mut writes).map_err(|source| CpuError::Step {
             step: step.name.clone(),
             source,
         })?;
-        Ok(kernel)
+        Ok(Some(kernel))
     }
 }

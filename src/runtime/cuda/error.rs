@@ -2,7 +2,7 @@ use cudarc::{cublaslt::result::CublasError, driver::DriverError};
 
 use crate::{
     jit::JitError,
-    program::SizeOverflow,
+    program::{LaunchError, SizeOverflow},
     runtime::{PlannerError, weights::CheckpointError},
     tensor::LengthsError,
 };
@@ -29,6 +29,8 @@ pub enum CudaError {
     Plan(#[from] PlannerError),
     #[error(transparent)]
     Size(#[from] SizeOverflow),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     #[error(transparent)]
     Lengths(#[from] LengthsError),
     #[error(

@@ -22,7 +22,7 @@ use crate::{
         weights::decode,
         workspace::{ChunkOwner, NoRoom, Workspace},
     },
-    tensor::{Extents, Shape},
+    tensor::Extents,
 };
 
 /// What one caller needs to run a [`CudaModel`]: a stream, chunks, and room for batch data.
@@ -321,6 +321,9 @@ impl CudaSession {
         }
         let mut pointers = Vec::with_capacity(16);
         for step in &program.steps {
+            let Some((kernel, extents)) = step.launch(&ready.extents)? else {
+                continue;
+            };
             pointers.clear();
             pointers.extend(step.operands.iter().map(|&operand| {
                 match &program.tensors[operand].place {
@@ -329,12 +332,6 @@ impl CudaSession {
                     Place::Planned { .. } => places[operand],
                 }
             }));
-            let overflow = || SizeOverflow {
-                tensor: step.name.clone(),
-                shape: Shape(vec![step.rows.clone()]),
-            };
-            let extents = step.extents(&ready.extents).ok_or_else(overflow)?;
-            let kernel = step.kernel(&extents).ok_or_else(overflow)?;
             if !wanted(self.model.loaded[kernel].kernel()) {
                 continue;
             }

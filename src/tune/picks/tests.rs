@@ -167,14 +167,14 @@ fn another_format_is_refused_by_its_number() {
 fn a_tile_that_is_no_candidate_is_refused() {
     assert_snapshot!(refusal("m: 64, n: 64", "m: 4096, n: 64"), @"`gemm_bias_gelu_f16_n3072_k768` has no candidate t4096x64x64_w2x2_s4; it has t128x256x32_w2x4_s4, t128x192x32_w2x4_s4, t128x128x64_w2x2_s3, t128x64x64_w2x2_s4, t64x128x64_w2x2_s4, t64x64x64_w2x2_s4, t32x64x64_w1x4_s4, t16x64x64_w1x4_s5, t16x32x64_w1x2_s5");
     assert_snapshot!(refusal("stages: 4", "stages: 4000000000"), @"`gemm_bias_gelu_f16_n3072_k768` has no candidate t64x64x64_w2x2_s4000000000; it has t128x256x32_w2x4_s4, t128x192x32_w2x4_s4, t128x128x64_w2x2_s3, t128x64x64_w2x2_s4, t64x128x64_w2x2_s4, t64x64x64_w2x2_s4, t32x64x64_w1x4_s4, t16x64x64_w1x4_s5, t16x32x64_w1x2_s5");
-    assert_snapshot!(refusal("MhaShort(max_len: 64)", "MhaShort(max_len: 65)"), @"`mha_f16_h12x64_qkv2304` has no candidate mha_short_l65; it has mha_short_l32, mha_short_l64, mha_short_l128, mha_short_l256, mha_online");
+    assert_snapshot!(refusal("MhaShort(max_len: 64)", "MhaShort(max_len: 65)"), @"`mha_f16_h12x64_qkv2304` has no candidate mha_short_l65; it has mha_short_l32, mha_short_l64, mha_short_l128, mha_short_l256, mha_online, mha_grouped");
     let unknown = refusal("MhaOnline", "MhaGuessed").to_string();
     assert_snapshot!(unknown.split(", expected").next().unwrap(), @"they do not read as picks: 31:39-31:49: Unexpected variant named `MhaGuessed` in enum `Choice`");
     let of_other_kind = changed(
         "MhaOnline",
         "Tile((m:1,n:1,k:1,warps_m:1,warps_n:1,stages:1))",
     );
-    assert_snapshot!(of_other_kind.unwrap().ranges(&attention(64)).unwrap_err(), @"`mha_f16_h12x64_qkv2304` has no candidate t1x1x1_w1x1_s1; it has mha_short_l32, mha_short_l64, mha_short_l128, mha_short_l256, mha_online");
+    assert_snapshot!(of_other_kind.unwrap().ranges(&attention(64)).unwrap_err(), @"`mha_f16_h12x64_qkv2304` has no candidate t1x1x1_w1x1_s1; it has mha_short_l32, mha_short_l64, mha_short_l128, mha_short_l256, mha_online, mha_grouped");
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn keys_say_what_is_computed() {
 fn every_candidate_has_a_kernel_and_the_guess_is_made_of_candidates() {
     for problem in [gemm(), attention(64), attention(7), layernorm(), softmax()] {
         let candidates = problem.candidates();
-        assert!(candidates.iter().all(|&c| problem.kernel(c).is_some()));
+        assert!(candidates.iter().all(|&c| !problem.kernels(c).is_empty()));
         for range in problem.guess() {
             assert!(candidates.contains(&range.choice), "{range:?}");
             assert!(
@@ -75,7 +75,7 @@ fn a_short_kernel_is_no_candidate_beyond_its_length() {
     let max_len = MhaShort::max_len_for(64, DType::F16);
     assert!(problem.candidates().contains(&Choice::MhaShort { max_len }));
     let ranked = problem.ranked(u64::from(max_len) + 1, 132);
-    assert_eq!(ranked, [Choice::MhaOnline]);
+    assert_eq!(ranked, [Choice::MhaOnline, Choice::MhaGrouped]);
     assert_eq!(problem.ranked(20, 132)[0], Choice::MhaShort { max_len: 32 });
 }
 
@@ -113,4 +113,22 @@ fn a_range_serves_sizes_up_to_its_limit() {
     };
     assert_eq!(choice_at(&ranges, most), Some(ranges[0].choice));
     assert_eq!(choice_at(&ranges, most + 1), Some(Choice::MhaOnline));
+}
+
+#[test]
+fn grouped_attention_is_three_launches_that_meet_in_their_tensors() {
+    let chain = attention(64).chain(Choice::MhaGrouped).expect("a chain");
+    let names: Vec<&str> = chain.tensors.iter().map(|t| t.name).collect();
+    let between = ["scores", "partials", "statistics"];
+    assert_eq!(names[..4], ["q", "k", "cu_lens", "pair_offsets"]);
+    assert_eq!(names[4..7], between);
+    assert_eq!(names[7..], ["v", "out"]);
+    let operands: Vec<&[usize]> = chain.launches.iter().map(|l| &l.operands[..]).collect();
+    assert_eq!(
+        operands,
+        [&[0, 1, 2, 3, 4, 5][..], &[5, 2, 3, 6], &[4, 6, 7, 2, 3, 8]]
+    );
+    assert_eq!(chain.results, [8]);
+    assert!(!attention(7).candidates().contains(&Choice::MhaGrouped));
+    assert!(gemm().chain(Choice::MhaGrouped).is_none());
 }

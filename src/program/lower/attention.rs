@@ -1,0 +1,130 @@
+//! From fused attention to launches: one step, or several where that depends on the lengths.
+
+use std::collections::HashMap;
+
+use super::{LowerError, Lowering, UNPLACED, choices::limit, rows};
+use crate::{
+    graph::{NodeId, Op},
+    kernels::{Fill, KernelSpec, chain::Chain},
+    program::{Limit, LongestRange, Step, TensorIndex},
+    tune::{Problem, Range},
+};
+
+impl Lowering<'_> {
+    /// Attention by what serves which lengths: neighbouring ranges of single kernels are the
+    /// variants of one step, and kernels that are launched together are steps for these lengths.
+    pub(super) fn attention(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {
+        let node = self.graph.node(id);
+        let unsupported = |problem| self.unsupported(id, op, problem);
+        let Some(problem) = self.problem(id, op).map_err(unsupported)? else {
+            return Err(unsupported("is no problem of attention".to_owned()));
+        };
+        let asked = self.attention;
+        let forced = asked
+            .ranges(&problem)
+            .map_err(|problem| LowerError::Attention {
+                node: node.name.clone(),
+                choice: asked,
+                problem,
+            })?;
+        let ranges = match forced {
+            Some(ranges) => ranges,
+            None => self.ranges(&problem).map_err(unsupported)?,
+        };
+        let parts = parts(&problem, &ranges).map_err(unsupported)?;
+        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
+        let mut named: HashMap<&str, TensorIndex> = HashMap::from([("out", out)]);
+        for (name, operand) in ["q", "k", "v"].into_iter().zip(self.graph.operands(id)) {
+            named.insert(name, self.tensor_of[&operand]);
+        }
+        let n_parts = parts.len();
+        for part in parts {
+            let when = (n_parts > 1).then_some(part.range);
+            let tensors: Vec<TensorIndex> = part
+                .chain
+                .tensors
+                .iter()
+                .map(|t| match (named.get(t.name), t.fill) {
+                    (Some(&tensor), _) => tensor,
+                    (None, Some(Fill::Meta(meta))) => self.meta(meta),
+                    (None, _) => {
+                        let name = format!("{}.{}", node.name, t.name);
+                        let tensor = self.tensor(&name, t.dtype, t.shape.clone(), UNPLACED);
+                        named.insert(t.name, tensor);
+                        tensor
+                    }
+                })
+                .collect();
+            let last = part.chain.launches.len() - 1;
+            for (at, launch) in part.chain.launches.into_iter().enumerate() {
+                let operands: Vec<TensorIndex> =
+                    launch.operands.iter().map(|&o| tensors[o]).collect();
+                let variants = match (at, &part.single) {
+                    (0, Some(single)) => single.clone(),
+                    _ => vec![(None, launch.kernel)],
+                };
+                let name = match operands.last() {
+                    Some(&written) if at < last => self.program.tensors[written].name.clone(),
+                    _ => node.name.clone(),
+                };
+                let step = Step {
+                    name,
+                    when,
+                    variants: self.variants(variants),
+                    operands,
+                    rows: rows(&node.shape),
+                };
+                self.program.steps.push(step);
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// What serves some lengths.
+struct Part {
+    range: LongestRange,
+    /// Its launches; where that is one, any of the variants' stands for all.
+    chain: Chain,
+    /// The variants of a single launch.
+    single: Option<Vec<(Option<Limit>, KernelSpec)>>,
+}
+
+/// Ranges, in their order, with those of single kernels taken together.
+fn parts(problem: &Problem, ranges: &[Range]) -> Result<Vec<Part>, String> {
+    let mut parts: Vec<Part> = Vec::new();
+    let mut above = 0;
+    for range in ranges {
+        let chain = problem
+            .chain(range.choice)
+            .ok_or_else(|| format!("{} does not compute it", range.choice))?;
+        let reach = LongestRange {
+            above,
+            up_to: range.up_to,
+        };
+        above = range.up_to.unwrap_or(u64::MAX);
+        let variant = match chain.launches.as_slice() {
+            [only] => Some((limit(problem, range), only.kernel.clone())),
+            _ => None,
+        };
+        match (parts.last_mut(), variant) {
+            (
+                Some(Part {
+                    range,
+                    single: Some(variants),
+                    ..
+                }),
+                Some(variant),
+            ) => {
+                range.up_to = reach.up_to;
+                variants.push(variant);
+            }
+            (_, variant) => parts.push(Part {
+                range: reach,
+                chain,
+                single: variant.map(|v| vec![v]),
+            }),
+        }
+    }
+    Ok(parts)
+}

@@ -1,0 +1,97 @@
+//! Operators that several kernels serve, and those that were picked.
+
+use super::{Lowering, constant, width};
+use crate::{
+    graph::{NodeId, Op},
+    kernels::{
+        KernelSpec,
+        attention::AttentionSoftmax,
+        layernorm::{BiasResidualLayerNorm, LayerNorm},
+    },
+    program::{Limit, Padding},
+    tune::{Counted, Problem, Range},
+};
+
+impl Lowering<'_> {
+    /// What an operator asks for, where several kernels serve it.
+    pub(super) fn problem(&self, id: NodeId, op: &Op) -> Result<Option<Problem>, String> {
+        let dtype = self.dtype;
+        let first_width = || width(self.graph.shape(self.graph.operands(id)[0]));
+        Ok(match *op {
+            Op::Linear { epilogue } => Some(Problem::Gemm {
+                n: width(self.graph.shape(id))?,
+                k: first_width()?,
+                dtype,
+                epilogue,
+                instructions: self.instructions,
+            }),
+            Op::LayerNorm { eps } => {
+                let usual = LayerNorm::new(first_width()?, eps, dtype);
+                Some(Problem::LayerNorm(usual))
+            }
+            Op::BiasResidualLayerNorm { eps, bias } => {
+                let usual = BiasResidualLayerNorm::new(first_width()?, eps, dtype, bias);
+                Some(Problem::BiasResidualLayerNorm(usual))
+            }
+            Op::Softmax { scale } => {
+                let heads = constant(&self.graph.shape(id).0[0])?;
+                Some(Problem::Softmax(AttentionSoftmax {
+                    masked: self.padding == Padding::Kept,
+                    ..AttentionSoftmax::new(heads, scale, dtype)
+                }))
+            }
+            Op::Attention {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+            } => Some(Problem::Attention {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+                dtype,
+            }),
+            _ => None,
+        })
+    }
+
+    /// The kernels that were picked, or the first guess.
+    pub(super) fn chosen(
+        &self,
+        problem: &Problem,
+    ) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
+        self.ranges(problem)?
+            .into_iter()
+            .map(|range| Ok((limit(problem, &range), single(problem, &range)?)))
+            .collect()
+    }
+
+    /// What was picked, or the first guess.
+    pub(super) fn ranges(&self, problem: &Problem) -> Result<Vec<Range>, String> {
+        let picked = match self.picks {
+            Some(picks) => picks.ranges(problem).map_err(|refused| {
+                format!("its picks are refused: {refused}; leave them out, or tune anew")
+            })?,
+            None => None,
+        };
+        Ok(picked.map_or_else(|| problem.guess(), <[_]>::to_vec))
+    }
+}
+
+pub(super) fn limit(problem: &Problem, range: &Range) -> Option<Limit> {
+    range.up_to.map(|most| match problem.counted() {
+        Counted::Rows => Limit::Rows(most),
+        Counted::Longest => Limit::Longest(most),
+    })
+}
+
+fn single(problem: &Problem, range: &Range) -> Result<KernelSpec, String> {
+    problem
+        .kernel(range.choice)
+        .ok_or_else(|| format!("{} does not compute it", range.choice))
+}

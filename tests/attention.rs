@@ -1,0 +1,280 @@
+//! Which kernels compute attention, through the API: by name, by measured ranges of lengths, and
+//! what is said where they cannot.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{WEIGHTS, difference};
+use gemmule::{
+    AllocatorChoice, AttentionChoice, Batch, DType, DeviceChoice, Engine, EngineError,
+    engine::{Artifact, CompileOptions, Compiled, compile, description, digests},
+    kernels::KernelSpec,
+    program::{LongestRange, Program, Step},
+    runtime::{
+        Output,
+        cpu::{CpuModel, CpuSession},
+    },
+    tensor::Extents,
+    tune::{Card, Choice, Effort, Made, Picked, Picks, Range},
+};
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+/// Two heads of 16, and positions for long sequences.
+fn config() -> Value {
+    json!({
+        "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2,
+        "intermediate_size": 48, "vocab_size": 20, "max_position_embeddings": 600,
+        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    })
+}
+
+fn compiled(options: &CompileOptions) -> Result<Compiled, EngineError> {
+    compile(&description("bert")?, &config(), options)
+}
+
+fn engine(attention: AttentionChoice) -> Engine {
+    Engine::builder("bert")
+        .config_value(config())
+        .random_weights(WEIGHTS)
+        .device(DeviceChoice::Cpu)
+        .outputs(["last_hidden_state", "sentence_embedding"])
+        .attention(attention)
+        .build()
+        .expect("it builds")
+}
+
+fn batch(lens: &[u32]) -> Batch {
+    let sequences: Vec<Vec<u32>> = lens
+        .iter()
+        .map(|&n| (0..n).map(|i| (i * 7 + n) % 20).collect())
+        .collect();
+    Batch::from_sequences(&sequences).expect("a batch")
+}
+
+fn kernels_of(program: &Program, step: &Step) -> Vec<String> {
+    let symbol = |kernel: usize| program.kernels[kernel].as_kernel().symbol();
+    step.variants.iter().map(|v| symbol(v.kernel)).collect()
+}
+
+#[test]
+fn every_kind_of_attention_gives_the_same() {
+    let online = engine(AttentionChoice::Online);
+    let kinds = [
+        AttentionChoice::Auto,
+        AttentionChoice::Grouped,
+        AttentionChoice::Short,
+    ];
+    for kind in kinds {
+        let engine = engine(kind);
+        let mut sets = vec![vec![1], vec![17, 18, 52, 63, 77], vec![256, 3, 128, 129]];
+        if kind != AttentionChoice::Short {
+            sets.push(vec![300, 1, 513]);
+        }
+        for lens in sets {
+            let batch = batch(&lens);
+            let got = engine.session().unwrap().run(&batch).unwrap();
+            let want = online.session().unwrap().run(&batch).unwrap();
+            let difference = difference(&got, &want);
+            assert!(difference < 2e-5, "{kind} on {lens:?}: {difference}");
+        }
+    }
+}
+
+#[test]
+fn grouped_attention_is_three_launches_a_layer() {
+    let mut options = CompileOptions::new(DType::F16);
+    options.attention = AttentionChoice::Grouped;
+    let program = compiled(&options).unwrap().program;
+    program.validate().unwrap();
+    let attention: Vec<String> = program
+        .to_string()
+        .lines()
+        .filter(|line| line.contains("mha"))
+        .map(str::to_owned)
+        .collect();
+    assert_snapshot!(attention[..3].join("\n"), @"");
+    assert_eq!(attention.len(), 6);
+}
+
+#[test]
+fn a_sequence_beyond_the_short_kernel_is_an_error_before_it_runs() {
+    let engine = engine(AttentionChoice::Short);
+    let long = batch(&[3, 257]);
+    let mut session = engine.session().unwrap();
+    assert_snapshot!(session.run(&long).unwrap_err(), @"");
+    let asked = engine.bytes_needed(&long).unwrap_err().to_string();
+    assert_eq!(asked, session.run(&long).unwrap_err().to_string());
+    session.run(&batch(&[256, 3])).expect("within the limit");
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_and_not_replaced() {
+    let mut options = CompileOptions::new(DType::F32);
+    options.attention = AttentionChoice::Grouped;
+    options.without.insert("fuse_attention".to_owned());
+    assert_snapshot!(compiled(&options).err().unwrap(), @"");
+    // Heads of 12 are not fused in the first place.
+    options.without.clear();
+    let mut odd = config();
+    (odd["hidden_size"], odd["intermediate_size"]) = (json!(24), json!(48));
+    let refused = compile(&description("bert").unwrap(), &odd, &options);
+    assert_snapshot!(refused.err().unwrap(), @"");
+    assert_snapshot!("flash".parse::<AttentionChoice>().unwrap_err(), @"");
+}
+
+#[test]
+fn an_artifact_has_its_attention_already() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("grouped");
+    let mut options = CompileOptions::new(DType::F32);
+    options.attention = AttentionChoice::Grouped;
+    let artifact = Artifact::of(compiled(&options).unwrap(), Vec::new());
+    artifact.write(&file).unwrap();
+    assert_eq!(Artifact::read(&file).unwrap(), artifact);
+    let builder = Engine::from_artifact(&file)
+        .random_weights(WEIGHTS)
+        .device(DeviceChoice::Cpu);
+    let error = builder.attention(AttentionChoice::Online).build().err();
+    let text = error.unwrap().to_string();
+    assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"");
+}
+
+/// Short up to 64 tokens, grouped up to 256, and online.
+fn by_length(dtype: DType) -> Compiled {
+    let compiled = compiled(&CompileOptions::new(dtype)).unwrap();
+    let problems = compiled.problems().unwrap();
+    let made = Made {
+        card: Card {
+            name: "a card".to_owned(),
+            capability: (9, 0),
+            n_sms: 132,
+        },
+        nvrtc: (13, 0),
+    };
+    let mut picks = Picks::new(made);
+    for (problem, digest) in problems.iter().zip(digests(&problems).unwrap()) {
+        if !problem.candidates().contains(&Choice::MhaOnline) {
+            continue;
+        }
+        let range = |up_to, choice| Range { up_to, choice };
+        let picked = Picked {
+            digest,
+            effort: Effort::Quick,
+            ranges: vec![
+                range(Some(32), Choice::MhaShort { max_len: 32 }),
+                range(Some(64), Choice::MhaShort { max_len: 64 }),
+                range(Some(256), Choice::MhaGrouped),
+                range(None, Choice::MhaOnline),
+            ],
+            timings: Vec::new(),
+        };
+        picks.problems.insert(problem.key(), picked);
+    }
+    assert_eq!(picks.problems.len(), 1, "one problem of attention");
+    compiled.with_picks(Some(picks)).unwrap()
+}
+
+fn run(program: &Program, lens: &[u32], allocator: &AllocatorChoice) -> Vec<Output> {
+    let model = CpuModel::load(program.clone(), &WEIGHTS, &|_, _| ()).unwrap();
+    let mut session = CpuSession::new(Arc::new(model), allocator).unwrap();
+    session.run(&batch(lens)).unwrap()
+}
+
+#[test]
+fn ranges_of_lengths_are_steps_that_run_only_then() {
+    let program = by_length(DType::F32).program;
+    program.validate().unwrap();
+    let conditional: Vec<(String, Vec<String>)> = program
+        .steps
+        .iter()
+        .filter_map(|s| Some((s.when?.to_string(), kernels_of(&program, s))))
+        .collect();
+    let stems: Vec<(&str, Vec<&str>)> = conditional
+        .iter()
+        .map(|(when, kernels)| {
+            let stems = kernels.iter().map(|k| k.split("_f32").next().unwrap());
+            (when.as_str(), stems.collect())
+        })
+        .collect();
+    let layer = [
+        ("longest up to 64", vec!["mha_short", "mha_short"]),
+        ("longest 65 to 256", vec!["mha_long_scores"]),
+        ("longest 65 to 256", vec!["mha_long_reduce"]),
+        ("longest 65 to 256", vec!["mha_long_context"]),
+        ("longest above 256", vec!["mha_online"]),
+    ];
+    assert_eq!(stems, [&layer[..], &layer[..]].concat());
+    let mut options = CompileOptions::new(DType::F32);
+    options.attention = AttentionChoice::Online;
+    let online = compiled(&options).unwrap().program;
+    let maximum = AllocatorChoice::Maximum(Extents::of(&[400, 400]).unwrap());
+    for lens in [[20, 3], [64, 1], [65, 9], [256, 256], [257, 2]] {
+        let want = run(&online, &lens, &AllocatorChoice::default());
+        // The declared maximum is for online attention, and serves grouped ones as well.
+        for allocator in [AllocatorChoice::default(), maximum] {
+            let got = run(&program, &lens, &allocator);
+            for (got, want) in got.iter().zip(&want) {
+                let pairs = got.values.iter().zip(&want.values);
+                let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(worst < 2e-5, "{lens:?}: {worst}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_of_steps_that_do_not_run_have_no_bytes() {
+    let program = by_length(DType::F16).program;
+    let scores = |longest: u32| -> u64 {
+        let usage = program.usage(&Extents::of(&[longest, 5]).unwrap()).unwrap();
+        let planned = program.planned().zip(usage);
+        let between = planned.filter(|((_, t), _)| {
+            [".scores", ".partials", ".statistics"]
+                .iter()
+                .any(|end| t.name.ends_with(end))
+        });
+        let bytes: Vec<u64> = between.map(|(_, record)| record.bytes).collect();
+        assert_eq!(bytes.len(), 6, "three of each layer");
+        bytes.iter().sum()
+    };
+    for longest in [1, 64, 257, 600] {
+        assert_eq!(scores(longest), 0, "{longest}");
+    }
+    for longest in [65u64, 256] {
+        let (pairs, tokens) = (longest * longest + 25, longest + 5);
+        // f16 scores, and two f32 a tile and a row, of two heads and two layers.
+        let each = 2 * (pairs + 8 * tokens) + 8 * (pairs / 128 + tokens) + 8 * tokens;
+        assert_eq!(scores(longest as u32), 4 * each, "{longest}");
+    }
+}
+
+#[test]
+fn a_program_that_leaves_lengths_out_is_refused() {
+    let good = by_length(DType::F32).program;
+    let refused = |damage: &dyn Fn(&mut Vec<Step>)| {
+        let mut program = good.clone();
+        damage(&mut program.steps);
+        program.validate().expect_err("it is damaged")
+    };
+    let first = |steps: &[Step], stem: &str| {
+        steps
+            .iter()
+            .position(|s| {
+                matches!(
+                    (&good.kernels[s.variants[0].kernel], stem),
+                    (KernelSpec::MhaLongScores(_), "scores")
+                        | (KernelSpec::MhaLongReduce(_), "reduce")
+                        | (KernelSpec::MhaOnline(_), "online")
+                )
+            })
+            .expect("there is one")
+    };
+    let range = |above, up_to| Some(LongestRange { above, up_to });
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(300, None) }), @"");
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = None }), @"");
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(256, Some(256)) }), @"");
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "scores"); steps[at].when = range(65, Some(256)) }), @"");
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "reduce"); steps[at].when = None }), @"");
+}
