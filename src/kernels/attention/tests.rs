@@ -448,7 +448,7 @@ fn symbols_tell_instances_apart_and_spell_them() {
     assert_eq!(symbols.len(), all.len());
     assert!(symbols.contains("mha_short_f16_h12x64_l128_qkv2304"));
     assert!(symbols.contains("mha_online_bf16_h4x40_headmajor_scale1"));
-    assert!(symbols.contains("attention_scores_f32_h3x17_q0of153_k51of153_scale0p5"));
+    assert!(symbols.contains("attention_scores_simt_f32_h3x17_q0of153_k51of153_scale0p5"));
     let near = MhaOnline {
         scale: usual_scale(64).next_up(),
         ..online(12, 64, DType::F16)

@@ -4,6 +4,9 @@
 //! Where tensor cores can do it, both are grouped GEMMs over all heads and sequences, which is what
 //! a batched GEMM of a library is for sequences of one length; else one thread makes each result.
 
+#[cfg(test)]
+mod tests;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
