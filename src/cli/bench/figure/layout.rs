@@ -60,20 +60,21 @@ impl Layout {
             Kind::Bars => figure.series.len().max(1) as i32,
             Kind::Stacked | Kind::Lines => 1,
         };
-        let (bar, least_slot) = match figure.kind {
-            Kind::Lines => (0, MOST_WIDTH / n_groups.max(12)),
+        let widest_bar = match n_bars {
+            ..=3 => MOST_BAR,
+            _ => TURNED_WIDTH + 8,
+        };
+        let least_slot = match figure.kind {
+            Kind::Lines => MOST_WIDTH / n_groups.max(12),
             Kind::Bars | Kind::Stacked => {
                 let room = MOST_WIDTH / n_groups - GROUP_GAP;
-                let wanted = if n_bars > 3 {
-                    TURNED_WIDTH + 8
-                } else {
-                    MOST_BAR
-                };
-                let bar = (room / n_bars).clamp(LEAST_BAR, wanted);
-                (bar, (n_bars * bar + GROUP_GAP).max(TURNED_PITCH))
+                let bar = (room / n_bars).clamp(LEAST_BAR, widest_bar);
+                (n_bars * bar + GROUP_GAP).max(TURNED_PITCH)
             }
         };
         let slot = least_slot.max(LEAST_WIDTH / n_groups).max(1);
+        // At least half the gap stays where labels need wider slots than bars.
+        let bar = ((slot - GROUP_GAP / 2) / n_bars).min(widest_bar);
         let labels = figure.groups.iter().map(|g| width_of(&shown(g), TEXT));
         let longest = labels.max().unwrap_or(0);
         let turned = longest + 10 > slot;

@@ -287,7 +287,7 @@ pub(super) fn figures(
         .collect()
 }
 
-/// A series for each variant of ours, then for each peer, in order of appearance.
+/// A series for each variant of ours, by X first, then for each peer, in order of appearance.
 fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
     let shown = || rows.iter().filter(|r| groups.contains(&r.problem));
     let mut names: Vec<(bool, &str)> = Vec::new();
@@ -296,7 +296,8 @@ fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
             names.push((row.peer, &row.who));
         }
     }
-    names.sort_by_key(|(peer, _)| *peer);
+    // By X, whichever was picked for the first shape.
+    names.sort_by_key(|&(peer, who)| (peer, !who.starts_with("X="), who.strip_prefix("X=")));
     names
         .into_iter()
         .map(|(peer, who)| {
