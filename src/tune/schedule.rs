@@ -146,8 +146,8 @@ mod tests {
     fn a_full_schedule_has_all_candidates_at_every_size() {
         let schedule = Schedule::new(&gemm(), Effort::Full, 132);
         let sizes: Vec<u64> = schedule.heats.iter().map(|h| h.size).collect();
-        assert_eq!(sizes[..6], [8, 12, 16, 24, 32, 48]);
-        assert_eq!(sizes.last(), Some(&32768));
+        assert_eq!(sizes[..6], [10, 14, 20, 28, 40, 57]);
+        assert_eq!(sizes.last(), Some(&28_963));
         for heat in &schedule.heats {
             assert_eq!(heat.contenders.len(), gemm().candidates().len());
         }

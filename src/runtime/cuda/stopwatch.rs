@@ -44,6 +44,7 @@ const PERIOD: usize = 1 << 24;
 pub struct Stopwatch {
     device: Device,
     stream: Arc<CudaStream>,
+    replays: usize,
 }
 
 /// How a chain of launches did.
@@ -65,7 +66,14 @@ impl Stopwatch {
         Ok(Self {
             device: device.clone(),
             stream,
+            replays: REPLAYS,
         })
+    }
+
+    /// The median of so many replays, for races that are many.
+    pub fn with_replays(mut self, replays: usize) -> Self {
+        self.replays = replays;
+        self
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -105,7 +113,7 @@ impl Stopwatch {
                 .zip(cubins)
                 .map(|(launch, cubin)| Loaded::new(&self.device, &launch.kernel, cubin))
                 .collect::<Result<Vec<_>, _>>()?;
-            let us = self.time(operands.n_sets, REPLAYS, |set| {
+            let us = self.time(operands.n_sets, self.replays, |set| {
                 for (launch, loaded) in chain.launches.iter().zip(&loaded) {
                     let at = |&tensor: &usize| operands.at(set, tensor);
                     let pointers: Vec<_> = launch.operands.iter().map(at).collect();
