@@ -160,48 +160,8 @@ pub fn representative() -> Vec<KernelSpec> {
                 dtype,
             }));
             all.extend(long(heads, head, [q, k, v], dtype));
-            let scale = usual_scale(head);
-            all.push(KernelSpec::from(AttentionScores {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                dtype,
-            }));
-            all.push(KernelSpec::from(AttentionContext {
-                heads,
-                head,
-                v,
-                out: view,
-                dtype,
-            }));
         }
-        // Odd sizes are for the unfused kernels only.
-        let column = |i: u32| HeadView::TokenMajor {
-            offset: i * 51,
-            stride: 153,
-        };
-        let (heads, head) = (3, 17);
-        all.push(KernelSpec::from(AttentionScores {
-            heads,
-            head,
-            scale: 0.5,
-            q: column(0),
-            k: column(1),
-            dtype,
-        }));
-        let out = HeadView::TokenMajor {
-            offset: 0,
-            stride: 51,
-        };
-        all.push(KernelSpec::from(AttentionContext {
-            heads,
-            head,
-            v: column(2),
-            out,
-            dtype,
-        }));
+        all.extend(unfused::representative(dtype));
         all.extend(softmax::representative(dtype));
     }
     for heads in [12, 3, 1] {

@@ -2,7 +2,7 @@
 // lengths of the sequences before it, `tokens` that of their lengths; those of the whole batch give
 // the size of a head. Dividing sums instead of summing quotients leaves gaps between sequences, and
 // spares a prefix sum: a sequence of n tokens has at least n rows before the next one's first.
-constexpr unsigned int KEY_TILE = {{ key_tile }};  // keys whose scores are reduced together
+{% include "partials/attention_key_tiles.cu" %}
 
 // Rows of n scores lie this far apart, so that each starts at a multiple of 16 bytes.
 __device__ __forceinline__ unsigned int score_pitch(unsigned int n) { return (n + 7) / 8 * 8; }
@@ -12,8 +12,6 @@ __device__ __forceinline__ unsigned long long score_start(unsigned long long pai
 }
 
 // A row has one partial, a maximum and a sum, for each tile of keys.
-__device__ __forceinline__ unsigned int key_tiles(unsigned int n) { return (n + KEY_TILE - 1) / KEY_TILE; }
-
 __device__ __forceinline__ unsigned long long partial_start(unsigned long long pairs, unsigned long long tokens) {
     return pairs / KEY_TILE + tokens;
 }

@@ -18,6 +18,7 @@ use crate::{
 };
 
 pub use context::MhaLongContext;
+pub(super) use context::{Plan as ContextPlan, tensor_core_plan};
 pub use reduce::MhaLongReduce;
 pub use scores::MhaLongScores;
 
@@ -131,19 +132,32 @@ fn pairs_of_reals(heads: u32, rows: Symbol) -> Shape {
 }
 
 /// Blocks for at most so many tiles.
-fn blocks(tiles: u64) -> u32 {
+pub(super) fn blocks(tiles: u64) -> u32 {
     tiles.clamp(1, MOST_BLOCKS) as u32
 }
 
-/// What the templates of both grouped GEMMs read besides their own.
-fn visitor_constants(heads: u32, rows: u32, tile_keys: bool, min_blocks: u32) -> Constants {
+/// What the templates of grouped GEMMs read besides their own. A tile has so many rows and keys, or
+/// all keys where it is not `tile_keys`.
+pub(super) fn visitor_constants(
+    heads: u32,
+    [rows, keys]: [u32; 2],
+    tile_keys: bool,
+    min_blocks: u32,
+) -> Constants {
     Constants::from([
         ("heads", heads.into()),
         ("rows", rows.into()),
-        ("key_tile", KEY_TILE.into()),
+        ("key_tile", keys.into()),
         ("tile_keys", tile_keys.into()),
         ("min_blocks", min_blocks.into()),
     ])
+}
+
+/// At least ⌈n / rows⌉ · ⌈n / keys⌉, summed over the sequences.
+pub(super) fn most_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
+    let (rows, keys) = (u64::from(rows), u64::from(keys));
+    let whole = extents.pairs / (rows * keys) + extents.tokens / rows + extents.tokens / keys;
+    whole + 3 + extents.batch
 }
 
 /// Batches that all three kernels are checked on.

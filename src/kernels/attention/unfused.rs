@@ -1,14 +1,24 @@
 //! The two products of attention in three kernels, with the scores in memory: what runs when fusing
 //! is off, and the oracle of the fused kernels. The softmax between them is in `softmax.rs`.
+//!
+//! Where tensor cores can do it, both are grouped GEMMs over all heads and sequences, which is what
+//! a batched GEMM of a library is for sequences of one length; else one thread makes each result.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    HeadView, params,
+    HeadView,
+    fused::{SHARED_LIMIT, edge_cases},
+    long::{ContextPlan, blocks, most_tiles, tensor_core_plan, visitor_constants},
+    operands::{check_head, row, row_bytes},
+    params, storage,
     view::{scale_suffix, usual_scale, views_suffix},
 };
 use crate::{
-    kernels::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance, f32_literal},
+    kernels::{
+        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
+        f32_literal,
+    },
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
@@ -33,16 +43,91 @@ pub struct AttentionContext {
     pub dtype: DType,
 }
 
-/// Threads of a block of each kernel here.
-const THREADS: u32 = 256;
+/// Threads of a block of both kernels without tensor cores.
+const SIMT_THREADS: u32 = 256;
+
+/// Whether 16-bit products can read heads of this size 16 bytes at a time.
+fn suits_tensor_cores(head: u32, dtype: DType, views: [HeadView; 2]) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+        && check_head(head).is_ok()
+        && views.iter().all(|view| view.is_aligned(head, 8))
+}
+
+/// How scores are cut for tensor cores.
+struct ScoresPlan {
+    /// Queries and keys of a tile.
+    tile: [u32; 2],
+    threads: u32,
+    /// Tiles whose operands are in shared memory.
+    stages: u32,
+    min_blocks: u32,
+    shared_bytes: u32,
+}
+
+impl AttentionScores {
+    /// Whether products are made by tensor cores: 16-bit storage, a head size and views that can be
+    /// read 16 bytes at a time, and an accumulator that fits the registers.
+    pub fn tensor_cores(&self) -> bool {
+        suits_tensor_cores(self.head, self.dtype, [self.q, self.k])
+    }
+
+    /// Small tiles, because sequences are short and their last tiles are not full; several blocks of
+    /// a multiprocessor hide each other's waiting. Heads of more than 160 leave room for one stage.
+    fn plan(&self) -> ScoresPlan {
+        let [rows, keys] = [64, 64];
+        let stage = (rows + keys) * row_bytes(self.head, self.dtype);
+        let results = rows * (keys * 2 + 16);
+        let stages = if 2 * stage + results <= SHARED_LIMIT {
+            2
+        } else {
+            1
+        };
+        ScoresPlan {
+            tile: [rows, keys],
+            threads: rows * 2,
+            stages,
+            min_blocks: 4,
+            shared_bytes: stages * stage + results,
+        }
+    }
+}
+
+impl AttentionContext {
+    /// Whether products are made by tensor cores: 16-bit storage, a head size and views that can be
+    /// read and written 16 bytes at a time, and an accumulator that fits the registers.
+    pub fn tensor_cores(&self) -> bool {
+        suits_tensor_cores(self.head, self.dtype, [self.v, self.out])
+    }
+
+    fn plan(&self) -> ContextPlan {
+        tensor_core_plan("attention_context", self.head, self.dtype)
+    }
+}
 
 pub(super) fn pairs_shape(heads: u32) -> Shape {
     Shape::new([Size::constant(heads.into()), Size::from(Symbol::Pairs)])
 }
 
-/// Enough blocks for `threads` threads, as far as a grid goes.
-fn blocks(threads: u64) -> u32 {
-    threads.div_ceil(THREADS.into()).min(i32::MAX as u64).max(1) as u32
+/// One thread for each result, as far as a grid goes.
+fn simt_launch(results: u64, heads: u32) -> Launch {
+    let blocks = results.div_ceil(SIMT_THREADS.into());
+    Launch {
+        grid: [blocks.clamp(1, i32::MAX as u64) as u32, heads, 1],
+        threads: SIMT_THREADS,
+        shared_bytes: 0,
+    }
+}
+
+/// Batches for both kernels: tile edges, many sequences, and rows of several tiles that start at
+/// every element of 16 bytes.
+fn cases() -> Vec<Case> {
+    let mut cases = edge_cases();
+    cases.push(Case::new("long", &[700, 3]));
+    cases.push(Case::new("odd_rows", &[193, 131, 7, 259]));
+    // More tiles than 32 for each block where there are twelve heads.
+    let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
+    cases.push(Case::new("crowd", &crowd));
+    cases
 }
 
 /// Half a unit in the last place of a value that is stored in `dtype`, twice over.
@@ -54,10 +139,61 @@ pub(super) fn rounding(dtype: DType) -> f32 {
     }
 }
 
+/// Instances of both kernels in both forms, whatever the storage type.
+pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
+    let pair = |heads, head, scale, [q, k, v, out]: [HeadView; 4]| {
+        let scores = AttentionScores {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            dtype,
+        };
+        let context = AttentionContext {
+            heads,
+            head,
+            v,
+            out,
+            dtype,
+        };
+        [KernelSpec::from(scores), KernelSpec::from(context)]
+    };
+    let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
+    let merged = |width: u32| [0, 1, 2].map(|i| columns(i * width, 3 * width));
+    let mut all = Vec::new();
+    // Every tiling: one stage or two, rows that are no multiple of 16 elements, one row tile or two.
+    let sizes = [
+        (12, 64),
+        (12, 32),
+        (2, 80),
+        (2, 128),
+        (1, 8),
+        (1, 72),
+        (1, 168),
+        (3, 256),
+    ];
+    for (heads, head) in sizes {
+        let [q, k, v] = merged(heads * head);
+        let views = [q, k, v, columns(0, heads * head)];
+        all.extend(pair(heads, head, usual_scale(head), views));
+    }
+    for view in [HeadView::HeadMajor, columns(0, 160)] {
+        all.extend(pair(4, 40, usual_scale(40), [view; 4]));
+    }
+    // What tensor cores do not take: odd sizes, rows that start anywhere, large heads.
+    let [q, k, v] = merged(51);
+    all.extend(pair(3, 17, 0.5, [q, k, v, columns(0, 51)]));
+    all.extend(pair(2, 16, usual_scale(16), [columns(4, 36); 4]));
+    all.extend(pair(1, 264, usual_scale(264), [columns(0, 264); 4]));
+    all
+}
+
 impl Kernel for AttentionScores {
     fn symbol(&self) -> String {
         format!(
-            "attention_scores_{}_h{}x{}{}{}",
+            "{}_{}_h{}x{}{}{}",
+            self.template(),
             self.dtype,
             self.heads,
             self.head,
@@ -67,22 +203,45 @@ impl Kernel for AttentionScores {
     }
 
     fn template(&self) -> &'static str {
-        "attention_scores"
+        if self.tensor_cores() {
+            "attention_scores"
+        } else {
+            "attention_scores_simt"
+        }
     }
 
     fn constants(&self) -> Constants {
-        Constants::from([
-            (
-                "storage",
-                crate::kernels::attention::storage(self.dtype).into(),
-            ),
+        let tensor_cores = self.tensor_cores();
+        let head = if tensor_cores {
+            "tile.head"
+        } else {
+            "blockIdx.y"
+        };
+        let mut all = Constants::from([
+            ("storage", storage(self.dtype).into()),
             ("head", self.head.into()),
             ("scale", f32_literal(self.scale).into()),
-            ("q_origin", self.q.origin(self.head).into()),
+            ("q_origin", self.q.origin_of(head, self.head).into()),
             ("q_stride", self.q.stride(self.head).into()),
-            ("k_origin", self.k.origin(self.head).into()),
+            ("k_origin", self.k.origin_of(head, self.head).into()),
             ("k_stride", self.k.stride(self.head).into()),
-        ])
+        ]);
+        if tensor_cores {
+            let plan = self.plan();
+            all.extend(visitor_constants(
+                self.heads,
+                plan.tile,
+                true,
+                plan.min_blocks,
+            ));
+            all.extend(Constants::from([
+                ("row", row(self.head, self.dtype).into()),
+                ("stages", plan.stages.into()),
+                ("q_aligned", self.q.is_aligned(self.head, 8).into()),
+                ("k_aligned", self.k.is_aligned(self.head, 8).into()),
+            ]));
+        }
+        all
     }
 
     fn params(&self) -> Vec<Param> {
@@ -98,15 +257,24 @@ impl Kernel for AttentionScores {
     }
 
     fn launch(&self, extents: &Extents) -> Launch {
+        if !self.tensor_cores() {
+            return simt_launch(extents.pairs, self.heads);
+        }
+        let plan = self.plan();
+        let of_head = most_tiles(extents, plan.tile);
         Launch {
-            grid: [blocks(extents.pairs), self.heads, 1],
-            threads: THREADS,
-            shared_bytes: 0,
+            grid: [blocks(of_head.saturating_mul(self.heads.into())), 1, 1],
+            threads: plan.threads,
+            shared_bytes: plan.shared_bytes,
         }
     }
 
     fn threads(&self) -> u32 {
-        THREADS
+        if self.tensor_cores() {
+            self.plan().threads
+        } else {
+            SIMT_THREADS
+        }
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
@@ -133,11 +301,15 @@ impl Kernel for AttentionScores {
         vec![HostTensor::Real(scores)]
     }
 
+    fn cases(&self) -> Vec<Case> {
+        cases()
+    }
+
     fn tolerance(&self) -> Tolerance {
         Tolerance {
             absolute: 2e-5 * f64::from(self.head).sqrt() as f32 * self.scale.abs(),
             relative: rounding(self.dtype),
-            reason: "f32 sum over the head in another order, then one rounding to the stored type",
+            reason: "f32 sum over the head in another order, by tensor cores truncated at every 8 products, then one rounding to the stored type",
         }
     }
 }
@@ -145,7 +317,8 @@ impl Kernel for AttentionScores {
 impl Kernel for AttentionContext {
     fn symbol(&self) -> String {
         format!(
-            "attention_context_{}_h{}x{}{}",
+            "{}_{}_h{}x{}{}",
+            self.template(),
             self.dtype,
             self.heads,
             self.head,
@@ -154,21 +327,42 @@ impl Kernel for AttentionContext {
     }
 
     fn template(&self) -> &'static str {
-        "attention_context"
+        if self.tensor_cores() {
+            "attention_context"
+        } else {
+            "attention_context_simt"
+        }
     }
 
     fn constants(&self) -> Constants {
-        Constants::from([
-            (
-                "storage",
-                crate::kernels::attention::storage(self.dtype).into(),
-            ),
+        let tensor_cores = self.tensor_cores();
+        let head = if tensor_cores {
+            "tile.head"
+        } else {
+            "blockIdx.y"
+        };
+        let mut all = Constants::from([
+            ("storage", storage(self.dtype).into()),
             ("head", self.head.into()),
-            ("v_origin", self.v.origin(self.head).into()),
+            ("v_origin", self.v.origin_of(head, self.head).into()),
             ("v_stride", self.v.stride(self.head).into()),
-            ("out_origin", self.out.origin(self.head).into()),
+            ("out_origin", self.out.origin_of(head, self.head).into()),
             ("out_stride", self.out.stride(self.head).into()),
-        ])
+        ]);
+        if tensor_cores {
+            let plan = self.plan();
+            let tile = [plan.rows, plan.keys];
+            all.extend(visitor_constants(self.heads, tile, false, plan.min_blocks));
+            all.extend(Constants::from([
+                ("row", row(self.head, self.dtype).into()),
+                ("keys", plan.keys.into()),
+                ("stages", plan.stages.into()),
+                ("m_tiles", plan.m_tiles.into()),
+                ("v_aligned", self.v.is_aligned(self.head, 8).into()),
+                ("out_aligned", self.out.is_aligned(self.head, 8).into()),
+            ]));
+        }
+        all
     }
 
     fn params(&self) -> Vec<Param> {
@@ -193,15 +387,25 @@ impl Kernel for AttentionContext {
     }
 
     fn launch(&self, extents: &Extents) -> Launch {
+        if !self.tensor_cores() {
+            return simt_launch(extents.tokens * u64::from(self.head), self.heads);
+        }
+        let plan = self.plan();
+        // ⌈n / rows⌉, summed over the sequences, is at most this.
+        let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         Launch {
-            grid: [blocks(extents.tokens * u64::from(self.head)), self.heads, 1],
-            threads: THREADS,
-            shared_bytes: 0,
+            grid: [blocks(of_head.saturating_mul(self.heads.into())), 1, 1],
+            threads: plan.threads,
+            shared_bytes: plan.shared_bytes,
         }
     }
 
     fn threads(&self) -> u32 {
-        THREADS
+        if self.tensor_cores() {
+            self.plan().threads
+        } else {
+            SIMT_THREADS
+        }
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
@@ -234,7 +438,18 @@ impl Kernel for AttentionContext {
         vec![HostTensor::Real(out)]
     }
 
+    fn cases(&self) -> Vec<Case> {
+        cases()
+    }
+
     fn tolerance(&self) -> Tolerance {
+        if self.tensor_cores() {
+            return Tolerance {
+                absolute: 1e-4,
+                relative: rounding(self.dtype),
+                reason: "f32 sums of size 4 at most, truncated (2^-23) at every 8 of 700 products; one rounding to the stored type",
+            };
+        }
         Tolerance {
             absolute: 1e-5,
             relative: rounding(self.dtype),

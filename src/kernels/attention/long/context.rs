@@ -8,7 +8,7 @@ use super::{
         params, storage,
         view::views_suffix,
     },
-    Layout, blocks, cases, problems, scores_shape, statistics_shape, visitor_constants,
+    KEY_TILE, Layout, blocks, cases, problems, scores_shape, statistics_shape, visitor_constants,
 };
 use crate::{
     kernels::{Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance},
@@ -27,17 +27,18 @@ pub struct MhaLongContext {
     pub dtype: DType,
 }
 
-struct Plan {
-    template: &'static str,
-    rows: u32,
-    threads: u32,
+/// How a context kernel is cut.
+pub(in super::super) struct Plan {
+    pub template: &'static str,
+    pub rows: u32,
+    pub threads: u32,
     /// Keys of a stage, and stages.
-    keys: u32,
-    stages: u32,
+    pub keys: u32,
+    pub stages: u32,
     /// 16-row tiles of a warp.
-    m_tiles: u32,
-    min_blocks: u32,
-    shared_bytes: u32,
+    pub m_tiles: u32,
+    pub min_blocks: u32,
+    pub shared_bytes: u32,
 }
 
 impl MhaLongContext {
@@ -66,26 +67,34 @@ impl MhaLongContext {
                 shared_bytes: keys * bytes + rows * (keys + 4) * 4,
             };
         }
-        // Two 16-row tiles a warp halve the reads of values per product, as long as the
-        // accumulators leave room for them, and for other blocks of the multiprocessor.
-        let (rows, m_tiles, keys, stages, min_blocks) = match self.head {
-            ..=64 => (128, 2, 64, 2, 3),
-            65..=128 => (64, 1, 64, 2, 3),
-            _ => (128, 1, 32, 3, 1),
-        };
-        let threads = rows * 2 / m_tiles;
-        let operands = stages * (rows * (keys * 2 + 16) + keys * bytes);
-        let results = threads / 32 * 16 * bytes;
-        Plan {
-            template: "mha_long_context",
-            rows,
-            threads,
-            keys,
-            stages,
-            m_tiles,
-            min_blocks,
-            shared_bytes: operands.max(results),
-        }
+        tensor_core_plan("mha_long_context", self.head, self.dtype)
+    }
+}
+
+/// How weights of either kind, scores or probabilities, are multiplied by values: a stage has a row
+/// of `keys` 16-bit weights and 16 bytes more for each query.
+///
+/// Two 16-row tiles a warp halve the reads of values per product, as long as the accumulators leave
+/// room for them, and for other blocks of the multiprocessor.
+pub(in super::super) fn tensor_core_plan(template: &'static str, head: u32, dtype: DType) -> Plan {
+    let bytes = row_bytes(head, dtype);
+    let (rows, m_tiles, keys, stages, min_blocks) = match head {
+        ..=64 => (128, 2, 64, 2, 3),
+        65..=128 => (64, 1, 64, 2, 3),
+        _ => (128, 1, 32, 3, 1),
+    };
+    let threads = rows * 2 / m_tiles;
+    let operands = stages * (rows * (keys * 2 + 16) + keys * bytes);
+    let results = threads / 32 * 16 * bytes;
+    Plan {
+        template,
+        rows,
+        threads,
+        keys,
+        stages,
+        m_tiles,
+        min_blocks,
+        shared_bytes: operands.max(results),
     }
 }
 
@@ -107,7 +116,7 @@ impl Kernel for MhaLongContext {
     fn constants(&self) -> Constants {
         let plan = self.plan();
         let aligned = 16 / self.dtype.bytes() as u32;
-        let mut all = visitor_constants(self.heads, plan.rows, false, plan.min_blocks);
+        let mut all = visitor_constants(self.heads, [plan.rows, KEY_TILE], false, plan.min_blocks);
         all.extend(Constants::from([
             ("storage", storage(self.dtype).into()),
             ("head", self.head.into()),

@@ -9,7 +9,8 @@ use super::{
         params, storage,
         view::{scale_suffix, usual_scale, views_suffix},
     },
-    KEY_TILE, Layout, blocks, cases, partials_shape, problems, scores_shape, visitor_constants,
+    KEY_TILE, Layout, blocks, cases, most_tiles, partials_shape, problems, scores_shape,
+    visitor_constants,
 };
 use crate::{
     kernels::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal},
@@ -105,7 +106,7 @@ impl Kernel for MhaLongScores {
     fn constants(&self) -> Constants {
         let plan = self.plan();
         let aligned = 16 / self.dtype.bytes() as u32;
-        let mut all = visitor_constants(self.heads, plan.rows, true, plan.min_blocks);
+        let mut all = visitor_constants(self.heads, [plan.rows, KEY_TILE], true, plan.min_blocks);
         all.extend(Constants::from([
             ("storage", storage(self.dtype).into()),
             ("head", self.head.into()),
@@ -137,13 +138,7 @@ impl Kernel for MhaLongScores {
 
     fn launch(&self, extents: &Extents) -> Launch {
         let plan = self.plan();
-        // ⌈n / rows⌉ · ⌈n / keys⌉, summed over the sequences, is at most this.
-        let (rows, keys) = (u64::from(plan.rows), u64::from(KEY_TILE));
-        let of_head = extents.pairs / (rows * keys)
-            + extents.tokens / rows
-            + extents.tokens / keys
-            + 3
-            + extents.batch;
+        let of_head = most_tiles(extents, [plan.rows, KEY_TILE]);
         Launch {
             grid: [blocks(of_head.saturating_mul(self.heads.into())), 1, 1],
             threads: plan.threads,
