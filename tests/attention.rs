@@ -94,7 +94,11 @@ fn grouped_attention_is_three_launches_a_layer() {
         .filter(|line| line.contains("mha"))
         .map(str::to_owned)
         .collect();
-    assert_snapshot!(attention[..3].join("\n"), @"");
+    assert_snapshot!(attention[..3].join("\n"), @r"
+2 layer.0.context.scores = mha_long_scores_f16_h2x16_q0of96_k32of96 (layer.0.query+key+value, layer.0.query+key+value, cu_lens, pair_offsets, layer.0.context.scores, layer.0.context.partials) over tokens
+3 layer.0.context.statistics = mha_long_reduce_f32_h2 (layer.0.context.partials, cu_lens, pair_offsets, layer.0.context.statistics) over tokens
+4 layer.0.context = mha_long_context_f16_h2x16_v64of96 (layer.0.context.scores, layer.0.context.statistics, layer.0.query+key+value, cu_lens, pair_offsets, layer.0.context) over tokens
+");
     assert_eq!(attention.len(), 6);
 }
 
@@ -103,7 +107,7 @@ fn a_sequence_beyond_the_short_kernel_is_an_error_before_it_runs() {
     let engine = engine(AttentionChoice::Short);
     let long = batch(&[3, 257]);
     let mut session = engine.session().unwrap();
-    assert_snapshot!(session.run(&long).unwrap_err(), @"");
+    assert_snapshot!(session.run(&long).unwrap_err(), @"the longest sequence of the batch has 257 tokens, but the kernels of `layer.0.context` take at most 256; send shorter sequences, or compile with --attention auto, online or grouped");
     let asked = engine.bytes_needed(&long).unwrap_err().to_string();
     assert_eq!(asked, session.run(&long).unwrap_err().to_string());
     session.run(&batch(&[256, 3])).expect("within the limit");
@@ -114,14 +118,14 @@ fn what_cannot_be_had_is_refused_and_not_replaced() {
     let mut options = CompileOptions::new(DType::F32);
     options.attention = AttentionChoice::Grouped;
     options.without.insert("fuse_attention".to_owned());
-    assert_snapshot!(compiled(&options).err().unwrap(), @"");
+    assert_snapshot!(compiled(&options).err().unwrap(), @"grouped attention was asked for, but `layer.0.probabilities` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto");
     // Heads of 12 are not fused in the first place.
     options.without.clear();
     let mut odd = config();
     (odd["hidden_size"], odd["intermediate_size"]) = (json!(24), json!(48));
     let refused = compile(&description("bert").unwrap(), &odd, &options);
-    assert_snapshot!(refused.err().unwrap(), @"");
-    assert_snapshot!("flash".parse::<AttentionChoice>().unwrap_err(), @"");
+    assert_snapshot!(refused.err().unwrap(), @"grouped attention was asked for, but `layer.0.probabilities` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto");
+    assert_snapshot!("flash".parse::<AttentionChoice>().unwrap_err(), @"`flash` is no kind of attention; expected auto, short, grouped or online");
 }
 
 #[test]
@@ -138,7 +142,7 @@ fn an_artifact_has_its_attention_already() {
         .device(DeviceChoice::Cpu);
     let error = builder.attention(AttentionChoice::Online).build().err();
     let text = error.unwrap().to_string();
-    assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"");
+    assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"the artifact `grouped` has its kernels already, so online attention cannot be asked of it; compile the model with --attention online");
 }
 
 /// Short up to 64 tokens, grouped up to 256, and online.
@@ -272,9 +276,9 @@ fn a_program_that_leaves_lengths_out_is_refused() {
             .expect("there is one")
     };
     let range = |above, up_to| Some(LongestRange { above, up_to });
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(300, None) }), @"");
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = None }), @"");
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(256, Some(256)) }), @"");
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "scores"); steps[at].when = range(65, Some(256)) }), @"");
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "reduce"); steps[at].when = None }), @"");
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(300, None) }), @"the step `layer.0.projected.product` reads `layer.0.context`, which is not computed for all its batches");
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = None }), @"the step `layer.0.context` computes `layer.0.context` again");
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(256, Some(256)) }), @"the step `layer.0.context` is for no batch");
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "scores"); steps[at].when = range(65, Some(256)) }), @"the step `layer.0.context.statistics` reads `layer.0.context.partials`, which is not computed for all its batches");
+    assert_snapshot!(refused(&|steps| { let at = first(steps, "reduce"); steps[at].when = None }), @"the step `layer.0.context.statistics` reads `layer.0.context.partials`, which is not computed for all its batches");
 }

@@ -168,6 +168,29 @@ fn a_plan_is_that_of_the_allocator_that_is_asked_for() {
 }
 
 #[test]
+fn attention_is_planned_as_asked_for() {
+    let cli = Cli::new();
+    let plan = |lens: &str, kind: &str| {
+        let args = ["plan", "bert", "--weights", ".", "--lens", lens];
+        let args = [&args[..], &["--attention", kind]].concat();
+        cli.output(&args)
+    };
+    let (fine, grouped, _) = plan("6,5,4", "grouped");
+    assert!(fine && grouped.contains("layer.0.context.scores"));
+    for kind in ["auto", "short", "online"] {
+        let (fine, shown, _) = plan("6,5,4", kind);
+        assert!(fine && !shown.contains(".scores"), "{kind}");
+    }
+    let (fine, _, error) = plan("300,5", "short");
+    assert!(!fine && error.contains("has 300 tokens"), "{error}");
+    let (_, _, error) = plan("6", "flash");
+    assert!(
+        error.contains("expected auto, short, grouped or online"),
+        "{error}"
+    );
+}
+
+#[test]
 fn an_allocator_is_told_what_it_needs_and_nothing_else() {
     let cli = Cli::new();
     let on = |options: &[&str]| {
@@ -277,7 +300,7 @@ fn allocators_are_compared_on_one_stream() {
 #[test]
 fn sources_are_written() {
     let cli = Cli::new();
-    assert_snapshot!(cli.ok(&["emit", "bert", "--weights", ".", "-o", "cu"]), @"11 kernels written to cu");
+    assert_snapshot!(cli.ok(&["emit", "bert", "--weights", ".", "-o", "cu"]), @"10 kernels written to cu");
     let files = std::fs::read_dir(cli.0.file("cu")).expect("the folder was made");
     for file in files {
         let file = file.expect("a file").path();

@@ -14,6 +14,7 @@ use crate::{
     kernels::{Instructions, KernelSpec, representative},
     model::Description,
     passes,
+    program::AttentionChoice,
     tensor::DType,
 };
 
@@ -121,8 +122,15 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                 if !fused {
                     options.without = passes::all().iter().map(|p| p.name().to_owned()).collect();
                 }
-                for kernel in compile(&description, &config, &options)?.program.kernels {
-                    add(kernel, Some(name));
+                // Those of attention by length, and those that must be asked for.
+                for attention in [AttentionChoice::Auto, AttentionChoice::Grouped] {
+                    if !fused && attention != AttentionChoice::Auto {
+                        continue;
+                    }
+                    options.attention = attention;
+                    for kernel in compile(&description, &config, &options)?.program.kernels {
+                        add(kernel, Some(name));
+                    }
                 }
             }
         }

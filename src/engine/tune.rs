@@ -402,6 +402,9 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     texts.join(": ")
 }
 
+/// Timed replays of a candidate at a size: there are hundreds of these.
+const REPLAYS: usize = 8;
+
 /// Races on a device.
 struct OnDevice<'a> {
     tuner: &'a Tuner<'a>,
@@ -424,7 +427,10 @@ impl Track for OnDevice<'_> {
             .jit
             .compile_all(&sources, device.target()?, &show)?;
         let by_symbol = cubins.into_iter().map(|c| (c.symbol.clone(), c));
-        self.ready = Some((Stopwatch::new(device)?, by_symbol.collect()));
+        self.ready = Some((
+            Stopwatch::new(device)?.with_replays(REPLAYS),
+            by_symbol.collect(),
+        ));
         Ok(())
     }
 

@@ -84,6 +84,33 @@ impl Chain {
         self
     }
 
+    /// Makes one tensor of several that are alike, as a merged projection writes them.
+    pub fn sharing(mut self, names: &[&str], tensor: &'static str) -> Self {
+        let shared = self.tensors.iter().position(|t| names.contains(&t.name));
+        let Some(shared) = shared else { return self };
+        let is_other = |at: usize, t: &ChainTensor| at != shared && names.contains(&t.name);
+        let mut moved = Vec::new();
+        let mut kept = 0;
+        for (at, t) in self.tensors.iter().enumerate() {
+            moved.push(if is_other(at, t) { shared } else { kept });
+            kept += usize::from(!is_other(at, t));
+        }
+        let mut at = 0;
+        self.tensors.retain(|t| {
+            at += 1;
+            !is_other(at - 1, t)
+        });
+        self.tensors[shared].name = tensor;
+        let launches = self.launches.iter_mut();
+        for tensor in launches
+            .flat_map(|l| &mut l.operands)
+            .chain(&mut self.results)
+        {
+            *tensor = moved[*tensor];
+        }
+        self
+    }
+
     /// The kernel that writes the result.
     pub fn last(&self) -> Option<&dyn Kernel> {
         self.launches.last().map(|l| l.kernel.as_kernel())
@@ -100,9 +127,22 @@ impl Default for Chain {
 mod tests {
     use super::*;
     use crate::kernels::{
-        elementwise::{Activate, AddBias},
+        elementwise::{Activate, Add, AddBias},
         gemm::{Activation, Epilogue, Gemm},
     };
+
+    #[test]
+    fn tensors_that_are_shared_are_one() {
+        let add = Add {
+            width: 96,
+            dtype: DType::F16,
+        };
+        let chain = Chain::of(add).sharing(&["a", "b"], "both");
+        let names: Vec<&str> = chain.tensors.iter().map(|t| t.name).collect();
+        assert_eq!(names, ["both", "out"]);
+        assert_eq!(chain.launches[0].operands, [0, 0, 1]);
+        assert_eq!(chain.results, [1]);
+    }
 
     #[test]
     fn launches_meet_in_the_tensors_that_are_named() {

@@ -57,9 +57,8 @@ impl Teams {
     const USUAL_HELD: u32 = 32;
     /// Elements that one thread can hold, over all rows of its team, without spilling.
     const MAX_HELD: u32 = 64;
-    /// Rows up to which a multiprocessor of a large card has room for a team of several warps for each
-    /// of them at once: 8 on each of 132.
-    const FEW_ROWS: u64 = 8 * 132;
+    /// Rows up to which a large card has them all at once, measured at a width of 384.
+    const FEW_ROWS: u64 = 3600;
 
     /// For many rows: narrow ones share a warp, whose shuffles then overlap; one too wide for the
     /// registers of a warp has a block of several for itself.
@@ -78,13 +77,12 @@ impl Teams {
     }
 
     /// For so few rows that all are on the card at once: one row a team, and as many warps as it has
-    /// packs for, up to eight, so that the row is read, reduced and written in the fewest steps. The
-    /// usual sharing where that has as many.
+    /// whole packs for, up to eight, so that the row is read, reduced and written in the fewest steps.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
-        match packs.div_ceil(32).min(8) {
-            warps if warps > usual.warps => Self { warps, x_rows: 1 },
+        match (packs / 32).clamp(1, 8) {
+            warps if warps >= usual.warps => Self { warps, x_rows: 1 },
             _ => usual,
         }
     }
@@ -94,9 +92,12 @@ impl Teams {
     pub fn by_rows(width: u32, dtype: DType) -> Vec<(Option<u64>, Self)> {
         let few = Self::for_few_rows(width, dtype);
         let many = Self::usual(width, dtype);
-        match few == many {
-            true => vec![(None, many)],
-            false => vec![(Some(Self::FEW_ROWS), few), (None, many)],
+        // Measured on an H200: three or four warps for a row of 768 or 1024 16-bit elements are the
+        // fastest for many rows, too; one alone for a narrower row is until they fill the card.
+        if few == many || (dtype != DType::F32 && few.warps > 2) {
+            vec![(None, few)]
+        } else {
+            vec![(Some(Self::FEW_ROWS), few), (None, many)]
         }
     }
 

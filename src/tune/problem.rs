@@ -17,7 +17,10 @@ use crate::{
     tensor::DType,
 };
 
-/// Lengths that the short attention kernel is compiled for, besides the longest that it can take.
+/// Lengths that the short attention kernel is compiled for without tuning, besides the longest that it
+/// can take.
+const GUESSED_LENGTHS: [u32; 2] = [64, 128];
+/// Lengths that the short attention kernel is compiled for by the tuner, besides the longest that it can take.
 const SHORT_LENGTHS: [u32; 4] = [32, 64, 128, 256];
 
 /// What a step asks for, whichever kernel serves it.
@@ -257,10 +260,14 @@ impl Problem {
                 .collect(),
             Problem::Attention { head, dtype, .. } => {
                 let max_len = MhaShort::max_len_for(head, dtype);
-                let short = range(Some(max_len.into()), Choice::MhaShort { max_len });
-                let short = (max_len > 0).then_some(short);
+                // A kernel for shorter sequences loads and skips less.
+                let short = GUESSED_LENGTHS
+                    .into_iter()
+                    .filter(|&length| length < max_len)
+                    .chain((max_len > 0).then_some(max_len))
+                    .map(|max_len| range(Some(max_len.into()), Choice::MhaShort { max_len }));
                 let online = range(None, Choice::MhaOnline);
-                short.into_iter().chain([online]).collect()
+                short.chain([online]).collect()
             }
         }
     }

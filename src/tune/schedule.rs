@@ -1,16 +1,18 @@
 use super::{Choice, Counted, Effort, Problem, choice_at};
 use crate::tensor::Extents;
 
-/// Rows that GEMMs are timed on: short batches to those that fill any card several times.
-const QUICK_ROWS: [u64; 5] = [16, 128, 512, 2048, 8192];
-/// Powers of two between which, and on the middle of which, all is timed.
-const FULL_ROWS: [u64; 2] = [8, 32768];
+/// Rows that GEMMs and rows are timed on: short batches to those that fill any card several times,
+/// closest where one more wave of tiles costs most. Token counts are no powers of two, for which
+/// tiles would look better than they are.
+const QUICK_ROWS: [u64; 11] = [20, 80, 160, 320, 640, 905, 1280, 1810, 2560, 5120, 10240];
+/// From the first on, each is √2 times the one before.
+const FULL_ROWS: [u64; 2] = [10, 30_000];
 /// Longest sequences that attention is timed on.
 const QUICK_LENGTHS: [u64; 6] = [32, 64, 128, 256, 512, 2048];
 const FULL_LENGTHS: [u64; 2] = [16, 8192];
 /// Candidates that a quick race has for their place among the promising ones. Kernels over rows
 /// have no cost model, and take little time to compile and to race.
-const QUICK_TILES: usize = 3;
+const QUICK_TILES: usize = 4;
 const QUICK_SHARINGS: usize = 6;
 /// Tokens of a batch that attention is timed on, or one sequence if that is longer.
 const TOKENS: u64 = 8192;
@@ -109,7 +111,7 @@ fn sizes(problem: &Problem, effort: Effort) -> Vec<u64> {
     let mut sizes = match (effort, problem.counted()) {
         (Effort::Quick, Counted::Rows) => QUICK_ROWS.to_vec(),
         (Effort::Quick, Counted::Longest) => QUICK_LENGTHS.to_vec(),
-        (Effort::Full, Counted::Rows) => with_middles(FULL_ROWS),
+        (Effort::Full, Counted::Rows) => half_octaves(FULL_ROWS),
         (Effort::Full, Counted::Longest) => with_middles(FULL_LENGTHS),
     };
     // A kernel for sizes up to one is timed there, too.
@@ -117,6 +119,12 @@ fn sizes(problem: &Problem, effort: Effort) -> Vec<u64> {
     sizes.sort_unstable();
     sizes.dedup();
     sizes
+}
+
+/// Sizes from the first to the last, each √2 times the one before.
+fn half_octaves([first, last]: [u64; 2]) -> Vec<u64> {
+    let size = |halves: i32| (first as f64 * 2f64.powf(f64::from(halves) / 2.0)).round() as u64;
+    (0..).map(size).take_while(|&size| size <= last).collect()
 }
 
 /// The powers of two between two of them, and what is half-way between each and the next.
@@ -138,8 +146,8 @@ mod tests {
     fn a_full_schedule_has_all_candidates_at_every_size() {
         let schedule = Schedule::new(&gemm(), Effort::Full, 132);
         let sizes: Vec<u64> = schedule.heats.iter().map(|h| h.size).collect();
-        assert_eq!(sizes[..6], [8, 12, 16, 24, 32, 48]);
-        assert_eq!(sizes.last(), Some(&32768));
+        assert_eq!(sizes[..6], [10, 14, 20, 28, 40, 57]);
+        assert_eq!(sizes.last(), Some(&28_963));
         for heat in &schedule.heats {
             assert_eq!(heat.contenders.len(), gemm().candidates().len());
         }

@@ -24,7 +24,7 @@ use crate::{
     DType, DeviceChoice,
     engine::emit,
     jit::{Cubin, Jit},
-    kernels::KernelSpec,
+    kernels::{Instructions, KernelSpec},
     runtime::cuda::{Device, Lap, Stopwatch},
 };
 use problem::{Family, Problem, Task};
@@ -69,22 +69,22 @@ struct Request<'a> {
 }
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
-    let problems = problems(&args)?;
+    let device = args.device()?;
+    let instructions = match &device {
+        Some(device) => device.target().into_diagnostic()?.instructions(),
+        None => Instructions::default(),
+    };
+    let problems = problems(&args, instructions)?;
     let request = Request {
         dtype: args.dtype.name(),
         problems: problems.iter().map(|p| &p.task).collect(),
     };
-    if args.problems {
+    let Some(device) = device else {
         let text = serde_json::to_string(&request).into_diagnostic()?;
         print(&format!("{text}\n"))?;
         return Ok(ExitCode::SUCCESS);
-    }
-    let DeviceChoice::Cuda(ordinal) = args.device else {
-        return Err(miette!(
-            "kernels are timed on a CUDA device; give --device cuda:N"
-        ));
     };
-    let device = Device::open(ordinal).into_diagnostic()?;
+    let ordinal = device.info().ordinal;
     if let Some(folder) = &args.figures {
         std::fs::create_dir_all(folder)
             .into_diagnostic()
@@ -131,7 +131,20 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     })
 }
 
-fn problems(args: &Args) -> Result<Vec<Problem>, Report> {
+impl Args {
+    /// What kernels are timed on; `None` where none are.
+    fn device(&self) -> Result<Option<Device>, Report> {
+        match self.device {
+            _ if self.problems => Ok(None),
+            DeviceChoice::Cuda(ordinal) => Ok(Some(Device::open(ordinal).into_diagnostic()?)),
+            _ => Err(miette!(
+                "kernels are timed on a CUDA device; give --device cuda:N"
+            )),
+        }
+    }
+}
+
+fn problems(args: &Args, instructions: Instructions) -> Result<Vec<Problem>, Report> {
     let mut problems = Vec::new();
     for (_, family) in Family::ALL {
         if !args.only.is_empty() && !args.only.contains(&family) {
@@ -144,7 +157,7 @@ fn problems(args: &Args) -> Result<Vec<Problem>, Report> {
                 let sets = sets::load(args.workloads.as_deref())?;
                 attention::problems(args.dtype, &sets, args.workloads.is_some())?
             }
-            Family::Gemm => gemm::problems(args.dtype),
+            Family::Gemm => gemm::problems(args.dtype, instructions),
         });
     }
     Ok(problems)

@@ -61,7 +61,7 @@ const MAX_HELD: u32 = 64;
 /// that starts anywhere covers up to one pack more than its length, and lengths are what then fills
 /// the team's packs of eight 16-bit elements.
 const LADDER: [(u32, u32, u32); 5] = [
-    (4, 2, 24),
+    (4, 1, 24),
     (16, 2, 120),
     (32, 1, 504),
     (32, 1, 1272),

@@ -59,11 +59,12 @@ impl Lowering<'_> {
             for (at, launch) in part.chain.launches.into_iter().enumerate() {
                 let operands: Vec<TensorIndex> =
                     launch.operands.iter().map(|&o| tensors[o]).collect();
+                let n_reads = operands.len() - launch.kernel.n_writes();
                 let variants = match (at, &part.single) {
                     (0, Some(single)) => single.clone(),
                     _ => vec![(None, launch.kernel)],
                 };
-                let name = match operands.last() {
+                let name = match operands.get(n_reads) {
                     Some(&written) if at < last => self.program.tensors[written].name.clone(),
                     _ => node.name.clone(),
                 };

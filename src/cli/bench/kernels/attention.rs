@@ -10,12 +10,10 @@ use super::{
 use crate::{
     DType,
     kernels::{
-        attention::{
-            AttentionContext, AttentionScores, AttentionSoftmax, HeadView, MhaOnline, MhaShort,
-            usual_scale,
-        },
+        attention::{AttentionContext, AttentionScores, AttentionSoftmax, HeadView, usual_scale},
         chain::Chain,
     },
+    tune::{self, Choice, choice_at},
 };
 
 /// Sets of the project's own that are timed with 12 heads of 64; and with other heads.
@@ -59,8 +57,8 @@ pub(super) fn problems(dtype: DType, sets: &[Set], chosen: bool) -> Result<Vec<P
     Ok(problems)
 }
 
-/// What a model launches comes first: the short kernel, where it serves the longest sequence. It is
-/// made for the longest that fits the chip; the tuner may take one for shorter sequences.
+/// What a model launches comes first, then the other kernels for these lengths: the shortest of the
+/// short ones, the online and the grouped one, and attention in pieces.
 fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contender> {
     let width = heads * head;
     let column = |i| HeadView::TokenMajor {
@@ -69,28 +67,42 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
     };
     let (q, k, v) = (column(0), column(1), column(2));
     let scale = usual_scale(head);
+    let attention = tune::Problem::Attention {
+        heads,
+        head,
+        scale,
+        q,
+        k,
+        v,
+        dtype,
+    };
     // One tensor has the columns of all three, as the merged projection writes it.
-    let qkv = [("q", "qkv"), ("k", "qkv"), ("v", "qkv")];
-    let max_len = MhaShort::max_len_for(head, dtype);
-    let short = MhaShort {
-        heads,
-        head,
-        scale,
-        q,
-        k,
-        v,
-        max_len,
-        dtype,
-    };
-    let online = MhaOnline {
-        heads,
-        head,
-        scale,
-        q,
-        k,
-        v,
-        dtype,
-    };
+    let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
+    let picked = choice_at(&attention.guess(), longest.into());
+    let size = u64::from(longest);
+    let serve = attention.candidates().into_iter();
+    let mut serve: Vec<Choice> = serve
+        .filter(|c| c.most().is_none_or(|most| size <= most))
+        .collect();
+    // Of the short kernels only the tightest, beside the pick.
+    let tightest = serve.iter().filter_map(|c| c.most()).min();
+    serve.retain(|c| Some(*c) == picked || c.most().is_none_or(|most| Some(most) == tightest));
+    serve.sort_by_key(|c| Some(*c) != picked);
+    let mut all: Vec<Contender> = serve
+        .into_iter()
+        .filter_map(|choice| {
+            let chain = merged(attention.chain(choice)?);
+            let label = match choice {
+                Choice::MhaShort { .. } => "mha_short",
+                Choice::MhaGrouped => "grouped",
+                _ => "mha_online",
+            };
+            Some(match Some(choice) == picked {
+                true => Contender::picked(label, chain),
+                false => Contender::other(label, chain),
+            })
+        })
+        .collect();
     let scores = AttentionScores {
         heads,
         head,
@@ -110,29 +122,9 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
         },
         dtype,
     };
-    let pieces = Chain::new()
-        .then(scores, &qkv)
+    let pieces = Chain::of(scores)
         .then(softmax, &[("out", "probabilities")])
-        .then(context, &qkv);
-
-    let mut all = Vec::new();
-    let short_serves = longest <= max_len;
-    if short_serves {
-        let least = MhaShort {
-            max_len: longest.next_power_of_two().clamp(32, max_len),
-            ..short.clone()
-        };
-        let chain = |kernel| Chain::new().then(kernel, &qkv);
-        let tight =
-            (least != short).then(|| Contender::other("mha_short of tight length", chain(least)));
-        all.push(Contender::picked("mha_short", chain(short)));
-        all.extend(tight);
-    }
-    let online = Contender::other("mha_online", Chain::new().then(online, &qkv));
-    all.push(Contender {
-        picked: !short_serves,
-        ..online
-    });
-    all.push(Contender::other("scores, softmax, context", pieces));
+        .then(context, &[]);
+    all.push(Contender::other("scores, softmax, context", merged(pieces)));
     all
 }

@@ -17,7 +17,7 @@ fn args(words: &[&str]) -> Args {
 }
 
 fn all() -> Vec<Problem> {
-    problems(&args(&[])).unwrap()
+    problems(&args(&[]), Instructions::default()).unwrap()
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn work_is_what_an_operator_needs_at_least() {
 #[test]
 fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
     for words in [&[][..], &["--dtype", "f32"], &["--dtype", "bf16"]] {
-        let problems = problems(&args(words)).unwrap();
+        let problems = problems(&args(words), Instructions::default()).unwrap();
         assert!(problems.len() > 100);
         for problem in &problems {
             let name = format!("{} {}", problem.task.op(), problem.task);
@@ -102,7 +102,11 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
 
 #[test]
 fn figure_5_has_every_number_of_rows_and_both_variances() {
-    let problems = problems(&args(&["--only", "softmax,layernorm"])).unwrap();
+    let problems = problems(
+        &args(&["--only", "softmax,layernorm"]),
+        Instructions::default(),
+    )
+    .unwrap();
     let timed = |op: &str, label: &str| {
         let of_op = problems.iter().filter(|p| p.task.op() == op);
         of_op
@@ -148,7 +152,7 @@ fn pieces_compute_from_the_same_operands_as_the_fused_kernel() {
 
 #[test]
 fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
-    let chosen = problems(&args(&["--only", "softmax,gemm"])).unwrap();
+    let chosen = problems(&args(&["--only", "softmax,gemm"]), Instructions::default()).unwrap();
     let ops: Vec<&str> = chosen.iter().map(|p| p.task.op()).collect();
     assert!(ops.contains(&"softmax") && ops.contains(&"gemm_bias_gelu"));
     assert!(!ops.contains(&"attention") && !ops.contains(&"layernorm"));
@@ -205,7 +209,7 @@ fn the_request_says_what_the_script_reads() {
 }
 
 fn measured() -> (Vec<Problem>, Vec<Row>) {
-    let problems = problems(&args(&["--only", "gemm"])).unwrap();
+    let problems = problems(&args(&["--only", "gemm"]), Instructions::default()).unwrap();
     let problems: Vec<Problem> = problems
         .into_iter()
         .filter(|p| p.contenders.len() == 3)
