@@ -70,7 +70,8 @@ def n_sets(n_bytes):
 
 
 def graph_of(calls):
-    """A CUDA graph of the calls, after each ran twice beside it: compiling and tuning happen there."""
+    """A CUDA graph of the calls, and their results, after each ran twice beside it: compiling and
+    tuning happen there."""
     import torch
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

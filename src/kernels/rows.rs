@@ -81,7 +81,7 @@ impl Teams {
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
-        match (packs / 32).clamp(1, 8) {
+        match (packs / 32).min(8) {
             warps if warps >= usual.warps => Self { warps, x_rows: 1 },
             _ => usual,
         }

@@ -187,7 +187,9 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     // What tensor cores do not take: odd sizes, rows that start anywhere, large heads.
     let [q, k, v] = merged(51);
     all.extend(pair(3, 17, 0.5, [q, k, v, columns(0, 51)]));
-    all.extend(pair(2, 16, usual_scale(16), [columns(4, 36); 4]));
+    let from_4 = columns(4, 36);
+    let views = [from_4, from_4, from_4, columns(0, 32)];
+    all.extend(pair(2, 16, usual_scale(16), views));
     all.extend(pair(1, 264, usual_scale(264), [columns(0, 264); 4]));
     all
 }

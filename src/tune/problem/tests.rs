@@ -112,7 +112,10 @@ fn a_range_serves_sizes_up_to_its_limit() {
         unreachable!("the short kernel has a limit");
     };
     assert_eq!(choice_at(&ranges, most), Some(ranges[0].choice));
-    assert_eq!(choice_at(&ranges, most + 1), Some(Choice::MhaOnline));
+    assert_eq!(choice_at(&ranges, most + 1), Some(ranges[1].choice));
+    let longest = MhaShort::max_len_for(64, DType::F16);
+    let beyond = choice_at(&ranges, u64::from(longest) + 1);
+    assert_eq!(beyond, Some(Choice::MhaOnline));
 }
 
 #[test]

@@ -93,8 +93,9 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
         .filter_map(|choice| {
             let chain = merged(attention.chain(choice)?);
             let label = match choice {
-                Choice::MhaShort { .. } => "mha_short",
-                Choice::MhaGrouped => "grouped",
+                Choice::MhaShort { .. } if Some(choice) == picked => "mha_short",
+                Choice::MhaShort { .. } => "mha_short of tight length",
+                Choice::MhaGrouped => "grouped scores, reduction, context",
                 _ => "mha_online",
             };
             Some(match Some(choice) == picked {

@@ -72,7 +72,11 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
                 1,
                 "{name}"
             );
-            let mut labels: Vec<&str> = problem.contenders.iter().map(|c| c.label).collect();
+            let mut labels: Vec<&str> = problem
+                .contenders
+                .iter()
+                .map(|c| c.label.as_str())
+                .collect();
             labels.sort_unstable();
             assert!(labels.is_sorted_by(|a, b| a < b), "{name}: {labels:?}");
             let extents = Extents::of(&problem.lens).unwrap();
@@ -214,14 +218,22 @@ fn measured() -> (Vec<Problem>, Vec<Row>) {
         .into_iter()
         .filter(|p| p.contenders.len() == 3)
         .collect();
-    let lap = |us, worst| Lap {
+    let lap = |us, worst, max| Lap {
         us,
         difference: Some(Difference {
             worst,
+            max,
             ..Difference::default()
         }),
     };
-    let laps = vec![vec![lap(10.0, 0.5), lap(12.0, 7.0), lap(16.0, 9.0)]; problems.len()];
+    let laps = vec![
+        vec![
+            lap(10.0, 0.5, 0.1),
+            lap(12.0, 7.0, 3e-3),
+            lap(16.0, 9.0, 1e-2)
+        ];
+        problems.len()
+    ];
     let peer = |who: &str, us| PeerTime {
         item: 1,
         who: who.to_owned(),
