@@ -72,11 +72,7 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
                 1,
                 "{name}"
             );
-            let mut labels: Vec<&str> = problem
-                .contenders
-                .iter()
-                .map(|c| c.label.as_str())
-                .collect();
+            let mut labels: Vec<&str> = problem.contenders.iter().map(|c| c.label).collect();
             labels.sort_unstable();
             assert!(labels.is_sorted_by(|a, b| a < b), "{name}: {labels:?}");
             let extents = Extents::of(&problem.lens).unwrap();
