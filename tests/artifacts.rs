@@ -234,16 +234,16 @@ macro_rules! kernel {
 fn impossible_kernels_are_refused() {
     assert_snapshot!(refused(|a| kernel!(a, Gemm).k = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 1 is impossible: a width of 0, expected 1 to 2147483647; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, Gemm).tile = Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 }), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 1 is impossible: Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 } is no tile for f32; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).width = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 5 is impossible: a width of 0, expected 1 to 16777216; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).eps = f32::NAN), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 5 is impossible: eps is NaN; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).dtype = DType::F16), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 5 is impossible: it computes in f16, the program in f32; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).teams.warps = 33), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 5 is impossible: Teams { warps: 33, x_rows: 4 } cannot hold rows of 16 f32; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).width = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 7 is impossible: a width of 0, expected 1 to 16777216; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).eps = f32::NAN), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 7 is impossible: eps is NaN; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).dtype = DType::F16), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 7 is impossible: it computes in f16, the program in f32; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).teams.warps = 33), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 7 is impossible: Teams { warps: 33, x_rows: 4 } cannot hold rows of 16 f32; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables.clear()), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 0 is impossible: 0 tables, expected 1 to 4; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables[0].offset = 20), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 0 is impossible: a table of 20 rows, read from row 20 on; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).heads = u32::MAX), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 3 is impossible: a width of 4294967295, expected 1 to 16777216; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).head = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 3 is impossible: a width of 0, expected 1 to 16777216; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).heads = u32::MAX), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 5 is impossible: a width of 4294967295, expected 1 to 16777216; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).head = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 5 is impossible: a width of 0, expected 1 to 16777216; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, MhaShort).max_len = 1 << 20), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 2 is impossible: the longest sequence of a short kernel is 1048576; with head size 8 in f32 it is from 1 to 256, use the online kernel; compile the model again");
-    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::packing()[0].clone())), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 10 is impossible: packing is the runtime's, not a program's; compile the model again");
+    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::packing()[0].clone())), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 12 is impossible: packing is the runtime's, not a program's; compile the model again");
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn programs_that_would_reach_past_their_tensors_are_refused() {
     };
     assert_snapshot!(refused(|a| a.program.dtype = DType::I32), @"`[dir]/tiny` is no artifact of this version of gemmule: it stores reals as i32; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps[1].operands[0] = 10_000), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds tensor 10000 of 30; compile the model again");
-    assert_snapshot!(refused(|a| a.program.steps[1].variants[0].kernel = 10_000), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` launches kernel 10000 of 10; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps[1].variants[0].kernel = 10_000), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` launches kernel 10000 of 12; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps[1].variants.clear()), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has no kernel for every batch; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps[1].operands.truncate(1)), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds 1 tensors to `gemm_bias_f32_n48_k16_t16x64x16_w1x2_s2`, which takes 4; compile the model again");
     assert_snapshot!(refused(|a| a.program.outputs[0].1 = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` is no tensor that a step computes; compile the model again");
