@@ -287,7 +287,7 @@ fn programs_that_would_reach_past_their_tensors_are_refused() {
         let short = a.program.steps.iter_mut().flat_map(|s| &mut s.variants)
             .find(|v| matches!(v.limit, Some(Limit::Longest(_))));
         short.expect("attention has a short form").limit = Some(Limit::Longest(1 << 20));
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` launches a kernel for at most 256 tokens a sequence on longer ones; compile the model again");
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` launches a kernel for at most 64 tokens a sequence on longer ones; compile the model again");
 }
 
 #[test]

@@ -164,7 +164,7 @@ fn sets_that_cannot_be_run_are_named() {
         let unknown = bench.error(name, &[file.as_slice(), &["raged"]].concat());
         assert_eq!(
             unknown,
-            "× `sets.json` has no set `raged`; it has ragged, even, long"
+            "× there is no set `raged` (did you mean `ragged`?); there are ragged, even, long"
         );
     }
     bench.0.write("broken.json", "{}");

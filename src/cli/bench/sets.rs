@@ -82,7 +82,12 @@ pub(super) fn load(file: Option<&Path>) -> Result<Vec<Set>, Report> {
         file: file.to_owned(),
         source,
     })?;
-    parse(&text).wrap_err_with(|| format!("`{}` holds no sets of lengths", file.display()))
+    parse(&text).wrap_err_with(|| {
+        format!(
+            "`{}` holds no sets of lengths; expected {{\"encoder\": [{{\"name\": …, \"lens\": […]}}, …]}}",
+            file.display()
+        )
+    })
 }
 
 fn parse(text: &str) -> Result<Vec<Set>, Report> {
