@@ -35,7 +35,11 @@ pub(in crate::cli) struct Args {
 }
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
-    let program = args.model.compile(args.dtype)?.program;
+    let lowered = || {
+        args.model
+            .compile_with(args.dtype, args.arch.instructions())
+    };
+    let program = lowered()?.program;
     let sources = emit(&CudaModel::kernels(&program))?;
     let extents = Extents::of(&args.lens).into_diagnostic()?;
     let nvrtc = Nvrtc::find().into_diagnostic()?;
@@ -55,7 +59,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         ]);
     };
     let of = |n: usize| format!("{n} runs");
-    let described = median(args.runs, || args.model.compile(args.dtype).map(drop))?;
+    let described = median(args.runs, || lowered().map(drop))?;
     row("description to program", described, of(args.runs));
     let emitted = median(args.runs, || {
         Ok(emit(&CudaModel::kernels(&program)).map(drop)?)
