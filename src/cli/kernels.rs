@@ -158,6 +158,14 @@ fn check(args: Args) -> Outcome {
         began.elapsed().as_secs_f64()
     ))?;
     if args.record {
+        let others = catalogue()?.into_iter().filter_map(|(symbol, emitted)| {
+            let served = target.has(emitted.kernel.as_kernel().instructions());
+            (!served).then_some(symbol)
+        });
+        for symbol in others {
+            let why = format!("{} has not the instructions for it", device.info().name);
+            ledger.deferred.insert(symbol, why);
+        }
         for source in &sources {
             if !ledger.checked.contains_key(&source.symbol) {
                 ledger.deferred.insert(
