@@ -191,20 +191,20 @@ fn similarities(texts: &[String], embeddings: &Output) -> String {
 fn times(engine: &Engine, encoding: Duration, first: Duration, again: Duration) -> String {
     let t = engine.load_times();
     let ms = |d: Duration| format!("{:.1} ms", d.as_secs_f64() * 1e3);
-    let mut rows = table(&["step", "time", ""]);
-    rows.add_row(["description to program", &ms(t.compile), ""]);
+    let mut rows = table(&["step", "time"]);
+    rows.add_row(["description to program", &ms(t.compile)]);
     if t.cached + t.compiled > 0 {
-        rows.add_row(["CUDA source", &ms(t.emit), ""]);
+        rows.add_row(["CUDA source", &ms(t.emit)]);
         let kernels = format!(
             "{} kernels compiled, {} from the cache",
             t.compiled, t.cached
         );
         rows.add_row(["cubins", &ms(t.jit), &kernels]);
     }
-    rows.add_row(["weights", &ms(t.weights), ""]);
-    rows.add_row(["reading the input", &ms(encoding), ""]);
-    rows.add_row(["first run", &ms(first), ""]);
-    rows.add_row(["second run", &ms(again), ""]);
+    rows.add_row(["weights", &ms(t.weights)]);
+    rows.add_row(["reading the input", &ms(encoding)]);
+    rows.add_row(["first run", &ms(first)]);
+    rows.add_row(["second run", &ms(again)]);
     align_right(&mut rows, [1]);
     format!(
         "{rows}\ndevice: {}, {}\n",
