@@ -15,7 +15,7 @@ use crate::{
         Instructions, KernelSpec, Meta, attention::*, elementwise::*, embedding::*, pooling::*,
     },
     tensor::{DType, Shape, Size, Symbol},
-    tune::{Picks, Problem},
+    tune::{Picks, Problem, Range},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +99,7 @@ pub fn problems(graph: &Graph, options: &LowerOptions) -> Result<Vec<Problem>, L
         }
         let problem = lowering
             .problem(id, op)
-            .map_err(|problem| lowering.unsupported(id, op, problem))?;
+            .map_err(|problem| unsupported(graph, id, op, problem))?;
         problems.extend(problem.filter(|p| !problems.contains(p)));
     }
     Ok(problems)
@@ -112,6 +112,8 @@ struct Lowering<'a> {
     instructions: Instructions,
     picks: Option<&'a Picks>,
     attention: AttentionChoice,
+    /// Layers ask for the same things, and a guess takes longer than all else in lowering.
+    ranges_of: Vec<(Problem, Vec<Range>)>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<Meta, TensorIndex>,
@@ -127,6 +129,7 @@ impl<'a> Lowering<'a> {
             instructions: options.instructions,
             picks: options.picks,
             attention: options.attention,
+            ranges_of: Vec::new(),
             program: Program {
                 dtype,
                 kernels: Vec::new(),
@@ -136,14 +139,6 @@ impl<'a> Lowering<'a> {
             },
             tensor_of: HashMap::new(),
             meta_of: HashMap::new(),
-        }
-    }
-
-    fn unsupported(&self, id: NodeId, op: &Op, problem: String) -> LowerError {
-        LowerError::Unsupported {
-            node: self.graph.node(id).name.clone(),
-            op: op.name(),
-            problem,
         }
     }
 
@@ -176,7 +171,7 @@ impl<'a> Lowering<'a> {
         }
         let variants = self
             .kernels(id, op)
-            .map_err(|problem| self.unsupported(id, op, problem))?;
+            .map_err(|problem| unsupported(self.graph, id, op, problem))?;
         let mut operands: Vec<TensorIndex> = self
             .graph
             .operands(id)
@@ -263,7 +258,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The kernels for an operator, with the batches that each is for.
-    fn kernels(&self, id: NodeId, op: &Op) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
+    fn kernels(&mut self, id: NodeId, op: &Op) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
         if let Some(problem) = self.problem(id, op)? {
             return self.chosen(&problem);
         }
@@ -397,6 +392,14 @@ impl<'a> Lowering<'a> {
             [heads, _, head] => Ok(constant(heads)? * constant(head)?),
             _ => width(shape),
         }
+    }
+}
+
+fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerError {
+    LowerError::Unsupported {
+        node: graph.node(id).name.clone(),
+        op: op.name(),
+        problem,
     }
 }
 

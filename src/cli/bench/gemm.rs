@@ -100,7 +100,7 @@ struct Row {
     dtype: &'static str,
     /// A kernel's symbol, or `cublasLt`.
     who: String,
-    /// Whether this is the kernel that a model would launch.
+    /// Whether this is what a model launches on a card that has no kernels of its own.
     picked: bool,
     us: f64,
     tflops: f64,
@@ -165,7 +165,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     })
 }
 
-/// The kernel that a model would launch, then the others to time.
+/// What a model launches on a card that has no kernels of its own, then the others to time.
 fn kernels(size: WeightSize, rows: u64, args: &Args) -> Vec<Gemm> {
     let (_, picked) = Gemm::variants(size.n, size.k, args.dtype, args.epilogue.into())
         .into_iter()

@@ -20,7 +20,7 @@ pub(super) enum Command {
     Breakdown(breakdown::Args),
     /// Token ids to last hidden state, on sets of lengths
     Encoder(Box<encoder::Args>),
-    /// Our GEMM kernels against cuBLASLt on a CUDA device
+    /// The GEMM kernels that any card runs against cuBLASLt; `bench kernels` times those of a card's own
     Gemm(gemm::Args),
     /// Softmax, LayerNorm, attention and GEMM by shape: our variants, and PyTorch's kernels
     Kernels(kernels::Args),

@@ -13,7 +13,7 @@ mod tests;
 
 use super::fused::edge_cases;
 use crate::{
-    kernels::{Case, Constants},
+    kernels::{Case, Constants, Launch},
     tensor::{Extents, Shape, Size, Symbol},
 };
 
@@ -131,9 +131,19 @@ fn pairs_of_reals(heads: u32, rows: Symbol) -> Shape {
     Shape::new([Size::constant(heads.into()), rows.into(), Size::constant(2)])
 }
 
-/// Blocks for at most so many tiles.
-pub(super) fn blocks(tiles: u64) -> u32 {
-    tiles.clamp(1, MOST_BLOCKS) as u32
+/// A launch for at most so many tiles of each head.
+pub(super) fn visitor_launch(
+    tiles_of_head: u64,
+    heads: u32,
+    threads: u32,
+    shared_bytes: u32,
+) -> Launch {
+    let tiles = tiles_of_head.saturating_mul(heads.into());
+    Launch {
+        grid: [tiles.clamp(1, MOST_BLOCKS) as u32, 1, 1],
+        threads,
+        shared_bytes,
+    }
 }
 
 /// What the templates of grouped GEMMs read besides their own. A tile has so many rows and keys, or

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     HeadView,
     fused::{SHARED_LIMIT, edge_cases},
-    long::{ContextPlan, blocks, most_tiles, tensor_core_plan, visitor_constants},
+    long::{ContextPlan, most_tiles, tensor_core_plan, visitor_constants, visitor_launch},
     operands::{check_head, row, row_bytes},
     params, storage,
     view::{scale_suffix, usual_scale, views_suffix},
@@ -267,11 +267,7 @@ impl Kernel for AttentionScores {
         }
         let plan = self.plan();
         let of_head = most_tiles(extents, plan.tile);
-        Launch {
-            grid: [blocks(of_head.saturating_mul(self.heads.into())), 1, 1],
-            threads: plan.threads,
-            shared_bytes: plan.shared_bytes,
-        }
+        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes)
     }
 
     fn threads(&self) -> u32 {
@@ -398,11 +394,7 @@ impl Kernel for AttentionContext {
         let plan = self.plan();
         // ⌈n / rows⌉, summed over the sequences, is at most this.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
-        Launch {
-            grid: [blocks(of_head.saturating_mul(self.heads.into())), 1, 1],
-            threads: plan.threads,
-            shared_bytes: plan.shared_bytes,
-        }
+        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes)
     }
 
     fn threads(&self) -> u32 {

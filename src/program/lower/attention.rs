@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{LowerError, Lowering, UNPLACED, choices::limit, rows};
+use super::{LowerError, Lowering, UNPLACED, choices::limit, rows, unsupported};
 use crate::{
     graph::{NodeId, Op},
     kernels::{Fill, KernelSpec, chain::Chain},
@@ -15,7 +15,8 @@ impl Lowering<'_> {
     /// variants of one step, and kernels that are launched together are steps for these lengths.
     pub(super) fn attention(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
-        let unsupported = |problem| self.unsupported(id, op, problem);
+        let graph = self.graph;
+        let unsupported = |problem| unsupported(graph, id, op, problem);
         let Some(problem) = self.problem(id, op).map_err(unsupported)? else {
             return Err(unsupported("is no problem of attention".to_owned()));
         };

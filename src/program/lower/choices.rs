@@ -62,7 +62,7 @@ impl Lowering<'_> {
 
     /// The kernels that were picked, or the first guess.
     pub(super) fn chosen(
-        &self,
+        &mut self,
         problem: &Problem,
     ) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
         self.ranges(problem)?
@@ -72,14 +72,19 @@ impl Lowering<'_> {
     }
 
     /// What was picked, or the first guess.
-    pub(super) fn ranges(&self, problem: &Problem) -> Result<Vec<Range>, String> {
+    pub(super) fn ranges(&mut self, problem: &Problem) -> Result<Vec<Range>, String> {
+        if let Some((_, known)) = self.ranges_of.iter().find(|(p, _)| p == problem) {
+            return Ok(known.clone());
+        }
         let picked = match self.picks {
             Some(picks) => picks.ranges(problem).map_err(|refused| {
                 format!("its picks are refused: {refused}; leave them out, or tune anew")
             })?,
             None => None,
         };
-        Ok(picked.map_or_else(|| problem.guess(), <[_]>::to_vec))
+        let ranges = picked.map_or_else(|| problem.guess(), <[_]>::to_vec);
+        self.ranges_of.push((problem.clone(), ranges.clone()));
+        Ok(ranges)
     }
 }
 

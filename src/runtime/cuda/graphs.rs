@@ -67,7 +67,7 @@ impl Graphs {
                 graph: Some(graph), ..
             }) => graph.launch().during(|| "launch a graph".to_owned()),
             Some(Seen { graph: slot, .. }) => {
-                let graph = capture(stream, launch)?;
+                let graph = capture(stream, THREAD, launch)?;
                 graph.launch().during(|| "launch a graph".to_owned())?;
                 *slot = Some(graph);
                 Ok(())
@@ -76,12 +76,16 @@ impl Graphs {
     }
 }
 
+/// What other threads do meanwhile is no part of a graph, and may not disturb it.
+pub(super) const THREAD: sys::CUstreamCaptureMode =
+    sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+
 /// What `launch` puts on `stream`, as a graph; nothing of it runs.
 pub(super) fn capture(
     stream: &Arc<CudaStream>,
+    mode: sys::CUstreamCaptureMode,
     launch: impl Fn() -> Result<(), CudaError>,
 ) -> Result<CudaGraph, CudaError> {
-    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     stream
         .begin_capture(mode)
         .during(|| "begin a capture".to_owned())?;

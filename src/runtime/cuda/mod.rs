@@ -10,6 +10,7 @@ mod memory;
 mod model;
 mod session;
 mod stopwatch;
+mod watch;
 
 pub use check::{CheckResult, check_kernel};
 pub use contest::{Contender, Contest, Timed};

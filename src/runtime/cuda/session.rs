@@ -11,6 +11,7 @@ use super::{
     graphs::Graphs,
     memory::{Buffer, Chunks, Pinned},
     model::{CudaModel, SharedModel},
+    watch::Watch,
 };
 use crate::{
     kernels::{KernelSpec, Meta},
@@ -122,7 +123,7 @@ impl CudaSession {
         runs: usize,
     ) -> Result<Timing, CudaError> {
         let ready = self.prepare(batch)?;
-        let watch = self.watch()?;
+        let watch = Watch::new(&self.model.device, &self.stream)?;
         let mut timing = Timing::default();
         for i in 0..warm_up + runs {
             let ms = watch.lap(|| {

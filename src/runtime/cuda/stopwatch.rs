@@ -2,15 +2,17 @@
 
 use std::{sync::Arc, time::Instant};
 
-use cudarc::driver::{CudaGraph, CudaStream, result, sys};
+use cudarc::driver::{CudaStream, result, sys};
 use rayon::prelude::*;
 
 use super::{
     device::Device,
     error::{CudaError, During},
+    graphs::capture,
     memory::Buffer,
     model::Loaded,
     session::Timing,
+    watch::Watch,
 };
 use crate::{
     jit::Cubin,
@@ -160,28 +162,20 @@ impl Stopwatch {
         self.synchronize()?;
         let most = (ENOUGH_MS / (began.elapsed().as_secs_f32() * 1e3)).ceil() as u64;
         let n_launches = n_sets * most.clamp(1, LAUNCHES).div_ceil(n_sets);
-        let graph = self.capture(|| (0..n_launches).try_for_each(|i| launch(i % n_sets)))?;
-        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let event = || {
-            let context = self.device.context();
-            context.new_event(flags).during(|| "make an event".into())
-        };
-        let (start, end) = (event()?, event()?);
+        // Whatever cuBLASLt does beside launching is no part of the graph.
+        let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let graph = capture(&self.stream, relaxed, || {
+            (0..n_launches).try_for_each(|i| launch(i % n_sets))
+        })?;
+        let watch = Watch::new(&self.device, &self.stream)?;
+        let replay = || graph.launch().during(|| "launch a graph".into());
         let mut timing = Timing::default();
         let mut warmed_ms = 0.0;
         while timing.ms.len() < replays {
             // One replay before the timed one, so that the device is busy while the host hands
             // it the start event and the graph: that takes as long as several small GEMMs.
-            graph.launch().during(|| "launch a graph".into())?;
-            start
-                .record(&self.stream)
-                .during(|| "record an event".into())?;
-            graph.launch().during(|| "launch a graph".into())?;
-            end.record(&self.stream)
-                .during(|| "record an event".into())?;
-            let ms = start
-                .elapsed_ms(&end)
-                .during(|| "wait for a graph of launches".into())?;
+            replay()?;
+            let ms = watch.lap(replay)?;
             if warmed_ms < WARM_UP_MS {
                 // At least a microsecond, so that this ends.
                 warmed_ms += 2.0 * ms.max(1e-3);
@@ -190,25 +184,6 @@ impl Stopwatch {
             }
         }
         Ok(f64::from(timing.median()) * 1e3 / n_launches as f64)
-    }
-
-    fn capture(
-        &self,
-        launches: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<CudaGraph, CudaError> {
-        // Other threads, and whatever cuBLASLt does beside launching, are no part of the graph.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        self.stream
-            .begin_capture(mode)
-            .during(|| "capture a graph".into())?;
-        let launched = launches();
-        // Ended in any case, so that the stream can be used after a launch that failed.
-        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        launched?;
-        let empty = cudarc::driver::DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE);
-        graph
-            .and_then(|graph| graph.ok_or(empty))
-            .during(|| "make a graph of launches".into())
     }
 
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {

@@ -8,7 +8,8 @@ use super::{
         params, storage,
         view::views_suffix,
     },
-    KEY_TILE, Layout, blocks, cases, problems, scores_shape, statistics_shape, visitor_constants,
+    KEY_TILE, Layout, cases, problems, scores_shape, statistics_shape, visitor_constants,
+    visitor_launch,
 };
 use crate::{
     kernels::{Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance},
@@ -163,11 +164,7 @@ impl Kernel for MhaLongContext {
         let plan = self.plan();
         // ⌈n / rows⌉, summed over the sequences, is at most this.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
-        Launch {
-            grid: [blocks(of_head.saturating_mul(self.heads.into())), 1, 1],
-            threads: plan.threads,
-            shared_bytes: plan.shared_bytes,
-        }
+        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes)
     }
 
     fn threads(&self) -> u32 {

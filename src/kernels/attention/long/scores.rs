@@ -9,8 +9,8 @@ use super::{
         params, storage,
         view::{scale_suffix, usual_scale, views_suffix},
     },
-    KEY_TILE, Layout, blocks, cases, most_tiles, partials_shape, problems, scores_shape,
-    visitor_constants,
+    KEY_TILE, Layout, cases, most_tiles, partials_shape, problems, scores_shape, visitor_constants,
+    visitor_launch,
 };
 use crate::{
     kernels::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal},
@@ -139,11 +139,7 @@ impl Kernel for MhaLongScores {
     fn launch(&self, extents: &Extents) -> Launch {
         let plan = self.plan();
         let of_head = most_tiles(extents, [plan.rows, KEY_TILE]);
-        Launch {
-            grid: [blocks(of_head.saturating_mul(self.heads.into())), 1, 1],
-            threads: plan.threads,
-            shared_bytes: plan.shared_bytes,
-        }
+        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes)
     }
 
     fn threads(&self) -> u32 {

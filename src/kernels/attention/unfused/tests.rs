@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use super::{super::*, ScoresPlan, blocks};
+use super::{super::*, ScoresPlan, visitor_launch};
 use crate::{
     kernels::{Kernel, KernelSpec, trial::Trial},
     tensor::{DType, Extents},
@@ -114,7 +114,7 @@ fn launches_fit_every_target_at_every_head_size() {
 
 #[test]
 fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
-    let most = u64::from(blocks(u64::MAX));
+    let most = u64::from(visitor_launch(u64::MAX, 1, 32, 0).grid[0]);
     for lens in [
         vec![1],
         vec![64],

@@ -1,9 +1,5 @@
 //! Times of runs and of their parts, between CUDA events.
 
-use std::sync::Arc;
-
-use cudarc::driver::{CudaEvent, CudaStream, sys};
-
 use super::{CudaSession, Timing};
 use crate::{
     kernels::KernelSpec,
@@ -11,7 +7,8 @@ use crate::{
         batch::Batch,
         cuda::{
             error::{CudaError, During},
-            graphs::capture,
+            graphs::{THREAD, capture},
+            watch::Watch,
         },
     },
 };
@@ -33,8 +30,8 @@ impl CudaSession {
     ) -> Result<Vec<Timing>, CudaError> {
         let ready = self.prepare(batch)?;
         self.upload(&ready.data, batch)?;
-        let whole = capture(&self.stream, || self.launch(&ready, &|_| true))?;
-        let watch = self.watch()?;
+        let whole = capture(&self.stream, THREAD, || self.launch(&ready, &|_| true))?;
+        let watch = Watch::new(&self.model.device, &self.stream)?;
         let launch = |graph: &cudarc::driver::CudaGraph| {
             graph.launch().during(|| "launch a graph".to_owned())
         };
@@ -46,7 +43,7 @@ impl CudaSession {
                 timings.push(timing);
                 continue;
             }
-            let graph = capture(&self.stream, || self.launch(&ready, part))?;
+            let graph = capture(&self.stream, THREAD, || self.launch(&ready, part))?;
             for i in 0..warm_up + runs {
                 launch(&whole)?;
                 let ms = watch.lap(|| launch(&graph))?;
@@ -57,52 +54,5 @@ impl CudaSession {
             timings.push(timing);
         }
         Ok(timings)
-    }
-
-    /// A pair of events on the session's stream.
-    pub(super) fn watch(&self) -> Result<Watch, CudaError> {
-        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let event = || {
-            self.model
-                .device
-                .context()
-                .new_event(flags)
-                .during(|| "make an event".to_owned())
-        };
-        Ok(Watch {
-            stream: Arc::clone(&self.stream),
-            start: event()?,
-            end: event()?,
-        })
-    }
-}
-
-/// Times what is put on a stream.
-pub(super) struct Watch {
-    stream: Arc<CudaStream>,
-    start: CudaEvent,
-    end: CudaEvent,
-}
-
-impl Watch {
-    /// Milliseconds on the device from the start to the end of what `enqueue` puts on the stream.
-    pub(super) fn lap(
-        &self,
-        enqueue: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<f32, CudaError> {
-        let record = |event: &CudaEvent| {
-            event
-                .record(&self.stream)
-                .during(|| "record an event".to_owned())
-        };
-        record(&self.start)?;
-        enqueue()?;
-        record(&self.end)?;
-        self.end
-            .synchronize()
-            .during(|| "wait for the run".to_owned())?;
-        self.start
-            .elapsed_ms(&self.end)
-            .during(|| "read the events".to_owned())
     }
 }

@@ -1,0 +1,55 @@
+//! The time between two points of a stream.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaEvent, CudaStream, sys};
+
+use super::{
+    device::Device,
+    error::{CudaError, During},
+};
+
+/// Times what is put on a stream.
+pub(super) struct Watch {
+    stream: Arc<CudaStream>,
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl Watch {
+    pub(super) fn new(device: &Device, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let event = || {
+            let context = device.context();
+            context
+                .new_event(flags)
+                .during(|| "make an event".to_owned())
+        };
+        Ok(Self {
+            stream: Arc::clone(stream),
+            start: event()?,
+            end: event()?,
+        })
+    }
+
+    /// Milliseconds on the device from the start to the end of what `enqueue` puts on the stream.
+    pub(super) fn lap(
+        &self,
+        enqueue: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<f32, CudaError> {
+        let record = |event: &CudaEvent| {
+            event
+                .record(&self.stream)
+                .during(|| "record an event".to_owned())
+        };
+        record(&self.start)?;
+        enqueue()?;
+        record(&self.end)?;
+        self.end
+            .synchronize()
+            .during(|| "wait for the run".to_owned())?;
+        self.start
+            .elapsed_ms(&self.end)
+            .during(|| "read the events".to_owned())
+    }
+}
