@@ -315,7 +315,7 @@ impl Builder {
             let picks = self.chosen(device, &compiled)?;
             compiled = compiled.with_picks(Some(picks))?;
             times.tune = began.elapsed();
-        } else if matches!(device, DeviceName::Cuda(_)) {
+        } else if matches!(device, DeviceName::Cuda(_)) && tracing::enabled!(tracing::Level::INFO) {
             say_guesses(&compiled.problems()?);
         }
         Ok((Artifact::of(compiled, Vec::new()), None))
