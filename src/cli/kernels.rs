@@ -40,6 +40,10 @@ pub(super) struct Args {
     /// Only kernels whose symbol contains this
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Option<String>,
+    /// Only cases of at most so many tokens, for tools that make kernels slow, such as
+    /// compute-sanitizer
+    #[arg(long, value_name = "N", conflicts_with = "record")]
+    most_tokens: Option<u64>,
     /// Seed of the random inputs
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -99,7 +103,13 @@ fn check(args: Args) -> Outcome {
     for (i, (kernel, cubin)) in kernels.iter().zip(&cubins).enumerate() {
         if i % GROUP == 0 {
             let group = &kernels[i..kernels.len().min(i + GROUP)];
-            let of = |k: &KernelSpec| Trial::all(k.as_kernel(), args.seed);
+            let of = |k: &KernelSpec| {
+                Trial::all(
+                    k.as_kernel(),
+                    args.seed,
+                    args.most_tokens.unwrap_or(u64::MAX),
+                )
+            };
             trials = group
                 .par_iter()
                 .map(of)
