@@ -10,7 +10,7 @@ use super::{
     error::{CudaError, During},
     graphs::Graphs,
     memory::{Buffer, Chunks, Pinned},
-    model::{CudaModel, SharedModel},
+    model::{CudaModel, SharedModel, Start},
     watch::Watch,
 };
 use crate::{
@@ -34,6 +34,8 @@ pub struct CudaSession {
     /// Batch data on the host and on the device, in one piece; grows with the largest batch.
     staging: Option<(Pinned, Buffer)>,
     graphs: Graphs,
+    /// How a kernel begins that comes after another one of the program.
+    start: Start,
     /// For each output of the program, in their order, its index among the planned tensors.
     output_slots: Vec<usize>,
 }
@@ -88,8 +90,17 @@ struct Ready {
 }
 
 impl CudaSession {
-    /// A session with a stream of its own that holds nothing yet.
-    pub fn new(model: Arc<CudaModel>, allocator: &AllocatorChoice) -> Result<Self, CudaError> {
+    /// A session with a stream of its own that holds nothing yet. With `plain_launches` each
+    /// kernel begins when the one before is done, also where the card could start it early.
+    pub fn new(
+        model: Arc<CudaModel>,
+        allocator: &AllocatorChoice,
+        plain_launches: bool,
+    ) -> Result<Self, CudaError> {
+        let start = match model.device.target()?.has_dependent_launch() && !plain_launches {
+            true => Start::Early,
+            false => Start::Plain,
+        };
         let stream = model
             .device
             .context()
@@ -101,6 +112,7 @@ impl CudaSession {
             workspace: Workspace::new(planner, Chunks::new(model.device.clone())),
             staging: None,
             graphs: Graphs::default(),
+            start,
             output_slots: output_slots(&model.program),
             model,
         })
@@ -294,7 +306,9 @@ impl CudaSession {
         result
     }
 
-    /// Launches, in order, those steps of a run whose kernel is wanted.
+    /// Launches, in order, those steps of a run whose kernel is wanted. Kernels read batch data
+    /// without waiting for earlier ones, so the kernels that pack them, and the first step, which
+    /// comes after those and the upload, begin when all before them is done.
     fn launch(&self, ready: &Ready, wanted: &dyn Fn(&KernelSpec) -> bool) -> Result<(), CudaError> {
         let (program, stream) = (&self.model.program, self.stream.cu_stream());
         let data = &ready.data;
@@ -310,10 +324,11 @@ impl CudaSession {
                     &extents,
                     &[mask, data.cu_lens, data.pair_offsets],
                     "pack",
+                    Start::Plain,
                 )?;
                 let out = [data.token_ids, data.type_ids, data.positions];
                 let args = [mask, ids, types, data.cu_lens, out[0], out[1], out[2]];
-                scatter.launch(stream, &extents, &args, "pack")?;
+                scatter.launch(stream, &extents, &args, "pack", Start::Plain)?;
             }
         }
         let mut places = vec![0; program.tensors.len()];
@@ -321,6 +336,7 @@ impl CudaSession {
             places[index] = self.workspace.chunks().at(at.chunk as usize, at.offset);
         }
         let mut pointers = Vec::with_capacity(16);
+        let mut start = Start::Plain;
         for step in &program.steps {
             let Some((kernel, extents)) = step.launch(&ready.extents)? else {
                 continue;
@@ -338,7 +354,11 @@ impl CudaSession {
             }
             // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
             // and the plan gives those that are alive together memory of their own.
-            unsafe { self.model.loaded[kernel].launch(stream, &extents, &pointers, &step.name)? };
+            unsafe {
+                let loaded = &self.model.loaded[kernel];
+                loaded.launch(stream, &extents, &pointers, &step.name, start)?;
+            }
+            start = self.start;
         }
         Ok(())
     }
