@@ -1,6 +1,6 @@
 mod timing;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use cudarc::driver::{CudaStream, result};
 
@@ -40,19 +40,31 @@ pub struct CudaSession {
     output_slots: Vec<usize>,
 }
 
-/// Milliseconds between CUDA events around each of several runs.
+/// Several runs: milliseconds between CUDA events around each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timing {
     pub ms: Vec<f32>,
+    /// Microseconds that the host took for each, from the batch to the last launch enqueued; empty
+    /// where that is not told apart.
+    pub host_us: Vec<f32>,
 }
 
 impl Timing {
     /// The median, or NaN without runs.
     pub fn median(&self) -> f32 {
-        let mut sorted = self.ms.clone();
-        sorted.sort_by(f32::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(f32::NAN)
+        median(&self.ms)
     }
+
+    /// The median of the host's share, where it is known.
+    pub fn host_median(&self) -> Option<f32> {
+        (!self.host_us.is_empty()).then(|| median(&self.host_us))
+    }
+}
+
+fn median(of: &[f32]) -> f32 {
+    let mut sorted = of.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f32::NAN)
 }
 
 /// Where the data of a batch lie on the device.
@@ -134,16 +146,22 @@ impl CudaSession {
         warm_up: usize,
         runs: usize,
     ) -> Result<Timing, CudaError> {
-        let ready = self.prepare(batch)?;
         let watch = Watch::new(&self.model.device, &self.stream)?;
         let mut timing = Timing::default();
         for i in 0..warm_up + runs {
+            let began = Instant::now();
+            let ready = self.prepare(batch)?;
+            let mut host = began.elapsed();
             let ms = watch.lap(|| {
+                let began = Instant::now();
                 self.upload(&ready.data, batch)?;
-                self.enqueue(&ready)
+                self.enqueue(&ready)?;
+                host += began.elapsed();
+                Ok(())
             })?;
             if i >= warm_up {
                 timing.ms.push(ms);
+                timing.host_us.push(host.as_secs_f32() * 1e6);
             }
         }
         Ok(timing)
