@@ -295,3 +295,24 @@ fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
         }
     }
 }
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn more_shapes_than_graphs_are_kept_give_the_same_bits_every_time() {
+    let engine = small_engine();
+    let mut session = engine.session().expect("a session");
+    // 64 graphs are kept: some of these are pushed out, and captured again.
+    let shapes: Vec<[u32; 2]> = (1..=80).map(|n| [n, 3]).collect();
+    let mut expected: Vec<Vec<u32>> = Vec::new();
+    for shape in &shapes {
+        expected.push(bits(&mut session, shape));
+    }
+    for round in 0..3 {
+        for (shape, expected) in shapes.iter().zip(&expected) {
+            for run in 0..2 {
+                let found = bits(&mut session, shape);
+                assert!(found == *expected, "round {round}, run {run}: {shape:?}");
+            }
+        }
+    }
+}
