@@ -47,6 +47,26 @@ fn every_source_is_cuda_without_headers_or_directives() {
     }
 }
 
+/// Kernels are started early where the card can: then one that has not waited reads what is not
+/// there yet, and one whose blocks all leave before they wait stands for kernels that still run.
+#[test]
+fn every_kernel_waits_for_earlier_ones_before_any_of_its_blocks_can_leave() {
+    const WAIT: &str = "wait_for_earlier_kernels();";
+    for source in sources(&emitted()) {
+        let (_, body) = source
+            .text
+            .split_once("extern \"C\" __global__")
+            .expect("a kernel");
+        let wait = body.find(WAIT);
+        let wait = wait.unwrap_or_else(|| panic!("{} never calls {WAIT}", source.symbol));
+        assert!(
+            !body[..wait].contains("return;"),
+            "{}: a block may leave before {WAIT}",
+            source.symbol
+        );
+    }
+}
+
 #[test]
 fn kernels_that_differ_have_different_symbols() {
     let mut by_symbol: Vec<(String, KernelSpec)> = Vec::new();
