@@ -42,13 +42,13 @@ pub fn check_kernel(
     device: &Device,
     kernel: &KernelSpec,
     cubin: &Cubin,
-    trials: Vec<(Case, Trial)>,
+    trials: &[(Case, Trial)],
 ) -> Result<Vec<CheckResult>, CudaError> {
     let loaded = Loaded::new(device, kernel, cubin)?;
     let spec = kernel.as_kernel();
     trials
-        .into_iter()
-        .map(|(case, trial)| run(device, &loaded, spec, case, &trial))
+        .iter()
+        .map(|(case, trial)| run(device, &loaded, spec, case.clone(), trial))
         .collect()
 }
 
