@@ -44,6 +44,10 @@ pub(super) struct Choices {
     /// grouped or online (any length)
     #[arg(long, value_name = "KIND")]
     attention: Option<AttentionChoice>,
+    /// Results of a sequence that do not depend on its batch-mates, not by a bit: one kernel for
+    /// each operator, whatever the batch
+    #[arg(long)]
+    invariant: bool,
 }
 
 /// Which kernels to launch where there are several.
@@ -82,6 +86,7 @@ impl Model {
                 .cloned()
                 .collect::<BTreeSet<_>>(),
             attention: self.choices.attention.unwrap_or_default(),
+            invariant: self.choices.invariant,
             ..CompileOptions::new(dtype)
         }
     }
@@ -184,6 +189,7 @@ impl Runnable {
         Ok(builder
             .tune(self.tuning.tune)
             .device(self.device)
+            .invariant(self.choices.invariant)
             .allocator(self.memory.choice()?)
             .without(self.choices.without.clone()))
     }

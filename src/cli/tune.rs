@@ -89,6 +89,9 @@ fn measure(args: &Args) -> Result<Picks, miette::Report> {
     let device = Device::open(info.ordinal).into_diagnostic()?;
     let instructions = device.target().into_diagnostic()?.instructions();
     let compiled = args.model.compile_with(args.dtype, instructions)?;
+    if compiled.options.invariant {
+        return Err(EngineError::TuneInvariant.into());
+    }
     let problems = compiled.problems()?;
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();

@@ -81,6 +81,7 @@ pub struct Builder {
     allocator: AllocatorChoice,
     padding: Padding,
     attention: Option<AttentionChoice>,
+    invariant: bool,
     progress: Progress,
 }
 
@@ -102,6 +103,7 @@ impl Builder {
             allocator: AllocatorChoice::default(),
             padding: Padding::Removed,
             attention: None,
+            invariant: false,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -198,6 +200,15 @@ impl Builder {
         self
     }
 
+    /// Whether a sequence's results shall not depend on its batch-mates, not by a bit. There is then
+    /// one kernel for each operator, chosen to serve every size, where otherwise there are several for
+    /// batches of different sizes; so it costs time, most for small batches. It needs fused attention,
+    /// and picks only of one range for each problem.
+    pub fn invariant(mut self, invariant: bool) -> Self {
+        self.invariant = invariant;
+        self
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -289,6 +300,9 @@ impl Builder {
                     asked: asked.to_string(),
                 });
             }
+            if self.invariant && !artifact.program.invariant {
+                return Err(EngineError::ArtifactInvariant { file: file.clone() });
+            }
             if let Some(picks) = &artifact.picks {
                 let (n, card) = (picks.problems.len(), &picks.made.card);
                 tracing::info!("{n} problems as picked on {card}; `gemmule tune` shows them");
@@ -305,7 +319,11 @@ impl Builder {
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),
             instructions: device.instructions(),
+            invariant: self.invariant,
         };
+        if self.invariant && self.tune != TuneMode::Off {
+            return Err(EngineError::TuneInvariant);
+        }
         if options.attention != AttentionChoice::Auto {
             tracing::info!("attention: {} (as asked for)", options.attention);
         }

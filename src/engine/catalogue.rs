@@ -122,12 +122,16 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                 if !fused {
                     options.without = passes::all().iter().map(|p| p.name().to_owned()).collect();
                 }
-                // Those of attention by length, and those that must be asked for.
-                for attention in [AttentionChoice::Auto, AttentionChoice::Grouped] {
-                    if !fused && attention != AttentionChoice::Auto {
+                // Those by size, and those that must be asked for.
+                for (attention, invariant) in [
+                    (AttentionChoice::Auto, false),
+                    (AttentionChoice::Grouped, false),
+                    (AttentionChoice::Auto, true),
+                ] {
+                    if !fused && (invariant || attention != AttentionChoice::Auto) {
                         continue;
                     }
-                    options.attention = attention;
+                    (options.attention, options.invariant) = (attention, invariant);
                     for kernel in compile(&description, &config, &options)?.program.kernels {
                         add(kernel, Some(name));
                     }

@@ -12,6 +12,7 @@
 //! - [`Picks`]: ranges by problem, for one card and one NVRTC, as a file that people can read.
 
 mod error;
+mod invariant;
 mod picks;
 mod problem;
 mod schedule;
@@ -22,6 +23,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use error::PicksError;
+pub use invariant::NotInvariant;
 pub use picks::{Card, MOST_BYTES, Made, Picked, Picks, Timing};
 pub use problem::{Choice, Counted, Problem};
 pub use schedule::{Heat, Schedule};
