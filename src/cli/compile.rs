@@ -158,7 +158,8 @@ impl Args {
                 let picks = Tuner::new(device, jit, *tune)
                     .given(file.as_deref())
                     .progress(&show)
-                    .picks(problems)?;
+                    .choose(problems)?
+                    .picks;
                 Ok(Some(picks))
             }
         }

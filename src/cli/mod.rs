@@ -54,7 +54,8 @@ enum Command {
     Compile(compile::Args),
     /// Choose the fastest kernels for a model by measuring them on a device, and show them
     ///
-    /// MODEL may also be a file that `gemmule compile` wrote: its picks are shown.
+    /// MODEL may also be a file that `gemmule compile` wrote: its picks are shown. Or `shipped`: all models
+    /// that come with gemmule, at their published sizes, as picks/README.md has it.
     Tune(tune::Args),
     /// Show where the intermediate tensors of a batch lie, and draw their lifetimes
     Plan(plan::Args),

@@ -1,6 +1,9 @@
 //! Arguments that say which model, shared by the subcommands.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use miette::Report;
 use serde_json::Value;
@@ -12,6 +15,7 @@ use crate::{
     kernels::Instructions,
     program::AttentionChoice,
     runtime::weights::RandomWeights,
+    tune::Origin,
 };
 
 use super::{memory::Memory, progress::Bars};
@@ -212,6 +216,23 @@ impl Runnable {
             })
             .build()
     }
+}
+
+/// Who chose the kernels where there are several, in words; `None` where nobody had to.
+pub(super) fn chosen_by(engine: &Engine) -> Option<String> {
+    let mut counts: BTreeMap<Origin, usize> = BTreeMap::new();
+    for &origin in engine.origins().values() {
+        *counts.entry(origin).or_default() += 1;
+    }
+    let parts: Vec<String> = counts
+        .iter()
+        .map(|(origin, n)| format!("{n} by {}", origin.by()))
+        .collect();
+    let invariant = match engine.program().invariant {
+        true => ", one for all sizes",
+        false => "",
+    };
+    (!parts.is_empty()).then(|| format!("{}{invariant}", parts.join(", ")))
 }
 
 /// What a progress bar is of.

@@ -195,6 +195,12 @@ impl Problem {
         choices
     }
 
+    /// A choice's estimated cycles, where it has a model of its time.
+    pub fn cycles(&self, choice: Choice, size: u64, n_sms: u32) -> Option<f64> {
+        let modelled = matches!(self, Problem::Gemm { .. });
+        modelled.then(|| self.cost(choice, size, n_sms))
+    }
+
     /// What choices are ranked by: of GEMMs the estimated time in cycles, of others a distance.
     pub fn cost(&self, choice: Choice, size: u64, n_sms: u32) -> f64 {
         match (self, choice) {

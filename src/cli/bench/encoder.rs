@@ -5,7 +5,11 @@ use serde::Serialize;
 
 use super::{
     super::{
-        Outcome, align_right, human, model::Runnable, print, progress::Bars, table, write_file,
+        Outcome, align_right, human,
+        model::{Runnable, chosen_by},
+        print,
+        progress::Bars,
+        table, write_file,
     },
     figure::{Figure, Kind, Series},
     peers::{self, PeerTime, Peers},
@@ -148,6 +152,9 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         args.runs,
         args.warm_up
     ))?;
+    if let Some(line) = chosen_by(&engine) {
+        print(&format!("kernels: {line}\n"))?;
+    }
     for line in &skipped {
         print(&format!("{line}\n"))?;
     }
