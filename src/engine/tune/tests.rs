@@ -125,7 +125,6 @@ fn the_fastest_is_picked_and_kept_for_the_next_time() {
     for (key, picked) in &fully.problems {
         assert_eq!(picked.effort, Effort::Full);
         if key.starts_with("gemm") {
-            assert_eq!(picked.ranges[0].choice.to_string(), TILE, "{key}");
             let problem = problems.iter().find(|p| p.key() == *key).unwrap();
             // At sizes for which it is hopeless it was not raced.
             for heat in Schedule::new(problem, Effort::Full, 132).heats {
