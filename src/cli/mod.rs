@@ -17,7 +17,11 @@ mod run;
 mod tune;
 mod verify;
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 use clap::{Parser, Subcommand};
 use miette::{IntoDiagnostic, Report};
@@ -73,8 +77,16 @@ enum Command {
     Doctor,
 }
 
+/// When the command line began, which is when the process did but for loading it.
+static START: OnceLock<Instant> = OnceLock::new();
+
+fn since_start() -> Duration {
+    START.get_or_init(Instant::now).elapsed()
+}
+
 /// Runs the command line.
 pub fn main() -> ExitCode {
+    since_start();
     let cli = Cli::parse();
     let level = if cli.verbose {
         "gemmule=info"

@@ -19,13 +19,21 @@ use crate::{
 };
 
 /// Published sizes: name, description, config.
-const CONFIGS: [(&str, &str, &str); 5] = [
+const CONFIGS: [(&str, &str, &str); 6] = [
     (
         "bert-base",
         "bert",
         include_str!(concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/models/configs/bert-base.json"
+        )),
+    ),
+    (
+        "bert-large",
+        "bert",
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/models/configs/bert-large.json"
         )),
     ),
     (

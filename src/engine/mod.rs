@@ -36,7 +36,7 @@ pub use builder::{Builder, LoadTimes, Stage, config, description};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use error::EngineError;
-pub use picks::{digests, picks_for_targets, read_picks, target_of, write_picks};
+pub use picks::{digests, picks_for_source, picks_for_targets, read_picks, target_of, write_picks};
 pub use shipped::{shipped_file, shipped_picks, shipped_problems, stale};
 pub use text::TextEncoder;
 pub use tune::{Chosen, TuneMode, Tuner};
