@@ -34,9 +34,10 @@ pub(super) struct Args {
     /// hopeless, at as many sizes as there is time for
     #[arg(long, value_name = "MODE", default_value = "quick")]
     tune: TuneMode,
-    /// With --tune full, when to begin no finer sizes; the coarsest are measured in any case
-    #[arg(long, value_name = "N", default_value_t = 120)]
-    seconds: u64,
+    /// When to end, compiling included; what was not begun is left to the cost model's guess. full goes
+    /// from coarse sizes to finer ones as long as there is time. By default 120 of full, no end of quick
+    #[arg(long, value_name = "N")]
+    seconds: Option<u64>,
     /// Take what this file has instead of measuring it
     #[arg(long, value_name = "FILE")]
     picks: Option<PathBuf>,
@@ -134,7 +135,7 @@ fn measure(args: &Args) -> Result<Chosen, miette::Report> {
     Ok(Tuner::new(&device, &jit, args.tune)
         .given(args.picks.as_deref())
         .again(args.again)
-        .within(Duration::from_secs(args.seconds))
+        .within(args.seconds.map(Duration::from_secs))
         .progress(&show)
         .choose(&problems)?)
 }

@@ -45,15 +45,15 @@ pub fn shipped_file(card: &Card) -> String {
 }
 
 /// What has several kernels to choose from in the models that come with the project, at their published
-/// sizes, each once.
+/// sizes, each once; all of one storage type, then those of the next.
 pub fn shipped_problems(
     dtypes: &[DType],
     instructions: Instructions,
 ) -> Result<Vec<Problem>, EngineError> {
     let mut problems: Vec<Problem> = Vec::new();
-    for (_, name, config) in shipped_configs()? {
-        let description = description(name)?;
-        for &dtype in dtypes {
+    for &dtype in dtypes {
+        for (_, name, config) in shipped_configs()? {
+            let description = description(name)?;
             let options = CompileOptions {
                 instructions,
                 ..CompileOptions::new(dtype)

@@ -1,10 +1,11 @@
 //! The tuner: for each problem of a model the candidates that the cost model proposes are compiled,
 //! raced on the card, compared, and the fastest are kept on disk.
 
+mod chosen;
 mod track;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
@@ -20,10 +21,12 @@ use crate::{
     jit::Jit,
     runtime::cuda::Device,
     tune::{
-        Card, Effort, Heat, Made, Origin, Picked, Picks, PicksError, Problem, Range, Sample,
-        Schedule, Timing, between, choice_at, settle,
+        Effort, Heat, Made, Origin, Picked, PicksError, Problem, Range, Sample, Schedule, Timing,
+        between, choice_at, settle,
     },
 };
+pub use chosen::Chosen;
+pub(super) use chosen::say;
 use track::{OnDevice, Run, Track};
 
 /// Whether kernels are chosen by measurement.
@@ -83,12 +86,14 @@ pub struct Tuner<'a> {
     mode: TuneMode,
     given: Option<PathBuf>,
     again: bool,
-    within: Duration,
+    within: Option<Duration>,
     progress: Progress<'a>,
 }
 
 /// Time for [`TuneMode::Full`], unless another is asked for.
 const WITHIN: Duration = Duration::from_secs(120);
+/// Time without a limit: an instant so much later still is one.
+const ENDLESS: Duration = Duration::from_secs(1 << 30);
 
 impl<'a> Tuner<'a> {
     pub fn new(device: &'a Device, jit: &'a Jit, mode: TuneMode) -> Self {
@@ -98,7 +103,7 @@ impl<'a> Tuner<'a> {
             mode,
             given: None,
             again: false,
-            within: WITHIN,
+            within: None,
             progress: &|_, _, _| (),
         }
     }
@@ -116,9 +121,10 @@ impl<'a> Tuner<'a> {
         self
     }
 
-    /// How long [`TuneMode::Full`] goes on from the coarsest sizes, which are always raced, to finer ones;
-    /// two minutes if it is not said. What is left at the end is shared among the problems that are left.
-    pub fn within(mut self, time: Duration) -> Self {
+    /// When to end: problems get equal parts of the time that is left, go from coarse sizes to finer
+    /// ones as long as theirs lasts, and those that are not begun at the end are left to the first guess.
+    /// Two minutes of [`TuneMode::Full`] and no end of [`TuneMode::Quick`] if it is not said.
+    pub fn within(mut self, time: Option<Duration>) -> Self {
         self.within = time;
         self
     }
@@ -151,66 +157,20 @@ impl<'a> Tuner<'a> {
             Some(_) => HashMap::new(),
         };
         let store = self.jit.cache().map(|cache| Store::at(cache.path()));
+        let usual = match self.mode {
+            TuneMode::Full => WITHIN,
+            TuneMode::Off | TuneMode::Quick => ENDLESS,
+        };
         let choosing = Choosing {
             made,
             effort: self.mode.effort(),
             again: self.again,
-            end: began + self.within,
+            end: began + self.within.unwrap_or(usual),
             store,
             shipped,
             progress: self.progress,
         };
         choosing.run(&wanted, given, &mut OnDevice::new(self))
-    }
-}
-
-/// The picks of some problems, and where each problem's kernels come from.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Chosen {
-    pub picks: Picks,
-    /// By [`Problem::key`]; of all problems, those without picks too.
-    pub origins: BTreeMap<String, Origin>,
-}
-
-impl Chosen {
-    pub(super) fn new(made: Made) -> Self {
-        Self {
-            picks: Picks::new(made),
-            origins: BTreeMap::new(),
-        }
-    }
-
-    /// The one kernel of each problem that an invariant program launches.
-    pub(super) fn for_all_sizes(card: &Card, problems: &[Problem]) -> Result<Self, EngineError> {
-        let mut chosen = Self::new(Made {
-            card: card.clone(),
-            nvrtc: (0, 0),
-        });
-        for problem in problems {
-            // One that has no such kernel was refused when it was lowered.
-            if let Ok(choice) = problem.for_all_sizes() {
-                let range = Range {
-                    up_to: None,
-                    choice,
-                };
-                say(&problem.key(), &[range], Origin::Guess);
-            }
-            chosen.origins.insert(problem.key(), Origin::Guess);
-        }
-        Ok(chosen)
-    }
-
-    pub(super) fn add(&mut self, key: String, picked: Picked, from: Origin) {
-        self.picks.problems.insert(key.clone(), picked);
-        self.origins.insert(key, from);
-    }
-
-    pub(super) fn guess(&mut self, problem: &Problem) {
-        let key = problem.key();
-        if tracing::enabled!(tracing::Level::INFO) {
-            say(&key, &problem.guess(), Origin::Guess);
-        }
-        self.origins.insert(key, Origin::Guess);
     }
 }
 
@@ -279,7 +239,7 @@ struct Choosing<'a> {
     /// `None` to measure nothing, and to take nothing that was measured before.
     effort: Option<Effort>,
     again: bool,
-    /// When no finer sizes are begun.
+    /// When no finer sizes are begun, and no problem but the first.
     end: Instant,
     store: Option<Store>,
     /// What serves where nothing is measured and nothing was given.
@@ -328,6 +288,12 @@ impl Choosing<'_> {
             missing.into_iter().zip(&races).enumerate()
         {
             let left = self.end.saturating_duration_since(Instant::now());
+            if left.is_zero() && at > 0 {
+                tracing::warn!("no time was left for `{}`", problem.key());
+                chosen.guess(problem);
+                n_done += schedule.heats.len();
+                continue;
+            }
             let end = Instant::now() + left / (races.len() - at) as u32;
             let of_problem = |done: usize| (self.progress)(Stage::Tuning, n_done + done, n_heats);
             let samples = self.samples(problem, schedule, end, track, &of_problem)?;
@@ -471,18 +437,6 @@ fn picked(
         timings: samples.iter().filter_map(timing).collect(),
         ranges,
     })
-}
-
-/// Says which kernels serve a problem, and who chose them.
-pub(super) fn say(key: &str, ranges: &[Range], from: Origin) {
-    let shown: Vec<String> = ranges
-        .iter()
-        .map(|range| match range.up_to {
-            Some(most) => format!("{} up to {most}", range.choice),
-            None => range.choice.to_string(),
-        })
-        .collect();
-    tracing::info!("{key}: {} ({})", shown.join(", "), from.words());
 }
 
 fn with_causes(error: &dyn std::error::Error) -> String {

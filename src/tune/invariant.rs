@@ -3,12 +3,6 @@
 
 use super::{Choice, Problem, Range, choice_at};
 
-/// Card that GEMMs are estimated for: an H200, as in the first guess.
-const SMS: u32 = 132;
-/// Rows over which the one kernel of a GEMM shall lose least: from a short text to a batch that fills
-/// any card several times. No powers of two, which fill tiles as few batches do.
-const ROWS: [u64; 9] = [20, 80, 160, 320, 640, 1280, 2560, 5120, 10240];
-
 /// Why a problem's results would depend on the batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotInvariant {
@@ -47,41 +41,19 @@ impl Choice {
 }
 
 impl Problem {
-    /// The choice that an invariant program launches for every size.
-    ///
-    /// Of a GEMM's kernels the one whose estimated time, relative to the best one's, is least in the
-    /// mean over sizes from 20 to 10240 rows; of others the first guess for large batches.
+    /// The choice that an invariant program launches for every size: the first guess for the largest
+    /// batches, as little time is lost there, and where batches are small there is little to lose.
     ///
     /// # Errors
     /// [`NotInvariant::NoChoice`].
     pub fn for_all_sizes(&self) -> Result<Choice, NotInvariant> {
-        let mut choices = self.candidates();
-        choices.retain(|choice| choice.is_invariant() && choice.most().is_none());
+        let serves_all = |choice: &Choice| choice.is_invariant() && choice.most().is_none();
+        let guess = choice_at(&self.guess(), u64::MAX).filter(serves_all);
+        let any = || self.candidates().into_iter().find(serves_all);
         let none = || NotInvariant::NoChoice {
             problem: self.key(),
         };
-        if let Problem::Gemm { .. } = self {
-            let bests: Vec<(u64, f64)> = ROWS
-                .into_iter()
-                .map(|rows| {
-                    let costs = choices.iter().map(|&c| self.cost(c, rows, SMS));
-                    (rows, costs.fold(f64::INFINITY, f64::min))
-                })
-                .collect();
-            let loss = |&choice: &Choice| -> f64 {
-                let each = bests.iter();
-                each.map(|&(rows, best)| self.cost(choice, rows, SMS) / best)
-                    .sum()
-            };
-            return choices
-                .into_iter()
-                .min_by(|a, b| loss(a).total_cmp(&loss(b)))
-                .ok_or_else(none);
-        }
-        choice_at(&self.guess(), u64::MAX)
-            .filter(|choice| choices.contains(choice))
-            .or(choices.first().copied())
-            .ok_or_else(none)
+        guess.or_else(any).ok_or_else(none)
     }
 
     /// Whether a program that launches these ranges computes every row in one way.
@@ -122,19 +94,10 @@ mod tests {
     }
 
     #[test]
-    fn the_one_tile_of_a_gemm_loses_least_in_the_mean() {
+    fn the_one_tile_of_a_gemm_is_the_one_for_large_batches() {
         let problem = gemm();
         let chosen = problem.for_all_sizes().expect("there is one");
-        let mean = |choice: Choice| -> f64 {
-            let ratio = |rows| {
-                let best = problem.ranked(rows, SMS)[0];
-                problem.cost(choice, rows, SMS) / problem.cost(best, rows, SMS)
-            };
-            ROWS.into_iter().map(ratio).sum::<f64>() / ROWS.len() as f64
-        };
-        for choice in problem.candidates() {
-            assert!(mean(chosen) <= mean(choice) + 1e-9, "{chosen} and {choice}");
-        }
+        assert_eq!(Some(chosen), problem.guess().last().map(|r| r.choice));
     }
 
     #[test]
