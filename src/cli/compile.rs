@@ -92,7 +92,7 @@ pub(super) fn run(args: Args) -> Outcome {
             ""
         },
         targets.join(", "),
-        picked.unwrap_or_default(),
+        picked.unwrap_or_else(|| ", kernels by the cost model's guess".to_owned()),
         human(bytes)
     ))?;
     Ok(ExitCode::SUCCESS)

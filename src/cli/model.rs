@@ -57,8 +57,8 @@ pub(super) struct Choices {
 /// Which kernels to launch where there are several.
 #[derive(clap::Args, Clone)]
 pub(super) struct Tuning {
-    /// Choose kernels by measurement on the CUDA device: off, quick (seconds) or full (minutes).
-    /// What was measured is kept on disk
+    /// Choose kernels by measurement on the CUDA device: quick (seconds) or full (two minutes at most); what was
+    /// measured is kept on disk. off: picks that come with gemmule for the card, else the cost model's guess
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub(super) tune: TuneMode,
     /// Kernels as picked in this file, which `gemmule tune --export` wrote
