@@ -13,6 +13,7 @@ use gemmule::{
     kernels::Instructions,
     program::AttentionChoice,
     runtime::weights::RandomWeights,
+    tune::{Card, Effort, Made, Picked, Picks, Range},
 };
 use insta::assert_snapshot;
 use serde_json::{Value, json};
@@ -124,6 +125,44 @@ fn softmax_in_memory_and_the_tuner_are_refused_with_the_reason() {
     };
     assert_snapshot!(text(builder().without(["fuse_attention"])), @"`layer.0.probabilities` (softmax): every kernel of `attention_softmax_f32_h3_scale0p20412415` sums in an order that depends on where a row begins in memory, and so on the sequences before it; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out");
     assert_snapshot!(text(builder().tune(TuneMode::Quick)), @"the tuner picks kernels by size, and --invariant asks for one kernel for all sizes; leave `--tune` out, or give picks of one range with `--picks`");
+}
+
+#[test]
+fn picks_of_one_range_are_launched_and_others_are_refused_with_the_reason() {
+    let mut compiled = tiny_compiled(DType::F16);
+    compiled.options.invariant = true;
+    let problems = compiled.problems().expect("it was lowered");
+    let problem = &problems[0];
+    let range = |up_to, choice| Range { up_to, choice };
+    let candidates = problem.candidates();
+    let picks = |ranges: Vec<Range>| {
+        let mut picks = Picks::new(Made {
+            card: Card {
+                name: "Card".to_owned(),
+                capability: (8, 0),
+                n_sms: 1,
+            },
+            nvrtc: (13, 0),
+        });
+        let picked = Picked {
+            digest: "0".repeat(64),
+            effort: Effort::Quick,
+            ranges,
+            timings: Vec::new(),
+        };
+        picks.problems.insert(problem.key(), picked);
+        Some(picks)
+    };
+    for &choice in &candidates {
+        let one = picks(vec![range(None, choice)]);
+        compiled = compiled.with_picks(one).expect("it is one kernel");
+        let kernel = problem.kernel(choice).expect("a single launch");
+        assert!(compiled.program.kernels.contains(&kernel));
+        compiled.program.validate().expect("it is sound");
+    }
+    let two = vec![range(Some(64), candidates[0]), range(None, candidates[1])];
+    let error = compiled.with_picks(picks(two)).err().expect("an error");
+    assert_snapshot!(error, @"`layer.0.query+key+value` (bias_linear): `gemm_bias_f16_n48_k16` has kernels for 2 ranges of sizes, so that a result would depend on the size of its batch; an invariant program has one kernel for all; leave the picks out, give some of one range, or leave --invariant out");
 }
 
 #[test]

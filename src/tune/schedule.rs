@@ -113,13 +113,13 @@ impl Schedule {
             .collect();
         let last = self.heats.len().saturating_sub(1);
         let first_stage = |at: usize, heat: &Heat| {
-            at % STRIDES[0] == 0 || at == last || limits.contains(&heat.size)
+            at.is_multiple_of(STRIDES[0]) || at == last || limits.contains(&heat.size)
         };
         let stage_of = |at: usize, heat: &Heat| match first_stage(at, heat) {
             true => 0,
             false => STRIDES
                 .iter()
-                .position(|stride| at % stride == 0)
+                .position(|&stride| at.is_multiple_of(stride))
                 .unwrap_or(STRIDES.len() - 1),
         };
         let mut stages: Vec<Vec<&Heat>> = vec![Vec::new(); STRIDES.len()];
