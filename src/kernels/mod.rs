@@ -121,8 +121,11 @@ pub struct TensorMap {
     /// multiple of 16 bytes.
     pub param: &'static str,
     pub box_rows: u32,
-    /// 64 at most: the 128 bytes of a swizzled row.
+    /// A multiple of 8; of a swizzled box 64 at most.
     pub box_columns: u32,
+    /// Whether the 16-byte parts of a row of 128 bytes lie in shared memory in the order of the
+    /// 128-byte swizzle; otherwise rows lie there as they are, one after the other.
+    pub swizzled: bool,
 }
 
 /// Blocks and threads of one launch.

@@ -16,11 +16,14 @@ use crate::{
 pub struct WgmmaTile {
     /// Rows of a tile: 64, 128 or 256.
     pub m: u32,
-    /// Columns of a tile: a multiple of 64 up to 256.
+    /// Columns of a tile: a multiple of 16 up to 256.
     pub n: u32,
     /// Whether two warpgroups compute the halves of one tile. Otherwise each has a tile of its own,
     /// and the epilogue of one runs under the products of the other.
     pub together: bool,
+    /// Whether two blocks, on neighbouring row tiles, each read half of their common part of the
+    /// weight for both.
+    pub paired: bool,
 }
 
 /// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
@@ -35,20 +38,39 @@ pub struct GemmWgmma {
 }
 
 /// The faster of two kernels for one GEMM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EitherGemm {
     Any(Gemm),
     Hopper(GemmWgmma),
 }
 
-/// Shared memory of a block on Hopper, without what the bias of two tiles takes.
-const SHARED_LIMIT: u32 = 227 * 1024 - 2 * 256 * 4;
+impl EitherGemm {
+    /// The GEMM for any card that computes the same.
+    pub fn plain(&self) -> Gemm {
+        match self {
+            EitherGemm::Any(gemm) => gemm.clone(),
+            EitherGemm::Hopper(gemm) => gemm.plain(),
+        }
+    }
+
+    pub fn spec(&self) -> KernelSpec {
+        match self.clone() {
+            EitherGemm::Any(gemm) => gemm.into(),
+            EitherGemm::Hopper(gemm) => gemm.into(),
+        }
+    }
+}
+
+/// Shared memory of a block on Hopper.
+const SHARED_LIMIT: u32 = 227 * 1024;
 /// Elements of k in a stage: 128 bytes, the width of the widest swizzle.
 const BLOCK_K: u32 = 64;
-/// Stages start at a multiple of this.
-const STAGE_ALIGNMENT: u32 = 1024;
 /// More stages than this hide nothing more.
 const MOST_STAGES: u32 = 8;
+/// Fewer stages than this show what a copy takes.
+const ENOUGH_STAGES: u32 = 4;
+/// Rows of one warp in 64 rows of a warpgroup.
+const PIECE_ROWS: u32 = 16;
 /// Multiprocessors of an H100 or H200 SXM: a block of its own for each.
 const SMS: u64 = 132;
 /// One warpgroup that copies and two that compute.
@@ -86,28 +108,53 @@ impl WgmmaTile {
     ];
 
     const fn new(m: u32, n: u32, together: bool) -> Self {
-        Self { m, n, together }
+        Self {
+            m,
+            n,
+            together,
+            paired: false,
+        }
+    }
+
+    const fn paired(self) -> Self {
+        Self {
+            paired: true,
+            ..self
+        }
     }
 
     /// As in symbols.
     pub fn name(self) -> String {
         let turns = if self.together { "" } else { "_turns" };
-        format!("wgmma{}x{}{turns}", self.m, self.n)
+        let pair = if self.paired { "_pair" } else { "" };
+        format!("wgmma{}x{}{turns}{pair}", self.m, self.n)
     }
 
-    /// Rows that a warpgroup computes.
-    const fn rows(self) -> u32 {
-        if self.together { self.m / 2 } else { self.m }
+    /// Blocks of a cluster.
+    const fn blocks(self) -> u32 {
+        if self.paired { 2 } else { 1 }
     }
 
-    /// 64 columns of a warpgroup's results.
-    const fn piece_bytes(self) -> u32 {
-        self.rows() * 128
+    /// Columns of a piece of a warp's results, and the boxes that it is stored as.
+    ///
+    /// Rows of 64 columns are swizzled. Where they do not divide a tile, a piece is two boxes whose
+    /// rows are an odd number of 16 bytes: eight of them lie in different banks without a swizzle.
+    const fn piece(self) -> (u32, u32) {
+        match self.n.is_multiple_of(64) {
+            true => (64, 1),
+            false => (self.n >> (self.n.trailing_zeros() - 4), 2),
+        }
     }
 
-    /// Pieces of results on their way to memory, for each of the two warpgroups.
-    const fn buffers(self) -> u32 {
-        if self.rows() > 64 { 1 } else { 2 }
+    /// Pieces on their way to memory, for each of the eight computing warps: 16 rows of the tile,
+    /// or half as many where stages need the room.
+    fn buffers(self) -> u32 {
+        let (piece, _) = self.piece();
+        let all = self.n / piece;
+        match self.stages_beside(all) >= ENOUGH_STAGES {
+            true => all,
+            false => (all / 2).max(1),
+        }
     }
 
     const fn stage_bytes(self) -> u32 {
@@ -116,18 +163,23 @@ impl WgmmaTile {
 
     /// Steps of k in shared memory: as many as there is room for.
     fn stages(self) -> u32 {
-        let barriers = (2 * MOST_STAGES + 2) * 8;
-        let rest =
-            SHARED_LIMIT - STAGE_ALIGNMENT - barriers - 2 * self.buffers() * self.piece_bytes();
+        self.stages_beside(self.buffers())
+    }
+
+    fn stages_beside(self, buffers: u32) -> u32 {
+        let rest = SHARED_LIMIT - self.bytes_beside_stages(buffers, MOST_STAGES);
         (rest / self.stage_bytes()).min(MOST_STAGES)
     }
 
+    /// Of pieces, barriers, and the bias of both computing warpgroups.
+    const fn bytes_beside_stages(self, buffers: u32, stages: u32) -> u32 {
+        let (piece, _) = self.piece();
+        8 * buffers * PIECE_ROWS * piece * 2 + (2 * stages + 2) * 8 + 2 * self.n * 4
+    }
+
     fn shared_bytes(self) -> u32 {
-        let barriers = (2 * self.stages() + 2) * 8;
-        STAGE_ALIGNMENT
-            + self.stages() * self.stage_bytes()
-            + 2 * self.buffers() * self.piece_bytes()
-            + barriers
+        let stages = self.stages();
+        stages * self.stage_bytes() + self.bytes_beside_stages(self.buffers(), stages)
     }
 
     /// Estimated cycles at 1755 MHz, comparable with [`Tile::cycles`].
@@ -157,10 +209,11 @@ impl WgmmaTile {
         machine::FILL + of_busiest * machine::FILL_OF_TILE + work
     }
 
-    /// Tiles of an output.
+    /// Tiles of an output; of a pair both, though the second may have no rows.
     fn tiles(self, rows: u64, n: u32) -> u64 {
-        rows.div_ceil(self.m.into())
-            .saturating_mul(n.div_ceil(self.n).into())
+        let blocks = u64::from(self.blocks());
+        let m_tiles = rows.div_ceil(self.m.into()).next_multiple_of(blocks);
+        m_tiles.saturating_mul(n.div_ceil(self.n).into())
     }
 }
 
@@ -267,12 +320,16 @@ impl Kernel for GemmWgmma {
             constants.remove(name);
         }
         let sums = self.tile.n / 2;
+        let (piece, boxes) = self.tile.piece();
         let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
             ("stages", self.tile.stages().into()),
             ("together", self.tile.together.into()),
+            ("blocks", self.tile.blocks().into()),
+            ("piece", piece.into()),
+            ("boxes", boxes.into()),
             ("buffers", self.tile.buffers().into()),
             ("sums", sums.into()),
             ("sum_registers", list(&|i| format!("%{i}")).into()),
@@ -289,15 +346,22 @@ impl Kernel for GemmWgmma {
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
-        let map = |param, box_rows| TensorMap {
+        let operand = |param, box_rows| TensorMap {
             param,
             box_rows,
             box_columns: BLOCK_K,
+            swizzled: true,
         };
+        let (piece, boxes) = self.tile.piece();
         vec![
-            map("x", self.tile.m),
-            map("weight", self.tile.n),
-            map("out", self.tile.rows()),
+            operand("x", self.tile.m),
+            operand("weight", self.tile.n / self.tile.blocks()),
+            TensorMap {
+                param: "out",
+                box_rows: PIECE_ROWS,
+                box_columns: piece / boxes,
+                swizzled: boxes == 1,
+            },
         ]
     }
 
@@ -353,13 +417,19 @@ mod tests {
     #[test]
     fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
         for tile in WgmmaTile::CANDIDATES {
-            assert!(
-                tile.shared_bytes() + 2 * tile.n * 4 <= 227 * 1024,
-                "{tile:?}"
-            );
+            assert!(tile.shared_bytes() <= 227 * 1024, "{tile:?}");
             assert!((3..=MOST_STAGES).contains(&tile.stages()), "{tile:?}");
-            // A thread has 232 registers, and the sums take most of them.
-            assert!(tile.rows() / 64 * tile.n / 2 <= 128, "{tile:?}");
+            // A thread has 240 registers, and the sums take most of them.
+            let rows = if tile.together { tile.m / 2 } else { tile.m };
+            assert!(rows / 64 * tile.n / 2 <= 192, "{tile:?}");
+            // Each block's part of the weight is of whole swizzles.
+            assert_eq!(tile.n / tile.blocks() % 8, 0, "{tile:?}");
+            assert_eq!(SMS % u64::from(tile.blocks()), 0);
+            // Copies to and from shared memory start at a multiple of 128 bytes, swizzled ones of 1024.
+            let (piece, boxes) = tile.piece();
+            assert_eq!(PIECE_ROWS * piece * 2 / boxes % 128, 0, "{tile:?}");
+            assert_eq!((tile.n % piece, tile.n % 16), (0, 0), "{tile:?}");
+            assert!(boxes == 1 || piece / boxes / 8 % 2 == 1, "{tile:?}");
             assert!(
                 tile.m <= 256 && tile.n <= 256,
                 "a box has at most 256 rows: {tile:?}"

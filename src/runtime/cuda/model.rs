@@ -206,8 +206,8 @@ impl Loaded {
 }
 
 impl Matrix {
-    /// Describes the matrix at `address` for boxes of the map's size, whose rows lie in shared
-    /// memory in the order of the 128-byte swizzle. What is read outside the matrix is zero.
+    /// Describes the matrix at `address` for boxes of the map's size and order in shared memory.
+    /// What is read outside the matrix is zero.
     fn describe(
         &self,
         address: sys::CUdeviceptr,
@@ -239,7 +239,10 @@ impl Matrix {
                 sizes.as_ptr(),
                 [1, 1].as_ptr(),
                 Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                match self.map.swizzled {
+                    true => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                    false => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+                },
                 Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
