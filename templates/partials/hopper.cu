@@ -50,39 +50,6 @@ __device__ __forceinline__ void load_box(unsigned int to, const TensorMap& from,
                  : "memory");
 }
 
-// The blocks of a cluster run at the same time on neighbouring multiprocessors.
-__device__ __forceinline__ unsigned int cluster_rank() {
-    unsigned int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// All threads of a cluster; of memory it orders only barriers that were fenced.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
-                 "barrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// Arrives at the barrier of this address in a block of the cluster. It publishes no writes: with
-// `.release.cluster` each arrival would wait for a fence of the whole device.
-__device__ __forceinline__ void barrier_arrive_at(unsigned int barrier, unsigned int block) {
-    asm volatile("{\n"
-                 ".reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-                 "}" ::"r"(barrier), "r"(block)
-                 : "memory");
-}
-
-// As `load_box`, to the same address in every block of the mask, each of whose barriers gets the bytes.
-__device__ __forceinline__ void load_box_for_all(unsigned int to, const TensorMap& from, int column, int row,
-                                                 unsigned int barrier, unsigned short blocks) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-                 " [%0], [%1, { %2, %3 }], [%4], %5;" ::"r"(to), "l"(&from), "r"(column), "r"(row), "r"(barrier),
-                 "h"(blocks)
-                 : "memory");
-}
-
 // Copies a box from shared memory to (column, row); what lies outside is not written.
 __device__ __forceinline__ void store_box(const TensorMap& to, int column, int row, unsigned int from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, { %1, %2 }], [%3];" ::"l"(&to),

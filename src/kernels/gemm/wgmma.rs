@@ -21,9 +21,6 @@ pub struct WgmmaTile {
     /// Whether two warpgroups compute the halves of one tile. Otherwise each has a tile of its own,
     /// and the epilogue of one runs under the products of the other.
     pub together: bool,
-    /// Whether two blocks, on neighbouring row tiles, each read half of their common part of the
-    /// weight for both.
-    pub paired: bool,
 }
 
 /// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
@@ -108,31 +105,13 @@ impl WgmmaTile {
     ];
 
     const fn new(m: u32, n: u32, together: bool) -> Self {
-        Self {
-            m,
-            n,
-            together,
-            paired: false,
-        }
-    }
-
-    const fn paired(self) -> Self {
-        Self {
-            paired: true,
-            ..self
-        }
+        Self { m, n, together }
     }
 
     /// As in symbols.
     pub fn name(self) -> String {
         let turns = if self.together { "" } else { "_turns" };
-        let pair = if self.paired { "_pair" } else { "" };
-        format!("wgmma{}x{}{turns}{pair}", self.m, self.n)
-    }
-
-    /// Blocks of a cluster.
-    const fn blocks(self) -> u32 {
-        if self.paired { 2 } else { 1 }
+        format!("wgmma{}x{}{turns}", self.m, self.n)
     }
 
     /// Columns of a piece of a warp's results, and the boxes that it is stored as.
@@ -209,11 +188,10 @@ impl WgmmaTile {
         machine::FILL + of_busiest * machine::FILL_OF_TILE + work
     }
 
-    /// Tiles of an output; of a pair both, though the second may have no rows.
+    /// Tiles of an output.
     fn tiles(self, rows: u64, n: u32) -> u64 {
-        let blocks = u64::from(self.blocks());
-        let m_tiles = rows.div_ceil(self.m.into()).next_multiple_of(blocks);
-        m_tiles.saturating_mul(n.div_ceil(self.n).into())
+        rows.div_ceil(self.m.into())
+            .saturating_mul(n.div_ceil(self.n).into())
     }
 }
 
@@ -296,14 +274,11 @@ impl GemmWgmma {
 
 impl Kernel for GemmWgmma {
     fn symbol(&self) -> String {
-        format!(
-            "{}_{}_n{}_k{}_{}",
-            self.epilogue.name(),
-            self.dtype,
-            self.n,
-            self.k,
-            self.tile.name(),
-        )
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        self.plain().definition()
     }
 
     fn template(&self) -> &'static str {
@@ -327,7 +302,6 @@ impl Kernel for GemmWgmma {
             ("block_n", self.tile.n.into()),
             ("stages", self.tile.stages().into()),
             ("together", self.tile.together.into()),
-            ("blocks", self.tile.blocks().into()),
             ("piece", piece.into()),
             ("boxes", boxes.into()),
             ("buffers", self.tile.buffers().into()),
@@ -355,7 +329,7 @@ impl Kernel for GemmWgmma {
         let (piece, boxes) = self.tile.piece();
         vec![
             operand("x", self.tile.m),
-            operand("weight", self.tile.n / self.tile.blocks()),
+            operand("weight", self.tile.n),
             TensorMap {
                 param: "out",
                 box_rows: PIECE_ROWS,
@@ -422,9 +396,6 @@ mod tests {
             // A thread has 240 registers, and the sums take most of them.
             let rows = if tile.together { tile.m / 2 } else { tile.m };
             assert!(rows / 64 * tile.n / 2 <= 192, "{tile:?}");
-            // Each block's part of the weight is of whole swizzles.
-            assert_eq!(tile.n / tile.blocks() % 8, 0, "{tile:?}");
-            assert_eq!(SMS % u64::from(tile.blocks()), 0);
             // Copies to and from shared memory start at a multiple of 128 bytes, swizzled ones of 1024.
             let (piece, boxes) = tile.piece();
             assert_eq!(PIECE_ROWS * piece * 2 / boxes % 128, 0, "{tile:?}");
