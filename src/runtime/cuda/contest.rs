@@ -74,7 +74,11 @@ impl Contest {
 
     /// Times `kernels`, all of one shape, storage type and epilogue, on `rows` rows, and
     /// cuBLASLt's plain GEMM, which comes first where it serves the shape.
-    pub fn run(&self, rows: u64, kernels: &[(EitherGemm, &Cubin)]) -> Result<Vec<Timed>, CudaError> {
+    pub fn run(
+        &self,
+        rows: u64,
+        kernels: &[(EitherGemm, &Cubin)],
+    ) -> Result<Vec<Timed>, CudaError> {
         let Some(first) = kernels.first().map(|(kernel, _)| kernel.plain()) else {
             return Ok(Vec::new());
         };
