@@ -121,11 +121,9 @@ pub struct TensorMap {
     /// multiple of 16 bytes.
     pub param: &'static str,
     pub box_rows: u32,
-    /// A multiple of 8; of a swizzled box 64 at most.
+    /// 64: rows of 128 bytes lie in shared memory in the order of the 128-byte swizzle. Boxes of
+    /// another multiple of 8 columns lie there as they are, row after row.
     pub box_columns: u32,
-    /// Whether the 16-byte parts of a row of 128 bytes lie in shared memory in the order of the
-    /// 128-byte swizzle; otherwise rows lie there as they are, one after the other.
-    pub swizzled: bool,
 }
 
 /// Blocks and threads of one launch.

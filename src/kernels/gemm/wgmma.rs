@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, Tile, ranges::ranges};
+use super::{Epilogue, Gemm, Tile, ranges::ranges_among};
 use crate::{
     kernels::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
@@ -224,6 +224,9 @@ impl GemmWgmma {
     }
 
     /// As [`Gemm::variants`], for a card with Hopper's instructions: whichever kernel is faster.
+    ///
+    /// At most six kernels, each of which may serve several ranges: large tiles change places
+    /// wherever one of them needs a further wave.
     pub fn variants(
         n: u32,
         k: u32,
@@ -236,7 +239,7 @@ impl GemmWgmma {
             Some(tile) => tile.cycles(rows, n, k, dtype, SMS as u32),
             None => tiles[at - plain.len()].cycles(rows, n, k, epilogue, SMS as u32),
         };
-        ranges(plain.len() + tiles.len(), cycles)
+        ranges_among(plain.len() + tiles.len(), cycles)
             .into_iter()
             .map(|(end, at)| {
                 let kernel = match plain.get(at) {
@@ -343,7 +346,6 @@ impl Kernel for GemmWgmma {
             param,
             box_rows,
             box_columns: BLOCK_K,
-            swizzled: true,
         };
         let (piece, boxes) = self.tile.piece();
         vec![
@@ -353,7 +355,6 @@ impl Kernel for GemmWgmma {
                 param: "out",
                 box_rows: PIECE_ROWS,
                 box_columns: piece / boxes,
-                swizzled: boxes == 1,
             },
         ]
     }
@@ -457,6 +458,48 @@ mod tests {
                     .all(|(_, v)| matches!(v, EitherGemm::Any(_))),
                 "{n} {k}"
             );
+        }
+    }
+
+    #[test]
+    fn six_kernels_lose_little_against_the_best_tile_for_each_row_count() {
+        let epilogue = Epilogue::default();
+        for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072), (8, 8)] {
+            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue);
+            let ends: Vec<u64> = variants
+                .iter()
+                .map(|(end, _)| end.unwrap_or(u64::MAX))
+                .collect();
+            assert!(ends.is_sorted_by(|a, b| a < b), "{ends:?}");
+            assert_eq!(ends.last(), Some(&u64::MAX));
+            let mut kernels: Vec<_> = variants.iter().map(|(_, kernel)| kernel).collect();
+            for pair in kernels.windows(2) {
+                assert_ne!(pair[0], pair[1], "neighbours that are equal are one");
+            }
+            kernels.sort_unstable();
+            kernels.dedup();
+            assert!(kernels.len() <= 6, "{kernels:?}");
+
+            let cycles = |rows, kernel: &EitherGemm| match kernel {
+                EitherGemm::Any(g) => g.tile.cycles(rows, n, k, DType::F16, SMS as u32),
+                EitherGemm::Hopper(g) => g.tile.cycles(rows, n, k, epilogue, SMS as u32),
+            };
+            let all = Tile::fitting(n, DType::F16)
+                .into_iter()
+                .map(|tile| tile.cycles(1, n, k, DType::F16, SMS as u32))
+                .fold(f64::INFINITY, f64::min);
+            assert!(cycles(1, &variants[0].1) <= all * 1.2, "{n} {k}: one row");
+            let (mut sum, mut count) = (0.0, 0.0);
+            for rows in (300..12_000).step_by(97) {
+                let (_, kernel) = &variants[ends.iter().position(|&e| rows <= e).unwrap()];
+                let best = WgmmaTile::CANDIDATES
+                    .iter()
+                    .map(|t| t.cycles(rows, n, k, epilogue, SMS as u32))
+                    .fold(f64::INFINITY, f64::min);
+                sum += cycles(rows, kernel) / best;
+                count += 1.0;
+            }
+            assert!(sum / count < 1.03, "{n} {k}: {}", sum / count);
         }
     }
 
