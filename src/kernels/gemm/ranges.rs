@@ -76,6 +76,88 @@ pub(super) fn ranges(
         .collect()
 }
 
+/// Most kernels where each may serve several ranges.
+const MOST_KERNELS: usize = 6;
+/// Where a kernel is this much slower than the best one of the chosen, that one takes over.
+const WORTH_A_RANGE: f64 = 1.01;
+/// Rows of the smallest tile: between multiples of it no time of a kernel with such tiles changes.
+const STEP: u64 = 64;
+const LAST_ROWS: u64 = 16384;
+
+/// As [`ranges`], where a candidate may serve several of them, so that a kernel more brings
+/// more and the ranges may be as many as the row counts where waves begin.
+///
+/// Candidates are chosen one after the other, each the one that then saves most, at most
+/// [`MOST_KERNELS`]; beyond 16384 rows the one serves that is best in the mean of the last octave.
+pub(super) fn ranges_among(
+    n_candidates: usize,
+    cycles: impl Fn(u64, usize) -> f64,
+) -> Vec<(Option<u64>, usize)> {
+    let small = sampled_rows().into_iter().filter(|&rows| rows < STEP);
+    let rows: Vec<u64> = small
+        .chain((STEP..=LAST_ROWS).step_by(STEP as usize))
+        .collect();
+    let times: Vec<Vec<f64>> = rows
+        .iter()
+        .map(|&rows| (0..n_candidates).map(|c| cycles(rows, c)).collect())
+        .collect();
+    let least = |times: &[f64], of: &[usize]| {
+        let times = of.iter().map(|&c| (times[c], c));
+        times.fold((f64::INFINITY, 0), |best, this| {
+            if this.0 < best.0 { this } else { best }
+        })
+    };
+    let all: Vec<usize> = (0..n_candidates).collect();
+    // Evenly by the logarithm of rows, and by the square root of the time, as in `ranges`.
+    let weights: Vec<f64> = rows
+        .iter()
+        .zip(rows.iter().skip(1).chain([&LAST_ROWS]))
+        .zip(&times)
+        .map(|((&from, &to), times)| (to as f64 / from as f64).ln() / least(times, &all).0.sqrt())
+        .collect();
+    let cost = |of: &[usize]| -> f64 {
+        let each = times.iter().zip(&weights);
+        each.map(|(times, weight)| weight * least(times, of).0)
+            .sum()
+    };
+    let mut chosen: Vec<usize> = Vec::new();
+    let mut lowest = f64::INFINITY;
+    while chosen.len() < MOST_KERNELS {
+        let with = |c: usize| cost(&[&chosen[..], &[c]].concat());
+        let costs: Vec<f64> = all.iter().map(|&c| with(c)).collect();
+        let (found, candidate) = least(&costs, &all);
+        if found >= lowest {
+            break;
+        }
+        (lowest, chosen) = (found, [&chosen[..], &[candidate]].concat());
+    }
+    let last_octave = rows.partition_point(|&rows| rows < LAST_ROWS / 2);
+    let mut means = vec![0.0; n_candidates];
+    for times in &times[last_octave..] {
+        for (mean, time) in means.iter_mut().zip(times) {
+            *mean += time / least(times, &all).0;
+        }
+    }
+    let (_, of_the_rest) = least(&means, &chosen);
+    let mut ranges: Vec<(Option<u64>, usize)> = Vec::new();
+    let picks = rows
+        .iter()
+        .zip(&times)
+        .map(|(&rows, times)| (Some(rows), times));
+    for (end, times) in picks {
+        let (time, best) = least(times, &chosen);
+        match ranges.last_mut() {
+            Some((up_to, current)) if times[*current] <= time * WORTH_A_RANGE => *up_to = end,
+            _ => ranges.push((end, best)),
+        }
+    }
+    match ranges.last_mut() {
+        Some((up_to, current)) if *current == of_the_rest => *up_to = None,
+        _ => ranges.push((None, of_the_rest)),
+    }
+    ranges
+}
+
 /// Row counts from 1 to 16384: all powers of two, and seven between each and the next.
 pub(super) fn sampled_rows() -> Vec<u64> {
     let mut rows: Vec<u64> = (0..14)
