@@ -3,6 +3,8 @@
 mod activate;
 mod instances;
 mod ranges;
+mod skinny;
+mod split_k;
 mod tile;
 mod wgmma;
 
@@ -11,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
 pub use instances::representative;
+pub use skinny::{GemmSkinny, SkinnyTile};
+pub use split_k::{GemmSplitK, SplitKTile};
 pub use wgmma::{EitherGemm, GemmWgmma, WgmmaTile};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};

@@ -11,7 +11,10 @@ use crate::{
             MhaLongScores, MhaOnline, MhaShort, SoftmaxForm,
         },
         chain::Chain,
-        gemm::{EitherGemm, Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile},
+        gemm::{
+            EitherGemm, Epilogue, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, SkinnyTile, SplitKTile,
+            Tile, WgmmaTile,
+        },
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams},
     },
     tensor::DType,
@@ -59,6 +62,10 @@ pub enum Choice {
     Tile(Tile),
     /// On Hopper.
     Wgmma(WgmmaTile),
+    /// On Hopper, for few rows.
+    SplitK(SplitKTile),
+    /// On Hopper, for the fewest rows.
+    Skinny(SkinnyTile),
     /// For sequences of at most `max_len`.
     MhaShort {
         max_len: u32,
@@ -151,7 +158,11 @@ impl Problem {
             } => {
                 let any = Tile::fitting(n, dtype).into_iter().map(Choice::Tile);
                 let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
+                let split = GemmSplitK::tiles(n, k, dtype, instructions).into_iter();
+                let skinny = GemmSkinny::tiles(n, k, dtype, instructions).into_iter();
                 any.chain(hopper.iter().copied().map(Choice::Wgmma))
+                    .chain(split.map(Choice::SplitK))
+                    .chain(skinny.map(Choice::Skinny))
                     .collect()
             }
             Problem::Attention { head, dtype, .. } => {
@@ -195,6 +206,8 @@ impl Problem {
             (&Problem::Gemm { n, k, epilogue, .. }, Choice::Wgmma(tile)) => {
                 tile.cycles(size, n, k, epilogue, n_sms)
             }
+            (&Problem::Gemm { n, k, .. }, Choice::SplitK(tile)) => tile.cycles(size, n, k, n_sms),
+            (&Problem::Gemm { n, k, .. }, Choice::Skinny(tile)) => tile.cycles(size, n, k, n_sms),
             (Problem::Attention { .. }, choice) => choice.most().map_or(f64::MAX, |n| n as f64),
             (_, choice) => {
                 let guess = choice_at(&self.guess(), size).and_then(Choice::sharing);
@@ -366,6 +379,38 @@ impl Problem {
                 tile,
             })),
             (
+                &Problem::Gemm {
+                    n,
+                    k,
+                    dtype,
+                    epilogue,
+                    instructions: Instructions::Hopper,
+                },
+                Choice::SplitK(tile),
+            ) => Some(KernelSpec::GemmSplitK(GemmSplitK {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })),
+            (
+                &Problem::Gemm {
+                    n,
+                    k,
+                    dtype,
+                    epilogue,
+                    instructions: Instructions::Hopper,
+                },
+                Choice::Skinny(tile),
+            ) => Some(KernelSpec::GemmSkinny(GemmSkinny {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })),
+            (
                 &Problem::Attention {
                     heads,
                     head,
@@ -430,6 +475,8 @@ impl Choice {
     pub fn most(self) -> Option<u64> {
         match self {
             Choice::MhaShort { max_len } => Some(max_len.into()),
+            Choice::SplitK(tile) => Some(tile.most_rows()),
+            Choice::Skinny(tile) => Some(tile.most_rows()),
             Choice::Softmax(form) => form.max_len().map(u64::from),
             Choice::Tile(_)
             | Choice::Wgmma(_)
@@ -459,6 +506,8 @@ impl fmt::Display for Choice {
                 t.m, t.n, t.k, t.warps_m, t.warps_n, t.stages
             ),
             Choice::Wgmma(t) => f.write_str(&t.name()),
+            Choice::SplitK(t) => f.write_str(&t.name()),
+            Choice::Skinny(t) => f.write_str(&t.name()),
             Choice::MhaShort { max_len } => write!(f, "mha_short_l{max_len}"),
             Choice::MhaOnline => f.write_str("mha_online"),
             Choice::MhaGrouped => f.write_str("mha_grouped"),
