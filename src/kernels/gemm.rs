@@ -1,6 +1,7 @@
 //! `out = act(x · weightᵀ + bias)`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
 mod activate;
+mod few;
 mod instances;
 mod ranges;
 mod skinny;
@@ -12,6 +13,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
+pub use few::FewRows;
 pub use instances::representative;
 pub use skinny::{GemmSkinny, SkinnyTile};
 pub use split_k::{GemmSplitK, SplitKTile};

@@ -12,8 +12,8 @@ use crate::{
         },
         chain::Chain,
         gemm::{
-            EitherGemm, Epilogue, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, SkinnyTile, SplitKTile,
-            Tile, WgmmaTile,
+            EitherGemm, Epilogue, FewRows, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, SkinnyTile,
+            SplitKTile, Tile, WgmmaTile,
         },
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams},
     },
@@ -223,6 +223,8 @@ impl Problem {
             }
         };
         choices.sort_by(|&a, &b| cost(a).total_cmp(&cost(b)));
+        // The other models of GEMMs were not fitted to so few rows.
+        choices.sort_by_key(|choice| !matches!(choice, Choice::Skinny(_) | Choice::SplitK(_)));
         choices
     }
 
@@ -261,16 +263,27 @@ impl Problem {
                 dtype,
                 epilogue,
                 instructions: Instructions::Hopper,
-            } => GemmWgmma::variants(n, k, dtype, epilogue)
-                .into_iter()
-                .map(|(up_to, kernel)| {
+            } => {
+                let few = FewRows::variants(n, k, dtype);
+                let most = few.last().map_or(0, |&(end, _)| end);
+                let few = few.into_iter().map(|(end, tile)| {
+                    let choice = match tile {
+                        FewRows::Skinny(tile) => Choice::Skinny(tile),
+                        FewRows::SplitK(tile) => Choice::SplitK(tile),
+                    };
+                    range(Some(end), choice)
+                });
+                let more = GemmWgmma::variants(n, k, dtype, epilogue).into_iter();
+                let more = more.filter(|(up_to, _)| up_to.is_none_or(|end| end > most));
+                let more = more.map(|(up_to, kernel)| {
                     let choice = match kernel {
                         EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),
                         EitherGemm::Hopper(gemm) => Choice::Wgmma(gemm.tile),
                     };
                     range(up_to, choice)
-                })
-                .collect(),
+                });
+                few.chain(more).collect()
+            }
             Problem::Attention { head, dtype, .. } => {
                 let max_len = MhaShort::max_len_for(head, dtype);
                 // A kernel for shorter sequences loads and skips less.

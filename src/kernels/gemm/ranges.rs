@@ -16,12 +16,20 @@ pub(super) fn ranges(
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    let rows = sampled_rows();
+    ranges_of(&sampled_rows(), n_candidates, cycles)
+}
+
+/// [`ranges`] over these row counts, ascending, of which there must be one at least.
+pub(super) fn ranges_of(
+    rows: &[u64],
+    n_candidates: usize,
+    cycles: impl Fn(u64, usize) -> f64,
+) -> Vec<(Option<u64>, usize)> {
     // slowdown[c][i]: weighted sum, over the first i row counts, of candidate c's time over the
     // best one's.
     let mut slowdown = vec![vec![0.0]; n_candidates];
     let mut weights = 0.0;
-    for &rows in &rows {
+    for &rows in rows {
         let times: Vec<f64> = (0..n_candidates).map(|c| cycles(rows, c)).collect();
         let best = times.iter().copied().fold(f64::INFINITY, f64::min);
         weights += best.sqrt();
