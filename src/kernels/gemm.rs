@@ -1,8 +1,11 @@
 //! `out = act(x · weightᵀ + bias)`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
 mod activate;
+mod few;
 mod instances;
 mod ranges;
+mod skinny;
+mod split_k;
 mod tile;
 mod wgmma;
 
@@ -10,7 +13,10 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
+pub use few::FewRows;
 pub use instances::representative;
+pub use skinny::{GemmSkinny, SkinnyTile};
+pub use split_k::{GemmSplitK, SplitKTile};
 pub use wgmma::{EitherGemm, GemmWgmma, WgmmaTile};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};

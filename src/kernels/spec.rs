@@ -32,8 +32,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, GemmWgmma, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads, MergeHeads, LayerNorm,
-    BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
+    Gemm, GemmWgmma, GemmSplitK, GemmSkinny, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
+    MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
     MeanPoolNormalize, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
     MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens,
 }

@@ -335,6 +335,12 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
         K::GemmWgmma(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
             .map(|()| k.dtype),
+        K::GemmSplitK(k) => check_gemm(&k.plain())
+            .and_then(|()| k.check())
+            .map(|()| k.dtype),
+        K::GemmSkinny(k) => check_gemm(&k.plain())
+            .and_then(|()| k.check())
+            .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Add(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),

@@ -28,6 +28,9 @@ impl Choice {
             // Every output is a sum over k in steps of one size, from the first to the last, whichever
             // row of whichever tile it is; nothing is split by the number of tiles.
             Choice::Tile(_) | Choice::Wgmma(_) => true,
+            // The parts of k are the tile's, and are added in one order; but they end where another
+            // tile's do not, and no such tile serves every number of rows.
+            Choice::SplitK(_) | Choice::Skinny(_) => true,
             // Tiles of queries and keys are counted from a sequence's own start; masked and skipped are
             // keys beyond its own end.
             Choice::MhaShort { .. } | Choice::MhaOnline | Choice::MhaGrouped => true,

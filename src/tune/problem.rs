@@ -11,7 +11,10 @@ use crate::{
             MhaLongScores, MhaOnline, MhaShort, SoftmaxForm,
         },
         chain::Chain,
-        gemm::{EitherGemm, Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile},
+        gemm::{
+            EitherGemm, Epilogue, FewRows, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, SkinnyTile,
+            SplitKTile, Tile, WgmmaTile,
+        },
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams},
     },
     tensor::DType,
@@ -59,6 +62,10 @@ pub enum Choice {
     Tile(Tile),
     /// On Hopper.
     Wgmma(WgmmaTile),
+    /// On Hopper, for few rows.
+    SplitK(SplitKTile),
+    /// On Hopper, for the fewest rows.
+    Skinny(SkinnyTile),
     /// For sequences of at most `max_len`.
     MhaShort {
         max_len: u32,
@@ -151,7 +158,11 @@ impl Problem {
             } => {
                 let any = Tile::fitting(n, dtype).into_iter().map(Choice::Tile);
                 let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
+                let split = GemmSplitK::tiles(n, k, dtype, instructions).into_iter();
+                let skinny = GemmSkinny::tiles(n, k, dtype, instructions).into_iter();
                 any.chain(hopper.iter().copied().map(Choice::Wgmma))
+                    .chain(split.map(Choice::SplitK))
+                    .chain(skinny.map(Choice::Skinny))
                     .collect()
             }
             Problem::Attention { head, dtype, .. } => {
@@ -192,6 +203,8 @@ impl Problem {
             let cost = |choice| self.cost(choice, size, n_sms);
             cost(a).total_cmp(&cost(b))
         });
+        // The other models of GEMMs were not fitted to so few rows.
+        choices.sort_by_key(|choice| !matches!(choice, Choice::Skinny(_) | Choice::SplitK(_)));
         choices
     }
 
@@ -210,6 +223,8 @@ impl Problem {
             (&Problem::Gemm { n, k, epilogue, .. }, Choice::Wgmma(tile)) => {
                 tile.cycles(size, n, k, epilogue, n_sms)
             }
+            (&Problem::Gemm { n, k, .. }, Choice::SplitK(tile)) => tile.cycles(size, n, k, n_sms),
+            (&Problem::Gemm { n, k, .. }, Choice::Skinny(tile)) => tile.cycles(size, n, k, n_sms),
             (Problem::Attention { .. }, choice) => choice.most().map_or(f64::MAX, |n| n as f64),
             (_, choice) => {
                 let guess = choice_at(&self.guess(), size).and_then(Choice::sharing);
@@ -261,16 +276,26 @@ impl Problem {
                 dtype,
                 epilogue,
                 instructions: Instructions::Hopper,
-            } => GemmWgmma::variants(n, k, dtype, epilogue)
-                .into_iter()
-                .map(|(up_to, kernel)| {
+            } => {
+                let few = FewRows::variants(n, k, dtype);
+                let most = few.last().map_or(0, |&(end, _)| end);
+                let few = few.into_iter().map(|(end, tile)| {
+                    let choice = match tile {
+                        FewRows::Skinny(tile) => Choice::Skinny(tile),
+                        FewRows::SplitK(tile) => Choice::SplitK(tile),
+                    };
+                    range(Some(end), choice)
+                });
+                let more = GemmWgmma::variants(n, k, dtype, epilogue, most).into_iter();
+                let more = more.map(|(up_to, kernel)| {
                     let choice = match kernel {
                         EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),
                         EitherGemm::Hopper(gemm) => Choice::Wgmma(gemm.tile),
                     };
                     range(up_to, choice)
-                })
-                .collect(),
+                });
+                few.chain(more).collect()
+            }
             Problem::Attention { head, dtype, .. } => {
                 let max_len = MhaShort::max_len_for(head, dtype);
                 // A kernel for shorter sequences loads and skips less.
@@ -379,6 +404,38 @@ impl Problem {
                 tile,
             })),
             (
+                &Problem::Gemm {
+                    n,
+                    k,
+                    dtype,
+                    epilogue,
+                    instructions: Instructions::Hopper,
+                },
+                Choice::SplitK(tile),
+            ) => Some(KernelSpec::GemmSplitK(GemmSplitK {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })),
+            (
+                &Problem::Gemm {
+                    n,
+                    k,
+                    dtype,
+                    epilogue,
+                    instructions: Instructions::Hopper,
+                },
+                Choice::Skinny(tile),
+            ) => Some(KernelSpec::GemmSkinny(GemmSkinny {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })),
+            (
                 &Problem::Attention {
                     heads,
                     head,
@@ -443,6 +500,8 @@ impl Choice {
     pub fn most(self) -> Option<u64> {
         match self {
             Choice::MhaShort { max_len } => Some(max_len.into()),
+            Choice::SplitK(tile) => Some(tile.most_rows()),
+            Choice::Skinny(tile) => Some(tile.most_rows()),
             Choice::Softmax(form) => form.max_len().map(u64::from),
             Choice::Tile(_)
             | Choice::Wgmma(_)
@@ -472,6 +531,8 @@ impl fmt::Display for Choice {
                 t.m, t.n, t.k, t.warps_m, t.warps_n, t.stages
             ),
             Choice::Wgmma(t) => f.write_str(&t.name()),
+            Choice::SplitK(t) => f.write_str(&t.name()),
+            Choice::Skinny(t) => f.write_str(&t.name()),
             Choice::MhaShort { max_len } => write!(f, "mha_short_l{max_len}"),
             Choice::MhaOnline => f.write_str("mha_online"),
             Choice::MhaGrouped => f.write_str("mha_grouped"),

@@ -183,7 +183,7 @@ fn with_middles([first, last]: [u64; 2]) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tune::problem::tests::{attention, gemm, layernorm, softmax};
+    use crate::tune::problem::tests::{attention, gemm, hopper_gemm, layernorm, softmax};
 
     #[test]
     fn a_full_schedule_has_all_candidates_that_are_not_hopeless_at_every_size() {
@@ -246,6 +246,7 @@ mod tests {
         for effort in [Effort::Quick, Effort::Full] {
             for problem in [
                 gemm(),
+                hopper_gemm(),
                 attention(64),
                 attention(128),
                 layernorm(),

@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, path::PathBuf, process::ExitCode, str::FromStr};
+use std::{collections::HashMap, path::PathBuf, process::ExitCode, str::FromStr};
 
 use miette::{IntoDiagnostic, miette};
 use serde::Serialize;
@@ -7,13 +7,14 @@ use super::super::{Outcome, align_right, print, progress::Bars, table, write_fil
 use crate::{
     DType, DeviceChoice,
     engine::emit,
-    jit::Jit,
+    jit::{Cubin, Jit},
     kernels::{
         Instructions, KernelSpec,
-        gemm::{Activation, EitherGemm, Epilogue, Gemm, GemmWgmma, Tile},
+        gemm::{Activation, Epilogue, Gemm, Tile},
     },
     runtime::cuda::{Contender, Contest, Device, Timed},
     tensor::Extents,
+    tune::{Choice, Problem, choice_at},
 };
 
 #[derive(clap::Args)]
@@ -119,19 +120,21 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     let device = Device::open(ordinal).into_diagnostic()?;
     let target = device.target().into_diagnostic()?;
     let instructions = target.instructions();
-    let problems: Vec<(u64, Vec<EitherGemm>)> = args
+    let problems: Vec<(u64, Gemm, Vec<KernelSpec>)> = args
         .sizes
         .iter()
         .flat_map(|&size| args.rows.iter().map(move |&rows| (size, rows)))
-        .map(|(size, rows)| (rows, kernels(size, rows, instructions, &args)))
+        .map(|(size, rows)| {
+            let (gemm, kernels) = kernels(size, rows, instructions, &args);
+            (rows, gemm, kernels)
+        })
         .collect();
-    let gemms: Vec<EitherGemm> = problems
+    let mut specs: Vec<KernelSpec> = problems
         .iter()
-        .flat_map(|(_, gemms)| gemms.iter().cloned())
-        .collect::<BTreeSet<_>>()
-        .into_iter()
+        .flat_map(|(_, _, kernels)| kernels.iter().cloned())
         .collect();
-    let specs: Vec<KernelSpec> = gemms.iter().map(EitherGemm::spec).collect();
+    specs.sort_by_cached_key(|spec| spec.as_kernel().symbol());
+    specs.dedup();
     let bars = Bars::new();
     let cubins = Jit::open()
         .into_diagnostic()?
@@ -139,20 +142,22 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
             bars.show("kernels", done, total)
         })
         .into_diagnostic()?;
+    let by_symbol: HashMap<&str, &Cubin> = cubins.iter().map(|c| (c.symbol.as_str(), c)).collect();
     let contest = Contest::new(&device).into_diagnostic()?;
 
     let mut rows = Vec::new();
-    for (i, (n_rows, kernels)) in problems.iter().enumerate() {
+    for (i, (n_rows, gemm, kernels)) in problems.iter().enumerate() {
         let with_code: Vec<_> = kernels
             .iter()
             .map(|kernel| {
-                let at = gemms.binary_search(kernel);
-                let at = at.expect("`gemms` has the kernels of all problems, in order");
-                (kernel.clone(), &cubins[at])
+                (
+                    kernel.clone(),
+                    by_symbol[kernel.as_kernel().symbol().as_str()],
+                )
             })
             .collect();
-        let timed = contest.run(*n_rows, &with_code).into_diagnostic()?;
-        rows.extend(rows_of(*n_rows, &kernels[0], &timed));
+        let timed = contest.run(*n_rows, gemm, &with_code).into_diagnostic()?;
+        rows.extend(rows_of(*n_rows, gemm, &kernels[0], &timed));
         bars.show("GEMMs", i + 1, problems.len());
     }
     show(&rows, &args, &device, contest.has_cublas_lt())?;
@@ -166,59 +171,45 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     })
 }
 
-/// What a model launches where nothing was tuned, then the others to time.
+/// The GEMM, and what a model launches for it where nothing was tuned, then the others to time.
 fn kernels(
     size: WeightSize,
     rows: u64,
     instructions: Instructions,
     args: &Args,
-) -> Vec<EitherGemm> {
+) -> (Gemm, Vec<KernelSpec>) {
     let WeightSize { n, k } = size;
     let (dtype, epilogue) = (args.dtype, args.epilogue.into());
-    let variants = match instructions {
-        Instructions::Hopper => GemmWgmma::variants(n, k, dtype, epilogue),
-        Instructions::Ampere => Gemm::variants(n, k, dtype, epilogue)
-            .into_iter()
-            .map(|(end, gemm)| (end, EitherGemm::Any(gemm)))
-            .collect(),
+    let problem = Problem::Gemm {
+        n,
+        k,
+        dtype,
+        epilogue,
+        instructions,
     };
-    let (_, picked) = variants
-        .into_iter()
-        .find(|(end, _)| end.is_none_or(|end| rows <= end))
-        .expect("the last variant serves all row counts");
-    let mut kernels = vec![picked];
+    let picked = choice_at(&problem.guess(), rows).expect("a guess serves all row counts");
+    let mut choices = vec![picked];
     if args.all_tiles {
-        let any = Tile::candidates(dtype).iter().map(|&tile| {
-            EitherGemm::Any(Gemm {
-                n,
-                k,
-                dtype,
-                epilogue,
-                tile,
-            })
-        });
-        let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
-        let hopper = hopper.iter().map(|&tile| {
-            EitherGemm::Hopper(GemmWgmma {
-                n,
-                k,
-                dtype,
-                epilogue,
-                tile,
-            })
-        });
-        for kernel in any.chain(hopper) {
-            if kernel != kernels[0] {
-                kernels.push(kernel);
-            }
-        }
+        let served = |choice: &Choice| choice.most().is_none_or(|most| rows <= most);
+        let others = problem.candidates().into_iter().filter(served);
+        choices.extend(others.filter(|&choice| choice != picked));
     }
-    kernels
+    let kernel = |choice| {
+        let kernel = problem.kernel(choice);
+        kernel.expect("a problem has kernels for its candidates")
+    };
+    let gemm = Gemm {
+        n,
+        k,
+        dtype,
+        epilogue,
+        tile: Tile::candidates(dtype)[0],
+    };
+    (gemm, choices.into_iter().map(kernel).collect())
 }
 
 /// What was measured on one problem.
-fn rows_of(n_rows: u64, picked: &EitherGemm, timed: &[Timed]) -> Vec<Row> {
-    let shape = picked.plain();
+fn rows_of(n_rows: u64, shape: &Gemm, picked: &KernelSpec, timed: &[Timed]) -> Vec<Row> {
     let library = timed
         .iter()
         .find(|t| matches!(t.contender, Contender::CublasLt { .. }))
@@ -232,7 +223,7 @@ fn rows_of(n_rows: u64, picked: &EitherGemm, timed: &[Timed]) -> Vec<Row> {
             k: shape.k,
             dtype: shape.dtype.name(),
             who: match &t.contender {
-                Contender::Kernel(kernel) => kernel.spec().as_kernel().symbol(),
+                Contender::Kernel(kernel) => kernel.as_kernel().symbol(),
                 Contender::CublasLt { .. } => "cublasLt".to_owned(),
             },
             picked: matches!(&t.contender, Contender::Kernel(kernel) if kernel == picked),
@@ -312,7 +303,7 @@ mod tests {
     #[test]
     fn the_ratio_is_the_time_of_cublas_lt_over_ours() {
         let (_, gemm) = Gemm::variants(2048, 1024, DType::F16, Epilogue::default()).remove(0);
-        let gemm = EitherGemm::Any(gemm);
+        let kernel = KernelSpec::from(gemm.clone());
         let timed = |contender, us| Timed {
             contender,
             us,
@@ -321,9 +312,10 @@ mod tests {
         let rows = rows_of(
             512,
             &gemm,
+            &kernel,
             &[
                 timed(Contender::CublasLt { n_algorithms: 4 }, 8.0),
-                timed(Contender::Kernel(gemm.clone()), 16.0),
+                timed(Contender::Kernel(kernel.clone()), 16.0),
             ],
         );
         assert_eq!(rows[0].ratio_to_cublas_lt, Some(1.0));

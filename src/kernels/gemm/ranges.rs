@@ -16,12 +16,20 @@ pub(super) fn ranges(
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    let rows = sampled_rows();
+    ranges_of(&sampled_rows(), n_candidates, cycles)
+}
+
+/// [`ranges`] over these row counts, ascending, of which there must be one at least.
+pub(super) fn ranges_of(
+    rows: &[u64],
+    n_candidates: usize,
+    cycles: impl Fn(u64, usize) -> f64,
+) -> Vec<(Option<u64>, usize)> {
     // slowdown[c][i]: weighted sum, over the first i row counts, of candidate c's time over the
     // best one's.
     let mut slowdown = vec![vec![0.0]; n_candidates];
     let mut weights = 0.0;
-    for &rows in &rows {
+    for &rows in rows {
         let times: Vec<f64> = (0..n_candidates).map(|c| cycles(rows, c)).collect();
         let best = times.iter().copied().fold(f64::INFINITY, f64::min);
         weights += best.sqrt();
@@ -89,13 +97,16 @@ const LAST_ROWS: u64 = 16384;
 ///
 /// Candidates are chosen one after the other, each the one that then saves most, at most
 /// [`MOST_KERNELS`]; beyond 16384 rows the one serves that is best in the mean of the last octave.
+/// Numbers of rows up to `after`, less than those of the last octave, are left to others.
 pub(super) fn ranges_among(
+    after: u64,
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
     let small = sampled_rows().into_iter().filter(|&rows| rows < STEP);
     let rows: Vec<u64> = small
         .chain((STEP..=LAST_ROWS).step_by(STEP as usize))
+        .filter(|&rows| rows > after)
         .collect();
     let times: Vec<Vec<f64>> = rows
         .iter()

@@ -41,23 +41,6 @@ pub enum EitherGemm {
     Hopper(GemmWgmma),
 }
 
-impl EitherGemm {
-    /// The GEMM for any card that computes the same.
-    pub fn plain(&self) -> Gemm {
-        match self {
-            EitherGemm::Any(gemm) => gemm.clone(),
-            EitherGemm::Hopper(gemm) => gemm.plain(),
-        }
-    }
-
-    pub fn spec(&self) -> KernelSpec {
-        match self.clone() {
-            EitherGemm::Any(gemm) => gemm.into(),
-            EitherGemm::Hopper(gemm) => gemm.into(),
-        }
-    }
-}
-
 /// Shared memory of a block on Hopper.
 const SHARED_LIMIT: u32 = 227 * 1024;
 /// Elements of k in a stage: 128 bytes, the width of the widest swizzle.
@@ -226,12 +209,13 @@ impl GemmWgmma {
     /// As [`Gemm::variants`], for a card with Hopper's instructions: whichever kernel is faster.
     ///
     /// At most six kernels, each of which may serve several ranges: large tiles change places
-    /// wherever one of them needs a further wave.
+    /// wherever one of them needs a further wave. Up to `after` rows other kernels serve.
     pub fn variants(
         n: u32,
         k: u32,
         dtype: DType,
         epilogue: Epilogue,
+        after: u64,
     ) -> Vec<(Option<u64>, EitherGemm)> {
         let plain = Tile::fitting(n, dtype);
         let tiles = Self::tiles(n, k, dtype, Instructions::Hopper);
@@ -239,7 +223,7 @@ impl GemmWgmma {
             Some(tile) => tile.cycles(rows, n, k, dtype, SMS as u32),
             None => tiles[at - plain.len()].cycles(rows, n, k, epilogue, SMS as u32),
         };
-        ranges_among(plain.len() + tiles.len(), cycles)
+        ranges_among(after, plain.len() + tiles.len(), cycles)
             .into_iter()
             .map(|(end, at)| {
                 let kernel = match plain.get(at) {
@@ -439,7 +423,7 @@ mod tests {
     fn products_by_warpgroups_serve_all_but_the_fewest_rows() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072)] {
-            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue);
+            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue, 0);
             let (_, first) = &variants[0];
             let (end, last) = variants.last().expect("one serves all");
             assert!(matches!(first, EitherGemm::Any(_)), "{first:?}");
@@ -451,7 +435,7 @@ mod tests {
             (768, 36, DType::F16),
             (768, 768, DType::F32),
         ] {
-            let variants = GemmWgmma::variants(n, k, dtype, epilogue);
+            let variants = GemmWgmma::variants(n, k, dtype, epilogue, 0);
             assert!(
                 variants
                     .iter()
@@ -465,7 +449,7 @@ mod tests {
     fn six_kernels_lose_little_against_the_best_tile_for_each_row_count() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072), (8, 8)] {
-            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue);
+            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue, 0);
             let ends: Vec<u64> = variants
                 .iter()
                 .map(|(end, _)| end.unwrap_or(u64::MAX))

@@ -14,8 +14,8 @@ use super::{
 use crate::{
     jit::Cubin,
     kernels::{
-        Kernel, Tolerance,
-        gemm::{EitherGemm, Epilogue, Gemm, activate_f64},
+        Kernel, KernelSpec, Tolerance,
+        gemm::{Epilogue, Gemm, activate_f64},
         trial::Difference,
     },
     plan::ALIGNMENT,
@@ -34,9 +34,9 @@ pub struct Contest {
 }
 
 /// Whose GEMM was timed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Contender {
-    Kernel(EitherGemm),
+    Kernel(KernelSpec),
     /// The fastest of so many algorithms, without an epilogue.
     CublasLt {
         n_algorithms: usize,
@@ -72,38 +72,31 @@ impl Contest {
         self.lt.is_some()
     }
 
-    /// Times `kernels`, all of one shape, storage type and epilogue, on `rows` rows, and
-    /// cuBLASLt's plain GEMM, which comes first where it serves the shape.
+    /// Times `kernels`, all of which compute what `gemm` does from the same arguments, on `rows` rows,
+    /// and cuBLASLt's plain GEMM, which comes first where it serves the shape.
     pub fn run(
         &self,
         rows: u64,
-        kernels: &[(EitherGemm, &Cubin)],
+        gemm: &Gemm,
+        kernels: &[(KernelSpec, &Cubin)],
     ) -> Result<Vec<Timed>, CudaError> {
-        let Some(first) = kernels.first().map(|(kernel, _)| kernel.plain()) else {
-            return Ok(Vec::new());
-        };
-        let sets = Sets::new(
-            self.stopwatch.device(),
-            self.stopwatch.stream(),
-            rows,
-            &first,
-        )?;
+        let sets = Sets::new(self.stopwatch.device(), self.stopwatch.stream(), rows, gemm)?;
         let mut timed = Vec::new();
         let mut want = None;
         if let Some(library) = &self.lt {
             let shape = MatmulShape {
                 rows,
-                n: first.n.into(),
-                k: first.k.into(),
-                dtype: first.dtype,
-                out: first.dtype,
+                n: gemm.n.into(),
+                k: gemm.k.into(),
+                dtype: gemm.dtype,
+                out: gemm.dtype,
             };
             let products = self.products(library, &sets, shape)?;
             let matmul = library.matmul(shape, MOST_ALGORITHMS)?;
             if matmul.n_algorithms() > 0 {
                 let us = self.fastest(&sets, &matmul)?;
                 let difference = products.as_ref().map(|products| {
-                    let tolerance = with_split_sums(first.tolerance(), first.dtype);
+                    let tolerance = with_split_sums(gemm.tolerance(), gemm.dtype);
                     sets.download().map(|got| tolerance.compare(&got, products))
                 });
                 timed.push(Timed {
@@ -114,16 +107,16 @@ impl Contest {
                     difference: difference.transpose()?,
                 });
             }
-            want = products.map(|p| finish(p, &sets.bias, first.epilogue));
+            want = products.map(|p| finish(p, &sets.bias, gemm.epilogue));
         }
         for (kernel, cubin) in kernels {
-            let loaded = Loaded::new(self.stopwatch.device(), &kernel.spec(), cubin)?;
+            let loaded = Loaded::new(self.stopwatch.device(), kernel, cubin)?;
             let extents = Extents::default().with_rows(rows);
             let launch = |set: u64| {
                 let [x, weight, bias, out] = sets.addresses(set);
                 let all = [x, weight, bias, out];
                 let without_bias = [x, weight, out];
-                let pointers = if first.epilogue.bias {
+                let pointers = if gemm.epilogue.bias {
                     &all[..]
                 } else {
                     &without_bias[..]
@@ -142,7 +135,7 @@ impl Contest {
             sets.forget_result(self.stopwatch.stream())?;
             let us = self.stopwatch.time(sets.n, REPLAYS, launch)?;
             let difference = want.as_ref().map(|want| {
-                let tolerance = of_two_results(first.tolerance());
+                let tolerance = of_two_results(gemm.tolerance());
                 sets.download().map(|got| tolerance.compare(&got, want))
             });
             timed.push(Timed {

@@ -14,6 +14,27 @@ pub fn gemm() -> Problem {
     }
 }
 
+/// As [`gemm`], for a card with Hopper's instructions.
+pub fn hopper_gemm() -> Problem {
+    let Problem::Gemm {
+        n,
+        k,
+        dtype,
+        epilogue,
+        ..
+    } = gemm()
+    else {
+        unreachable!("a GEMM");
+    };
+    Problem::Gemm {
+        n,
+        k,
+        dtype,
+        epilogue,
+        instructions: Instructions::Hopper,
+    }
+}
+
 pub fn attention(head: u32) -> Problem {
     let stride = 3 * 12 * head;
     let view = |part: u32| HeadView::TokenMajor {
@@ -52,21 +73,37 @@ fn keys_say_what_is_computed() {
 
 #[test]
 fn every_candidate_has_a_kernel_and_the_guess_is_made_of_candidates() {
-    for problem in [gemm(), attention(64), attention(7), layernorm(), softmax()] {
+    for problem in [
+        gemm(),
+        hopper_gemm(),
+        attention(64),
+        attention(7),
+        layernorm(),
+        softmax(),
+    ] {
         let candidates = problem.candidates();
         assert!(candidates.iter().all(|&c| !problem.kernels(c).is_empty()));
         for range in problem.guess() {
             assert!(candidates.contains(&range.choice), "{range:?}");
+            let most = range.choice.most();
             assert!(
-                range
-                    .choice
-                    .most()
-                    .is_none_or(|most| range.up_to == Some(most))
+                most.is_none_or(|most| range.up_to.is_some_and(|end| end <= most)),
+                "{range:?}"
             );
         }
     }
     assert_eq!(gemm().kernel(Choice::MhaOnline), None);
     assert_eq!(attention(64).kernel(gemm().candidates()[0]), None);
+}
+
+#[test]
+fn few_rows_have_kernels_of_their_own_where_the_card_has_them() {
+    let few = |choice| matches!(choice, Choice::SplitK(_) | Choice::Skinny(_));
+    let at = |problem: &Problem, rows| choice_at(&problem.guess(), rows).is_some_and(few);
+    assert!(at(&hopper_gemm(), 1) && at(&hopper_gemm(), 128));
+    assert!(!at(&hopper_gemm(), 129) && !at(&gemm(), 1));
+    assert!(few(hopper_gemm().ranked(20, 132)[0]));
+    assert!(!hopper_gemm().ranked(1000, 132).into_iter().any(few));
 }
 
 #[test]

@@ -197,6 +197,8 @@ pub fn run_in(
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, sums, args),
         KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
+        KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
+        KernelSpec::GemmSkinny(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Add(k) => rows::add(k, args),
         KernelSpec::Activate(k) => rows::activate(k, args),
@@ -227,7 +229,10 @@ pub fn run_in(
 /// The kernel's stem, as in its template's name.
 fn name(spec: &KernelSpec) -> &'static str {
     match spec {
-        KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) => "gemm",
+        KernelSpec::Gemm(_)
+        | KernelSpec::GemmWgmma(_)
+        | KernelSpec::GemmSplitK(_)
+        | KernelSpec::GemmSkinny(_) => "gemm",
         KernelSpec::AddBias(_) => "add_bias",
         KernelSpec::Add(_) => "add",
         KernelSpec::Activate(_) => "activate",

@@ -1,0 +1,91 @@
+//! Which kernel for few rows is launched for how many.
+
+use super::{
+    GemmSkinny, GemmSplitK, SkinnyTile, SplitKTile,
+    ranges::{ranges_of, sampled_rows},
+};
+use crate::{kernels::Instructions, tensor::DType};
+
+/// A tile of one of the two kernels for few rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FewRows {
+    Skinny(SkinnyTile),
+    SplitK(SplitKTile),
+}
+
+/// Up to so many rows a kernel for few is launched: on an H200 both are faster than the others where
+/// kernels begin early, up to 128 rows for every GEMM of two encoders.
+const MOST_ROWS: u64 = 128;
+
+impl FewRows {
+    fn most_rows(self) -> u64 {
+        match self {
+            FewRows::Skinny(tile) => tile.most_rows(),
+            FewRows::SplitK(tile) => tile.most_rows(),
+        }
+    }
+
+    fn cycles(self, rows: u64, n: u32, k: u32, n_sms: u32) -> f64 {
+        match self {
+            FewRows::Skinny(tile) => tile.cycles(rows, n, k, n_sms),
+            FewRows::SplitK(tile) => tile.cycles(rows, n, k, n_sms),
+        }
+    }
+
+    /// The tiles for a GEMM on a card with Hopper's instructions, each up to a number of rows, by
+    /// their estimated times. None where no tile serves the shape.
+    pub fn variants(n: u32, k: u32, dtype: DType) -> Vec<(u64, FewRows)> {
+        const SMS: u32 = 132;
+        // Longer than any time: a tile is not taken beyond the rows that it serves.
+        const NEVER: f64 = 1e12;
+        let skinny = GemmSkinny::tiles(n, k, dtype, Instructions::Hopper);
+        let split = GemmSplitK::tiles(n, k, dtype, Instructions::Hopper);
+        let tiles: Vec<FewRows> = (skinny.into_iter().map(FewRows::Skinny))
+            .chain(split.into_iter().map(FewRows::SplitK))
+            .collect();
+        let most = tiles.iter().map(|tile| tile.most_rows()).max().unwrap_or(0);
+        let most = most.min(MOST_ROWS);
+        let mut rows = sampled_rows();
+        rows.retain(|&rows| rows <= most);
+        if rows.is_empty() {
+            return Vec::new();
+        }
+        let cycles = |rows, at: usize| match tiles[at].most_rows() < rows {
+            true => NEVER,
+            false => tiles[at].cycles(rows, n, k, SMS),
+        };
+        let ranges = ranges_of(&rows, tiles.len(), cycles).into_iter();
+        ranges
+            .map(|(end, at)| (end.unwrap_or(most), tiles[at]))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_of_the_shapes_of_encoders_have_ascending_ranges_that_their_tiles_serve() {
+        let sizes = [768, 1024, 384].map(|w| [(3 * w, w), (w, w), (4 * w, w), (w, 4 * w)]);
+        for (n, k) in sizes.concat() {
+            let variants = FewRows::variants(n, k, DType::F16);
+            assert!((2..=4).contains(&variants.len()), "{n} {k}: {variants:?}");
+            assert_eq!(variants.last().map(|v| v.0), Some(MOST_ROWS));
+            assert!(variants.windows(2).all(|v| v[0].0 < v[1].0));
+            for (end, tile) in variants {
+                assert!(end <= tile.most_rows(), "{n} {k}: {end} {tile:?}");
+            }
+        }
+        assert!(FewRows::variants(768, 768, DType::F32).is_empty());
+        assert!(FewRows::variants(770, 768, DType::F16).is_empty());
+        assert!(FewRows::variants(768, 1 << 16, DType::F16).is_empty());
+    }
+
+    #[test]
+    fn the_fewest_rows_take_weights_to_registers_where_every_block_has_a_multiprocessor() {
+        let first = |n, k| FewRows::variants(n, k, DType::F16).first().map(|v| v.1);
+        assert!(matches!(first(768, 768), Some(FewRows::Skinny(_))));
+        assert!(matches!(first(3072, 768), Some(FewRows::SplitK(_))));
+    }
+}

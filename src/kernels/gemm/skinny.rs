@@ -1,0 +1,310 @@
+//! The GEMM for the fewest rows on Hopper: the weight goes from memory to registers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Epilogue, Gemm, GemmWgmma, Tile, split_k::odd_sizes};
+use crate::{
+    kernels::{Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance},
+    tensor::{DType, Extents},
+};
+
+/// How the GEMM for the fewest rows is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SkinnyTile {
+    /// Rows of x in a tile: a multiple of 8 up to 64.
+    pub tokens: u32,
+    /// Warps of a block, which share out k: 1 to 16.
+    pub warps: u32,
+}
+
+/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], made for
+/// a few rows, on Hopper. `n` and `k` are multiples of 8: lanes read 16 bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GemmSkinny {
+    pub n: u32,
+    pub k: u32,
+    pub dtype: DType,
+    pub epilogue: Epilogue,
+    pub tile: SkinnyTile,
+}
+
+/// Columns of the output, that is rows of the weight, in a tile: two products wide.
+const COLUMNS: u32 = 16;
+/// Elements of k that a warp reads at once: 16 bytes of a row for each of four lanes.
+const CHUNK: u32 = 32;
+/// A lane holds its part of the weight in 8 registers for each chunk.
+const MOST_CHUNKS: u32 = 12;
+/// Bytes of a warp's accesses to shared memory.
+const WARP_BYTES: u32 = 32 * 16;
+/// Shared memory of a block.
+const SHARED_LIMIT: u32 = 226 * 1024;
+
+/// What times are estimated for: an H200. Fitted to 61 timings at 5 to 64 rows, as those of
+/// [`SplitKTile`](super::SplitKTile), which the estimate meets within 14 %; where it is best, closer. In cycles, and
+/// cycles a byte.
+mod machine {
+    pub const FILL: f64 = 1973.0;
+    /// Of a further block on the busiest multiprocessor.
+    pub const BESIDE: f64 = 753.0;
+    pub const X: f64 = 0.011;
+    pub const WARP: f64 = 4.7;
+    /// Of a warp's part of k.
+    pub const CHUNK: f64 = 78.0;
+    pub const L2: f64 = 0.000128;
+}
+
+impl SkinnyTile {
+    /// The tiles that a GEMM may have, fewest tokens first.
+    pub const CANDIDATES: [SkinnyTile; 12] = [
+        SkinnyTile::new(8, 4),
+        SkinnyTile::new(8, 8),
+        SkinnyTile::new(8, 16),
+        SkinnyTile::new(16, 4),
+        SkinnyTile::new(16, 8),
+        SkinnyTile::new(16, 16),
+        SkinnyTile::new(24, 4),
+        SkinnyTile::new(24, 8),
+        SkinnyTile::new(24, 16),
+        SkinnyTile::new(32, 4),
+        SkinnyTile::new(32, 8),
+        SkinnyTile::new(32, 16),
+    ];
+
+    const fn new(tokens: u32, warps: u32) -> Self {
+        Self { tokens, warps }
+    }
+
+    /// As in symbols.
+    pub fn name(self) -> String {
+        format!("skinny{}_warps{}", self.tokens, self.warps)
+    }
+
+    /// Two tiles of tokens: with more, weights are read too often.
+    pub const fn most_rows(self) -> u64 {
+        2 * self.tokens as u64
+    }
+
+    /// Estimated cycles at 1755 MHz, comparable with
+    /// [`SplitKTile::cycles`](super::SplitKTile::cycles).
+    pub fn cycles(self, rows: u64, n: u32, k: u32, n_sms: u32) -> f64 {
+        let blocks = self.blocks(rows, n);
+        let of_busiest = blocks.div_ceil(n_sms.max(1).into()) as f64;
+        // Warps that have no part of k read for nothing.
+        let read = f64::from(self.chunks(k) * self.warps * CHUNK) * 2.0;
+        let x_bytes = f64::from(self.tokens) * read;
+        let weight_bytes = f64::from(COLUMNS) * read;
+        machine::FILL
+            + (of_busiest - 1.0) * machine::BESIDE
+            + of_busiest
+                * (x_bytes * machine::X
+                    + f64::from(self.warps) * machine::WARP
+                    + f64::from(self.chunks(k)) * machine::CHUNK)
+            + blocks as f64 * (x_bytes + weight_bytes) * machine::L2
+    }
+
+    /// Blocks of a launch.
+    fn blocks(self, rows: u64, n: u32) -> u64 {
+        rows.div_ceil(self.tokens.into())
+            .saturating_mul(n.div_ceil(COLUMNS).into())
+    }
+
+    /// Chunks of k of a warp.
+    const fn chunks(self, k: u32) -> u32 {
+        k.div_ceil(CHUNK).div_ceil(self.warps)
+    }
+
+    /// For a block's part of x, and what its warps add up.
+    const fn shared_bytes(self, k: u32) -> u32 {
+        let products = self.tokens.div_ceil(16) * (COLUMNS / 8);
+        self.warps * (self.chunks(k) * (self.tokens / 8) + products) * WARP_BYTES
+    }
+
+    /// Whether all warps have as much of k, or there are no fewer of them to choose.
+    fn shares_evenly(self, k: u32) -> bool {
+        k.div_ceil(CHUNK).is_multiple_of(self.warps) || self.warps == 4
+    }
+
+    /// Whether a GEMM of depth k can be cut so.
+    fn fits(self, k: u32) -> bool {
+        self.chunks(k) <= MOST_CHUNKS && self.shared_bytes(k) <= SHARED_LIMIT
+    }
+}
+
+impl GemmSkinny {
+    /// The tiles that serve a GEMM on a card with these instructions, fewest tokens first.
+    pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<SkinnyTile> {
+        if !GemmWgmma::serves(n, k, dtype) || instructions != Instructions::Hopper {
+            return Vec::new();
+        }
+        SkinnyTile::CANDIDATES
+            .into_iter()
+            .filter(|tile| tile.fits(k) && tile.shares_evenly(k))
+            .collect()
+    }
+
+    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        let SkinnyTile { tokens, warps } = self.tile;
+        if !GemmWgmma::serves(self.n, self.k, self.dtype) {
+            return Err(format!(
+                "no GEMM for few rows with {} columns and {} products in {}: it takes multiples of 8 in f16 or bf16",
+                self.n, self.k, self.dtype
+            ));
+        }
+        let counts =
+            (8..=64).contains(&tokens) && tokens.is_multiple_of(8) && (1..=16).contains(&warps);
+        if !counts || !self.tile.fits(self.k) {
+            return Err(format!(
+                "{:?} is no tile for {} products: a warp has at most {} of them, and a block at most {SHARED_LIMIT} bytes",
+                self.tile,
+                self.k,
+                MOST_CHUNKS * CHUNK
+            ));
+        }
+        Ok(())
+    }
+
+    /// The same GEMM for any card, which is its definition.
+    pub fn plain(&self) -> Gemm {
+        Gemm {
+            n: self.n,
+            k: self.k,
+            dtype: self.dtype,
+            epilogue: self.epilogue,
+            tile: Tile::candidates(self.dtype)[0],
+        }
+    }
+}
+
+impl Kernel for GemmSkinny {
+    fn symbol(&self) -> String {
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        self.plain().definition()
+    }
+
+    fn template(&self) -> &'static str {
+        "gemm_skinny"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = self.plain().constants();
+        constants.retain(|name, _| {
+            ["storage", "n", "k", "bias", "activation", "precise"].contains(name)
+        });
+        constants.extend([
+            ("tokens", self.tile.tokens.into()),
+            ("warps", self.tile.warps.into()),
+        ]);
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        self.plain().params()
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let blocks = self.tile.blocks(extents.rows, self.n);
+        Launch {
+            // The driver refuses a grid of so many blocks.
+            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
+            threads: self.threads(),
+            shared_bytes: self.tile.shared_bytes(self.k),
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        32 * self.tile.warps
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        self.plain().reference(extents, reads)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.plain().tolerance()
+    }
+}
+
+/// Every tile, with epilogues, and sizes that divide by 8 and nothing else.
+pub fn representative() -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for (n, k, dtype, epilogue) in odd_sizes() {
+        for tile in GemmSkinny::tiles(n, k, dtype, Instructions::Hopper) {
+            kernels.push(KernelSpec::from(GemmSkinny {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            }));
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gemm(n: u32, k: u32, dtype: DType, tile: SkinnyTile) -> GemmSkinny {
+        GemmSkinny {
+            n,
+            k,
+            dtype,
+            epilogue: Epilogue::default(),
+            tile,
+        }
+    }
+
+    #[test]
+    fn every_tile_is_valid_and_fits_the_shared_memory() {
+        for (n, k, dtype, _) in odd_sizes() {
+            for tile in GemmSkinny::tiles(n, k, dtype, Instructions::Hopper) {
+                assert_eq!(gemm(n, k, dtype, tile).check(), Ok(()));
+            }
+        }
+        assert!(GemmSkinny::tiles(768, 768, DType::F16, Instructions::Ampere).is_empty());
+        assert!(GemmSkinny::tiles(768, 768, DType::F32, Instructions::Hopper).is_empty());
+    }
+
+    #[test]
+    fn a_launch_has_a_block_for_every_tile() {
+        let extents = Extents::of(&[20]).expect("a batch");
+        let launch = gemm(1000, 768, DType::F16, SkinnyTile::new(16, 4)).launch(&extents);
+        assert_eq!((launch.grid, launch.threads), ([2 * 63, 1, 1], 128));
+        // Six chunks of sixteen tokens, and two products, for each of four warps.
+        assert_eq!(launch.shared_bytes, 4 * (6 * 2 + 2) * 512);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+        let refused = |gemm: GemmSkinny| gemm.check().expect_err("refused");
+        let tile = SkinnyTile::new(8, 8);
+        assert_eq!(
+            refused(gemm(768, 36, DType::F16, tile)),
+            "no GEMM for few rows with 768 columns and 36 products in f16: it takes multiples of 8 in f16 or bf16"
+        );
+        for wrong in [
+            SkinnyTile { tokens: 0, ..tile },
+            SkinnyTile { tokens: 12, ..tile },
+            SkinnyTile { tokens: 72, ..tile },
+            SkinnyTile { warps: 0, ..tile },
+            SkinnyTile { warps: 17, ..tile },
+        ] {
+            let message = refused(gemm(768, 768, DType::F16, wrong));
+            assert!(message.contains("is no tile for 768 products"), "{message}");
+        }
+        let message = refused(gemm(768, 8192, DType::F16, tile));
+        assert!(
+            message.contains("is no tile for 8192 products"),
+            "{message}"
+        );
+    }
+}

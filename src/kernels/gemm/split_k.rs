@@ -1,0 +1,380 @@
+//! The GEMM for few rows on Hopper: tokens as the N side of the products, K shared out in a cluster.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Epilogue, Gemm, GemmWgmma, Tile};
+use crate::{
+    kernels::{
+        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
+        Tolerance,
+    },
+    tensor::{DType, Extents},
+};
+
+/// How the GEMM for few rows is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SplitKTile {
+    /// Rows of x in a tile, the N side of a product: a multiple of 8 up to 256.
+    pub tokens: u32,
+    /// Blocks of a cluster, which share out k: 1 to 8, the most that every Hopper card takes.
+    pub splits: u32,
+}
+
+/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
+/// Hopper, made for few rows. `n` and `k` are multiples of 8: rows of a tensor map start at
+/// multiples of 16 bytes. All that a block reads is in shared memory at once, which limits k.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GemmSplitK {
+    pub n: u32,
+    pub k: u32,
+    pub dtype: DType,
+    pub epilogue: Epilogue,
+    pub tile: SplitKTile,
+}
+
+/// Rows of the weight in a tile, the M side of a product, and elements of k in a step: 128 bytes,
+/// the width of the widest swizzle.
+const BLOCK_N: u32 = 64;
+const BLOCK_K: u32 = 64;
+/// One warpgroup.
+const THREADS: u32 = 128;
+/// Boxes start at a multiple of this.
+const ALIGNMENT: u32 = 1024;
+/// Dynamic shared memory of a block, beside the barriers.
+const SHARED_LIMIT: u32 = 226 * 1024;
+/// Shared memory of a multiprocessor, of which each block takes 1 KiB beside its own.
+const MULTIPROCESSOR_BYTES: u32 = 227 * 1024;
+/// Bytes of the sums of a block for eight tokens.
+const PART_BYTES: u32 = THREADS * 16;
+
+/// What times are estimated for: an H200. Fitted to 498 timings at 5 to 128 rows of the GEMMs of two
+/// encoders, each launched so that it begins early, which the estimate meets within 7 % (root mean
+/// square). In cycles, and cycles a byte.
+mod machine {
+    pub const FILL: f64 = 2002.0;
+    /// Of a further wave of blocks.
+    pub const WAVE: f64 = 1715.0;
+    /// Where the next kernel finds no room beside this one.
+    pub const CROWD: f64 = 1471.0;
+    pub const STEP: f64 = 34.4;
+    /// Of blocks that wait for each other.
+    pub const CLUSTER: f64 = 844.0;
+    pub const SENT: f64 = 0.0511;
+    /// To one multiprocessor; weights are on their way before the kernel before is done.
+    pub const WEIGHT: f64 = 0.0034;
+    pub const X: f64 = 0.0144;
+    /// Of tokens that a tile has and x has not.
+    pub const ZEROS: f64 = 0.0263;
+    /// To all together.
+    pub const L2: f64 = 0.000137;
+}
+
+impl SplitKTile {
+    /// The tiles that a GEMM may have, fewest tokens first.
+    pub const CANDIDATES: [SplitKTile; 16] = [
+        SplitKTile::new(16, 1),
+        SplitKTile::new(16, 2),
+        SplitKTile::new(16, 4),
+        SplitKTile::new(16, 8),
+        SplitKTile::new(24, 1),
+        SplitKTile::new(24, 2),
+        SplitKTile::new(24, 4),
+        SplitKTile::new(24, 8),
+        SplitKTile::new(48, 1),
+        SplitKTile::new(48, 2),
+        SplitKTile::new(48, 4),
+        SplitKTile::new(48, 8),
+        SplitKTile::new(64, 1),
+        SplitKTile::new(64, 2),
+        SplitKTile::new(64, 4),
+        SplitKTile::new(64, 8),
+    ];
+
+    const fn new(tokens: u32, splits: u32) -> Self {
+        Self { tokens, splits }
+    }
+
+    /// Two tiles of tokens: with more, weights are read too often.
+    pub const fn most_rows(self) -> u64 {
+        2 * self.tokens as u64
+    }
+
+    /// Estimated cycles at 1755 MHz, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles)
+    /// of a kernel that begins early.
+    pub fn cycles(self, rows: u64, n: u32, k: u32, n_sms: u32) -> f64 {
+        let n_sms = u64::from(n_sms.max(1));
+        let here = rows.min(self.tokens.into()) as f64;
+        let steps = f64::from(self.steps(k));
+        let blocks = self.blocks(rows, n);
+        let side_by_side = (MULTIPROCESSOR_BYTES / (self.shared_bytes(k) + 1024)).clamp(1, 16);
+        let waves = blocks.div_ceil(n_sms * u64::from(side_by_side)) as f64;
+        let room = (n_sms * u64::from(side_by_side)) as f64;
+        let crowd = (2.0 * blocks as f64 / room - 1.0).clamp(0.0, 1.0);
+        let of_busiest = blocks.div_ceil(n_sms) as f64;
+        let (weight_bytes, x_bytes) = (steps * 8192.0, steps * here * 128.0);
+        let zeros = steps * f64::from(self.tokens) * 128.0 - x_bytes;
+        let sums = match self.splits {
+            1 => 0.0,
+            _ => machine::CLUSTER + of_busiest * here * 256.0 * machine::SENT,
+        };
+        machine::FILL
+            + (waves - 1.0) * machine::WAVE
+            + crowd * machine::CROWD
+            + steps * machine::STEP
+            + of_busiest
+                * (weight_bytes * machine::WEIGHT + x_bytes * machine::X + zeros * machine::ZEROS)
+            + blocks as f64 * (weight_bytes + x_bytes) * machine::L2
+            + sums
+    }
+
+    /// Blocks of a launch.
+    fn blocks(self, rows: u64, n: u32) -> u64 {
+        rows.div_ceil(self.tokens.into())
+            .saturating_mul(n.div_ceil(BLOCK_N).into())
+            .saturating_mul(self.splits.into())
+    }
+
+    /// As in symbols.
+    pub fn name(self) -> String {
+        format!("tokens{}_splits{}", self.tokens, self.splits)
+    }
+
+    /// Steps of k of the block that has most.
+    const fn steps(self, k: u32) -> u32 {
+        k.div_ceil(BLOCK_K).div_ceil(self.splits)
+    }
+
+    /// Bytes of the sums that a block receives.
+    const fn received_bytes(self) -> u32 {
+        match self.splits {
+            1 => 0,
+            splits => (self.tokens / 8).div_ceil(splits) * splits * PART_BYTES,
+        }
+    }
+
+    const fn shared_bytes(self, k: u32) -> u32 {
+        ALIGNMENT + self.steps(k) * (BLOCK_N + self.tokens) * BLOCK_K * 2 + self.received_bytes()
+    }
+
+    /// Whether a GEMM of depth k can be cut so.
+    fn fits(self, k: u32) -> bool {
+        // A depth beyond this would overflow the sizes below, and fits nowhere.
+        k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K) && self.shared_bytes(k) <= SHARED_LIMIT
+    }
+}
+
+impl GemmSplitK {
+    /// The tiles that serve a GEMM on a card with these instructions, fewest tokens first.
+    pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<SplitKTile> {
+        if !GemmWgmma::serves(n, k, dtype) || instructions != Instructions::Hopper {
+            return Vec::new();
+        }
+        SplitKTile::CANDIDATES
+            .into_iter()
+            .filter(|tile| tile.fits(k))
+            .collect()
+    }
+
+    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        let SplitKTile { tokens, splits } = self.tile;
+        if !GemmWgmma::serves(self.n, self.k, self.dtype) {
+            return Err(format!(
+                "no Hopper GEMM for {} columns and {} products in {}: it takes multiples of 8 in f16 or bf16",
+                self.n, self.k, self.dtype
+            ));
+        }
+        if !tokens.is_multiple_of(8) || !(8..=256).contains(&tokens) || !(1..=8).contains(&splits) {
+            return Err(format!(
+                "{:?} is no tile of the GEMM for few rows: it has 8 to 256 tokens, a multiple of 8, and 1 to 8 splits",
+                self.tile
+            ));
+        }
+        if !self.tile.fits(self.k) {
+            return Err(format!(
+                "{:?} does not fit {} products: every block needs 64 of them, and all of a block's must be in shared memory",
+                self.tile, self.k
+            ));
+        }
+        Ok(())
+    }
+
+    /// The same GEMM for any card, which is its definition.
+    pub fn plain(&self) -> Gemm {
+        Gemm {
+            n: self.n,
+            k: self.k,
+            dtype: self.dtype,
+            epilogue: self.epilogue,
+            tile: Tile::candidates(self.dtype)[0],
+        }
+    }
+}
+
+impl Kernel for GemmSplitK {
+    fn symbol(&self) -> String {
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        self.plain().definition()
+    }
+
+    fn template(&self) -> &'static str {
+        "gemm_split_k"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let SplitKTile { tokens, splits } = self.tile;
+        let mut constants = self.plain().constants();
+        constants.retain(|name, _| {
+            ["storage", "n", "k", "bias", "activation", "precise"].contains(name)
+        });
+        let cluster = match splits {
+            // The attribute costs time even where a cluster is one block.
+            1 => String::new(),
+            _ => format!("__cluster_dims__({splits}, 1, 1) "),
+        };
+        let sums = tokens / 2;
+        let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+        constants.extend([
+            ("tokens", tokens.into()),
+            ("splits", splits.into()),
+            ("cluster", cluster.into()),
+            ("sums", sums.into()),
+            ("sum_registers", list(&|i| format!("%{i}")).into()),
+            (
+                "sum_operands",
+                list(&|i| format!("\"+f\"(sums[{i}])")).into(),
+            ),
+        ]);
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        self.plain().params()
+    }
+
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        let map = |param, box_rows| TensorMap {
+            param,
+            box_rows,
+            box_columns: BLOCK_K,
+        };
+        vec![map("x", self.tile.tokens), map("weight", BLOCK_N)]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let blocks = self.tile.blocks(extents.rows, self.n);
+        Launch {
+            // The driver refuses a grid of so many blocks.
+            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
+            threads: THREADS,
+            shared_bytes: self.tile.shared_bytes(self.k),
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        self.plain().reference(extents, reads)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.plain().tolerance()
+    }
+}
+
+/// Every tile, with epilogues, and sizes that divide by 8 and nothing else.
+pub fn representative() -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for (n, k, dtype, epilogue) in odd_sizes() {
+        for tile in GemmSplitK::tiles(n, k, dtype, Instructions::Hopper) {
+            kernels.push(KernelSpec::from(GemmSplitK {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            }));
+        }
+    }
+    kernels
+}
+
+/// What the GEMMs for few rows are checked on.
+pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
+    let plain = Epilogue::default();
+    let gelu = Epilogue {
+        bias: true,
+        activation: Some(super::Activation::GeluExact),
+    };
+    let sizes = [(768, 768, plain), (1000, 328, gelu), (8, 8, plain)];
+    [DType::F16, DType::BF16]
+        .into_iter()
+        .flat_map(move |dtype| sizes.map(|(n, k, epilogue)| (n, k, dtype, epilogue)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gemm(n: u32, k: u32, dtype: DType, tokens: u32, splits: u32) -> GemmSplitK {
+        GemmSplitK {
+            n,
+            k,
+            dtype,
+            epilogue: Epilogue::default(),
+            tile: SplitKTile { tokens, splits },
+        }
+    }
+
+    #[test]
+    fn every_tile_is_valid_and_fits_the_shared_memory() {
+        for (n, k, dtype, _) in odd_sizes() {
+            for tile in GemmSplitK::tiles(n, k, dtype, Instructions::Hopper) {
+                assert_eq!(gemm(n, k, dtype, tile.tokens, tile.splits).check(), Ok(()));
+                assert!(tile.shared_bytes(k) <= SHARED_LIMIT);
+            }
+        }
+        assert!(GemmSplitK::tiles(768, 768, DType::F16, Instructions::Ampere).is_empty());
+        assert!(GemmSplitK::tiles(770, 768, DType::F16, Instructions::Hopper).is_empty());
+        assert!(GemmSplitK::tiles(768, 1 << 16, DType::F16, Instructions::Hopper).is_empty());
+    }
+
+    #[test]
+    fn a_launch_has_a_cluster_for_every_tile() {
+        let extents = Extents::of(&[100]).expect("a batch");
+        let launch = gemm(1000, 768, DType::F16, 64, 4).launch(&extents);
+        assert_eq!(launch.grid, [2 * 16 * 4, 1, 1]);
+        // Three steps of 64 weights and 64 tokens, and sums of two groups from four blocks.
+        let bytes = 1024 + 3 * (64 + 64) * 128 + 2 * 4 * 2048;
+        assert_eq!(launch.shared_bytes, bytes);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+        let refused = |gemm: GemmSplitK| gemm.check().expect_err("refused");
+        assert_eq!(
+            refused(gemm(770, 768, DType::F16, 16, 1)),
+            "no Hopper GEMM for 770 columns and 768 products in f16: it takes multiples of 8 in f16 or bf16"
+        );
+        for (tokens, splits) in [(0, 1), (12, 1), (264, 1), (16, 0), (16, 9)] {
+            let message = refused(gemm(768, 768, DType::F16, tokens, splits));
+            assert!(
+                message.contains("is no tile of the GEMM for few rows"),
+                "{message}"
+            );
+        }
+        for (k, splits) in [(768, 1), (64, 2)] {
+            let message = refused(gemm(768, k, DType::BF16, 256, splits));
+            assert!(message.contains("does not fit"), "{message}");
+        }
+    }
+}
