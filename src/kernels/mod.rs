@@ -121,7 +121,7 @@ pub struct TensorMap {
     /// multiple of 16 bytes.
     pub param: &'static str,
     pub box_rows: u32,
-    /// 64 at most: the 128 bytes of a swizzled row.
+    /// 64, the 128 bytes of a swizzled row, or 32.
     pub box_columns: u32,
 }
 

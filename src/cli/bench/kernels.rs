@@ -155,7 +155,7 @@ fn problems(args: &Args, instructions: Instructions) -> Result<Vec<Problem>, Rep
             Family::LayerNorm => layernorm::problems(args.dtype),
             Family::Attention => {
                 let sets = sets::load(args.workloads.as_deref())?;
-                attention::problems(args.dtype, &sets, args.workloads.is_some())?
+                attention::problems(args.dtype, instructions, &sets, args.workloads.is_some())?
             }
             Family::Gemm => gemm::problems(args.dtype, instructions),
         });

@@ -28,6 +28,7 @@ pub fn attention(head: u32) -> Problem {
         k: view(1),
         v: view(2),
         dtype: DType::F16,
+        instructions: Instructions::Ampere,
     }
 }
 

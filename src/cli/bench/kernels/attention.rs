@@ -10,7 +10,10 @@ use super::{
 use crate::{
     DType,
     kernels::{
-        attention::{AttentionContext, AttentionScores, AttentionSoftmax, HeadView, usual_scale},
+        Instructions,
+        attention::{
+            AttentionContext, AttentionScores, AttentionSoftmax, HeadView, MhaTile, usual_scale,
+        },
         chain::Chain,
     },
     tune::{self, Choice, choice_at},
@@ -32,7 +35,12 @@ const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
 /// Every head shape on every set where the sets are the user's, else the project's choice of both.
-pub(super) fn problems(dtype: DType, sets: &[Set], chosen: bool) -> Result<Vec<Problem>, Report> {
+pub(super) fn problems(
+    dtype: DType,
+    instructions: Instructions,
+    sets: &[Set],
+    chosen: bool,
+) -> Result<Vec<Problem>, Report> {
     let mut problems = Vec::new();
     for (heads, head) in HEADS {
         let names: &[&str] = match (chosen, (heads, head) == HEADS[0]) {
@@ -43,7 +51,7 @@ pub(super) fn problems(dtype: DType, sets: &[Set], chosen: bool) -> Result<Vec<P
         let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
         for set in named(sets.to_vec(), &names)? {
             problems.push(Problem {
-                contenders: contenders(heads, head, set.longest(), dtype),
+                contenders: contenders(heads, head, set.longest(), dtype, instructions),
                 task: Task::Attention {
                     set: set.name,
                     heads,
@@ -59,7 +67,13 @@ pub(super) fn problems(dtype: DType, sets: &[Set], chosen: bool) -> Result<Vec<P
 
 /// What a model launches comes first, then the other kernels for these lengths: the shortest of the
 /// short ones, the online and the grouped one, and attention in pieces.
-fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contender> {
+fn contenders(
+    heads: u32,
+    head: u32,
+    longest: u32,
+    dtype: DType,
+    instructions: Instructions,
+) -> Vec<Contender> {
     let width = heads * head;
     let column = |i| HeadView::TokenMajor {
         offset: i * width,
@@ -75,6 +89,7 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
         k,
         v,
         dtype,
+        instructions,
     };
     // One tensor has the columns of all three, as the merged projection writes it.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
@@ -87,6 +102,14 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
     // Of the short kernels only the tightest, beside the pick.
     let tightest = serve.iter().filter_map(|c| c.most()).min();
     serve.retain(|c| Some(*c) == picked || c.most().is_none_or(|most| Some(most) == tightest));
+    let tiles = MhaTile::by_length(head);
+    let usual = tiles
+        .iter()
+        .find(|(most, _)| most.is_none_or(|most| size <= most));
+    serve.retain(|c| match c {
+        Choice::MhaWgmma(tile) => usual.is_some_and(|(_, usual)| tile == usual),
+        _ => true,
+    });
     serve.sort_by_key(|c| Some(*c) != picked);
     let mut all: Vec<Contender> = serve
         .into_iter()
@@ -95,6 +118,7 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
             let label = match choice {
                 Choice::MhaShort { .. } if Some(choice) == picked => "mha_short",
                 Choice::MhaShort { .. } => "mha_short of tight length",
+                Choice::MhaWgmma(_) => "mha_wgmma",
                 Choice::MhaGrouped => "grouped scores, reduction, context",
                 _ => "mha_online",
             };

@@ -1,0 +1,350 @@
+//! Attention on Hopper: warpgroup products (`wgmma`) fed by the tensor memory accelerator.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AttentionError, HeadView, MhaOnline,
+    fused::edge_cases,
+    storage,
+    view::{scale_log2, scale_suffix, usual_scale, views_suffix},
+};
+use crate::{
+    kernels::{
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
+        Tolerance, f32_literal,
+    },
+    tensor::{DType, Extents},
+};
+
+/// How a block of attention on Hopper is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MhaTile {
+    /// Queries of a block, 64 for each of its warpgroups.
+    pub rows: u32,
+    /// Keys of a tile, of which several are in shared memory.
+    pub keys: u32,
+}
+
+/// Fused attention of any length by warpgroup products, in f16 or bf16. Operands as
+/// [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MhaWgmma {
+    pub heads: u32,
+    pub head: u32,
+    pub scale: f32,
+    pub q: HeadView,
+    pub k: HeadView,
+    pub v: HeadView,
+    pub dtype: DType,
+    pub tile: MhaTile,
+}
+
+/// Shared memory of a multiprocessor, and what the system keeps of it for each block.
+const SHARED_OF_SM: u32 = 228 * 1024;
+const SHARED_OF_SYSTEM: u32 = 1024;
+/// Boxes start at a multiple of this.
+const BOX_ALIGNMENT: u32 = 1024;
+/// Registers of a multiprocessor.
+const REGISTERS: u32 = 64 * 1024;
+/// Tiles of keys in shared memory: one that is read, one that was, and one on its way.
+const FEWEST_STAGES: u32 = 3;
+/// More stages than this hide nothing more.
+const MOST_STAGES: u32 = 8;
+/// Barriers of a stage.
+const STAGE_BARRIERS: u32 = 3 * 8;
+
+impl MhaTile {
+    /// The tiles for heads of this size, most promising first for long sequences; none where the
+    /// kernel takes no such heads.
+    pub fn candidates(head: u32) -> &'static [MhaTile] {
+        const fn tile(rows: u32, keys: u32) -> MhaTile {
+            MhaTile { rows, keys }
+        }
+        const OF_32: &[MhaTile] = &[tile(128, 64), tile(192, 128), tile(64, 64)];
+        const OF_64: &[MhaTile] = &[tile(128, 64), tile(192, 128), tile(64, 64)];
+        const OF_96: &[MhaTile] = &[tile(128, 96), tile(128, 64), tile(64, 64)];
+        const OF_128: &[MhaTile] = &[tile(128, 80), tile(128, 64), tile(64, 64)];
+        match head {
+            32 => OF_32,
+            64 => OF_64,
+            96 => OF_96,
+            128 => OF_128,
+            _ => &[],
+        }
+    }
+
+    /// Which tile is launched up to which longest sequence, where nothing was measured.
+    pub fn by_length(head: u32) -> Vec<(Option<u64>, MhaTile)> {
+        let small = MhaTile { rows: 64, keys: 64 };
+        match Self::candidates(head) {
+            [] => Vec::new(),
+            [large, ..] => vec![(Some(64), small), (None, *large)],
+        }
+    }
+
+    /// As in symbols.
+    pub fn name(self) -> String {
+        format!("{}x{}", self.rows, self.keys)
+    }
+
+    const fn threads(self) -> u32 {
+        self.rows * 2
+    }
+
+    /// Registers of a thread: scores, weights, sums, and what addresses and the softmax take.
+    const fn registers(self, head: u32) -> u32 {
+        (self.keys / 2 + self.keys / 4 + head / 2 + 40).next_multiple_of(8)
+    }
+
+    /// Blocks that share a multiprocessor, by registers and by shared memory.
+    const fn blocks(self, head: u32) -> u32 {
+        let by_registers = REGISTERS / (self.registers(head) * self.threads());
+        let by_shared = SHARED_OF_SM / (self.bytes(head, FEWEST_STAGES) + SHARED_OF_SYSTEM);
+        if by_registers < by_shared {
+            by_registers
+        } else {
+            by_shared
+        }
+    }
+
+    /// Tiles of keys and values in shared memory: as many as there is room for.
+    const fn stages(self, head: u32) -> u32 {
+        let rest = SHARED_OF_SM / self.blocks(head) - SHARED_OF_SYSTEM - self.bytes(head, 0);
+        let stages = rest / (self.bytes(head, 1) - self.bytes(head, 0));
+        if stages < MOST_STAGES {
+            stages
+        } else {
+            MOST_STAGES
+        }
+    }
+
+    /// Shared memory of a block with so many stages.
+    const fn bytes(self, head: u32, stages: u32) -> u32 {
+        let row = head * 2;
+        BOX_ALIGNMENT + self.rows * row + stages * (2 * self.keys * row + STAGE_BARRIERS)
+    }
+}
+
+impl MhaWgmma {
+    /// The tiles that serve attention on a card with these instructions; none where it is not
+    /// for this kernel.
+    pub fn tiles(
+        head: u32,
+        dtype: DType,
+        views: &[HeadView],
+        instructions: Instructions,
+    ) -> &'static [MhaTile] {
+        let columns = |v: &HeadView| matches!(v, HeadView::TokenMajor { .. });
+        match instructions {
+            Instructions::Hopper if dtype != DType::F32 && views.iter().all(columns) => {
+                MhaTile::candidates(head)
+            }
+            _ => &[],
+        }
+    }
+
+    /// Whether the kernel can be generated as described.
+    pub fn check(&self) -> Result<(), AttentionError> {
+        self.plain().check()?;
+        let tiles = MhaTile::candidates(self.head);
+        if tiles.is_empty() {
+            return Err(AttentionError::WarpgroupHead { head: self.head });
+        }
+        if self.dtype == DType::F32 {
+            return Err(AttentionError::WarpgroupStorage { dtype: self.dtype });
+        }
+        for (operand, view) in self.named() {
+            if view == HeadView::HeadMajor {
+                return Err(AttentionError::WarpgroupView { operand });
+            }
+        }
+        match tiles.contains(&self.tile) {
+            true => Ok(()),
+            false => Err(AttentionError::WarpgroupTile {
+                tile: self.tile,
+                head: self.head,
+            }),
+        }
+    }
+
+    /// The same attention for any card, which is its definition.
+    pub fn plain(&self) -> MhaOnline {
+        MhaOnline {
+            heads: self.heads,
+            head: self.head,
+            scale: self.scale,
+            q: self.q,
+            k: self.k,
+            v: self.v,
+            dtype: self.dtype,
+        }
+    }
+
+    fn named(&self) -> [(&'static str, HeadView); 3] {
+        [("q", self.q), ("k", self.k), ("v", self.v)]
+    }
+
+    fn width(&self) -> u32 {
+        self.heads * self.head
+    }
+
+    /// Columns of a box: a swizzled row of 128 bytes, or of 64 where a head is no multiple of that.
+    fn columns(&self) -> u32 {
+        match self.head.is_multiple_of(64) {
+            true => 64,
+            false => 32,
+        }
+    }
+}
+
+/// First column of the first head.
+fn offset(view: HeadView) -> u32 {
+    match view {
+        HeadView::HeadMajor => 0,
+        HeadView::TokenMajor { offset, .. } => offset,
+    }
+}
+
+impl Kernel for MhaWgmma {
+    fn symbol(&self) -> String {
+        format!(
+            "mha_wgmma_{}_h{}x{}_{}{}{}",
+            self.dtype,
+            self.heads,
+            self.head,
+            self.tile.name(),
+            views_suffix(self.width(), &self.named()),
+            scale_suffix(self.scale, usual_scale(self.head)),
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "mha_wgmma"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let registers = |n: u32| -> String {
+            let all: Vec<String> = (0..n).map(|i| format!("%{i}")).collect();
+            all.join(", ")
+        };
+        let operands = |n: u32| -> String {
+            let all: Vec<String> = (0..n).map(|i| format!("\"+f\"(sums[{i}])")).collect();
+            all.join(", ")
+        };
+        let (scores, sums) = (self.tile.keys / 2, self.head / 2);
+        Constants::from([
+            ("storage", storage(self.dtype).into()),
+            ("head", self.head.into()),
+            ("columns", self.columns().into()),
+            ("keys", self.tile.keys.into()),
+            ("groups", (self.tile.rows / 64).into()),
+            ("stages", self.tile.stages(self.head).into()),
+            ("blocks", self.tile.blocks(self.head).into()),
+            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
+            ("out_stride", self.width().into()),
+            ("q_column", offset(self.q).into()),
+            ("k_column", offset(self.k).into()),
+            ("v_column", offset(self.v).into()),
+            ("scores", scores.into()),
+            ("score_registers", registers(scores).into()),
+            ("score_operands", operands(scores).into()),
+            ("sums", sums.into()),
+            ("sum_registers", registers(sums).into()),
+            ("sum_operands", operands(sums).into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        self.plain().params()
+    }
+
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        let map = |param, box_rows| TensorMap {
+            param,
+            box_rows,
+            box_columns: self.columns(),
+        };
+        vec![
+            map("q", 64),
+            map("k", self.tile.keys),
+            map("v", self.tile.keys),
+        ]
+    }
+
+    /// Numbers are given to tiles as by the other fused kernels.
+    fn launch(&self, extents: &Extents) -> Launch {
+        let tiles = extents.tokens / u64::from(self.tile.rows) + extents.batch;
+        Launch {
+            // At most 2^24 tokens and as many sequences, so this fits.
+            grid: [tiles as u32, self.heads, 1],
+            threads: self.threads(),
+            shared_bytes: self.tile.bytes(self.head, self.tile.stages(self.head)),
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        self.tile.threads()
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        self.plain().reference(extents, reads)
+    }
+
+    /// Also tiles of keys that are filled again, several times, and many sequences of few tokens.
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = edge_cases();
+        cases.push(Case::new("two_tiles", &[65, 63, 129, 1, 64, 128]));
+        cases.push(Case::new("long", &[300, 1, 512]));
+        cases.push(Case::new("refilled", &[7, 1999, 1024]));
+        cases
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.plain().tolerance()
+    }
+}
+
+/// Every tile of every head size, in both storage types, out of one tensor and out of three.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let mut all = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for (heads, head) in [(12, 32), (12, 64), (5, 96), (2, 128)] {
+            for &tile in MhaTile::candidates(head) {
+                let column = |i| HeadView::TokenMajor {
+                    offset: i * heads * head,
+                    stride: 3 * heads * head,
+                };
+                all.push(KernelSpec::from(MhaWgmma {
+                    heads,
+                    head,
+                    scale: usual_scale(head),
+                    q: column(0),
+                    k: column(1),
+                    v: column(2),
+                    dtype,
+                    tile,
+                }));
+            }
+        }
+        let (heads, head) = (3, 64);
+        let plain = HeadView::TokenMajor {
+            offset: 0,
+            stride: heads * head,
+        };
+        all.push(KernelSpec::from(MhaWgmma {
+            heads,
+            head,
+            scale: 1.0,
+            q: plain,
+            k: plain,
+            v: plain,
+            dtype,
+            tile: MhaTile::candidates(head)[0],
+        }));
+    }
+    all
+}
