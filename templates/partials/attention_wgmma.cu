@@ -5,8 +5,7 @@
 // the distance to their next columns where these are columns of the product, too.
 __device__ __forceinline__ unsigned long long rows_descriptor(unsigned int address, unsigned int next_box) {
     constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : 2, EIGHT_ROWS = 8 * ROW_BYTES >> 4;
-    return SWIZZLE << 62 | EIGHT_ROWS << 32 | static_cast<unsigned long long>(next_box >> 4) << 16 |
-        (address & 0x3ffff) >> 4;
+    return SWIZZLE << 62 | EIGHT_ROWS << 32 | (next_box >> 4 << 16 | address >> 4);  // addresses have 18 bits
 }
 
 // Where chunk `chunk` of 16 bytes of a row lies among 64 rows of a head.
@@ -29,27 +28,13 @@ __device__ __forceinline__ void multiply(float (&sums)[SCORES], unsigned long lo
                  : "l"(queries), "l"(keys), "r"(add));
 }
 
-// The same with queries in registers.
-__device__ __forceinline__ void multiply_held(float (&sums)[SCORES], const unsigned int (&queries)[4],
-                                              unsigned long long keys, int add) {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %{{ scores + 5 }}, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n{{ keys }}k16.f32.{{ storage }}.{{ storage }} "
-                 "{ {{ score_registers }} }, { %{{ scores }}, %{{ scores + 1 }}, %{{ scores + 2 }}, %{{ scores + 3 }} }, "
-                 "%{{ scores + 4 }}, p, 1, 1, 0;\n"
-                 "}"
-                 : {{ score_operands }}
-                 : "r"(queries[0]), "r"(queries[1]), "r"(queries[2]), "r"(queries[3]), "l"(keys), "r"(add));
-}
-
 // o (+)= weights · values for 16 keys: weights in registers, values as rows of keys.
 __device__ __forceinline__ void multiply_add(float (&sums)[SUMS], const unsigned int (&weights)[4],
                                              unsigned long long values, int add) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %{{ sums + 5 }}, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n{{ head }}k16.f32.{{ storage }}.{{ storage }} "
+                 "wgmma.mma_async.sync.aligned.m64n{{ sums * 2 }}k16.f32.{{ storage }}.{{ storage }} "
                  "{ {{ sum_registers }} }, { %{{ sums }}, %{{ sums + 1 }}, %{{ sums + 2 }}, %{{ sums + 3 }} }, "
                  "%{{ sums + 4 }}, p, 1, 1, 1;\n"
                  "}"
@@ -57,17 +42,14 @@ __device__ __forceinline__ void multiply_add(float (&sums)[SUMS], const unsigned
                  : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "l"(values), "r"(add));
 }
 
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // Registers that products wrote are not read before this.
 template <int N> __device__ __forceinline__ void keep(float (&sums)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[i])::"memory");
-}
-
-__device__ __forceinline__ void load_matrices(unsigned int (&to)[4], unsigned int row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(row)
-                 : "memory");
 }
 
 __device__ __forceinline__ uint4 load_chunk(unsigned int address) {
@@ -79,8 +61,9 @@ __device__ __forceinline__ uint4 load_chunk(unsigned int address) {
     return x;
 }
 
-__device__ __forceinline__ void store_zeros(unsigned int address) {
-    asm volatile("st.shared.v4.u32 [%0], { %1, %1, %1, %1 };" ::"r"(address), "r"(0) : "memory");
+// 16 bytes: a word, and zeros.
+__device__ __forceinline__ void store_chunk(unsigned int address, unsigned int first) {
+    asm volatile("st.shared.v4.u32 [%0], { %1, %2, %2, %2 };" ::"r"(address), "r"(first), "r"(0) : "memory");
 }
 
 __device__ __forceinline__ float exp2_approximate(float x) {

@@ -23,6 +23,8 @@ pub struct MhaTile {
     pub rows: u32,
     /// Keys of a tile, of which several are in shared memory.
     pub keys: u32,
+    /// Blocks that share a multiprocessor, which its registers and shared memory are divided by.
+    pub blocks: u32,
 }
 
 /// Fused attention of any length by warpgroup products, in f16 or bf16. Operands as
@@ -44,26 +46,22 @@ const SHARED_OF_SM: u32 = 228 * 1024;
 const SHARED_OF_SYSTEM: u32 = 1024;
 /// Boxes start at a multiple of this.
 const BOX_ALIGNMENT: u32 = 1024;
-/// Registers of a multiprocessor.
-const REGISTERS: u32 = 64 * 1024;
-/// Tiles of keys in shared memory: one that is read, one that was, and one on its way.
-const FEWEST_STAGES: u32 = 3;
-/// More stages than this hide nothing more.
+/// More tiles of keys in shared memory than this hide nothing more.
 const MOST_STAGES: u32 = 8;
 /// Barriers of a stage.
 const STAGE_BARRIERS: u32 = 3 * 8;
 
 impl MhaTile {
-    /// The tiles for heads of this size, most promising first for long sequences; none where the
-    /// kernel takes no such heads.
+    /// The tiles for heads of this size, the one for long sequences first; none where the kernel
+    /// takes no such heads.
     pub fn candidates(head: u32) -> &'static [MhaTile] {
-        const fn tile(rows: u32, keys: u32) -> MhaTile {
-            MhaTile { rows, keys }
+        const fn tile(rows: u32, keys: u32, blocks: u32) -> MhaTile {
+            MhaTile { rows, keys, blocks }
         }
-        const OF_32: &[MhaTile] = &[tile(128, 64), tile(192, 128), tile(64, 64)];
-        const OF_64: &[MhaTile] = &[tile(128, 64), tile(192, 128), tile(64, 64)];
-        const OF_96: &[MhaTile] = &[tile(128, 96), tile(128, 64), tile(64, 64)];
-        const OF_128: &[MhaTile] = &[tile(128, 80), tile(128, 64), tile(64, 64)];
+        const OF_32: &[MhaTile] = &[tile(128, 64, 2), tile(64, 64, 4)];
+        const OF_64: &[MhaTile] = &[tile(128, 80, 2), tile(128, 64, 2), tile(64, 64, 4)];
+        const OF_96: &[MhaTile] = &[tile(192, 64, 1), tile(64, 64, 3)];
+        const OF_128: &[MhaTile] = &[tile(192, 64, 1), tile(64, 64, 2)];
         match head {
             32 => OF_32,
             64 => OF_64,
@@ -75,54 +73,48 @@ impl MhaTile {
 
     /// Which tile is launched up to which longest sequence, where nothing was measured.
     pub fn by_length(head: u32) -> Vec<(Option<u64>, MhaTile)> {
-        let small = MhaTile { rows: 64, keys: 64 };
         match Self::candidates(head) {
-            [] => Vec::new(),
-            [large, ..] => vec![(Some(64), small), (None, *large)],
+            [long, .., short] => vec![(Some(256), *short), (None, *long)],
+            _ => Vec::new(),
         }
     }
 
     /// As in symbols.
     pub fn name(self) -> String {
-        format!("{}x{}", self.rows, self.keys)
+        format!("{}x{}x{}", self.rows, self.keys, self.blocks)
     }
 
     const fn threads(self) -> u32 {
         self.rows * 2
     }
 
-    /// Registers of a thread: scores, weights, sums, and what addresses and the softmax take.
-    const fn registers(self, head: u32) -> u32 {
-        (self.keys / 2 + self.keys / 4 + head / 2 + 40).next_multiple_of(8)
-    }
-
-    /// Blocks that share a multiprocessor, by registers and by shared memory.
-    const fn blocks(self, head: u32) -> u32 {
-        let by_registers = REGISTERS / (self.registers(head) * self.threads());
-        let by_shared = SHARED_OF_SM / (self.bytes(head, FEWEST_STAGES) + SHARED_OF_SYSTEM);
-        if by_registers < by_shared {
-            by_registers
-        } else {
-            by_shared
-        }
-    }
-
     /// Tiles of keys and values in shared memory: as many as there is room for.
-    const fn stages(self, head: u32) -> u32 {
-        let rest = SHARED_OF_SM / self.blocks(head) - SHARED_OF_SYSTEM - self.bytes(head, 0);
-        let stages = rest / (self.bytes(head, 1) - self.bytes(head, 0));
-        if stages < MOST_STAGES {
-            stages
-        } else {
-            MOST_STAGES
-        }
+    fn stages(self, head: u32) -> u32 {
+        let rest = (SHARED_OF_SM / self.blocks - SHARED_OF_SYSTEM).min(227 * 1024);
+        let rest = rest - self.bytes(head, 0);
+        (rest / (self.bytes(head, 1) - self.bytes(head, 0))).min(MOST_STAGES)
     }
 
     /// Shared memory of a block with so many stages.
-    const fn bytes(self, head: u32, stages: u32) -> u32 {
+    fn bytes(self, head: u32, stages: u32) -> u32 {
         let row = head * 2;
-        BOX_ALIGNMENT + self.rows * row + stages * (2 * self.keys * row + STAGE_BARRIERS)
+        let ones = if has_ones(head) { 16 * row } else { 0 };
+        BOX_ALIGNMENT + self.rows * row + stages * (2 * self.keys * row + STAGE_BARRIERS) + ones
     }
+}
+
+/// Columns of a box: a swizzled row of 128 bytes, or of 64 where a head is no multiple of that.
+fn columns(head: u32) -> u32 {
+    match head.is_multiple_of(64) {
+        true => 64,
+        false => 32,
+    }
+}
+
+/// Whether a column of ones beside the values sums the weights. The columns of an operand lie box by
+/// box at one distance, so it can be anywhere only where the values are one box.
+fn has_ones(head: u32) -> bool {
+    head == columns(head)
 }
 
 impl MhaWgmma {
@@ -187,14 +179,6 @@ impl MhaWgmma {
     fn width(&self) -> u32 {
         self.heads * self.head
     }
-
-    /// Columns of a box: a swizzled row of 128 bytes, or of 64 where a head is no multiple of that.
-    fn columns(&self) -> u32 {
-        match self.head.is_multiple_of(64) {
-            true => 64,
-            false => 32,
-        }
-    }
 }
 
 /// First column of the first head.
@@ -235,15 +219,19 @@ impl Kernel for MhaWgmma {
             let all: Vec<String> = (0..n).map(|i| format!("\"+f\"(sums[{i}])")).collect();
             all.join(", ")
         };
-        let (scores, sums) = (self.tile.keys / 2, self.head / 2);
+        let scores = self.tile.keys / 2;
+        let ones = has_ones(self.head);
+        let sums = self.head / 2 + if ones { 4 } else { 0 };
         Constants::from([
             ("storage", storage(self.dtype).into()),
+            ("heads", self.heads.into()),
             ("head", self.head.into()),
-            ("columns", self.columns().into()),
+            ("columns", columns(self.head).into()),
+            ("ones", ones.into()),
             ("keys", self.tile.keys.into()),
             ("groups", (self.tile.rows / 64).into()),
             ("stages", self.tile.stages(self.head).into()),
-            ("blocks", self.tile.blocks(self.head).into()),
+            ("blocks", self.tile.blocks.into()),
             ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
             ("out_stride", self.width().into()),
             ("q_column", offset(self.q).into()),
@@ -266,7 +254,7 @@ impl Kernel for MhaWgmma {
         let map = |param, box_rows| TensorMap {
             param,
             box_rows,
-            box_columns: self.columns(),
+            box_columns: columns(self.head),
         };
         vec![
             map("q", 64),
@@ -275,12 +263,13 @@ impl Kernel for MhaWgmma {
         ]
     }
 
-    /// Numbers are given to tiles as by the other fused kernels.
+    /// Numbers are given to tiles as by the other fused kernels; the heads of a tile are neighbours.
     fn launch(&self, extents: &Extents) -> Launch {
         let tiles = extents.tokens / u64::from(self.tile.rows) + extents.batch;
+        let blocks = tiles.saturating_mul(self.heads.into());
         Launch {
-            // At most 2^24 tokens and as many sequences, so this fits.
-            grid: [tiles as u32, self.heads, 1],
+            // More than fit are refused before the launch.
+            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
             threads: self.threads(),
             shared_bytes: self.tile.bytes(self.head, self.tile.stages(self.head)),
         }
