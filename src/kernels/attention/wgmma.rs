@@ -58,10 +58,16 @@ impl MhaTile {
         const fn tile(rows: u32, keys: u32, blocks: u32) -> MhaTile {
             MhaTile { rows, keys, blocks }
         }
-        const OF_32: &[MhaTile] = &[tile(128, 64, 2), tile(64, 64, 4)];
-        const OF_64: &[MhaTile] = &[tile(128, 80, 2), tile(128, 64, 2), tile(64, 64, 4)];
-        const OF_96: &[MhaTile] = &[tile(192, 64, 1), tile(64, 64, 3)];
-        const OF_128: &[MhaTile] = &[tile(192, 64, 1), tile(64, 64, 2)];
+        const OF_32: &[MhaTile] = &[tile(128, 96, 2), tile(64, 64, 5)];
+        const OF_64: &[MhaTile] = &[
+            tile(128, 80, 2),
+            tile(128, 64, 2),
+            tile(64, 64, 4),
+            tile(64, 48, 4),
+            tile(64, 32, 5),
+        ];
+        const OF_96: &[MhaTile] = &[tile(192, 80, 1), tile(192, 64, 1), tile(64, 64, 3)];
+        const OF_128: &[MhaTile] = &[tile(192, 64, 1), tile(64, 48, 3)];
         match head {
             32 => OF_32,
             64 => OF_64,
@@ -73,8 +79,18 @@ impl MhaTile {
 
     /// Which tile is launched up to which longest sequence, where nothing was measured.
     pub fn by_length(head: u32) -> Vec<(Option<u64>, MhaTile)> {
-        match Self::candidates(head) {
-            [long, .., short] => vec![(Some(256), *short), (None, *long)],
+        const fn tile(rows: u32, keys: u32, blocks: u32) -> MhaTile {
+            MhaTile { rows, keys, blocks }
+        }
+        match head {
+            32 => vec![(Some(640), tile(64, 64, 5)), (None, tile(128, 96, 2))],
+            64 => vec![
+                (Some(192), tile(64, 48, 4)),
+                (Some(640), tile(64, 64, 4)),
+                (None, tile(128, 80, 2)),
+            ],
+            96 => vec![(Some(640), tile(64, 64, 3)), (None, tile(192, 80, 1))],
+            128 => vec![(Some(640), tile(64, 48, 3)), (None, tile(192, 64, 1))],
             _ => Vec::new(),
         }
     }
@@ -82,6 +98,12 @@ impl MhaTile {
     /// As in symbols.
     pub fn name(self) -> String {
         format!("{}x{}x{}", self.rows, self.keys, self.blocks)
+    }
+
+    /// Whether the longest sequences are started first: short tiles of keys are for sequences so short
+    /// that their blocks start at once, and sorting comes before the first load.
+    fn longest_first(self) -> bool {
+        self.keys >= 64
     }
 
     const fn threads(self) -> u32 {
@@ -191,12 +213,15 @@ fn offset(view: HeadView) -> u32 {
 
 impl Kernel for MhaWgmma {
     fn symbol(&self) -> String {
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
         format!(
-            "mha_wgmma_{}_h{}x{}_{}{}{}",
+            "mha_wgmma_{}_h{}x{}{}{}",
             self.dtype,
             self.heads,
             self.head,
-            self.tile.name(),
             views_suffix(self.width(), &self.named()),
             scale_suffix(self.scale, usual_scale(self.head)),
         )
@@ -228,6 +253,7 @@ impl Kernel for MhaWgmma {
             ("head", self.head.into()),
             ("columns", columns(self.head).into()),
             ("ones", ones.into()),
+            ("longest_first", self.tile.longest_first().into()),
             ("keys", self.tile.keys.into()),
             ("groups", (self.tile.rows / 64).into()),
             ("stages", self.tile.stages(self.head).into()),
@@ -288,7 +314,7 @@ impl Kernel for MhaWgmma {
         let mut cases = edge_cases();
         cases.push(Case::new("two_tiles", &[65, 63, 129, 1, 64, 128]));
         cases.push(Case::new("long", &[300, 1, 512]));
-        cases.push(Case::new("refilled", &[7, 1999, 1024]));
+        cases.push(Case::new("refilled", &[7, 1600, 640]));
         cases
     }
 
@@ -336,4 +362,108 @@ pub(super) fn representative() -> Vec<KernelSpec> {
         }));
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
+        let column = |i| HeadView::TokenMajor {
+            offset: i * 12 * head,
+            stride: 36 * head,
+        };
+        MhaWgmma {
+            heads: 12,
+            head,
+            scale: usual_scale(head),
+            q: column(0),
+            k: column(1),
+            v: column(2),
+            dtype: DType::F16,
+            tile,
+        }
+    }
+
+    #[test]
+    fn every_tile_fits_as_many_blocks_to_a_multiprocessor_as_it_says() {
+        for head in [32, 64, 96, 128] {
+            let tiles = MhaTile::candidates(head);
+            for &tile in tiles {
+                let stages = tile.stages(head);
+                let bytes = tile.bytes(head, stages);
+                assert!(
+                    tile.blocks * (bytes + SHARED_OF_SYSTEM) <= SHARED_OF_SM && bytes <= 227 * 1024,
+                    "{head}: {tile:?}"
+                );
+                // One more where several warpgroups need not wait for each other at once.
+                assert!(stages >= 2 + u32::from(tile.rows > 64), "{head}: {tile:?}");
+                let registers = tile.blocks * tile.threads() * (tile.keys / 2 + head / 2);
+                assert!(registers < 64 * 1024, "{head}: {tile:?}");
+                assert!(tile.rows.is_multiple_of(64) && tile.keys.is_multiple_of(16));
+                assert_eq!(kernel(head, tile).check(), Ok(()));
+            }
+            let guessed = MhaTile::by_length(head);
+            assert!(
+                guessed.iter().all(|(_, tile)| tiles.contains(tile)),
+                "{head}"
+            );
+            assert_eq!(guessed.last().map(|&(up_to, _)| up_to), Some(None));
+            assert!(
+                guessed
+                    .windows(2)
+                    .all(|pair| pair[1].0.is_none() || pair[0].0 < pair[1].0)
+            );
+        }
+        assert!(MhaTile::candidates(80).is_empty() && MhaTile::by_length(80).is_empty());
+    }
+
+    #[test]
+    fn blocks_are_the_heads_of_each_tile() {
+        let tile = MhaTile::candidates(64)[0];
+        let launch = |lens: &[u32]| {
+            let extents = Extents::of(lens).expect("a batch");
+            kernel(64, tile).launch(&extents)
+        };
+        assert_eq!(launch(&[1]).grid, [12, 1, 1]);
+        assert_eq!(launch(&[128, 129, 1]).grid, [12 * (2 + 3), 1, 1]);
+        assert_eq!(launch(&[7]).threads, 256);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+        let tile = MhaTile::candidates(64)[0];
+        let good = kernel(64, tile);
+        let refused = |kernel: MhaWgmma| kernel.check().expect_err("an error").to_string();
+        assert_eq!(
+            refused(kernel(80, tile)),
+            "the head size is 80; warpgroup attention takes 32, 64, 96 and 128, use the online kernel"
+        );
+        assert_eq!(
+            refused(MhaWgmma {
+                dtype: DType::F32,
+                ..good.clone()
+            }),
+            "warpgroup attention over f32 elements; expected f16 or bf16"
+        );
+        assert_eq!(
+            refused(MhaWgmma {
+                k: HeadView::HeadMajor,
+                ..good.clone()
+            }),
+            "`k` is head-major; warpgroup attention reads columns of rows of tokens, use the online kernel"
+        );
+        let odd = MhaTile { keys: 72, ..tile };
+        assert_eq!(
+            refused(MhaWgmma {
+                tile: odd,
+                ..good.clone()
+            }),
+            "MhaTile { rows: 128, keys: 72, blocks: 2 } is no tile of warpgroup attention with head size 64"
+        );
+        let views = [good.q, good.k, good.v];
+        let tiles = |instructions| MhaWgmma::tiles(64, DType::F16, &views, instructions);
+        assert!(tiles(Instructions::Ampere).is_empty());
+        assert!(!tiles(Instructions::Hopper).is_empty());
+    }
 }
