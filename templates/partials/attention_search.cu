@@ -4,10 +4,10 @@ struct Tile {
     unsigned int first;   // first query of the tile, counted in the sequence
 };
 
-// Tile `index`; its first query is at or beyond the length where there is none. Tiles are numbered as
-// in partials/attention_tile.cu: sequence b has its first at start(b) / ROWS + b. Where LONGEST_FIRST,
-// the longest of at most 32 sequences have the first numbers, so that what is left at the end is
-// short: each lane counts the tiles before those of one sequence.
+// Tile `index`; its first query is at or beyond the length where there is none. Of at most 32
+// sequences the longest have the first numbers, so that what is left at the end is short: each lane
+// counts the tiles before those of one sequence. Those of more are numbered in their order, as in
+// partials/attention_tile.cu: sequence b has its first tile at start(b) / ROWS + b.
 __device__ __forceinline__ Tile find_tile(const int* __restrict__ cu_lens, unsigned int batch, unsigned int index) {
     const unsigned int lane = threadIdx.x % 32;
     unsigned int sequence = 0, span = batch;
@@ -24,7 +24,7 @@ __device__ __forceinline__ Tile find_tile(const int* __restrict__ cu_lens, unsig
     const unsigned int start = cu_lens[own];
     const unsigned int length = lane < span ? cu_lens[own + 1] - start : 0;
     unsigned int before = start / ROWS + own;
-    if (LONGEST_FIRST && batch <= 32) {
+    if (batch <= 32) {
         before = 0;
 #pragma unroll 4
         for (unsigned int other = 0; other < batch; ++other) {

@@ -100,12 +100,6 @@ impl MhaTile {
         format!("{}x{}x{}", self.rows, self.keys, self.blocks)
     }
 
-    /// Whether the longest sequences are started first: short tiles of keys are for sequences so short
-    /// that their blocks start at once, and sorting comes before the first load.
-    fn longest_first(self) -> bool {
-        self.keys >= 64
-    }
-
     const fn threads(self) -> u32 {
         self.rows * 2
     }
@@ -253,7 +247,6 @@ impl Kernel for MhaWgmma {
             ("head", self.head.into()),
             ("columns", columns(self.head).into()),
             ("ones", ones.into()),
-            ("longest_first", self.tile.longest_first().into()),
             ("keys", self.tile.keys.into()),
             ("groups", (self.tile.rows / 64).into()),
             ("stages", self.tile.stages(self.head).into()),
@@ -369,7 +362,7 @@ mod tests {
     use super::*;
 
     fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
-        let column = |i| HeadView::TokenMajor {
+        let column = |i: u32| HeadView::TokenMajor {
             offset: i * 12 * head,
             stride: 36 * head,
         };
