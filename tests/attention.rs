@@ -9,7 +9,7 @@ use common::{WEIGHTS, difference};
 use gemmule::{
     AllocatorChoice, AttentionChoice, Batch, DType, DeviceChoice, Engine, EngineError,
     engine::{Artifact, CompileOptions, Compiled, compile, description, digests},
-    kernels::KernelSpec,
+    kernels::{Instructions, KernelSpec},
     program::{LongestRange, Program, Step},
     runtime::{
         Output,
@@ -125,7 +125,44 @@ fn what_cannot_be_had_is_refused_and_not_replaced() {
     (odd["hidden_size"], odd["intermediate_size"]) = (json!(24), json!(48));
     let refused = compile(&description("bert").unwrap(), &odd, &options);
     assert_snapshot!(refused.err().unwrap(), @"grouped attention was asked for, but `layer.0.probabilities` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto");
-    assert_snapshot!("flash".parse::<AttentionChoice>().unwrap_err(), @"`flash` is no kind of attention; expected auto, short, grouped or online");
+    assert_snapshot!("flash".parse::<AttentionChoice>().unwrap_err(), @"`flash` is no kind of attention; expected auto, short, grouped, online or wgmma");
+}
+
+#[test]
+fn warpgroup_attention_is_for_hopper_and_its_head_sizes() {
+    let mut options = CompileOptions::new(DType::F16);
+    options.attention = AttentionChoice::Wgmma;
+    assert_snapshot!(compiled(&options).err().unwrap(), @"");
+    options.instructions = Instructions::Hopper;
+    assert_snapshot!(compiled(&options).err().unwrap(), @"");
+    // Two heads of 32.
+    let mut wide = config();
+    wide["hidden_size"] = json!(64);
+    let program = |options: &CompileOptions| {
+        let compiled = compile(&description("bert").unwrap(), &wide, options).unwrap();
+        compiled.program.validate().unwrap();
+        compiled.program
+    };
+    let asked = program(&options);
+    let kernels: Vec<String> = asked
+        .steps
+        .iter()
+        .flat_map(|step| kernels_of(&asked, step))
+        .filter(|symbol| symbol.starts_with("mha"))
+        .collect();
+    assert!(!kernels.is_empty());
+    let wgmma = "mha_wgmma_f16_h2x32_qkv192_";
+    assert!(kernels.iter().all(|k| k.starts_with(wgmma)), "{kernels:?}");
+    options.attention = AttentionChoice::Online;
+    let online = program(&options);
+    for lens in [vec![1], vec![64, 65, 3], vec![300, 600]] {
+        let got = run(&asked, &lens, &AllocatorChoice::default());
+        let want = run(&online, &lens, &AllocatorChoice::default());
+        let values = |outputs: &[Output]| -> Vec<Vec<f32>> {
+            outputs.iter().map(|o| o.values.clone()).collect()
+        };
+        assert_eq!(values(&got), values(&want), "{lens:?}");
+    }
 }
 
 #[test]

@@ -183,9 +183,11 @@ fn attention_is_planned_as_asked_for() {
     }
     let (fine, _, error) = plan("300,5", "short");
     assert!(!fine && error.contains("has 300 tokens"), "{error}");
+    let (fine, _, error) = plan("6", "wgmma");
+    assert!(!fine && error.contains("compute capability 9.0"), "{error}");
     let (_, _, error) = plan("6", "flash");
     assert!(
-        error.contains("expected auto, short, grouped or online"),
+        error.contains("expected auto, short, grouped, online or wgmma"),
         "{error}"
     );
 }

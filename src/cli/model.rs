@@ -45,7 +45,7 @@ pub(super) struct Choices {
     #[arg(long, value_name = "PASS")]
     without: Vec<String>,
     /// Kernels of attention: auto (by the longest sequence), short (an error beyond its limit),
-    /// grouped or online (any length)
+    /// grouped, online (any length) or wgmma (any length, on Hopper)
     #[arg(long, value_name = "KIND")]
     attention: Option<AttentionChoice>,
     /// Results of a sequence that do not depend on its batch-mates, not by a bit: one kernel for

@@ -1,5 +1,5 @@
-//! Attention over packed sequences: the unfused pieces, the two fused kernels, and the three of a
-//! grouped GEMM for long sequences.
+//! Attention over packed sequences: the unfused pieces, the two fused kernels and the one for Hopper,
+//! and the three of a grouped GEMM for long sequences.
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
 //! `i` and key `j` of sequence `b` with length `n` lie at
@@ -14,6 +14,7 @@ mod softmax;
 mod tests;
 mod unfused;
 mod view;
+mod wgmma;
 
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{
@@ -23,6 +24,7 @@ pub use long::{
 pub use softmax::{AttentionSoftmax, SoftmaxForm};
 pub use unfused::{AttentionContext, AttentionScores};
 pub use view::{HeadView, usual_scale};
+pub use wgmma::{MhaTile, MhaWgmma};
 
 use super::KernelSpec;
 use crate::tensor::DType;
@@ -64,6 +66,22 @@ pub enum AttentionError {
         dtype: DType,
         limit: u32,
     },
+    #[error(
+        "the head size is {head}; warpgroup attention takes 32, 64, 96 and 128, use the online kernel"
+    )]
+    WarpgroupHead { head: u32 },
+    #[error("warpgroup attention over {dtype} elements; expected f16 or bf16")]
+    WarpgroupStorage { dtype: DType },
+    #[error(
+        "`{operand}` is head-major; warpgroup attention reads columns of rows of tokens, use the online kernel"
+    )]
+    WarpgroupView { operand: &'static str },
+    #[error("{tile:?} is no tile of warpgroup attention with head size {head}")]
+    WarpgroupTile { tile: MhaTile, head: u32 },
+    #[error(
+        "warpgroup attention is for cards of compute capability 9.0, and not all targets are; use the online kernel"
+    )]
+    WarpgroupInstructions,
     #[error(
         "a softmax over {dtype} cannot be {form:?}; expected f32, f16 or bf16, a power of two from 4 to 1024 lanes, 1, 2 or 4 rows together, and rows of which a lane holds at most 64 elements"
     )]
@@ -167,6 +185,7 @@ pub fn representative() -> Vec<KernelSpec> {
     for heads in [12, 3, 1] {
         all.push(KernelSpec::from(MhaLongReduce { heads }));
     }
+    all.extend(wgmma::representative());
     all
 }
 

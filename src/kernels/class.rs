@@ -58,6 +58,7 @@ impl KernelSpec {
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
             | Self::MhaOnline(_)
+            | Self::MhaWgmma(_)
             | Self::MhaLongScores(_)
             | Self::MhaLongReduce(_)
             | Self::MhaLongContext(_) => Class::Attention,
@@ -101,6 +102,7 @@ impl KernelSpec {
             Self::MhaLongContext(k) => attention(k.heads, k.head),
             Self::MhaShort(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             Self::MhaOnline(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
+            Self::MhaWgmma(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             _ => Size::constant(0),
         }
     }

@@ -35,7 +35,7 @@ kernels! {
     Gemm, GemmWgmma, GemmSplitK, GemmSkinny, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
     MeanPoolNormalize, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens,
+    MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens,
 }
 
 impl KernelSpec {

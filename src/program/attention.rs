@@ -5,7 +5,10 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    kernels::attention::{AttentionError, MhaShort},
+    kernels::{
+        Instructions,
+        attention::{AttentionError, MhaShort, MhaTile},
+    },
     tune::{Choice, Problem, Range},
 };
 
@@ -24,15 +27,23 @@ pub enum AttentionChoice {
     Grouped,
     /// One kernel with online softmax, for any length.
     Online,
+    /// One kernel of warpgroup products (FlashAttention-3), for any length, on Hopper.
+    Wgmma,
 }
 
 /// A name of no choice.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no kind of attention; expected auto, short, grouped or online")]
+#[error("`{0}` is no kind of attention; expected auto, short, grouped, online or wgmma")]
 pub struct UnknownAttention(String);
 
 impl AttentionChoice {
-    const ALL: [Self; 4] = [Self::Auto, Self::Short, Self::Grouped, Self::Online];
+    const ALL: [Self; 5] = [
+        Self::Auto,
+        Self::Short,
+        Self::Grouped,
+        Self::Online,
+        Self::Wgmma,
+    ];
 
     /// As on the command line.
     pub const fn name(self) -> &'static str {
@@ -41,6 +52,7 @@ impl AttentionChoice {
             Self::Short => "short",
             Self::Grouped => "grouped",
             Self::Online => "online",
+            Self::Wgmma => "wgmma",
         }
     }
 
@@ -49,7 +61,13 @@ impl AttentionChoice {
     /// # Errors
     /// Where these kernels cannot be made for its sizes.
     pub(super) fn ranges(self, problem: &Problem) -> Result<Option<Vec<Range>>, AttentionError> {
-        let Problem::Attention { head, dtype, .. } = *problem else {
+        let Problem::Attention {
+            head,
+            dtype,
+            instructions,
+            ..
+        } = *problem
+        else {
             return Ok(None);
         };
         let (up_to, choice) = match self {
@@ -60,6 +78,23 @@ impl AttentionChoice {
             }
             Self::Grouped => (None, Choice::MhaGrouped),
             Self::Online => (None, Choice::MhaOnline),
+            Self::Wgmma if instructions != Instructions::Hopper => {
+                return Err(AttentionError::WarpgroupInstructions);
+            }
+            Self::Wgmma => {
+                let ranges: Vec<Range> = MhaTile::by_length(head)
+                    .into_iter()
+                    .map(|(up_to, tile)| Range {
+                        up_to,
+                        choice: Choice::MhaWgmma(tile),
+                    })
+                    .collect();
+                if ranges.is_empty() {
+                    return Err(AttentionError::WarpgroupHead { head });
+                }
+                ranges.iter().try_for_each(|r| problem.check(r.choice))?;
+                return Ok(Some(ranges));
+            }
         };
         problem.check(choice)?;
         Ok(Some(vec![Range { up_to, choice }]))

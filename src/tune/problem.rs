@@ -1,3 +1,5 @@
+mod attention;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +10,7 @@ use crate::{
         Instructions, Kernel, KernelSpec,
         attention::{
             AttentionError, AttentionSoftmax, HeadView, MhaLongContext, MhaLongReduce,
-            MhaLongScores, MhaOnline, MhaShort, SoftmaxForm,
+            MhaLongScores, MhaShort, MhaTile, MhaWgmma, SoftmaxForm,
         },
         chain::Chain,
         gemm::{
@@ -47,6 +49,8 @@ pub enum Problem {
         k: HeadView,
         v: HeadView,
         dtype: DType,
+        /// What the card has.
+        instructions: Instructions,
     },
     /// In the form that [`LayerNorm::new`] gives it; another is a choice.
     LayerNorm(LayerNorm),
@@ -71,6 +75,8 @@ pub enum Choice {
         max_len: u32,
     },
     MhaOnline,
+    /// On Hopper.
+    MhaWgmma(MhaTile),
     /// Three launches, with the scores in memory.
     MhaGrouped,
     /// How rows are shared out among warps.
@@ -100,15 +106,14 @@ impl Problem {
                 epilogue,
                 instructions,
             } => {
-                let on = match instructions {
-                    Instructions::Ampere => "",
-                    Instructions::Hopper => "_hopper",
-                };
-                format!("{}_{dtype}_n{n}_k{k}{on}", epilogue.name())
+                format!("{}_{dtype}_n{n}_k{k}{}", epilogue.name(), on(*instructions))
             }
             // Of the others a kernel without parameters of its own says the same in its symbol.
-            Problem::Attention { .. } => match self.kernel(Choice::MhaOnline) {
-                Some(kernel) => kernel.as_kernel().symbol().replacen("mha_online", "mha", 1),
+            Problem::Attention { instructions, .. } => match self.kernel(Choice::MhaOnline) {
+                Some(kernel) => {
+                    let symbol = kernel.as_kernel().symbol();
+                    symbol.replacen("mha_online", "mha", 1) + on(*instructions)
+                }
                 None => unreachable!("online attention is a choice of every attention"),
             },
             Problem::LayerNorm(usual) => usual.symbol(),
@@ -167,6 +172,7 @@ impl Problem {
             }
             Problem::Attention { head, dtype, .. } => {
                 let longest = MhaShort::max_len_for(head, dtype);
+                let hopper = self.wgmma_tiles().iter().copied();
                 let mut lengths: Vec<u32> = SHORT_LENGTHS
                     .into_iter()
                     .filter(|&length| length < longest)
@@ -176,6 +182,7 @@ impl Problem {
                     .into_iter()
                     .map(|max_len| Choice::MhaShort { max_len })
                     .chain([Choice::MhaOnline])
+                    .chain(hopper.map(Choice::MhaWgmma))
                     .chain(
                         [Choice::MhaGrouped]
                             .into_iter()
@@ -296,6 +303,12 @@ impl Problem {
                 });
                 few.chain(more).collect()
             }
+            Problem::Attention { head, .. } if !self.wgmma_tiles().is_empty() => {
+                MhaTile::by_length(head)
+                    .into_iter()
+                    .map(|(up_to, tile)| range(up_to, Choice::MhaWgmma(tile)))
+                    .collect()
+            }
             Problem::Attention { head, dtype, .. } => {
                 let max_len = MhaShort::max_len_for(head, dtype);
                 // A kernel for shorter sequences loads and skips less.
@@ -310,6 +323,22 @@ impl Problem {
         }
     }
 
+    /// The tiles of Hopper's attention; none where the problem is not for it.
+    fn wgmma_tiles(&self) -> &'static [MhaTile] {
+        match *self {
+            Problem::Attention {
+                head,
+                q,
+                k,
+                v,
+                dtype,
+                instructions,
+                ..
+            } => MhaWgmma::tiles(head, dtype, &[q, k, v], instructions),
+            _ => &[],
+        }
+    }
+
     /// Whether the kernels of a choice of attention can be made for these sizes.
     pub fn check(&self, choice: Choice) -> Result<(), AttentionError> {
         let Some(chain) = self.chain(choice) else {
@@ -318,6 +347,7 @@ impl Problem {
         chain.launches.iter().try_for_each(|l| match &l.kernel {
             KernelSpec::MhaShort(k) => k.check(),
             KernelSpec::MhaOnline(k) => k.check(),
+            KernelSpec::MhaWgmma(k) => k.check(),
             KernelSpec::MhaLongScores(k) => k.check(),
             KernelSpec::MhaLongContext(k) => k.check(),
             _ => Ok(()),
@@ -335,6 +365,7 @@ impl Problem {
                 k,
                 v,
                 dtype,
+                instructions: _,
             },
             Choice::MhaGrouped,
         ) = (self, choice)
@@ -435,47 +466,7 @@ impl Problem {
                 epilogue,
                 tile,
             })),
-            (
-                &Problem::Attention {
-                    heads,
-                    head,
-                    scale,
-                    q,
-                    k,
-                    v,
-                    dtype,
-                },
-                Choice::MhaShort { max_len },
-            ) => Some(KernelSpec::MhaShort(MhaShort {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                v,
-                max_len,
-                dtype,
-            })),
-            (
-                &Problem::Attention {
-                    heads,
-                    head,
-                    scale,
-                    q,
-                    k,
-                    v,
-                    dtype,
-                },
-                Choice::MhaOnline,
-            ) => Some(KernelSpec::MhaOnline(MhaOnline {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                v,
-                dtype,
-            })),
+            (Problem::Attention { .. }, choice) => attention::kernel(self, choice),
             (Problem::LayerNorm(usual), Choice::Teams(teams)) => {
                 let usual = usual.clone();
                 Some(KernelSpec::LayerNorm(LayerNorm { teams, ..usual }))
@@ -495,6 +486,14 @@ impl Problem {
     }
 }
 
+/// The end of a key.
+fn on(instructions: Instructions) -> &'static str {
+    match instructions {
+        Instructions::Ampere => "",
+        Instructions::Hopper => "_hopper",
+    }
+}
+
 impl Choice {
     /// The largest size that it serves; `None` where it serves all.
     pub fn most(self) -> Option<u64> {
@@ -506,6 +505,7 @@ impl Choice {
             Choice::Tile(_)
             | Choice::Wgmma(_)
             | Choice::MhaOnline
+            | Choice::MhaWgmma(_)
             | Choice::MhaGrouped
             | Choice::Teams(_) => None,
         }
@@ -535,6 +535,7 @@ impl fmt::Display for Choice {
             Choice::Skinny(t) => f.write_str(&t.name()),
             Choice::MhaShort { max_len } => write!(f, "mha_short_l{max_len}"),
             Choice::MhaOnline => f.write_str("mha_online"),
+            Choice::MhaWgmma(t) => write!(f, "mha_wgmma{}", t.name()),
             Choice::MhaGrouped => f.write_str("mha_grouped"),
             Choice::Teams(teams) => write!(f, "warps{}_x{}", teams.warps, teams.x_rows),
             Choice::Softmax(SoftmaxForm::Held {

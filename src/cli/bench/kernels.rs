@@ -190,7 +190,8 @@ fn problems(
             Family::LayerNorm => layernorm::problems(args.dtype, launched),
             Family::Attention => {
                 let sets = sets::load(args.workloads.as_deref())?;
-                attention::problems(args.dtype, launched, &sets, args.workloads.is_some())?
+                let own = args.workloads.is_some();
+                attention::problems(args.dtype, launched, instructions, &sets, own)?
             }
             Family::Gemm => gemm::problems(args.dtype, launched, instructions),
         });

@@ -55,6 +55,7 @@ impl Lowering<'_> {
                 k,
                 v,
                 dtype,
+                instructions: self.instructions,
             }),
             _ => None,
         })

@@ -271,6 +271,7 @@ impl Matrix {
         let sizes = [self.map.box_columns, self.map.box_rows];
         let swizzle = match self.map.box_columns {
             64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         };
         let mut map = std::mem::MaybeUninit::uninit();

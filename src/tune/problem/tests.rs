@@ -49,6 +49,32 @@ pub fn attention(head: u32) -> Problem {
         k: view(1),
         v: view(2),
         dtype: DType::F16,
+        instructions: Instructions::Ampere,
+    }
+}
+
+pub fn hopper_attention(head: u32) -> Problem {
+    match attention(head) {
+        Problem::Attention {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+            ..
+        } => Problem::Attention {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+            instructions: Instructions::Hopper,
+        },
+        other => other,
     }
 }
 
@@ -69,18 +95,22 @@ fn keys_say_what_is_computed() {
     assert_eq!(softmax().key(), "attention_softmax_f16_h12_scale0p125");
     assert_eq!(gemm().key(), "gemm_bias_gelu_f16_n3072_k768");
     assert_eq!(attention(64).key(), "mha_f16_h12x64_qkv2304");
+    assert_eq!(hopper_attention(64).key(), "mha_f16_h12x64_qkv2304_hopper");
 }
 
 #[test]
 fn every_candidate_has_a_kernel_and_the_guess_is_made_of_candidates() {
-    for problem in [
+    let problems = [
         gemm(),
         hopper_gemm(),
         attention(64),
         attention(7),
+        hopper_attention(64),
+        hopper_attention(80),
         layernorm(),
         softmax(),
-    ] {
+    ];
+    for problem in problems {
         let candidates = problem.candidates();
         assert!(candidates.iter().all(|&c| !problem.kernels(c).is_empty()));
         for range in problem.guess() {
@@ -140,6 +170,32 @@ fn rows_are_shared_as_guessed_or_nearly_so_first() {
         softmax().ranked(9000, 132),
         [Choice::Softmax(SoftmaxForm::Streamed)]
     );
+}
+
+#[test]
+fn warpgroup_products_serve_attention_of_their_head_sizes_on_hopper_alone() {
+    let on_hopper = |problem: &Problem| {
+        let candidates = problem.candidates();
+        let is = |c: &Choice| matches!(c, Choice::MhaWgmma(_));
+        (
+            candidates.iter().any(is),
+            candidates.contains(&Choice::MhaOnline),
+        )
+    };
+    for head in [32, 64, 96, 128] {
+        let problem = hopper_attention(head);
+        assert_eq!(on_hopper(&problem), (true, true), "{head}");
+        let guess = problem.guess();
+        let last = guess.last().map(|range| range.choice);
+        assert!(
+            matches!(last, Some(Choice::MhaWgmma(_))),
+            "{head}: {guess:?}"
+        );
+        assert_eq!(on_hopper(&attention(head)), (false, true), "{head}");
+    }
+    for head in [40, 80, 256] {
+        assert_eq!(on_hopper(&hopper_attention(head)), (false, true), "{head}");
+    }
 }
 
 #[test]

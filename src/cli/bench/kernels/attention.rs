@@ -10,7 +10,10 @@ use super::{
 use crate::{
     DType,
     kernels::{
-        attention::{AttentionContext, AttentionScores, AttentionSoftmax, HeadView, usual_scale},
+        Instructions,
+        attention::{
+            AttentionContext, AttentionScores, AttentionSoftmax, HeadView, MhaTile, usual_scale,
+        },
         chain::Chain,
     },
     tune::{self, Choice},
@@ -35,6 +38,7 @@ const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 pub(super) fn problems(
     dtype: DType,
     launched: &Launched,
+    instructions: Instructions,
     sets: &[Set],
     chosen: bool,
 ) -> Result<Vec<Problem>, Report> {
@@ -48,7 +52,7 @@ pub(super) fn problems(
         let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
         for set in named(sets.to_vec(), &names)? {
             problems.push(Problem {
-                contenders: contenders(launched, heads, head, set.longest(), dtype),
+                contenders: contenders(launched, instructions, heads, head, set.longest(), dtype),
                 task: Task::Attention {
                     set: set.name,
                     heads,
@@ -66,6 +70,7 @@ pub(super) fn problems(
 /// short ones, the online and the grouped one, and attention in pieces.
 fn contenders(
     launched: &Launched,
+    instructions: Instructions,
     heads: u32,
     head: u32,
     longest: u32,
@@ -86,6 +91,7 @@ fn contenders(
         k,
         v,
         dtype,
+        instructions,
     };
     // One tensor has the columns of all three, as the merged projection writes it.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
@@ -99,6 +105,16 @@ fn contenders(
     // Of the short kernels only the tightest, beside the pick.
     let tightest = serve.iter().filter_map(|c| c.most()).min();
     serve.retain(|c| Some(*c) == picked || c.most().is_none_or(|most| Some(most) == tightest));
+    let tiles = MhaTile::by_length(head);
+    let usual = tiles
+        .iter()
+        .find(|(most, _)| most.is_none_or(|most| size <= most));
+    serve.retain(|c| match c {
+        Choice::MhaWgmma(tile) => {
+            Some(*c) == picked || usual.is_some_and(|(_, usual)| tile == usual)
+        }
+        _ => true,
+    });
     serve.sort_by_key(|c| Some(*c) != picked);
     let mut all: Vec<Contender> = serve
         .into_iter()
@@ -107,6 +123,7 @@ fn contenders(
             let label = match choice {
                 Choice::MhaShort { .. } if Some(choice) == picked => "mha_short",
                 Choice::MhaShort { .. } => "mha_short of tight length",
+                Choice::MhaWgmma(_) => "mha_wgmma",
                 Choice::MhaGrouped => "grouped scores, reduction, context",
                 _ => "mha_online",
             };

@@ -1,0 +1,63 @@
+//! The single kernels of fused attention.
+
+use super::{Choice, Problem};
+use crate::kernels::{
+    KernelSpec,
+    attention::{MhaOnline, MhaShort, MhaWgmma},
+};
+
+/// The kernel of a choice; `None` where the choice is none of attention, or the problem another.
+pub(super) fn kernel(problem: &Problem, choice: Choice) -> Option<KernelSpec> {
+    let &Problem::Attention {
+        heads,
+        head,
+        scale,
+        q,
+        k,
+        v,
+        dtype,
+        instructions: _,
+    } = problem
+    else {
+        return None;
+    };
+    let online = MhaOnline {
+        heads,
+        head,
+        scale,
+        q,
+        k,
+        v,
+        dtype,
+    };
+    match choice {
+        Choice::MhaOnline => Some(online.into()),
+        Choice::MhaShort { max_len } => {
+            let short = MhaShort {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+                max_len,
+                dtype,
+            };
+            Some(short.into())
+        }
+        Choice::MhaWgmma(tile) => {
+            let wgmma = MhaWgmma {
+                heads,
+                head,
+                scale,
+                q,
+                k,
+                v,
+                dtype,
+                tile,
+            };
+            Some(wgmma.into())
+        }
+        _ => None,
+    }
+}
