@@ -42,10 +42,6 @@ __device__ __forceinline__ void multiply_add(float (&sums)[SUMS], const unsigned
                  : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "l"(values), "r"(add));
 }
 
-__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // Registers that products wrote are not read before this.
 template <int N> __device__ __forceinline__ void keep(float (&sums)[N]) {
 #pragma unroll
