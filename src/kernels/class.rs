@@ -51,7 +51,7 @@ impl KernelSpec {
     /// The part of a run that the kernel's time is counted to.
     pub fn class(&self) -> Class {
         match self {
-            Self::Gemm(_) | Self::GemmWgmma(_) => Class::Gemm,
+            Self::Gemm(_) | Self::GemmWgmma(_) | Self::GemmResidualLayerNorm(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -91,6 +91,7 @@ impl KernelSpec {
         match self {
             Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),

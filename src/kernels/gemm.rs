@@ -3,6 +3,7 @@
 mod activate;
 mod instances;
 mod ranges;
+mod residual_layernorm;
 mod tile;
 mod wgmma;
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
 pub use instances::representative;
+pub use residual_layernorm::GemmResidualLayerNorm;
 pub use wgmma::{EitherGemm, GemmWgmma, WgmmaTile};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};

@@ -32,7 +32,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, GemmWgmma, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads, MergeHeads, LayerNorm,
+    Gemm, GemmWgmma, GemmResidualLayerNorm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads, MergeHeads, LayerNorm,
     BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
     MeanPoolNormalize, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
     MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens,

@@ -2,6 +2,7 @@
 
 mod attention;
 mod choices;
+mod joined;
 
 use std::collections::HashMap;
 
@@ -184,14 +185,25 @@ impl<'a> Lowering<'a> {
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         operands.push(out);
         let variants = self.variants(variants);
-        let rows = rows(&node.shape);
-        self.program.steps.push(Step {
-            name: node.name.clone(),
-            when: None,
-            variants,
-            operands,
-            rows,
+        let pair = self
+            .pair(id)
+            .map_err(|problem| unsupported(self.graph, id, op, problem))?;
+        let apart = pair.as_ref().map(|pair| &pair.apart[..]);
+        let whens = apart.map_or(vec![None], |ranges| {
+            ranges.iter().copied().map(Some).collect()
         });
+        for when in whens {
+            self.program.steps.push(Step {
+                name: node.name.clone(),
+                when,
+                variants: variants.clone(),
+                operands: operands.clone(),
+                rows: rows(&node.shape),
+            });
+        }
+        if let (Some(pair), Op::BiasResidualLayerNorm { .. }) = (pair, op) {
+            self.join(pair, out);
+        }
         Ok(out)
     }
 

@@ -96,21 +96,21 @@ impl WgmmaTile {
     }
 
     /// Rows that a warpgroup computes.
-    const fn rows(self) -> u32 {
+    pub(super) const fn rows(self) -> u32 {
         if self.together { self.m / 2 } else { self.m }
     }
 
     /// 64 columns of a warpgroup's results.
-    const fn piece_bytes(self) -> u32 {
+    pub(super) const fn piece_bytes(self) -> u32 {
         self.rows() * 128
     }
 
     /// Pieces of results on their way to memory, for each of the two warpgroups.
-    const fn buffers(self) -> u32 {
+    pub(super) const fn buffers(self) -> u32 {
         if self.rows() > 64 { 1 } else { 2 }
     }
 
-    const fn stage_bytes(self) -> u32 {
+    pub(super) const fn stage_bytes(self) -> u32 {
         (self.m + self.n) * BLOCK_K * 2
     }
 

@@ -176,6 +176,7 @@ pub fn run(
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, args),
         KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), args),
+        KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Add(k) => rows::add(k, args),
         KernelSpec::Activate(k) => rows::activate(k, args),
@@ -207,6 +208,7 @@ pub fn run(
 fn name(spec: &KernelSpec) -> &'static str {
     match spec {
         KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) => "gemm",
+        KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
         KernelSpec::AddBias(_) => "add_bias",
         KernelSpec::Add(_) => "add",
         KernelSpec::Activate(_) => "activate",

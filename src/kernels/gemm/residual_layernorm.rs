@@ -1,0 +1,288 @@
+//! A linear layer with all that follows it up to LayerNorm, for Hopper: the blocks of a cluster hold
+//! whole rows of the result, so that its rows are normalised before they leave the registers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile, ranges::ranges};
+use crate::{
+    kernels::{
+        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role, TensorMap,
+        Tolerance, f32_literal,
+        layernorm::{BiasResidualLayerNorm, affine_params},
+        rows::word,
+    },
+    tensor::{DType, Extents},
+};
+
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, `beta [n]`
+/// → `out [rows, n]`: LayerNorm of `x · weightᵀ + bias + residual`, in f16 or bf16, on Hopper. What
+/// [`Gemm`] and [`BiasResidualLayerNorm`] compute one after the other, but for one rounding
+/// between them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GemmResidualLayerNorm {
+    pub n: u32,
+    pub k: u32,
+    pub eps: f32,
+    pub dtype: DType,
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// Of a block. A cluster has `n / tile.n` of them, side by side.
+    pub tile: WgmmaTile,
+}
+
+/// Shared memory of a block on Hopper.
+const SHARED_LIMIT: u32 = 227 * 1024;
+/// Stages start at a multiple of this.
+const STAGE_ALIGNMENT: u32 = 1024;
+/// More stages than this hide nothing more.
+const MOST_STAGES: u32 = 8;
+/// The most blocks of a cluster that every card with clusters takes.
+const MOST_BLOCKS: u32 = 8;
+/// One warpgroup that copies and two that compute.
+const THREADS: u32 = 384;
+
+/// Clusters of 2, 3, … 8 blocks, each on a multiprocessor of its own, that an H200 runs at once: what its
+/// driver says of 3, 4, 6 and 8, and what lies between for the others.
+const CLUSTERS_AT_ONCE: [u64; 7] = [60, 39, 30, 22, 17, 16, 15];
+
+impl GemmResidualLayerNorm {
+    /// The tiles of a block.
+    pub const TILES: [WgmmaTile; 5] = [
+        tile(128, 256, true),
+        tile(128, 128, false),
+        tile(64, 256, false),
+        tile(64, 192, false),
+        tile(64, 128, false),
+    ];
+
+    /// The tiles that serve rows of `n`: whole ones side by side, in two to eight blocks.
+    pub fn tiles(n: u32) -> Vec<WgmmaTile> {
+        let serves = |t: &WgmmaTile| {
+            n.is_multiple_of(t.n) && (2..=MOST_BLOCKS).contains(&(n / t.n))
+        };
+        Self::TILES.into_iter().filter(serves).collect()
+    }
+
+    /// What computes this for every number of rows: each serves up to its number of rows, inclusive;
+    /// the last serves all the rest. `None` where [`Gemm`] and [`BiasResidualLayerNorm`], one after the
+    /// other, are faster, which they are for few rows.
+    pub fn by_rows(
+        n: u32,
+        k: u32,
+        eps: f32,
+        dtype: DType,
+        bias: bool,
+    ) -> Vec<(Option<u64>, Option<Self>)> {
+        let tiles = match GemmWgmma::serves(n, k, dtype) {
+            true => Self::tiles(n),
+            false => Vec::new(),
+        };
+        if tiles.is_empty() {
+            return vec![(None, None)];
+        }
+        let joined = |tile| Self {
+            n,
+            k,
+            eps,
+            dtype,
+            bias,
+            tile,
+        };
+        let cycles = |rows, at: usize| match at.checked_sub(1) {
+            None => cycles_apart(rows, n, k, dtype),
+            Some(at) => joined(tiles[at]).cycles(rows),
+        };
+        ranges(1 + tiles.len(), cycles)
+            .into_iter()
+            .map(|(end, at)| (end, at.checked_sub(1).map(|at| joined(tiles[at]))))
+            .collect()
+    }
+
+    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        if !GemmWgmma::serves(self.n, self.k, self.dtype) {
+            return Err(format!(
+                "no Hopper GEMM for {} columns and {} products in {}: it takes multiples of 8 in f16 or bf16",
+                self.n, self.k, self.dtype
+            ));
+        }
+        match Self::tiles(self.n).contains(&self.tile) {
+            true => Ok(()),
+            false => Err(format!(
+                "{:?} is no tile for a cluster that holds rows of {}",
+                self.tile, self.n
+            )),
+        }
+    }
+
+    /// The two kernels that compute the same, for any card, which are its definition.
+    pub fn apart(&self) -> (Gemm, BiasResidualLayerNorm) {
+        let gemm = Gemm {
+            n: self.n,
+            k: self.k,
+            dtype: self.dtype,
+            epilogue: Epilogue::default(),
+            tile: Tile::candidates(self.dtype)[0],
+        };
+        let norm = BiasResidualLayerNorm::new(self.n, self.eps, self.dtype, self.bias);
+        (gemm, norm)
+    }
+
+    /// Estimated cycles at 1755 MHz, comparable with [`WgmmaTile::cycles`], whose form this has.
+    fn cycles(&self, rows: u64) -> f64 {
+        let row_tiles = rows.div_ceil(self.tile.m.into());
+        let clusters = row_tiles.clamp(1, self.at_once());
+        let of_busiest = row_tiles.div_ceil(clusters) as f64;
+        let outputs = f64::from(self.tile.m) * f64::from(self.tile.n);
+        let blocks = (clusters * u64::from(self.blocks())) as f64;
+        let l2 = machine::L2_BANDWIDTH_OF_SM.min(machine::L2_BANDWIDTH / blocks);
+        let bytes = f64::from(self.tile.stage_bytes());
+        let step = (outputs * f64::from(BLOCK_K) / machine::TENSOR_RATE).max(bytes / l2);
+        let residual = outputs * 2.0 / l2;
+        let products = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
+        let finish = outputs * machine::FINISH + machine::MEETING;
+        let work = if self.tile.together {
+            of_busiest * (products + finish)
+        } else {
+            // Half as many threads have the epilogue of a tile.
+            let finish = 2.0 * outputs * machine::FINISH + machine::MEETING;
+            (of_busiest - 1.0) * products.max((products + finish) / 2.0) + products + finish
+        };
+        machine::FILL + of_busiest * machine::FILL_OF_TILE + work
+    }
+
+    /// Clusters that run at once.
+    fn at_once(&self) -> u64 {
+        CLUSTERS_AT_ONCE[(self.blocks() - 2) as usize]
+    }
+
+    /// Blocks of a cluster.
+    fn blocks(&self) -> u32 {
+        self.n / self.tile.n
+    }
+
+    /// Shared memory that the source declares: moments of rows, and constants of columns.
+    fn declared_bytes(&self) -> u32 {
+        2 * 2 * self.blocks() * self.tile.rows() * 8 + self.tile.n * 3 * 4
+    }
+
+    /// Steps of k, or pieces of the residual, in shared memory: as many as there is room for.
+    fn stages(&self) -> u32 {
+        let rest = SHARED_LIMIT - self.declared_bytes() - self.bytes_beside(MOST_STAGES);
+        (rest / self.tile.stage_bytes()).min(MOST_STAGES)
+    }
+
+    /// Dynamic shared memory without the stages themselves.
+    fn bytes_beside(&self, stages: u32) -> u32 {
+        let barriers = (2 * stages + 2 + 4) * 8;
+        STAGE_ALIGNMENT + 2 * self.tile.buffers() * self.tile.piece_bytes() + barriers
+    }
+
+    fn shared_bytes(&self) -> u32 {
+        let stages = self.stages();
+        stages * self.tile.stage_bytes() + self.bytes_beside(stages)
+    }
+}
+
+const fn tile(m: u32, n: u32, together: bool) -> WgmmaTile {
+    WgmmaTile { m, n, together }
+}
+
+impl Kernel for GemmResidualLayerNorm {
+    fn symbol(&self) -> String {
+        format!(
+            "gemm_{}residual_layernorm_{}_n{}_k{}_eps{}_{}",
+            if self.bias { "bias_" } else { "" },
+            self.dtype,
+            self.n,
+            self.k,
+            word(self.eps),
+            self.tile.name(),
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "gemm_residual_layernorm"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = GemmWgmma {
+            n: self.n,
+            k: self.k,
+            dtype: self.dtype,
+            epilogue: Epilogue::default(),
+            tile: self.tile,
+        }
+        .constants();
+        for name in ["activation", "precise", "group_m"] {
+            constants.remove(name);
+        }
+        constants.extend([
+            ("bias", self.bias.into()),
+            ("cluster", self.blocks().into()),
+            ("eps", f32_literal(self.eps).into()),
+            ("stages", self.stages().into()),
+        ]);
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let (gemm, norm) = self.apart();
+        let is_read = |p: &Param| matches!(p.role, Role::Read { .. });
+        // What the one reads, and what the other takes besides the products.
+        let mut params: Vec<Param> = gemm.params().into_iter().filter(is_read).collect();
+        params.extend(norm.params().into_iter().skip(1));
+        params
+    }
+
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        let map = |param, box_rows| TensorMap {
+            param,
+            box_rows,
+            box_columns: 64,
+        };
+        vec![
+            map("x", self.tile.m),
+            map("weight", self.tile.n),
+            map("residual", self.tile.m),
+            map("out", self.tile.rows()),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let tiles = extents.rows.div_ceil(self.tile.m.into());
+        let clusters = tiles.clamp(1, self.at_once());
+        Launch {
+            grid: [clusters as u32 * self.blocks(), 1, 1],
+            threads: THREADS,
+            shared_bytes: self.shared_bytes(),
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (gemm, norm) = self.apart();
+        let (of_gemm, of_norm) = reads.split_at(2);
+        let products = gemm.reference(extents, of_gemm);
+        let mut operands: Vec<&HostTensor> = products.iter().collect();
+        operands.extend(of_norm);
+        norm.reference(extents, &operands)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let (gemm, norm) = self.apart();
+        let (sums, rounding) = (gemm.tolerance(), norm.tolerance());
+        Tolerance {
+            absolute: 4.0 * sums.absolute + rounding.absolute,
+            relative: 2.0 * rounding.relative,
+            reason: "errors of f32 sums are divided by the deviation of a row, above 1 with these operands, and multiplied by gamma, below 2; the result is rounded once",
+        }
+    }
+}
