@@ -579,3 +579,18 @@ fn an_artifact_shows_the_picks_that_it_was_compiled_with() {
     let json = std::fs::read_to_string(cli.0.file("out.json")).expect("it was written");
     assert!(json.contains("\"guess_us\": 3.0"), "{json}");
 }
+
+/// `gemmule kernels list | head -1` ends without a complaint.
+#[test]
+fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_gemmule"))
+        .args(["kernels", "list"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    drop(program.stdout.take());
+    let output = program.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert!(output.status.success());
+}

@@ -4,9 +4,9 @@
 
 use gemmule::{
     AllocatorChoice, Batch, ChunkPolicy, DeviceChoice, Engine, EngineError, Session,
-    engine::DeviceName,
+    engine::{Builder, DeviceName},
     runtime::{cuda::CudaError, weights::RandomWeights},
-    tensor::Extents,
+    tensor::{DType, Extents},
 };
 use serde_json::{Value, json};
 
@@ -22,6 +22,12 @@ fn config(hidden: u32, inner: u32, layers: u32, positions: u32) -> Value {
 }
 
 fn engine(config: Value) -> Engine {
+    builder(config)
+        .build()
+        .expect("a device and NVRTC are there")
+}
+
+fn builder(config: Value) -> Builder {
     Engine::builder("bert")
         .config_value(config)
         .random_weights(RandomWeights {
@@ -30,8 +36,6 @@ fn engine(config: Value) -> Engine {
         })
         .outputs(["last_hidden_state", "sentence_embedding"])
         .device(DeviceChoice::Cuda(0))
-        .build()
-        .expect("a device and NVRTC are there")
 }
 
 fn small_engine() -> Engine {
@@ -44,14 +48,32 @@ fn batch(lens: &[u32]) -> Batch {
     Batch::from_packed(ids.collect(), lens).expect("a batch")
 }
 
+/// The same sequences, padded to the longest.
+fn padded(lens: &[u32]) -> Batch {
+    let width = lens.iter().copied().max().expect("a sequence");
+    let mask: Vec<u32> = lens
+        .iter()
+        .flat_map(|&n| (0..width).map(move |column| u32::from(column < n)))
+        .collect();
+    let ids: Vec<u32> = (0..mask.len() as u32)
+        .map(|i| 31 * i % VOCABULARY)
+        .collect();
+    Batch::from_padded(&ids, &mask, width as usize).expect("a batch")
+}
+
 /// The bits of all outputs.
 fn bits(session: &mut Session, lens: &[u32]) -> Vec<u32> {
-    let outputs = session.run(&batch(lens)).expect("it runs");
+    bits_of(session, &batch(lens))
+}
+
+fn bits_of(session: &mut Session, batch: &Batch) -> Vec<u32> {
+    let outputs = session.run(batch).expect("it runs");
     let bits: Vec<u32> = outputs
         .iter()
         .flat_map(|output| output.values.iter().map(|value| value.to_bits()))
         .collect();
     let finite = |bits: &u32| f32::from_bits(*bits).is_finite();
+    let lens = batch.lens();
     assert!(!bits.is_empty() && bits.iter().all(finite), "{lens:?}");
     bits
 }
@@ -227,5 +249,70 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
         let replayed = values(&mut session);
         assert!(replayed == values(&mut engine.session().expect("a session")));
         assert!(bits(&mut session, lens) == first);
+    }
+}
+
+/// On cards that start a kernel while the one before still runs. A kernel that did not wait where it
+/// must would read what a batch before left in the memory that is used again.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
+    let sizes = [config(128, 512, 3, 512), config(768, 3072, 4, 512)];
+    for (config, dtype) in sizes
+        .iter()
+        .flat_map(|c| [(c, DType::F16), (c, DType::F32)])
+    {
+        let with = |plain| {
+            let builder = builder(config.clone()).dtype(dtype).plain_launches(plain);
+            builder.build().expect("a device and NVRTC are there")
+        };
+        let (plain, early) = (with(true), with(false));
+        let mut session = early.session().expect("a session");
+        let batches: Vec<Batch> = STREAM.iter().flat_map(|l| [batch(l), padded(l)]).collect();
+        let expected: Vec<Vec<u32>> = batches
+            .iter()
+            .map(|batch| bits_of(&mut plain.session().expect("a session"), batch))
+            .collect();
+        // Launched, captured and replayed, replayed; between runs of other shapes.
+        for round in 0..4 {
+            for (batch, expected) in batches.iter().zip(&expected) {
+                let found = bits_of(&mut session, batch);
+                let lens = batch.lens();
+                assert!(
+                    found == *expected,
+                    "{dtype}, round {round}: {lens:?} differs"
+                );
+            }
+        }
+        // A shape alone, so that nothing else runs between its replays.
+        for (batch, expected) in batches.iter().zip(&expected) {
+            let mut session = early.session().expect("a session");
+            for run in 0..6 {
+                let found = bits_of(&mut session, batch);
+                let lens = batch.lens();
+                assert!(found == *expected, "{dtype}, run {run}: {lens:?} differs");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn more_shapes_than_graphs_are_kept_give_the_same_bits_every_time() {
+    let engine = small_engine();
+    let mut session = engine.session().expect("a session");
+    // 64 graphs are kept: some of these are pushed out, and captured again.
+    let shapes: Vec<[u32; 2]> = (1..=80).map(|n| [n, 3]).collect();
+    let mut expected: Vec<Vec<u32>> = Vec::new();
+    for shape in &shapes {
+        expected.push(bits(&mut session, shape));
+    }
+    for round in 0..3 {
+        for (shape, expected) in shapes.iter().zip(&expected) {
+            for run in 0..2 {
+                let found = bits(&mut session, shape);
+                assert!(found == *expected, "round {round}, run {run}: {shape:?}");
+            }
+        }
     }
 }

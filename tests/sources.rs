@@ -1,6 +1,6 @@
 //! The generated CUDA of every kernel that the project answers for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gemmule::{
     engine::{Emitted, catalogue, emit},
@@ -45,6 +45,43 @@ fn every_source_is_cuda_without_headers_or_directives() {
             );
         }
     }
+}
+
+/// Kernels are started early where the card can: then one that has not waited reads what is not
+/// there yet, and one whose blocks all leave before they wait stands for kernels that still run.
+#[test]
+fn every_kernel_waits_for_earlier_ones_before_any_of_its_blocks_can_leave() {
+    const WAIT: &str = "wait_for_earlier_kernels();";
+    for source in sources(&emitted()) {
+        let (_, body) = source
+            .text
+            .split_once("extern \"C\" __global__")
+            .expect("a kernel");
+        let wait = body.find(WAIT);
+        let wait = wait.unwrap_or_else(|| panic!("{} never calls {WAIT}", source.symbol));
+        assert!(
+            !body[..wait].contains("return;"),
+            "{}: a block may leave before {WAIT}",
+            source.symbol
+        );
+    }
+}
+
+/// `kernels check` computes references once for each definition.
+#[test]
+fn kernels_of_one_definition_have_the_same_parameters_and_cases() {
+    let mut by_definition = BTreeMap::new();
+    let mut n_shared = 0;
+    for emitted in emitted() {
+        let kernel = emitted.kernel.as_kernel();
+        let said = format!("{:?} {:?}", kernel.params(), kernel.cases());
+        let first = by_definition
+            .entry(kernel.definition())
+            .or_insert_with(|| said.clone());
+        assert_eq!(*first, said, "{}", kernel.definition());
+        n_shared += 1;
+    }
+    assert!(by_definition.len() < n_shared, "no two kernels share one");
 }
 
 #[test]

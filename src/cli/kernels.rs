@@ -40,6 +40,10 @@ pub(super) struct Args {
     /// Only kernels whose symbol contains this
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Option<String>,
+    /// Only cases of at most so many tokens, for tools that make kernels slow, such as
+    /// compute-sanitizer
+    #[arg(long, value_name = "N", conflicts_with = "record")]
+    most_tokens: Option<u64>,
     /// Seed of the random inputs
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -65,12 +69,14 @@ fn check(args: Args) -> Outcome {
     };
     let device = Device::open(ordinal).into_diagnostic()?;
     let target = device.target().into_diagnostic()?;
-    let kernels: Vec<KernelSpec> = catalogue()?
+    let mut kernels: Vec<KernelSpec> = catalogue()?
         .into_iter()
         .filter(|(_, emitted)| target.has(emitted.kernel.as_kernel().instructions()))
         .filter(|(symbol, _)| args.only.as_ref().is_none_or(|only| symbol.contains(only)))
         .map(|(_, emitted)| emitted.kernel)
         .collect();
+    // Those that have their references in common stand together.
+    kernels.sort_by_cached_key(|kernel| kernel.as_kernel().definition());
     let sources = emit(&kernels)?;
     let bars = Bars::new();
     let began = Instant::now();
@@ -93,21 +99,32 @@ fn check(args: Args) -> Outcome {
     ]);
     let mut n_failed = 0;
     let began = Instant::now();
+    let definitions: Vec<&[KernelSpec]> = kernels
+        .chunk_by(|a, b| a.as_kernel().definition() == b.as_kernel().definition())
+        .collect();
+    let trials_of = |kernels: &&[KernelSpec]| {
+        let most = args.most_tokens.unwrap_or(u64::MAX);
+        Trial::all(kernels[0].as_kernel(), args.seed, most)
+    };
+    let definition_of = definitions
+        .iter()
+        .enumerate()
+        .flat_map(|(definition, kernels)| kernels.iter().map(move |_| definition));
     // References are slow and independent, so those of a group are computed side by side.
     const GROUP: usize = 32;
-    let mut trials = Vec::new();
-    for (i, (kernel, cubin)) in kernels.iter().zip(&cubins).enumerate() {
-        if i % GROUP == 0 {
-            let group = &kernels[i..kernels.len().min(i + GROUP)];
-            let of = |k: &KernelSpec| Trial::all(k.as_kernel(), args.seed);
+    let (mut trials, mut first) = (Vec::new(), 0);
+    for (i, definition) in definition_of.enumerate() {
+        let (kernel, cubin) = (&kernels[i], &cubins[i]);
+        if definition == first + trials.len() {
+            first = definition;
+            let group = &definitions[first..definitions.len().min(first + GROUP)];
             trials = group
                 .par_iter()
-                .map(of)
+                .map(trials_of)
                 .collect::<Result<Vec<_>, _>>()
                 .into_diagnostic()?;
-            trials.reverse();
         }
-        let results = match check_kernel(&device, kernel, cubin, trials.pop().unwrap_or_default()) {
+        let results = match check_kernel(&device, kernel, cubin, &trials[definition - first]) {
             Ok(results) => results,
             Err(error) => {
                 n_failed += 1;

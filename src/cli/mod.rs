@@ -103,7 +103,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         // A reader that closed the pipe wanted no more.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:?}");
             ExitCode::FAILURE
@@ -114,20 +114,19 @@ pub fn main() -> ExitCode {
 /// What a subcommand returns: an error is shown by miette, a code says how a check went.
 type Outcome = Result<ExitCode, Report>;
 
-fn is_broken_pipe(error: &Report) -> bool {
-    error.chain().any(|e| {
-        e.downcast_ref::<std::io::Error>()
-            .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-    })
-}
+/// The reader of the standard output closed it.
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
+#[error("the standard output was closed")]
+struct OutputClosed;
 
-/// Prints to standard output; a closed pipe is an error, not a panic.
+/// Prints to standard output; a closed pipe is [`OutputClosed`], not a panic.
 fn print(text: &str) -> Result<(), Report> {
-    use std::io::Write;
+    use std::io::{ErrorKind, Write};
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .into_diagnostic()
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+        written => written.into_diagnostic(),
+    }
 }
 
 /// Writes a file, with its path in the error.

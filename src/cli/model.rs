@@ -149,6 +149,10 @@ pub(super) struct Runnable {
     tuning: Tuning,
     #[command(flatten)]
     memory: Memory,
+    /// Begin each kernel when the one before is done, also on cards that can start it early
+    /// (compute capability 9.0 and later). Results are the same; for comparisons
+    #[arg(long)]
+    plain_launches: bool,
 }
 
 impl Runnable {
@@ -185,6 +189,7 @@ impl Runnable {
             .tune(self.tuning.tune)
             .device(self.device)
             .allocator(self.memory.choice()?)
+            .plain_launches(self.plain_launches)
             .without(self.choices.without.clone()))
     }
 

@@ -80,6 +80,7 @@ pub struct Builder {
     picks: Option<PathBuf>,
     allocator: AllocatorChoice,
     padding: Padding,
+    plain_launches: bool,
     attention: Option<AttentionChoice>,
     progress: Progress,
 }
@@ -101,6 +102,7 @@ impl Builder {
             picks: None,
             allocator: AllocatorChoice::default(),
             padding: Padding::Removed,
+            plain_launches: false,
             attention: None,
             progress: Box::new(|_, _, _| ()),
         }
@@ -192,6 +194,15 @@ impl Builder {
         self
     }
 
+    /// Whether each kernel begins when the one before is done. By default, on cards of compute
+    /// capability 9.0 and later, a kernel begins while the one before still runs, and waits for it
+    /// only where it reads that one's results (programmatic dependent launch). Results are the same
+    /// bit for bit; plain launches are to compare with.
+    pub fn plain_launches(mut self, plain: bool) -> Self {
+        self.plain_launches = plain;
+        self
+    }
+
     /// Which kernels compute fused attention; by default, that depends on the lengths.
     pub fn attention(mut self, attention: AttentionChoice) -> Self {
         self.attention = Some(attention);
@@ -257,6 +268,7 @@ impl Builder {
             limits,
             allocator: self.allocator,
             padding: self.padding,
+            plain_launches: self.plain_launches,
             times,
         })
     }

@@ -156,6 +156,7 @@ pub struct Engine {
     limits: Limits,
     allocator: AllocatorChoice,
     padding: Padding,
+    plain_launches: bool,
     times: LoadTimes,
 }
 
@@ -202,7 +203,8 @@ impl Engine {
                     SessionBackend::Cpu(Box::new(session))
                 }
                 Backend::Cuda(model) => {
-                    let session = CudaSession::new(Arc::clone(model), allocator)?;
+                    let plain = self.plain_launches;
+                    let session = CudaSession::new(Arc::clone(model), allocator, plain)?;
                     SessionBackend::Cuda(Box::new(session))
                 }
             },

@@ -82,6 +82,12 @@ impl Target {
         }
     }
 
+    /// Whether kernels for this kind of card wait for earlier ones by themselves
+    /// (`templates/partials/dependent.cu`), so that the host may start them early.
+    pub fn has_dependent_launch(self) -> bool {
+        self >= Target::Sm90a
+    }
+
     /// The name, such as `sm_90a`.
     pub fn name(self) -> &'static str {
         match self {

@@ -125,11 +125,8 @@ impl Kernel for Gemm {
     fn symbol(&self) -> String {
         let t = self.tile;
         format!(
-            "{}_{}_n{}_k{}_t{}x{}x{}_w{}x{}_s{}",
-            self.epilogue.name(),
-            self.dtype,
-            self.n,
-            self.k,
+            "{}_t{}x{}x{}_w{}x{}_s{}",
+            self.definition(),
             t.m,
             t.n,
             t.k,
@@ -137,6 +134,11 @@ impl Kernel for Gemm {
             t.warps_n,
             t.stages
         )
+    }
+
+    fn definition(&self) -> String {
+        let epilogue = self.epilogue.name();
+        format!("{epilogue}_{}_n{}_k{}", self.dtype, self.n, self.k)
     }
 
     fn template(&self) -> &'static str {

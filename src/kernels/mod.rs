@@ -258,6 +258,12 @@ pub trait Kernel {
     /// `bias_residual_layernorm_f16_w768`. Equal kernels, and only they, have equal symbols.
     fn symbol(&self) -> String;
 
+    /// What is computed, without how: kernels with equal definitions have equal parameters, cases and
+    /// references.
+    fn definition(&self) -> String {
+        self.symbol()
+    }
+
     /// Stem of the template: `bias_residual_layernorm` is `templates/bias_residual_layernorm.cu.tera`.
     fn template(&self) -> &'static str;
 

@@ -27,10 +27,19 @@ pub struct Difference {
 }
 
 impl Trial {
-    /// One trial for each of the kernel's cases.
-    pub fn all(kernel: &dyn Kernel, seed: u64) -> Result<Vec<(Case, Self)>, LengthsError> {
+    /// One trial for each of the kernel's cases of at most so many tokens.
+    pub fn all(
+        kernel: &dyn Kernel,
+        seed: u64,
+        most_tokens: u64,
+    ) -> Result<Vec<(Case, Self)>, LengthsError> {
+        let tokens = |case: &Case| case.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
         let trial = |case: Case| Self::new(kernel, &case, seed).map(|trial| (case, trial));
-        kernel.cases().into_iter().map(trial).collect()
+        let cases = kernel.cases().into_iter();
+        cases
+            .filter(|case| tokens(case) <= most_tokens)
+            .map(trial)
+            .collect()
     }
 
     /// Random inputs (never zeros: those hide unwritten outputs), and the reference's results.

@@ -268,59 +268,87 @@ impl Batch {
 
     /// Token ids in packed order, `[tokens]`.
     pub fn token_ids(&self) -> Vec<i32> {
-        self.token_ids.iter().map(|&v| v as i32).collect()
+        filled(self.token_ids.len(), |to| self.write_token_ids(to))
     }
 
     /// Segment ids in packed order, `[tokens]`.
     pub fn type_ids(&self) -> Vec<i32> {
-        match &self.type_ids {
-            Some(ids) => ids.iter().map(|&v| v as i32).collect(),
-            None => vec![0; self.token_ids.len()],
-        }
+        filled(self.token_ids.len(), |to| self.write_type_ids(to))
     }
 
     /// Index of each token in its sequence, `[tokens]`.
     pub fn positions(&self) -> Vec<i32> {
-        self.lens.iter().flat_map(|&n| 0..n as i32).collect()
+        filled(self.token_ids.len(), |to| self.write_positions(to))
     }
 
     /// Where each sequence starts, `[batch + 1]`.
     pub fn cu_lens(&self) -> Vec<i32> {
-        cumulative(&self.lens)
-            .into_iter()
-            .map(|v| v as i32)
-            .collect()
+        filled(self.lens.len() + 1, |to| self.write_cu_lens(to))
     }
 
     /// How many tokens of each sequence are no padding and count as keys, `[batch]`: its first ones.
     pub fn valid_lens(&self) -> Vec<i32> {
-        self.valid().iter().map(|&n| n as i32).collect()
+        filled(self.lens.len(), |to| self.write_valid_lens(to))
+    }
+
+    /// Where each sequence's scores start in a head's, `[batch + 1]`.
+    pub fn pair_offsets(&self) -> Vec<i64> {
+        filled(self.lens.len() + 1, |to| self.write_pair_offsets(to))
+    }
+
+    // The same into memory that is there, of that very length.
+
+    pub(super) fn write_token_ids(&self, to: &mut [i32]) {
+        to.copy_from_slice(bytemuck::cast_slice(&self.token_ids));
+    }
+
+    pub(super) fn write_type_ids(&self, to: &mut [i32]) {
+        match &self.type_ids {
+            Some(ids) => to.copy_from_slice(bytemuck::cast_slice(ids)),
+            None => to.fill(0),
+        }
+    }
+
+    pub(super) fn write_positions(&self, to: &mut [i32]) {
+        let mut rest = to;
+        for &n in &self.lens {
+            let (sequence, after) = rest.split_at_mut(n as usize);
+            for (to, position) in sequence.iter_mut().zip(0..) {
+                *to = position;
+            }
+            rest = after;
+        }
+    }
+
+    pub(super) fn write_cu_lens(&self, to: &mut [i32]) {
+        let mut next = 0;
+        for (to, &n) in to.iter_mut().zip(self.lens.iter().chain(&[0])) {
+            *to = next;
+            next += n as i32;
+        }
+    }
+
+    pub(super) fn write_valid_lens(&self, to: &mut [i32]) {
+        to.copy_from_slice(bytemuck::cast_slice(self.valid()));
     }
 
     fn valid(&self) -> &[u32] {
         self.valid_lens.as_deref().unwrap_or(&self.lens)
     }
 
-    /// Where each sequence's scores start in a head's, `[batch + 1]`.
-    pub fn pair_offsets(&self) -> Vec<i64> {
+    pub(super) fn write_pair_offsets(&self, to: &mut [i64]) {
         let mut next = 0;
-        let mut offsets = vec![0];
-        for &n in &self.lens {
+        for (to, &n) in to.iter_mut().zip(self.lens.iter().chain(&[0])) {
+            *to = next;
             next += i64::from(n) * i64::from(n);
-            offsets.push(next);
         }
-        offsets
     }
 }
 
-fn cumulative(lens: &[u32]) -> Vec<u32> {
-    let mut next = 0;
-    let mut sums = vec![0];
-    for &n in lens {
-        next += n;
-        sums.push(next);
-    }
-    sums
+fn filled<T: Clone + Default>(len: usize, fill: impl FnOnce(&mut [T])) -> Vec<T> {
+    let mut values = vec![T::default(); len];
+    fill(&mut values);
+    values
 }
 
 #[cfg(test)]

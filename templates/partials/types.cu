@@ -1,3 +1,4 @@
+{% include "partials/dependent.cu" %}
 // Storage types. No header is included: conversions are single PTX instructions.
 struct alignas(2) f16 { unsigned short bits; };
 struct alignas(2) bf16 { unsigned short bits; };

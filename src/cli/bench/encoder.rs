@@ -75,6 +75,8 @@ struct Row {
     set: String,
     tokens: u64,
     ms: f64,
+    /// Microseconds of the host, from the batch to the last launch enqueued.
+    host_us: Option<f64>,
     /// By peer: its time.
     peers_ms: BTreeMap<String, f64>,
     /// By peer: its time over ours; above 1, ours is faster.
@@ -215,11 +217,12 @@ fn time(args: &Args, engine: &Engine, sets: &[Set]) -> Result<Vec<Row>, Report> 
             .map(|_| (uniform(&mut state) % vocabulary) as u32)
             .collect();
         let batch = Batch::from_packed(ids, &set.lens).map_err(EngineError::from)?;
-        let ms = session.time(&batch, args.warm_up, args.runs)?.median();
+        let timing = session.time(&batch, args.warm_up, args.runs)?;
         rows.push(Row {
             set: set.name.clone(),
             tokens: set.tokens(),
-            ms: ms.into(),
+            ms: timing.median().into(),
+            host_us: timing.host_median().map(Into::into),
             peers_ms: BTreeMap::new(),
             ratios: BTreeMap::new(),
             bytes: engine.bytes_needed(&batch)?,
@@ -258,7 +261,7 @@ fn shown(rows: &[Row]) -> comfy_table::Table {
         .iter()
         .flat_map(|who| [format!("{who} ms"), "ratio".to_owned()])
         .collect();
-    let mut header = vec!["set", "tokens", "ms", "tokens/s", "activations"];
+    let mut header = vec!["set", "tokens", "ms", "tokens/s", "host µs", "activations"];
     header.extend(headings.iter().map(String::as_str));
     let mut shown = table(&header);
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "—".to_owned());
@@ -268,6 +271,7 @@ fn shown(rows: &[Row]) -> comfy_table::Table {
             row.tokens.to_string(),
             format!("{:.4}", row.ms),
             format!("{:.0}", row.tokens as f64 / row.ms * 1e3),
+            or_dash(row.host_us.map(|us| format!("{us:.1}"))),
             human(row.bytes),
         ];
         for &who in &peers {
@@ -312,6 +316,7 @@ mod tests {
             set: set.to_owned(),
             tokens: 1000,
             ms,
+            host_us: Some(15.0),
             peers_ms: BTreeMap::new(),
             ratios: BTreeMap::new(),
             bytes: 1,

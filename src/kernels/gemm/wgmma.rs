@@ -243,14 +243,11 @@ impl GemmWgmma {
 
 impl Kernel for GemmWgmma {
     fn symbol(&self) -> String {
-        format!(
-            "{}_{}_n{}_k{}_{}",
-            self.epilogue.name(),
-            self.dtype,
-            self.n,
-            self.k,
-            self.tile.name(),
-        )
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        self.plain().definition()
     }
 
     fn template(&self) -> &'static str {

@@ -6,7 +6,7 @@ use super::{
     device::Device,
     error::{CudaError, During},
     memory::Buffer,
-    model::Loaded,
+    model::{Loaded, Start},
 };
 use crate::{
     jit::Cubin,
@@ -42,13 +42,13 @@ pub fn check_kernel(
     device: &Device,
     kernel: &KernelSpec,
     cubin: &Cubin,
-    trials: Vec<(Case, Trial)>,
+    trials: &[(Case, Trial)],
 ) -> Result<Vec<CheckResult>, CudaError> {
     let loaded = Loaded::new(device, kernel, cubin)?;
     let spec = kernel.as_kernel();
     trials
-        .into_iter()
-        .map(|(case, trial)| run(device, &loaded, spec, case, &trial))
+        .iter()
+        .map(|(case, trial)| run(device, &loaded, spec, case.clone(), trial))
         .collect()
 }
 
@@ -80,7 +80,10 @@ fn run(
     let pointers: Vec<sys::CUdeviceptr> = in_signature_order(kernel, &buffers, n_reads);
     let stream = device.context().default_stream();
     // SAFETY: the buffers have the sizes that the parameters say for these extents.
-    unsafe { loaded.launch(stream.cu_stream(), &trial.extents, &pointers, case.name)? };
+    unsafe {
+        let (stream, extents) = (stream.cu_stream(), &trial.extents);
+        loaded.launch(stream, extents, &pointers, case.name, Start::Plain)?;
+    }
     stream.synchronize().during(during)?;
     let mut worst = CheckResult {
         case,

@@ -8,7 +8,7 @@ use super::{
     device::Device,
     error::{CudaError, During},
     memory::Buffer,
-    model::Loaded,
+    model::{Loaded, Start},
     stopwatch::{REPLAYS, Stopwatch, download, of_two_results, random, rotated_sets},
 };
 use crate::{
@@ -135,6 +135,7 @@ impl Contest {
                         &extents,
                         pointers,
                         "contest",
+                        Start::Plain,
                     )
                 }
             };

@@ -4,43 +4,53 @@
 //! kernels. It bakes in pointers and grids, so it serves one shape, and only while the session's
 //! memory stays where it is and the shape is planned the same.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{num::NonZeroUsize, sync::Arc};
 
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 
-use super::error::{CudaError, During};
+use super::{
+    error::{CudaError, During},
+    recent::Recent,
+};
 use crate::{plan::Plan, tensor::Extents};
 
-/// Shapes that are remembered. When there are more, all are forgotten: shapes that come again come
-/// back soon, and a bound is what matters.
-const REMEMBERED: usize = 64;
+/// Graphs that are kept; the one unused for longest makes room.
+const KEPT: NonZeroUsize = NonZeroUsize::new(64).expect("64 is not zero");
+
+/// Shapes without a graph that are remembered. Apart from the graphs, so that shapes that never
+/// come again push out none.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
 /// What a run's launches depend on, besides addresses.
 pub(super) type Key = (Extents, bool);
 
 /// The graphs of one session.
-#[derive(Default)]
 pub(super) struct Graphs {
-    seen: HashMap<Key, Seen>,
-}
-
-/// A shape that came before.
-struct Seen {
-    /// Where its tensors were. An allocator may place a shape elsewhere when it comes again,
-    /// without any chunk having moved.
-    plan: Arc<Plan>,
-    /// `None` for a shape that was seen once: capturing costs more than one run gains.
-    graph: Option<CudaGraph>,
+    /// Shapes that were seen once, as capturing costs more than one run gains; and where their
+    /// tensors were, as an allocator may place a shape elsewhere when it comes again, without any
+    /// chunk having moved.
+    seen: Recent<Key, Arc<Plan>>,
+    kept: Recent<Key, (Arc<Plan>, CudaGraph)>,
 }
 
 // SAFETY: a graph is a handle that any thread may use, one at a time; cudarc binds the context to
 // the calling thread at every use, and a session is used through `&mut`.
 unsafe impl Send for Graphs {}
 
+impl Default for Graphs {
+    fn default() -> Self {
+        Self {
+            seen: Recent::new(REMEMBERED),
+            kept: Recent::new(KEPT),
+        }
+    }
+}
+
 impl Graphs {
     /// Forgets all graphs: the memory that they name has moved.
     pub(super) fn clear(&mut self) {
         self.seen.clear();
+        self.kept.clear();
     }
 
     /// Enqueues the run of `key` on `stream`: by `launch` when the shape or its plan is new, else
@@ -52,27 +62,24 @@ impl Graphs {
         stream: &Arc<CudaStream>,
         launch: impl Fn() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        let same_plan = |seen: &&mut Seen| Arc::ptr_eq(&seen.plan, plan) || seen.plan == *plan;
-        match self.seen.get_mut(&key).filter(same_plan) {
-            None => {
-                if self.seen.len() >= REMEMBERED {
-                    self.seen.clear();
-                }
-                launch()?;
-                let plan = Arc::clone(plan);
-                self.seen.insert(key, Seen { plan, graph: None });
-                Ok(())
+        let same = |other: &Arc<Plan>| Arc::ptr_eq(other, plan) || other == plan;
+        let replay = |graph: &CudaGraph| graph.launch().during(|| "launch a graph".to_owned());
+        if let Some((of, graph)) = self.kept.get(&key) {
+            if same(of) {
+                return replay(graph);
             }
-            Some(Seen {
-                graph: Some(graph), ..
-            }) => graph.launch().during(|| "launch a graph".to_owned()),
-            Some(Seen { graph: slot, .. }) => {
-                let graph = capture(stream, THREAD, launch)?;
-                graph.launch().during(|| "launch a graph".to_owned())?;
-                *slot = Some(graph);
-                Ok(())
-            }
+            self.kept.remove(&key);
         }
+        if self.seen.get(&key).is_some_and(same) {
+            let graph = capture(stream, THREAD, launch)?;
+            replay(&graph)?;
+            self.seen.remove(&key);
+            self.kept.insert(key, (Arc::clone(plan), graph));
+        } else {
+            launch()?;
+            self.seen.insert(key, Arc::clone(plan));
+        }
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ mod error;
 mod graphs;
 mod memory;
 mod model;
+mod recent;
 mod session;
 mod stopwatch;
 mod watch;

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     jit::{Cubin, Target},
-    kernels::{KernelSpec, Role, TensorMap},
+    kernels::{KernelSpec, Launch, Role, TensorMap},
     plan::ALIGNMENT,
     program::{Place, Program},
     runtime::weights::{CheckpointError, WeightSource, encode, evaluate},
@@ -45,6 +45,16 @@ struct Matrix {
     dtype: DType,
     rows: Size,
     columns: u64,
+}
+
+/// When a kernel begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// When all that is before it on the stream is done.
+    Plain,
+    /// While the kernel before it still runs: it waits for that one by itself, where it must. Only
+    /// for targets with [`Target::has_dependent_launch`], and after a kernel of the same program.
+    Early,
 }
 
 impl Loaded {
@@ -123,6 +133,7 @@ impl Loaded {
         extents: &Extents,
         pointers: &[sys::CUdeviceptr],
         step: &str,
+        start: Start,
     ) -> Result<(), CudaError> {
         let geometry = self.kernel.as_kernel().launch(extents);
         if geometry.shared_bytes > self.max_shared {
@@ -189,19 +200,51 @@ impl Loaded {
             self.args.len(),
             pointers.len() + n_counts
         );
-        let [x, y, z] = geometry.grid;
-        // SAFETY: the function is loaded, and `params` points to one value per parameter.
-        unsafe {
-            result::launch_kernel(
-                self.function.cu_function(),
-                (x, y, z),
-                (geometry.threads, 1, 1),
-                geometry.shared_bytes,
-                stream,
-                &mut params,
-            )
+        // SAFETY: `params` points to one value per parameter.
+        unsafe { self.enqueue(stream, geometry, &mut params, start) }
+            .during(|| format!("launch `{}` for `{step}`", self.symbol))
+    }
+
+    /// # Safety
+    /// `params` must point to one value for each of the kernel's parameters.
+    unsafe fn enqueue(
+        &self,
+        stream: sys::CUstream,
+        geometry: Launch,
+        params: &mut [*mut c_void],
+        start: Start,
+    ) -> Result<(), DriverError> {
+        let function = self.function.cu_function();
+        let ([x, y, z], threads) = (geometry.grid, geometry.threads);
+        if start == Start::Plain {
+            let (grid, block) = ((x, y, z), (threads, 1, 1));
+            // SAFETY: the function is loaded, and `params` is as the caller says.
+            return unsafe {
+                result::launch_kernel(function, grid, block, geometry.shared_bytes, stream, params)
+            };
         }
-        .during(|| format!("launch `{}` for `{step}`", self.symbol))
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: geometry.shared_bytes,
+            hStream: stream,
+            attrs: &mut early,
+            numAttrs: 1,
+        };
+        let none = std::ptr::null_mut();
+        // SAFETY: as above; the driver copies the configuration and its one attribute.
+        unsafe { sys::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), none) }.result()
     }
 }
 

@@ -29,7 +29,8 @@ impl CudaSession {
         runs: usize,
     ) -> Result<Vec<Timing>, CudaError> {
         let ready = self.prepare(batch)?;
-        self.upload(&ready.data, batch)?;
+        self.staging.fill(&ready.data, batch)?;
+        self.staging.copy(&ready.data)?;
         let whole = capture(&self.stream, THREAD, || self.launch(&ready, &|_| true))?;
         let watch = Watch::new(&self.model.device, &self.stream)?;
         let launch = |graph: &cudarc::driver::CudaGraph| {
