@@ -56,5 +56,6 @@ pub fn representative() -> Vec<KernelSpec> {
         }
     }
     kernels.extend(super::wgmma::representative());
+    kernels.extend(super::residual_layernorm::representative());
     kernels
 }

@@ -6,10 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::{Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile, ranges::ranges};
 use crate::{
     kernels::{
-        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role, TensorMap,
-        Tolerance, f32_literal,
-        layernorm::{BiasResidualLayerNorm, affine_params},
-        rows::word,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, rows::word,
     },
     tensor::{DType, Extents},
 };
@@ -36,19 +34,49 @@ const SHARED_LIMIT: u32 = 227 * 1024;
 const STAGE_ALIGNMENT: u32 = 1024;
 /// More stages than this hide nothing more.
 const MOST_STAGES: u32 = 8;
+/// Products of an output with which even tens of thousands of rows are checked in no time.
+const FEW_PRODUCTS: u32 = 72;
 /// The most blocks of a cluster that every card with clusters takes.
 const MOST_BLOCKS: u32 = 8;
+/// Multiprocessors of an H100 or H200 SXM.
+const SMS: u32 = 132;
 /// One warpgroup that copies and two that compute.
 const THREADS: u32 = 384;
 
-/// Clusters of 2, 3, … 8 blocks, each on a multiprocessor of its own, that an H200 runs at once: what its
-/// driver says of 3, 4, 6 and 8, and what lies between for the others.
-const CLUSTERS_AT_ONCE: [u64; 7] = [60, 39, 30, 22, 17, 16, 15];
+/// Elements of k in a stage: 128 bytes, the width of the widest swizzle.
+const BLOCK_K: u32 = 64;
+
+/// Clusters of 2, 3, … 8 blocks, each block on a multiprocessor of its own, that an H200 runs at once: what
+/// its driver says of 2, 3, 4, 6 and 8, and at most what it can be for 5 and 7. More than there is room
+/// for wait for their turn.
+const CLUSTERS_AT_ONCE: [u64; 7] = [66, 39, 30, 22, 17, 16, 15];
+
+/// What times are estimated for: an H200. Fitted to 233 timings, at 300 to 14,000 rows of the GEMMs before
+/// LayerNorm of three encoders, which the estimate meets within 7 % (root mean square).
+mod machine {
+    /// Multiply-adds a cycle; 2048 by the data sheet.
+    pub const TENSOR_RATE: f64 = 1794.0;
+    /// Bytes a cycle from L2, for one multiprocessor, and for all of them together.
+    pub const L2_BANDWIDTH_OF_SM: f64 = 77.3;
+    pub const L2_BANDWIDTH: f64 = 7831.0;
+    /// Of an output: residual, moments, rounding and storing.
+    pub const FINISH: f64 = 0.119;
+    /// Until the parts of all blocks have come, and what comes with them.
+    pub const MEETING: f64 = 2727.0;
+    /// From launch to the first product, and the end.
+    pub const FILL: f64 = 888.0;
+    pub const FILL_OF_TILE: f64 = 441.0;
+    /// LayerNorm as a launch of its own, and for each element.
+    pub const APART: f64 = 2630.0;
+    pub const APART_ELEMENT: f64 = 1.93e-3;
+}
 
 impl GemmResidualLayerNorm {
     /// The tiles of a block.
-    pub const TILES: [WgmmaTile; 5] = [
+    pub const TILES: [WgmmaTile; 7] = [
         tile(128, 256, true),
+        tile(128, 192, true),
+        tile(128, 128, true),
         tile(128, 128, false),
         tile(64, 256, false),
         tile(64, 192, false),
@@ -57,9 +85,8 @@ impl GemmResidualLayerNorm {
 
     /// The tiles that serve rows of `n`: whole ones side by side, in two to eight blocks.
     pub fn tiles(n: u32) -> Vec<WgmmaTile> {
-        let serves = |t: &WgmmaTile| {
-            n.is_multiple_of(t.n) && (2..=MOST_BLOCKS).contains(&(n / t.n))
-        };
+        let serves =
+            |t: &WgmmaTile| n.is_multiple_of(t.n) && (2..=MOST_BLOCKS).contains(&(n / t.n));
         Self::TILES.into_iter().filter(serves).collect()
     }
 
@@ -184,20 +211,33 @@ impl GemmResidualLayerNorm {
     }
 }
 
+/// Estimated cycles of the GEMM and of LayerNorm, one after the other.
+fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
+    let any = Tile::fitting(n, dtype).into_iter();
+    let any = any.map(|t| t.cycles(rows, n, k, dtype, SMS));
+    let hopper = WgmmaTile::CANDIDATES.into_iter();
+    let hopper = hopper.map(|t| t.cycles(rows, n, k, Epilogue::default(), SMS));
+    let gemm = any.chain(hopper).fold(f64::INFINITY, f64::min);
+    gemm + machine::APART + rows as f64 * f64::from(n) * machine::APART_ELEMENT
+}
+
 const fn tile(m: u32, n: u32, together: bool) -> WgmmaTile {
     WgmmaTile { m, n, together }
 }
 
 impl Kernel for GemmResidualLayerNorm {
     fn symbol(&self) -> String {
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
         format!(
-            "gemm_{}residual_layernorm_{}_n{}_k{}_eps{}_{}",
+            "gemm_{}residual_layernorm_{}_n{}_k{}_eps{}",
             if self.bias { "bias_" } else { "" },
             self.dtype,
             self.n,
             self.k,
             word(self.eps),
-            self.tile.name(),
         )
     }
 
@@ -276,6 +316,20 @@ impl Kernel for GemmResidualLayerNorm {
         norm.reference(extents, &operands)
     }
 
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Case::standard();
+        if self.k <= FEW_PRODUCTS {
+            // Some block has five tiles whatever the tile: both warpgroups come to use what they used before.
+            let rows = |tile: &WgmmaTile| {
+                let at_once = CLUSTERS_AT_ONCE[(self.n / tile.n - 2) as usize];
+                4 * at_once * u64::from(tile.m) + 1
+            };
+            let most = Self::tiles(self.n).iter().map(rows).max().unwrap_or(1);
+            cases.push(Case::new("waves", &[most as u32]));
+        }
+        cases
+    }
+
     fn tolerance(&self) -> Tolerance {
         let (gemm, norm) = self.apart();
         let (sums, rounding) = (gemm.tolerance(), norm.tolerance());
@@ -284,5 +338,113 @@ impl Kernel for GemmResidualLayerNorm {
             relative: 2.0 * rounding.relative,
             reason: "errors of f32 sums are divided by the deviation of a row, above 1 with these operands, and multiplied by gamma, below 2; the result is rounded once",
         }
+    }
+}
+
+/// Every tile, in clusters of several sizes, and depths that divide by 8 and nothing else.
+pub fn representative() -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for (n, k, bias) in [
+            (768, FEW_PRODUCTS, true),
+            (1024, 328, false),
+            (384, 328, true),
+        ] {
+            for tile in GemmResidualLayerNorm::tiles(n) {
+                kernels.push(KernelSpec::from(GemmResidualLayerNorm {
+                    n,
+                    k,
+                    eps: 1e-12,
+                    dtype,
+                    bias,
+                    tile,
+                }));
+            }
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EPS: f32 = 1e-12;
+
+    #[test]
+    fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
+        for n in (128..=2048).step_by(64) {
+            for tile in GemmResidualLayerNorm::tiles(n) {
+                let kernel = GemmResidualLayerNorm {
+                    n,
+                    k: 768,
+                    eps: EPS,
+                    dtype: DType::F16,
+                    bias: true,
+                    tile,
+                };
+                assert_eq!(kernel.check(), Ok(()));
+                let shared = kernel.shared_bytes() + kernel.declared_bytes();
+                assert!(shared <= SHARED_LIMIT, "{n} {tile:?}: {shared}");
+                assert!((3..=MOST_STAGES).contains(&kernel.stages()), "{n} {tile:?}");
+                assert!(tile.rows() / 64 * tile.n / 2 <= 128, "{tile:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn whole_rows_are_held_by_two_to_eight_blocks() {
+        assert_eq!(GemmResidualLayerNorm::tiles(768).len(), 7);
+        for n in [64, 128, 100, 832, 4096] {
+            assert_eq!(GemmResidualLayerNorm::tiles(n), [], "{n}");
+        }
+        let ranges = GemmResidualLayerNorm::by_rows(832, 768, EPS, DType::F16, true);
+        assert_eq!(ranges, [(None, None)]);
+        let ranges = GemmResidualLayerNorm::by_rows(768, 768, EPS, DType::F32, true);
+        assert_eq!(ranges, [(None, None)]);
+    }
+
+    #[test]
+    fn few_rows_are_computed_apart_and_many_together() {
+        for (n, k) in [
+            (768, 768),
+            (768, 3072),
+            (1024, 1024),
+            (384, 384),
+            (384, 1536),
+        ] {
+            let ranges = GemmResidualLayerNorm::by_rows(n, k, EPS, DType::F16, true);
+            let at = |rows| {
+                let holds = |(end, _): &&(Option<u64>, _)| end.is_none_or(|end| rows <= end);
+                ranges
+                    .iter()
+                    .find(holds)
+                    .and_then(|(_, kernel)| kernel.as_ref())
+            };
+            assert!(at(1).is_none() && at(100).is_none(), "{n} {k}: {ranges:?}");
+            assert!(
+                at(1700).is_some() && at(4915).is_some(),
+                "{n} {k}: {ranges:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_cluster_is_launched_whole_and_never_idle() {
+        let kernel = |m, n, together| GemmResidualLayerNorm {
+            n: 768,
+            k: 768,
+            eps: EPS,
+            dtype: DType::F16,
+            bias: true,
+            tile: tile(m, n, together),
+        };
+        let grid = |kernel: GemmResidualLayerNorm, rows| {
+            kernel.launch(&Extents::default().with_rows(rows)).grid[0]
+        };
+        assert_eq!(grid(kernel(64, 256, false), 1), 3);
+        assert_eq!(grid(kernel(64, 256, false), 1229), 20 * 3);
+        assert_eq!(grid(kernel(64, 256, false), 9830), 39 * 3);
+        assert_eq!(grid(kernel(64, 128, false), 1229), 17 * 6);
     }
 }

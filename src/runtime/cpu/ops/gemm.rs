@@ -408,10 +408,16 @@ pub(super) fn gemm_residual_layer_norm(
     let mut products = vec![0.0; out.len()];
     let reads = [x, weight].map(Read::Real);
     gemm(&product, Args::new(op, extents, &reads, &mut products))?;
-    let reads: Vec<Read> = [Some(products.as_slice()), bias, Some(residual), Some(gamma), Some(beta)]
-        .into_iter()
-        .flatten()
-        .map(Read::Real)
-        .collect();
+    let reads: Vec<Read> = [
+        Some(products.as_slice()),
+        bias,
+        Some(residual),
+        Some(gamma),
+        Some(beta),
+    ]
+    .into_iter()
+    .flatten()
+    .map(Read::Real)
+    .collect();
     rows::bias_residual_layer_norm(&norm, Args::new(op, extents, &reads, out))
 }
