@@ -580,6 +580,102 @@ fn an_artifact_shows_the_picks_that_it_was_compiled_with() {
     assert!(json.contains("\"guess_us\": 3.0"), "{json}");
 }
 
+#[test]
+fn source_is_written_of_the_kernels_that_were_picked() {
+    use gemmule::{
+        engine::{CompileOptions, Compiled, compile, description, digests, write_picks},
+        kernels::Instructions,
+        tune::{Card, Effort, Made, Picked, Picks, Range},
+    };
+    let cli = Cli::new();
+    let bert = description("bert").expect("it is shipped");
+    let options = CompileOptions {
+        instructions: Instructions::Hopper,
+        ..CompileOptions::new(DType::F16)
+    };
+    let compiled: Compiled = compile(&bert, &common::tiny_config(), &options).expect("it compiles");
+    let problems = compiled.problems().expect("it was lowered");
+    let mut picks = Picks::new(Made {
+        card: Card {
+            name: "Card".to_owned(),
+            capability: (9, 0),
+            n_sms: 7,
+        },
+        nvrtc: (1, 2),
+    });
+    let (problem, digest) = (&problems[0], digests(&problems).expect("they render"));
+    let guess = problem.guess();
+    let unlike = |c: &gemmule::tune::Choice| guess.iter().all(|range| range.choice != *c);
+    let choice = problem.candidates().into_iter().find(unlike);
+    let choice = choice.expect("not all candidates are guessed");
+    let range = Range {
+        up_to: None,
+        choice,
+    };
+    let picked = Picked {
+        digest: digest[0].clone(),
+        effort: Effort::Quick,
+        ranges: vec![range],
+        timings: Vec::new(),
+    };
+    picks.problems.insert(problem.key(), picked);
+    write_picks(&cli.0.file("picks.ron"), &picks).expect("it is written");
+    let emit = ["emit", "bert", "--weights", ".", "--dtype", "f16"];
+    let file = |folder: &str| {
+        let kernel = problem.kernel(choice).expect("a single launch");
+        let name = format!("{folder}/{}.cu", kernel.as_kernel().symbol());
+        cli.0.file(&name)
+    };
+    cli.ok(&[&emit[..], &["-o", "guessed"]].concat());
+    assert!(!file("guessed").exists());
+    // Whichever NVRTC they were measured with: no code is made.
+    cli.ok(&[&emit[..], &["--picks", "picks.ron", "-o", "picked"]].concat());
+    assert!(file("picked").exists());
+    let other = [
+        &emit[..],
+        &["--picks", "picks.ron", "--arch", "sm_80", "-o", "x"],
+    ]
+    .concat();
+    let text = cli.error(&other);
+    assert!(
+        text.contains("whose code is for sm_90a, not for sm_80"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_invariant_model_gives_a_sequence_the_same_values_in_every_batch() {
+    let cli = Cli::new();
+    cli.0.write("alone.json", "[[1, 2, 3]]");
+    let mates: Vec<String> = (0..40).map(|i| format!("[{}, 7, 4]", i % 20)).collect();
+    cli.0
+        .write("last.json", format!("[{}, [1, 2, 3]]", mates.join(", ")));
+    let last_row = |ids: &str| -> Vec<serde_json::Value> {
+        let args = ["run", "bert", "--weights", ".", "--device", "cpu", "--json"];
+        let text = cli.ok(&[&args[..], &["--invariant", "--ids", ids]].concat());
+        let json: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+        let values = &json["outputs"]["sentence_embedding"]["values"];
+        let values = values.as_array().expect("values").clone();
+        values[values.len() - 16..].to_vec()
+    };
+    assert_eq!(last_row("alone.json"), last_row("last.json"));
+    let compile = [
+        "compile",
+        "bert",
+        "--weights",
+        ".",
+        "--arch",
+        "sm_80",
+        "-o",
+        "tiny",
+    ];
+    let text = cli.ok(&[&compile[..], &["--invariant"]].concat());
+    assert!(text.contains("f16, invariant, for sm_80"), "{text}");
+    assert!(
+        gemmule::engine::Artifact::read(&cli.0.file("tiny")).is_ok_and(|a| a.program.invariant)
+    );
+}
+
 /// `gemmule kernels list | head -1` ends without a complaint.
 #[test]
 fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {

@@ -1,10 +1,15 @@
-//! Sessions on a CUDA device: memory that runs out, sessions side by side, allocators, CUDA graphs.
+//! Sessions on a CUDA device: memory that runs out, sessions side by side, allocators, CUDA graphs,
+//! invariant programs.
 //!
 //! `cargo test --test device -- --ignored` on a machine with a device and NVRTC.
 
+mod common;
+
+use common::mates;
 use gemmule::{
     AllocatorChoice, Batch, ChunkPolicy, DeviceChoice, Engine, EngineError, Session,
     engine::{Builder, DeviceName},
+    program::AttentionChoice,
     runtime::{cuda::CudaError, weights::RandomWeights},
     tensor::{DType, Extents},
 };
@@ -249,6 +254,28 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
         let replayed = values(&mut session);
         assert!(replayed == values(&mut engine.session().expect("a session")));
         assert!(bits(&mut session, lens) == first);
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
+    // Sizes for which other programs have several kernels, and a head size of its own kernels each.
+    for (dtype, hidden, inner) in [
+        (DType::F16, 768, 3072),
+        (DType::BF16, 768, 3072),
+        (DType::F32, 320, 640),
+    ] {
+        for attention in [AttentionChoice::Auto, AttentionChoice::Grouped] {
+            let engine = builder(config(hidden, inner, 2, 600))
+                .dtype(dtype)
+                .attention(attention)
+                .invariant(true)
+                .build()
+                .expect("a device and NVRTC are there");
+            let changed = mates::n_changed(&engine, &[1, 15, 64, 130, 512, 600], 600);
+            assert_eq!(changed, 0, "{dtype}, {attention} attention");
+        }
     }
 }
 

@@ -54,6 +54,9 @@ pub(super) fn run(args: Args) -> Outcome {
         false => Instructions::Ampere,
     };
     let mut compiled = args.model.compile_with(args.dtype, instructions)?;
+    if compiled.options.invariant && device.is_some() {
+        return Err(EngineError::TuneInvariant.into());
+    }
     let picks = args.picks(
         device.as_ref(),
         &targets,
@@ -78,13 +81,18 @@ pub(super) fn run(args: Args) -> Outcome {
         format!(", {n} problems as picked on {}", picks.made.card)
     });
     print(&format!(
-        "{}: {} launches of {} kernels in {}, for {}{}, {}\n",
+        "{}: {} launches of {} kernels in {}{}, for {}{}, {}\n",
         args.out.display(),
         artifact.program.steps.len(),
         artifact.program.kernels.len(),
         artifact.program.dtype,
+        if artifact.program.invariant {
+            ", invariant"
+        } else {
+            ""
+        },
         targets.join(", "),
-        picked.unwrap_or_default(),
+        picked.unwrap_or_else(|| ", kernels by the cost model's guess".to_owned()),
         human(bytes)
     ))?;
     Ok(ExitCode::SUCCESS)
@@ -150,7 +158,8 @@ impl Args {
                 let picks = Tuner::new(device, jit, *tune)
                     .given(file.as_deref())
                     .progress(&show)
-                    .picks(problems)?;
+                    .choose(problems)?
+                    .picks;
                 Ok(Some(picks))
             }
         }

@@ -2,8 +2,12 @@ use std::process::ExitCode;
 
 use super::{Outcome, human, print, table};
 use crate::{
+    DType,
+    engine::{shipped_picks, shipped_problems, stale, target_of},
     jit::{DiskCache, Nvrtc, Target},
+    kernels::Instructions,
     runtime::cuda::probe,
+    tune::Card,
 };
 
 pub(super) fn run() -> Outcome {
@@ -49,6 +53,37 @@ pub(super) fn run() -> Outcome {
             ),
             advice,
         ]);
+    }
+    for (file, picks) in shipped_picks()? {
+        let card = &picks.made.card;
+        let instructions = target_of(card).map_or_else(Instructions::default, Target::instructions);
+        let problems = shipped_problems(&[DType::F16, DType::BF16], instructions)?;
+        let n_stale = stale(&picks, &problems)?.len();
+        let (major, minor) = picks.made.nvrtc;
+        rows.add_row([
+            format!("picks {file}"),
+            format!(
+                "{card}, NVRTC {major}.{minor}: {} problems",
+                picks.problems.len()
+            ),
+            match n_stale {
+                0 => String::new(),
+                n => format!(
+                    "{n} are of kernels as they were, and not used: `gemmule tune` measures them"
+                ),
+            },
+        ]);
+    }
+    for device in &presence.devices {
+        let card = Card::from(device);
+        if !shipped_picks()?.iter().any(|(_, p)| p.made.card == card) {
+            rows.add_row([
+                format!("picks for cuda:{}", device.ordinal),
+                "none come with gemmule for this card: kernels are the cost model's guess"
+                    .to_owned(),
+                "`--tune quick` measures, once a card".to_owned(),
+            ]);
+        }
     }
     let mut log = String::new();
     match Nvrtc::find() {

@@ -5,7 +5,7 @@ use miette::IntoDiagnostic;
 use super::{Outcome, model::Model, print, write_file};
 use crate::{
     DType,
-    engine::emit,
+    engine::{emit, picks_for_source, read_picks, target_of},
     jit::{Jit, Target},
     kernels::Instructions,
 };
@@ -20,16 +20,29 @@ pub(super) struct Args {
     /// otherwise source that runs on all of them
     #[arg(long, value_name = "sm_XX", requires = "out")]
     arch: Option<Target>,
+    /// Kernels as picked in this file, which `gemmule tune --export` wrote; the cost model's guess otherwise.
+    /// Without --arch the source is for the card of the picks
+    #[arg(long, value_name = "FILE")]
+    picks: Option<PathBuf>,
     /// Folder for one .cu file per kernel; standard output otherwise
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
+    let of_picks = match &args.picks {
+        Some(file) => target_of(&read_picks(file)?.made.card),
+        None => None,
+    };
     let instructions = args
         .arch
+        .or(of_picks)
         .map_or_else(Instructions::default, Target::instructions);
-    let compiled = args.model.compile_with(args.dtype, instructions)?;
+    let mut compiled = args.model.compile_with(args.dtype, instructions)?;
+    if let Some(file) = &args.picks {
+        let picks = picks_for_source(file, &compiled.problems()?, args.arch)?;
+        compiled = compiled.with_picks(Some(picks))?;
+    }
     let sources = emit(&compiled.program.kernels)?;
     let Some(folder) = args.out else {
         for source in &sources {

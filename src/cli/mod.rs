@@ -17,7 +17,11 @@ mod run;
 mod tune;
 mod verify;
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 use clap::{Parser, Subcommand};
 use miette::{IntoDiagnostic, Report};
@@ -54,7 +58,8 @@ enum Command {
     Compile(compile::Args),
     /// Choose the fastest kernels for a model by measuring them on a device, and show them
     ///
-    /// MODEL may also be a file that `gemmule compile` wrote: its picks are shown.
+    /// MODEL may also be a file that `gemmule compile` wrote: its picks are shown. Or `shipped`: all models
+    /// that come with gemmule, at their published sizes, as picks/README.md has it.
     Tune(tune::Args),
     /// Show where the intermediate tensors of a batch lie, and draw their lifetimes
     Plan(plan::Args),
@@ -72,8 +77,16 @@ enum Command {
     Doctor,
 }
 
+/// When the command line began, which is when the process did but for loading it.
+static START: OnceLock<Instant> = OnceLock::new();
+
+fn since_start() -> Duration {
+    START.get_or_init(Instant::now).elapsed()
+}
+
 /// Runs the command line.
 pub fn main() -> ExitCode {
+    since_start();
     let cli = Cli::parse();
     let level = if cli.verbose {
         "gemmule=info"

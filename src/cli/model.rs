@@ -1,6 +1,9 @@
 //! Arguments that say which model, shared by the subcommands.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use miette::Report;
 use serde_json::Value;
@@ -12,6 +15,7 @@ use crate::{
     kernels::Instructions,
     program::AttentionChoice,
     runtime::weights::RandomWeights,
+    tune::Origin,
 };
 
 use super::{memory::Memory, progress::Bars};
@@ -44,13 +48,17 @@ pub(super) struct Choices {
     /// grouped or online (any length)
     #[arg(long, value_name = "KIND")]
     attention: Option<AttentionChoice>,
+    /// Results of a sequence that do not depend on its batch-mates, not by a bit: one kernel for
+    /// each operator, whatever the batch
+    #[arg(long)]
+    invariant: bool,
 }
 
 /// Which kernels to launch where there are several.
 #[derive(clap::Args, Clone)]
 pub(super) struct Tuning {
-    /// Choose kernels by measurement on the CUDA device: off, quick (seconds) or full (minutes).
-    /// What was measured is kept on disk
+    /// Choose kernels by measurement on the CUDA device: quick (seconds) or full (two minutes at most); what was
+    /// measured is kept on disk. off: picks that come with gemmule for the card, else the cost model's guess
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub(super) tune: TuneMode,
     /// Kernels as picked in this file, which `gemmule tune --export` wrote
@@ -82,6 +90,7 @@ impl Model {
                 .cloned()
                 .collect::<BTreeSet<_>>(),
             attention: self.choices.attention.unwrap_or_default(),
+            invariant: self.choices.invariant,
             ..CompileOptions::new(dtype)
         }
     }
@@ -188,6 +197,7 @@ impl Runnable {
         Ok(builder
             .tune(self.tuning.tune)
             .device(self.device)
+            .invariant(self.choices.invariant)
             .allocator(self.memory.choice()?)
             .plain_launches(self.plain_launches)
             .without(self.choices.without.clone()))
@@ -211,6 +221,23 @@ impl Runnable {
             })
             .build()
     }
+}
+
+/// Who chose the kernels where there are several, in words; `None` where nobody had to.
+pub(super) fn chosen_by(engine: &Engine) -> Option<String> {
+    let mut counts: BTreeMap<Origin, usize> = BTreeMap::new();
+    for &origin in engine.origins().values() {
+        *counts.entry(origin).or_default() += 1;
+    }
+    let parts: Vec<String> = counts
+        .iter()
+        .map(|(origin, n)| format!("{n} by {}", origin.by()))
+        .collect();
+    let invariant = match engine.program().invariant {
+        true => ", one for all sizes",
+        false => "",
+    };
+    (!parts.is_empty()).then(|| format!("{}{invariant}", parts.join(", ")))
 }
 
 /// What a progress bar is of.

@@ -7,7 +7,11 @@ use std::{
 use miette::{IntoDiagnostic, WrapErr, miette};
 use serde_json::{Value, json};
 
-use super::{Outcome, align_right, human, model::Runnable, print, table};
+use super::{
+    Outcome, align_right, human,
+    model::{Runnable, chosen_by},
+    print, table,
+};
 use crate::{Batch, Engine, EngineError, Output, Outputs, engine::TextEncoder};
 
 #[derive(clap::Args)]
@@ -70,6 +74,7 @@ pub(super) fn run(args: Args) -> Outcome {
         let report = json!({
             "device": engine.device().to_string(),
             "dtype": engine.program().dtype.name(),
+            "kernels": engine.origins(),
             "lens": batch.lens(),
             "outputs": values,
             "seconds": {"first": first.as_secs_f64(), "again": again.as_secs_f64()},
@@ -207,8 +212,9 @@ fn times(engine: &Engine, encoding: Duration, first: Duration, again: Duration) 
     rows.add_row(["second run", &ms(again)]);
     align_right(&mut rows, [1]);
     format!(
-        "{rows}\ndevice: {}, {}\n",
+        "{rows}\ndevice: {}, {}\n{}",
         engine.device(),
-        engine.program().dtype
+        engine.program().dtype,
+        chosen_by(engine).map_or_else(String::new, |line| format!("kernels: {line}\n"))
     )
 }

@@ -1,4 +1,4 @@
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use miette::{IntoDiagnostic, miette};
 use serde::Serialize;
@@ -8,10 +8,11 @@ use super::{
 };
 use crate::{
     DType, DeviceChoice, EngineError,
-    engine::{Artifact, DeviceName, TuneMode, Tuner, write_picks},
+    engine::{Artifact, Chosen, DeviceName, TuneMode, Tuner, shipped_problems, write_picks},
     jit::Jit,
+    kernels::Instructions,
     runtime::cuda::Device,
-    tune::{Picks, Range, Timing},
+    tune::{Origin, Picks, Problem, Range, Timing},
 };
 
 #[derive(clap::Args)]
@@ -21,11 +22,22 @@ pub(super) struct Args {
     /// The CUDA device
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
-    #[arg(long, default_value = "f16")]
-    dtype: DType,
-    /// quick: a few sizes and the candidates that the cost model puts first; full: all of them
+    /// Storage type; several, apart by commas, for all that come with gemmule
+    #[arg(
+        long,
+        value_name = "DTYPE,…",
+        value_delimiter = ',',
+        default_value = "f16"
+    )]
+    dtype: Vec<DType>,
+    /// quick: a few sizes and the candidates that the cost model puts first; full: all that are not
+    /// hopeless, at as many sizes as there is time for
     #[arg(long, value_name = "MODE", default_value = "quick")]
     tune: TuneMode,
+    /// When to end, compiling included; what was not begun is left to the cost model's guess. full goes
+    /// from coarse sizes to finer ones as long as there is time. By default 120 of full, no end of quick
+    #[arg(long, value_name = "N")]
+    seconds: Option<u64>,
     /// Take what this file has instead of measuring it
     #[arg(long, value_name = "FILE")]
     picks: Option<PathBuf>,
@@ -44,6 +56,8 @@ pub(super) struct Args {
 #[derive(Serialize)]
 struct Row<'a> {
     problem: &'a str,
+    /// Who chose: given, kept or measured.
+    origin: Origin,
     /// Smallest and largest size; no largest for the last range.
     from: u64,
     up_to: Option<u64>,
@@ -53,21 +67,17 @@ struct Row<'a> {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let picks = match Artifact::is_one(args.model.name().as_ref()) {
-        true => Artifact::read(args.model.name().as_ref())?
-            .picks
-            .ok_or_else(|| {
-                miette!(
-                    "`{}` was compiled without picks: its kernels are the cost model's guess; compile it again with --tune or --picks",
-                    args.model.name()
-                )
-            })?,
+    let Chosen { picks, origins } = match Artifact::is_one(args.model.name().as_ref()) {
+        true => of_artifact(args.model.name())?,
         false => measure(&args)?,
     };
     let rows: Vec<Row> = picks
         .problems
         .iter()
-        .flat_map(|(problem, picked)| rows(problem, &picked.ranges, &picked.timings))
+        .flat_map(|(problem, picked)| {
+            let origin = origins.get(problem).copied().unwrap_or(Origin::Given);
+            rows(problem, origin, &picked.ranges, &picked.timings)
+        })
         .collect();
     show(&picks, &rows)?;
     if let Some(file) = &args.json {
@@ -79,7 +89,37 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(args: &Args) -> Result<Picks, miette::Report> {
+/// The picks that an artifact keeps.
+fn of_artifact(name: &str) -> Result<Chosen, miette::Report> {
+    let picks = Artifact::read(name.as_ref())?.picks.ok_or_else(|| {
+        miette!(
+            "`{name}` was compiled without picks: its kernels are the cost model's guess; compile it again with --tune or --picks"
+        )
+    })?;
+    let keys = picks.problems.keys();
+    let origins = keys.map(|key| (key.clone(), Origin::Given)).collect();
+    Ok(Chosen { picks, origins })
+}
+
+/// In the place of a model: all that come with gemmule, at their published sizes.
+const SHIPPED: &str = "shipped";
+
+fn problems(args: &Args, instructions: Instructions) -> Result<Vec<Problem>, miette::Report> {
+    if args.model.name() == SHIPPED {
+        return Ok(shipped_problems(&args.dtype, instructions)?);
+    }
+    let mut problems = Vec::new();
+    for &dtype in &args.dtype {
+        let compiled = args.model.compile_with(dtype, instructions)?;
+        if compiled.options.invariant {
+            return Err(EngineError::TuneInvariant.into());
+        }
+        problems.extend(compiled.problems()?);
+    }
+    Ok(problems)
+}
+
+fn measure(args: &Args) -> Result<Chosen, miette::Report> {
     let DeviceName::Cuda(info) = args.device.resolve()? else {
         return Err(EngineError::TuneOnCpu {
             device: args.device.resolve()?.to_string(),
@@ -88,26 +128,31 @@ fn measure(args: &Args) -> Result<Picks, miette::Report> {
     };
     let device = Device::open(info.ordinal).into_diagnostic()?;
     let instructions = device.target().into_diagnostic()?.instructions();
-    let compiled = args.model.compile_with(args.dtype, instructions)?;
-    let problems = compiled.problems()?;
+    let problems = problems(args, instructions)?;
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let show = |stage, done, total| bars.show(stage_name(stage), done, total);
-    let picks = Tuner::new(&device, &jit, args.tune)
+    Ok(Tuner::new(&device, &jit, args.tune)
         .given(args.picks.as_deref())
         .again(args.again)
+        .within(args.seconds.map(Duration::from_secs))
         .progress(&show)
-        .picks(&problems)?;
-    Ok(picks)
+        .choose(&problems)?)
 }
 
-fn rows<'a>(problem: &'a str, ranges: &[Range], timings: &'a [Timing]) -> Vec<Row<'a>> {
+fn rows<'a>(
+    problem: &'a str,
+    origin: Origin,
+    ranges: &[Range],
+    timings: &'a [Timing],
+) -> Vec<Row<'a>> {
     let mut from = 1;
     let mut rows = Vec::new();
     for range in ranges {
         let inside = |size: u64| size >= from && range.up_to.is_none_or(|most| size <= most);
         rows.push(Row {
             problem,
+            origin,
             from,
             up_to: range.up_to,
             pick: range.choice.to_string(),
@@ -137,6 +182,7 @@ fn show(picks: &Picks, rows: &[Row]) -> Result<(), miette::Report> {
         "µs",
         "guess's µs",
         "gain",
+        "",
     ]);
     let mut before = "";
     for row in rows {
@@ -161,6 +207,7 @@ fn show(picks: &Picks, rows: &[Row]) -> Result<(), miette::Report> {
             of_last(|t| format!("{:.2}", t.guess_us)),
             row.gain()
                 .map_or("—".to_owned(), |gain| format!("{:.1} %", 100.0 * gain)),
+            row.origin.words().to_owned(),
         ]);
     }
     align_right(&mut shown, 3..7);
@@ -189,7 +236,7 @@ mod tests {
             timing(32, 1.0, 4.0),
             timing(64, 2.0, 2.0),
         ];
-        let rows = rows("mha", &ranges, &timings);
+        let rows = rows("mha", Origin::Measured, &ranges, &timings);
         assert_eq!((rows[0].from, rows[0].up_to), (1, Some(32)));
         assert_eq!((rows[1].from, rows[1].up_to), (33, None));
         assert_eq!([rows[0].timings.len(), rows[1].timings.len()], [2, 1]);

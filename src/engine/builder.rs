@@ -1,5 +1,5 @@
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -7,10 +7,9 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Artifact, Backend, DeviceChoice, DeviceName, Engine, EngineError, TuneMode, Tuner,
+    Artifact, Backend, Chosen, DeviceChoice, DeviceName, Engine, EngineError, TuneMode, Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
-    default_dtype,
-    tune::say_guesses,
+    default_dtype, shipped,
 };
 use crate::{
     jit::{Cubin, Jit},
@@ -25,7 +24,7 @@ use crate::{
         weights::{Checkpoint, RandomWeights, WeightSource},
     },
     tensor::DType,
-    tune::Picks,
+    tune::Origin,
 };
 
 /// Where a [`Builder`] starts from.
@@ -33,6 +32,14 @@ pub(super) enum Start {
     Named(String),
     Source { name: String, ron: String },
     Artifact(PathBuf),
+}
+
+/// What an engine is made of, before its weights.
+struct Loaded {
+    artifact: Artifact,
+    /// From a file.
+    cubins: Option<Vec<Cubin>>,
+    origins: BTreeMap<String, Origin>,
 }
 
 /// How long each step of loading took; zero where a step was not needed.
@@ -82,6 +89,7 @@ pub struct Builder {
     padding: Padding,
     plain_launches: bool,
     attention: Option<AttentionChoice>,
+    invariant: bool,
     progress: Progress,
 }
 
@@ -104,6 +112,7 @@ impl Builder {
             padding: Padding::Removed,
             plain_launches: false,
             attention: None,
+            invariant: false,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -209,6 +218,15 @@ impl Builder {
         self
     }
 
+    /// Whether a sequence's results shall not depend on its batch-mates, not by a bit. There is then
+    /// one kernel for each operator, chosen to serve every size, where otherwise there are several for
+    /// batches of different sizes; so it costs time, most for small batches. It needs fused attention,
+    /// and picks only of one range for each problem.
+    pub fn invariant(mut self, invariant: bool) -> Self {
+        self.invariant = invariant;
+        self
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -220,7 +238,11 @@ impl Builder {
         let device = self.device.resolve()?;
         let mut times = LoadTimes::default();
         let began = Instant::now();
-        let (artifact, cubins) = self.artifact(&device, &mut times)?;
+        let Loaded {
+            artifact,
+            cubins,
+            origins,
+        } = self.artifact(&device, &mut times)?;
         // Whether the allocator can be had for this program is known before any weight is read.
         Planner::new(&artifact.program, &self.allocator)?;
         times.compile = began.elapsed().saturating_sub(times.tune);
@@ -270,15 +292,12 @@ impl Builder {
             padding: self.padding,
             plain_launches: self.plain_launches,
             times,
+            origins,
         })
     }
 
     /// The program with what a run must know of it; from a file also its code.
-    fn artifact(
-        &self,
-        device: &DeviceName,
-        times: &mut LoadTimes,
-    ) -> Result<(Artifact, Option<Vec<Cubin>>), EngineError> {
+    fn artifact(&self, device: &DeviceName, times: &mut LoadTimes) -> Result<Loaded, EngineError> {
         let tuned = self.tune != TuneMode::Off || self.picks.is_some();
         if let Start::Artifact(file) = &self.start {
             if tuned {
@@ -301,12 +320,19 @@ impl Builder {
                     asked: asked.to_string(),
                 });
             }
+            if self.invariant && !artifact.program.invariant {
+                return Err(EngineError::ArtifactInvariant { file: file.clone() });
+            }
             if let Some(picks) = &artifact.picks {
                 let (n, card) = (picks.problems.len(), &picks.made.card);
                 tracing::info!("{n} problems as picked on {card}; `gemmule tune` shows them");
             }
-            let cubins = std::mem::take(&mut artifact.cubins);
-            return Ok((artifact, Some(cubins)));
+            let picked = artifact.picks.iter().flat_map(|p| p.problems.keys());
+            return Ok(Loaded {
+                origins: picked.map(|key| (key.clone(), Origin::Given)).collect(),
+                cubins: Some(std::mem::take(&mut artifact.cubins)),
+                artifact,
+            });
         }
         let options = CompileOptions {
             outputs: self.outputs.clone(),
@@ -317,34 +343,58 @@ impl Builder {
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),
             instructions: device.instructions(),
+            invariant: self.invariant,
         };
+        if self.invariant && self.tune != TuneMode::Off {
+            return Err(EngineError::TuneInvariant);
+        }
         if options.attention != AttentionChoice::Auto {
             tracing::info!("attention: {} (as asked for)", options.attention);
         }
         let mut compiled = compile(&self.description()?, &self.config_json()?, &options)?;
-        if tuned {
-            let began = Instant::now();
-            let picks = self.chosen(device, &compiled)?;
-            compiled = compiled.with_picks(Some(picks))?;
+        let began = Instant::now();
+        let mut origins = BTreeMap::new();
+        if let Some(chosen) = self.chosen(device, &compiled)? {
+            origins = chosen.origins;
+            if tuned || !chosen.picks.problems.is_empty() {
+                compiled = compiled.with_picks(Some(chosen.picks))?;
+            }
             times.tune = began.elapsed();
-        } else if matches!(device, DeviceName::Cuda(_)) && tracing::enabled!(tracing::Level::INFO) {
-            say_guesses(&compiled.problems()?);
         }
-        Ok((Artifact::of(compiled, Vec::new()), None))
+        Ok(Loaded {
+            artifact: Artifact::of(compiled, Vec::new()),
+            cubins: None,
+            origins,
+        })
     }
 
-    /// The kernels that were measured to be the fastest, here or where the file comes from.
-    fn chosen(&self, device: &DeviceName, compiled: &Compiled) -> Result<Picks, EngineError> {
+    /// Which kernels to launch where there are several: as tuned or given, else as shipped for the card,
+    /// else as guessed. `None` on the CPU, where all are one.
+    fn chosen(
+        &self,
+        device: &DeviceName,
+        compiled: &Compiled,
+    ) -> Result<Option<Chosen>, EngineError> {
+        let tuned = self.tune != TuneMode::Off || self.picks.is_some();
         let DeviceName::Cuda(info) = device else {
-            return Err(EngineError::TuneOnCpu {
-                device: device.to_string(),
-            });
+            let device = device.to_string();
+            return match tuned {
+                true => Err(EngineError::TuneOnCpu { device }),
+                false => Ok(None),
+            };
         };
+        let problems = compiled.problems()?;
+        if !tuned && self.invariant {
+            return Chosen::for_all_sizes(&info.into(), &problems).map(Some);
+        }
+        if !tuned {
+            return shipped::choose(&info.into(), &problems).map(Some);
+        }
         let (device, jit) = (Device::open(info.ordinal)?, Jit::open()?);
-        Tuner::new(&device, &jit, self.tune)
+        let tuner = Tuner::new(&device, &jit, self.tune)
             .given(self.picks.as_deref())
-            .progress(&self.progress)
-            .picks(&compiled.problems()?)
+            .progress(&self.progress);
+        Ok(Some(tuner.choose(&problems)?))
     }
 
     fn description(&self) -> Result<Description, EngineError> {

@@ -19,13 +19,21 @@ use crate::{
 };
 
 /// Published sizes: name, description, config.
-const CONFIGS: [(&str, &str, &str); 5] = [
+const CONFIGS: [(&str, &str, &str); 6] = [
     (
         "bert-base",
         "bert",
         include_str!(concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/models/configs/bert-base.json"
+        )),
+    ),
+    (
+        "bert-large",
+        "bert",
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/models/configs/bert-large.json"
         )),
     ),
     (
@@ -61,6 +69,10 @@ const CONFIGS: [(&str, &str, &str); 5] = [
         )),
     ),
 ];
+
+/// Sizes of which the project answers for the fused programs in 16 bits only: what else it launches for them
+/// differs from that of other sizes in widths alone.
+const FUSED_ONLY: [&str; 1] = ["bert-large"];
 
 /// Name, description and `config.json` of the models that come with the crate.
 pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, EngineError> {
@@ -114,6 +126,9 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                 (false, Instructions::Ampere),
                 (false, Instructions::Hopper),
             ] {
+                if FUSED_ONLY.contains(&name) && (!fused || dtype == DType::F32) {
+                    continue;
+                }
                 let mut options = CompileOptions {
                     outputs: Some(Vec::clone(&outputs)),
                     instructions,
@@ -122,12 +137,16 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                 if !fused {
                     options.without = passes::all().iter().map(|p| p.name().to_owned()).collect();
                 }
-                // Those of attention by length, and those that must be asked for.
-                for attention in [AttentionChoice::Auto, AttentionChoice::Grouped] {
-                    if !fused && attention != AttentionChoice::Auto {
+                // Those by size, and those that must be asked for.
+                for (attention, invariant) in [
+                    (AttentionChoice::Auto, false),
+                    (AttentionChoice::Grouped, false),
+                    (AttentionChoice::Auto, true),
+                ] {
+                    if !fused && (invariant || attention != AttentionChoice::Auto) {
                         continue;
                     }
-                    options.attention = attention;
+                    (options.attention, options.invariant) = (attention, invariant);
                     for kernel in compile(&description, &config, &options)?.program.kernels {
                         add(kernel, Some(name));
                     }

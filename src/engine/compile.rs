@@ -32,6 +32,8 @@ pub struct CompileOptions {
     pub attention: AttentionChoice,
     /// What the kernels may use.
     pub instructions: Instructions,
+    /// One kernel for each operator, so that a sequence's results do not depend on its batch-mates.
+    pub invariant: bool,
 }
 
 impl CompileOptions {
@@ -45,6 +47,7 @@ impl CompileOptions {
             padding: Padding::Removed,
             attention: AttentionChoice::Auto,
             instructions: Instructions::default(),
+            invariant: false,
         }
     }
 
@@ -55,6 +58,7 @@ impl CompileOptions {
             instructions: self.instructions,
             picks: self.picks.as_ref(),
             attention: self.attention,
+            invariant: self.invariant,
         }
     }
 }

@@ -108,6 +108,14 @@ pub enum EngineError {
         file: PathBuf,
         asked: AttentionChoice,
     },
+    #[error(
+        "the artifact `{file}` has kernels by the size of the batch, so its results depend on it; compile the model with --invariant"
+    )]
+    ArtifactInvariant { file: PathBuf },
+    #[error(
+        "the tuner picks kernels by size, and --invariant asks for one kernel for all sizes; leave `--tune` out, or give picks of one range with `--picks`"
+    )]
+    TuneInvariant,
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error("text {index} cannot be tokenized: {problem}")]

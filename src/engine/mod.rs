@@ -23,11 +23,12 @@ mod compile;
 mod error;
 mod padding;
 mod picks;
+mod shipped;
 mod text;
 mod tune;
 mod verify;
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 pub use artifact::Artifact;
 pub use breakdown::{Breakdown, Share};
@@ -35,9 +36,10 @@ pub use builder::{Builder, LoadTimes, Stage, config, description};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use error::EngineError;
-pub use picks::{digests, picks_for_targets, read_picks, target_of, write_picks};
+pub use picks::{digests, picks_for_source, picks_for_targets, read_picks, target_of, write_picks};
+pub use shipped::{shipped_file, shipped_picks, shipped_problems, stale};
 pub use text::TextEncoder;
-pub use tune::{TuneMode, Tuner};
+pub use tune::{Chosen, TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
 
 pub use crate::program::Padding;
@@ -53,6 +55,7 @@ use crate::{
         cuda::{self, CudaModel, CudaSession, DeviceInfo, Timing},
     },
     tensor::DType,
+    tune::Origin,
 };
 
 /// Where a model runs.
@@ -158,6 +161,7 @@ pub struct Engine {
     padding: Padding,
     plain_launches: bool,
     times: LoadTimes,
+    origins: BTreeMap<String, Origin>,
 }
 
 enum Backend {
@@ -253,6 +257,12 @@ impl Engine {
     /// What the model accepts of token ids.
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Who chose the kernels of each problem that has several, by [`Problem::key`](crate::tune::Problem::key):
+    /// on a CUDA device of all, of an artifact of those that it has picks for, on the CPU of none.
+    pub fn origins(&self) -> &BTreeMap<String, Origin> {
+        &self.origins
     }
 
     /// How long each step of loading took.

@@ -53,6 +53,25 @@ pub fn picks_for_targets(
     targets: &[Target],
     nvrtc: (i32, i32),
 ) -> Result<Picks, EngineError> {
+    picks_for(file, problems, targets, Some(nvrtc))
+}
+
+/// The picks in `file`, for source that is only written: whichever NVRTC they were measured with. `target` is
+/// what it is written for, if that was said.
+pub fn picks_for_source(
+    file: &Path,
+    problems: &[Problem],
+    target: Option<Target>,
+) -> Result<Picks, EngineError> {
+    picks_for(file, problems, target.as_slice(), None)
+}
+
+fn picks_for(
+    file: &Path,
+    problems: &[Problem],
+    targets: &[Target],
+    nvrtc: Option<(i32, i32)>,
+) -> Result<Picks, EngineError> {
     let picks = read_picks(file)?;
     let check = || -> Result<(), PicksError> {
         let found = picks.made.card.clone();
@@ -66,7 +85,7 @@ pub fn picks_for_targets(
                 expected: other.name(),
             });
         }
-        picks.check_nvrtc(nvrtc)
+        nvrtc.map_or(Ok(()), |nvrtc| picks.check_nvrtc(nvrtc))
     };
     check().map_err(|problem| refused(file, problem))?;
     for (problem, digest) in problems.iter().zip(digests(problems)?) {

@@ -1,36 +1,45 @@
 //! The tuner: for each problem of a model the candidates that the cost model proposes are compiled,
 //! raced on the card, compared, and the fastest are kept on disk.
 
+mod chosen;
+mod track;
+
 use std::{
     collections::HashMap,
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
+    time::{Duration, Instant},
 };
 
 use super::{
     EngineError, Stage, emit,
     picks::{Store, digests, read_picks, refused},
+    shipped,
 };
 use crate::{
-    jit::{Cubin, Jit},
-    kernels::{KernelSpec, chain::Chain},
-    runtime::cuda::{CudaError, Device, Stopwatch},
+    jit::Jit,
+    runtime::cuda::Device,
     tune::{
-        Choice, Effort, Heat, Made, Picked, Picks, PicksError, Problem, Range, Sample, Schedule,
-        Timing, choice_at, settle,
+        Effort, Heat, Made, Origin, Picked, PicksError, Problem, Range, Sample, Schedule, Timing,
+        between, choice_at, settle,
     },
 };
+pub use chosen::Chosen;
+pub(super) use chosen::say;
+use track::{OnDevice, Run, Track};
 
 /// Whether kernels are chosen by measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TuneMode {
-    /// The cost model's first guess, or the picks that are given.
+    /// The picks that are given, else those that come with gemmule for the card, else the cost model's
+    /// first guess.
     #[default]
     Off,
     /// What was not measured yet on this card is, within seconds.
     Quick,
-    /// As `Quick`, with all candidates at many sizes: minutes.
+    /// As `Quick`, with all candidates that are not hopeless, at as many sizes as there is time for
+    /// ([`Tuner::within`]).
     Full,
 }
 
@@ -77,8 +86,14 @@ pub struct Tuner<'a> {
     mode: TuneMode,
     given: Option<PathBuf>,
     again: bool,
+    within: Option<Duration>,
     progress: Progress<'a>,
 }
+
+/// Time for [`TuneMode::Full`], unless another is asked for.
+const WITHIN: Duration = Duration::from_secs(120);
+/// Time without a limit: an instant so much later still is one.
+const ENDLESS: Duration = Duration::from_secs(1 << 30);
 
 impl<'a> Tuner<'a> {
     pub fn new(device: &'a Device, jit: &'a Jit, mode: TuneMode) -> Self {
@@ -88,6 +103,7 @@ impl<'a> Tuner<'a> {
             mode,
             given: None,
             again: false,
+            within: None,
             progress: &|_, _, _| (),
         }
     }
@@ -105,51 +121,72 @@ impl<'a> Tuner<'a> {
         self
     }
 
+    /// When to end: problems get equal parts of the time that is left, go from coarse sizes to finer
+    /// ones as long as theirs lasts, and those that are not begun at the end are left to the first guess.
+    /// Two minutes of [`TuneMode::Full`] and no end of [`TuneMode::Quick`] if it is not said.
+    pub fn within(mut self, time: Option<Duration>) -> Self {
+        self.within = time;
+        self
+    }
+
     pub fn progress(mut self, progress: Progress<'a>) -> Self {
         self.progress = progress;
         self
     }
 
     /// The picks of `problems`: from the given file, else, unless the mode is off, from what was kept
-    /// on disk for this card, NVRTC and kernels, else measured now and kept.
+    /// on disk for this card, NVRTC and kernels, else measured now and kept. With the mode off, what the
+    /// file does not say is as shipped for the card, and what that does not say has no picks.
     ///
     /// # Errors
     /// Refused picks, where the mode is off; what NVRTC and the device may fail with;
     /// [`EngineError::Disagree`].
-    pub fn picks(&self, problems: &[Problem]) -> Result<Picks, EngineError> {
+    pub fn choose(&self, problems: &[Problem]) -> Result<Chosen, EngineError> {
+        let began = Instant::now();
         let made = Made {
             card: self.device.info().into(),
             nvrtc: self.jit.nvrtc().version(),
         };
-        let wanted: Vec<Wanted> = problems
-            .iter()
-            .zip(digests(problems)?)
-            .map(|(problem, digest)| Wanted { problem, digest })
-            .collect();
+        let wanted = Wanted::of(problems)?;
         let given = match &self.given {
             Some(file) => given(file, &made, &wanted, self.mode)?,
             None => HashMap::new(),
         };
+        let shipped = match self.mode.effort() {
+            None => shipped::held(&made.card, &wanted),
+            Some(_) => HashMap::new(),
+        };
         let store = self.jit.cache().map(|cache| Store::at(cache.path()));
-        let mut track = OnDevice {
-            tuner: self,
-            ready: None,
+        let usual = match self.mode {
+            TuneMode::Full => WITHIN,
+            TuneMode::Off | TuneMode::Quick => ENDLESS,
         };
         let choosing = Choosing {
             made,
             effort: self.mode.effort(),
             again: self.again,
+            end: began + self.within.unwrap_or(usual),
             store,
+            shipped,
             progress: self.progress,
         };
-        choosing.run(&wanted, given, &mut track)
+        choosing.run(&wanted, given, &mut OnDevice::new(self))
     }
 }
 
 /// A problem, and the digest of its candidates.
-struct Wanted<'a> {
-    problem: &'a Problem,
-    digest: String,
+pub(super) struct Wanted<'a> {
+    pub problem: &'a Problem,
+    pub digest: String,
+}
+
+impl<'a> Wanted<'a> {
+    pub fn of(problems: &'a [Problem]) -> Result<Vec<Self>, EngineError> {
+        let pairs = problems.iter().zip(digests(problems)?);
+        Ok(pairs
+            .map(|(problem, digest)| Self { problem, digest })
+            .collect())
+    }
 }
 
 /// The picks of a file that hold here, by problem.
@@ -196,31 +233,17 @@ fn given(
     Ok(held)
 }
 
-/// Where problems are raced.
-trait Track {
-    /// Gets everything ready that these races need.
-    fn prepare(&mut self, races: &[(&Problem, Schedule)]) -> Result<(), EngineError>;
-
-    /// Races the contenders of a heat; one run for each. `None` where there is no memory for its
-    /// operands.
-    fn race(&mut self, problem: &Problem, heat: &Heat) -> Result<Option<Vec<Run>>, EngineError>;
-}
-
-/// How a contender did.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    us: f64,
-    /// Whether its result is the first contender's.
-    agrees: bool,
-}
-
 /// Picks from all their sources.
 struct Choosing<'a> {
     made: Made,
     /// `None` to measure nothing, and to take nothing that was measured before.
     effort: Option<Effort>,
     again: bool,
+    /// When no finer sizes are begun, and no problem but the first.
+    end: Instant,
     store: Option<Store>,
+    /// What serves where nothing is measured and nothing was given.
+    shipped: HashMap<String, Picked>,
     progress: Progress<'a>,
 }
 
@@ -230,25 +253,23 @@ impl Choosing<'_> {
         wanted: &[Wanted],
         given: HashMap<String, Picked>,
         track: &mut dyn Track,
-    ) -> Result<Picks, EngineError> {
-        let mut picks = Picks::new(self.made.clone());
+    ) -> Result<Chosen, EngineError> {
+        let mut chosen = Chosen::new(self.made.clone());
         let mut missing = Vec::new();
         for one in wanted {
             let key = one.problem.key();
             let (picked, from) = match (given.get(&key), self.effort) {
-                (Some(picked), _) => (Some(picked.clone()), "as given"),
-                (None, Some(effort)) => (self.kept(one, effort), "measured before"),
-                (None, None) => (None, ""),
+                (Some(picked), _) => (Some(picked.clone()), Origin::Given),
+                (None, Some(effort)) => (self.kept(one, effort), Origin::Kept),
+                (None, None) => (self.shipped.get(&key).cloned(), Origin::Shipped),
             };
-            match picked {
-                Some(picked) => {
+            match (picked, self.effort) {
+                (Some(picked), _) => {
                     say(&key, &picked.ranges, from);
-                    picks.problems.insert(key, picked);
+                    chosen.add(key, picked, from);
                 }
-                None => match self.effort {
-                    Some(effort) => missing.push((one, effort)),
-                    None => say(&key, &one.problem.guess(), GUESSED),
-                },
+                (None, Some(effort)) => missing.push((one, effort)),
+                (None, None) => chosen.guess(one.problem),
             }
         }
         let n_sms = self.made.card.n_sms;
@@ -257,37 +278,32 @@ impl Choosing<'_> {
             .map(|(one, effort)| (one.problem, Schedule::new(one.problem, *effort, n_sms)))
             .collect();
         if races.is_empty() {
-            return Ok(picks);
+            return Ok(chosen);
         }
         track.prepare(&races)?;
         let n_heats: usize = races.iter().map(|(_, schedule)| schedule.heats.len()).sum();
         let mut n_done = 0;
         let mut writable = true;
-        for ((one, effort), (problem, schedule)) in missing.into_iter().zip(&races) {
-            let mut samples = Vec::new();
-            for heat in &schedule.heats {
-                let Some(runs) = track.race(problem, heat)? else {
-                    let key = problem.key();
-                    let size = heat.size;
-                    if samples.is_empty() {
-                        return Err(EngineError::NothingTimed { problem: key, size });
-                    }
-                    tracing::warn!(
-                        "`{key}` is not timed on {size} {} and more: the device has no memory for it",
-                        problem.counted()
-                    );
-                    break;
-                };
-                samples.push(sample(problem, heat, &runs)?);
-                n_done += 1;
-                (self.progress)(Stage::Tuning, n_done, n_heats);
+        for (at, ((one, effort), (problem, schedule))) in
+            missing.into_iter().zip(&races).enumerate()
+        {
+            let left = self.end.saturating_duration_since(Instant::now());
+            if left.is_zero() && at > 0 {
+                tracing::warn!("no time was left for `{}`", problem.key());
+                chosen.guess(problem);
+                n_done += schedule.heats.len();
+                continue;
             }
+            let end = Instant::now() + left / (races.len() - at) as u32;
+            let of_problem = |done: usize| (self.progress)(Stage::Tuning, n_done + done, n_heats);
+            let samples = self.samples(problem, schedule, end, track, &of_problem)?;
+            n_done += schedule.heats.len();
             let key = problem.key();
-            let Some(picked) = picked(problem, one.digest.clone(), effort, &samples) else {
+            let Some(picked) = picked(problem, one.digest.clone(), effort, &samples, n_sms) else {
                 let size = samples.first().map_or(0, |sample| sample.size);
                 return Err(EngineError::NothingTimed { problem: key, size });
             };
-            say(&key, &picked.ranges, "measured now");
+            say(&key, &picked.ranges, Origin::Measured);
             // At once, so that what was measured is not lost with what is still to do.
             if let Some(store) = self.store.as_ref().filter(|_| writable)
                 && let Err(error) = store.put(&self.made, problem, &picked)
@@ -295,10 +311,53 @@ impl Choosing<'_> {
                 tracing::warn!("{}; the picks are not kept", with_causes(&error));
                 writable = false;
             }
-            picks.problems.insert(key, picked);
+            chosen.add(key, picked, Origin::Measured);
         }
         (self.progress)(Stage::Tuning, n_heats, n_heats);
-        Ok(picks)
+        Ok(chosen)
+    }
+
+    /// What was timed of one problem, by size: the coarsest stage of its schedule, and until `end` finer ones.
+    fn samples(
+        &self,
+        problem: &Problem,
+        schedule: &Schedule,
+        end: Instant,
+        track: &mut dyn Track,
+        progress: &dyn Fn(usize),
+    ) -> Result<Vec<Sample>, EngineError> {
+        let mut samples: Vec<Sample> = Vec::new();
+        // The smallest size that there is no memory for.
+        let mut too_large = u64::MAX;
+        let mut n_done = 0;
+        for (stage, heats) in schedule.stages().into_iter().enumerate() {
+            for heat in heats {
+                if heat.size >= too_large {
+                    continue;
+                }
+                if stage > 0 && Instant::now() >= end {
+                    samples.sort_by_key(|sample| sample.size);
+                    return Ok(samples);
+                }
+                let Some(runs) = track.race(problem, heat)? else {
+                    let (key, size) = (problem.key(), heat.size);
+                    if samples.iter().all(|sample| sample.size > size) {
+                        return Err(EngineError::NothingTimed { problem: key, size });
+                    }
+                    tracing::warn!(
+                        "`{key}` is not timed on {size} {} and more: the device has no memory for it",
+                        problem.counted()
+                    );
+                    too_large = size;
+                    continue;
+                };
+                samples.push(sample(problem, heat, &runs)?);
+                n_done += 1;
+                progress(n_done);
+            }
+        }
+        samples.sort_by_key(|sample| sample.size);
+        Ok(samples)
     }
 
     /// What was measured before, with as much effort at least.
@@ -345,16 +404,20 @@ fn sample(problem: &Problem, heat: &Heat, runs: &[Run]) -> Result<Sample, Engine
             choice: heat.contenders[0].to_string(),
         });
     }
-    Ok(Sample {
-        size: heat.size,
-        us,
-    })
+    Ok(Sample::new(heat.size, us))
 }
 
 /// `None` where nothing was timed.
-fn picked(problem: &Problem, digest: String, effort: Effort, samples: &[Sample]) -> Option<Picked> {
+fn picked(
+    problem: &Problem,
+    digest: String,
+    effort: Effort,
+    samples: &[Sample],
+    n_sms: u32,
+) -> Option<Picked> {
     let guess = problem.guess();
-    let ranges = settle(samples, effort.most_ranges());
+    let cycles = |choice, size| problem.cycles(choice, size, n_sms);
+    let ranges = settle(&between(samples, cycles), effort.most_ranges());
     if ranges.is_empty() {
         return None;
     }
@@ -376,91 +439,10 @@ fn picked(problem: &Problem, digest: String, effort: Effort, samples: &[Sample])
     })
 }
 
-/// Says which kernels are launched where nothing was measured.
-pub(super) fn say_guesses(problems: &[Problem]) {
-    for problem in problems {
-        say(&problem.key(), &problem.guess(), GUESSED);
-    }
-}
-
-const GUESSED: &str = "the cost model's guess";
-
-fn say(key: &str, ranges: &[Range], from: &str) {
-    let shown: Vec<String> = ranges
-        .iter()
-        .map(|range| match range.up_to {
-            Some(most) => format!("{} up to {most}", range.choice),
-            None => range.choice.to_string(),
-        })
-        .collect();
-    tracing::info!("{key}: {} ({from})", shown.join(", "));
-}
-
 fn with_causes(error: &dyn std::error::Error) -> String {
     let chain = std::iter::successors(Some(error), |e| e.source());
     let texts: Vec<String> = chain.map(ToString::to_string).collect();
     texts.join(": ")
-}
-
-/// Timed replays of a candidate at a size: there are hundreds of these.
-const REPLAYS: usize = 8;
-
-/// Races on a device.
-struct OnDevice<'a> {
-    tuner: &'a Tuner<'a>,
-    /// A stopwatch, and code by symbol.
-    ready: Option<(Stopwatch, HashMap<String, Cubin>)>,
-}
-
-impl Track for OnDevice<'_> {
-    fn prepare(&mut self, races: &[(&Problem, Schedule)]) -> Result<(), EngineError> {
-        let mut kernels: Vec<KernelSpec> = Vec::new();
-        for (problem, schedule) in races {
-            let choices = schedule.choices();
-            kernels.extend(choices.into_iter().flat_map(|c| problem.kernels(c)));
-        }
-        let device = self.tuner.device;
-        let show = |done, total| (self.tuner.progress)(Stage::Kernels, done, total);
-        let sources = emit(&kernels)?;
-        let cubins = self
-            .tuner
-            .jit
-            .compile_all(&sources, device.target()?, &show)?;
-        let by_symbol = cubins.into_iter().map(|c| (c.symbol.clone(), c));
-        self.ready = Some((
-            Stopwatch::new(device)?.with_replays(REPLAYS),
-            by_symbol.collect(),
-        ));
-        Ok(())
-    }
-
-    fn race(&mut self, problem: &Problem, heat: &Heat) -> Result<Option<Vec<Run>>, EngineError> {
-        let Some((stopwatch, cubins)) = &self.ready else {
-            unreachable!("races are prepared before the first of them")
-        };
-        let (lens, rows) = problem.batch(heat.size);
-        let chain = |&choice: &Choice| problem.chain(choice);
-        let chains: Vec<Chain> = heat.contenders.iter().filter_map(chain).collect();
-        let with_code: Vec<(&Chain, Vec<&Cubin>)> = chains
-            .iter()
-            .map(|chain| {
-                let symbols = chain.launches.iter().map(|l| l.kernel.as_kernel().symbol());
-                (chain, symbols.filter_map(|s| cubins.get(&s)).collect())
-            })
-            .collect();
-        match stopwatch.race(&lens, rows, &with_code) {
-            Ok(laps) => Ok(Some(
-                laps.into_iter()
-                    .map(|lap| Run {
-                        us: lap.us,
-                        agrees: lap.difference.is_none_or(|d| d.worst <= 1.0),
-                    })
-                    .collect(),
-            )),
-            Err(CudaError::OutOfMemory { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -121,7 +121,8 @@ pub struct TensorMap {
     /// multiple of 16 bytes.
     pub param: &'static str,
     pub box_rows: u32,
-    /// 64 at most: the 128 bytes of a swizzled row.
+    /// 64: rows of 128 bytes lie in shared memory in the order of the 128-byte swizzle. Boxes of
+    /// another multiple of 8 columns lie there as they are, row after row.
     pub box_columns: u32,
 }
 

@@ -1,8 +1,9 @@
 //! Plans of batch shapes that come again.
 
-use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+
+use lru::LruCache;
 
 use super::{Allocator, Plan, PlanError, UsageRecord};
 
@@ -44,10 +45,8 @@ impl From<(u64, u64, u64, u64)> for PlanKey {
 /// one at every request, and nothing is kept.
 #[derive(Clone, Debug)]
 pub struct PlanCache {
-    capacity: NonZeroUsize,
-    entries: HashMap<PlanKey, Entry>,
-    /// Requests so far; tells which entry was used longest ago.
-    clock: u64,
+    entries: LruCache<PlanKey, Entry>,
+    n_requests: u64,
     n_hits: u64,
 }
 
@@ -56,16 +55,14 @@ struct Entry {
     plan: Arc<Plan>,
     /// What the allocator weighs memory against; see [`Allocator::reuse`].
     arena: u64,
-    used_at: u64,
 }
 
 impl PlanCache {
     /// A cache of at most `capacity` plans, which drops the one unused for longest.
     pub fn new(capacity: NonZeroUsize) -> Self {
         PlanCache {
-            capacity,
-            entries: HashMap::new(),
-            clock: 0,
+            entries: LruCache::new(capacity),
+            n_requests: 0,
             n_hits: 0,
         }
     }
@@ -83,34 +80,23 @@ impl PlanCache {
         records: impl FnOnce() -> Result<Vec<UsageRecord>, E>,
     ) -> Result<Arc<Plan>, E> {
         let key = key.into();
-        self.clock += 1;
-        if let Some(entry) = self.entries.get_mut(&key) {
+        self.n_requests += 1;
+        if let Some(entry) = self.entries.get(&key) {
             if allocator.reuse(&entry.plan, entry.arena) {
-                entry.used_at = self.clock;
                 self.n_hits += 1;
                 return Ok(Arc::clone(&entry.plan));
             }
-            self.entries.remove(&key);
+            self.entries.pop(&key);
         }
         let plan = Arc::new(allocator.plan(&records()?)?);
         let Some(arena) = allocator.last_arena() else {
             return Ok(plan);
         };
-        if self.entries.len() >= self.capacity.get() {
-            // A scan is small beside the planning that has just been done.
-            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used_at);
-            if let Some((&oldest, _)) = oldest {
-                self.entries.remove(&oldest);
-            }
-        }
-        self.entries.insert(
-            key,
-            Entry {
-                plan: Arc::clone(&plan),
-                arena,
-                used_at: self.clock,
-            },
-        );
+        let entry = Entry {
+            plan: Arc::clone(&plan),
+            arena,
+        };
+        self.entries.put(key, entry);
         Ok(plan)
     }
 
@@ -131,7 +117,7 @@ impl PlanCache {
 
     /// Requests that had to be planned, or failed to be.
     pub fn n_misses(&self) -> u64 {
-        self.clock - self.n_hits
+        self.n_requests - self.n_hits
     }
 
     /// Forgets every plan.

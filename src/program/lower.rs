@@ -66,6 +66,8 @@ pub struct LowerOptions<'a> {
     /// Which kernels compute fused attention; unless that is [`AttentionChoice::Auto`], picks have
     /// no say in it.
     pub attention: AttentionChoice,
+    /// One kernel for each operator, whatever the batch ([`Program::invariant`]).
+    pub invariant: bool,
 }
 
 /// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
@@ -133,6 +135,7 @@ impl<'a> Lowering<'a> {
             ranges_of: Vec::new(),
             program: Program {
                 dtype,
+                invariant: options.invariant,
                 kernels: Vec::new(),
                 tensors: Vec::new(),
                 steps: Vec::new(),

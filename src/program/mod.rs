@@ -30,6 +30,9 @@ pub type TensorIndex = usize;
 pub struct Program {
     /// Storage type of activations and weights.
     pub dtype: DType,
+    /// Whether a sequence's results do not depend on its batch-mates, not by a bit: every step has one
+    /// kernel for all batches, which computes each row in one order of operations.
+    pub invariant: bool,
     /// Every kernel once; layers share them.
     pub kernels: Vec<KernelSpec>,
     pub tensors: Vec<Tensor>,

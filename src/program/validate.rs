@@ -49,6 +49,7 @@ impl Program {
             self.step(at as u32, step, &mut written)
                 .map_err(|problem| format!("the step `{}` {problem}", step.name))?;
         }
+        self.one_kernel_a_step()?;
         let idle = |(i, t): &(usize, &super::Tensor)| {
             matches!(t.place, Place::Planned { .. }) && written[*i].is_empty()
         };
@@ -63,6 +64,28 @@ impl Program {
             }
         }
         Ok(())
+    }
+
+    /// Whether a program that says so computes a sequence in one way whatever the batch.
+    fn one_kernel_a_step(&self) -> Result<(), String> {
+        if !self.invariant {
+            return Ok(());
+        }
+        let varies = |step: &&Step| step.variants.len() != 1 || step.when.is_some();
+        if let Some(step) = self.steps.iter().find(varies) {
+            return Err(format!(
+                "it is invariant, but which kernel computes `{}` depends on the batch",
+                step.name
+            ));
+        }
+        let by_address = |kernel: &&KernelSpec| matches!(kernel, KernelSpec::AttentionSoftmax(_));
+        match self.kernels.iter().find(by_address) {
+            Some(kernel) => Err(format!(
+                "it is invariant, but `{}` sums in an order that depends on where rows lie",
+                kernel.as_kernel().symbol()
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Whether every tensor is where it can be.

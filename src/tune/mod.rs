@@ -8,10 +8,13 @@
 //! - [`Choice`]: one of the kernels that can;
 //! - [`Range`]: a choice with the largest size that it is for;
 //! - [`Schedule`]: what is raced against what at which sizes;
+//! - [`between`]: times at sizes that were not measured;
 //! - [`settle`]: from timings to ranges;
 //! - [`Picks`]: ranges by problem, for one card and one NVRTC, as a file that people can read.
 
 mod error;
+mod interpolate;
+mod invariant;
 mod picks;
 mod problem;
 mod schedule;
@@ -22,6 +25,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use error::PicksError;
+pub use interpolate::between;
+pub use invariant::NotInvariant;
 pub use picks::{Card, MOST_BYTES, Made, Picked, Picks, Timing};
 pub use problem::{Choice, Counted, Problem};
 pub use schedule::{Heat, Schedule};
@@ -52,6 +57,45 @@ impl fmt::Display for Effort {
             Effort::Quick => "quick",
             Effort::Full => "full",
         })
+    }
+}
+
+/// Where the kernels of a problem come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// A file, or the artifact.
+    Given,
+    /// Measured on this card by an earlier run.
+    Kept,
+    Measured,
+    /// Picks that come with gemmule for this card.
+    Shipped,
+    /// The cost model.
+    Guess,
+}
+
+impl Origin {
+    /// Whose choice it is.
+    pub const fn by(self) -> &'static str {
+        match self {
+            Origin::Given => "the picks that were given",
+            Origin::Kept => "earlier measurement",
+            Origin::Measured => "measurement",
+            Origin::Shipped => "the shipped picks",
+            Origin::Guess => "the cost model",
+        }
+    }
+
+    /// In a sentence.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Origin::Given => "as given",
+            Origin::Kept => "measured before",
+            Origin::Measured => "measured now",
+            Origin::Shipped => "picks that come with gemmule for this card",
+            Origin::Guess => "the cost model's guess",
+        }
     }
 }
 

@@ -188,7 +188,22 @@ impl Problem {
             let shortest = choices.iter().filter_map(|choice| choice.most()).min();
             choices.retain(|choice| choice.most().is_none_or(|most| Some(most) == shortest));
         }
-        let cost = |choice: Choice| match (self, choice) {
+        choices.sort_by(|&a, &b| {
+            let cost = |choice| self.cost(choice, size, n_sms);
+            cost(a).total_cmp(&cost(b))
+        });
+        choices
+    }
+
+    /// A choice's estimated cycles, where it has a model of its time.
+    pub fn cycles(&self, choice: Choice, size: u64, n_sms: u32) -> Option<f64> {
+        let modelled = matches!(self, Problem::Gemm { .. });
+        modelled.then(|| self.cost(choice, size, n_sms))
+    }
+
+    /// What choices are ranked by: of GEMMs the estimated time in cycles, of others a distance.
+    pub fn cost(&self, choice: Choice, size: u64, n_sms: u32) -> f64 {
+        match (self, choice) {
             (&Problem::Gemm { n, k, dtype, .. }, Choice::Tile(tile)) => {
                 tile.cycles(size, n, k, dtype, n_sms)
             }
@@ -208,9 +223,7 @@ impl Problem {
                     _ => f64::MAX,
                 }
             }
-        };
-        choices.sort_by(|&a, &b| cost(a).total_cmp(&cost(b)));
-        choices
+        }
     }
 
     /// What is launched where nothing was measured.

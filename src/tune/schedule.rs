@@ -14,6 +14,11 @@ const FULL_LENGTHS: [u64; 2] = [16, 8192];
 /// have no cost model, and take little time to compile and to race.
 const QUICK_TILES: usize = 4;
 const QUICK_SHARINGS: usize = 6;
+/// Candidates whose estimated time is so many times the least are not raced in full either. The model was
+/// fitted to 500 rows and more, where it is within a tenth; below, it is rough.
+const HOPELESS: f64 = 4.0;
+/// Of a full schedule's sizes every eighth is raced in any case, then every fourth, and so on.
+const STRIDES: [usize; 4] = [8, 4, 2, 1];
 /// Tokens of a batch that attention is timed on, or one sequence if that is longer.
 const TOKENS: u64 = 8192;
 
@@ -21,6 +26,7 @@ const TOKENS: u64 = 8192;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     pub heats: Vec<Heat>,
+    effort: Effort,
 }
 
 /// One race. All contenders serve the size.
@@ -54,6 +60,11 @@ impl Schedule {
                 }
             };
             let most = match (effort, problem) {
+                (Effort::Full, Problem::Gemm { .. }) => {
+                    let cost = |choice: &Choice| problem.cost(*choice, size, n_sms);
+                    let least = all.first().map_or(0.0, cost);
+                    all.partition_point(|choice| cost(choice) <= HOPELESS * least)
+                }
                 (Effort::Full, _) | (_, Problem::Attention { .. }) => all.len(),
                 (Effort::Quick, Problem::Gemm { .. }) => QUICK_TILES,
                 (Effort::Quick, _) => QUICK_SHARINGS,
@@ -72,6 +83,7 @@ impl Schedule {
         });
         Self {
             heats: heats.collect(),
+            effort,
         }
     }
 
@@ -84,6 +96,37 @@ impl Schedule {
             }
         }
         choices
+    }
+
+    /// The races in the order in which they are worth most: those of the first stage are run in any
+    /// case, of the others as many as there is time for. A quick schedule has one stage.
+    ///
+    /// In a stage sizes ascend. The first has the limits of the choices, too, as ranges end there.
+    pub fn stages(&self) -> Vec<Vec<&Heat>> {
+        if self.effort == Effort::Quick {
+            return vec![self.heats.iter().collect()];
+        }
+        let limits: Vec<u64> = self
+            .choices()
+            .into_iter()
+            .filter_map(Choice::most)
+            .collect();
+        let last = self.heats.len().saturating_sub(1);
+        let first_stage = |at: usize, heat: &Heat| {
+            at.is_multiple_of(STRIDES[0]) || at == last || limits.contains(&heat.size)
+        };
+        let stage_of = |at: usize, heat: &Heat| match first_stage(at, heat) {
+            true => 0,
+            false => STRIDES
+                .iter()
+                .position(|&stride| at.is_multiple_of(stride))
+                .unwrap_or(STRIDES.len() - 1),
+        };
+        let mut stages: Vec<Vec<&Heat>> = vec![Vec::new(); STRIDES.len()];
+        for (at, heat) in self.heats.iter().enumerate() {
+            stages[stage_of(at, heat)].push(heat);
+        }
+        stages
     }
 }
 
@@ -143,13 +186,46 @@ mod tests {
     use crate::tune::problem::tests::{attention, gemm, layernorm, softmax};
 
     #[test]
-    fn a_full_schedule_has_all_candidates_at_every_size() {
+    fn a_full_schedule_has_all_candidates_that_are_not_hopeless_at_every_size() {
         let schedule = Schedule::new(&gemm(), Effort::Full, 132);
         let sizes: Vec<u64> = schedule.heats.iter().map(|h| h.size).collect();
         assert_eq!(sizes[..6], [10, 14, 20, 28, 40, 57]);
         assert_eq!(sizes.last(), Some(&28_963));
+        let all = gemm().candidates();
         for heat in &schedule.heats {
-            assert_eq!(heat.contenders.len(), gemm().candidates().len());
+            let cost = |choice: &Choice| gemm().cost(*choice, heat.size, 132);
+            let least = all.iter().map(cost).fold(f64::MAX, f64::min);
+            for choice in &all {
+                let hopeful = cost(choice) <= HOPELESS * least;
+                assert!(!hopeful || heat.contenders.contains(choice), "{heat:?}");
+            }
+            assert!(heat.contenders.len() >= 4, "{heat:?}");
+        }
+        let raced: usize = schedule.heats.iter().map(|h| h.contenders.len()).sum();
+        assert!(raced < all.len() * schedule.heats.len(), "{raced}");
+        // Where there is no model, all are.
+        for heat in Schedule::new(&layernorm(), Effort::Full, 132).heats {
+            assert_eq!(heat.contenders.len(), layernorm().candidates().len());
+        }
+    }
+
+    #[test]
+    fn stages_go_from_coarse_to_fine_and_have_every_race_once() {
+        for problem in [gemm(), attention(64), layernorm()] {
+            let full = Schedule::new(&problem, Effort::Full, 132);
+            let stages = full.stages();
+            let mut sizes: Vec<u64> = stages.iter().flatten().map(|h| h.size).collect();
+            sizes.sort_unstable();
+            let all: Vec<u64> = full.heats.iter().map(|h| h.size).collect();
+            assert_eq!(sizes, all);
+            let coarse: Vec<u64> = stages[0].iter().map(|h| h.size).collect();
+            assert!(coarse.is_sorted() && coarse.len() * 2 < all.len() + 6);
+            assert_eq!((coarse.first(), coarse.last()), (all.first(), all.last()));
+            for limit in problem.candidates().into_iter().filter_map(Choice::most) {
+                assert!(coarse.contains(&limit), "{limit}");
+            }
+            let quick = Schedule::new(&problem, Effort::Quick, 132);
+            assert_eq!(quick.stages(), [quick.heats.iter().collect::<Vec<_>>()]);
         }
     }
 

@@ -10,9 +10,20 @@ const WORTH_A_RANGE: f64 = 0.02;
 pub struct Sample {
     pub size: u64,
     pub us: Vec<(Choice, f64)>,
+    /// How much the size counts: 1 where it was measured.
+    pub weight: f64,
 }
 
 impl Sample {
+    /// What was measured.
+    pub fn new(size: u64, us: Vec<(Choice, f64)>) -> Self {
+        Self {
+            size,
+            us,
+            weight: 1.0,
+        }
+    }
+
     /// What a choice took; `None` where it was not raced, or was wrong.
     pub fn of(&self, choice: Choice) -> Option<f64> {
         self.us
@@ -28,7 +39,7 @@ impl Sample {
 }
 
 /// The ranges, at most so many, that lose the least: over the sizes, the sum of the time above the
-/// best choice's as a part of it, and 0.02 for each range after the first. So a range that noise
+/// best choice's as a part of it, times the size's weight, and 0.02 for each range after the first. So a range that noise
 /// alone would make is not made, and where there would be too many, those are joined that cost
 /// least.
 ///
@@ -48,16 +59,33 @@ pub fn settle(samples: &[Sample], most_ranges: usize) -> Vec<Range> {
             choices.push(choice);
         }
     }
+    // By choice and number of samples: what it loses on so many of the first, and on how many of them it was
+    // not timed. So that a range's loss is a difference of two.
+    let sums: Vec<Vec<(f64, usize)>> = choices
+        .iter()
+        .map(|&choice| {
+            let mut sums = vec![(0.0, 0)];
+            for sample in &samples {
+                let (loss, missing) = sums[sums.len() - 1];
+                sums.push(match sample.of(choice) {
+                    Some(us) => (loss + sample.weight * (us / sample.best() - 1.0), missing),
+                    None => (loss, missing + 1),
+                });
+            }
+            sums
+        })
+        .collect();
     // The choice that loses least on samples[from..to], and what it loses.
     let one = |from: usize, to: usize| -> (f64, Choice) {
-        let loss = |choice: Choice| -> f64 {
-            let losses = samples[from..to].iter().map(|sample| {
-                let us = sample.of(choice).unwrap_or(f64::INFINITY);
-                us / sample.best() - 1.0
-            });
-            losses.sum()
-        };
-        let losses = choices.iter().map(|&choice| (loss(choice), choice));
+        let losses = choices.iter().zip(&sums).map(|(&choice, sums)| {
+            let ((before, missing), (after, still)) = (sums[from], sums[to]);
+            let loss = if still == missing {
+                after - before
+            } else {
+                f64::INFINITY
+            };
+            (loss, choice)
+        });
         losses.fold((f64::INFINITY, choices[0]), |best, this| {
             if this.0 < best.0 { this } else { best }
         })
@@ -138,10 +166,7 @@ mod tests {
 
     fn samples(rows: &[(u64, &[(Choice, f64)])]) -> Vec<Sample> {
         rows.iter()
-            .map(|&(size, us)| Sample {
-                size,
-                us: us.to_vec(),
-            })
+            .map(|&(size, us)| Sample::new(size, us.to_vec()))
             .collect()
     }
 
@@ -237,11 +262,9 @@ mod tests {
         let mut state = 5;
         for _ in 0..200 {
             let table: Vec<Sample> = (0..5)
-                .map(|i| Sample {
-                    size: 1 << i,
-                    us: [a, b, c]
-                        .map(|c| (c, 1.0 + (uniform(&mut state) % 100) as f64 / 100.0))
-                        .to_vec(),
+                .map(|i| {
+                    let mut us = |c| (c, 1.0 + (uniform(&mut state) % 100) as f64 / 100.0);
+                    Sample::new(1 << i, [a, b, c].map(&mut us).to_vec())
                 })
                 .collect();
             let loss = |picks: &[Choice]| -> f64 {

@@ -3,6 +3,11 @@
 // What the host says of a matrix in memory: address, extents, and the box that one copy moves.
 struct alignas(64) TensorMap { unsigned long long opaque[16]; };
 
+// Asks for a map, which the first copy would else wait for.
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
 }

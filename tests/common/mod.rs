@@ -1,8 +1,10 @@
-//! What the integration tests of bad input share.
+//! What the integration tests share.
 #![allow(
     dead_code,
     reason = "each test file is a crate of its own and uses a part"
 )]
+
+pub mod mates;
 
 use std::{
     collections::BTreeMap,

@@ -383,9 +383,8 @@ fn draw(measured: &Measured, folder: &Path) -> Result<(), Report> {
 }
 
 fn figures(measured: &Measured) -> [(&'static str, Figure); 2] {
-    let series = |name: &str, bytes: &mut dyn Iterator<Item = u64>| Series {
-        name: name.to_owned(),
-        values: bytes.map(|bytes| Some(bytes as f64 / MIB)).collect(),
+    let series = |name: &str, bytes: &mut dyn Iterator<Item = u64>| {
+        Series::new(name, bytes.map(|bytes| Some(bytes as f64 / MIB)).collect())
     };
     let figure = |title: &str, y_label: &str, series| Figure {
         title: format!("{title} ({}, {})", measured.model, measured.dtype),

@@ -1,7 +1,7 @@
 //! Where a run's time goes, and how much it computes (ByteTransformer III.B and III.D, figure 3 and
 //! table II).
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use miette::{IntoDiagnostic, Report};
 use serde::Serialize;
@@ -10,7 +10,7 @@ use super::{
     super::{Outcome, align_right, model::Runnable, print, table, write_file},
     figure::{Figure, Kind, Series},
     sets::{self, Set},
-    subject::Subject,
+    subject::Args,
 };
 use crate::{
     Engine, EngineError,
@@ -20,24 +20,6 @@ use crate::{
     program::Program,
     tensor::Extents,
 };
-
-#[derive(clap::Args)]
-pub(in crate::cli) struct Args {
-    #[command(flatten)]
-    subject: Subject,
-    #[command(flatten)]
-    sets: sets::Choice,
-    /// Write what was measured
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Draw the shares
-    #[arg(long, value_name = "FILE")]
-    figure: Option<PathBuf>,
-    #[arg(long, default_value_t = 4)]
-    warm_up: usize,
-    #[arg(long, default_value_t = 20)]
-    runs: usize,
-}
 
 /// Batches of 16, as in the paper's figure.
 const SETS: [&str; 4] = ["b16_m128", "b16_m256", "b16_m512", "b16_m1024"];
@@ -235,14 +217,10 @@ impl Measured {
     }
 
     fn figure(&self) -> Figure {
-        let series = |(index, class): (usize, Class)| Series {
-            name: class.name().to_owned(),
-            values: self
-                .rows
-                .iter()
-                .map(|row| row.classes.get(index))
-                .map(|part| part.map(|p| 100.0 * f64::from(p.share)))
-                .collect(),
+        let series = |(index, class): (usize, Class)| {
+            let parts = self.rows.iter().map(|row| row.classes.get(index));
+            let shares = parts.map(|part| part.map(|p| 100.0 * f64::from(p.share)));
+            Series::new(class.name(), shares.collect())
         };
         Figure {
             title: format!(

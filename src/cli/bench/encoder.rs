@@ -1,11 +1,15 @@
-use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, time::Duration};
 
 use miette::{IntoDiagnostic, Report, WrapErr, miette};
 use serde::Serialize;
 
 use super::{
     super::{
-        Outcome, align_right, human, model::Runnable, print, progress::Bars, table, write_file,
+        Outcome, align_right, human,
+        model::{Runnable, chosen_by},
+        print,
+        progress::Bars,
+        since_start, table, write_file,
     },
     figure::{Figure, Kind, Series},
     peers::{self, PeerTime, Peers},
@@ -81,6 +85,10 @@ struct Row {
     peers_ms: BTreeMap<String, f64>,
     /// By peer: its time over ours; above 1, ours is faster.
     ratios: BTreeMap<String, f64>,
+    /// Our time over that of the GEMMs alone, by cuBLAS.
+    time_to_floor: Option<f64>,
+    /// The time of the fastest peer that computes the whole encoder over ours.
+    best_peer_to_time: Option<f64>,
     /// Bytes of intermediate tensors.
     #[serde(skip)]
     bytes: u64,
@@ -106,6 +114,7 @@ struct Lens<'a> {
 pub(in crate::cli) fn run(args: Args) -> Outcome {
     let sets = sets::named(sets::load(args.workloads.as_deref())?, &args.sets)?;
     let engine = Runnable::build(args.model.builder()?.outputs(["last_hidden_state"]))?;
+    let started = first_result(&engine, &sets)?;
     // Asked before anything is timed: a Python that was named and has no PyTorch ends the run.
     let peers = find_peers(&args, &engine)?;
     let (sets, skipped) = served(sets, engine.limits().longest);
@@ -139,7 +148,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     print(&format!("{}\n", shown(&rows)))?;
     let beside = peers.map_or_else(String::new, |(p, _)| {
         format!(
-            "; the ratio is the time of {} over ours: above 1, ours is faster",
+            "; beside it {}; time/floor: our time over that of the GEMMs alone, by cuBLAS; best peer/time: the fastest other peer's time over ours: above 1, ours is faster",
             p.what
         )
     });
@@ -150,6 +159,10 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         args.runs,
         args.warm_up
     ))?;
+    if let Some(line) = chosen_by(&engine) {
+        print(&format!("kernels: {line}\n"))?;
+    }
+    print(&started)?;
     for line in &skipped {
         print(&format!("{line}\n"))?;
     }
@@ -169,6 +182,32 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         print(&format!("drew {}\n", file.display()))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the first set once and says when after the process started its result was there.
+fn first_result(engine: &Engine, sets: &[Set]) -> Result<String, Report> {
+    let Some(set) = served(sets.to_vec(), engine.limits().longest)
+        .0
+        .into_iter()
+        .next()
+    else {
+        return Ok(String::new());
+    };
+    engine.session()?.run(&set.batch(&engine.limits())?)?;
+    let seconds = since_start().as_secs_f64();
+    let times = engine.load_times();
+    let part = |time: Duration| time.as_secs_f64();
+    Ok(format!(
+        "first result, of {}, {seconds:.3} s after the start: program {:.3} s, choosing kernels {:.3} s, source {:.3} s, {} kernels compiled and {} from the cache {:.3} s, weights {:.3} s\n",
+        set.name,
+        part(times.compile),
+        part(times.tune),
+        part(times.emit),
+        times.compiled,
+        times.cached,
+        part(times.jit),
+        part(times.weights),
+    ))
 }
 
 /// The peers, and the sizes that they need.
@@ -225,6 +264,8 @@ fn time(args: &Args, engine: &Engine, sets: &[Set]) -> Result<Vec<Row>, Report> 
             host_us: timing.host_median().map(Into::into),
             peers_ms: BTreeMap::new(),
             ratios: BTreeMap::new(),
+            time_to_floor: None,
+            best_peer_to_time: None,
             bytes: engine.bytes_needed(&batch)?,
         });
         bars.show("sets", rows.len(), sets.len());
@@ -241,6 +282,19 @@ fn join(rows: &mut [Row], times: &[PeerTime]) {
             row.peers_ms.insert(time.who.clone(), ms);
         }
     }
+    for row in rows {
+        let floor = PeerVariant::Floor.name();
+        row.time_to_floor = row.ratios.get(floor).map(|ratio| 1.0 / ratio);
+        let whole = row.ratios.iter().filter(|(who, _)| *who != floor);
+        row.best_peer_to_time = whole.map(|(_, ratio)| *ratio).min_by(f64::total_cmp);
+    }
+}
+
+/// The geometric mean over the sets that have a value, if there are two or more.
+fn geometric_mean(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    let logs: Vec<f64> = values.flatten().map(f64::ln).collect();
+    let mean = logs.iter().sum::<f64>() / logs.len() as f64;
+    (logs.len() > 1).then(|| mean.exp())
 }
 
 /// Peers that have a time, by name.
@@ -257,14 +311,16 @@ fn peers_of(rows: &[Row]) -> Vec<&str> {
 
 fn shown(rows: &[Row]) -> comfy_table::Table {
     let peers = peers_of(rows);
-    let headings: Vec<String> = peers
-        .iter()
-        .flat_map(|who| [format!("{who} ms"), "ratio".to_owned()])
-        .collect();
-    let mut header = vec!["set", "tokens", "ms", "tokens/s", "host µs", "activations"];
-    header.extend(headings.iter().map(String::as_str));
-    let mut shown = table(&header);
+    let mut header: Vec<String> = ["set", "tokens", "ms", "tokens/s", "host µs", "activations"]
+        .map(str::to_owned)
+        .to_vec();
+    header.extend(peers.iter().map(|who| format!("{who} ms")));
+    if !peers.is_empty() {
+        header.extend(["time/floor", "best peer/time"].map(str::to_owned));
+    }
+    let mut shown = table(&header.iter().map(String::as_str).collect::<Vec<_>>());
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "—".to_owned());
+    let ratio = |value: Option<f64>| or_dash(value.map(|r| format!("{r:.3}")));
     for row in rows {
         let mut cells = vec![
             row.set.clone(),
@@ -276,8 +332,18 @@ fn shown(rows: &[Row]) -> comfy_table::Table {
         ];
         for &who in &peers {
             cells.push(or_dash(row.peers_ms.get(who).map(|ms| format!("{ms:.4}"))));
-            cells.push(or_dash(row.ratios.get(who).map(|r| format!("{r:.2}"))));
         }
+        if !peers.is_empty() {
+            cells.extend([ratio(row.time_to_floor), ratio(row.best_peer_to_time)]);
+        }
+        shown.add_row(cells);
+    }
+    let to_floor = geometric_mean(rows.iter().map(|r| r.time_to_floor));
+    let to_peer = geometric_mean(rows.iter().map(|r| r.best_peer_to_time));
+    if to_floor.is_some() || to_peer.is_some() {
+        let mut cells = vec!["geometric mean".to_owned()];
+        cells.resize(header.len() - 2, String::new());
+        cells.extend([ratio(to_floor), ratio(to_peer)]);
         shown.add_row(cells);
     }
     align_right(&mut shown, 1..header.len());
@@ -286,15 +352,11 @@ fn shown(rows: &[Row]) -> comfy_table::Table {
 
 /// Bars by set (figures 10 and 11 of TurboTransformers, 14 of ByteTransformer).
 fn figure(rows: &[Row], title: String) -> Figure {
-    let mut series = vec![Series {
-        name: "gemmule".to_owned(),
-        values: rows.iter().map(|r| Some(r.ms)).collect(),
-    }];
+    let ours = rows.iter().map(|r| Some(r.ms)).collect();
+    let mut series = vec![Series::new("gemmule", ours)];
     for who in peers_of(rows) {
-        series.push(Series {
-            name: format!("PyTorch, {who}"),
-            values: rows.iter().map(|r| r.peers_ms.get(who).copied()).collect(),
-        });
+        let theirs = rows.iter().map(|r| r.peers_ms.get(who).copied());
+        series.push(Series::new(format!("PyTorch, {who}"), theirs.collect()));
     }
     Figure {
         title,
@@ -319,6 +381,8 @@ mod tests {
             host_us: Some(15.0),
             peers_ms: BTreeMap::new(),
             ratios: BTreeMap::new(),
+            time_to_floor: None,
+            best_peer_to_time: None,
             bytes: 1,
         };
         vec![row("short", 1.0), row("long", 4.0)]
@@ -346,8 +410,24 @@ mod tests {
             (rows[1].ratios["packed"], rows[1].ratios["floor"]),
             (2.0, 0.75)
         );
+        assert_eq!(
+            (rows[0].time_to_floor, rows[1].time_to_floor),
+            (None, Some(4.0 / 3.0))
+        );
+        // The floor computes less than the encoder, and is no peer of it.
+        assert_eq!(
+            (rows[0].best_peer_to_time, rows[1].best_peer_to_time),
+            (Some(1.5), Some(2.0))
+        );
         let text = shown(&rows).to_string();
         assert!(text.contains("floor ms") && text.contains('—'), "{text}");
+        // √(1.5 · 2).
+        assert!(
+            text.contains("geometric mean") && text.contains("1.732"),
+            "{text}"
+        );
+        assert_eq!(geometric_mean([Some(2.0), None].into_iter()), None);
+        assert!(!shown(&super::tests::rows()).to_string().contains("floor"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use plotters::{
     prelude::*,
 };
 
-use draw::{Area, Look, bar, line, mark, write};
+use draw::{Area, Look, bar, line, mark, point_at, write};
 use layout::{Layout, TEXT, width_of};
 use palette::{MOST_SERIES, Paint, paint};
 use scale::{floor_125, linear_ticks, log_ticks, number};
@@ -58,6 +58,18 @@ pub(in crate::cli) struct Series {
     pub name: String,
     /// One for each group, finite and from 0 on; `None` where nothing was measured.
     pub values: Vec<Option<f64>>,
+    /// Groups in which its bar has a mark under it.
+    pub marked: Vec<usize>,
+}
+
+impl Series {
+    pub(in crate::cli) fn new(name: impl Into<String>, values: Vec<Option<f64>>) -> Self {
+        Self {
+            name: name.into(),
+            values,
+            marked: Vec::new(),
+        }
+    }
 }
 
 impl Figure {
@@ -264,6 +276,9 @@ impl Figure {
                 let (from, to) = layout.bar_of(group, i);
                 let y = y_of(value);
                 bar(root, (from, y), (to, lower), &paint(i))?;
+                if series.marked.contains(&group) {
+                    point_at(root, ((from + to) / 2, lower))?;
+                }
                 if let Some(look) = look() {
                     write(root, &number(value), ((from + to) / 2, y - 4), look)?;
                 }

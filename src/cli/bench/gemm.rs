@@ -9,8 +9,8 @@ use crate::{
     engine::emit,
     jit::Jit,
     kernels::{
-        Kernel, KernelSpec,
-        gemm::{Activation, Epilogue, Gemm, Tile},
+        Instructions, KernelSpec,
+        gemm::{Activation, EitherGemm, Epilogue, Gemm, GemmWgmma, Tile},
     },
     runtime::cuda::{Contender, Contest, Device, Timed},
     tensor::Extents,
@@ -100,7 +100,7 @@ struct Row {
     dtype: &'static str,
     /// A kernel's symbol, or `cublasLt`.
     who: String,
-    /// Whether this is what a model launches on a card that has no kernels of its own.
+    /// Whether this is what a model launches here where nothing was tuned.
     picked: bool,
     us: f64,
     tflops: f64,
@@ -118,19 +118,20 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     };
     let device = Device::open(ordinal).into_diagnostic()?;
     let target = device.target().into_diagnostic()?;
-    let problems: Vec<(u64, Vec<Gemm>)> = args
+    let instructions = target.instructions();
+    let problems: Vec<(u64, Vec<EitherGemm>)> = args
         .sizes
         .iter()
         .flat_map(|&size| args.rows.iter().map(move |&rows| (size, rows)))
-        .map(|(size, rows)| (rows, kernels(size, rows, &args)))
+        .map(|(size, rows)| (rows, kernels(size, rows, instructions, &args)))
         .collect();
-    let gemms: Vec<Gemm> = problems
+    let gemms: Vec<EitherGemm> = problems
         .iter()
         .flat_map(|(_, gemms)| gemms.iter().cloned())
         .collect::<BTreeSet<_>>()
         .into_iter()
         .collect();
-    let specs: Vec<KernelSpec> = gemms.iter().cloned().map(KernelSpec::from).collect();
+    let specs: Vec<KernelSpec> = gemms.iter().map(EitherGemm::spec).collect();
     let bars = Bars::new();
     let cubins = Jit::open()
         .into_diagnostic()?
@@ -165,42 +166,76 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     })
 }
 
-/// What a model launches on a card that has no kernels of its own, then the others to time.
-fn kernels(size: WeightSize, rows: u64, args: &Args) -> Vec<Gemm> {
-    let (_, picked) = Gemm::variants(size.n, size.k, args.dtype, args.epilogue.into())
+/// What a model launches where nothing was tuned, then the others to time.
+fn kernels(
+    size: WeightSize,
+    rows: u64,
+    instructions: Instructions,
+    args: &Args,
+) -> Vec<EitherGemm> {
+    let WeightSize { n, k } = size;
+    let (dtype, epilogue) = (args.dtype, args.epilogue.into());
+    let variants = match instructions {
+        Instructions::Hopper => GemmWgmma::variants(n, k, dtype, epilogue),
+        Instructions::Ampere => Gemm::variants(n, k, dtype, epilogue)
+            .into_iter()
+            .map(|(end, gemm)| (end, EitherGemm::Any(gemm)))
+            .collect(),
+    };
+    let (_, picked) = variants
         .into_iter()
         .find(|(end, _)| end.is_none_or(|end| rows <= end))
         .expect("the last variant serves all row counts");
-    let mut kernels = vec![picked.clone()];
+    let mut kernels = vec![picked];
     if args.all_tiles {
-        let others = Tile::candidates(args.dtype).iter();
-        kernels.extend(others.filter(|t| **t != picked.tile).map(|&tile| Gemm {
-            tile,
-            ..picked.clone()
-        }));
+        let any = Tile::candidates(dtype).iter().map(|&tile| {
+            EitherGemm::Any(Gemm {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })
+        });
+        let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
+        let hopper = hopper.iter().map(|&tile| {
+            EitherGemm::Hopper(GemmWgmma {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })
+        });
+        for kernel in any.chain(hopper) {
+            if kernel != kernels[0] {
+                kernels.push(kernel);
+            }
+        }
     }
     kernels
 }
 
 /// What was measured on one problem.
-fn rows_of(n_rows: u64, picked: &Gemm, timed: &[Timed]) -> Vec<Row> {
+fn rows_of(n_rows: u64, picked: &EitherGemm, timed: &[Timed]) -> Vec<Row> {
+    let shape = picked.plain();
     let library = timed
         .iter()
         .find(|t| matches!(t.contender, Contender::CublasLt { .. }))
         .map(|t| t.us);
-    let operations = 2.0 * n_rows as f64 * f64::from(picked.n) * f64::from(picked.k);
+    let operations = 2.0 * n_rows as f64 * f64::from(shape.n) * f64::from(shape.k);
     timed
         .iter()
         .map(|t| Row {
             rows: n_rows,
-            n: picked.n,
-            k: picked.k,
-            dtype: picked.dtype.name(),
+            n: shape.n,
+            k: shape.k,
+            dtype: shape.dtype.name(),
             who: match &t.contender {
-                Contender::Kernel(gemm) => gemm.symbol(),
+                Contender::Kernel(kernel) => kernel.spec().as_kernel().symbol(),
                 Contender::CublasLt { .. } => "cublasLt".to_owned(),
             },
-            picked: matches!(&t.contender, Contender::Kernel(gemm) if gemm == picked),
+            picked: matches!(&t.contender, Contender::Kernel(kernel) if kernel == picked),
             us: t.us,
             tflops: operations / t.us / 1e6,
             ratio_to_cublas_lt: library.map(|us| us / t.us),
@@ -277,6 +312,7 @@ mod tests {
     #[test]
     fn the_ratio_is_the_time_of_cublas_lt_over_ours() {
         let (_, gemm) = Gemm::variants(2048, 1024, DType::F16, Epilogue::default()).remove(0);
+        let gemm = EitherGemm::Any(gemm);
         let timed = |contender, us| Timed {
             contender,
             us,

@@ -16,18 +16,24 @@ use miette::{IntoDiagnostic, Report, WrapErr, miette};
 use serde::Serialize;
 
 use super::{
-    super::{Outcome, print, progress::Bars, write_file},
+    super::{
+        Outcome,
+        model::{Tuning, stage_name},
+        print,
+        progress::Bars,
+        write_file,
+    },
     peers::{self, Answers, Peers},
     sets,
 };
 use crate::{
     DType, DeviceChoice,
-    engine::emit,
+    engine::{Tuner, emit},
     jit::{Cubin, Jit},
     kernels::{Instructions, KernelSpec},
     runtime::cuda::{Device, Lap, Stopwatch},
 };
-use problem::{Family, Problem, Task};
+use problem::{Family, Launched, Problem, Task};
 
 #[derive(clap::Args)]
 pub(in crate::cli) struct Args {
@@ -46,6 +52,8 @@ pub(in crate::cli) struct Args {
     /// PyTorch's kernels beside ours: auto (python3, if it has PyTorch), off, or a Python
     #[arg(long, value_name = "auto|off|PYTHON", default_value = "auto", num_args = 0..=1, default_missing_value = "auto")]
     peers: peers::Choice,
+    #[command(flatten)]
+    tuning: Tuning,
     /// Show every variant and every peer, not only the best
     #[arg(long)]
     all: bool,
@@ -74,7 +82,8 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         Some(device) => device.target().into_diagnostic()?.instructions(),
         None => Instructions::default(),
     };
-    let problems = problems(&args, instructions)?;
+    let launched = args.launched(device.as_ref(), instructions)?;
+    let problems = problems(&args, &launched, instructions)?;
     let request = Request {
         dtype: args.dtype.name(),
         problems: problems.iter().map(|p| &p.task).collect(),
@@ -132,6 +141,28 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
+    /// What a model launches: as tuned or given, else as shipped for the card, else as guessed.
+    fn launched(
+        &self,
+        device: Option<&Device>,
+        instructions: Instructions,
+    ) -> Result<Launched, Report> {
+        let guess = Launched::default();
+        let Some(device) = device else {
+            return Ok(guess);
+        };
+        // Which problems there are does not depend on who chooses.
+        problems(self, &guess, instructions)?;
+        let jit = Jit::open().into_diagnostic()?;
+        let bars = Bars::new();
+        let show = |stage, done, total| bars.show(stage_name(stage), done, total);
+        let chosen = Tuner::new(device, &jit, self.tuning.tune)
+            .given(self.tuning.picks.as_deref())
+            .progress(&show)
+            .choose(&guess.asked())?;
+        Ok(Launched::of(chosen))
+    }
+
     /// What kernels are timed on; `None` where none are.
     fn device(&self) -> Result<Option<Device>, Report> {
         match self.device {
@@ -144,20 +175,24 @@ impl Args {
     }
 }
 
-fn problems(args: &Args, instructions: Instructions) -> Result<Vec<Problem>, Report> {
+fn problems(
+    args: &Args,
+    launched: &Launched,
+    instructions: Instructions,
+) -> Result<Vec<Problem>, Report> {
     let mut problems = Vec::new();
     for (_, family) in Family::ALL {
         if !args.only.is_empty() && !args.only.contains(&family) {
             continue;
         }
         problems.extend(match family {
-            Family::Softmax => softmax::problems(args.dtype),
-            Family::LayerNorm => layernorm::problems(args.dtype),
+            Family::Softmax => softmax::problems(args.dtype, launched),
+            Family::LayerNorm => layernorm::problems(args.dtype, launched),
             Family::Attention => {
                 let sets = sets::load(args.workloads.as_deref())?;
-                attention::problems(args.dtype, &sets, args.workloads.is_some())?
+                attention::problems(args.dtype, launched, &sets, args.workloads.is_some())?
             }
-            Family::Gemm => gemm::problems(args.dtype, instructions),
+            Family::Gemm => gemm::problems(args.dtype, launched, instructions),
         });
     }
     Ok(problems)

@@ -17,7 +17,7 @@
 //! batched GEMMs but grouped ones, on tensor cores where storage has 16 bits; in f32, where fused
 //! attention has no tensor cores either, a thread makes each result.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use miette::{IntoDiagnostic, Report};
 use serde::Serialize;
@@ -26,7 +26,7 @@ use super::{
     super::{Outcome, align_right, model::Runnable, print, table, write_file},
     figure::{Figure, Kind, Series},
     sets::{self, Set},
-    subject::Subject,
+    subject::Args,
 };
 use crate::{
     Engine, EngineError,
@@ -34,24 +34,6 @@ use crate::{
     passes,
     program::Program,
 };
-
-#[derive(clap::Args)]
-pub(in crate::cli) struct Args {
-    #[command(flatten)]
-    subject: Subject,
-    #[command(flatten)]
-    sets: sets::Choice,
-    /// Write what was measured
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Draw the times of the rungs, as shares of the first rung's
-    #[arg(long, value_name = "FILE")]
-    figure: Option<PathBuf>,
-    #[arg(long, default_value_t = 4)]
-    warm_up: usize,
-    #[arg(long, default_value_t = 20)]
-    runs: usize,
-}
 
 /// Batches of 16, as in the paper's figure.
 const SETS: [&str; 7] = [
@@ -315,10 +297,7 @@ impl Measured {
             groups: sets.iter().map(|s| s.name.clone()).collect(),
             series: RUNGS
                 .iter()
-                .map(|rung| Series {
-                    name: rung.name.to_owned(),
-                    values: values(rung),
-                })
+                .map(|rung| Series::new(rung.name, values(rung)))
                 .collect(),
             kind: Kind::Bars,
             log_y: false,

@@ -17,7 +17,7 @@ pub(super) enum Command {
     /// Each allocator on one stream of requests of random lengths (TurboTransformers, figure 7)
     Allocators(allocators::Args),
     /// Where a run's time goes, fused and unfused: GEMM, attention, softmax, LayerNorm, other
-    Breakdown(breakdown::Args),
+    Breakdown(subject::Args),
     /// Token ids to last hidden state, on sets of lengths
     Encoder(Box<encoder::Args>),
     /// The GEMM kernels that any card runs against cuBLASLt; `bench kernels` times those of a card's own
@@ -25,7 +25,7 @@ pub(super) enum Command {
     /// Softmax, LayerNorm, attention and GEMM by shape: our variants, and PyTorch's kernels
     Kernels(kernels::Args),
     /// The passes switched on one after another, from padded and unfused to all of them
-    Ladder(ladder::Args),
+    Ladder(subject::Args),
     /// The steps before the first run: program, source, NVRTC, cache, plan
     Load(load::Args),
 }

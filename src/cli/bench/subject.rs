@@ -1,14 +1,36 @@
-//! The model that a benchmark of several programs of one description runs.
+//! What the benchmarks of several programs of one description are asked for: the model, the sets of lengths,
+//! how often, and where to write.
 
 use std::path::PathBuf;
 
 use serde_json::Value;
 
+use super::sets;
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
     engine::{Builder, shipped_configs},
     runtime::weights::RandomWeights,
 };
+
+/// The arguments of `bench ladder` and `bench breakdown`.
+#[derive(clap::Args)]
+pub(in crate::cli) struct Args {
+    #[command(flatten)]
+    pub(super) subject: Subject,
+    #[command(flatten)]
+    pub(super) sets: sets::Choice,
+    /// Write what was measured
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+    /// Draw it as SVG: of the ladder each rung's time as a share of the first one's, of the breakdown the
+    /// shares of a run
+    #[arg(long, value_name = "FILE")]
+    pub(super) figure: Option<PathBuf>,
+    #[arg(long, default_value_t = 4)]
+    pub(super) warm_up: usize,
+    #[arg(long, default_value_t = 20)]
+    pub(super) runs: usize,
+}
 
 /// A model, of which a benchmark itself says what is computed and by which passes.
 #[derive(clap::Args)]

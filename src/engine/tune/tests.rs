@@ -7,7 +7,7 @@ use insta::assert_snapshot;
 use super::*;
 use crate::{
     engine::{description, picks::write_picks, shipped_configs},
-    tune::Card,
+    tune::{Card, Choice, Picks},
 };
 
 /// A track on which the candidate that is named takes half as long as all others.
@@ -83,8 +83,21 @@ fn choosing(folder: &Path, effort: Option<Effort>) -> Choosing<'static> {
         made: made(),
         effort,
         again: false,
+        end: Instant::now() + Duration::from_secs(600),
         store: Some(Store::at(folder)),
+        shipped: HashMap::new(),
         progress: &|_, _, _| (),
+    }
+}
+
+impl Choosing<'_> {
+    fn picks(
+        &self,
+        wanted: &[Wanted],
+        given: HashMap<String, Picked>,
+        track: &mut dyn Track,
+    ) -> Result<Picks, EngineError> {
+        Ok(self.run(wanted, given, track)?.picks)
     }
 }
 
@@ -96,28 +109,32 @@ fn the_fastest_is_picked_and_kept_for_the_next_time() {
     let wanted = wanted(&problems);
     let quick = choosing(folder.path(), Some(Effort::Quick));
     let mut track = Favourite::new(TILE);
-    let picks = quick.run(&wanted, HashMap::new(), &mut track).unwrap();
+    let picks = quick.picks(&wanted, HashMap::new(), &mut track).unwrap();
     assert_eq!(picks.problems.len(), problems.len());
     assert!(!track.raced.borrow().is_empty());
 
     let mut idle = Favourite::new("nothing");
-    let again = quick.run(&wanted, HashMap::new(), &mut idle).unwrap();
+    let again = quick.picks(&wanted, HashMap::new(), &mut idle).unwrap();
     assert_eq!(again, picks);
     assert!(idle.raced.borrow().is_empty());
 
     // What was found with less effort is not enough for more, but the other way round it is.
     let full = choosing(folder.path(), Some(Effort::Full));
-    let fully = full.run(&wanted, HashMap::new(), &mut Favourite::new(TILE));
+    let fully = full.picks(&wanted, HashMap::new(), &mut Favourite::new(TILE));
     let fully = fully.unwrap();
     for (key, picked) in &fully.problems {
         assert_eq!(picked.effort, Effort::Full);
         if key.starts_with("gemm") {
-            assert_eq!(picked.ranges.len(), 1, "{key}");
-            assert_eq!(picked.ranges[0].choice.to_string(), TILE);
-            assert!(picked.timings.iter().all(|t| t.us == 1.0));
+            let problem = problems.iter().find(|p| p.key() == *key).unwrap();
+            // At sizes for which it is hopeless it was not raced.
+            for heat in Schedule::new(problem, Effort::Full, 132).heats {
+                let raced = heat.contenders.iter().any(|c| c.to_string() == TILE);
+                let timing = picked.timings.iter().find(|t| t.size == heat.size);
+                assert_eq!(timing.unwrap().us == 1.0, raced, "{key} at {}", heat.size);
+            }
         }
     }
-    let quickly = quick.run(&wanted, HashMap::new(), &mut idle).unwrap();
+    let quickly = quick.picks(&wanted, HashMap::new(), &mut idle).unwrap();
     assert_eq!(quickly, fully);
     assert!(idle.raced.borrow().is_empty());
 }
@@ -127,18 +144,83 @@ fn off_measures_nothing_and_takes_only_what_is_given() {
     let (problems, folder) = (problems(), tempfile::tempdir().unwrap());
     let wanted = wanted(&problems);
     let quick = choosing(folder.path(), Some(Effort::Quick));
-    let picks = quick.run(&wanted, HashMap::new(), &mut Favourite::new(TILE));
+    let picks = quick.picks(&wanted, HashMap::new(), &mut Favourite::new(TILE));
     let picks = picks.unwrap();
 
     let off = choosing(folder.path(), None);
     let mut idle = Favourite::new("nothing");
-    let none = off.run(&wanted, HashMap::new(), &mut idle).unwrap();
+    let none = off.picks(&wanted, HashMap::new(), &mut idle).unwrap();
     assert!(none.problems.is_empty());
     let key = problems[0].key();
     let given = HashMap::from([(key.clone(), picks.problems[&key].clone())]);
-    let one = off.run(&wanted, given, &mut idle).unwrap();
+    let one = off.picks(&wanted, given, &mut idle).unwrap();
     assert_eq!(one.problems.keys().collect::<Vec<_>>(), [&key]);
     assert!(idle.raced.borrow().is_empty());
+}
+
+#[test]
+fn shipped_picks_serve_where_nothing_is_measured_and_nothing_given() {
+    let (problems, folder) = (problems(), tempfile::tempdir().unwrap());
+    let wanted = wanted(&problems);
+    let quick = choosing(folder.path(), Some(Effort::Quick));
+    let picks = quick.picks(&wanted, HashMap::new(), &mut Favourite::new(TILE));
+    let picks = picks.unwrap().problems;
+    let keys: Vec<String> = problems.iter().map(Problem::key).collect();
+    let of = |keys: &[&String]| -> HashMap<String, Picked> {
+        let pairs = keys.iter().map(|&key| (key.clone(), picks[key].clone()));
+        pairs.collect()
+    };
+
+    let mut off = choosing(folder.path(), None);
+    off.shipped = of(&[&keys[0], &keys[1]]);
+    let mut idle = Favourite::new("nothing");
+    let chosen = off.run(&wanted, of(&[&keys[0]]), &mut idle).unwrap();
+    assert_eq!(chosen.origins.len(), problems.len());
+    let from: Vec<Origin> = keys[..3].iter().map(|key| chosen.origins[key]).collect();
+    assert_eq!(from, [Origin::Given, Origin::Shipped, Origin::Guess]);
+    assert_eq!(chosen.picks.problems.len(), 2);
+
+    // Who asks for measurements gets his own card's.
+    let mut quick = choosing(&folder.path().join("other"), Some(Effort::Quick));
+    quick.shipped = of(&[&keys[0]]);
+    let mut track = Favourite::new(TILE);
+    let chosen = quick.run(&wanted, HashMap::new(), &mut track).unwrap();
+    assert!(chosen.origins.values().all(|o| *o == Origin::Measured));
+}
+
+#[test]
+fn a_full_race_ends_with_its_time() {
+    let (problems, folder) = (problems(), tempfile::tempdir().unwrap());
+    let wanted = wanted(&problems);
+    let n_raced = |end: Instant, folder: &Path| {
+        let mut full = choosing(folder, Some(Effort::Full));
+        full.end = end;
+        let mut track = Favourite::new(TILE);
+        let picks = full.picks(&wanted, HashMap::new(), &mut track).unwrap();
+        for picked in picks.problems.values() {
+            assert!(picked.timings.windows(2).all(|t| t[0].size < t[1].size));
+            assert!(picked.timings.len() >= 3);
+        }
+        track.raced.into_inner().len()
+    };
+    let now = Instant::now();
+    let all = n_raced(now + Duration::from_secs(600), &folder.path().join("all"));
+    let n_stages = |at: usize| -> usize {
+        let of = |p: &Problem| Schedule::new(p, Effort::Full, 132).stages()[at].len();
+        problems.iter().map(of).sum()
+    };
+    assert_eq!(all, (0..4).map(n_stages).sum::<usize>());
+
+    // Without any time: the coarsest sizes of the first, and the others are guessed.
+    let mut full = choosing(&folder.path().join("few"), Some(Effort::Full));
+    full.end = now;
+    let mut track = Favourite::new(TILE);
+    let chosen = full.run(&wanted, HashMap::new(), &mut track).unwrap();
+    let first = Schedule::new(&problems[0], Effort::Full, 132);
+    assert_eq!(track.raced.borrow().len(), first.stages()[0].len());
+    let measured = |o: &&Origin| **o == Origin::Measured;
+    assert_eq!(chosen.origins.values().filter(measured).count(), 1);
+    assert_eq!(chosen.origins.len(), problems.len());
 }
 
 #[test]
@@ -146,10 +228,10 @@ fn again_measures_what_was_kept() {
     let (problems, folder) = (problems(), tempfile::tempdir().unwrap());
     let wanted = wanted(&problems);
     let mut quick = choosing(folder.path(), Some(Effort::Quick));
-    let first = quick.run(&wanted, HashMap::new(), &mut Favourite::new(TILE));
+    let first = quick.picks(&wanted, HashMap::new(), &mut Favourite::new(TILE));
     quick.again = true;
     let other = "t32x64x64_w1x4_s4";
-    let second = quick.run(&wanted, HashMap::new(), &mut Favourite::new(other));
+    let second = quick.picks(&wanted, HashMap::new(), &mut Favourite::new(other));
     assert_ne!(first.unwrap(), second.unwrap());
 }
 
@@ -158,13 +240,13 @@ fn what_is_kept_and_damaged_is_measured_anew() {
     let (problems, folder) = (problems(), tempfile::tempdir().unwrap());
     let wanted = wanted(&problems);
     let quick = choosing(folder.path(), Some(Effort::Quick));
-    let first = quick.run(&wanted, HashMap::new(), &mut Favourite::new(TILE));
+    let first = quick.picks(&wanted, HashMap::new(), &mut Favourite::new(TILE));
     let store = Store::at(folder.path());
     let file = store.file(&made(), wanted[0].problem, &wanted[0].digest);
     for damage in ["", "(format: 1", "\u{0}", "(format: 2)"] {
         std::fs::write(&file, damage).unwrap();
         let mut track = Favourite::new(TILE);
-        let again = quick.run(&wanted, HashMap::new(), &mut track).unwrap();
+        let again = quick.picks(&wanted, HashMap::new(), &mut track).unwrap();
         assert_eq!(&again, first.as_ref().unwrap(), "{damage}");
         let key = problems[0].key();
         assert!(track.raced.borrow().iter().all(|raced| *raced == key));
@@ -174,7 +256,7 @@ fn what_is_kept_and_damaged_is_measured_anew() {
     let other = store.file(&made(), wanted[1].problem, &wanted[1].digest);
     std::fs::copy(other, &file).unwrap();
     let mut track = Favourite::new(TILE);
-    quick.run(&wanted, HashMap::new(), &mut track).unwrap();
+    quick.picks(&wanted, HashMap::new(), &mut track).unwrap();
     assert!(!track.raced.borrow().is_empty());
 }
 
@@ -185,7 +267,7 @@ fn a_folder_that_cannot_be_written_stops_nothing() {
     let no_folder = folder.path().join("a_file");
     std::fs::write(&no_folder, "").unwrap();
     let quick = choosing(&no_folder, Some(Effort::Quick));
-    let picks = quick.run(&wanted, HashMap::new(), &mut Favourite::new(TILE));
+    let picks = quick.picks(&wanted, HashMap::new(), &mut Favourite::new(TILE));
     assert_eq!(picks.unwrap().problems.len(), problems.len());
 }
 
@@ -196,7 +278,7 @@ fn a_candidate_that_differs_is_never_picked() {
     let full = choosing(folder.path(), Some(Effort::Full));
     let mut track = Favourite::new(TILE);
     track.wrong.push(TILE);
-    let picks = full.run(&wanted, HashMap::new(), &mut track).unwrap();
+    let picks = full.picks(&wanted, HashMap::new(), &mut track).unwrap();
     for (problem, one) in problems.iter().zip(&wanted) {
         // The first guess is what the others are compared with.
         let guessed = |size| choice_at(&problem.guess(), size).unwrap().to_string() == TILE;
@@ -224,7 +306,7 @@ fn a_guess_that_no_other_agrees_with_is_an_error() {
     }
     let (problems, folder) = (problems(), tempfile::tempdir().unwrap());
     let quick = choosing(folder.path(), Some(Effort::Quick));
-    let error = quick.run(&wanted(&problems), HashMap::new(), &mut Odd);
+    let error = quick.picks(&wanted(&problems), HashMap::new(), &mut Odd);
     assert_snapshot!(error.unwrap_err(), @"no candidate of `gemm_bias_f16_n2304_k768` on 20 rows has the result of the first guess, t16x32x64_w1x2_s5; `gemmule kernels check` tells which are wrong");
 }
 
@@ -235,14 +317,14 @@ fn sizes_without_memory_are_left_to_the_last_range() {
     let quick = choosing(folder.path(), Some(Effort::Quick));
     let mut track = Favourite::new(TILE);
     track.memory_up_to = 600;
-    let picks = quick.run(&wanted, HashMap::new(), &mut track).unwrap();
+    let picks = quick.picks(&wanted, HashMap::new(), &mut track).unwrap();
     for picked in picks.problems.values() {
         assert!([320, 512].contains(&picked.timings.last().unwrap().size));
         assert_eq!(picked.ranges.last().unwrap().up_to, None);
     }
     track.memory_up_to = 0;
     let none = choosing(&folder.path().join("other"), Some(Effort::Quick));
-    let error = none.run(&wanted, HashMap::new(), &mut track).unwrap_err();
+    let error = none.picks(&wanted, HashMap::new(), &mut track).unwrap_err();
     assert_snapshot!(error, @"`gemm_bias_f16_n2304_k768` could not be timed at size 20, the smallest of its sizes; is there memory left on the device?");
 }
 
@@ -255,15 +337,12 @@ fn progress_counts_every_race() {
         seen.lock().unwrap().push((done, total));
     };
     let choosing = Choosing {
-        made: made(),
-        effort: Some(Effort::Quick),
-        again: false,
-        store: Some(Store::at(folder.path())),
         progress: &progress,
+        ..choosing(folder.path(), Some(Effort::Quick))
     };
     let mut track = Favourite::new(TILE);
     choosing
-        .run(&wanted(&problems), HashMap::new(), &mut track)
+        .picks(&wanted(&problems), HashMap::new(), &mut track)
         .unwrap();
     let n = track.raced.borrow().len();
     let seen = seen.lock().unwrap();
@@ -276,7 +355,7 @@ fn a_given_file_that_is_refused_is_an_error_or_tuned_anew() {
     let (problems, folder) = (problems(), tempfile::tempdir().unwrap());
     let wanted = wanted(&problems);
     let quick = choosing(&folder.path().join("store"), Some(Effort::Quick));
-    let picks = quick.run(&wanted, HashMap::new(), &mut Favourite::new(TILE));
+    let picks = quick.picks(&wanted, HashMap::new(), &mut Favourite::new(TILE));
     let file = folder.path().join("picks.ron");
     write_picks(&file, &picks.unwrap()).unwrap();
     let read = |made: &Made, mode| given(&file, made, &wanted, mode);

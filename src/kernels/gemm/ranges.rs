@@ -6,11 +6,6 @@ pub(super) const MOST_RANGES: usize = 4;
 /// A further kernel must save this part of the time, averaged over the row counts.
 const WORTH_A_KERNEL: f64 = 0.01;
 
-/// What a further kernel must save where some of the candidates are there anyway.
-const WORTH_A_RANGE: f64 = 0.002;
-/// Most ranges then.
-const MOST_FINE_RANGES: usize = 7;
-
 /// Ranges of rows with the candidate for each: up to its number of rows, inclusive; the last for all
 /// the rest. `cycles` estimates the time of a candidate on a number of rows.
 ///
@@ -21,99 +16,146 @@ pub(super) fn ranges(
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    let splits = Splits::new(n_candidates, MOST_RANGES, cycles);
-    let worth = WORTH_A_KERNEL * splits.weights;
-    let pairs = splits.best.windows(2);
-    let more = pairs.take_while(|pair| pair[0].0 - pair[1].0 >= worth);
-    splits.ranges(more.count())
+    let rows = sampled_rows();
+    // slowdown[c][i]: weighted sum, over the first i row counts, of candidate c's time over the
+    // best one's.
+    let mut slowdown = vec![vec![0.0]; n_candidates];
+    let mut weights = 0.0;
+    for &rows in &rows {
+        let times: Vec<f64> = (0..n_candidates).map(|c| cycles(rows, c)).collect();
+        let best = times.iter().copied().fold(f64::INFINITY, f64::min);
+        weights += best.sqrt();
+        for (sums, time) in slowdown.iter_mut().zip(times) {
+            sums.push(sums[sums.len() - 1] + time / best.sqrt());
+        }
+    }
+    let one_candidate = |from: usize, to: usize| {
+        let cost = |c: usize| slowdown[c][to] - slowdown[c][from];
+        (0..n_candidates)
+            .map(|c| (cost(c), c))
+            .fold((f64::INFINITY, 0), |best, this| {
+                if this.0 < best.0 { this } else { best }
+            })
+    };
+    // best[to]: the least cost of the first `to` row counts in as many ranges as made so far,
+    // and the ranges as (end, candidate).
+    let mut best: Vec<(f64, Vec<(usize, usize)>)> = (0..=rows.len())
+        .map(|to| {
+            let (cost, candidate) = one_candidate(0, to);
+            (cost, vec![(to, candidate)])
+        })
+        .collect();
+    let mut chosen = best[rows.len()].clone();
+    for _ in 1..MOST_RANGES {
+        best = (0..=rows.len())
+            .map(|to| {
+                let mut found = best[to].clone();
+                for (from, (before, ranges)) in best.iter().enumerate().take(to).skip(1) {
+                    let (cost, candidate) = one_candidate(from, to);
+                    if before + cost < found.0 {
+                        let mut ranges = ranges.clone();
+                        ranges.push((to, candidate));
+                        found = (before + cost, ranges);
+                    }
+                }
+                found
+            })
+            .collect();
+        let found = &best[rows.len()];
+        if chosen.0 - found.0 < WORTH_A_KERNEL * weights {
+            break;
+        }
+        chosen = found.clone();
+    }
+    let last = chosen.1.len() - 1;
+    chosen
+        .1
+        .iter()
+        .enumerate()
+        .map(|(i, &(end, candidate))| ((i < last).then(|| rows[end - 1]), candidate))
+        .collect()
 }
 
-/// As [`ranges`], in more of them: where what is gained in one is lost in the next, both are kept apart.
-pub(super) fn fine_ranges(
+/// Most kernels where each may serve several ranges.
+const MOST_KERNELS: usize = 6;
+/// Where a kernel is this much slower than the best one of the chosen, that one takes over.
+const WORTH_A_RANGE: f64 = 1.01;
+/// Rows of the smallest tile: between multiples of it no time of a kernel with such tiles changes.
+const STEP: u64 = 64;
+const LAST_ROWS: u64 = 16384;
+
+/// As [`ranges`], where a candidate may serve several of them, so that a kernel more brings
+/// more and the ranges may be as many as the row counts where waves begin.
+///
+/// Candidates are chosen one after the other, each the one that then saves most, at most
+/// [`MOST_KERNELS`]; beyond 16384 rows the one serves that is best in the mean of the last octave.
+pub(super) fn ranges_among(
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    let splits = Splits::new(n_candidates, MOST_FINE_RANGES, cycles);
-    let cost = |more: usize| splits.best[more].0 + more as f64 * WORTH_A_RANGE * splits.weights;
-    let most = 0..splits.best.len();
-    let least = most.min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
-    splits.ranges(least.unwrap_or(0))
-}
-
-/// The best split into one range, into at most two, and so on.
-struct Splits {
-    rows: Vec<u64>,
-    /// Of all row counts together.
-    weights: f64,
-    /// The cost, and the ranges as (end, candidate), an end being an index of `rows`.
-    best: Vec<(f64, Vec<(usize, usize)>)>,
-}
-
-impl Splits {
-    fn new(n_candidates: usize, most: usize, cycles: impl Fn(u64, usize) -> f64) -> Self {
-        let rows = sampled_rows();
-        // slowdown[c][i]: weighted sum, over the first i row counts, of candidate c's time over the
-        // best one's.
-        let mut slowdown = vec![vec![0.0]; n_candidates];
-        let mut weights = 0.0;
-        for &rows in &rows {
-            let times: Vec<f64> = (0..n_candidates).map(|c| cycles(rows, c)).collect();
-            let best = times.iter().copied().fold(f64::INFINITY, f64::min);
-            weights += best.sqrt();
-            for (sums, time) in slowdown.iter_mut().zip(times) {
-                sums.push(sums[sums.len() - 1] + time / best.sqrt());
-            }
+    let small = sampled_rows().into_iter().filter(|&rows| rows < STEP);
+    let rows: Vec<u64> = small
+        .chain((STEP..=LAST_ROWS).step_by(STEP as usize))
+        .collect();
+    let times: Vec<Vec<f64>> = rows
+        .iter()
+        .map(|&rows| (0..n_candidates).map(|c| cycles(rows, c)).collect())
+        .collect();
+    let least = |times: &[f64], of: &[usize]| {
+        let times = of.iter().map(|&c| (times[c], c));
+        times.fold((f64::INFINITY, 0), |best, this| {
+            if this.0 < best.0 { this } else { best }
+        })
+    };
+    let all: Vec<usize> = (0..n_candidates).collect();
+    // Evenly by the logarithm of rows, and by the square root of the time, as in `ranges`.
+    let weights: Vec<f64> = rows
+        .iter()
+        .zip(rows.iter().skip(1).chain([&LAST_ROWS]))
+        .zip(&times)
+        .map(|((&from, &to), times)| (to as f64 / from as f64).ln() / least(times, &all).0.sqrt())
+        .collect();
+    let cost = |of: &[usize]| -> f64 {
+        let each = times.iter().zip(&weights);
+        each.map(|(times, weight)| weight * least(times, of).0)
+            .sum()
+    };
+    let mut chosen: Vec<usize> = Vec::new();
+    let mut lowest = f64::INFINITY;
+    while chosen.len() < MOST_KERNELS {
+        let with = |c: usize| cost(&[&chosen[..], &[c]].concat());
+        let costs: Vec<f64> = all.iter().map(|&c| with(c)).collect();
+        let (found, candidate) = least(&costs, &all);
+        if found >= lowest {
+            break;
         }
-        let one_candidate = |from: usize, to: usize| {
-            let cost = |c: usize| slowdown[c][to] - slowdown[c][from];
-            (0..n_candidates)
-                .map(|c| (cost(c), c))
-                .fold((f64::INFINITY, 0), |best, this| {
-                    if this.0 < best.0 { this } else { best }
-                })
-        };
-        // best[to]: the least cost of the first `to` row counts in as many ranges as made so far.
-        let mut best: Vec<(f64, Vec<(usize, usize)>)> = (0..=rows.len())
-            .map(|to| {
-                let (cost, candidate) = one_candidate(0, to);
-                (cost, vec![(to, candidate)])
-            })
-            .collect();
-        let mut of_all = vec![best[rows.len()].clone()];
-        for _ in 1..most {
-            best = (0..=rows.len())
-                .map(|to| {
-                    let mut found = best[to].clone();
-                    for (from, (before, ranges)) in best.iter().enumerate().take(to).skip(1) {
-                        let (cost, candidate) = one_candidate(from, to);
-                        if before + cost < found.0 {
-                            let mut ranges = ranges.clone();
-                            ranges.push((to, candidate));
-                            found = (before + cost, ranges);
-                        }
-                    }
-                    found
-                })
-                .collect();
-            of_all.push(best[rows.len()].clone());
-        }
-        Self {
-            rows,
-            weights,
-            best: of_all,
+        (lowest, chosen) = (found, [&chosen[..], &[candidate]].concat());
+    }
+    let last_octave = rows.partition_point(|&rows| rows < LAST_ROWS / 2);
+    let mut means = vec![0.0; n_candidates];
+    for times in &times[last_octave..] {
+        for (mean, time) in means.iter_mut().zip(times) {
+            *mean += time / least(times, &all).0;
         }
     }
-
-    /// The split that was found with `more` ranges than one.
-    fn ranges(&self, more: usize) -> Vec<(Option<u64>, usize)> {
-        let ranges = &self.best[more].1;
-        let last = ranges.len() - 1;
-        let end = |i: usize, end: usize| (i < last).then(|| self.rows[end - 1]);
-        let ranges = ranges.iter().enumerate();
-        ranges
-            .map(|(i, &(to, candidate))| (end(i, to), candidate))
-            .collect()
+    let (_, of_the_rest) = least(&means, &chosen);
+    let mut ranges: Vec<(Option<u64>, usize)> = Vec::new();
+    let picks = rows
+        .iter()
+        .zip(&times)
+        .map(|(&rows, times)| (Some(rows), times));
+    for (end, times) in picks {
+        let (time, best) = least(times, &chosen);
+        match ranges.last_mut() {
+            Some((up_to, current)) if times[*current] <= time * WORTH_A_RANGE => *up_to = end,
+            _ => ranges.push((end, best)),
+        }
     }
+    match ranges.last_mut() {
+        Some((up_to, current)) if *current == of_the_rest => *up_to = None,
+        _ => ranges.push((None, of_the_rest)),
+    }
+    ranges
 }
 
 /// Row counts from 1 to 16384: all powers of two, and seven between each and the next.

@@ -32,6 +32,8 @@ impl Lowering<'_> {
             Some(ranges) => ranges,
             None => self.ranges(&problem).map_err(unsupported)?,
         };
+        self.check_invariant(&problem, &ranges)
+            .map_err(unsupported)?;
         let parts = parts(&problem, &ranges).map_err(unsupported)?;
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         let mut named: HashMap<&str, TensorIndex> = HashMap::from([("out", out)]);

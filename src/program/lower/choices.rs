@@ -9,7 +9,7 @@ use crate::{
         layernorm::{BiasResidualLayerNorm, LayerNorm},
     },
     program::{Limit, Padding},
-    tune::{Counted, Problem, Range},
+    tune::{Counted, NotInvariant, Problem, Range},
 };
 
 impl Lowering<'_> {
@@ -82,10 +82,48 @@ impl Lowering<'_> {
             })?,
             None => None,
         };
-        let ranges = picked.map_or_else(|| problem.guess(), <[_]>::to_vec);
+        let ranges = match (picked, self.program.invariant) {
+            (Some(picked), _) => picked.to_vec(),
+            (None, false) => problem.guess(),
+            (None, true) => {
+                let choice = problem.for_all_sizes().map_err(varies)?;
+                vec![Range {
+                    up_to: None,
+                    choice,
+                }]
+            }
+        };
+        self.check_invariant(problem, &ranges)?;
         self.ranges_of.push((problem.clone(), ranges.clone()));
         Ok(ranges)
     }
+}
+
+impl Lowering<'_> {
+    /// Whether an invariant program may launch these.
+    pub(super) fn check_invariant(
+        &self,
+        problem: &Problem,
+        ranges: &[Range],
+    ) -> Result<(), String> {
+        match self.program.invariant {
+            true => problem.check_invariant(ranges).map_err(varies),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Why no invariant program can be made, and what to do.
+fn varies(reason: NotInvariant) -> String {
+    let mend = match reason {
+        NotInvariant::Ranges { .. } => {
+            "leave the picks out, give some of one range, or leave --invariant out"
+        }
+        NotInvariant::Choice { .. } | NotInvariant::NoChoice { .. } => {
+            "leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out"
+        }
+    };
+    format!("{reason}; {mend}")
 }
 
 pub(super) fn limit(problem: &Problem, range: &Range) -> Option<Limit> {

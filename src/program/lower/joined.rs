@@ -40,7 +40,9 @@ impl Lowering<'_> {
             return Ok(None);
         };
         let operands = graph.operands(norm);
+        // An invariant program launches the same whatever the batch.
         let is_pair = self.instructions == Instructions::Hopper
+            && !self.program.invariant
             && epilogue == Epilogue::default()
             && graph.sole_consumer(linear) == Some(norm)
             && operands[0] == linear

@@ -10,7 +10,7 @@ use std::{
 };
 
 use chunks::Chunks;
-use ops::{OpError, Read};
+use ops::{OpError, Read, Sums};
 
 use super::{
     AllocatorChoice, MemoryUse, MemoryWork, Output, Planner, PlannerError,
@@ -282,9 +282,15 @@ impl<'a> Run<'a> {
             // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
             .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
             .collect();
-        ops::run(kernel, &extents, &reads, &mut writes).map_err(|source| CpuError::Step {
-            step: step.name.clone(),
-            source,
+        let sums = match program.invariant {
+            true => Sums::Invariant,
+            false => Sums::Fastest,
+        };
+        ops::run_in(sums, kernel, &extents, &reads, &mut writes).map_err(|source| {
+            CpuError::Step {
+                step: step.name.clone(),
+                source,
+            }
         })?;
         Ok(Some(kernel))
     }

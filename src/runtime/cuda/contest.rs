@@ -14,8 +14,8 @@ use super::{
 use crate::{
     jit::Cubin,
     kernels::{
-        Kernel, KernelSpec, Tolerance,
-        gemm::{Epilogue, Gemm, activate_f64},
+        Kernel, Tolerance,
+        gemm::{EitherGemm, Epilogue, Gemm, activate_f64},
         trial::Difference,
     },
     plan::ALIGNMENT,
@@ -36,7 +36,7 @@ pub struct Contest {
 /// Whose GEMM was timed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contender {
-    Kernel(Gemm),
+    Kernel(EitherGemm),
     /// The fastest of so many algorithms, without an epilogue.
     CublasLt {
         n_algorithms: usize,
@@ -74,15 +74,19 @@ impl Contest {
 
     /// Times `kernels`, all of one shape, storage type and epilogue, on `rows` rows, and
     /// cuBLASLt's plain GEMM, which comes first where it serves the shape.
-    pub fn run(&self, rows: u64, kernels: &[(Gemm, &Cubin)]) -> Result<Vec<Timed>, CudaError> {
-        let Some((first, _)) = kernels.first() else {
+    pub fn run(
+        &self,
+        rows: u64,
+        kernels: &[(EitherGemm, &Cubin)],
+    ) -> Result<Vec<Timed>, CudaError> {
+        let Some(first) = kernels.first().map(|(kernel, _)| kernel.plain()) else {
             return Ok(Vec::new());
         };
         let sets = Sets::new(
             self.stopwatch.device(),
             self.stopwatch.stream(),
             rows,
-            first,
+            &first,
         )?;
         let mut timed = Vec::new();
         let mut want = None;
@@ -112,18 +116,14 @@ impl Contest {
             }
             want = products.map(|p| finish(p, &sets.bias, first.epilogue));
         }
-        for (gemm, cubin) in kernels {
-            let loaded = Loaded::new(
-                self.stopwatch.device(),
-                &KernelSpec::from(gemm.clone()),
-                cubin,
-            )?;
+        for (kernel, cubin) in kernels {
+            let loaded = Loaded::new(self.stopwatch.device(), &kernel.spec(), cubin)?;
             let extents = Extents::default().with_rows(rows);
             let launch = |set: u64| {
                 let [x, weight, bias, out] = sets.addresses(set);
                 let all = [x, weight, bias, out];
                 let without_bias = [x, weight, out];
-                let pointers = if gemm.epilogue.bias {
+                let pointers = if first.epilogue.bias {
                     &all[..]
                 } else {
                     &without_bias[..]
@@ -142,11 +142,11 @@ impl Contest {
             sets.forget_result(self.stopwatch.stream())?;
             let us = self.stopwatch.time(sets.n, REPLAYS, launch)?;
             let difference = want.as_ref().map(|want| {
-                let tolerance = of_two_results(gemm.tolerance());
+                let tolerance = of_two_results(first.tolerance());
                 sets.download().map(|got| tolerance.compare(&got, want))
             });
             timed.push(Timed {
-                contender: Contender::Kernel(gemm.clone()),
+                contender: Contender::Kernel(kernel.clone()),
                 us,
                 difference: difference.transpose()?,
             });

@@ -7,11 +7,9 @@
 use std::{num::NonZeroUsize, sync::Arc};
 
 use cudarc::driver::{CudaGraph, CudaStream, sys};
+use lru::LruCache;
 
-use super::{
-    error::{CudaError, During},
-    recent::Recent,
-};
+use super::error::{CudaError, During};
 use crate::{plan::Plan, tensor::Extents};
 
 /// Graphs that are kept; the one unused for longest makes room.
@@ -29,8 +27,8 @@ pub(super) struct Graphs {
     /// Shapes that were seen once, as capturing costs more than one run gains; and where their
     /// tensors were, as an allocator may place a shape elsewhere when it comes again, without any
     /// chunk having moved.
-    seen: Recent<Key, Arc<Plan>>,
-    kept: Recent<Key, (Arc<Plan>, CudaGraph)>,
+    seen: LruCache<Key, Arc<Plan>>,
+    kept: LruCache<Key, (Arc<Plan>, CudaGraph)>,
 }
 
 // SAFETY: a graph is a handle that any thread may use, one at a time; cudarc binds the context to
@@ -40,8 +38,8 @@ unsafe impl Send for Graphs {}
 impl Default for Graphs {
     fn default() -> Self {
         Self {
-            seen: Recent::new(REMEMBERED),
-            kept: Recent::new(KEPT),
+            seen: LruCache::new(REMEMBERED),
+            kept: LruCache::new(KEPT),
         }
     }
 }
@@ -68,16 +66,16 @@ impl Graphs {
             if same(of) {
                 return replay(graph);
             }
-            self.kept.remove(&key);
+            self.kept.pop(&key);
         }
         if self.seen.get(&key).is_some_and(same) {
             let graph = capture(stream, THREAD, launch)?;
             replay(&graph)?;
-            self.seen.remove(&key);
-            self.kept.insert(key, (Arc::clone(plan), graph));
+            self.seen.pop(&key);
+            self.kept.put(key, (Arc::clone(plan), graph));
         } else {
             launch()?;
-            self.seen.insert(key, Arc::clone(plan));
+            self.seen.put(key, Arc::clone(plan));
         }
         Ok(())
     }

@@ -8,7 +8,6 @@ mod error;
 mod graphs;
 mod memory;
 mod model;
-mod recent;
 mod session;
 mod stopwatch;
 mod watch;

@@ -249,8 +249,8 @@ impl Loaded {
 }
 
 impl Matrix {
-    /// Describes the matrix at `address` for boxes of the map's size, whose rows lie in shared
-    /// memory in the order of the 128-byte swizzle. What is read outside the matrix is zero.
+    /// Describes the matrix at `address` for boxes of the map's size and order in shared memory.
+    /// What is read outside the matrix is zero.
     fn describe(
         &self,
         address: sys::CUdeviceptr,
@@ -269,6 +269,10 @@ impl Matrix {
         let dims = [self.columns, rows];
         let pitch = [self.columns * self.dtype.bytes()];
         let sizes = [self.map.box_columns, self.map.box_rows];
+        let swizzle = match self.map.box_columns {
+            64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        };
         let mut map = std::mem::MaybeUninit::uninit();
         // SAFETY: the arrays have two dimensions, and one pitch fewer.
         unsafe {
@@ -282,7 +286,7 @@ impl Matrix {
                 sizes.as_ptr(),
                 [1, 1].as_ptr(),
                 Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                swizzle,
                 Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )

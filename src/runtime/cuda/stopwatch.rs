@@ -47,6 +47,16 @@ pub struct Stopwatch {
     device: Device,
     stream: Arc<CudaStream>,
     replays: usize,
+    /// Times the best one's time from which on a chain is not timed further.
+    hopeless: f64,
+}
+
+/// How long a chain is timed.
+struct Patience {
+    replays: usize,
+    warm_up_ms: f32,
+    /// Chains that take longer in their first two replays have no more of them.
+    most_us: f64,
 }
 
 /// How a chain of launches did.
@@ -69,12 +79,20 @@ impl Stopwatch {
             device: device.clone(),
             stream,
             replays: REPLAYS,
+            hopeless: f64::INFINITY,
         })
     }
 
     /// The median of so many replays, for races that are many.
     pub fn with_replays(mut self, replays: usize) -> Self {
         self.replays = replays;
+        self
+    }
+
+    /// Chains that take so many times the time of the best one before them get no more than two replays
+    /// and a short warm-up: what they took is then known less well, and that they are slower is.
+    pub fn giving_up(mut self, hopeless: f64) -> Self {
+        self.hopeless = hopeless;
         self
     }
 
@@ -115,7 +133,17 @@ impl Stopwatch {
                 .zip(cubins)
                 .map(|(launch, cubin)| Loaded::new(&self.device, &launch.kernel, cubin))
                 .collect::<Result<Vec<_>, _>>()?;
-            let us = self.time(operands.n_sets, self.replays, |set| {
+            let best = laps.iter().map(|lap: &Lap| lap.us);
+            let effort = Patience {
+                replays: self.replays,
+                // Of the first, as its operands were just made, and the device was idle.
+                warm_up_ms: match laps.is_empty() || self.hopeless.is_infinite() {
+                    true => WARM_UP_MS,
+                    false => WARM_UP_MS / 5.0,
+                },
+                most_us: self.hopeless * best.fold(f64::INFINITY, f64::min),
+            };
+            let us = self.time_with(effort, operands.n_sets, |set| {
                 for (launch, loaded) in chain.launches.iter().zip(&loaded) {
                     let at = |&tensor: &usize| operands.at(set, tensor);
                     let pointers: Vec<_> = launch.operands.iter().map(at).collect();
@@ -157,6 +185,20 @@ impl Stopwatch {
         replays: usize,
         launch: impl Fn(u64) -> Result<(), CudaError>,
     ) -> Result<f64, CudaError> {
+        let patience = Patience {
+            replays,
+            warm_up_ms: WARM_UP_MS,
+            most_us: f64::INFINITY,
+        };
+        self.time_with(patience, n_sets, launch)
+    }
+
+    fn time_with(
+        &self,
+        patience: Patience,
+        n_sets: u64,
+        launch: impl Fn(u64) -> Result<(), CudaError>,
+    ) -> Result<f64, CudaError> {
         // Once outside the graph: code is loaded at the first launch, which a capture may refuse.
         launch(0)?;
         self.synchronize()?;
@@ -174,19 +216,23 @@ impl Stopwatch {
         let replay = || graph.launch().during(|| "launch a graph".into());
         let mut timing = Timing::default();
         let mut warmed_ms = 0.0;
-        while timing.ms.len() < replays {
+        let us = |ms: f32| f64::from(ms) * 1e3 / n_launches as f64;
+        while timing.ms.len() < patience.replays {
             // One replay before the timed one, so that the device is busy while the host hands
             // it the start event and the graph: that takes as long as several small GEMMs.
             replay()?;
             let ms = watch.lap(replay)?;
-            if warmed_ms < WARM_UP_MS {
+            if warmed_ms < patience.warm_up_ms {
                 // At least a microsecond, so that this ends.
                 warmed_ms += 2.0 * ms.max(1e-3);
             } else {
                 timing.ms.push(ms);
+                if timing.ms.len() == 2 && timing.ms.iter().all(|&ms| us(ms) > patience.most_us) {
+                    break;
+                }
             }
         }
-        Ok(f64::from(timing.median()) * 1e3 / n_launches as f64)
+        Ok(us(timing.median()))
     }
 
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {

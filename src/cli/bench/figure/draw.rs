@@ -160,3 +160,10 @@ pub(super) fn mark(root: &Area, (x, y): (i32, i32), paint: &Paint) -> Result<(),
     root.draw(&PathElement::new(outline, BLACK.stroke_width(1)))
         .into_diagnostic()
 }
+
+/// A small triangle under a point of the lower axis, above the labels.
+pub(super) fn point_at(root: &Area, (x, y): (i32, i32)) -> Result<(), Report> {
+    let corners = vec![(x, y + 2), (x - 3, y + 7), (x + 3, y + 7)];
+    root.draw(&Polygon::new(corners, BLACK.filled()))
+        .into_diagnostic()
+}

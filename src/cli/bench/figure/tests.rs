@@ -10,9 +10,9 @@ fn figure(kind: Kind, n_groups: usize, n_series: usize) -> Figure {
             .map(|g| format!("b16_m{}", 64 << (g % 5)))
             .collect(),
         series: (0..n_series)
-            .map(|s| Series {
-                name: format!("contender {s}"),
-                values: (0..n_groups).map(|g| value(g, s)).collect(),
+            .map(|s| {
+                let values = (0..n_groups).map(|g| value(g, s));
+                Series::new(format!("contender {s}"), values.collect())
             })
             .collect(),
         kind,

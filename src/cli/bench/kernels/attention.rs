@@ -5,7 +5,7 @@ use miette::Report;
 
 use super::{
     super::sets::{Set, named},
-    problem::{Contender, Problem, Task, by_limit},
+    problem::{Contender, Launched, Problem, Task, by_limit},
 };
 use crate::{
     DType,
@@ -13,7 +13,7 @@ use crate::{
         attention::{AttentionContext, AttentionScores, AttentionSoftmax, HeadView, usual_scale},
         chain::Chain,
     },
-    tune::{self, Choice, choice_at},
+    tune::{self, Choice},
 };
 
 /// Sets of the project's own that are timed with 12 heads of 64; and with other heads.
@@ -32,7 +32,12 @@ const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
 /// Every head shape on every set where the sets are the user's, else the project's choice of both.
-pub(super) fn problems(dtype: DType, sets: &[Set], chosen: bool) -> Result<Vec<Problem>, Report> {
+pub(super) fn problems(
+    dtype: DType,
+    launched: &Launched,
+    sets: &[Set],
+    chosen: bool,
+) -> Result<Vec<Problem>, Report> {
     let mut problems = Vec::new();
     for (heads, head) in HEADS {
         let names: &[&str] = match (chosen, (heads, head) == HEADS[0]) {
@@ -43,7 +48,7 @@ pub(super) fn problems(dtype: DType, sets: &[Set], chosen: bool) -> Result<Vec<P
         let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
         for set in named(sets.to_vec(), &names)? {
             problems.push(Problem {
-                contenders: contenders(heads, head, set.longest(), dtype),
+                contenders: contenders(launched, heads, head, set.longest(), dtype),
                 task: Task::Attention {
                     set: set.name,
                     heads,
@@ -59,7 +64,13 @@ pub(super) fn problems(dtype: DType, sets: &[Set], chosen: bool) -> Result<Vec<P
 
 /// What a model launches comes first, then the other kernels for these lengths: the shortest of the
 /// short ones, the online and the grouped one, and attention in pieces.
-fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contender> {
+fn contenders(
+    launched: &Launched,
+    heads: u32,
+    head: u32,
+    longest: u32,
+    dtype: DType,
+) -> Vec<Contender> {
     let width = heads * head;
     let column = |i| HeadView::TokenMajor {
         offset: i * width,
@@ -78,7 +89,8 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
     };
     // One tensor has the columns of all three, as the merged projection writes it.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
-    let picked = choice_at(&attention.guess(), longest.into());
+    let (picked, origin) = launched.choice(&attention, longest.into());
+    let picked = Some(picked);
     let size = u64::from(longest);
     let serve = attention.candidates().into_iter();
     let mut serve: Vec<Choice> = serve
@@ -99,7 +111,7 @@ fn contenders(heads: u32, head: u32, longest: u32, dtype: DType) -> Vec<Contende
                 _ => "mha_online",
             };
             Some(match Some(choice) == picked {
-                true => Contender::picked(label, chain),
+                true => Contender::picked(label, chain).by(origin),
                 false => Contender::other(label, chain),
             })
         })

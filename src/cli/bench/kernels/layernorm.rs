@@ -1,7 +1,7 @@
 //! LayerNorm alone (TurboTransformers, figure 5), and with the bias and the residual before it in
 //! one kernel or in three (ByteTransformer, figure 9).
 
-use super::problem::{Contender, Problem, Task, by_limit, variants};
+use super::problem::{Contender, Launched, Problem, Task, variants};
 use crate::{
     DType,
     kernels::{
@@ -9,6 +9,7 @@ use crate::{
         elementwise::{Add, AddBias},
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams, Variance},
     },
+    tune::{self, Choice, Origin},
 };
 
 const EPS: f32 = 1e-12;
@@ -18,17 +19,17 @@ const WIDTHS: [u32; 2] = [768, 1024];
 /// Tokens of single sequences, of packed batches, and of one that leaves L2.
 const ROWS: [u32; 9] = [10, 40, 128, 500, 1229, 2458, 4915, 9830, 32_768];
 
-pub(super) fn problems(dtype: DType) -> Vec<Problem> {
+pub(super) fn problems(dtype: DType, launched: &Launched) -> Vec<Problem> {
     let alone = ALONE.into_iter().map(|rows| Problem {
         task: Task::LayerNorm { rows, width: 768 },
         lens: vec![rows],
-        contenders: alone(rows, 768, dtype),
+        contenders: alone(launched, rows, 768, dtype),
     });
     let of_width = |width| {
         ROWS.into_iter().map(move |rows| Problem {
             task: Task::BiasResidualLayerNorm { rows, width },
             lens: vec![rows],
-            contenders: after_a_gemm(rows, width, dtype),
+            contenders: after_a_gemm(launched, rows, width, dtype),
         })
     };
     alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
@@ -36,8 +37,8 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
 
 /// What a model launches comes first, then as many warps with other numbers of rows X
 /// (`warpAllReduce_XElem`), or the least larger team that holds them, and the variance in two passes.
-fn alone(rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
-    let picked = by_limit(LayerNorm::variants(width, EPS, dtype), rows);
+fn alone(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
+    let (picked, origin) = picked_norm(launched, rows, width, dtype);
     let candidates = picked.candidates();
     let find = |teams, variance| {
         candidates
@@ -45,7 +46,7 @@ fn alone(rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
             .find(|c| c.teams == teams && c.variance == variance)
     };
     variants(
-        x_label(picked.teams),
+        (x_label(picked.teams), origin),
         &picked,
         choices(picked.teams, width, dtype).map(|(label, teams, variance)| {
             (
@@ -56,10 +57,25 @@ fn alone(rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
     )
 }
 
+/// The LayerNorm that a model launches, and who chose it.
+fn picked_norm(launched: &Launched, rows: u32, width: u32, dtype: DType) -> (LayerNorm, Origin) {
+    let usual = LayerNorm::new(width, EPS, dtype);
+    let problem = tune::Problem::LayerNorm(usual.clone());
+    match launched.choice(&problem, rows.into()) {
+        (Choice::Teams(teams), origin) => (LayerNorm { teams, ..usual }, origin),
+        (_, origin) => (usual, origin),
+    }
+}
+
 /// As [`alone`], and last the pieces.
-fn after_a_gemm(rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
-    let fused = BiasResidualLayerNorm::variants(width, EPS, dtype, true);
-    let picked = by_limit(fused, rows);
+fn after_a_gemm(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
+    let usual = BiasResidualLayerNorm::new(width, EPS, dtype, true);
+    let problem = tune::Problem::BiasResidualLayerNorm(usual.clone());
+    let (choice, origin) = launched.choice(&problem, rows.into());
+    let picked = match choice {
+        Choice::Teams(teams) => BiasResidualLayerNorm { teams, ..usual },
+        _ => usual,
+    };
     let candidates = picked.candidates();
     let find = |teams, variance| {
         candidates
@@ -67,7 +83,7 @@ fn after_a_gemm(rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
             .find(|c| c.teams == teams && c.variance == variance)
     };
     let mut all = variants(
-        x_label(picked.teams),
+        (x_label(picked.teams), origin),
         &picked,
         choices(picked.teams, width, dtype).map(|(label, teams, variance)| {
             (
@@ -76,7 +92,7 @@ fn after_a_gemm(rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
             )
         }),
     );
-    let norm = by_limit(LayerNorm::variants(width, EPS, dtype), rows);
+    let (norm, _) = picked_norm(launched, rows, width, dtype);
     let pieces = Chain::of(AddBias { width, dtype })
         .then(
             Add { width, dtype },

@@ -1,13 +1,15 @@
 //! What is timed: a task of one shape, and the kernels that do it.
 
-use std::{fmt, str::FromStr};
+use std::{cell::RefCell, fmt, str::FromStr};
 
 use serde::Serialize;
 
 use crate::{
     DType,
+    engine::Chosen,
     kernels::{KernelSpec, chain::Chain},
     names::nearest,
+    tune::{self, Choice, Origin, choice_at},
 };
 
 /// Heads of the softmax problems, and of most others.
@@ -31,6 +33,8 @@ pub(super) struct Contender {
     pub chain: Chain,
     /// Whether this is what a model launches.
     pub picked: bool,
+    /// Who chose it, where there was a choice.
+    pub chosen_by: Option<Origin>,
 }
 
 impl Contender {
@@ -39,6 +43,14 @@ impl Contender {
             label,
             chain,
             picked: true,
+            chosen_by: None,
+        }
+    }
+
+    pub fn by(self, origin: Origin) -> Self {
+        Self {
+            chosen_by: Some(origin),
+            ..self
         }
     }
 
@@ -47,7 +59,50 @@ impl Contender {
             label,
             chain,
             picked: false,
+            chosen_by: None,
         }
+    }
+}
+
+/// Which kernels a model launches where there are several.
+#[derive(Default)]
+pub(super) struct Launched {
+    /// `None` for the cost model's guess of everything.
+    chosen: Option<Chosen>,
+    asked: RefCell<Vec<tune::Problem>>,
+}
+
+impl Launched {
+    pub fn of(chosen: Chosen) -> Self {
+        Self {
+            chosen: Some(chosen),
+            ..Self::default()
+        }
+    }
+
+    /// What serves a size of a problem, and who chose it.
+    pub fn choice(&self, problem: &tune::Problem, size: u64) -> (Choice, Origin) {
+        let mut asked = self.asked.borrow_mut();
+        if !asked.contains(problem) {
+            asked.push(problem.clone());
+        }
+        let picked = self.chosen.as_ref().and_then(|chosen| {
+            let origin = *chosen.origins.get(&problem.key())?;
+            let ranges = chosen.picks.ranges(problem).ok().flatten()?;
+            Some((choice_at(ranges, size)?, origin))
+        });
+        picked.unwrap_or_else(|| {
+            let guess = choice_at(&problem.guess(), size);
+            (
+                guess.expect("the last range of a guess serves every size"),
+                Origin::Guess,
+            )
+        })
+    }
+
+    /// All problems that were asked for, each once.
+    pub fn asked(self) -> Vec<tune::Problem> {
+        self.asked.into_inner()
     }
 }
 
@@ -62,14 +117,15 @@ pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
 
 /// The pick, and those of the other kernels that are there and are not it.
 pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
-    label: &'static str,
+    (label, origin): (&'static str, Origin),
     picked: &K,
     others: impl IntoIterator<Item = (&'static str, Option<K>)>,
 ) -> Vec<Contender> {
     let mut seen = vec![picked.clone()];
-    let mut all = vec![Contender::picked(label, Chain::of(picked.clone()))];
+    let mut all = vec![Contender::picked(label, Chain::of(picked.clone())).by(origin)];
     for (label, kernel) in others {
-        if let Some(kernel) = kernel.filter(|k| !seen.contains(k)) {
+        let known = all.iter().any(|c| c.label == label);
+        if let Some(kernel) = kernel.filter(|k| !known && !seen.contains(k)) {
             all.push(Contender::other(label, Chain::of(kernel.clone())));
             seen.push(kernel);
         }

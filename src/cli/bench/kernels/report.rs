@@ -11,7 +11,7 @@ use super::{
     },
     problem::{Contender, Problem, Task, Work},
 };
-use crate::{DType, runtime::cuda::Lap};
+use crate::{DType, runtime::cuda::Lap, tune::Origin};
 
 /// Every launch but the last stores what the next one reads, rounded once more than in the fused
 /// kernel. Values are of size 4 at most, and so is what becomes of their rounding, whatever the
@@ -33,6 +33,8 @@ pub(super) struct Row {
     pub unit: &'static str,
     /// Whether this is what a model launches.
     pub picked: bool,
+    /// Who chose it, where there was a choice.
+    pub chosen_by: Option<Origin>,
     /// The best peer's time over this one's.
     pub ratio_to_best_peer: Option<f64>,
     /// From the picked variant's result; not known of peers, which run on other numbers.
@@ -72,6 +74,7 @@ pub(super) fn rows(
             rate: work.rate(us),
             unit: work.unit(),
             picked: false,
+            chosen_by: None,
             ratio_to_best_peer: best_peer.map(|best| best / us),
             max_difference: None,
             agrees: None,
@@ -81,6 +84,7 @@ pub(super) fn rows(
             Row {
                 peer: false,
                 picked: ours.picked,
+                chosen_by: ours.chosen_by,
                 max_difference: lap.difference.map(|d| d.max),
                 agrees: lap
                     .difference
@@ -128,12 +132,32 @@ fn ratio(row: &Row) -> String {
     or_dash(row.ratio_to_best_peer.map(|r| format!("{r:.2}")))
 }
 
+/// Who chose, in a word.
+fn short(by: Origin) -> &'static str {
+    match by {
+        Origin::Given => "file",
+        Origin::Kept | Origin::Measured => "tuned",
+        Origin::Shipped => "shipped",
+        Origin::Guess => "guess",
+    }
+}
+
+/// The mark of what a model launches.
+fn picked_by(by: Origin) -> &'static str {
+    match by {
+        Origin::Given => "picked: file",
+        Origin::Kept | Origin::Measured => "picked: tuned",
+        Origin::Shipped => "picked: shipped",
+        Origin::Guess => "picked: guess",
+    }
+}
+
 fn every_row(rows: &[Row]) -> comfy_table::Table {
     let mut shown = table(&["op", "shape", "who", "us", "rate", "", "ratio", ""]);
     for row in rows {
         let mark = match (row.agrees, row.picked, row.peer) {
             (Some(false), ..) => "differs",
-            (_, true, _) => "picked",
+            (_, true, _) => row.chosen_by.map_or("picked", picked_by),
             (_, _, true) => "peer",
             _ => "",
         };
@@ -155,7 +179,7 @@ fn every_row(rows: &[Row]) -> comfy_table::Table {
 /// For every problem the picked variant, the fastest other one of ours, and the fastest peer.
 fn summary(rows: &[Row]) -> comfy_table::Table {
     let mut shown = table(&[
-        "op", "shape", "picked", "us", "rate", "", "other", "us", "peer", "us", "ratio",
+        "op", "shape", "picked", "by", "us", "rate", "", "other", "us", "peer", "us", "ratio",
     ]);
     for of_problem in rows.chunk_by(|a, b| a.problem == b.problem) {
         let Some(picked) = of_problem.iter().find(|r| r.picked) else {
@@ -175,6 +199,7 @@ fn summary(rows: &[Row]) -> comfy_table::Table {
             picked.op.to_owned(),
             picked.shape.clone(),
             picked.who.clone(),
+            or_dash(picked.chosen_by.map(|by| short(by).to_owned())),
             format!("{:.2}", picked.us),
             format!("{:.1}", picked.rate),
             picked.unit.to_owned(),
@@ -185,7 +210,7 @@ fn summary(rows: &[Row]) -> comfy_table::Table {
             ratio(picked),
         ]);
     }
-    align_right(&mut shown, [3, 4, 7, 9, 10]);
+    align_right(&mut shown, [4, 5, 8, 10, 11]);
     shown
 }
 
@@ -279,7 +304,7 @@ pub(super) fn figures(
             };
             let figure = Figure {
                 title: format!("{}: {dtype}, {device}", drawing.title),
-                x_label: drawing.x_label.to_owned(),
+                x_label: format!("{}; marked: what a model launches", drawing.x_label),
                 y_label: unit.to_owned(),
                 groups: groups
                     .iter()
@@ -313,13 +338,14 @@ fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
                     .find(|r| r.problem == at && r.peer == peer && r.who == who)
                     .map(|r| if time { r.us } else { r.rate })
             };
+            let marked = |&at: &usize| shown().any(|r| r.problem == at && r.who == who && r.picked);
+            let name = match peer {
+                true => who.to_owned(),
+                false => format!("gemmule: {who}"),
+            };
             Series {
-                name: if peer {
-                    who.to_owned()
-                } else {
-                    format!("gemmule: {who}")
-                },
-                values: groups.iter().map(value).collect(),
+                marked: (0..groups.len()).filter(|&g| marked(&groups[g])).collect(),
+                ..Series::new(name, groups.iter().map(value).collect())
             }
         })
         .collect()

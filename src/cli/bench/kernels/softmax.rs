@@ -1,9 +1,10 @@
 //! Softmax over the keys, as attention in pieces has it (TurboTransformers, figure 5).
 
-use super::problem::{Contender, HEADS, Problem, Task, by_limit, variants};
+use super::problem::{Contender, HEADS, Launched, Problem, Task, variants};
 use crate::{
     DType,
     kernels::attention::{AttentionSoftmax, SoftmaxForm},
+    tune::{self, Choice},
 };
 
 /// Sequences and their length.
@@ -17,7 +18,7 @@ const SHAPES: [(u32, u32); 7] = [
     (16, 1024),
 ];
 
-pub(super) fn problems(dtype: DType) -> Vec<Problem> {
+pub(super) fn problems(dtype: DType, launched: &Launched) -> Vec<Problem> {
     let problem = |(batch, length)| Problem {
         task: Task::Softmax {
             batch,
@@ -25,7 +26,7 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
             heads: HEADS,
         },
         lens: vec![length; batch as usize],
-        contenders: contenders(length, dtype),
+        contenders: contenders(launched, length, dtype),
     };
     SHAPES.into_iter().map(problem).collect()
 }
@@ -33,8 +34,14 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
 /// What a model launches comes first; then the same team of lanes with other numbers of rows X
 /// (`warpAllReduce_XElem`), or the least larger team that holds them; a block for a row; and the
 /// form for any length.
-fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
-    let picked = by_limit(AttentionSoftmax::variants(HEADS, 1.0, dtype), length);
+fn contenders(launched: &Launched, length: u32, dtype: DType) -> Vec<Contender> {
+    let usual = AttentionSoftmax::new(HEADS, 1.0, dtype);
+    let problem = tune::Problem::Softmax(usual.clone());
+    let (choice, origin) = launched.choice(&problem, length.into());
+    let picked = match choice {
+        Choice::Softmax(form) => AttentionSoftmax { form, ..usual },
+        _ => usual,
+    };
     let candidates = picked.candidates();
     let held = |least: u32, x: u32| {
         let fits = |c: &&AttentionSoftmax| match c.form {
@@ -66,5 +73,5 @@ fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
         (4, _) => "X=4",
         _ => "streamed",
     };
-    variants(label, &picked, others)
+    variants((label, origin), &picked, others)
 }

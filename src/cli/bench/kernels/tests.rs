@@ -17,7 +17,7 @@ fn args(words: &[&str]) -> Args {
 }
 
 fn all() -> Vec<Problem> {
-    problems(&args(&[]), Instructions::default()).unwrap()
+    problems(&args(&[]), &Launched::default(), Instructions::default()).unwrap()
 }
 
 #[test]
@@ -62,7 +62,8 @@ fn work_is_what_an_operator_needs_at_least() {
 #[test]
 fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
     for words in [&[][..], &["--dtype", "f32"], &["--dtype", "bf16"]] {
-        let problems = problems(&args(words), Instructions::default()).unwrap();
+        let problems =
+            problems(&args(words), &Launched::default(), Instructions::default()).unwrap();
         assert!(problems.len() > 100);
         for problem in &problems {
             let name = format!("{} {}", problem.task.op(), problem.task);
@@ -104,6 +105,7 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
 fn figure_5_has_every_number_of_rows_and_both_variances() {
     let problems = problems(
         &args(&["--only", "softmax,layernorm"]),
+        &Launched::default(),
         Instructions::default(),
     )
     .unwrap();
@@ -152,7 +154,12 @@ fn pieces_compute_from_the_same_operands_as_the_fused_kernel() {
 
 #[test]
 fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
-    let chosen = problems(&args(&["--only", "softmax,gemm"]), Instructions::default()).unwrap();
+    let chosen = problems(
+        &args(&["--only", "softmax,gemm"]),
+        &Launched::default(),
+        Instructions::default(),
+    )
+    .unwrap();
     let ops: Vec<&str> = chosen.iter().map(|p| p.task.op()).collect();
     assert!(ops.contains(&"softmax") && ops.contains(&"gemm_bias_gelu"));
     assert!(!ops.contains(&"attention") && !ops.contains(&"layernorm"));
@@ -209,7 +216,12 @@ fn the_request_says_what_the_script_reads() {
 }
 
 fn measured() -> (Vec<Problem>, Vec<Row>) {
-    let problems = problems(&args(&["--only", "gemm"]), Instructions::default()).unwrap();
+    let problems = problems(
+        &args(&["--only", "gemm"]),
+        &Launched::default(),
+        Instructions::default(),
+    )
+    .unwrap();
     let problems: Vec<Problem> = problems
         .into_iter()
         .filter(|p| p.contenders.len() == 3)
@@ -290,4 +302,60 @@ fn a_missing_peer_is_a_gap_in_the_figure() {
         ["torch", "torch.compile", "cuBLAS, product only"]
     );
     assert!(figure.series[3].values[0].is_none() && figure.series[3].values[1].is_some());
+}
+
+#[test]
+fn what_was_picked_is_what_a_model_launches_and_the_table_says_by_whom() {
+    use crate::tune::{Card, Effort, Made, Origin, Picked, Picks, Range};
+    let args = args(&["--only", "gemm,layernorm,softmax,attention"]);
+    let guess = Launched::default();
+    let guessed = problems(&args, &guess, Instructions::default()).unwrap();
+    let asked = guess.asked();
+    assert!(asked.len() > 10, "{}", asked.len());
+    // Of every other problem the last candidate that serves all.
+    let made = Made {
+        card: Card {
+            name: "NVIDIA H200".to_owned(),
+            capability: (9, 0),
+            n_sms: 132,
+        },
+        nvrtc: (13, 0),
+    };
+    let mut chosen = crate::engine::Chosen {
+        picks: Picks::new(made),
+        origins: BTreeMap::new(),
+    };
+    for (at, problem) in asked.iter().enumerate() {
+        let all = problem.candidates().into_iter();
+        let choice = all.rev().find(|c| c.most().is_none()).unwrap();
+        if at % 2 == 0 {
+            chosen.origins.insert(problem.key(), Origin::Guess);
+            continue;
+        }
+        let up_to = None;
+        let picked = Picked {
+            digest: "0".repeat(64),
+            effort: Effort::Quick,
+            ranges: vec![Range { up_to, choice }],
+            timings: Vec::new(),
+        };
+        chosen.picks.problems.insert(problem.key(), picked);
+        chosen.origins.insert(problem.key(), Origin::Shipped);
+    }
+    let launched = Launched::of(chosen);
+    let picked = problems(&args, &launched, Instructions::default()).unwrap();
+    assert_eq!(launched.asked(), asked);
+    let mut n_shipped = 0;
+    for (guessed, picked) in guessed.iter().zip(&picked) {
+        let (before, now) = (&guessed.contenders[0], &picked.contenders[0]);
+        match now.chosen_by.expect("there was a choice") {
+            Origin::Shipped => n_shipped += 1,
+            _ => assert_eq!(before.chain.launches, now.chain.launches),
+        }
+        assert_eq!(before.chosen_by, Some(Origin::Guess));
+        let labels: std::collections::BTreeSet<&str> =
+            picked.contenders.iter().map(|c| c.label).collect();
+        assert_eq!(labels.len(), picked.contenders.len(), "{}", picked.task);
+    }
+    assert!(n_shipped > 20 && n_shipped < picked.len(), "{n_shipped}");
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::args::Args;
 use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
-use super::{OpError, Read, rows};
+use super::{OpError, Read, Sums, rows};
 use crate::kernels::gemm::{Epilogue, Gemm, GemmResidualLayerNorm};
 
 /// A strided matrix operand: element `(i, j)` is at `i·row + j·col`.
@@ -96,7 +96,7 @@ const MAX_DOT_ROWS: usize = 64;
 /// Multiplications below which one thread is faster than several.
 const MIN_PARALLEL: usize = 1 << 19;
 
-pub(super) fn gemm(spec: &Gemm, mut args: Args<'_, '_>) -> Result<(), OpError> {
+pub(super) fn gemm(spec: &Gemm, sums: Sums, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, n, k) = (args.extents.rows, u64::from(spec.n), u64::from(spec.k));
     let x = args.real("x", &[rows, k])?;
     let weight = args.real("weight", &[n, k])?;
@@ -110,7 +110,16 @@ pub(super) fn gemm(spec: &Gemm, mut args: Args<'_, '_>) -> Result<(), OpError> {
         return Ok(());
     }
     let (n, k) = (n as usize, k as usize);
-    linear(x, weight, bias, spec.epilogue, out, n, k);
+    match sums {
+        Sums::Fastest => linear(x, weight, bias, spec.epilogue, out, n, k),
+        // The other path splits k by what is left to do, and rows in ways of their own.
+        Sums::Invariant => {
+            for (i, out) in out.chunks_mut(MAX_DOT_ROWS * n).enumerate() {
+                let x = &x[i * MAX_DOT_ROWS * k..][..out.len() / n * k];
+                linear(x, weight, bias, spec.epilogue, out, n, k);
+            }
+        }
+    }
     Ok(())
 }
 
@@ -390,6 +399,7 @@ impl<F: Pointwise> WithSimd for ApplyEpilogue<'_, F> {
 /// The products, and LayerNorm of their sum with bias and residual, one after the other.
 pub(super) fn gemm_residual_layer_norm(
     spec: &GemmResidualLayerNorm,
+    sums: Sums,
     mut args: Args<'_, '_>,
 ) -> Result<(), OpError> {
     let (op, extents) = (args.op(), args.extents);
@@ -407,7 +417,11 @@ pub(super) fn gemm_residual_layer_norm(
     let (product, norm) = spec.apart();
     let mut products = vec![0.0; out.len()];
     let reads = [x, weight].map(Read::Real);
-    gemm(&product, Args::new(op, extents, &reads, &mut products))?;
+    gemm(
+        &product,
+        sums,
+        Args::new(op, extents, &reads, &mut products),
+    )?;
     let reads: Vec<Read> = [
         Some(products.as_slice()),
         bias,

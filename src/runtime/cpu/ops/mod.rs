@@ -156,6 +156,27 @@ pub fn run(
     reads: &[Read<'_>],
     writes: &mut [&mut [f32]],
 ) -> Result<(), OpError> {
+    run_in(Sums::Fastest, spec, extents, reads, writes)
+}
+
+/// The order in which GEMMs of weights sum. What else there is sums each row in an order that depends on its own
+/// sequence alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sums {
+    /// By the number of rows, whichever is fastest.
+    Fastest,
+    /// The same for every row, however many there are.
+    Invariant,
+}
+
+/// As [`run`], with the sums in this order.
+pub fn run_in(
+    sums: Sums,
+    spec: &KernelSpec,
+    extents: &Extents,
+    reads: &[Read<'_>],
+    writes: &mut [&mut [f32]],
+) -> Result<(), OpError> {
     let op = name(spec);
     let found = writes.len();
     let wrong = |expected| OpError::Writes {
@@ -174,9 +195,9 @@ pub fn run(
     };
     let args = Args::new(op, extents, reads, out);
     match spec {
-        KernelSpec::Gemm(k) => gemm::gemm(k, args),
-        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), args),
-        KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, args),
+        KernelSpec::Gemm(k) => gemm::gemm(k, sums, args),
+        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
+        KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Add(k) => rows::add(k, args),
         KernelSpec::Activate(k) => rows::activate(k, args),

@@ -1,0 +1,194 @@
+//! Invariant programs: a sequence gives the same bits alone, first, last, and among any others.
+
+mod common;
+
+use common::{
+    Folder,
+    mates::{self, Numbers},
+    tiny_compiled, tiny_config,
+};
+use gemmule::{
+    Batch, Builder, DType, DeviceChoice, Engine, EngineError,
+    engine::{Artifact, CompileOptions, TuneMode, compile, description},
+    kernels::Instructions,
+    program::AttentionChoice,
+    runtime::weights::RandomWeights,
+    tune::{Card, Effort, Made, Picked, Picks, Range},
+};
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+const VOCABULARY: u32 = 500;
+const LONGEST: u32 = 700;
+
+/// Widths that are multiples of no block or tile.
+fn config() -> Value {
+    json!({
+        "hidden_size": 72, "num_attention_heads": 3, "num_hidden_layers": 2,
+        "intermediate_size": 200, "vocab_size": VOCABULARY, "max_position_embeddings": LONGEST,
+        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    })
+}
+
+fn builder() -> Builder {
+    Engine::builder("bert")
+        .config_value(config())
+        .random_weights(RandomWeights {
+            seed: 9,
+            deviation: 0.1,
+        })
+        .outputs(["last_hidden_state", "sentence_embedding"])
+        .device(DeviceChoice::Cpu)
+}
+
+/// One token, below and above what the CPU takes as dot products, and beyond a tile of keys.
+fn n_changed(engine: &Engine) -> usize {
+    mates::n_changed(engine, &[1, 7, 63, 64, 65, 130, 600], LONGEST)
+}
+
+#[test]
+fn batch_mates_do_not_change_a_bit() {
+    assert_eq!(
+        n_changed(&builder().invariant(true).build().expect("it builds")),
+        0
+    );
+}
+
+#[test]
+fn without_the_mode_they_do() {
+    // Else the test above shows nothing.
+    assert!(n_changed(&builder().build().expect("it builds")) > 0);
+}
+
+#[test]
+fn attention_that_is_asked_for_by_name_is_invariant_too() {
+    for attention in [AttentionChoice::Grouped, AttentionChoice::Online] {
+        let builder = builder().invariant(true).attention(attention);
+        let changed = n_changed(&builder.build().expect("it builds"));
+        assert_eq!(changed, 0, "{attention}");
+    }
+}
+
+#[test]
+fn the_results_are_those_of_other_programs_but_for_rounding() {
+    let mut numbers = Numbers(3);
+    let sequences = [
+        numbers.sequence(5, VOCABULARY),
+        numbers.sequence(301, VOCABULARY),
+        numbers.sequence(64, VOCABULARY),
+    ];
+    let batch = Batch::from_sequences(&sequences).expect("a batch");
+    let values = |builder: Builder| {
+        let engine = builder.build().expect("it builds");
+        let outputs = engine.session().expect("a session").run(&batch);
+        let outputs = outputs.expect("it runs");
+        outputs
+            .get("last_hidden_state")
+            .expect("an output")
+            .values
+            .clone()
+    };
+    let (plain, invariant) = (values(builder()), values(builder().invariant(true)));
+    let far = plain.iter().zip(&invariant).map(|(a, b)| (a - b).abs());
+    assert!(far.fold(0.0, f32::max) < 1e-4);
+}
+
+#[test]
+fn every_step_has_one_kernel_for_all_batches() {
+    let bert = description("bert").expect("it is shipped");
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for instructions in [Instructions::Ampere, Instructions::Hopper] {
+            let options = |invariant| CompileOptions {
+                invariant,
+                instructions,
+                ..CompileOptions::new(dtype)
+            };
+            let program = |invariant| {
+                compile(&bert, &tiny_config(), &options(invariant))
+                    .expect("it compiles")
+                    .program
+            };
+            let invariant = program(true);
+            invariant.validate().expect("it is sound");
+            let one = |s: &gemmule::program::Step| s.when.is_none() && s.variants.len() == 1;
+            assert!(invariant.steps.iter().all(one));
+            assert!(!program(false).steps.iter().all(one));
+        }
+    }
+}
+
+#[test]
+fn softmax_in_memory_and_the_tuner_are_refused_with_the_reason() {
+    let text = |builder: Builder| {
+        let error = builder.invariant(true).build().err().expect("an error");
+        error.to_string()
+    };
+    assert_snapshot!(text(builder().without(["fuse_attention"])), @"`layer.0.probabilities` (softmax): every kernel of `attention_softmax_f32_h3_scale0p20412415` sums in an order that depends on where a row begins in memory, and so on the sequences before it; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out");
+    assert_snapshot!(text(builder().tune(TuneMode::Quick)), @"the tuner picks kernels by size, and --invariant asks for one kernel for all sizes; leave `--tune` out, or give picks of one range with `--picks`");
+}
+
+#[test]
+fn picks_of_one_range_are_launched_and_others_are_refused_with_the_reason() {
+    let mut compiled = tiny_compiled(DType::F16);
+    compiled.options.invariant = true;
+    let problems = compiled.problems().expect("it was lowered");
+    let problem = &problems[0];
+    let range = |up_to, choice| Range { up_to, choice };
+    let candidates = problem.candidates();
+    let picks = |ranges: Vec<Range>| {
+        let mut picks = Picks::new(Made {
+            card: Card {
+                name: "Card".to_owned(),
+                capability: (8, 0),
+                n_sms: 1,
+            },
+            nvrtc: (13, 0),
+        });
+        let picked = Picked {
+            digest: "0".repeat(64),
+            effort: Effort::Quick,
+            ranges,
+            timings: Vec::new(),
+        };
+        picks.problems.insert(problem.key(), picked);
+        Some(picks)
+    };
+    for &choice in &candidates {
+        let one = picks(vec![range(None, choice)]);
+        compiled = compiled.with_picks(one).expect("it is one kernel");
+        let kernel = problem.kernel(choice).expect("a single launch");
+        assert!(compiled.program.kernels.contains(&kernel));
+        compiled.program.validate().expect("it is sound");
+    }
+    let two = vec![range(Some(64), candidates[0]), range(None, candidates[1])];
+    let error = compiled.with_picks(picks(two)).err().expect("an error");
+    assert_snapshot!(error, @"`layer.0.query+key+value` (bias_linear): `gemm_bias_f16_n48_k16` has kernels for 2 ranges of sizes, so that a result would depend on the size of its batch; an invariant program has one kernel for all; leave the picks out, give some of one range, or leave --invariant out");
+}
+
+#[test]
+fn an_artifact_says_whether_it_is_invariant() {
+    let folder = Folder::new();
+    let file = folder.file("tiny");
+    let mut compiled = tiny_compiled(DType::F32);
+    compiled.options.invariant = true;
+    let compiled = compiled.with_picks(None).expect("it lowers");
+    let artifact = Artifact::of(compiled, Vec::new());
+    artifact.write(&file).expect("it is written");
+    let read = Artifact::read(&file).expect("it is sound");
+    assert!(read.program.invariant && read == artifact);
+
+    // One that only says so.
+    let mut hostile = Artifact::of(tiny_compiled(DType::F32), Vec::new());
+    hostile.program.invariant = true;
+    hostile.write(&file).expect("it is written");
+    let error = Artifact::read(&file).expect_err("its steps have several kernels");
+    assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is no artifact of this version of gemmule: it is invariant, but which kernel computes `layer.0.context` depends on the batch; compile the model again");
+
+    // One that is not, and is asked for it.
+    Artifact::of(tiny_compiled(DType::F32), Vec::new())
+        .write(&file)
+        .expect("it is written");
+    let engine = Engine::from_artifact(&file).device(DeviceChoice::Cpu);
+    let error: EngineError = engine.invariant(true).build().err().expect("an error");
+    assert_snapshot!(folder.text(&error), @"the artifact `[dir]/tiny` has kernels by the size of the batch, so its results depend on it; compile the model with --invariant");
+}
