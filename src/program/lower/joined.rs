@@ -18,7 +18,13 @@ pub(super) struct Pair {
     norm: NodeId,
     /// Where each has a launch of its own.
     pub(super) apart: Vec<BatchRange>,
-    joined: Vec<(BatchRange, Vec<(Option<Limit>, KernelSpec)>)>,
+    joined: Vec<Joined>,
+}
+
+/// Where one launch computes both.
+struct Joined {
+    range: BatchRange,
+    kernels: Vec<(Option<Limit>, KernelSpec)>,
 }
 
 impl Lowering<'_> {
@@ -74,13 +80,13 @@ impl Lowering<'_> {
             above = up_to.unwrap_or(u64::MAX);
             match (kernel, pair.joined.last_mut()) {
                 (None, _) => pair.apart.push(range),
-                (Some(kernel), Some((before, kernels))) if before.up_to == Some(range.above) => {
-                    before.up_to = range.up_to;
-                    kernels.push((up_to.map(Limit::Rows), kernel.into()));
+                (Some(kernel), Some(before)) if before.range.up_to == Some(range.above) => {
+                    before.range.up_to = range.up_to;
+                    before.kernels.push((up_to.map(Limit::Rows), kernel.into()));
                 }
                 (Some(kernel), _) => {
                     let kernels = vec![(up_to.map(Limit::Rows), kernel.into())];
-                    pair.joined.push((range, kernels));
+                    pair.joined.push(Joined { range, kernels });
                 }
             }
         }
@@ -99,7 +105,7 @@ impl Lowering<'_> {
             .map(|id| self.tensor_of[&id])
             .chain([out])
             .collect();
-        for (range, kernels) in pair.joined {
+        for Joined { range, kernels } in pair.joined {
             // The last serves what is left of its range.
             let last = kernels.len() - 1;
             let kernels = kernels.into_iter().enumerate();
