@@ -10,7 +10,7 @@ use gemmule::{
     AllocatorChoice, AttentionChoice, Batch, DType, DeviceChoice, Engine, EngineError,
     engine::{Artifact, CompileOptions, Compiled, compile, description, digests},
     kernels::{Instructions, KernelSpec},
-    program::{LongestRange, Program, Step},
+    program::{BatchRange, Measure, Program, Step},
     runtime::{
         Output,
         cpu::{CpuModel, CpuSession},
@@ -312,7 +312,13 @@ fn a_program_that_leaves_lengths_out_is_refused() {
             })
             .expect("there is one")
     };
-    let range = |above, up_to| Some(LongestRange { above, up_to });
+    let range = |above, up_to| {
+        Some(BatchRange {
+            by: Measure::Longest,
+            above,
+            up_to,
+        })
+    };
     assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(300, None) }), @"the step `layer.0.projected.product` reads `layer.0.context`, which is not computed for all its batches");
     assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = None }), @"the step `layer.0.context` computes `layer.0.context` again");
     assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(256, Some(256)) }), @"the step `layer.0.context` is for no batch");

@@ -52,6 +52,10 @@ pub(super) struct Choices {
     /// each operator, whatever the batch
     #[arg(long)]
     invariant: bool,
+    /// LayerNorm always by a launch of its own, also where Hopper has a faster one for it and the
+    /// linear layer before; for comparisons
+    #[arg(long)]
+    norms_apart: bool,
 }
 
 /// Which kernels to launch where there are several.
@@ -91,6 +95,7 @@ impl Model {
                 .collect::<BTreeSet<_>>(),
             attention: self.choices.attention.unwrap_or_default(),
             invariant: self.choices.invariant,
+            norms_apart: self.choices.norms_apart,
             ..CompileOptions::new(dtype)
         }
     }
@@ -198,6 +203,7 @@ impl Runnable {
             .tune(self.tuning.tune)
             .device(self.device)
             .invariant(self.choices.invariant)
+            .norms_apart(self.choices.norms_apart)
             .allocator(self.memory.choice()?)
             .plain_launches(self.plain_launches)
             .without(self.choices.without.clone()))

@@ -90,6 +90,7 @@ pub struct Builder {
     plain_launches: bool,
     attention: Option<AttentionChoice>,
     invariant: bool,
+    norms_apart: bool,
     progress: Progress,
 }
 
@@ -113,6 +114,7 @@ impl Builder {
             plain_launches: false,
             attention: None,
             invariant: false,
+            norms_apart: false,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -224,6 +226,14 @@ impl Builder {
     /// and picks only of one range for each problem.
     pub fn invariant(mut self, invariant: bool) -> Self {
         self.invariant = invariant;
+        self
+    }
+
+    /// Whether LayerNorm is always computed by a launch of its own. By default, on Hopper, one launch
+    /// computes it together with the linear layer before for those numbers of tokens where that is
+    /// faster; the other is to compare with.
+    pub fn norms_apart(mut self, apart: bool) -> Self {
+        self.norms_apart = apart;
         self
     }
 
@@ -344,6 +354,7 @@ impl Builder {
             attention: self.attention.unwrap_or_default(),
             instructions: device.instructions(),
             invariant: self.invariant,
+            norms_apart: self.norms_apart,
         };
         if self.invariant && self.tune != TuneMode::Off {
             return Err(EngineError::TuneInvariant);

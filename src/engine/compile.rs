@@ -34,6 +34,8 @@ pub struct CompileOptions {
     pub instructions: Instructions,
     /// One kernel for each operator, so that a sequence's results do not depend on its batch-mates.
     pub invariant: bool,
+    /// LayerNorm always by a launch of its own.
+    pub norms_apart: bool,
 }
 
 impl CompileOptions {
@@ -48,6 +50,7 @@ impl CompileOptions {
             attention: AttentionChoice::Auto,
             instructions: Instructions::default(),
             invariant: false,
+            norms_apart: false,
         }
     }
 
@@ -59,6 +62,7 @@ impl CompileOptions {
             picks: self.picks.as_ref(),
             attention: self.attention,
             invariant: self.invariant,
+            norms_apart: self.norms_apart,
         }
     }
 }

@@ -51,9 +51,11 @@ impl KernelSpec {
     /// The part of a run that the kernel's time is counted to.
     pub fn class(&self) -> Class {
         match self {
-            Self::Gemm(_) | Self::GemmWgmma(_) | Self::GemmSplitK(_) | Self::GemmSkinny(_) => {
-                Class::Gemm
-            }
+            Self::Gemm(_)
+            | Self::GemmWgmma(_)
+            | Self::GemmSplitK(_)
+            | Self::GemmSkinny(_)
+            | Self::GemmResidualLayerNorm(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -96,6 +98,7 @@ impl KernelSpec {
             Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmSplitK(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmSkinny(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),

@@ -2,6 +2,7 @@
 
 mod attention;
 mod choices;
+mod joined;
 
 use std::collections::HashMap;
 
@@ -67,6 +68,8 @@ pub struct LowerOptions<'a> {
     pub attention: AttentionChoice,
     /// One kernel for each operator, whatever the batch ([`Program::invariant`]).
     pub invariant: bool,
+    /// Linear layers and the LayerNorms behind them in launches of their own, whatever is faster.
+    pub norms_apart: bool,
 }
 
 /// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
@@ -114,6 +117,7 @@ struct Lowering<'a> {
     instructions: Instructions,
     picks: Option<&'a Picks>,
     attention: AttentionChoice,
+    norms_apart: bool,
     /// Layers ask for the same things, and a guess takes longer than all else in lowering.
     ranges_of: Vec<(Problem, Vec<Range>)>,
     program: Program,
@@ -131,6 +135,7 @@ impl<'a> Lowering<'a> {
             instructions: options.instructions,
             picks: options.picks,
             attention: options.attention,
+            norms_apart: options.norms_apart,
             ranges_of: Vec::new(),
             program: Program {
                 dtype,
@@ -187,14 +192,25 @@ impl<'a> Lowering<'a> {
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         operands.push(out);
         let variants = self.variants(variants);
-        let rows = rows(&node.shape);
-        self.program.steps.push(Step {
-            name: node.name.clone(),
-            when: None,
-            variants,
-            operands,
-            rows,
+        let pair = self
+            .pair(id)
+            .map_err(|problem| unsupported(self.graph, id, op, problem))?;
+        let apart = pair.as_ref().map(|pair| &pair.apart[..]);
+        let whens = apart.map_or(vec![None], |ranges| {
+            ranges.iter().copied().map(Some).collect()
         });
+        for when in whens {
+            self.program.steps.push(Step {
+                name: node.name.clone(),
+                when,
+                variants: variants.clone(),
+                operands: operands.clone(),
+                rows: rows(&node.shape),
+            });
+        }
+        if let (Some(pair), Op::BiasResidualLayerNorm { .. }) = (pair, op) {
+            self.join(pair, out);
+        }
         Ok(out)
     }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use attention::{AttentionChoice, UnknownAttention};
 pub use lower::{LowerError, LowerOptions, lower, problems};
 pub use padding::Padding;
-pub use step::{LaunchError, Limit, LongestRange, Step, Variant};
+pub use step::{BatchRange, LaunchError, Limit, Measure, Step, Variant};
 
 use crate::{
     graph::WeightExpr,
@@ -111,7 +111,7 @@ impl Program {
     pub fn most_usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, SizeOverflow> {
         let mut touched = vec![false; self.tensors.len()];
         for step in &self.steps {
-            if step.range().above < extents.longest {
+            if step.range().begins_within(extents) {
                 step.operands.iter().for_each(|&o| touched[o] = true);
             }
         }

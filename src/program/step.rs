@@ -13,7 +13,7 @@ pub struct Step {
     /// Name of the value that it computes.
     pub name: String,
     /// Batches that it is launched for; `None` for all.
-    pub when: Option<LongestRange>,
+    pub when: Option<BatchRange>,
     /// Kernels that compute it, the first whose limit holds is launched. All take the same
     /// arguments. The last has no limit, or one on the longest sequence: longer ones are then an
     /// error.
@@ -48,35 +48,71 @@ impl Limit {
     }
 }
 
-/// Batches by the tokens of their longest sequence: more than `above`, at most `up_to`.
+/// What of a batch a range goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LongestRange {
+pub enum Measure {
+    /// Tokens of the longest sequence.
+    Longest,
+    /// Tokens of all sequences.
+    Tokens,
+}
+
+impl Measure {
+    fn of(self, batch: &Extents) -> u64 {
+        match self {
+            Measure::Longest => batch.longest,
+            Measure::Tokens => batch.tokens,
+        }
+    }
+}
+
+/// Batches by their size: more than `above`, at most `up_to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchRange {
+    pub by: Measure,
     pub above: u64,
     /// `None` for any that is left.
     pub up_to: Option<u64>,
 }
 
-impl LongestRange {
+impl BatchRange {
     /// Every batch.
-    pub const ALL: LongestRange = LongestRange {
+    pub const ALL: BatchRange = BatchRange {
+        by: Measure::Longest,
         above: 0,
         up_to: None,
     };
 
-    pub fn holds(self, longest: u64) -> bool {
-        longest > self.above && longest <= self.end()
+    pub fn holds(self, batch: &Extents) -> bool {
+        self.contains(self.by.of(batch))
     }
 
-    /// Whether some batch is in both.
+    /// Whether it has a batch that is nowhere larger than this one.
+    pub fn begins_within(self, batch: &Extents) -> bool {
+        self.above < self.by.of(batch)
+    }
+
+    /// Whether some batch may be in both. Ranges by different measures meet.
     pub fn meets(self, other: Self) -> bool {
-        self.above.max(other.above) < self.end().min(other.end())
+        self.by != other.by || self.above.max(other.above) < self.end().min(other.end())
     }
 
-    /// Whether every batch of this range is in one of `others`.
+    /// Whether every batch of this range is in one of `others`: in those by its own measure, or in
+    /// those by another one that leave no batch out.
     pub fn is_covered_by(self, others: &[Self]) -> bool {
+        [Measure::Longest, Measure::Tokens].into_iter().any(|by| {
+            let whole = BatchRange { by, ..Self::ALL };
+            let wanted = if by == self.by { self } else { whole };
+            wanted.is_reached_by(others)
+        })
+    }
+
+    /// As [`BatchRange::is_covered_by`], for those of `others` by the same measure.
+    fn is_reached_by(self, others: &[Self]) -> bool {
         let mut reached = self.above;
         while reached < self.end() {
-            match others.iter().find(|o| o.holds(reached + 1)) {
+            let next = |o: &&Self| o.by == self.by && o.contains(reached + 1);
+            match others.iter().find(next) {
                 Some(next) => reached = next.end(),
                 None => return false,
             }
@@ -84,20 +120,28 @@ impl LongestRange {
         true
     }
 
-    /// The longest sequence of any of its batches.
+    fn contains(self, size: u64) -> bool {
+        size > self.above && size <= self.end()
+    }
+
+    /// The largest of its sizes.
     fn end(self) -> u64 {
         self.up_to.unwrap_or(u64::MAX)
     }
 }
 
 /// As `longest 257 to 1024`.
-impl fmt::Display for LongestRange {
+impl fmt::Display for BatchRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let by = match self.by {
+            Measure::Longest => "longest",
+            Measure::Tokens => "tokens",
+        };
         match (self.above, self.up_to) {
-            (above, None) => write!(f, "longest above {above}"),
-            (0, Some(up_to)) => write!(f, "longest up to {up_to}"),
+            (above, None) => write!(f, "{by} above {above}"),
+            (0, Some(up_to)) => write!(f, "{by} up to {up_to}"),
             (above, Some(up_to)) => {
-                write!(f, "longest {} to {up_to}", above.saturating_add(1))
+                write!(f, "{by} {} to {up_to}", above.saturating_add(1))
             }
         }
     }
@@ -129,7 +173,7 @@ impl Step {
     /// # Errors
     /// Rows that do not fit 64 bits, and a batch that is beyond the limit of every kernel.
     pub fn launch(&self, batch: &Extents) -> Result<Option<(usize, Extents)>, LaunchError> {
-        if self.when.is_some_and(|range| !range.holds(batch.longest)) {
+        if self.when.is_some_and(|range| !range.holds(batch)) {
             return Ok(None);
         }
         let rows = self.rows.eval(batch).ok_or_else(|| SizeOverflow {
@@ -159,8 +203,8 @@ impl Step {
     }
 
     /// The batches that it is launched for.
-    pub fn range(&self) -> LongestRange {
-        self.when.unwrap_or(LongestRange::ALL)
+    pub fn range(&self) -> BatchRange {
+        self.when.unwrap_or(BatchRange::ALL)
     }
 }
 
@@ -169,11 +213,17 @@ mod tests {
     use super::*;
     use crate::tensor::Symbol;
 
-    fn range(above: u64, up_to: Option<u64>) -> LongestRange {
-        LongestRange { above, up_to }
+    fn range(above: u64, up_to: Option<u64>) -> BatchRange {
+        let by = Measure::Longest;
+        BatchRange { by, above, up_to }
     }
 
-    fn step(when: Option<LongestRange>, limits: &[Option<Limit>]) -> Step {
+    fn tokens(above: u64, up_to: Option<u64>) -> BatchRange {
+        let by = Measure::Tokens;
+        BatchRange { by, above, up_to }
+    }
+
+    fn step(when: Option<BatchRange>, limits: &[Option<Limit>]) -> Step {
         let variant = |(kernel, &limit): (usize, &Option<Limit>)| Variant { kernel, limit };
         Step {
             name: "context".to_owned(),
@@ -191,11 +241,11 @@ mod tests {
             range(256, Some(1024)),
             range(1024, None),
         );
-        assert!(short.holds(1) && short.holds(256) && !short.holds(257));
+        assert!(short.contains(1) && short.contains(256) && !short.contains(257));
         assert!(!short.meets(middle) && !middle.meets(long) && !short.meets(long));
         assert!(range(255, Some(257)).meets(short) && range(255, Some(257)).meets(middle));
-        assert!(LongestRange::ALL.is_covered_by(&[long, short, middle]));
-        assert!(!LongestRange::ALL.is_covered_by(&[long, short]));
+        assert!(BatchRange::ALL.is_covered_by(&[long, short, middle]));
+        assert!(!BatchRange::ALL.is_covered_by(&[long, short]));
         assert!(range(300, Some(900)).is_covered_by(&[middle]));
         assert!(!range(300, Some(1025)).is_covered_by(&[middle]));
         let shown = [short, middle, long].map(|r| r.to_string());
@@ -207,6 +257,19 @@ mod tests {
                 "longest above 1024"
             ]
         );
+    }
+
+    #[test]
+    fn ranges_by_different_measures_meet_and_cover_each_other_only_where_nothing_is_left_out() {
+        let (few, many) = (tokens(0, Some(600)), tokens(600, None));
+        assert!(!few.meets(many) && few.meets(range(900, None)));
+        assert!(BatchRange::ALL.is_covered_by(&[many, few]) && many.is_covered_by(&[many]));
+        assert!(many.is_covered_by(&[range(0, Some(64)), range(64, None)]));
+        assert!(!many.is_covered_by(&[range(64, None), few]));
+        let batch = Extents::of(&[300, 301]).expect("a batch");
+        assert!(many.holds(&batch) && !few.holds(&batch) && !range(600, None).holds(&batch));
+        assert!(many.begins_within(&batch) && !range(301, None).begins_within(&batch));
+        assert_eq!(many.to_string(), "tokens above 600");
     }
 
     #[test]

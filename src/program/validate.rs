@@ -3,7 +3,7 @@
 //! Executors trust a program: they index, multiply and launch by what it says. A program from
 //! [`lower`](super::lower()) keeps these rules by how it is made; any other is checked here first.
 
-use super::{Limit, LongestRange, Place, Program, Step, Variant, lower::meta_layout};
+use super::{BatchRange, Limit, Place, Program, Step, Variant, lower::meta_layout};
 use crate::{
     graph::WeightExpr,
     kernels::{
@@ -44,7 +44,7 @@ impl Program {
             check_shape(&tensor.shape).map_err(|problem| format!("`{}` {problem}", tensor.name))?;
         }
         self.places()?;
-        let mut written: Vec<Vec<LongestRange>> = vec![Vec::new(); self.tensors.len()];
+        let mut written: Vec<Vec<BatchRange>> = vec![Vec::new(); self.tensors.len()];
         for (at, step) in self.steps.iter().enumerate() {
             self.step(at as u32, step, &mut written)
                 .map_err(|problem| format!("the step `{}` {problem}", step.name))?;
@@ -57,7 +57,7 @@ impl Program {
             return Err(format!("no step computes `{}`", tensor.name));
         }
         for (name, tensor) in &self.outputs {
-            if !LongestRange::ALL.is_covered_by(&written[*tensor]) {
+            if !BatchRange::ALL.is_covered_by(&written[*tensor]) {
                 return Err(format!(
                     "the output `{name}` is not computed for every batch"
                 ));
@@ -135,7 +135,7 @@ impl Program {
         Ok(())
     }
 
-    fn step(&self, at: u32, step: &Step, written: &mut [Vec<LongestRange>]) -> Result<(), String> {
+    fn step(&self, at: u32, step: &Step, written: &mut [Vec<BatchRange>]) -> Result<(), String> {
         check_size(&step.rows).map_err(|problem| format!("runs over rows that {problem}"))?;
         let last = step.variants.last().map(|v| v.limit);
         // A sequence that is too long is an error that says so; rows that are too many are not.
@@ -182,7 +182,7 @@ impl Program {
         at: u32,
         step: &Step,
         kernel: &KernelSpec,
-        written: &[Vec<LongestRange>],
+        written: &[Vec<BatchRange>],
     ) -> Result<(), String> {
         let params = kernel.as_kernel().params();
         let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
@@ -340,6 +340,10 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .map(|()| k.dtype),
         K::GemmSkinny(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
+            .map(|()| k.dtype),
+        K::GemmResidualLayerNorm(k) => check_gemm(&k.apart().0)
+            .and_then(|()| k.check())
+            .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Add(k) => widths(&[k.width]).map(|()| k.dtype),

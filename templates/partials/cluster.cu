@@ -5,6 +5,12 @@ __device__ __forceinline__ void cluster_arrive() {
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+__device__ __forceinline__ unsigned int rank_in_cluster() {
+    unsigned int rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
 // The same place in the shared memory of the cluster's block `rank`.
 __device__ __forceinline__ unsigned int address_in(unsigned int address, unsigned int rank) {
     unsigned int remote;
@@ -16,5 +22,23 @@ __device__ __forceinline__ unsigned int address_in(unsigned int address, unsigne
 __device__ __forceinline__ void store_remote(unsigned int to, float a, float b, float c, float d, unsigned int barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4 }, [%5];" ::"r"(to),
                  "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+                 : "memory");
+}
+
+// As store_remote, 8 bytes.
+__device__ __forceinline__ void store_remote(unsigned int to, float a, float b, unsigned int barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], { %1, %2 }, [%3];" ::"r"(to),
+                 "f"(a), "f"(b), "r"(barrier)
+                 : "memory");
+}
+
+// As barrier_wait, for what other blocks of the cluster have stored.
+__device__ __forceinline__ void barrier_wait_for_cluster(unsigned int barrier, unsigned int parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier), "r"(parity)
                  : "memory");
 }

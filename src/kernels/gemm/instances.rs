@@ -58,5 +58,6 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::wgmma::representative());
     kernels.extend(super::split_k::representative());
     kernels.extend(super::skinny::representative());
+    kernels.extend(super::residual_layernorm::representative());
     kernels
 }

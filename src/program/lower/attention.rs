@@ -6,7 +6,7 @@ use super::{LowerError, Lowering, UNPLACED, choices::limit, rows, unsupported};
 use crate::{
     graph::{NodeId, Op},
     kernels::{Fill, KernelSpec, chain::Chain},
-    program::{Limit, LongestRange, Step, TensorIndex},
+    program::{BatchRange, Limit, Measure, Step, TensorIndex},
     tune::{Problem, Range},
 };
 
@@ -87,7 +87,7 @@ impl Lowering<'_> {
 
 /// What serves some lengths.
 struct Part {
-    range: LongestRange,
+    range: BatchRange,
     /// Its launches; where that is one, any of the variants' stands for all.
     chain: Chain,
     /// The variants of a single launch.
@@ -102,7 +102,8 @@ fn parts(problem: &Problem, ranges: &[Range]) -> Result<Vec<Part>, String> {
         let chain = problem
             .chain(range.choice)
             .ok_or_else(|| format!("{} does not compute it", range.choice))?;
-        let reach = LongestRange {
+        let reach = BatchRange {
+            by: Measure::Longest,
             above,
             up_to: range.up_to,
         };

@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use super::args::Args;
 use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
-use super::{OpError, Sums};
-use crate::kernels::gemm::{Epilogue, Gemm};
+use super::{OpError, Read, Sums, rows};
+use crate::kernels::gemm::{Epilogue, Gemm, GemmResidualLayerNorm};
 
 /// A strided matrix operand: element `(i, j)` is at `i·row + j·col`.
 #[derive(Clone, Copy)]
@@ -394,4 +394,44 @@ impl<F: Pointwise> WithSimd for ApplyEpilogue<'_, F> {
             }
         }
     }
+}
+
+/// The products, and LayerNorm of their sum with bias and residual, one after the other.
+pub(super) fn gemm_residual_layer_norm(
+    spec: &GemmResidualLayerNorm,
+    sums: Sums,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
+    let (op, extents) = (args.op(), args.extents);
+    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
+    let x = args.real("x", &[rows, k])?;
+    let weight = args.real("weight", &[n, k])?;
+    let bias = match spec.bias {
+        true => Some(args.real("bias", &[n])?),
+        false => None,
+    };
+    let residual = args.real("residual", &[rows, n])?;
+    let gamma = args.real("gamma", &[n])?;
+    let beta = args.real("beta", &[n])?;
+    let out = args.out(&[rows, n])?;
+    let (product, norm) = spec.apart();
+    let mut products = vec![0.0; out.len()];
+    let reads = [x, weight].map(Read::Real);
+    gemm(
+        &product,
+        sums,
+        Args::new(op, extents, &reads, &mut products),
+    )?;
+    let reads: Vec<Read> = [
+        Some(products.as_slice()),
+        bias,
+        Some(residual),
+        Some(gamma),
+        Some(beta),
+    ]
+    .into_iter()
+    .flatten()
+    .map(Read::Real)
+    .collect();
+    rows::bias_residual_layer_norm(&norm, Args::new(op, extents, &reads, out))
 }

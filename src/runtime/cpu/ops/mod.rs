@@ -199,6 +199,7 @@ pub fn run_in(
         KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmSkinny(k) => gemm::gemm(&k.plain(), sums, args),
+        KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Add(k) => rows::add(k, args),
         KernelSpec::Activate(k) => rows::activate(k, args),
@@ -234,6 +235,7 @@ fn name(spec: &KernelSpec) -> &'static str {
         | KernelSpec::GemmWgmma(_)
         | KernelSpec::GemmSplitK(_)
         | KernelSpec::GemmSkinny(_) => "gemm",
+        KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
         KernelSpec::AddBias(_) => "add_bias",
         KernelSpec::Add(_) => "add",
         KernelSpec::Activate(_) => "activate",

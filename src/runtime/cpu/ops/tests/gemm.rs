@@ -1,5 +1,8 @@
 use super::*;
-use crate::kernels::gemm::{Activation, Epilogue, Gemm, Tile};
+use crate::kernels::{
+    HostTensor,
+    gemm::{Activation, Epilogue, Gemm, GemmResidualLayerNorm, Tile},
+};
 
 fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> KernelSpec {
     KernelSpec::Gemm(Gemm {
@@ -91,5 +94,33 @@ fn every_epilogue_is_applied_to_the_sum_with_the_bias() {
             check(5, 21, 12, bias, activation);
             check(70, 101, 12, bias, activation);
         }
+    }
+}
+
+#[test]
+fn products_residual_and_layer_norm_are_those_of_the_reference() {
+    let (rows, n, k) = (5, 256, 24);
+    for bias in [true, false] {
+        let spec = KernelSpec::GemmResidualLayerNorm(GemmResidualLayerNorm {
+            n: n as u32,
+            k: k as u32,
+            eps: 1e-12,
+            dtype: F32,
+            bias,
+            // Not read on the CPU.
+            tile: GemmResidualLayerNorm::TILES[0],
+        });
+        let mut operands = vec![noise(rows * k, 1), noise(n * k, 2)];
+        if bias {
+            operands.push(noise(n, 3));
+        }
+        operands.extend([noise(rows * n, 4), noise(n, 5), noise(n, 6)]);
+        let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
+        let reads: Vec<Read> = operands.iter().map(|o| Read::Real(o)).collect();
+        let got = output(&spec, &extents, &reads, rows * n);
+        let tensors: Vec<HostTensor> = operands.into_iter().map(HostTensor::Real).collect();
+        let tensors: Vec<&HostTensor> = tensors.iter().collect();
+        let want = spec.as_kernel().reference(&extents, &tensors);
+        assert_close(&got, &wide(want[0].real()), 1e-4);
     }
 }

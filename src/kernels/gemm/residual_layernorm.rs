@@ -1,0 +1,474 @@
+//! A linear layer with all that follows it up to LayerNorm, for Hopper: the blocks of a cluster hold
+//! whole rows of the result, so that its rows are normalised before they leave the registers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile, ranges::ranges_among};
+use crate::{
+    kernels::{
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, rows::word,
+    },
+    tensor::{DType, Extents},
+};
+
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, `beta [n]`
+/// → `out [rows, n]`: LayerNorm of `x · weightᵀ + bias + residual`, in f16 or bf16, on Hopper. What
+/// [`Gemm`] and [`BiasResidualLayerNorm`] compute one after the other, but for one rounding
+/// between them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GemmResidualLayerNorm {
+    pub n: u32,
+    pub k: u32,
+    pub eps: f32,
+    pub dtype: DType,
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// Of a block. A cluster has `n / tile.n` of them, side by side.
+    pub tile: WgmmaTile,
+}
+
+/// Shared memory of a block on Hopper.
+const SHARED_LIMIT: u32 = 227 * 1024;
+/// Stages start at a multiple of this.
+const STAGE_ALIGNMENT: u32 = 1024;
+/// More stages than this hide nothing more.
+const MOST_STAGES: u32 = 8;
+/// Products of an output with which even tens of thousands of rows are checked in no time.
+const FEW_PRODUCTS: u32 = 72;
+/// The most blocks of a cluster that every card with clusters takes.
+const MOST_BLOCKS: u32 = 8;
+/// Multiprocessors of an H100 or H200 SXM.
+const SMS: u32 = 132;
+/// One warpgroup that copies and two that compute.
+const THREADS: u32 = 384;
+
+/// Elements of k in a stage: 128 bytes, the width of the widest swizzle.
+const BLOCK_K: u32 = 64;
+
+/// Clusters of 2, 3, … 8 blocks, each block on a multiprocessor of its own, that an H200 runs at once: what
+/// its driver says of 2, 3, 4, 6 and 8, and at most what it can be for 5 and 7. More than there is room
+/// for wait for their turn.
+const CLUSTERS_AT_ONCE: [u64; 7] = [66, 39, 30, 22, 17, 16, 15];
+
+/// What times are estimated for: an H200. Fitted to 233 timings, at 300 to 14,000 rows of the GEMMs before
+/// LayerNorm of three encoders, which the estimate meets within 7 % (root mean square).
+mod machine {
+    /// Multiply-adds a cycle; 2048 by the data sheet.
+    pub const TENSOR_RATE: f64 = 1794.0;
+    /// Bytes a cycle from L2, for one multiprocessor, and for all of them together.
+    pub const L2_BANDWIDTH_OF_SM: f64 = 77.3;
+    pub const L2_BANDWIDTH: f64 = 7831.0;
+    /// Of an output: residual, moments, rounding and storing.
+    pub const FINISH: f64 = 0.119;
+    /// Until the parts of all blocks have come, and what comes with them.
+    pub const MEETING: f64 = 2727.0;
+    /// From launch to the first product, and the end.
+    pub const FILL: f64 = 888.0;
+    pub const FILL_OF_TILE: f64 = 441.0;
+    /// LayerNorm as a launch of its own, and for each element.
+    pub const APART: f64 = 3000.0;
+    pub const APART_ELEMENT: f64 = 2.1e-3;
+}
+
+impl GemmResidualLayerNorm {
+    /// The tiles of a block.
+    pub const TILES: [WgmmaTile; 7] = [
+        tile(128, 256, true),
+        tile(128, 192, true),
+        tile(128, 128, true),
+        tile(128, 128, false),
+        tile(64, 256, false),
+        tile(64, 192, false),
+        tile(64, 128, false),
+    ];
+
+    /// The tiles that serve rows of `n`: whole ones side by side, in two to eight blocks.
+    pub fn tiles(n: u32) -> Vec<WgmmaTile> {
+        let serves =
+            |t: &WgmmaTile| n.is_multiple_of(t.n) && (2..=MOST_BLOCKS).contains(&(n / t.n));
+        Self::TILES.into_iter().filter(serves).collect()
+    }
+
+    /// What computes this for every number of rows: each serves up to its number of rows, inclusive;
+    /// the last serves all the rest. `None` where [`Gemm`] and [`BiasResidualLayerNorm`], one after the
+    /// other, are faster, which they are for few rows.
+    pub fn by_rows(
+        n: u32,
+        k: u32,
+        eps: f32,
+        dtype: DType,
+        bias: bool,
+    ) -> Vec<(Option<u64>, Option<Self>)> {
+        let tiles = match GemmWgmma::serves(n, k, dtype) {
+            true => Self::tiles(n),
+            false => Vec::new(),
+        };
+        if tiles.is_empty() {
+            return vec![(None, None)];
+        }
+        let joined = |tile| Self {
+            n,
+            k,
+            eps,
+            dtype,
+            bias,
+            tile,
+        };
+        let cycles = |rows, at: usize| match at.checked_sub(1) {
+            None => cycles_apart(rows, n, k, dtype),
+            Some(at) => joined(tiles[at]).cycles(rows),
+        };
+        ranges_among(0, 1 + tiles.len(), cycles)
+            .into_iter()
+            .map(|(end, at)| (end, at.checked_sub(1).map(|at| joined(tiles[at]))))
+            .collect()
+    }
+
+    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        if !GemmWgmma::serves(self.n, self.k, self.dtype) {
+            return Err(format!(
+                "no Hopper GEMM for {} columns and {} products in {}: it takes multiples of 8 in f16 or bf16",
+                self.n, self.k, self.dtype
+            ));
+        }
+        match Self::tiles(self.n).contains(&self.tile) {
+            true => Ok(()),
+            false => Err(format!(
+                "{:?} is no tile for a cluster that holds rows of {}",
+                self.tile, self.n
+            )),
+        }
+    }
+
+    /// The two kernels that compute the same, for any card, which are its definition.
+    pub fn apart(&self) -> (Gemm, BiasResidualLayerNorm) {
+        let gemm = Gemm {
+            n: self.n,
+            k: self.k,
+            dtype: self.dtype,
+            epilogue: Epilogue::default(),
+            tile: Tile::candidates(self.dtype)[0],
+        };
+        let norm = BiasResidualLayerNorm::new(self.n, self.eps, self.dtype, self.bias);
+        (gemm, norm)
+    }
+
+    /// Estimated cycles at 1755 MHz, comparable with [`WgmmaTile::cycles`], whose form this has.
+    fn cycles(&self, rows: u64) -> f64 {
+        let row_tiles = rows.div_ceil(self.tile.m.into());
+        let clusters = row_tiles.clamp(1, self.at_once());
+        let of_busiest = row_tiles.div_ceil(clusters) as f64;
+        let outputs = f64::from(self.tile.m) * f64::from(self.tile.n);
+        let blocks = (clusters * u64::from(self.blocks())) as f64;
+        let l2 = machine::L2_BANDWIDTH_OF_SM.min(machine::L2_BANDWIDTH / blocks);
+        let bytes = f64::from(self.stage_bytes());
+        let step = (outputs * f64::from(BLOCK_K) / machine::TENSOR_RATE).max(bytes / l2);
+        let residual = outputs * 2.0 / l2;
+        let products = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
+        let finish = outputs * machine::FINISH + machine::MEETING;
+        let work = if self.tile.together {
+            of_busiest * (products + finish)
+        } else {
+            // Half as many threads have the epilogue of a tile.
+            let finish = 2.0 * outputs * machine::FINISH + machine::MEETING;
+            (of_busiest - 1.0) * products.max((products + finish) / 2.0) + products + finish
+        };
+        machine::FILL + of_busiest * machine::FILL_OF_TILE + work
+    }
+
+    /// Clusters that run at once.
+    fn at_once(&self) -> u64 {
+        CLUSTERS_AT_ONCE[(self.blocks() - 2) as usize]
+    }
+
+    /// Blocks of a cluster.
+    fn blocks(&self) -> u32 {
+        self.n / self.tile.n
+    }
+
+    /// Rows that a warpgroup computes.
+    fn rows_of_warpgroup(&self) -> u32 {
+        match self.tile.together {
+            true => self.tile.m / 2,
+            false => self.tile.m,
+        }
+    }
+
+    fn stage_bytes(&self) -> u32 {
+        (self.tile.m + self.tile.n) * BLOCK_K * 2
+    }
+
+    /// Pieces of 64 columns on their way to memory, for each of the two computing warpgroups.
+    fn buffers(&self) -> u32 {
+        match self.rows_of_warpgroup() > 64 {
+            true => 1,
+            false => 2,
+        }
+    }
+
+    /// Shared memory that the source declares: moments of rows, and constants of columns.
+    fn declared_bytes(&self) -> u32 {
+        2 * 2 * self.blocks() * self.rows_of_warpgroup() * 8 + self.tile.n * 3 * 4
+    }
+
+    /// Steps of k, or pieces of the residual, in shared memory: as many as there is room for.
+    fn stages(&self) -> u32 {
+        let rest = SHARED_LIMIT - self.declared_bytes() - self.bytes_beside(MOST_STAGES);
+        (rest / self.stage_bytes()).min(MOST_STAGES)
+    }
+
+    /// Dynamic shared memory without the stages themselves.
+    fn bytes_beside(&self, stages: u32) -> u32 {
+        let barriers = (2 * stages + 2 + 4) * 8;
+        STAGE_ALIGNMENT + 2 * self.buffers() * self.rows_of_warpgroup() * 128 + barriers
+    }
+
+    fn shared_bytes(&self) -> u32 {
+        let stages = self.stages();
+        stages * self.stage_bytes() + self.bytes_beside(stages)
+    }
+}
+
+/// Estimated cycles of the GEMM and of LayerNorm, one after the other.
+fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
+    let any = Tile::fitting(n, dtype).into_iter();
+    let any = any.map(|t| t.cycles(rows, n, k, dtype, SMS));
+    let hopper = WgmmaTile::CANDIDATES.into_iter();
+    let hopper = hopper.map(|t| t.cycles(rows, n, k, Epilogue::default(), SMS));
+    let gemm = any.chain(hopper).fold(f64::INFINITY, f64::min);
+    gemm + machine::APART + rows as f64 * f64::from(n) * machine::APART_ELEMENT
+}
+
+const fn tile(m: u32, n: u32, together: bool) -> WgmmaTile {
+    WgmmaTile { m, n, together }
+}
+
+impl Kernel for GemmResidualLayerNorm {
+    fn symbol(&self) -> String {
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        format!(
+            "gemm_{}residual_layernorm_{}_n{}_k{}_eps{}",
+            if self.bias { "bias_" } else { "" },
+            self.dtype,
+            self.n,
+            self.k,
+            word(self.eps),
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "gemm_residual_layernorm"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let (gemm, norm) = self.apart();
+        let mut constants = gemm.constants();
+        constants.retain(|name, _| ["storage", "n", "k"].contains(name));
+        let sums = self.tile.n / 2;
+        let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+        constants.extend([
+            ("block_m", self.tile.m.into()),
+            ("block_n", self.tile.n.into()),
+            ("together", self.tile.together.into()),
+            ("cluster", self.blocks().into()),
+            ("stages", self.stages().into()),
+            ("buffers", self.buffers().into()),
+            ("bias", norm.bias.into()),
+            ("eps", f32_literal(norm.eps).into()),
+            ("sums", sums.into()),
+            ("sum_registers", list(&|i| format!("%{i}")).into()),
+            (
+                "sum_operands",
+                list(&|i| format!("\"+f\"(sums[{i}])")).into(),
+            ),
+        ]);
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let (gemm, norm) = self.apart();
+        let is_read = |p: &Param| matches!(p.role, Role::Read { .. });
+        // What the one reads, and what the other takes besides the products.
+        let mut params: Vec<Param> = gemm.params().into_iter().filter(is_read).collect();
+        params.extend(norm.params().into_iter().skip(1));
+        params
+    }
+
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        let map = |param, box_rows| TensorMap {
+            param,
+            box_rows,
+            box_columns: 64,
+        };
+        vec![
+            map("x", self.tile.m),
+            map("weight", self.tile.n),
+            map("residual", self.tile.m),
+            map("out", self.rows_of_warpgroup()),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let tiles = extents.rows.div_ceil(self.tile.m.into());
+        let clusters = tiles.clamp(1, self.at_once());
+        Launch {
+            grid: [clusters as u32 * self.blocks(), 1, 1],
+            threads: THREADS,
+            shared_bytes: self.shared_bytes(),
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (gemm, norm) = self.apart();
+        let (of_gemm, of_norm) = reads.split_at(2);
+        let products = gemm.reference(extents, of_gemm);
+        let mut operands: Vec<&HostTensor> = products.iter().collect();
+        operands.extend(of_norm);
+        norm.reference(extents, &operands)
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Case::standard();
+        if self.k <= FEW_PRODUCTS {
+            // Some block has five tiles whatever the tile: both warpgroups come to use what they used before.
+            let rows = |tile: &WgmmaTile| {
+                let at_once = CLUSTERS_AT_ONCE[(self.n / tile.n - 2) as usize];
+                4 * at_once * u64::from(tile.m) + 1
+            };
+            let most = Self::tiles(self.n).iter().map(rows).max().unwrap_or(1);
+            cases.push(Case::new("waves", &[most as u32]));
+        }
+        cases
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let (gemm, norm) = self.apart();
+        let (sums, rounding) = (gemm.tolerance(), norm.tolerance());
+        Tolerance {
+            absolute: 4.0 * sums.absolute + rounding.absolute,
+            relative: 2.0 * rounding.relative,
+            reason: "errors of f32 sums are divided by the deviation of a row, above 1 with these operands, and multiplied by gamma, below 2; the result is rounded once",
+        }
+    }
+}
+
+/// Every tile, in clusters of several sizes, and depths that divide by 8 and nothing else.
+pub fn representative() -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for (n, k, bias) in [
+            (768, FEW_PRODUCTS, true),
+            (1024, 328, false),
+            (384, 328, true),
+        ] {
+            for tile in GemmResidualLayerNorm::tiles(n) {
+                kernels.push(KernelSpec::from(GemmResidualLayerNorm {
+                    n,
+                    k,
+                    eps: 1e-12,
+                    dtype,
+                    bias,
+                    tile,
+                }));
+            }
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EPS: f32 = 1e-12;
+
+    #[test]
+    fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
+        for n in (128..=2048).step_by(64) {
+            for tile in GemmResidualLayerNorm::tiles(n) {
+                let kernel = GemmResidualLayerNorm {
+                    n,
+                    k: 768,
+                    eps: EPS,
+                    dtype: DType::F16,
+                    bias: true,
+                    tile,
+                };
+                assert_eq!(kernel.check(), Ok(()));
+                let shared = kernel.shared_bytes() + kernel.declared_bytes();
+                assert!(shared <= SHARED_LIMIT, "{n} {tile:?}: {shared}");
+                assert!((3..=MOST_STAGES).contains(&kernel.stages()), "{n} {tile:?}");
+                assert!(
+                    kernel.rows_of_warpgroup() / 64 * tile.n / 2 <= 128,
+                    "{tile:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn whole_rows_are_held_by_two_to_eight_blocks() {
+        assert_eq!(GemmResidualLayerNorm::tiles(768).len(), 7);
+        for n in [64, 128, 100, 832, 4096] {
+            assert_eq!(GemmResidualLayerNorm::tiles(n), [], "{n}");
+        }
+        let ranges = GemmResidualLayerNorm::by_rows(832, 768, EPS, DType::F16, true);
+        assert_eq!(ranges, [(None, None)]);
+        let ranges = GemmResidualLayerNorm::by_rows(768, 768, EPS, DType::F32, true);
+        assert_eq!(ranges, [(None, None)]);
+    }
+
+    #[test]
+    fn few_rows_are_computed_apart_and_many_together() {
+        for (n, k) in [
+            (768, 768),
+            (768, 3072),
+            (1024, 1024),
+            (384, 384),
+            (384, 1536),
+        ] {
+            let ranges = GemmResidualLayerNorm::by_rows(n, k, EPS, DType::F16, true);
+            let at = |rows| {
+                let holds = |(end, _): &&(Option<u64>, _)| end.is_none_or(|end| rows <= end);
+                ranges
+                    .iter()
+                    .find(holds)
+                    .and_then(|(_, kernel)| kernel.as_ref())
+            };
+            assert!(at(1).is_none() && at(100).is_none(), "{n} {k}: {ranges:?}");
+            assert!(at(1800).is_some(), "{n} {k}: {ranges:?}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_is_launched_whole_and_never_idle() {
+        let kernel = |m, n, together| GemmResidualLayerNorm {
+            n: 768,
+            k: 768,
+            eps: EPS,
+            dtype: DType::F16,
+            bias: true,
+            tile: tile(m, n, together),
+        };
+        let grid = |kernel: GemmResidualLayerNorm, rows| {
+            kernel.launch(&Extents::default().with_rows(rows)).grid[0]
+        };
+        assert_eq!(grid(kernel(64, 256, false), 1), 3);
+        assert_eq!(grid(kernel(64, 256, false), 1229), 20 * 3);
+        assert_eq!(grid(kernel(64, 256, false), 9830), 39 * 3);
+        assert_eq!(grid(kernel(64, 128, false), 1229), 17 * 6);
+    }
+}

@@ -1,0 +1,124 @@
+//! A linear layer and the LayerNorm behind it: two launches, or one for the numbers of tokens for
+//! which a kernel that does both is faster.
+
+use super::{Lowering, constant, rows, width};
+use crate::{
+    graph::{NodeId, Op},
+    kernels::{
+        Instructions, KernelSpec,
+        gemm::{Epilogue, GemmResidualLayerNorm},
+    },
+    program::{BatchRange, Limit, Measure, Step, TensorIndex},
+    tensor::Symbol,
+};
+
+/// How a linear layer and its LayerNorm are computed, by the tokens of the batch.
+pub(super) struct Pair {
+    linear: NodeId,
+    norm: NodeId,
+    /// Where each has a launch of its own.
+    pub(super) apart: Vec<BatchRange>,
+    joined: Vec<Joined>,
+}
+
+/// Where one launch computes both.
+struct Joined {
+    range: BatchRange,
+    kernels: Vec<(Option<Limit>, KernelSpec)>,
+}
+
+impl Lowering<'_> {
+    /// The pair that a node is one of, if there is a kernel that computes both: the products of tokens
+    /// that only LayerNorm reads, as what it adds the residual to.
+    pub(super) fn pair(&self, id: NodeId) -> Result<Option<Pair>, String> {
+        let graph = self.graph;
+        let (linear, norm) = match graph.op(id) {
+            Op::Linear { .. } => match graph.sole_consumer(id) {
+                Some(reader) => (id, reader),
+                None => return Ok(None),
+            },
+            Op::BiasResidualLayerNorm { .. } => (graph.operands(id)[0], id),
+            _ => return Ok(None),
+        };
+        let (&Op::Linear { epilogue }, &Op::BiasResidualLayerNorm { eps, bias }) =
+            (graph.op(linear), graph.op(norm))
+        else {
+            return Ok(None);
+        };
+        let operands = graph.operands(norm);
+        // An invariant program launches the same whatever the batch.
+        let is_pair = self.instructions == Instructions::Hopper
+            && !self.program.invariant
+            && !self.norms_apart
+            && epilogue == Epilogue::default()
+            && graph.sole_consumer(linear) == Some(norm)
+            && operands[0] == linear
+            && !operands[1..].contains(&linear)
+            && rows(graph.shape(norm)).as_symbol() == Some(Symbol::Tokens);
+        if !is_pair {
+            return Ok(None);
+        }
+        let kernels = GemmResidualLayerNorm::by_rows(
+            width(graph.shape(linear))?,
+            constant(&graph.shape(graph.operands(linear)[1]).0[1])?,
+            eps,
+            self.dtype,
+            bias,
+        );
+        let mut pair = Pair {
+            linear,
+            norm,
+            apart: Vec::new(),
+            joined: Vec::new(),
+        };
+        let mut above = 0;
+        for (up_to, kernel) in kernels {
+            let range = BatchRange {
+                by: Measure::Tokens,
+                above,
+                up_to,
+            };
+            above = up_to.unwrap_or(u64::MAX);
+            match (kernel, pair.joined.last_mut()) {
+                (None, _) => pair.apart.push(range),
+                (Some(kernel), Some(before)) if before.range.up_to == Some(range.above) => {
+                    before.range.up_to = range.up_to;
+                    before.kernels.push((up_to.map(Limit::Rows), kernel.into()));
+                }
+                (Some(kernel), _) => {
+                    let kernels = vec![(up_to.map(Limit::Rows), kernel.into())];
+                    pair.joined.push(Joined { range, kernels });
+                }
+            }
+        }
+        Ok((!pair.joined.is_empty()).then_some(pair))
+    }
+
+    /// The launches that compute both nodes of a pair, for the batches that have them.
+    pub(super) fn join(&mut self, pair: Pair, out: TensorIndex) {
+        let graph = self.graph;
+        let node = graph.node(pair.norm);
+        let of_norm = graph.operands(pair.norm).into_iter().skip(1);
+        let operands: Vec<TensorIndex> = graph
+            .operands(pair.linear)
+            .into_iter()
+            .chain(of_norm)
+            .map(|id| self.tensor_of[&id])
+            .chain([out])
+            .collect();
+        for Joined { range, kernels } in pair.joined {
+            // The last serves what is left of its range.
+            let last = kernels.len() - 1;
+            let kernels = kernels.into_iter().enumerate();
+            let kernels = kernels.map(|(at, (limit, k))| (limit.filter(|_| at < last), k));
+            let step = Step {
+                name: node.name.clone(),
+                when: Some(range),
+                variants: self.variants(kernels.collect()),
+                operands: operands.clone(),
+                rows: rows(&node.shape),
+            };
+            self.program.steps.push(step);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! A linear layer and the LayerNorm behind it in one launch: for which cards and batches, and that
+//! each value is computed once whatever the batch.
+
+use gemmule::{
+    DType,
+    engine::{CompileOptions, compile, description},
+    kernels::{Instructions, KernelSpec},
+    program::{Measure, Program},
+    tensor::Extents,
+};
+use serde_json::{Value, json};
+
+fn config() -> Value {
+    json!({
+        "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 2,
+        "intermediate_size": 3072, "vocab_size": 20, "max_position_embeddings": 512,
+        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    })
+}
+
+fn program(change: impl Fn(&mut CompileOptions)) -> Program {
+    let mut options = CompileOptions {
+        instructions: Instructions::Hopper,
+        ..CompileOptions::new(DType::F16)
+    };
+    change(&mut options);
+    let bert = description("bert").expect("it is shipped");
+    let compiled = compile(&bert, &config(), &options).expect("it compiles");
+    compiled.program.validate().expect("it is sound");
+    compiled.program
+}
+
+/// The kernels that a batch of so many tokens launches.
+fn launched(program: &Program, tokens: u32) -> Vec<&KernelSpec> {
+    let batch = Extents::of(&[tokens]).expect("a batch");
+    let steps = program.steps.iter();
+    steps
+        .filter_map(|step| step.launch(&batch).expect("every batch has a kernel"))
+        .map(|(kernel, _)| &program.kernels[kernel])
+        .collect()
+}
+
+fn joined(kernels: &[&KernelSpec]) -> usize {
+    let is_joined = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualLayerNorm(_));
+    kernels.iter().filter(is_joined).count()
+}
+
+#[test]
+fn a_launch_is_saved_wherever_a_pair_is_joined() {
+    let program = program(|_| ());
+    let apart = launched(&program, 1);
+    assert_eq!(joined(&apart), 0);
+    let mut most = 0;
+    for tokens in (1..9000).step_by(37) {
+        let kernels = launched(&program, tokens);
+        assert_eq!(
+            kernels.len() + joined(&kernels),
+            apart.len(),
+            "{tokens} tokens"
+        );
+        most = most.max(joined(&kernels));
+    }
+    // Behind attention and at the end of each layer.
+    assert_eq!(most, 4);
+}
+
+#[test]
+fn what_is_not_computed_for_a_batch_takes_no_memory() {
+    let program = program(|_| ());
+    let tokens = (1..9000).find(|&t| joined(&launched(&program, t)) == 4);
+    let batch = Extents::of(&[tokens.expect("some batch joins all")]).expect("a batch");
+    let usage = program.usage(&batch).expect("its sizes fit");
+    let records = program.planned().zip(usage);
+    let empty: Vec<String> = records
+        .filter(|(_, record)| record.bytes == 0)
+        .map(|((_, tensor), _)| tensor.name.clone())
+        .collect();
+    let products = ["0.projected", "0.outer", "1.projected", "1.outer"];
+    assert_eq!(empty, products.map(|name| format!("layer.{name}.product")));
+}
+
+#[test]
+fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
+    let all = [
+        program(|o| o.instructions = Instructions::Ampere),
+        program(|o| o.invariant = true),
+        program(|o| o.without = ["fuse_bias_residual_layer_norm".to_owned()].into()),
+    ];
+    for program in all {
+        let by_tokens = |s: &&gemmule::program::Step| s.range().by == Measure::Tokens;
+        assert_eq!(program.steps.iter().filter(by_tokens).count(), 0);
+        assert_eq!(joined(&launched(&program, 4915)), 0);
+    }
+}
+
+#[test]
+fn norms_that_are_to_be_apart_are_never_joined() {
+    let program = program(|options| options.norms_apart = true);
+    for tokens in [1, 600, 1229, 4915, 9000] {
+        assert_eq!(joined(&launched(&program, tokens)), 0, "{tokens} tokens");
+    }
+}
