@@ -3,7 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, GemmWgmma, Tile, WgmmaTile, ranges::ranges_among};
+use super::{
+    Epilogue, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, Tile, WgmmaTile, ranges::ranges_among,
+};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
@@ -45,6 +47,9 @@ const THREADS: u32 = 384;
 
 /// Elements of k in a stage: 128 bytes, the width of the widest swizzle.
 const BLOCK_K: u32 = 64;
+
+/// Both estimates may be off by a few per cent: what is hardly faster is no further range.
+const WORTH_JOINING: f64 = 1.03;
 
 /// Clusters of 2, 3, … 8 blocks, each block on a multiprocessor of its own, that an H200 runs at once: what
 /// its driver says of 2, 3, 4, 6 and 8, and at most what it can be for 5 and 7. More than there is room
@@ -117,9 +122,9 @@ impl GemmResidualLayerNorm {
         };
         let cycles = |rows, at: usize| match at.checked_sub(1) {
             None => cycles_apart(rows, n, k, dtype),
-            Some(at) => joined(tiles[at]).cycles(rows),
+            Some(at) => joined(tiles[at]).cycles(rows) * WORTH_JOINING,
         };
-        ranges_among(0, 1 + tiles.len(), cycles)
+        without_slivers(ranges_among(0, 1 + tiles.len(), cycles))
             .into_iter()
             .map(|(end, at)| (end, at.checked_sub(1).map(|at| joined(tiles[at]))))
             .collect()
@@ -231,13 +236,39 @@ impl GemmResidualLayerNorm {
     }
 }
 
+/// Ranges without the joined ones (candidates above 0) that end hardly above where they begin: each would
+/// cost every layer further steps for few batches.
+fn without_slivers(ranges: Vec<(Option<u64>, usize)>) -> Vec<(Option<u64>, usize)> {
+    const LEAST_REACH: f64 = 1.1;
+    let mut kept: Vec<(Option<u64>, usize)> = Vec::new();
+    let mut above = 0;
+    for run in ranges.chunk_by(|a, b| (a.1 == 0) == (b.1 == 0)) {
+        let end = run.last().and_then(|last| last.0);
+        let reaches = |end: u64| end as f64 >= above as f64 * LEAST_REACH;
+        match kept.last_mut() {
+            _ if run[0].1 > 0 && end.is_none_or(reaches) => kept.extend(run),
+            Some((before, 0)) => *before = end,
+            _ => kept.push((end, 0)),
+        }
+        above = end.unwrap_or(u64::MAX);
+    }
+    kept
+}
+
 /// Estimated cycles of the GEMM and of LayerNorm, one after the other.
 fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
     let any = Tile::fitting(n, dtype).into_iter();
     let any = any.map(|t| t.cycles(rows, n, k, dtype, SMS));
     let hopper = WgmmaTile::CANDIDATES.into_iter();
     let hopper = hopper.map(|t| t.cycles(rows, n, k, Epilogue::default(), SMS));
-    let gemm = any.chain(hopper).fold(f64::INFINITY, f64::min);
+    let skinny = GemmSkinny::tiles(n, k, dtype, Instructions::Hopper);
+    let skinny = skinny.into_iter().filter(|t| rows <= t.most_rows());
+    let skinny = skinny.map(|t| t.cycles(rows, n, k, SMS));
+    let split = GemmSplitK::tiles(n, k, dtype, Instructions::Hopper);
+    let split = split.into_iter().filter(|t| rows <= t.most_rows());
+    let split = split.map(|t| t.cycles(rows, n, k, SMS));
+    let all = any.chain(hopper).chain(skinny).chain(split);
+    let gemm = all.fold(f64::INFINITY, f64::min);
     gemm + machine::APART + rows as f64 * f64::from(n) * machine::APART_ELEMENT
 }
 
@@ -451,6 +482,23 @@ mod tests {
             assert!(at(1).is_none() && at(100).is_none(), "{n} {k}: {ranges:?}");
             assert!(at(1800).is_some(), "{n} {k}: {ranges:?}");
         }
+    }
+
+    #[test]
+    fn ranges_that_hardly_serve_a_batch_are_left_out() {
+        let ranges = vec![
+            (Some(500), 0),
+            (Some(540), 2),
+            (Some(700), 0),
+            (Some(760), 1),
+            (Some(900), 2),
+            (None, 0),
+        ];
+        let kept = without_slivers(ranges);
+        assert_eq!(
+            kept,
+            [(Some(700), 0), (Some(760), 1), (Some(900), 2), (None, 0)]
+        );
     }
 
     #[test]
