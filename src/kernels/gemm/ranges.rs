@@ -85,7 +85,7 @@ pub(super) fn ranges_of(
 }
 
 /// Where a kernel is this much slower than the best one of the chosen, that one takes over.
-const WORTH_A_RANGE: f64 = 1.01;
+const WORTH_A_RANGE: f64 = 1.02;
 /// Rows of the smallest tile: between multiples of it no time of a kernel with such tiles changes.
 const STEP: u64 = 64;
 const LAST_ROWS: u64 = 16384;
