@@ -18,7 +18,7 @@ pub const MOST_BYTES: usize = 1 << 20;
 /// Longest name of a card or a problem.
 const MOST_NAME: usize = 256;
 /// Ranges of a problem, and sizes at which one was timed.
-const MOST_RANGES: usize = 64;
+const MOST_RANGES: usize = 256;
 const MOST_TIMINGS: usize = 256;
 
 /// A card, as far as timings depend on it.

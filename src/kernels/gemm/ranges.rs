@@ -84,10 +84,8 @@ pub(super) fn ranges_of(
         .collect()
 }
 
-/// Most kernels where each may serve several ranges.
-const MOST_KERNELS: usize = 6;
 /// Where a kernel is this much slower than the best one of the chosen, that one takes over.
-const WORTH_A_RANGE: f64 = 1.01;
+const WORTH_A_RANGE: f64 = 1.02;
 /// Rows of the smallest tile: between multiples of it no time of a kernel with such tiles changes.
 const STEP: u64 = 64;
 const LAST_ROWS: u64 = 16384;
@@ -95,11 +93,12 @@ const LAST_ROWS: u64 = 16384;
 /// As [`ranges`], where a candidate may serve several of them, so that a kernel more brings
 /// more and the ranges may be as many as the row counts where waves begin.
 ///
-/// Candidates are chosen one after the other, each the one that then saves most, at most
-/// [`MOST_KERNELS`]; beyond 16384 rows the one serves that is best in the mean of the last octave.
+/// Candidates are chosen one after the other, each the one that then saves most, at most so many: a
+/// kernel takes 0.1 to 0.6 s of NVRTC. Beyond 16384 rows the one serves that is best in the mean of the last octave.
 /// Numbers of rows up to `after`, less than those of the last octave, are left to others.
 pub(super) fn ranges_among(
     after: u64,
+    most_kernels: usize,
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
@@ -133,7 +132,7 @@ pub(super) fn ranges_among(
     };
     let mut chosen: Vec<usize> = Vec::new();
     let mut lowest = f64::INFINITY;
-    while chosen.len() < MOST_KERNELS {
+    while chosen.len() < most_kernels {
         let with = |c: usize| cost(&[&chosen[..], &[c]].concat());
         let costs: Vec<f64> = all.iter().map(|&c| with(c)).collect();
         let (found, candidate) = least(&costs, &all);

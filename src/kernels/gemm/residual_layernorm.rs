@@ -38,6 +38,8 @@ const STAGE_ALIGNMENT: u32 = 1024;
 const MOST_STAGES: u32 = 8;
 /// Products of an output with which even tens of thousands of rows are checked in no time.
 const FEW_PRODUCTS: u32 = 72;
+/// Kernels for one pair of operators that [`GemmResidualLayerNorm::by_rows`] takes, and none for both apart.
+const MOST_KERNELS: usize = 3;
 /// The most blocks of a cluster that every card with clusters takes.
 const MOST_BLOCKS: u32 = 8;
 /// Multiprocessors of an H100 or H200 SXM.
@@ -124,7 +126,11 @@ impl GemmResidualLayerNorm {
             None => cycles_apart(rows, n, k, dtype),
             Some(at) => joined(tiles[at]).cycles(rows) * WORTH_JOINING,
         };
+<<<<<<< HEAD
         without_slivers(ranges_among(0, 1 + tiles.len(), cycles))
+=======
+        ranges_among(0, MOST_KERNELS, 1 + tiles.len(), cycles)
+>>>>>>> main
             .into_iter()
             .map(|(end, at)| (end, at.checked_sub(1).map(|at| joined(tiles[at]))))
             .collect()

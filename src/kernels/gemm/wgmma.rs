@@ -55,6 +55,8 @@ const PIECE_ROWS: u32 = 16;
 const SMS: u64 = 132;
 /// One warpgroup that copies and two that compute.
 const THREADS: u32 = 384;
+/// Kernels that one GEMM is compiled with beside those for few rows.
+const MOST_KERNELS: usize = 5;
 
 /// What times are estimated for: an H200. Cycles are of 1755 MHz. The constants were fitted to 236
 /// timings, at 614 to 9830 rows of the GEMMs of two encoders, which the estimate meets within 5 %
@@ -208,7 +210,7 @@ impl GemmWgmma {
 
     /// As [`Gemm::variants`], for a card with Hopper's instructions: whichever kernel is faster.
     ///
-    /// At most six kernels, each of which may serve several ranges: large tiles change places
+    /// At most five kernels, each of which may serve several ranges: large tiles change places
     /// wherever one of them needs a further wave. Up to `after` rows other kernels serve.
     pub fn variants(
         n: u32,
@@ -223,7 +225,7 @@ impl GemmWgmma {
             Some(tile) => tile.cycles(rows, n, k, dtype, SMS as u32),
             None => tiles[at - plain.len()].cycles(rows, n, k, epilogue, SMS as u32),
         };
-        ranges_among(after, plain.len() + tiles.len(), cycles)
+        ranges_among(after, MOST_KERNELS, plain.len() + tiles.len(), cycles)
             .into_iter()
             .map(|(end, at)| {
                 let kernel = match plain.get(at) {
@@ -446,10 +448,10 @@ mod tests {
     }
 
     #[test]
-    fn six_kernels_lose_little_against_the_best_tile_for_each_row_count() {
+    fn five_kernels_lose_little_against_the_best_tile_for_each_row_count() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072), (8, 8)] {
-            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue, 0);
+            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue, 128);
             let ends: Vec<u64> = variants
                 .iter()
                 .map(|(end, _)| end.unwrap_or(u64::MAX))
@@ -462,17 +464,12 @@ mod tests {
             }
             kernels.sort_unstable();
             kernels.dedup();
-            assert!(kernels.len() <= 6, "{kernels:?}");
+            assert!(kernels.len() <= MOST_KERNELS, "{kernels:?}");
 
             let cycles = |rows, kernel: &EitherGemm| match kernel {
                 EitherGemm::Any(g) => g.tile.cycles(rows, n, k, DType::F16, SMS as u32),
                 EitherGemm::Hopper(g) => g.tile.cycles(rows, n, k, epilogue, SMS as u32),
             };
-            let all = Tile::fitting(n, DType::F16)
-                .into_iter()
-                .map(|tile| tile.cycles(1, n, k, DType::F16, SMS as u32))
-                .fold(f64::INFINITY, f64::min);
-            assert!(cycles(1, &variants[0].1) <= all * 1.2, "{n} {k}: one row");
             let (mut sum, mut count) = (0.0, 0.0);
             for rows in (300..12_000).step_by(97) {
                 let (_, kernel) = &variants[ends.iter().position(|&e| rows <= e).unwrap()];
