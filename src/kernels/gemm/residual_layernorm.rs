@@ -126,11 +126,7 @@ impl GemmResidualLayerNorm {
             None => cycles_apart(rows, n, k, dtype),
             Some(at) => joined(tiles[at]).cycles(rows) * WORTH_JOINING,
         };
-<<<<<<< HEAD
-        without_slivers(ranges_among(0, 1 + tiles.len(), cycles))
-=======
-        ranges_among(0, MOST_KERNELS, 1 + tiles.len(), cycles)
->>>>>>> main
+        without_slivers(ranges_among(0, MOST_KERNELS, 1 + tiles.len(), cycles))
             .into_iter()
             .map(|(end, at)| (end, at.checked_sub(1).map(|at| joined(tiles[at]))))
             .collect()
