@@ -159,6 +159,8 @@ impl Kernel for Gemm {
         // On tensor cores a lane has at most four neighbouring columns to store, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
         let activation = self.epilogue.activation;
+        // With columns stored one by one, ptxas may spill to make room for more blocks.
+        let least_blocks = if self.n.is_multiple_of(8) { "" } else { ", 1" };
         Constants::from([
             ("storage", self.dtype.name().into()),
             ("n", self.n.into()),
@@ -170,6 +172,7 @@ impl Kernel for Gemm {
             ("warps_n", self.tile.warps_n.into()),
             ("stages", self.tile.stages.into()),
             ("group_m", Self::GROUP_M.into()),
+            ("least_blocks", least_blocks.into()),
             ("copy_bytes", self.access_bytes(self.k, 16).into()),
             ("store_bytes", self.access_bytes(self.n, store).into()),
             ("bias", self.epilogue.bias.into()),

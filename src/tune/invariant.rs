@@ -34,8 +34,9 @@ impl Choice {
             // Tiles of queries and keys are counted from a sequence's own start; masked and skipped are
             // keys beyond its own end.
             Choice::MhaShort { .. } | Choice::MhaOnline | Choice::MhaGrouped => true,
-            // So are those of Hopper's; where its blocks stand among others changes none of them.
-            Choice::MhaWgmma(_) => true,
+            // The queries behind a sequence's last are its neighbour's, and their weights, too, decide when
+            // the maximum of a warp is raised, and with it how its weights are rounded.
+            Choice::MhaWgmma(_) => false,
             // A row is its team's own, and starts at a multiple of its width.
             Choice::Teams(_) => true,
             // Rows of scores are read by the aligned packs that cover them, and lanes sum packs: which

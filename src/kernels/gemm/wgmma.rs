@@ -299,7 +299,14 @@ impl Kernel for GemmWgmma {
 
     fn constants(&self) -> Constants {
         let mut constants = self.plain().constants();
-        for name in ["block_k", "warps_m", "warps_n", "copy_bytes", "store_bytes"] {
+        for name in [
+            "block_k",
+            "warps_m",
+            "warps_n",
+            "least_blocks",
+            "copy_bytes",
+            "store_bytes",
+        ] {
             constants.remove(name);
         }
         let sums = self.tile.n / 2;
