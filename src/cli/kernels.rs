@@ -1,4 +1,9 @@
-use std::{path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    process::ExitCode,
+    time::Instant,
+};
 
 use miette::{IntoDiagnostic, miette};
 use rayon::prelude::*;
@@ -13,7 +18,7 @@ use super::{
 use crate::{
     DeviceChoice,
     engine::{catalogue, emit},
-    jit::Jit,
+    jit::{Jit, Target},
     kernels::{KernelSpec, trial::Trial},
     runtime::cuda::{Device, check_kernel},
 };
@@ -37,6 +42,9 @@ pub(super) struct Args {
     /// Where the ledger is
     #[arg(long, value_name = "FILE", default_value = "snapshots/gpu.ron")]
     ledger: PathBuf,
+    /// Only kernels whose source is not in the ledger as it is now; what is there stays
+    #[arg(long)]
+    changed: bool,
     /// Only kernels whose symbol contains this
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Option<String>,
@@ -77,7 +85,24 @@ fn check(args: Args) -> Outcome {
         .collect();
     // Those that have their references in common stand together.
     kernels.sort_by_cached_key(|kernel| kernel.as_kernel().definition());
-    let sources = emit(&kernels)?;
+    let mut sources = emit(&kernels)?;
+    let mut ledger = Ledger::default();
+    if args.changed {
+        let digests: HashMap<&str, String> = sources
+            .iter()
+            .map(|source| (source.symbol.as_str(), digest(&source.text)))
+            .collect();
+        ledger.checked = Ledger::read(&args.ledger)?.checked;
+        let as_it_is =
+            |symbol: &str, checked: &Checked| digests.get(symbol) == Some(&checked.sha256);
+        ledger
+            .checked
+            .retain(|symbol, checked| as_it_is(symbol, checked));
+        let known = |kernel: &KernelSpec| ledger.checked.contains_key(&kernel.as_kernel().symbol());
+        kernels.retain(|kernel| !known(kernel));
+        sources = emit(&kernels)?;
+    }
+    let n_known = ledger.checked.len();
     let bars = Bars::new();
     let began = Instant::now();
     let jit = Jit::open().into_diagnostic()?;
@@ -87,7 +112,9 @@ fn check(args: Args) -> Outcome {
         })
         .into_diagnostic()?;
     let compiled = began.elapsed();
-    let mut ledger = Ledger::default();
+    // What was not run yet stands in the ledger with the reason, so that a run that is cut off loses
+    // nothing of what it found.
+    ledger.deferred = deferred(&device, target, &kernels)?;
     let mut failures = table(&[
         "kernel",
         "case",
@@ -129,6 +156,9 @@ fn check(args: Args) -> Outcome {
             Err(error) => {
                 n_failed += 1;
                 failures.add_row([cubin.symbol.clone(), error.to_string()]);
+                ledger
+                    .deferred
+                    .insert(cubin.symbol.clone(), error.to_string());
                 // After a fault the device answers nothing more in this process.
                 if device.memory().is_err() {
                     break;
@@ -159,15 +189,26 @@ fn check(args: Args) -> Outcome {
                 max_error,
             };
             ledger.checked.insert(cubin.symbol.clone(), checked);
+            ledger.deferred.remove(&cubin.symbol);
+        } else {
+            let why = "it did not agree with its reference".to_owned();
+            ledger.deferred.insert(cubin.symbol.clone(), why);
+        }
+        if args.record && i % GROUP == 0 {
+            ledger.write(&args.ledger)?;
         }
         bars.show("checks", i + 1, kernels.len());
     }
     if n_failed > 0 {
         print(&format!("{failures}\n"))?;
     }
+    let known = match args.changed {
+        true => format!("; {n_known} more are in the ledger as they are"),
+        false => String::new(),
+    };
     print(&format!(
-        "{} of {} kernels agree with their references on {} ({target}); compiled in {:.1} s ({} from the cache), checked in {:.1} s\n",
-        ledger.checked.len(),
+        "{} of {} kernels agree with their references on {} ({target}); compiled in {:.1} s ({} from the cache), checked in {:.1} s{known}\n",
+        ledger.checked.len() - n_known,
         kernels.len(),
         device.info().name,
         compiled.as_secs_f64(),
@@ -175,22 +216,6 @@ fn check(args: Args) -> Outcome {
         began.elapsed().as_secs_f64()
     ))?;
     if args.record {
-        let others = catalogue()?.into_iter().filter_map(|(symbol, emitted)| {
-            let served = target.has(emitted.kernel.as_kernel().instructions());
-            (!served).then_some(symbol)
-        });
-        for symbol in others {
-            let why = format!("{} has not the instructions for it", device.info().name);
-            ledger.deferred.insert(symbol, why);
-        }
-        for source in &sources {
-            if !ledger.checked.contains_key(&source.symbol) {
-                ledger.deferred.insert(
-                    source.symbol.clone(),
-                    "it did not agree with its reference".to_owned(),
-                );
-            }
-        }
         ledger.write(&args.ledger)?;
         print(&format!("recorded in {}\n", args.ledger.display()))?;
     }
@@ -199,4 +224,24 @@ fn check(args: Args) -> Outcome {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Every kernel that this run cannot check, and those that it will, until it has.
+fn deferred(
+    device: &Device,
+    target: Target,
+    kernels: &[KernelSpec],
+) -> Result<BTreeMap<String, String>, miette::Report> {
+    let mut deferred = BTreeMap::new();
+    for (symbol, emitted) in catalogue()? {
+        if !target.has(emitted.kernel.as_kernel().instructions()) {
+            let why = format!("{} has not the instructions for it", device.info().name);
+            deferred.insert(symbol, why);
+        }
+    }
+    for kernel in kernels {
+        let why = "the run that was to check it was cut off before".to_owned();
+        deferred.insert(kernel.as_kernel().symbol(), why);
+    }
+    Ok(deferred)
 }

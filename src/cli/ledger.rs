@@ -29,6 +29,21 @@ pub(super) struct Checked {
 }
 
 impl Ledger {
+    /// The ledger in `file`; an empty one where there is no file.
+    pub(super) fn read(file: &Path) -> Result<Self, Report> {
+        let text = match std::fs::read_to_string(file) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self::default());
+            }
+            text => text
+                .into_diagnostic()
+                .wrap_err_with(|| format!("cannot read the ledger `{}`", file.display()))?,
+        };
+        ron::from_str(&text)
+            .into_diagnostic()
+            .wrap_err_with(|| format!("`{}` is no ledger; leave --changed out", file.display()))
+    }
+
     pub(super) fn write(&self, file: &Path) -> Result<(), Report> {
         let config = ron::ser::PrettyConfig::new().depth_limit(2);
         let text = ron::ser::to_string_pretty(self, config)

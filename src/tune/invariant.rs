@@ -10,10 +10,12 @@ pub enum NotInvariant {
         "`{problem}` has kernels for {n} ranges of sizes, so that a result would depend on the size of its batch; an invariant program has one kernel for all"
     )]
     Ranges { problem: String, n: usize },
-    #[error(
-        "{choice} of `{problem}` sums in an order that depends on where a row begins in memory, and so on the sequences before it"
-    )]
-    Choice { problem: String, choice: Choice },
+    #[error("{choice} of `{problem}` {why}")]
+    Choice {
+        problem: String,
+        choice: Choice,
+        why: &'static str,
+    },
     #[error(
         "every kernel of `{problem}` sums in an order that depends on where a row begins in memory, and so on the sequences before it"
     )]
@@ -24,24 +26,30 @@ impl Choice {
     /// Whether the operations that make a row, and their order, depend on nothing but the row's own
     /// sequence: not on its place in a tile or a block, nor on how many rows there are.
     pub fn is_invariant(self) -> bool {
+        self.varies().is_none()
+    }
+
+    /// What else they depend on.
+    fn varies(self) -> Option<&'static str> {
         match self {
             // Every output is a sum over k in steps of one size, from the first to the last, whichever
             // row of whichever tile it is; nothing is split by the number of tiles.
-            Choice::Tile(_) | Choice::Wgmma(_) => true,
-            // The parts of k are the tile's, and are added in one order; but they end where another
-            // tile's do not, and no such tile serves every number of rows.
-            Choice::SplitK(_) | Choice::Skinny(_) => true,
+            Choice::Tile(_) | Choice::Wgmma(_) => None,
+            // The parts of k are the tile's, and are added in one order.
+            Choice::SplitK(_) | Choice::Skinny(_) => None,
             // Tiles of queries and keys are counted from a sequence's own start; masked and skipped are
             // keys beyond its own end.
-            Choice::MhaShort { .. } | Choice::MhaOnline | Choice::MhaGrouped => true,
-            // The queries behind a sequence's last are its neighbour's, and their weights, too, decide when
-            // the maximum of a warp is raised, and with it how its weights are rounded.
-            Choice::MhaWgmma(_) => false,
+            Choice::MhaShort { .. } | Choice::MhaOnline | Choice::MhaGrouped => None,
+            Choice::MhaWgmma(_) => Some(
+                "rounds weights by a maximum that the queries of the next sequence, in the same tile, may raise; the online kernel does not",
+            ),
             // A row is its team's own, and starts at a multiple of its width.
-            Choice::Teams(_) => true,
+            Choice::Teams(_) => None,
             // Rows of scores are read by the aligned packs that cover them, and lanes sum packs: which
             // elements share a pack depends on where the row begins.
-            Choice::Softmax(_) => false,
+            Choice::Softmax(_) => Some(
+                "sums in an order that depends on where a row begins in memory, and so on the sequences before it",
+            ),
         }
     }
 }
@@ -64,17 +72,20 @@ impl Problem {
 
     /// Whether a program that launches these ranges computes every row in one way.
     pub fn check_invariant(&self, ranges: &[Range]) -> Result<(), NotInvariant> {
-        let problem = || self.key();
-        match ranges {
-            [only] if only.choice.is_invariant() => Ok(()),
-            [only] => Err(NotInvariant::Choice {
-                problem: problem(),
-                choice: only.choice,
-            }),
-            _ => Err(NotInvariant::Ranges {
-                problem: problem(),
-                n: ranges.len(),
-            }),
+        let problem = self.key();
+        for range in ranges {
+            if let Some(why) = range.choice.varies() {
+                let choice = range.choice;
+                return Err(NotInvariant::Choice {
+                    problem,
+                    choice,
+                    why,
+                });
+            }
+        }
+        match ranges.len() {
+            1 => Ok(()),
+            n => Err(NotInvariant::Ranges { problem, n }),
         }
     }
 }
