@@ -1,9 +1,4 @@
-use std::{
-    collections::{BTreeMap, HashMap},
-    path::PathBuf,
-    process::ExitCode,
-    time::Instant,
-};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, time::Instant};
 
 use miette::{IntoDiagnostic, miette};
 use rayon::prelude::*;
@@ -88,16 +83,7 @@ fn check(args: Args) -> Outcome {
     let mut sources = emit(&kernels)?;
     let mut ledger = Ledger::default();
     if args.changed {
-        let digests: HashMap<&str, String> = sources
-            .iter()
-            .map(|source| (source.symbol.as_str(), digest(&source.text)))
-            .collect();
-        ledger.checked = Ledger::read(&args.ledger)?.checked;
-        let as_it_is =
-            |symbol: &str, checked: &Checked| digests.get(symbol) == Some(&checked.sha256);
-        ledger
-            .checked
-            .retain(|symbol, checked| as_it_is(symbol, checked));
+        ledger = Ledger::still_true(&args.ledger, &sources)?;
         let known = |kernel: &KernelSpec| ledger.checked.contains_key(&kernel.as_kernel().symbol());
         kernels.retain(|kernel| !known(kernel));
         sources = emit(&kernels)?;

@@ -1,10 +1,15 @@
 //! The ledger of sources that ran on a device: `snapshots/gpu.ron`.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
 
 use miette::{IntoDiagnostic, Report, WrapErr};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+use crate::jit::Source;
 
 /// What is known of every emitted source.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -30,7 +35,7 @@ pub(super) struct Checked {
 
 impl Ledger {
     /// The ledger in `file`; an empty one where there is no file.
-    pub(super) fn read(file: &Path) -> Result<Self, Report> {
+    fn read(file: &Path) -> Result<Self, Report> {
         let text = match std::fs::read_to_string(file) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(Self::default());
@@ -42,6 +47,20 @@ impl Ledger {
         ron::from_str(&text)
             .into_diagnostic()
             .wrap_err_with(|| format!("`{}` is no ledger; leave --changed out", file.display()))
+    }
+
+    /// What of `file` was checked on the sources as they are now, by symbol and digest.
+    pub(super) fn still_true(file: &Path, sources: &[Source]) -> Result<Self, Report> {
+        let mut checked = Self::read(file)?.checked;
+        let digests: HashMap<&str, String> = sources
+            .iter()
+            .map(|source| (source.symbol.as_str(), digest(&source.text)))
+            .collect();
+        checked.retain(|symbol, checked| digests.get(symbol.as_str()) == Some(&checked.sha256));
+        Ok(Self {
+            checked,
+            deferred: BTreeMap::new(),
+        })
     }
 
     pub(super) fn write(&self, file: &Path) -> Result<(), Report> {
@@ -89,4 +108,64 @@ pub(super) fn today() -> String {
     );
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     format!("{year:04}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(symbol: &str, text: &str) -> Source {
+        Source {
+            symbol: symbol.to_owned(),
+            text: text.to_owned(),
+        }
+    }
+
+    fn checked(text: &str) -> Checked {
+        Checked {
+            sha256: digest(text),
+            card: "a card".to_owned(),
+            date: "2026-11-21".to_owned(),
+            max_error: 0.25,
+        }
+    }
+
+    #[test]
+    fn what_was_checked_holds_while_its_source_is_the_same() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("gpu.ron");
+        let sources = [
+            source("same", "a"),
+            source("changed", "b"),
+            source("new", "c"),
+        ];
+        let none = Ledger::still_true(&file, &sources).expect("no file is an empty ledger");
+        assert!(none.checked.is_empty());
+
+        let mut ledger = Ledger::default();
+        for (symbol, text) in [("same", "a"), ("changed", "before"), ("gone", "d")] {
+            ledger.checked.insert(symbol.to_owned(), checked(text));
+        }
+        ledger
+            .deferred
+            .insert("new".to_owned(), "not run".to_owned());
+        ledger.write(&file).expect("it is written");
+        let held = Ledger::still_true(&file, &sources).expect("it is read");
+        assert_eq!(held.checked.keys().collect::<Vec<_>>(), ["same"]);
+        assert_eq!(held.checked["same"].max_error, 0.25);
+        assert!(held.deferred.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_is_no_ledger_is_an_error_with_its_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("gpu.ron");
+        std::fs::write(&file, "(checked: 3)").expect("it is written");
+        let error = Ledger::still_true(&file, &[]).expect_err("it is no ledger");
+        let text = error.to_string();
+        assert!(
+            text.contains("gpu.ron` is no ledger; leave --changed out"),
+            "{text}"
+        );
+    }
 }
