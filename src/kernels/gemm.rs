@@ -115,6 +115,17 @@ impl Gemm {
     /// is then about as tall as wide, which reads the fewest distinct bytes into L2.
     const GROUP_M: u32 = 8;
 
+    /// With the tile that comes first, where any does.
+    pub fn of(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Self {
+        Self {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile: Tile::candidates(dtype)[0],
+        }
+    }
+
     fn on_tensor_cores(&self) -> bool {
         self.dtype != DType::F32
     }

@@ -10,7 +10,7 @@ use crate::{
     jit::{Cubin, Jit},
     kernels::{
         Instructions, KernelSpec,
-        gemm::{Activation, Epilogue, Gemm, Tile},
+        gemm::{Activation, Epilogue, Gemm},
     },
     runtime::cuda::{Contender, Contest, Device, Timed},
     tensor::Extents,
@@ -198,13 +198,7 @@ fn kernels(
         let kernel = problem.kernel(choice);
         kernel.expect("a problem has kernels for its candidates")
     };
-    let gemm = Gemm {
-        n,
-        k,
-        dtype,
-        epilogue,
-        tile: Tile::candidates(dtype)[0],
-    };
+    let gemm = Gemm::of(n, k, dtype, epilogue);
     (gemm, choices.into_iter().map(kernel).collect())
 }
 

@@ -134,12 +134,7 @@ impl GemmResidualLayerNorm {
 
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
-        if !GemmWgmma::serves(self.n, self.k, self.dtype) {
-            return Err(format!(
-                "no Hopper GEMM for {} columns and {} products in {}: it takes multiples of 8 in f16 or bf16",
-                self.n, self.k, self.dtype
-            ));
-        }
+        GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         match Self::tiles(self.n).contains(&self.tile) {
             true => Ok(()),
             false => Err(format!(
@@ -151,13 +146,7 @@ impl GemmResidualLayerNorm {
 
     /// The two kernels that compute the same, for any card, which are its definition.
     pub fn apart(&self) -> (Gemm, BiasResidualLayerNorm) {
-        let gemm = Gemm {
-            n: self.n,
-            k: self.k,
-            dtype: self.dtype,
-            epilogue: Epilogue::default(),
-            tile: Tile::candidates(self.dtype)[0],
-        };
+        let gemm = Gemm::of(self.n, self.k, self.dtype, Epilogue::default());
         let norm = BiasResidualLayerNorm::new(self.n, self.eps, self.dtype, self.bias);
         (gemm, norm)
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, GemmWgmma, Tile, split_k::odd_sizes};
+use super::{Epilogue, Gemm, GemmWgmma, split_k::odd_sizes};
 use crate::{
     kernels::{Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance},
     tensor::{DType, Extents},
@@ -145,12 +145,7 @@ impl GemmSkinny {
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
         let SkinnyTile { tokens, warps } = self.tile;
-        if !GemmWgmma::serves(self.n, self.k, self.dtype) {
-            return Err(format!(
-                "no GEMM for few rows with {} columns and {} products in {}: it takes multiples of 8 in f16 or bf16",
-                self.n, self.k, self.dtype
-            ));
-        }
+        GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         let counts =
             (8..=64).contains(&tokens) && tokens.is_multiple_of(8) && (1..=16).contains(&warps);
         if !counts || !self.tile.fits(self.k) {
@@ -166,13 +161,7 @@ impl GemmSkinny {
 
     /// The same GEMM for any card, which is its definition.
     pub fn plain(&self) -> Gemm {
-        Gemm {
-            n: self.n,
-            k: self.k,
-            dtype: self.dtype,
-            epilogue: self.epilogue,
-            tile: Tile::candidates(self.dtype)[0],
-        }
+        Gemm::of(self.n, self.k, self.dtype, self.epilogue)
     }
 }
 
@@ -289,7 +278,7 @@ mod tests {
         let tile = SkinnyTile::new(8, 8);
         assert_eq!(
             refused(gemm(768, 36, DType::F16, tile)),
-            "no GEMM for few rows with 768 columns and 36 products in f16: it takes multiples of 8 in f16 or bf16"
+            "no Hopper GEMM for 768 columns and 36 products in f16: it takes multiples of 8 in f16 or bf16"
         );
         for wrong in [
             SkinnyTile { tokens: 0, ..tile },

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, GemmWgmma, Tile};
+use super::{Epilogue, Gemm, GemmWgmma};
 use crate::{
     kernels::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
@@ -178,12 +178,7 @@ impl GemmSplitK {
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
         let SplitKTile { tokens, splits } = self.tile;
-        if !GemmWgmma::serves(self.n, self.k, self.dtype) {
-            return Err(format!(
-                "no Hopper GEMM for {} columns and {} products in {}: it takes multiples of 8 in f16 or bf16",
-                self.n, self.k, self.dtype
-            ));
-        }
+        GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         if !tokens.is_multiple_of(8) || !(8..=256).contains(&tokens) || !(1..=8).contains(&splits) {
             return Err(format!(
                 "{:?} is no tile of the GEMM for few rows: it has 8 to 256 tokens, a multiple of 8, and 1 to 8 splits",
@@ -201,13 +196,7 @@ impl GemmSplitK {
 
     /// The same GEMM for any card, which is its definition.
     pub fn plain(&self) -> Gemm {
-        Gemm {
-            n: self.n,
-            k: self.k,
-            dtype: self.dtype,
-            epilogue: self.epilogue,
-            tile: Tile::candidates(self.dtype)[0],
-        }
+        Gemm::of(self.n, self.k, self.dtype, self.epilogue)
     }
 }
 

@@ -254,14 +254,19 @@ impl GemmWgmma {
         dtype != DType::F32 && n.is_multiple_of(8) && k.is_multiple_of(8) && n > 0 && k > 0
     }
 
+    /// [`GemmWgmma::serves`], with the reason where it does not.
+    pub(super) fn check_serves(n: u32, k: u32, dtype: DType) -> Result<(), String> {
+        match Self::serves(n, k, dtype) {
+            true => Ok(()),
+            false => Err(format!(
+                "no Hopper GEMM for {n} columns and {k} products in {dtype}: it takes multiples of 8 in f16 or bf16"
+            )),
+        }
+    }
+
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
-        if !Self::serves(self.n, self.k, self.dtype) {
-            return Err(format!(
-                "no Hopper GEMM for {} columns and {} products in {}: it takes multiples of 8 in f16 or bf16",
-                self.n, self.k, self.dtype
-            ));
-        }
+        Self::check_serves(self.n, self.k, self.dtype)?;
         if !WgmmaTile::CANDIDATES.contains(&self.tile) {
             return Err(format!("{:?} is no tile of the Hopper GEMM", self.tile));
         }
@@ -270,13 +275,7 @@ impl GemmWgmma {
 
     /// The same GEMM for any card, which is its definition.
     pub fn plain(&self) -> Gemm {
-        Gemm {
-            n: self.n,
-            k: self.k,
-            dtype: self.dtype,
-            epilogue: self.epilogue,
-            tile: Tile::candidates(self.dtype)[0],
-        }
+        Gemm::of(self.n, self.k, self.dtype, self.epilogue)
     }
 }
 
