@@ -119,71 +119,72 @@ fn check(args: Args) -> Outcome {
         let most = args.most_tokens.unwrap_or(u64::MAX);
         Trial::all(kernels[0].as_kernel(), args.seed, most)
     };
-    let definition_of = definitions
-        .iter()
-        .enumerate()
-        .flat_map(|(definition, kernels)| kernels.iter().map(move |_| definition));
-    // References are slow and independent, so those of a group are computed side by side.
+    // References are slow, and what the host does for a check takes longer than the kernel, so both
+    // are done side by side for some definitions at a time.
     const GROUP: usize = 32;
-    let (mut trials, mut first) = (Vec::new(), 0);
-    for (i, definition) in definition_of.enumerate() {
-        let (kernel, cubin) = (&kernels[i], &cubins[i]);
-        if definition == first + trials.len() {
-            first = definition;
-            let group = &definitions[first..definitions.len().min(first + GROUP)];
-            trials = group
-                .par_iter()
-                .map(trials_of)
-                .collect::<Result<Vec<_>, _>>()
-                .into_diagnostic()?;
-        }
-        let results = match check_kernel(&device, kernel, cubin, &trials[definition - first]) {
-            Ok(results) => results,
-            Err(error) => {
-                n_failed += 1;
-                failures.add_row([cubin.symbol.clone(), error.to_string()]);
-                ledger
-                    .deferred
-                    .insert(cubin.symbol.clone(), error.to_string());
-                // After a fault the device answers nothing more in this process.
-                if device.memory().is_err() {
-                    break;
+    let mut n_done = 0;
+    for group in definitions.chunks(GROUP) {
+        let trials = group
+            .par_iter()
+            .map(trials_of)
+            .collect::<Result<Vec<_>, _>>()
+            .into_diagnostic()?;
+        let trials = group.iter().zip(&trials);
+        let trials = trials.flat_map(|(kernels, trials)| kernels.iter().map(move |_| trials));
+        let with_trials: Vec<_> = (n_done..).zip(trials).collect();
+        let results: Vec<_> = with_trials
+            .par_iter()
+            .map(|&(i, trials)| (i, check_kernel(&device, &kernels[i], &cubins[i], trials)))
+            .collect();
+        n_done += results.len();
+        for (i, result) in results {
+            let symbol = &cubins[i].symbol;
+            let results = match result {
+                Ok(results) => results,
+                Err(error) => {
+                    n_failed += 1;
+                    failures.add_row([symbol.clone(), error.to_string()]);
+                    ledger.deferred.insert(symbol.clone(), error.to_string());
+                    continue;
                 }
-                continue;
-            }
-        };
-        let max_error = results.iter().map(|r| r.difference.max).fold(0.0, f32::max);
-        let bad: Vec<_> = results.iter().filter(|r| !r.passed()).collect();
-        n_failed += usize::from(!bad.is_empty());
-        for r in &bad {
-            let d = r.difference;
-            failures.add_row([
-                cubin.symbol.clone(),
-                r.case.name.to_owned(),
-                r.tensor.to_owned(),
-                format!("{:.3e}", d.max),
-                d.at.to_string(),
-                d.got.to_string(),
-                d.want.to_string(),
-            ]);
-        }
-        if bad.is_empty() {
-            let checked = Checked {
-                sha256: digest(&sources[i].text),
-                card: device.info().name.clone(),
-                date: today(),
-                max_error,
             };
-            ledger.checked.insert(cubin.symbol.clone(), checked);
-            ledger.deferred.remove(&cubin.symbol);
-        } else {
-            let why = "it did not agree with its reference".to_owned();
-            ledger.deferred.insert(cubin.symbol.clone(), why);
+            let max_error = results.iter().map(|r| r.difference.max).fold(0.0, f32::max);
+            let bad: Vec<_> = results.iter().filter(|r| !r.passed()).collect();
+            n_failed += usize::from(!bad.is_empty());
+            for r in &bad {
+                let d = r.difference;
+                failures.add_row([
+                    symbol.clone(),
+                    r.case.name.to_owned(),
+                    r.tensor.to_owned(),
+                    format!("{:.3e}", d.max),
+                    d.at.to_string(),
+                    d.got.to_string(),
+                    d.want.to_string(),
+                ]);
+            }
+            if bad.is_empty() {
+                let checked = Checked {
+                    sha256: digest(&sources[i].text),
+                    card: device.info().name.clone(),
+                    date: today(),
+                    max_error,
+                };
+                ledger.checked.insert(symbol.clone(), checked);
+                ledger.deferred.remove(symbol);
+            } else {
+                let why = "it did not agree with its reference".to_owned();
+                ledger.deferred.insert(symbol.clone(), why);
+            }
         }
-        if args.record && i % GROUP == 0 {
+        if args.record {
             ledger.write(&args.ledger)?;
         }
-        bars.show("checks", i + 1, kernels.len());
+        bars.show("checks", n_done, kernels.len());
+        // After a fault the device answers nothing more in this process.
+        if device.memory().is_err() {
+            break;
+        }
     }
     if n_failed > 0 {
         print(&format!("{failures}\n"))?;
