@@ -170,8 +170,8 @@ impl Kernel for Gemm {
         // On tensor cores a lane has at most four neighbouring columns to store, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
         let activation = self.epilogue.activation;
-        // With columns stored one by one, ptxas may spill to make room for more blocks.
-        let least_blocks = if self.n.is_multiple_of(8) { "" } else { ", 1" };
+        // With the few columns of a classifier, ptxas may spill to make room for more blocks.
+        let least_blocks = if self.n < 8 { ", 1" } else { "" };
         Constants::from([
             ("storage", self.dtype.name().into()),
             ("n", self.n.into()),
