@@ -12,6 +12,7 @@
 //! - [`settle`]: from timings to ranges;
 //! - [`Picks`]: ranges by problem, for one card and one NVRTC, as a file that people can read.
 
+mod choice;
 mod error;
 mod interpolate;
 mod invariant;
@@ -24,11 +25,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use choice::Choice;
 pub use error::PicksError;
 pub use interpolate::between;
 pub use invariant::NotInvariant;
 pub use picks::{Card, MOST_BYTES, Made, Picked, Picks, Timing};
-pub use problem::{Choice, Counted, Problem};
+pub use problem::{Counted, Problem};
 pub use schedule::{Heat, Schedule};
 pub use settle::{Sample, settle};
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernels::gemm::Activation;
+use crate::kernels::{attention::SoftmaxForm, gemm::Activation};
 
 pub fn gemm() -> Problem {
     Problem::Gemm {
