@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use include_dir::{Dir, include_dir};
+use include_dir::{Dir, File, include_dir};
 
 use super::{
     CompileOptions, EngineError, compile, description,
@@ -87,19 +87,25 @@ pub fn stale(picks: &Picks, problems: &[Problem]) -> Result<Vec<String>, EngineE
 /// What of the picks of a card holds for the kernels of this build. What does not is told to those who
 /// listen, and no more: there is always the first guess.
 pub(super) fn held(card: &Card, wanted: &[Wanted]) -> HashMap<String, Picked> {
-    let none = HashMap::new();
-    let file = shipped_file(card);
-    let Some(found) = FILES.get_file(&file) else {
-        tracing::info!("no picks come with gemmule for {card}");
-        return none;
+    let Some(file) = file_of(card) else {
+        return HashMap::new();
     };
-    match Picks::parse(found.contents()) {
+    match Picks::parse(file.contents()) {
         Ok(picks) => of_picks(&picks, card, wanted),
         Err(problem) => {
-            tracing::warn!("the shipped picks `{file}` are not used: {problem}");
-            none
+            let name = file.path().display();
+            tracing::warn!("the shipped picks `{name}` are not used: {problem}");
+            HashMap::new()
         }
     }
+}
+
+fn file_of(card: &Card) -> Option<&'static File<'static>> {
+    let file = FILES.get_file(shipped_file(card));
+    if file.is_none() {
+        tracing::info!("no picks come with gemmule for {card}");
+    }
+    file
 }
 
 /// As [`held`], of these picks.
@@ -140,15 +146,9 @@ pub(super) fn choose(card: &Card, problems: &[Problem]) -> Result<Chosen, Engine
     };
     let mut chosen = Chosen::new(made);
     // Candidates are rendered for their digests only where there is something to compare with.
-    let mut held = match FILES.get_file(shipped_file(card)) {
-        Some(_) => {
-            let wanted = Wanted::of(problems)?;
-            held(card, &wanted)
-        }
-        None => {
-            tracing::info!("no picks come with gemmule for {card}");
-            HashMap::new()
-        }
+    let mut held = match file_of(card) {
+        Some(_) => held(card, &Wanted::of(problems)?),
+        None => HashMap::new(),
     };
     for problem in problems {
         let key = problem.key();

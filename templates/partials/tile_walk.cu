@@ -1,0 +1,8 @@
+// The row tile and column tile of tile number `index`: GROUP_M row tiles by all column tiles, then the next.
+struct TileIndex { unsigned int m, n; };
+__device__ __forceinline__ TileIndex tile_of(unsigned int index, unsigned int tiles_m) {
+    const unsigned int first_m = index / (GROUP_M * TILES_N) * GROUP_M;
+    const unsigned int in_group = index % (GROUP_M * TILES_N);
+    const unsigned int height = min(tiles_m - first_m, static_cast<unsigned int>(GROUP_M));
+    return {first_m + in_group % height, in_group / height};
+}
