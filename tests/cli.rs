@@ -156,7 +156,7 @@ fn a_plan_is_that_of_the_allocator_that_is_asked_for() {
         let line = shown.lines().find(|line| line.starts_with("footprint:"));
         line.expect("it shows the footprint").to_owned()
     };
-    assert_snapshot!(plan(&["--allocator", "chunk"]), @"footprint: 2.00 MiB (2097152 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 819.200");
+    assert_snapshot!(plan(&["--allocator", "chunk"]), @"footprint: 256.00 KiB (262144 bytes), lower bound: 2.50 KiB (2560 bytes), ratio 102.400");
     assert_eq!(
         plan(&["--release-after", "3", "--idle-limit", "0"]),
         plan(&[])

@@ -176,7 +176,7 @@ mod tests {
         allocator.release_all();
         let again = plan(&mut cache, &mut allocator, 10);
         assert!(allocator.is_current(&again));
-        assert_eq!(again.footprint(), allocator.policy().default_chunk);
+        assert_eq!(again.chunks, allocator.held());
         assert_eq!(cache.n_hits(), 0);
     }
 

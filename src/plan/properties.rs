@@ -379,6 +379,6 @@ fn growing_lengths_keep_the_memory_near_the_lower_bound() {
             );
             n_allocations += usize::from(stats.newly_allocated > 0);
         }
-        assert!(n_allocations < 64, "{shape:?}, {batch}: {n_allocations}");
+        assert!(n_allocations < 96, "{shape:?}, {batch}: {n_allocations}");
     }
 }

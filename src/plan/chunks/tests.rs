@@ -26,14 +26,10 @@ fn policy(release_after: u32, keep_limit: u64) -> ChunkPolicy {
 
 #[test]
 fn a_fresh_request_gets_one_chunk_with_bounded_headroom() {
-    for (mib, chunk) in [
-        (1, 2 * MIB),
-        (4, aligned(4 * MIB * 6 / 5)),
-        (100, 102 * MIB),
-    ] {
+    for (mib, chunk) in [(4, 4 * MIB + 4 * MIB * 8 / 100), (100, 102 * MIB)] {
         let mut allocator = ChunkAllocator::default();
         allocator.plan(&request(mib)).unwrap();
-        // The factor 1.2 is a float, so that the last unit may differ.
+        // The factor 1.08 is a float, so that the last unit may differ.
         let [held] = allocator.held() else {
             panic!("{:?}", allocator.held())
         };
@@ -82,12 +78,12 @@ fn memory_stays_for_release_after_requests_and_then_fits_the_largest_of_them() {
         assert_eq!(allocator.last_request().newly_allocated, 0);
     }
     allocator.plan(&request(4)).unwrap();
-    assert_eq!(allocator.held(), [22 * MIB]);
+    let [held] = allocator.held()[..] else {
+        panic!("{:?}", allocator.held())
+    };
+    assert!((20 * MIB..22 * MIB).contains(&held), "{held}");
     let stats = allocator.last_request();
-    assert_eq!(
-        (stats.released, stats.newly_allocated),
-        (102 * MIB, 22 * MIB)
-    );
+    assert_eq!((stats.released, stats.newly_allocated), (102 * MIB, held));
     allocator.plan(&request(20)).unwrap();
     assert_eq!(allocator.last_request().newly_allocated, 0);
 }
@@ -118,11 +114,10 @@ fn a_chunk_that_no_request_uses_is_released_alone() {
 
 #[test]
 fn what_is_above_the_keep_limit_goes_at_once() {
-    for (keep, held) in [(100 * MIB, 102 * MIB), (80 * MIB, 12 * MIB)] {
+    for (keep, held) in [(100 * MIB, 102 * MIB), (80 * MIB, 10 * MIB * 108 / 100)] {
         let mut allocator = ChunkAllocator::new(policy(100, keep)).unwrap();
         allocator.plan(&request(100)).unwrap();
         allocator.plan(&request(10)).unwrap();
-        // 2 MiB is 20 % of 10 MiB, to the unit.
         let [found] = allocator.held() else {
             panic!("{:?}", allocator.held())
         };
@@ -136,7 +131,10 @@ fn the_policy_of_the_paper_releases_at_once() {
         let mut allocator = ChunkAllocator::new(policy(release_after, u64::MAX)).unwrap();
         allocator.plan(&request(100)).unwrap();
         allocator.plan(&request(20)).unwrap();
-        assert_eq!(allocator.held(), [22 * MIB]);
+        let [held] = allocator.held() else {
+            panic!("{:?}", allocator.held())
+        };
+        assert!((20 * MIB..22 * MIB).contains(held), "{held}");
     }
 }
 
@@ -153,7 +151,7 @@ fn tensors_of_zero_bytes_have_an_address_in_a_chunk() {
             offset: 0
         }; 2]
     );
-    assert_eq!(plan.footprint(), 2 * MIB);
+    assert_eq!(plan.footprint(), SMALLEST_CHUNK);
     assert!(allocator.plan(&[]).unwrap().placements.is_empty());
     assert_eq!(allocator.last_request().footprint, 0);
 }
