@@ -64,7 +64,8 @@ impl Track for OnDevice<'_> {
         self.ready = Some((
             Stopwatch::new(device)?
                 .with_replays(REPLAYS)
-                .giving_up(HOPELESS),
+                .giving_up(HOPELESS)
+                .starting_as_in_a_run()?,
             by_symbol.collect(),
         ));
         Ok(())

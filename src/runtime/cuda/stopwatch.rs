@@ -49,6 +49,8 @@ pub struct Stopwatch {
     replays: usize,
     /// Times the best one's time from which on a chain is not timed further.
     hopeless: f64,
+    /// How the launches of a race begin.
+    start: Start,
 }
 
 /// How long a chain is timed.
@@ -76,6 +78,7 @@ impl Stopwatch {
             .new_stream()
             .during(|| "make a stream".into())?;
         Ok(Self {
+            start: Start::Plain,
             device: device.clone(),
             stream,
             replays: REPLAYS,
@@ -94,6 +97,16 @@ impl Stopwatch {
     pub fn giving_up(mut self, hopeless: f64) -> Self {
         self.hopeless = hopeless;
         self
+    }
+
+    /// Launches begin as those of a run do: on cards that can, while the one before still runs. That
+    /// decides between small kernels. What a kernel reads before it waits (weights, batch data) no
+    /// launch of a race writes.
+    pub fn starting_as_in_a_run(mut self) -> Result<Self, CudaError> {
+        if self.device.target()?.has_dependent_launch() {
+            self.start = Start::Early;
+        }
+        Ok(self)
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -151,7 +164,7 @@ impl Stopwatch {
                     // nothing else uses them.
                     unsafe {
                         let stream = self.stream.cu_stream();
-                        loaded.launch(stream, &extents, &pointers, "race", Start::Plain)?;
+                        loaded.launch(stream, &extents, &pointers, "race", self.start)?;
                     }
                 }
                 Ok(())
