@@ -1,6 +1,6 @@
 """Time PyTorch on an encoder beside `gemmule bench encoder`: token ids in, last hidden state out.
 
-Random weights, one GPU; the median of CUDA-event times after a warm-up. The sizes are a published
+Random weights, one GPU; the median of CUDA-event times after a rest and a warm-up. The sizes are a published
 config.json's. The contenders:
 
   compile  the Hugging Face model under torch.compile with CUDA graphs, on the padded batch and its mask
@@ -13,13 +13,19 @@ answers look is in peers.py.
     python3 scripts/encoder_peers.py --request FILE
 """
 import statistics
+import time
 
 import peers
+
+# Seconds of rest before each measurement, ours and the peers'.
+REST_S = 0.5
 
 
 def median_us(call, request):
     import torch
     times = []
+    # As before ours: the clock falls under lasting load.
+    torch.cuda.synchronize(); time.sleep(REST_S)
     for i in range(request["warm_up"] + request["runs"]):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record(); call(); end.record(); end.synchronize()

@@ -21,6 +21,10 @@ use crate::{
     kernels::trial::uniform,
 };
 
+/// Before each set, ours and the peers': under lasting load the card is at the limit of its power and its
+/// clock falls, so that a set would be slower for what ran before it.
+const REST: Duration = Duration::from_millis(500);
+
 #[derive(clap::Args)]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
@@ -153,7 +157,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         )
     });
     print(&format!(
-        "{}, {}; median of {} runs after {} to warm up, ids to last hidden state{beside}\n",
+        "{}, {}; median of {} runs after half a second of rest and {} to warm up, ids to last hidden state{beside}\n",
         engine.device(),
         engine.program().dtype,
         args.runs,
@@ -256,6 +260,7 @@ fn time(args: &Args, engine: &Engine, sets: &[Set]) -> Result<Vec<Row>, Report> 
             .map(|_| (uniform(&mut state) % vocabulary) as u32)
             .collect();
         let batch = Batch::from_packed(ids, &set.lens).map_err(EngineError::from)?;
+        std::thread::sleep(REST);
         let timing = session.time(&batch, args.warm_up, args.runs)?;
         rows.push(Row {
             set: set.name.clone(),
