@@ -25,13 +25,14 @@ pub struct ChunkPolicy {
 }
 
 impl Default for ChunkPolicy {
-    /// The paper's 2 MiB and 1.2; memory is given back after 16 requests without use, or at once
-    /// where more than 1 GiB lies idle.
+    /// The paper's 2 MiB and 1.2; memory is given back after 128 requests without use, or at once
+    /// where more than 1 GiB lies idle. After fewer, a stream of random lengths keeps giving back what it
+    /// then needs again, and with each chunk go the plans and the CUDA graphs that are for it.
     fn default() -> Self {
         ChunkPolicy {
             default_chunk: 2 << 20,
             growth: 1.2,
-            release_after: 16,
+            release_after: 128,
             keep_limit: 1 << 30,
         }
     }
