@@ -259,7 +259,8 @@ impl Engine {
         )?)
     }
 
-    /// Tokens that the launches of a batch run over: with padding kept, more than it has.
+    /// Tokens that the launches of a batch run over: with padding kept, more than it has. Those of no sequence,
+    /// which a [bucket](GraphChoice) adds, are not counted.
     pub fn tokens_computed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
     }

@@ -22,7 +22,7 @@ pub(super) struct Requests {
     /// Longest sequence
     #[arg(long, value_name = "TOKENS", default_value_t = 500)]
     pub(super) longest: u32,
-    /// Of the lengths, the ids and the weights, which are random
+    /// Of all that is random: lengths, ids, and weights where nothing else gives them
     #[arg(long, default_value_t = 1)]
     pub(super) seed: u64,
 }

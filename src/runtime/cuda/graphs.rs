@@ -128,3 +128,29 @@ pub(super) fn capture(
         .and_then(|graph| graph.ok_or(missing))
         .during(|| "capture a graph".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_due_at_once_and_an_exact_shape_when_it_comes_again_where_it_was() {
+        let key = |n| (Extents::of(&[n]).unwrap(), false);
+        let site = |address| Site {
+            plan: Arc::new(Plan {
+                placements: Vec::new(),
+                chunks: vec![256],
+            }),
+            addresses: vec![address],
+        };
+        let mut graphs = Graphs::default();
+        assert!(graphs.is_due(&key(8), &site(1), true));
+        assert!(!graphs.is_due(&key(9), &site(1), false));
+        assert!(!graphs.is_due(&key(10), &site(1), false));
+        assert!(graphs.is_due(&key(9), &site(1), false));
+        // Memory that has moved is another run's.
+        assert!(!graphs.is_due(&key(10), &site(2), false));
+        assert!(graphs.is_due(&key(10), &site(2), false));
+        assert_eq!(graphs.used(), GraphUse::default());
+    }
+}

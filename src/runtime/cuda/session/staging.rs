@@ -158,9 +158,7 @@ impl Staging {
             ));
         };
         ints(data.valid_lens, e.batch, &|to| {
-            let (own, none) = to.split_at_mut(sequences);
-            batch.write_valid_lens(own);
-            none.fill(0);
+            filled_up(to, sequences, &|to| batch.write_valid_lens(to));
         });
         if let (Some(places), Some(padded)) = (data.padded, batch.padded()) {
             let all = [&padded.mask, &padded.token_ids, &padded.type_ids];
@@ -170,18 +168,15 @@ impl Staging {
             }
             return Ok(());
         }
-        let writes: [(u64, &dyn Fn(&mut [i32])); 3] = [
-            (data.token_ids, &|to| batch.write_token_ids(to)),
-            (data.type_ids, &|to| batch.write_type_ids(to)),
-            (data.positions, &|to| batch.write_positions(to)),
-        ];
-        for (at, write) in writes {
-            ints(at, e.tokens, &|to| {
-                let (own, none) = to.split_at_mut(tokens);
-                write(own);
-                none.fill(0);
-            });
-        }
+        ints(data.token_ids, e.tokens, &|to| {
+            filled_up(to, tokens, &|to| batch.write_token_ids(to));
+        });
+        ints(data.type_ids, e.tokens, &|to| {
+            filled_up(to, tokens, &|to| batch.write_type_ids(to));
+        });
+        ints(data.positions, e.tokens, &|to| {
+            filled_up(to, tokens, &|to| batch.write_positions(to));
+        });
         ints(data.cu_lens, e.batch + 1, &|to| {
             let (own, none) = to.split_at_mut(sequences + 1);
             batch.write_cu_lens(own);
@@ -220,4 +215,11 @@ impl Staging {
     pub(super) fn uploaded(&mut self) {
         self.uploading = false;
     }
+}
+
+/// Writes the first `n` values, and zeros behind them.
+fn filled_up(to: &mut [i32], n: usize, write: &dyn Fn(&mut [i32])) {
+    let (own, none) = to.split_at_mut(n);
+    write(own);
+    none.fill(0);
 }
