@@ -20,7 +20,7 @@ pub mod tune;
 pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};
 pub use plan::ChunkPolicy;
 pub use program::AttentionChoice;
-pub use runtime::{AllocatorChoice, Output, batch::Batch};
+pub use runtime::{AllocatorChoice, GraphChoice, Output, batch::Batch};
 pub use tensor::DType;
 
 /// The Rust code of the README compiles.

@@ -165,7 +165,7 @@ fn a_damaged_file_is_refused() {
 
 /// A file with this body under a digest that fits.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    [b"GEMMULE3".as_slice(), &Sha256::digest(body), body].concat()
+    [b"GEMMULE4".as_slice(), &Sha256::digest(body), body].concat()
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn impossible_kernels_are_refused() {
     assert_snapshot!(refused(|a| kernel!(a, MhaOnline).heads = u32::MAX), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 5 is impossible: a width of 4294967295, expected 1 to 16777216; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, MhaOnline).head = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 5 is impossible: a width of 0, expected 1 to 16777216; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, MhaShort).max_len = 1 << 20), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 2 is impossible: the longest sequence of a short kernel is 1048576; with head size 8 in f32 it is from 1 to 256, use the online kernel; compile the model again");
-    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::packing()[0].clone())), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 12 is impossible: packing is the runtime's, not a program's; compile the model again");
+    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::runtime()[1].clone())), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel 12 is impossible: uploading and packing are the runtime's, not a program's; compile the model again");
 }
 
 #[test]

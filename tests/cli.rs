@@ -142,6 +142,9 @@ fn a_plan_is_shown_and_drawn() {
         "plan.svg",
     ];
     assert_snapshot!("plan", cli.ok(&args));
+    // Of the lengths themselves, as the CPU plans them.
+    let exact = cli.ok(&[&args[..], &["--exact"]].concat());
+    assert!(exact.contains("87 tokens in 3 sequences, f16\nchunks:"));
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
     assert!(svg.starts_with("<svg") && svg.contains("layer.0.context"));
     assert_snapshot!(cli.error(&["plan", "bert", "--weights", ".", "--lens", "17,0"]), @"× sequence 1 has no tokens; expected at least one token in every sequence");

@@ -1,5 +1,5 @@
-//! Sessions on a CUDA device: memory that runs out, sessions side by side, allocators, CUDA graphs,
-//! invariant programs.
+//! Sessions on a CUDA device: memory that runs out, sessions side by side, allocators, CUDA graphs and
+//! their buckets, invariant programs.
 //!
 //! `cargo test --test device -- --ignored` on a machine with a device and NVRTC.
 
@@ -7,7 +7,7 @@ mod common;
 
 use common::mates;
 use gemmule::{
-    AllocatorChoice, Batch, ChunkPolicy, DeviceChoice, Engine, EngineError, Session,
+    AllocatorChoice, Batch, ChunkPolicy, DeviceChoice, Engine, EngineError, GraphChoice, Session,
     engine::{Builder, DeviceName},
     program::AttentionChoice,
     runtime::{cuda::CudaError, weights::RandomWeights},
@@ -181,7 +181,7 @@ fn a_batch_larger_than_the_device_says_what_fits_and_leaves_the_session_usable()
         );
         assert_eq!(session.memory().activations, 0, "{name}");
         assert!(bits(&mut session, &small) == expected, "{name}");
-        // Twice, as the second run captures a graph and the third replays it.
+        // Twice, as the first run makes a graph and the second replays it.
         assert!(bits(&mut session, &small) == expected, "{name}");
         assert!(bits(&mut session, &small) == expected, "{name}");
     }
@@ -239,7 +239,7 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
     let engine = small_engine();
     for lens in [&[1][..], &[300, 2, 80], &[512; 16]] {
         let mut session = engine.session().expect("a session");
-        // Launched, captured and replayed, replayed.
+        // Launched, and captured meanwhile; replayed.
         let first = bits(&mut session, lens);
         for run in 1..5 {
             assert!(bits(&mut session, lens) == first, "run {run} of {lens:?}");
@@ -300,7 +300,7 @@ fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
             .iter()
             .map(|batch| bits_of(&mut plain.session().expect("a session"), batch))
             .collect();
-        // Launched, captured and replayed, replayed; between runs of other shapes.
+        // Launched, captured meanwhile, replayed; between runs of other shapes.
         for round in 0..4 {
             for (batch, expected) in batches.iter().zip(&expected) {
                 let found = bits_of(&mut session, batch);
@@ -328,8 +328,15 @@ fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
 fn more_shapes_than_graphs_are_kept_give_the_same_bits_every_time() {
     let engine = small_engine();
     let mut session = engine.session().expect("a session");
-    // 64 graphs are kept: some of these are pushed out, and captured again.
-    let shapes: Vec<[u32; 2]> = (1..=80).map(|n| [n, 3]).collect();
+    // 128 graphs are kept: some of these, each the end of its bucket, are pushed out and captured again.
+    let shapes: Vec<Vec<u32>> = (2..=20u32)
+        .flat_map(|eights| (1..=8u32).map(move |n| (8 * eights, n)))
+        .map(|(n_tokens, n)| {
+            let mut lens = vec![1; n as usize];
+            lens[0] = n_tokens + 1 - n;
+            lens
+        })
+        .collect();
     let mut expected: Vec<Vec<u32>> = Vec::new();
     for shape in &shapes {
         expected.push(bits(&mut session, shape));
@@ -342,4 +349,152 @@ fn more_shapes_than_graphs_are_kept_give_the_same_bits_every_time() {
             }
         }
     }
+    let used = session.graph_use();
+    assert_eq!(used.kept, 128, "{used:?}");
+    assert!(used.captured > shapes.len() as u64, "{used:?}");
+}
+
+/// Whole numbers from a seed.
+fn draw(state: &mut u64, from: u32, to: u32) -> u32 {
+    *state = state
+        .wrapping_mul(6364136223846793005)
+        .wrapping_add(1442695040888963407);
+    from + ((*state >> 33) % u64::from(to - from + 1)) as u32
+}
+
+/// The bits of batches by a session of buckets, twice over, against those of their exact shapes without graphs.
+fn compare_with_exact_shapes(engine: &Engine, batches: &[Batch]) -> gemmule::runtime::GraphUse {
+    let mut plain = engine
+        .session_replaying(GraphChoice::Off)
+        .expect("a session");
+    let mut session = engine.session().expect("a session");
+    for round in 0..2 {
+        for batch in batches {
+            let (found, expected) = (bits_of(&mut session, batch), bits_of(&mut plain, batch));
+            let kernels = &engine.program().kernels;
+            let kernel = kernels.first().map(|k| k.as_kernel().symbol());
+            assert!(
+                found == expected,
+                "round {round}: {:?}, {kernel:?}",
+                batch.lens()
+            );
+        }
+    }
+    assert_eq!(plain.graph_use().launched, 2 * batches.len() as u64);
+    session.graph_use()
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn batches_of_random_lengths_share_graphs_and_have_the_bits_of_their_exact_shapes() {
+    let mut state = 7;
+    let mut random = |n: u32, longest: u32| -> Batch {
+        let lens: Vec<u32> = (0..n).map(|_| draw(&mut state, 1, longest)).collect();
+        batch(&lens)
+    };
+    let narrow: Vec<Batch> = (0..40).map(|_| random(16, 40)).collect();
+    let wide: Vec<Batch> = (0..30).map(|i| random(1 + i % 37, 512)).collect();
+    let programs = [
+        (DType::F16, 128, 512, 4, AttentionChoice::Auto),
+        (DType::F16, 768, 3072, 12, AttentionChoice::Auto),
+        (DType::F16, 768, 3072, 24, AttentionChoice::Auto),
+        (DType::BF16, 768, 3072, 8, AttentionChoice::Auto),
+        (DType::BF16, 768, 3072, 12, AttentionChoice::Online),
+        (DType::F32, 320, 640, 10, AttentionChoice::Auto),
+    ];
+    for (dtype, hidden, inner, heads, attention) in programs {
+        let mut config = config(hidden, inner, 2, 512);
+        config["num_attention_heads"] = heads.into();
+        let engine = builder(config)
+            .outputs(["last_hidden_state", "sentence_embedding", "pooler_output"])
+            .dtype(dtype)
+            .attention(attention)
+            .build()
+            .expect("a device and NVRTC are there");
+        let used = compare_with_exact_shapes(&engine, &narrow);
+        assert!(used.replayed > 40, "{dtype}, {hidden} wide: {used:?}");
+        compare_with_exact_shapes(&engine, &wide);
+    }
+    // Stored scores have a size for each shape: nothing is shared, and nothing is wrong.
+    let engine = builder(config(128, 512, 2, 512))
+        .attention(AttentionChoice::Grouped)
+        .build()
+        .expect("a device and NVRTC are there");
+    let used = compare_with_exact_shapes(&engine, &narrow);
+    assert_eq!(used.replayed, 0, "{used:?}");
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
+    // The position table has no row beyond the longest sequence, and the vocabulary's last id is used.
+    let engine = engine(config(128, 512, 2, 509));
+    let last = |lens: &[u32]| {
+        let n_tokens: u32 = lens.iter().sum();
+        let ids = vec![VOCABULARY - 1; n_tokens as usize];
+        let types = vec![1; n_tokens as usize];
+        let batch = Batch::from_packed(ids, lens).expect("a batch");
+        batch.with_type_ids(types).expect("segment ids")
+    };
+    let mut batches: Vec<Batch> = (1..=33).map(|n| last(&[n])).collect();
+    for n in [255, 256, 257, 264, 265, 508, 509] {
+        batches.push(last(&[n]));
+        batches.push(last(&[n, 1, 1, 1, 1, 1, 1, 1, 1]));
+    }
+    batches.push(last(&[509; 9]));
+    batches.push(last(&[1; 33]));
+    batches.push(last(&[64; 33]));
+    let used = compare_with_exact_shapes(&engine, &batches);
+    assert!(used.replayed > 33, "{used:?}");
+    // The same sequences in a padded form, which has a shape of its own.
+    for lens in [&[7, 1, 3][..], &[509, 1], &[40; 9]] {
+        let batch = padded(lens);
+        compare_with_exact_shapes(&engine, &[batch]);
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_batch_that_fits_where_its_bucket_does_not_runs() {
+    // Plans of no more than the tensors, so that a bucket of 127 tokens more takes 16 MiB more.
+    let with = |graphs| {
+        let builder = builder(config(64, INNER, 1, LENGTH)).graphs(graphs);
+        let builder = builder.allocator(AllocatorChoice::Gsoc);
+        builder.build().expect("a device and NVRTC are there")
+    };
+    let (exact, buckets) = (with(GraphChoice::Off), with(GraphChoice::Buckets));
+    let of = |n_tokens: u32| {
+        let mut lens = vec![LENGTH; (n_tokens / LENGTH) as usize];
+        lens.extend((!n_tokens.is_multiple_of(LENGTH)).then_some(n_tokens % LENGTH));
+        batch(&lens)
+    };
+    let needed = |engine: &Engine, n| engine.bytes_needed(&of(n)).expect("it is planned");
+    const TOKENS: u32 = 2 * LENGTH + 1;
+    let (alone, bucket) = (needed(&exact, TOKENS), needed(&buckets, TOKENS));
+    assert!(alone + (14 << 20) < bucket, "{alone} and {bucket}");
+    let expected = bits_of(&mut exact.session().expect("a session"), &of(TOKENS));
+    // All memory is taken but what the batch needs and 8 MiB: as much as is free beyond that is first guessed,
+    // then corrected by what the guess left.
+    let huge = batch(&vec![LENGTH; 1 << 10]);
+    let free = || out_of_memory(exact.session().expect("a session").run(&huge)).2;
+    let left = alone + (8 << 20);
+    let a_token = (bucket - alone) / 127;
+    let mut n_tokens = ((free() - left) / a_token) as u32 - 1000;
+    let mut other = exact.session().expect("a session");
+    for _ in 0..3 {
+        other.run(&of(n_tokens)).expect("it fits");
+        let beyond = (free() as i64 - left as i64) / a_token as i64;
+        n_tokens = n_tokens.checked_add_signed(beyond as i32).expect("tokens");
+    }
+    other.run(&of(n_tokens)).expect("it fits");
+    let mut session = buckets.session().expect("a session");
+    for _ in 0..3 {
+        assert!(bits_of(&mut session, &of(TOKENS)) == expected);
+        assert_eq!(session.memory().activations, alone);
+    }
+    // With the memory given back, the bucket is there again.
+    drop(other);
+    let mut session = buckets.session().expect("a session");
+    assert!(bits_of(&mut session, &of(TOKENS)) == expected);
+    assert_eq!(session.memory().activations, bucket);
 }

@@ -18,7 +18,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8] = b"GEMMULE3";
+const MAGIC: &[u8] = b"GEMMULE4";
 const DIGEST: usize = 32;
 
 fn seed() {

@@ -14,7 +14,7 @@ use crate::{
     engine::{CompileOptions, Compiled, Stage, TuneMode, compile, config, description},
     kernels::Instructions,
     program::AttentionChoice,
-    runtime::weights::RandomWeights,
+    runtime::{GraphChoice, weights::RandomWeights},
     tune::Origin,
 };
 
@@ -167,9 +167,37 @@ pub(super) struct Runnable {
     /// (compute capability 9.0 and later). Results are the same; for comparisons
     #[arg(long)]
     plain_launches: bool,
+    /// What a CUDA device replays instead of launching kernel by kernel. Results are the same
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = Graphs::Buckets)]
+    graphs: Graphs,
+}
+
+/// As [`GraphChoice`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Graphs {
+    /// One graph for all batches of similar sizes
+    Buckets,
+    /// One for batches of the very same sizes
+    Exact,
+    /// None
+    Off,
+}
+
+impl From<Graphs> for GraphChoice {
+    fn from(graphs: Graphs) -> Self {
+        match graphs {
+            Graphs::Buckets => Self::Buckets,
+            Graphs::Exact => Self::Exact,
+            Graphs::Off => Self::Off,
+        }
+    }
 }
 
 impl Runnable {
+    pub(super) fn name(&self) -> &str {
+        &self.model
+    }
+
     pub(super) fn builder(&self) -> Result<Builder, Report> {
         let mut builder = match crate::engine::Artifact::is_one(self.model.as_ref()) {
             true => Engine::from_artifact(&self.model),
@@ -206,6 +234,7 @@ impl Runnable {
             .norms_apart(self.choices.norms_apart)
             .allocator(self.memory.choice()?)
             .plain_launches(self.plain_launches)
+            .graphs(self.graphs.into())
             .without(self.choices.without.clone()))
     }
 

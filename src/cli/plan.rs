@@ -6,7 +6,7 @@ use super::{Outcome, align_right, human, memory::Memory, model::Model, print, ta
 use crate::{
     DType,
     plan::{chart, lower_bound},
-    runtime::Planner,
+    runtime::{GraphChoice, Planner},
     tensor::Extents,
 };
 
@@ -21,6 +21,10 @@ pub(super) struct Args {
     lens: Vec<u32>,
     #[arg(long, default_value = "f16")]
     dtype: DType,
+    /// Plan for these very lengths, as a session on the CPU does, not for the bucket of similar batches that
+    /// a CUDA device launches alike
+    #[arg(long)]
+    exact: bool,
     /// Draw the lifetimes into FILE
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -29,9 +33,17 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Outcome {
     let program = args.model.compile(args.dtype)?.program;
     let extents = Extents::of(&args.lens).into_diagnostic()?;
-    let usage = program.usage(&extents).into_diagnostic()?;
-    let plan = Planner::new(&program, &args.memory.choice()?)
-        .and_then(|mut planner| planner.plan(&program, &extents))
+    let choice = args.memory.choice()?;
+    let bucket = match args.exact {
+        true => extents,
+        false => GraphChoice::default()
+            .buckets(&program, &choice)
+            .of_batch(&extents),
+    };
+    let usage = program.usage(&bucket).into_diagnostic()?;
+    let bound = lower_bound(&program.usage(&extents).into_diagnostic()?);
+    let plan = Planner::new(&program, &choice)
+        .and_then(|mut planner| planner.plan(&program, &bucket))
         .into_diagnostic()?;
     let names: Vec<String> = program.planned().map(|(_, t)| t.name.clone()).collect();
     let mut rows = table(&["tensor", "bytes", "first", "last", "chunk", "offset"]);
@@ -46,10 +58,17 @@ pub(super) fn run(args: Args) -> Outcome {
         ]);
     }
     align_right(&mut rows, 1..6);
-    let (footprint, bound) = (plan.footprint(), lower_bound(&usage));
+    let footprint = plan.footprint();
+    let planned = match (bucket.tokens, bucket.batch) == (extents.tokens, extents.batch) {
+        true => String::new(),
+        false => format!(
+            "; planned for {} tokens in {} sequences, its bucket",
+            bucket.tokens, bucket.batch
+        ),
+    };
     let chunks: Vec<String> = plan.chunks.iter().map(|&c| human(c)).collect();
     print(&format!(
-        "{rows}\n{} tokens in {} sequences, {}\nchunks: {}\nfootprint: {} ({footprint} bytes), lower bound: {} ({bound} bytes), ratio {:.3}\n",
+        "{rows}\n{} tokens in {} sequences, {}{planned}\nchunks: {}\nfootprint: {} ({footprint} bytes), lower bound: {} ({bound} bytes), ratio {:.3}\n",
         extents.tokens,
         extents.batch,
         args.dtype,

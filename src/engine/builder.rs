@@ -17,7 +17,7 @@ use crate::{
     plan::ChunkPolicy,
     program::{AttentionChoice, Padding, Place, Program},
     runtime::{
-        AllocatorChoice, Planner,
+        AllocatorChoice, GraphChoice, Planner,
         batch::Limits,
         cpu::CpuModel,
         cuda::{CudaModel, Device},
@@ -88,6 +88,7 @@ pub struct Builder {
     allocator: AllocatorChoice,
     padding: Padding,
     plain_launches: bool,
+    graphs: GraphChoice,
     attention: Option<AttentionChoice>,
     invariant: bool,
     norms_apart: bool,
@@ -112,6 +113,7 @@ impl Builder {
             allocator: AllocatorChoice::default(),
             padding: Padding::Removed,
             plain_launches: false,
+            graphs: GraphChoice::default(),
             attention: None,
             invariant: false,
             norms_apart: false,
@@ -214,6 +216,12 @@ impl Builder {
         self
     }
 
+    /// What is replayed as a CUDA graph on a device. Results are the same bit for bit.
+    pub fn graphs(mut self, graphs: GraphChoice) -> Self {
+        self.graphs = graphs;
+        self
+    }
+
     /// Which kernels compute fused attention; by default, that depends on the lengths.
     pub fn attention(mut self, attention: AttentionChoice) -> Self {
         self.attention = Some(attention);
@@ -301,6 +309,7 @@ impl Builder {
             allocator: self.allocator,
             padding: self.padding,
             plain_launches: self.plain_launches,
+            graphs: self.graphs,
             times,
             origins,
         })

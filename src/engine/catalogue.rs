@@ -154,7 +154,7 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
             }
         }
     }
-    for kernel in representative().into_iter().chain(KernelSpec::packing()) {
+    for kernel in representative().into_iter().chain(KernelSpec::runtime()) {
         add(kernel, None);
     }
     Ok(found)

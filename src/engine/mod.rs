@@ -49,7 +49,7 @@ use crate::{
     kernels::Instructions,
     program::Program,
     runtime::{
-        AllocatorChoice, Footprint, MemoryUse, MemoryWork, Output, Planner,
+        AllocatorChoice, Footprint, GraphChoice, GraphUse, MemoryUse, MemoryWork, Output, Planner,
         batch::{Batch, Limits},
         cpu::{CpuModel, CpuSession},
         cuda::{self, CudaModel, CudaSession, DeviceInfo, Timing},
@@ -160,6 +160,7 @@ pub struct Engine {
     allocator: AllocatorChoice,
     padding: Padding,
     plain_launches: bool,
+    graphs: GraphChoice,
     times: LoadTimes,
     origins: BTreeMap<String, Origin>,
 }
@@ -198,6 +199,22 @@ impl Engine {
     /// # Errors
     /// A chunk policy that cannot be, or a stream that the device does not give.
     pub fn session_with(&self, allocator: &AllocatorChoice) -> Result<Session, EngineError> {
+        self.session_of(allocator, self.graphs)
+    }
+
+    /// A session that replays other graphs than the engine was built for.
+    ///
+    /// # Errors
+    /// A stream that the device does not give.
+    pub fn session_replaying(&self, graphs: GraphChoice) -> Result<Session, EngineError> {
+        self.session_of(&self.allocator, graphs)
+    }
+
+    fn session_of(
+        &self,
+        allocator: &AllocatorChoice,
+        graphs: GraphChoice,
+    ) -> Result<Session, EngineError> {
         Ok(Session {
             limits: self.limits,
             padding: self.padding,
@@ -208,7 +225,8 @@ impl Engine {
                 }
                 Backend::Cuda(model) => {
                     let plain = self.plain_launches;
-                    let session = CudaSession::new(Arc::clone(model), allocator, plain)?;
+                    let model = Arc::clone(model);
+                    let session = CudaSession::new(model, allocator, plain, graphs)?;
                     SessionBackend::Cuda(Box::new(session))
                 }
             },
@@ -223,17 +241,26 @@ impl Engine {
         Ok(self.footprint(batch)?.chunks)
     }
 
-    /// As [`Engine::bytes_needed`], beside the bytes that no plan could do without.
+    /// As [`Engine::bytes_needed`], beside the bytes that no plan could do without. On a CUDA device
+    /// a batch is planned for its bucket ([`GraphChoice`]), which has up to a few tokens more; where only the
+    /// batch alone fits, a session takes less.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
-        let extents = padding::laid_out(batch, self.padding)?.extents();
+        let batch = &*padding::laid_out(batch, self.padding)?;
+        let (program, allocator) = (self.program(), &self.allocator);
+        let bucket = match &self.backend {
+            Backend::Cpu(_) => batch.extents(),
+            Backend::Cuda(_) => self.graphs.planned_for(program, allocator, batch),
+        };
         Ok(Planner::footprint(
-            self.program(),
-            &self.allocator,
-            &extents,
+            program,
+            allocator,
+            &batch.extents(),
+            &bucket,
         )?)
     }
 
-    /// Tokens that the launches of a batch run over: with padding kept, more than it has.
+    /// Tokens that the launches of a batch run over: with padding kept, more than it has. Those of no sequence,
+    /// which a [bucket](GraphChoice) adds, are not counted.
     pub fn tokens_computed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
     }
@@ -338,6 +365,14 @@ impl Session {
         match &self.backend {
             SessionBackend::Cpu(session) => session.memory(),
             SessionBackend::Cuda(session) => session.memory(),
+        }
+    }
+
+    /// How often runs were replayed as CUDA graphs; zeros on the CPU.
+    pub fn graph_use(&self) -> GraphUse {
+        match &self.backend {
+            SessionBackend::Cpu(_) => GraphUse::default(),
+            SessionBackend::Cuda(session) => session.graph_use(),
         }
     }
 

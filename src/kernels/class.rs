@@ -80,6 +80,7 @@ impl KernelSpec {
             | Self::MeanPool(_)
             | Self::L2Normalize(_)
             | Self::MeanPoolNormalize(_)
+            | Self::Upload(_)
             | Self::PackScan(_)
             | Self::PackTokens(_) => Class::Other,
         }

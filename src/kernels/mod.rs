@@ -18,6 +18,7 @@ pub mod pooling;
 mod rows;
 mod spec;
 pub mod trial;
+pub mod upload;
 
 use std::collections::BTreeMap;
 

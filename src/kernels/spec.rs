@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Kernel, attention, attention::*, elementwise, elementwise::*, embedding, embedding::*, gemm,
-    gemm::*, layernorm, layernorm::*, pack::*, pooling, pooling::*,
+    gemm::*, layernorm, layernorm::*, pack::*, pooling, pooling::*, upload::*,
 };
 
 /// Lists the kernels once; every function over all of them follows from it.
@@ -35,7 +35,7 @@ kernels! {
     Gemm, GemmWgmma, GemmSplitK, GemmSkinny, GemmResidualLayerNorm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
     MeanPoolNormalize, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens,
+    MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens, Upload,
 }
 
 impl KernelSpec {
@@ -50,9 +50,10 @@ impl KernelSpec {
         }
     }
 
-    /// The two launches that pack a padded batch.
-    pub fn packing() -> [KernelSpec; 2] {
-        [PackScan.into(), PackTokens.into()]
+    /// The launches that come before a program's: the upload of the batch's data, and the two that pack a
+    /// padded batch.
+    pub fn runtime() -> [KernelSpec; 3] {
+        [Upload.into(), PackScan.into(), PackTokens.into()]
     }
 }
 

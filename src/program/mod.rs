@@ -2,6 +2,7 @@
 //! and nothing that needs a device, so it can be printed, stored and compared.
 
 mod attention;
+mod buckets;
 mod lower;
 mod padding;
 mod print;
@@ -11,6 +12,7 @@ mod validate;
 use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionChoice, UnknownAttention};
+pub use buckets::Buckets;
 pub use lower::{LowerError, LowerOptions, lower, problems};
 pub use padding::Padding;
 pub use step::{BatchRange, LaunchError, Limit, Measure, Step, Variant};

@@ -404,8 +404,8 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
         K::MhaLongContext(k) => heads(k.heads, k.head, &[k.v])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        K::PackScan(_) | K::PackTokens(_) => {
-            Err("packing is the runtime's, not a program's".to_owned())
+        K::Upload(_) | K::PackScan(_) | K::PackTokens(_) => {
+            Err("uploading and packing are the runtime's, not a program's".to_owned())
         }
     }?;
     if dtype != stored {

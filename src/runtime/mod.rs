@@ -8,9 +8,11 @@ pub mod cpu;
 pub mod cuda;
 mod output;
 mod planner;
+mod replay;
 pub mod weights;
 mod workspace;
 
 pub use output::{MemoryUse, Output};
 pub use planner::{AllocatorChoice, Footprint, Planner, PlannerError};
+pub use replay::{GraphChoice, GraphUse};
 pub use workspace::MemoryWork;

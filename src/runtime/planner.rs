@@ -115,7 +115,7 @@ impl AllocatorChoice {
 pub struct Footprint {
     /// Bytes of the chunks that the plan uses.
     pub chunks: u64,
-    /// Largest sum of the sizes that are alive at one launch: no plan needs less.
+    /// Largest sum of the sizes of the batch itself that are alive at one launch: no plan needs less.
     pub lower_bound: u64,
 }
 
@@ -197,21 +197,22 @@ impl Planner {
         self.cache.clear();
     }
 
-    /// What a batch would need of a session that holds nothing yet.
+    /// What a batch would need of a session that holds nothing yet, and that plans it for the extents of
+    /// its `bucket`.
     ///
     /// # Errors
     /// Those of [`Planner::new`] and [`Planner::plan`].
     pub fn footprint(
         program: &Program,
         choice: &AllocatorChoice,
-        e: &Extents,
+        batch: &Extents,
+        bucket: &Extents,
     ) -> Result<Footprint, PlannerError> {
-        choice.check(e)?;
-        let usage = program.usage(e)?;
-        let plan = choice.allocator(program)?.plan(&usage)?;
+        choice.check(batch)?;
+        let plan = choice.allocator(program)?.plan(&program.usage(bucket)?)?;
         Ok(Footprint {
             chunks: plan.footprint(),
-            lower_bound: lower_bound(&usage),
+            lower_bound: lower_bound(&program.usage(batch)?),
         })
     }
 }

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use miette::{IntoDiagnostic, Report, WrapErr, miette};
+use miette::{IntoDiagnostic, Report, WrapErr};
 use serde::Serialize;
 
 use super::{
@@ -14,14 +14,14 @@ use super::{
         Outcome, align_right, human, model::Runnable, print, progress::Bars, table, write_file,
     },
     figure::{Figure, Kind, Series},
+    requests::Requests,
 };
 use crate::{
     AllocatorChoice, Batch, DType, DeviceChoice, Engine, EngineError,
-    engine::{CompileOptions, compile, config, description, shipped_configs},
-    kernels::trial::uniform,
+    engine::{CompileOptions, DeviceName, compile, config, description, shipped_configs},
     plan::lower_bound,
-    program::Program,
-    runtime::{Planner, weights::RandomWeights},
+    program::{Buckets, Program},
+    runtime::{GraphChoice, Planner, weights::RandomWeights},
     tensor::Extents,
 };
 
@@ -37,21 +37,8 @@ pub(in crate::cli) struct Args {
     /// Sizes from this config.json; those that come with a shipped description otherwise
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Requests in the stream
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
-    requests: u16,
-    /// Sequences of a request
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-    batch: u16,
-    /// Shortest sequence
-    #[arg(long, value_name = "TOKENS", default_value_t = 5)]
-    shortest: u32,
-    /// Longest sequence
-    #[arg(long, value_name = "TOKENS", default_value_t = 500)]
-    longest: u32,
-    /// Of the lengths, the ids and the weights, which are random
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    requests: Requests,
     /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -100,22 +87,10 @@ struct Stream {
 }
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
-    if args.shortest == 0 || args.shortest > args.longest {
-        return Err(miette!(
-            "no sequence has from {} to {} tokens; expected --shortest from 1 to --longest",
-            args.shortest,
-            args.longest
-        ));
-    }
+    args.requests.check(&args.model, None)?;
     let (program, limit, engine) = args.model()?;
-    if let Some(limit) = limit.filter(|&limit| args.longest > limit) {
-        return Err(miette!(
-            "--longest is {}, but the position table of `{}` serves at most {limit} tokens",
-            args.longest,
-            args.model
-        ));
-    }
-    let lens = args.lens();
+    args.requests.check(&args.model, limit)?;
+    let lens = args.requests.lens();
     let extents: Vec<Extents> = lens
         .iter()
         .map(|lens| Extents::of(lens))
@@ -129,10 +104,17 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         .into_diagnostic()?;
     let mut allocators = Vec::new();
     for (allocator, choice) in args.choices()? {
-        let mut stream = plan(&program, &choice, &extents).into_diagnostic()?;
+        // As the sessions plan them: those of a CUDA device by buckets.
+        let buckets = match engine.as_ref().map(Engine::device) {
+            Some(DeviceName::Cuda(_)) => GraphChoice::default().buckets(&program, &choice),
+            _ => Buckets::none(),
+        };
+        let planned: Vec<Extents> = extents.iter().map(|e| buckets.of_batch(e)).collect();
+        let mut stream = plan(&program, &choice, &planned).into_diagnostic()?;
         stream.allocator = allocator;
         if let Some(engine) = &engine {
-            run_stream(engine, &choice, &lens, args.seed, &mut stream)?;
+            let batches = args.requests.batches(&lens, &engine.limits())?;
+            run_stream(engine, &choice, &batches, &mut stream)?;
         }
         allocators.push(stream);
     }
@@ -140,7 +122,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         model: args.model.clone(),
         device: engine.as_ref().map(|engine| engine.device().to_string()),
         dtype: program.dtype.name(),
-        seed: args.seed,
+        seed: args.requests.seed,
         lens,
         lower_bound,
         allocators,
@@ -183,7 +165,7 @@ impl Args {
             .outputs(outputs)
             .device(self.device)
             .random_weights(RandomWeights {
-                seed: self.seed,
+                seed: self.requests.seed,
                 deviation: 0.02,
             });
         if let Some(dtype) = self.dtype {
@@ -197,19 +179,9 @@ impl Args {
         ))
     }
 
-    /// The stream, which is the same for each allocator.
-    fn lens(&self) -> Vec<Vec<u32>> {
-        let mut state = self.seed;
-        let n_lengths = u64::from(self.longest - self.shortest) + 1;
-        let mut length = || self.shortest + (uniform(&mut state) % n_lengths) as u32;
-        (0..self.requests)
-            .map(|_| (0..self.batch).map(|_| length()).collect())
-            .collect()
-    }
-
     /// Each allocator, by the name that the command line has for it.
     fn choices(&self) -> Result<[(&'static str, AllocatorChoice); 5], Report> {
-        let maximum = vec![self.longest; self.batch.into()];
+        let maximum = vec![self.requests.longest; self.requests.batch.into()];
         let maximum = Extents::of(&maximum).into_diagnostic()?;
         Ok([
             ("chunk", AllocatorChoice::default()),
@@ -251,20 +223,9 @@ fn plan(
 fn run_stream(
     engine: &Engine,
     choice: &AllocatorChoice,
-    lens: &[Vec<u32>],
-    seed: u64,
+    batches: &[Batch],
     stream: &mut Stream,
 ) -> Result<(), EngineError> {
-    let mut state = seed;
-    let vocabulary = u64::from(engine.limits().vocabulary);
-    let batches: Vec<Batch> = lens
-        .iter()
-        .map(|lens| {
-            let n_tokens: u32 = lens.iter().sum();
-            let ids = (0..n_tokens).map(|_| (uniform(&mut state) % vocabulary) as u32);
-            Batch::from_packed(ids.collect(), lens)
-        })
-        .collect::<Result<_, _>>()?;
     // What a process pays once is no cost of the first request.
     for batch in batches.iter().take(2) {
         engine.session_with(choice)?.run(batch)?;
@@ -356,14 +317,10 @@ fn summary(measured: &Measured, args: &Args) -> String {
         None => "planned only: nothing ran".to_owned(),
     };
     format!(
-        "{rows}\n{}, {}, seed {}; requests: {}; sequences in each: {}; tokens of each: {} to {}; {ran}\nlower bound of a request: mean {}, max {}\n",
+        "{rows}\n{}, {}, {}; {ran}\nlower bound of a request: mean {}, max {}\n",
         measured.model,
         measured.dtype,
-        args.seed,
-        args.requests,
-        args.batch,
-        args.shortest,
-        args.longest,
+        args.requests.in_words(),
         human(mean(bound)),
         human(largest(bound)),
     )

@@ -7,7 +7,9 @@ mod kernels;
 mod ladder;
 mod load;
 mod peers;
+mod requests;
 mod sets;
+mod stream;
 mod subject;
 
 use super::Outcome;
@@ -28,6 +30,8 @@ pub(super) enum Command {
     Ladder(subject::Args),
     /// The steps before the first run: program, source, NVRTC, cache, plan
     Load(load::Args),
+    /// A stream of requests of random lengths with the CUDA graphs of buckets, of exact shapes, and without
+    Stream(Box<stream::Args>),
 }
 
 pub(super) fn run(command: Command) -> Outcome {
@@ -39,5 +43,6 @@ pub(super) fn run(command: Command) -> Outcome {
         Command::Kernels(args) => kernels::run(args),
         Command::Ladder(args) => ladder::run(args),
         Command::Load(args) => load::run(args),
+        Command::Stream(args) => stream::run(*args),
     }
 }

@@ -1,8 +1,8 @@
 //! CUDA graphs of batch shapes that come again.
 //!
 //! A graph replays the launches of a run with one call, which removes most of the gap between
-//! kernels. It bakes in pointers and grids, so it serves one shape, and only while the session's
-//! memory stays where it is and the shape is planned the same.
+//! kernels. It bakes in pointers and grids, so it serves one shape (a bucket, mostly), and only while the
+//! session's memory stays where it is and the shape is planned the same.
 
 use std::{num::NonZeroUsize, sync::Arc};
 
@@ -10,25 +10,41 @@ use cudarc::driver::{CudaGraph, CudaStream, sys};
 use lru::LruCache;
 
 use super::error::{CudaError, During};
-use crate::{plan::Plan, tensor::Extents};
+use crate::{plan::Plan, runtime::GraphUse, tensor::Extents};
 
-/// Graphs that are kept; the one unused for longest makes room.
-const KEPT: NonZeroUsize = NonZeroUsize::new(64).expect("64 is not zero");
+/// Graphs that are kept; the one unused for longest makes room. One of BERT-base's takes a third of a
+/// MiB of the device.
+const KEPT: NonZeroUsize = NonZeroUsize::new(128).expect("128 is not zero");
 
 /// Shapes without a graph that are remembered. Apart from the graphs, so that shapes that never
 /// come again push out none.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
-/// What a run's launches depend on, besides addresses.
+/// What a run's launches depend on, besides where things are.
 pub(super) type Key = (Extents, bool);
+
+/// Where a run has its tensors and its batch data. An allocator may place a shape elsewhere when it comes
+/// again, and memory moves.
+#[derive(Clone)]
+pub(super) struct Site {
+    pub(super) plan: Arc<Plan>,
+    /// Of each chunk that the plan uses, and of the batch data.
+    pub(super) addresses: Vec<sys::CUdeviceptr>,
+}
+
+impl PartialEq for Site {
+    fn eq(&self, other: &Self) -> bool {
+        let plans = Arc::ptr_eq(&self.plan, &other.plan) || self.plan == other.plan;
+        plans && self.addresses == other.addresses
+    }
+}
 
 /// The graphs of one session.
 pub(super) struct Graphs {
-    /// Shapes that were seen once, as capturing costs more than one run gains; and where their
-    /// tensors were, as an allocator may place a shape elsewhere when it comes again, without any
-    /// chunk having moved.
-    seen: LruCache<Key, Arc<Plan>>,
-    kept: LruCache<Key, (Arc<Plan>, CudaGraph)>,
+    /// Shapes that were seen without making a graph.
+    seen: LruCache<Key, Site>,
+    kept: LruCache<Key, (Site, CudaGraph)>,
+    used: GraphUse,
 }
 
 // SAFETY: a graph is a handle that any thread may use, one at a time; cudarc binds the context to
@@ -40,44 +56,53 @@ impl Default for Graphs {
         Self {
             seen: LruCache::new(REMEMBERED),
             kept: LruCache::new(KEPT),
+            used: GraphUse::default(),
         }
     }
 }
 
 impl Graphs {
-    /// Forgets all graphs: the memory that they name has moved.
+    /// Forgets all graphs: the memory that they name is gone.
     pub(super) fn clear(&mut self) {
         self.seen.clear();
         self.kept.clear();
     }
 
-    /// Enqueues the run of `key` on `stream`: by `launch` when the shape or its plan is new, else
-    /// by a graph, which is captured from `launch` the second time.
-    pub(super) fn run(
-        &mut self,
-        key: Key,
-        plan: &Arc<Plan>,
-        stream: &Arc<CudaStream>,
-        launch: impl Fn() -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
-        let same = |other: &Arc<Plan>| Arc::ptr_eq(other, plan) || other == plan;
-        let replay = |graph: &CudaGraph| graph.launch().during(|| "launch a graph".to_owned());
-        if let Some((of, graph)) = self.kept.get(&key) {
-            if same(of) {
-                return replay(graph);
+    pub(super) fn used(&self) -> GraphUse {
+        let kept = self.kept.len();
+        GraphUse { kept, ..self.used }
+    }
+
+    /// Enqueues a run by its graph. `false` where there is none, and the caller is to launch it.
+    pub(super) fn replay(&mut self, key: &Key, site: &Site) -> Result<bool, CudaError> {
+        if let Some((at, graph)) = self.kept.get(key) {
+            if at == site {
+                self.used.replayed += 1;
+                graph.launch().during(|| "launch a graph".to_owned())?;
+                return Ok(true);
             }
-            self.kept.pop(&key);
+            self.kept.pop(key);
         }
-        if self.seen.get(&key).is_some_and(same) {
-            let graph = capture(stream, THREAD, launch)?;
-            replay(&graph)?;
-            self.seen.pop(&key);
-            self.kept.put(key, (Arc::clone(plan), graph));
-        } else {
-            launch()?;
-            self.seen.put(key, Arc::clone(plan));
+        self.used.launched += 1;
+        Ok(false)
+    }
+
+    /// Whether a run that had no graph is to get one: the second time that its shape comes, and the first time
+    /// if it is a bucket, which mostly comes again, and pushes out no other. Making a graph takes the host as long as
+    /// one or two runs without.
+    pub(super) fn is_due(&mut self, key: &Key, site: &Site, is_bucket: bool) -> bool {
+        let again = self.seen.get(key).is_some_and(|at| at == site);
+        let due = again || (is_bucket && self.kept.len() < KEPT.get());
+        match due {
+            true => _ = self.seen.pop(key),
+            false => _ = self.seen.put(*key, site.clone()),
         }
-        Ok(())
+        due
+    }
+
+    pub(super) fn keep(&mut self, key: Key, site: &Site, graph: CudaGraph) {
+        self.used.captured += 1;
+        self.kept.put(key, (site.clone(), graph));
     }
 }
 
@@ -102,4 +127,30 @@ pub(super) fn capture(
     captured
         .and_then(|graph| graph.ok_or(missing))
         .during(|| "capture a graph".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_due_at_once_and_an_exact_shape_when_it_comes_again_where_it_was() {
+        let key = |n| (Extents::of(&[n]).unwrap(), false);
+        let site = |address| Site {
+            plan: Arc::new(Plan {
+                placements: Vec::new(),
+                chunks: vec![256],
+            }),
+            addresses: vec![address],
+        };
+        let mut graphs = Graphs::default();
+        assert!(graphs.is_due(&key(8), &site(1), true));
+        assert!(!graphs.is_due(&key(9), &site(1), false));
+        assert!(!graphs.is_due(&key(10), &site(1), false));
+        assert!(graphs.is_due(&key(9), &site(1), false));
+        // Memory that has moved is another run's.
+        assert!(!graphs.is_due(&key(10), &site(2), false));
+        assert!(graphs.is_due(&key(10), &site(2), false));
+        assert_eq!(graphs.used(), GraphUse::default());
+    }
 }

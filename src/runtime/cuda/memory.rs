@@ -90,7 +90,7 @@ impl Pinned {
             .bind_to_thread()
             .during(|| "use the device on this thread".into())?;
         // SAFETY: the size is not zero; dropped below.
-        let start = unsafe { result::malloc_host(bytes.max(1), 0) }
+        let start = unsafe { result::malloc_host(bytes.max(1), sys::CU_MEMHOSTALLOC_DEVICEMAP) }
             .during(|| format!("page-lock {bytes} bytes of host memory"))?;
         // SAFETY: just allocated with this size.
         unsafe { start.cast::<u8>().write_bytes(0, bytes.max(1)) };
@@ -99,6 +99,16 @@ impl Pinned {
             start,
             bytes: bytes.max(1),
         })
+    }
+
+    /// Where kernels find it.
+    pub(super) fn device_address(&self) -> Result<sys::CUdeviceptr, CudaError> {
+        let mut address = 0;
+        // SAFETY: the memory was allocated to be mapped; the address is written by the call.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, self.start, 0) }
+            .result()
+            .during(|| "find host memory on the device".to_owned())?;
+        Ok(address)
     }
 
     pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {

@@ -306,19 +306,19 @@ pub struct CudaModel {
     pub(super) loaded: Vec<Loaded>,
     /// Addresses by tensor index; 0 where the tensor is no weight.
     pub(super) weights: Vec<sys::CUdeviceptr>,
-    /// The packing kernels, for padded batches.
-    pub(super) packing: [Loaded; 2],
+    /// Those that come before a program's: the upload of a batch, and the packing of a padded one.
+    pub(super) before: [Loaded; 3],
     arena: Buffer,
 }
 
 impl CudaModel {
-    /// Kernels that a program needs on a device: its own, then those that pack padded batches.
+    /// Kernels that a program needs on a device: its own, then those that bring a batch there.
     pub fn kernels(program: &Program) -> Vec<KernelSpec> {
         program
             .kernels
             .iter()
             .cloned()
-            .chain(KernelSpec::packing())
+            .chain(KernelSpec::runtime())
             .collect()
     }
 
@@ -342,15 +342,15 @@ impl CudaModel {
             .iter()
             .map(load)
             .collect::<Result<Vec<_>, _>>()?;
-        let [scan, scatter] = KernelSpec::packing();
-        let packing = [load(&scan)?, load(&scatter)?];
+        let [upload_batch, scan, scatter] = KernelSpec::runtime();
+        let before = [load(&upload_batch)?, load(&scan)?, load(&scatter)?];
         let (arena, weights) = upload(&device, &program, source, progress)?;
         Ok(Self {
             device,
             program,
             loaded,
             weights,
-            packing,
+            before,
             arena,
         })
     }

@@ -1,7 +1,11 @@
 mod staging;
 mod timing;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    cell::Cell,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use cudarc::driver::{CudaStream, result};
 
@@ -10,7 +14,7 @@ pub use timing::Part;
 
 use super::{
     error::{CudaError, During},
-    graphs::Graphs,
+    graphs::{Graphs, Key, Site, THREAD, capture},
     memory::Chunks,
     model::{CudaModel, SharedModel, Start},
     watch::Watch,
@@ -18,10 +22,11 @@ use super::{
 use crate::{
     kernels::KernelSpec,
     plan::Plan,
-    program::{Place, Program, SizeOverflow},
+    program::{Buckets, Place, Program, SizeOverflow},
     runtime::{
-        AllocatorChoice, MemoryUse, MemoryWork, Output, Planner,
+        AllocatorChoice, GraphChoice, GraphUse, MemoryUse, MemoryWork, Output, Planner,
         batch::Batch,
+        replay::extents_of,
         weights::decode,
         workspace::{ChunkOwner, NoRoom, Workspace},
     },
@@ -35,6 +40,8 @@ pub struct CudaSession {
     workspace: Workspace<Chunks>,
     staging: Staging,
     graphs: Graphs,
+    replay: GraphChoice,
+    buckets: Buckets,
     /// How a kernel begins that comes after another one of the program.
     start: Start,
     /// For each output of the program, in their order, its index among the planned tensors.
@@ -45,8 +52,8 @@ pub struct CudaSession {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timing {
     pub ms: Vec<f32>,
-    /// Microseconds that the host took for each, from the batch to the last launch enqueued; empty
-    /// where that is not told apart.
+    /// Microseconds that the host took for each: from the batch to the last launch enqueued, and making a
+    /// graph of it where that was done; empty where that is not told apart.
     pub host_us: Vec<f32>,
 }
 
@@ -70,9 +77,25 @@ fn median(of: &[f32]) -> f32 {
 
 /// A batch that is ready to launch: plan, addresses, extents.
 struct Ready {
-    plan: Arc<Plan>,
+    site: Site,
     data: BatchData,
+    /// Of the batch.
+    own: Extents,
+    /// What it is planned and launched for: nowhere smaller.
     extents: Extents,
+}
+
+impl Ready {
+    fn key(&self) -> Key {
+        (self.extents, self.data.padded.is_some())
+    }
+}
+
+/// How a run was put on the stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Enqueued {
+    Replayed,
+    Launched,
 }
 
 impl CudaSession {
@@ -82,6 +105,7 @@ impl CudaSession {
         model: Arc<CudaModel>,
         allocator: &AllocatorChoice,
         plain_launches: bool,
+        replay: GraphChoice,
     ) -> Result<Self, CudaError> {
         let start = match model.device.target()?.has_dependent_launch() && !plain_launches {
             true => Start::Early,
@@ -98,6 +122,8 @@ impl CudaSession {
             stream,
             workspace: Workspace::new(planner, Chunks::new(model.device.clone())),
             graphs: Graphs::default(),
+            replay,
+            buckets: replay.buckets(&model.program, allocator),
             start,
             output_slots: output_slots(&model.program),
             model,
@@ -107,7 +133,8 @@ impl CudaSession {
     /// Runs a batch that was checked against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CudaError> {
         let ready = self.prepare(batch)?;
-        self.enqueue(&ready, batch)?;
+        let enqueued = self.enqueue(&ready, batch)?;
+        self.learn(&ready, enqueued)?;
         self.download(&ready)
     }
 
@@ -122,19 +149,30 @@ impl CudaSession {
         let watch = Watch::new(&self.model.device, &self.stream)?;
         let mut timing = Timing::default();
         for i in 0..warm_up + runs {
+            let host = Cell::new(Duration::ZERO);
+            let clocked = |began: Instant| host.set(host.get() + began.elapsed());
             let began = Instant::now();
             let ready = self.prepare(batch)?;
-            let mut host = began.elapsed();
-            let ms = watch.lap(|| {
-                let began = Instant::now();
-                self.enqueue(&ready, batch)?;
-                host += began.elapsed();
-                Ok(())
-            })?;
-            self.staging.copied();
+            clocked(began);
+            let ms = watch.lap_beside(
+                self,
+                |session| {
+                    let began = Instant::now();
+                    let enqueued = session.enqueue(&ready, batch)?;
+                    clocked(began);
+                    Ok(enqueued)
+                },
+                |session, enqueued| {
+                    let began = Instant::now();
+                    session.learn(&ready, enqueued)?;
+                    clocked(began);
+                    Ok(())
+                },
+            )?;
+            self.staging.uploaded();
             if i >= warm_up {
                 timing.ms.push(ms);
-                timing.host_us.push(host.as_secs_f32() * 1e6);
+                timing.host_us.push(host.get().as_secs_f32() * 1e6);
             }
         }
         Ok(timing)
@@ -153,6 +191,11 @@ impl CudaSession {
         }
     }
 
+    /// How often its runs were replayed.
+    pub fn graph_use(&self) -> GraphUse {
+        self.graphs.used()
+    }
+
     /// What managing the memory of the last run took. Batch data are not part of it.
     pub fn memory_work(&self) -> MemoryWork {
         self.workspace.work()
@@ -166,27 +209,45 @@ impl CudaSession {
             .context()
             .bind_to_thread()
             .during(|| "use the device on this thread".into())?;
-        let extents = batch.extents();
-        let room = self.workspace.make_room(&model.program, &extents);
-        // Chunks that have moved, or that a failure has freed.
-        if !matches!(room, Ok((_, false)) | Err(NoRoom::Plan(_))) {
-            self.graphs.clear();
+        let own = batch.extents();
+        let mut extents = extents_of(&self.buckets, batch);
+        let mut room = self.make_room(&model.program, &extents);
+        if matches!(room, Err(NoRoom::Memory { .. })) && extents != own {
+            // The batch alone takes a little less than its bucket.
+            extents = own;
+            room = self.make_room(&model.program, &own);
         }
-        let (plan, _) = room.map_err(|error| match error {
+        let plan = room.map_err(|error| match error {
             NoRoom::Plan(error) => error.into(),
             NoRoom::Memory { bytes, source } => {
-                advise(source, &model, self.workspace.planner(), bytes, &extents)
+                advise(source, &model, self.workspace.planner(), bytes, &own)
             }
         })?;
-        let (data, moved) = self.staging.place(batch).inspect_err(|_| self.release())?;
-        if moved {
-            self.graphs.clear();
-        }
+        let placed = self.staging.place(batch, &extents);
+        let data = placed.inspect_err(|_| self.release())?;
+        let chunks = self.workspace.chunks();
+        let used = (0..plan.chunks.len()).filter(|&chunk| plan.chunks[chunk] > 0);
+        let mut addresses: Vec<_> = used.map(|chunk| chunks.at(chunk, 0)).collect();
+        addresses.extend(self.staging.addresses());
         Ok(Ready {
-            plan,
+            site: Site { plan, addresses },
             data,
+            own,
             extents,
         })
+    }
+
+    fn make_room(
+        &mut self,
+        program: &Program,
+        extents: &Extents,
+    ) -> Result<Arc<Plan>, NoRoom<CudaError>> {
+        let room = self.workspace.make_room(program, extents);
+        // Nothing is held any more.
+        if matches!(room, Err(NoRoom::Memory { .. })) {
+            self.graphs.clear();
+        }
+        room.map(|(plan, _)| plan)
     }
 
     fn release(&mut self) {
@@ -195,18 +256,38 @@ impl CudaSession {
         self.workspace.release();
     }
 
-    /// Enqueues a run, from the upload of the batch to the last launch: by a graph where the shape
-    /// was seen before.
-    fn enqueue(&mut self, ready: &Ready, batch: &Batch) -> Result<(), CudaError> {
-        self.staging.fill(&ready.data, batch)?;
-        let mut graphs = std::mem::take(&mut self.graphs);
-        let key = (ready.extents, ready.data.padded.is_some());
-        let result = graphs.run(key, &ready.plan, &self.stream, || {
-            self.staging.copy(&ready.data)?;
-            self.launch(ready, &|_| true)
-        });
-        self.graphs = graphs;
-        result
+    /// Enqueues a run, from the upload of the batch to the last launch: by a graph where there is one for it.
+    fn enqueue(&mut self, ready: &Ready, batch: &Batch) -> Result<Enqueued, CudaError> {
+        self.staging.fill(&ready.data, batch, &ready.extents)?;
+        if self.graphs.replay(&ready.key(), &ready.site)? {
+            return Ok(Enqueued::Replayed);
+        }
+        self.launch_all(ready)?;
+        Ok(Enqueued::Launched)
+    }
+
+    /// Makes a graph of a run that was just launched, where it is worth one: while the device works.
+    fn learn(&mut self, ready: &Ready, enqueued: Enqueued) -> Result<(), CudaError> {
+        let key = ready.key();
+        let is_bucket = ready.extents != ready.own;
+        if enqueued == Enqueued::Replayed
+            || self.replay == GraphChoice::Off
+            || !self.graphs.is_due(&key, &ready.site, is_bucket)
+        {
+            return Ok(());
+        }
+        let graph = capture(&self.stream, THREAD, || self.launch_all(ready))?;
+        // Else the first replay waits for it.
+        graph.upload().during(|| "upload a graph".to_owned())?;
+        self.graphs.keep(key, &ready.site, graph);
+        Ok(())
+    }
+
+    /// Launches a run, and before it the upload of its batch.
+    fn launch_all(&self, ready: &Ready) -> Result<(), CudaError> {
+        let [upload, ..] = &self.model.before;
+        self.staging.upload(&ready.data, upload)?;
+        self.launch(ready, &|_| true)
     }
 
     /// Launches, in order, those steps of a run whose kernel is wanted. Kernels read batch data
@@ -215,7 +296,7 @@ impl CudaSession {
     fn launch(&self, ready: &Ready, wanted: &dyn Fn(&KernelSpec) -> bool) -> Result<(), CudaError> {
         let (program, stream) = (&self.model.program, self.stream.cu_stream());
         let data = &ready.data;
-        let [scan, scatter] = &self.model.packing;
+        let [_, scan, scatter] = &self.model.before;
         if let Some([mask, ids, types]) = data.padded
             && wanted(scan.kernel())
         {
@@ -235,7 +316,7 @@ impl CudaSession {
             }
         }
         let mut places = vec![0; program.tensors.len()];
-        for ((index, _), at) in program.planned().zip(&ready.plan.placements) {
+        for ((index, _), at) in program.planned().zip(&ready.site.plan.placements) {
             places[index] = self.workspace.chunks().at(at.chunk as usize, at.offset);
         }
         let mut pointers = Vec::with_capacity(16);
@@ -271,9 +352,10 @@ impl CudaSession {
         let mut outputs = Vec::with_capacity(program.outputs.len());
         for ((name, tensor), &slot) in program.outputs.iter().zip(&self.output_slots) {
             let record = &program.tensors[*tensor];
-            let bytes = program.bytes(record, &ready.extents)? as usize;
+            // Those of the bucket that are not the batch's come behind.
+            let bytes = program.bytes(record, &ready.own)? as usize;
             let mut raw = vec![0u8; bytes];
-            let at = ready.plan.placements[slot];
+            let at = ready.site.plan.placements[slot];
             let from = self.workspace.chunks().at(at.chunk as usize, at.offset);
             // SAFETY: the output lives at `from` until the session plans again; `raw` is not
             // touched before the stream was waited for.
@@ -282,13 +364,9 @@ impl CudaSession {
             self.stream
                 .synchronize()
                 .during(|| "wait for the run".to_owned())?;
-            self.staging.copied();
-            let dims: Option<Vec<u64>> = record
-                .shape
-                .0
-                .iter()
-                .map(|d| d.eval(&ready.extents))
-                .collect();
+            self.staging.uploaded();
+            let dims: Option<Vec<u64>> =
+                record.shape.0.iter().map(|d| d.eval(&ready.own)).collect();
             let shape = dims.ok_or_else(|| SizeOverflow {
                 tensor: name.clone(),
                 shape: record.shape.clone(),

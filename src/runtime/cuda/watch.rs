@@ -37,14 +37,25 @@ impl Watch {
         &self,
         enqueue: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<f32, CudaError> {
+        self.lap_beside(&mut (), |()| enqueue(), |(), ()| Ok(()))
+    }
+
+    /// As [`Watch::lap`]; the host does `beside`, with what `enqueue` gave, while the device works.
+    pub(super) fn lap_beside<T, E>(
+        &self,
+        on: &mut T,
+        enqueue: impl FnOnce(&mut T) -> Result<E, CudaError>,
+        beside: impl FnOnce(&mut T, E) -> Result<(), CudaError>,
+    ) -> Result<f32, CudaError> {
         let record = |event: &CudaEvent| {
             event
                 .record(&self.stream)
                 .during(|| "record an event".to_owned())
         };
         record(&self.start)?;
-        enqueue()?;
+        let enqueued = enqueue(on)?;
         record(&self.end)?;
+        beside(on, enqueued)?;
         self.end
             .synchronize()
             .during(|| "wait for the run".to_owned())?;

@@ -105,8 +105,8 @@ fn the_chunks_are_those_that_the_plan_names_under_every_allocator() {
 fn a_batch_that_does_not_fit_leaves_room_for_one_that_does() {
     let program = program();
     for choice in choices() {
-        let small = Planner::footprint(&program, &choice, &batch(300)).unwrap();
-        let large = Planner::footprint(&program, &choice, &batch(60_000)).unwrap();
+        let small = Planner::footprint(&program, &choice, &batch(300), &batch(300)).unwrap();
+        let large = Planner::footprint(&program, &choice, &batch(60_000), &batch(60_000)).unwrap();
         let capacity = match choice {
             // Its memory is the same for every batch.
             AllocatorChoice::Maximum(_) => large.chunks - 1,
@@ -139,7 +139,7 @@ fn a_batch_that_does_not_fit_leaves_room_for_one_that_does() {
 fn chunks_of_earlier_batches_make_room_for_a_batch_that_needs_them() {
     let program = program();
     let choice = AllocatorChoice::Caching;
-    let alone = Planner::footprint(&program, &choice, &batch(24_000)).unwrap();
+    let alone = Planner::footprint(&program, &choice, &batch(24_000), &batch(24_000)).unwrap();
     let mut workspace = workspace(&program, &choice, alone.chunks);
     // Its segments are of other sizes, and the allocator gives none back by itself.
     workspace.make_room(&program, &batch(20_000)).unwrap();
@@ -156,7 +156,7 @@ fn a_batch_beyond_the_declared_maximum_is_refused_with_both() {
     let choice = AllocatorChoice::Maximum(maximum);
     let refused = |lens: &[u32]| {
         let batch = Extents::of(lens).unwrap();
-        let error = Planner::footprint(&program, &choice, &batch).unwrap_err();
+        let error = Planner::footprint(&program, &choice, &batch, &batch).unwrap_err();
         let mut workspace = workspace(&program, &choice, u64::MAX);
         match workspace.make_room(&program, &batch).unwrap_err() {
             NoRoom::Plan(other) => assert_eq!(other.to_string(), error.to_string()),

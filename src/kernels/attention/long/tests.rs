@@ -339,7 +339,7 @@ fn what_grouped_attention_cannot_do_is_refused_in_words() {
 #[test]
 fn what_a_kernel_writes_are_its_last_tensors() {
     let all = crate::kernels::representative();
-    for kernel in all.into_iter().chain(KernelSpec::packing()) {
+    for kernel in all.into_iter().chain(KernelSpec::runtime()) {
         let params = kernel.as_kernel().params();
         let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
         let writes: Vec<bool> = tensors

@@ -126,7 +126,7 @@ pub enum OpError {
         end: u64,
         stride: u64,
     },
-    #[error("{op} packs padded batches on a device; on the CPU a batch is packed when it is made")]
+    #[error("{op} brings batches to a device; on the CPU a batch is packed when it is made")]
     Packing { op: &'static str },
     #[error(
         "{op}: sequence {sequence} has {len} tokens; this kernel takes at most {max_len}, mha_online takes any"
@@ -224,7 +224,9 @@ pub fn run_in(
         KernelSpec::MhaLongScores(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
-        KernelSpec::PackScan(_) | KernelSpec::PackTokens(_) => Err(OpError::Packing { op }),
+        KernelSpec::Upload(_) | KernelSpec::PackScan(_) | KernelSpec::PackTokens(_) => {
+            Err(OpError::Packing { op })
+        }
     }
 }
 
@@ -264,5 +266,6 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::MhaLongContext(_) => "mha_long_context",
         KernelSpec::PackScan(_) => "pack_scan",
         KernelSpec::PackTokens(_) => "pack_tokens",
+        KernelSpec::Upload(_) => "upload",
     }
 }

@@ -1,11 +1,11 @@
-//! Batch data on their way to the device: written once on the host, copied in one piece.
+//! Batch data on their way to the device: written once on the host, moved in one piece.
 
 use std::{cell::Cell, sync::Arc};
 
-use cudarc::driver::{CudaStream, result};
+use cudarc::driver::CudaStream;
 
 use crate::{
-    kernels::Meta,
+    kernels::{Meta, upload::Upload},
     plan::ALIGNMENT,
     runtime::{
         batch::Batch,
@@ -13,8 +13,10 @@ use crate::{
             device::Device,
             error::{CudaError, During},
             memory::{Buffer, Pinned},
+            model::{Loaded, Start},
         },
     },
+    tensor::Extents,
 };
 
 /// Room for batch data on the host and on the device; grows with the largest batch.
@@ -22,8 +24,8 @@ pub(super) struct Staging {
     device: Device,
     stream: Arc<CudaStream>,
     memory: Option<(Pinned, Buffer)>,
-    /// A copy may still read the host's memory.
-    copying: bool,
+    /// The upload may still read the host's memory.
+    uploading: bool,
 }
 
 /// Where the data of a batch lie on the device.
@@ -37,7 +39,7 @@ pub(super) struct BatchData {
     valid_lens: u64,
     /// Mask, padded ids and padded segment ids, where the batch came padded.
     pub(super) padded: Option<[u64; 3]>,
-    /// Where the piece begins that is copied, and its bytes.
+    /// Where the piece begins that is uploaded, and its bytes.
     start: u64,
     bytes: usize,
 }
@@ -62,7 +64,7 @@ impl Staging {
             device,
             stream,
             memory: None,
-            copying: false,
+            uploading: false,
         }
     }
 
@@ -78,9 +80,9 @@ impl Staging {
         self.memory = None;
     }
 
-    /// Gives every piece of batch data its place. Says too whether the memory has grown, and moved.
-    pub(super) fn place(&mut self, batch: &Batch) -> Result<(BatchData, bool), CudaError> {
-        let e = batch.extents();
+    /// Gives every piece of batch data its place in a run of these extents, which may be larger than the
+    /// batch.
+    pub(super) fn place(&mut self, batch: &Batch, e: &Extents) -> Result<BatchData, CudaError> {
         let end = Cell::new(0u64);
         let place = |bytes: u64| end.replace(end.get() + bytes.next_multiple_of(ALIGNMENT));
         let valid_lens = place(4 * e.batch);
@@ -93,8 +95,7 @@ impl Staging {
         let cu_lens = place(4 * (e.batch + 1));
         let pair_offsets = place(8 * (e.batch + 1));
         let end = end.get();
-        let moved = self.bytes() < end;
-        if moved {
+        if self.bytes() < end {
             self.settle()?;
             self.memory = None;
             let room = end.next_power_of_two();
@@ -102,7 +103,7 @@ impl Staging {
             self.memory = Some((Pinned::new(&self.device, room as usize)?, device));
         }
         let start = self.memory.as_ref().map_or(0, |(_, device)| device.start());
-        let data = BatchData {
+        Ok(BatchData {
             token_ids: start + per_token[0],
             type_ids: start + per_token[1],
             positions: start + per_token[2],
@@ -112,68 +113,113 @@ impl Staging {
             padded: padded.map(|(places, _)| places.map(|at| start + at)),
             start,
             bytes: padded.map_or(end, |(_, end)| end) as usize,
-        };
-        Ok((data, moved))
+        })
     }
 
-    /// Waits for a copy that may still read the host's memory.
+    /// Where its memory is, on the device and on the host.
+    pub(super) fn addresses(&self) -> [u64; 2] {
+        let memory = self.memory.as_ref();
+        memory.map_or([0; 2], |(pinned, device)| {
+            [pinned.as_slice().as_ptr() as u64, device.start()]
+        })
+    }
+
+    /// Waits for an upload that may still read the host's memory.
     fn settle(&mut self) -> Result<(), CudaError> {
-        if self.copying {
+        if self.uploading {
             self.stream
                 .synchronize()
                 .during(|| "wait for the stream".to_owned())?;
-            self.copying = false;
+            self.uploading = false;
         }
         Ok(())
     }
 
-    /// Writes a batch where `copy` takes it from.
-    pub(super) fn fill(&mut self, data: &BatchData, batch: &Batch) -> Result<(), CudaError> {
+    /// Writes a batch where `upload` takes it from, filled up to the extents that it was placed for: with
+    /// tokens of no sequence, whose ids are 0, and with sequences of no tokens.
+    pub(super) fn fill(
+        &mut self,
+        data: &BatchData,
+        batch: &Batch,
+        e: &Extents,
+    ) -> Result<(), CudaError> {
         self.settle()?;
         let Some((pinned, _)) = &mut self.memory else {
             return Ok(());
         };
-        self.copying = true;
-        let e = batch.extents();
-        let (tokens, sequences) = (e.tokens as usize, e.batch as usize);
+        self.uploading = true;
+        let own = batch.extents();
+        let (tokens, sequences) = (own.tokens as usize, own.batch as usize);
         let host = pinned.as_mut_slice();
-        let mut ints = |at: u64, len: usize, write: &dyn Fn(&mut [i32])| {
+        let mut ints = |at: u64, len: u64, write: &dyn Fn(&mut [i32])| {
             let from = (at - data.start) as usize;
-            write(bytemuck::cast_slice_mut(&mut host[from..from + 4 * len]));
+            write(bytemuck::cast_slice_mut(
+                &mut host[from..from + 4 * len as usize],
+            ));
         };
-        ints(data.valid_lens, sequences, &|to| batch.write_valid_lens(to));
+        ints(data.valid_lens, e.batch, &|to| {
+            filled_up(to, sequences, &|to| batch.write_valid_lens(to));
+        });
         if let (Some(places), Some(padded)) = (data.padded, batch.padded()) {
             let all = [&padded.mask, &padded.token_ids, &padded.type_ids];
             for (at, values) in places.into_iter().zip(all) {
                 let values: &[i32] = bytemuck::cast_slice(values);
-                ints(at, values.len(), &|to| to.copy_from_slice(values));
+                ints(at, values.len() as u64, &|to| to.copy_from_slice(values));
             }
             return Ok(());
         }
-        ints(data.token_ids, tokens, &|to| batch.write_token_ids(to));
-        ints(data.type_ids, tokens, &|to| batch.write_type_ids(to));
-        ints(data.positions, tokens, &|to| batch.write_positions(to));
-        ints(data.cu_lens, sequences + 1, &|to| batch.write_cu_lens(to));
+        ints(data.token_ids, e.tokens, &|to| {
+            filled_up(to, tokens, &|to| batch.write_token_ids(to));
+        });
+        ints(data.type_ids, e.tokens, &|to| {
+            filled_up(to, tokens, &|to| batch.write_type_ids(to));
+        });
+        ints(data.positions, e.tokens, &|to| {
+            filled_up(to, tokens, &|to| batch.write_positions(to));
+        });
+        ints(data.cu_lens, e.batch + 1, &|to| {
+            let (own, none) = to.split_at_mut(sequences + 1);
+            batch.write_cu_lens(own);
+            none.fill(own[sequences]);
+        });
         let from = (data.pair_offsets - data.start) as usize;
-        let offsets = &mut host[from..from + 8 * (sequences + 1)];
-        batch.write_pair_offsets(bytemuck::cast_slice_mut(offsets));
+        let offsets = &mut host[from..from + 8 * (e.batch as usize + 1)];
+        let (own, none) = bytemuck::cast_slice_mut(offsets).split_at_mut(sequences + 1);
+        batch.write_pair_offsets(own);
+        none.fill(own[sequences]);
         Ok(())
     }
 
-    /// Copies to the device what `fill` wrote.
-    pub(super) fn copy(&self, data: &BatchData) -> Result<(), CudaError> {
+    /// Moves to the device what `fill` wrote, by the kernel that does it.
+    pub(super) fn upload(&self, data: &BatchData, kernel: &Loaded) -> Result<(), CudaError> {
         let Some((pinned, _)) = &self.memory else {
             return Ok(());
         };
-        let from = &pinned.as_slice()[..data.bytes];
-        // SAFETY: the device buffer is as large as the pinned one, which is written or freed only
-        // after `settle`, or by the session's drop, which waits for the stream.
-        unsafe { result::memcpy_htod_async(data.start, from, self.stream.cu_stream()) }
-            .during(|| "upload the batch".to_owned())
+        let from = pinned.device_address()?;
+        let pieces = Extents::default().with_rows(data.bytes as u64 / Upload::PIECE);
+        // SAFETY: both pieces are as large, and the pinned one is written or freed only after `settle`, or
+        // by the session's drop, which waits for the stream.
+        unsafe {
+            let stream = self.stream.cu_stream();
+            kernel.launch(
+                stream,
+                &pieces,
+                &[from, data.start],
+                "the batch",
+                Start::Plain,
+            )
+        }
     }
 
-    /// Says that the stream was waited for since the last copy.
-    pub(super) fn copied(&mut self) {
-        self.copying = false;
+    /// Says that the stream was waited for since the last upload.
+    pub(super) fn uploaded(&mut self) {
+        self.uploading = false;
     }
+}
+
+/// Writes the first `n` values, and zeros behind them.
+fn filled_up(to: &mut [i32], n: usize, write: &dyn Fn(&mut [i32])) {
+    let (own, none) = to.split_at_mut(n);
+    write(own);
+    none.fill(0);
 }

@@ -29,9 +29,8 @@ impl CudaSession {
         runs: usize,
     ) -> Result<Vec<Timing>, CudaError> {
         let ready = self.prepare(batch)?;
-        self.staging.fill(&ready.data, batch)?;
-        self.staging.copy(&ready.data)?;
-        let whole = capture(&self.stream, THREAD, || self.launch(&ready, &|_| true))?;
+        self.staging.fill(&ready.data, batch, &ready.extents)?;
+        let whole = capture(&self.stream, THREAD, || self.launch_all(&ready))?;
         let watch = Watch::new(&self.model.device, &self.stream)?;
         let launch = |graph: &cudarc::driver::CudaGraph| {
             graph.launch().during(|| "launch a graph".to_owned())

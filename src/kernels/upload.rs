@@ -1,0 +1,65 @@
+//! The way of a batch's data to the device: a kernel that reads them from page-locked memory of the host.
+//! It costs less than a copy of the device's engines, for which the kernels around it wait longer than for
+//! each other.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance,
+    rows::{COPIED, STREAM_THREADS, count, read, rows_by, stream_launch, write},
+};
+use crate::tensor::{DType, Extents, Symbol};
+
+/// `from` → `to`, both `[rows, 4]` whole numbers of 32 bits: pieces of 16 bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Upload;
+
+impl Upload {
+    /// Bytes of one row.
+    pub const PIECE: u64 = 16;
+}
+
+impl Kernel for Upload {
+    fn symbol(&self) -> String {
+        "upload".into()
+    }
+
+    fn template(&self) -> &'static str {
+        "upload"
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::new()
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let pieces = || rows_by(Symbol::Rows, 4);
+        vec![
+            read("from", DType::I32, pieces(), Fill::Below(1 << 20)),
+            write("to", DType::I32, pieces()),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        stream_launch(extents.rows)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [from] = reads else {
+            unreachable!("the parameter list has one operand")
+        };
+        vec![HostTensor::clone(from)]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance {
+            reason: "whole numbers",
+            ..COPIED
+        }
+    }
+}

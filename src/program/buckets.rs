@@ -1,0 +1,177 @@
+//! Buckets of batch shapes: batches of similar sizes are planned and launched alike, so that plans and
+//! CUDA graphs of one serve the others.
+
+use super::{BatchRange, Limit, Measure, Program, Step};
+use crate::{
+    kernels::Role,
+    tensor::{Extents, Shape, Size, Symbol},
+};
+
+/// The sizes that the batches of a program are rounded up to.
+///
+/// A bucket has some more tokens than its batches, which belong to no sequence, and some more sequences,
+/// which have no tokens. It is launched with the very kernels of its batches, as it ends where a step
+/// or a variant does: so the rows of a batch have the same bits in the bucket and alone. A shape is its own
+/// bucket where a tensor's or a launch's size goes by more than tokens and sequences (stored scores), where a
+/// result has its rows elsewhere than in front, and where no kernel takes the batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Buckets {
+    /// Sizes that a bucket does not cross, ascending.
+    tokens: Vec<u64>,
+    batch: Vec<u64>,
+    longest: Vec<u64>,
+    /// Batches that are their own buckets.
+    exact: Vec<BatchRange>,
+}
+
+impl Buckets {
+    /// No two shapes share a bucket.
+    pub fn none() -> Self {
+        Self {
+            exact: vec![BatchRange::ALL],
+            ..Self::default()
+        }
+    }
+
+    pub fn of(program: &Program) -> Self {
+        let mut buckets = Self::default();
+        for step in &program.steps {
+            buckets.add(program, step);
+        }
+        let mut outputs = program.outputs.iter().map(|&(_, t)| &program.tensors[t]);
+        if !outputs.all(|output| has_rows_in_front(&output.shape)) {
+            return Self::none();
+        }
+        for limits in [
+            &mut buckets.tokens,
+            &mut buckets.batch,
+            &mut buckets.longest,
+        ] {
+            limits.sort_unstable();
+            limits.dedup();
+        }
+        buckets
+    }
+
+    fn add(&mut self, program: &Program, step: &Step) {
+        let range = step.range();
+        self.end_at(range);
+        let rows = step.rows.as_symbol();
+        for limit in step.variants.iter().filter_map(|v| v.limit) {
+            match (limit, rows) {
+                (Limit::Longest(most), _) => self.longest.push(most),
+                (Limit::Rows(most), Some(Symbol::Batch)) => self.batch.push(most),
+                (Limit::Rows(most), _) => self.tokens.push(most),
+            }
+        }
+        // No kernel takes longer ones: the error that says so is to have the batch's own length.
+        let last = step.variants.last().and_then(|v| v.limit);
+        if let Some(Limit::Longest(most)) = last {
+            self.own(BatchRange {
+                by: Measure::Longest,
+                above: most,
+                up_to: None,
+            });
+        }
+        if !goes_by_tokens_and_sequences(program, step) {
+            self.own(range);
+        }
+    }
+
+    /// No bucket has batches of the range and others.
+    fn end_at(&mut self, range: BatchRange) {
+        let limits = match range.by {
+            Measure::Longest => &mut self.longest,
+            Measure::Tokens => &mut self.tokens,
+        };
+        limits.extend(range.up_to);
+        if range.above > 0 {
+            limits.push(range.above);
+        }
+    }
+
+    /// Each batch of the range is its own bucket.
+    fn own(&mut self, range: BatchRange) {
+        self.end_at(range);
+        if !self.exact.contains(&range) {
+            self.exact.push(range);
+        }
+    }
+
+    /// The bucket of a batch: nowhere smaller than it, and its own bucket. Where it is not the batch's own
+    /// shape, nothing depends on its `longest` and `pairs` but which kernels are launched.
+    pub fn of_batch(&self, batch: &Extents) -> Extents {
+        if self.exact.iter().any(|range| range.holds(batch)) {
+            return *batch;
+        }
+        let tokens = rounded_tokens(batch.tokens).min(next(&self.tokens, batch.tokens));
+        // A kernel may read the row that a sequence would begin with: one of no sequence.
+        let sequences = match tokens > batch.tokens {
+            true => rounded_sequences(batch.batch).min(next(&self.batch, batch.batch)),
+            false => batch.batch,
+        };
+        let longest = next(&self.longest, batch.longest).min(Extents::MAX_TOKENS);
+        Extents {
+            tokens,
+            batch: sequences,
+            longest,
+            pairs: tokens * longest,
+            rows: tokens,
+        }
+    }
+}
+
+/// Few tokens by eights, as the products of few rows take them; more in steps of at most 1/32 of them, up to
+/// the rows of a GEMM's tile, which cost nothing where they fill one up.
+fn rounded_tokens(tokens: u64) -> u64 {
+    const FEWEST: u64 = 8;
+    const MOST: u64 = 128;
+    let step = power_of_two_up_to(tokens / 32).clamp(FEWEST, MOST);
+    tokens.next_multiple_of(step)
+}
+
+/// In steps of at most a quarter: a sequence without tokens is a few blocks that end at once.
+fn rounded_sequences(sequences: u64) -> u64 {
+    sequences.next_multiple_of(power_of_two_up_to(sequences / 4))
+}
+
+/// The largest power of two that is not above `n`, and 1 for 0.
+fn power_of_two_up_to(n: u64) -> u64 {
+    1 << n.max(1).ilog2()
+}
+
+/// The first of the ascending limits that is not below `size`.
+fn next(limits: &[u64], size: u64) -> u64 {
+    let at = limits.partition_point(|&limit| limit < size);
+    limits.get(at).copied().unwrap_or(u64::MAX)
+}
+
+/// Whether a step's launch and tensors have sizes of tokens and sequences only, one row of them each.
+fn goes_by_tokens_and_sequences(program: &Program, step: &Step) -> bool {
+    let simple = |size: &Size| {
+        let others = [Symbol::Longest, Symbol::Pairs, Symbol::KeyTiles];
+        !others.into_iter().any(|symbol| size.depends_on(symbol))
+    };
+    let counts = step.variants.iter().all(|variant| {
+        let params = program.kernels[variant.kernel].as_kernel().params();
+        params.iter().all(|param| match &param.role {
+            Role::Count(size) => simple(size),
+            Role::Read { .. } | Role::Write { .. } => true,
+        })
+    });
+    let mut tensors = step.operands.iter().map(|&o| &program.tensors[o]);
+    let rows = matches!(step.rows.as_symbol(), Some(Symbol::Tokens | Symbol::Batch));
+    rows && counts && tensors.all(|tensor| tensor.shape.0.iter().all(simple))
+}
+
+/// Whether the first rows of a tensor are those of the first tokens or sequences.
+fn has_rows_in_front(shape: &Shape) -> bool {
+    let Some((rows, rest)) = shape.0.split_first() else {
+        return true;
+    };
+    let counted = matches!(rows.as_symbol(), Some(Symbol::Tokens | Symbol::Batch));
+    (counted || rows.as_constant().is_some()) && rest.iter().all(|d| d.as_constant().is_some())
+}
+
+#[cfg(test)]
+mod tests;

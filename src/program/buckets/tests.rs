@@ -1,0 +1,101 @@
+use super::*;
+use crate::program::Variant;
+
+#[test]
+fn rounding_is_monotone_idempotent_and_wastes_little() {
+    for (rounded, most) in [
+        (rounded_tokens as fn(u64) -> u64, 1.0 / 32.0),
+        (rounded_sequences, 0.25),
+    ] {
+        for n in 1..40_000 {
+            let up = rounded(n);
+            assert!(up >= n && rounded(up) == up, "{n}: {up}");
+            assert!(rounded(n + 1) >= up, "{n}: {up}");
+            // By eights, few tokens get more than their share.
+            assert!(
+                up - n < 8 || (up - n) as f64 <= n as f64 * most,
+                "{n}: {up}"
+            );
+        }
+    }
+    let ends = [1, 8, 9, 256, 257, 511, 513, 1025, 4097, 100_001];
+    let up = ends.map(rounded_tokens);
+    assert_eq!(up, [8, 8, 16, 256, 264, 512, 528, 1056, 4224, 100_096]);
+    assert_eq!(rounded_tokens(Extents::MAX_TOKENS), Extents::MAX_TOKENS);
+    let up = [1, 7, 8, 9, 16, 17, 33].map(rounded_sequences);
+    assert_eq!(up, [1, 7, 8, 10, 16, 20, 40]);
+}
+
+fn buckets(limits: &[Limit], rows: Symbol, when: Option<BatchRange>) -> Buckets {
+    let variants = limits.iter().map(|&limit| Variant {
+        kernel: 0,
+        limit: Some(limit),
+    });
+    let step = Step {
+        name: "step".to_owned(),
+        when,
+        variants: variants.collect(),
+        operands: Vec::new(),
+        rows: rows.into(),
+    };
+    let program = Program {
+        dtype: crate::tensor::DType::F32,
+        invariant: false,
+        kernels: vec![crate::kernels::KernelSpec::runtime()[0].clone()],
+        tensors: Vec::new(),
+        steps: vec![step],
+        outputs: Vec::new(),
+    };
+    Buckets::of(&program)
+}
+
+fn of_batch(buckets: &Buckets, lens: &[u32]) -> (u64, u64, u64) {
+    let bucket = buckets.of_batch(&Extents::of(lens).expect("a batch"));
+    (bucket.tokens, bucket.batch, bucket.longest)
+}
+
+#[test]
+fn a_bucket_ends_where_another_kernel_is_launched() {
+    let most = Extents::MAX_TOKENS;
+    let rows = buckets(&[Limit::Rows(12), Limit::Rows(100)], Symbol::Tokens, None);
+    assert_eq!(of_batch(&rows, &[9]), (12, 1, most));
+    assert_eq!(of_batch(&rows, &[12]), (12, 1, most));
+    assert_eq!(of_batch(&rows, &[13]), (16, 1, most));
+    assert_eq!(of_batch(&rows, &[97]), (100, 1, most));
+    let sequences = buckets(&[Limit::Rows(9)], Symbol::Batch, None);
+    assert_eq!(of_batch(&sequences, &[1; 9]), (16, 9, most));
+    assert_eq!(of_batch(&sequences, &[1; 11]), (16, 12, most));
+    let when = BatchRange {
+        by: Measure::Longest,
+        above: 5,
+        up_to: Some(20),
+    };
+    let longest = buckets(&[Limit::Rows(1000)], Symbol::Tokens, Some(when));
+    assert_eq!(of_batch(&longest, &[4]), (8, 1, 5));
+    assert_eq!(of_batch(&longest, &[20]), (24, 1, 20));
+    assert_eq!(of_batch(&longest, &[21]), (24, 1, most));
+}
+
+#[test]
+fn sequences_are_added_only_where_a_token_is() {
+    let any = buckets(&[], Symbol::Tokens, None);
+    let most = Extents::MAX_TOKENS;
+    assert_eq!(of_batch(&any, &[2; 9]), (24, 10, most));
+    assert_eq!(of_batch(&any, &[8, 8, 1, 1, 1, 1, 1, 1, 2]), (24, 9, most));
+}
+
+#[test]
+fn what_no_kernel_takes_or_goes_by_more_than_tokens_is_its_own_bucket() {
+    let short = buckets(&[Limit::Longest(20)], Symbol::Tokens, None);
+    assert_eq!(of_batch(&short, &[19, 3]), (24, 2, 20));
+    assert_eq!(of_batch(&short, &[21, 4]), (25, 2, 21));
+    let pairs = buckets(&[], Symbol::Pairs, None);
+    assert_eq!(of_batch(&pairs, &[19, 3]), (22, 2, 19));
+    let none = Buckets::none();
+    assert_eq!(of_batch(&none, &[19, 3]), (22, 2, 19));
+    let rows = |shape: [Size; 3]| has_rows_in_front(&Shape::new(shape));
+    let (tokens, two) = (Size::from(Symbol::Tokens), Size::constant(2));
+    assert!(rows([tokens.clone(), two.clone(), two.clone()]));
+    assert!(!rows([two.clone(), tokens.clone(), two.clone()]));
+    assert!(!rows([&tokens * &two, two.clone(), two]));
+}
