@@ -40,9 +40,9 @@ impl Choice {
             // Tiles of queries and keys are counted from a sequence's own start; masked and skipped are
             // keys beyond its own end.
             Choice::MhaShort { .. } | Choice::MhaOnline | Choice::MhaGrouped => None,
-            Choice::MhaWgmma(_) => Some(
-                "rounds weights by a maximum that the queries of the next sequence, in the same tile, may raise; the online kernel does not",
-            ),
+            // The maximum that weights are rounded by is raised for 16 queries at once, counted from the
+            // start, too; those beyond the end have no say in it.
+            Choice::MhaWgmma(_) => None,
             // A row is its team's own, and starts at a multiple of its width.
             Choice::Teams(_) => None,
             // Rows of scores are read by the aligned packs that cover them, and lanes sum packs: which
