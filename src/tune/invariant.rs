@@ -93,7 +93,7 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tune::problem::tests::{attention, gemm, layernorm, softmax};
+    use crate::tune::problem::tests::{attention, gemm, hopper_attention, layernorm, softmax};
 
     #[test]
     fn one_candidate_serves_every_size() {
@@ -108,6 +108,10 @@ mod tests {
             assert_eq!(problem.check_invariant(&[all]), Ok(()));
         }
         assert_eq!(attention(64).for_all_sizes(), Ok(Choice::MhaOnline));
+        let on_hopper = hopper_attention(64);
+        let longest = on_hopper.guess().last().map(|r| r.choice);
+        assert!(matches!(longest, Some(Choice::MhaWgmma(_))));
+        assert_eq!(on_hopper.for_all_sizes().ok(), longest);
     }
 
     #[test]
