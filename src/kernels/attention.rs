@@ -76,7 +76,7 @@ pub enum AttentionError {
         "`{operand}` is head-major; warpgroup attention reads columns of rows of tokens, use the online kernel"
     )]
     WarpgroupView { operand: &'static str },
-    #[error("{tile:?} is no tile of warpgroup attention with head size {head}")]
+    #[error("{} is no tile of warpgroup attention with head size {head}", .tile.name())]
     WarpgroupTile { tile: MhaTile, head: u32 },
     #[error(
         "warpgroup attention is for cards of compute capability 9.0, and not all targets are; use the online kernel"

@@ -29,25 +29,15 @@ pub struct ChunkPolicy {
 }
 
 impl Default for ChunkPolicy {
-<<<<<<< HEAD
     /// The paper's 2 MiB, and a factor of 1.08 instead of its 1.2, with which the memory of a single
-    /// sequence would be above 1.10 × its lower bound; memory is given back after 16 requests
-    /// without use, or at once where more than 1 GiB lies idle.
+    /// sequence would be above 1.10 × its lower bound. Memory is given back after 128 requests without use, or at
+    /// once where more than 1 GiB lies idle: after fewer, a stream of random lengths keeps giving back
+    /// what it then needs again, and with each chunk go the plans and the CUDA graphs that are for it.
     fn default() -> Self {
         ChunkPolicy {
             default_chunk: 2 << 20,
             growth: 1.08,
-            release_after: 16,
-=======
-    /// The paper's 2 MiB and 1.2; memory is given back after 128 requests without use, or at once
-    /// where more than 1 GiB lies idle. After fewer, a stream of random lengths keeps giving back what it
-    /// then needs again, and with each chunk go the plans and the CUDA graphs that are for it.
-    fn default() -> Self {
-        ChunkPolicy {
-            default_chunk: 2 << 20,
-            growth: 1.2,
             release_after: 128,
->>>>>>> buckets
             keep_limit: 1 << 30,
         }
     }

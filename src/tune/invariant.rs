@@ -40,9 +40,9 @@ impl Choice {
             // Tiles of queries and keys are counted from a sequence's own start; masked and skipped are
             // keys beyond its own end.
             Choice::MhaShort { .. } | Choice::MhaOnline | Choice::MhaGrouped => None,
-            Choice::MhaWgmma(_) => Some(
-                "rounds weights by a maximum that the queries of the next sequence, in the same tile, may raise; the online kernel does not",
-            ),
+            // The maximum that weights are rounded by is raised for 16 queries at once, counted from the
+            // start, too; those beyond the end have no say in it.
+            Choice::MhaWgmma(_) => None,
             // A row is its team's own, and starts at a multiple of its width.
             Choice::Teams(_) => None,
             // Rows of scores are read by the aligned packs that cover them, and lanes sum packs: which
@@ -93,7 +93,7 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tune::problem::tests::{attention, gemm, layernorm, softmax};
+    use crate::tune::problem::tests::{attention, gemm, hopper_attention, layernorm, softmax};
 
     #[test]
     fn one_candidate_serves_every_size() {
@@ -108,6 +108,10 @@ mod tests {
             assert_eq!(problem.check_invariant(&[all]), Ok(()));
         }
         assert_eq!(attention(64).for_all_sizes(), Ok(Choice::MhaOnline));
+        let on_hopper = hopper_attention(64);
+        let longest = on_hopper.guess().last().map(|r| r.choice);
+        assert!(matches!(longest, Some(Choice::MhaWgmma(_))));
+        assert_eq!(on_hopper.for_all_sizes().ok(), longest);
     }
 
     #[test]

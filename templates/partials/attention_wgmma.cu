@@ -48,18 +48,15 @@ template <int N> __device__ __forceinline__ void keep(float (&sums)[N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-__device__ __forceinline__ uint4 load_chunk(unsigned int address) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
-
 // 16 bytes: a word, and zeros.
 __device__ __forceinline__ void store_chunk(unsigned int address, unsigned int first) {
     asm volatile("st.shared.v4.u32 [%0], { %1, %2, %2, %2 };" ::"r"(address), "r"(first), "r"(0) : "memory");
+}
+
+__device__ __forceinline__ void write_chunk(Element* to, const unsigned int (&words)[4]) {
+    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4 };" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
 }
 
 __device__ __forceinline__ float exp2_approximate(float x) {
@@ -86,4 +83,20 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// Word j of lane i of four becomes word i of lane j.
+__device__ __forceinline__ void transpose_quad(unsigned int (&words)[4], unsigned int lane) {
+#pragma unroll
+    for (unsigned int step = 1; step <= 2; step *= 2) {
+        const bool upper = (lane & step) != 0;
+#pragma unroll
+        for (unsigned int i = 0; i < 4; ++i) {
+            if ((i & step) != 0) continue;
+            const unsigned int given = upper ? words[i] : words[i + step];
+            const unsigned int taken = __shfl_xor_sync(0xffffffff, given, step);
+            words[i] = upper ? taken : words[i];
+            words[i + step] = upper ? words[i + step] : taken;
+        }
+    }
 }

@@ -19,12 +19,15 @@ use crate::{
 /// How a block of attention on Hopper is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MhaTile {
-    /// Queries of a block, 64 for each of its warpgroups.
+    /// Queries of a tile, 64 for each of its warpgroups.
     pub rows: u32,
     /// Keys of a tile, of which several are in shared memory.
     pub keys: u32,
     /// Blocks that share a multiprocessor, which its registers and shared memory are divided by.
     pub blocks: u32,
+    /// Whether they are one block that stays, with a stream of tiles for each and a warpgroup that
+    /// fetches for all of them: more to start with, and nothing to wait for between tiles.
+    pub stays: bool,
 }
 
 /// Fused attention of any length by warpgroup products, in f16 or bf16. Operands as
@@ -41,33 +44,63 @@ pub struct MhaWgmma {
     pub tile: MhaTile,
 }
 
-/// Shared memory of a multiprocessor, and what the system keeps of it for each block.
+/// Shared memory of a multiprocessor, what the system keeps of it for each block, and most of a block.
 const SHARED_OF_SM: u32 = 228 * 1024;
 const SHARED_OF_SYSTEM: u32 = 1024;
-/// Boxes start at a multiple of this.
-const BOX_ALIGNMENT: u32 = 1024;
+const SHARED_OF_BLOCK: u32 = 227 * 1024;
 /// More tiles of keys in shared memory than this hide nothing more.
 const MOST_STAGES: u32 = 8;
-/// Barriers of a stage.
+/// Barriers of a stage; a tile's record, and the barrier of its queries' readers.
 const STAGE_BARRIERS: u32 = 3 * 8;
+const RECORD: u32 = 16 + 8;
+/// Registers of a multiprocessor, and the unit that threads get them in.
+const REGISTERS: u32 = 64 * 1024;
+const REGISTER_UNIT: u32 = 8;
+/// Multiprocessors of the cards that this is for.
+const SMS: u32 = 132;
 
 impl MhaTile {
+    /// Queries by keys by blocks.
+    const fn comes(rows: u32, keys: u32, blocks: u32) -> Self {
+        MhaTile {
+            rows,
+            keys,
+            blocks,
+            stays: false,
+        }
+    }
+
+    /// Queries by keys by streams.
+    const fn stays(rows: u32, keys: u32, blocks: u32) -> Self {
+        MhaTile {
+            rows,
+            keys,
+            blocks,
+            stays: true,
+        }
+    }
+
     /// The tiles for heads of this size, the one for long sequences first; none where the kernel
     /// takes no such heads.
     pub fn candidates(head: u32) -> &'static [MhaTile] {
-        const fn tile(rows: u32, keys: u32, blocks: u32) -> MhaTile {
-            MhaTile { rows, keys, blocks }
-        }
-        const OF_32: &[MhaTile] = &[tile(128, 96, 2), tile(64, 64, 5)];
+        const OF_32: &[MhaTile] = &[MhaTile::stays(64, 80, 4), MhaTile::comes(64, 64, 5)];
         const OF_64: &[MhaTile] = &[
-            tile(128, 80, 2),
-            tile(128, 64, 2),
-            tile(64, 64, 4),
-            tile(64, 48, 4),
-            tile(64, 32, 5),
+            MhaTile::stays(128, 64, 2),
+            MhaTile::stays(64, 64, 4),
+            MhaTile::comes(64, 64, 4),
+            MhaTile::comes(64, 48, 4),
+            MhaTile::comes(64, 32, 5),
         ];
-        const OF_96: &[MhaTile] = &[tile(192, 80, 1), tile(192, 64, 1), tile(64, 64, 3)];
-        const OF_128: &[MhaTile] = &[tile(192, 64, 1), tile(64, 48, 3)];
+        const OF_96: &[MhaTile] = &[
+            MhaTile::stays(192, 96, 1),
+            MhaTile::comes(64, 48, 4),
+            MhaTile::comes(64, 32, 4),
+        ];
+        const OF_128: &[MhaTile] = &[
+            MhaTile::stays(192, 80, 1),
+            MhaTile::comes(64, 48, 3),
+            MhaTile::comes(64, 32, 4),
+        ];
         match head {
             32 => OF_32,
             64 => OF_64,
@@ -79,44 +112,84 @@ impl MhaTile {
 
     /// Which tile is launched up to which longest sequence, where nothing was measured.
     pub fn by_length(head: u32) -> Vec<(Option<u64>, MhaTile)> {
-        const fn tile(rows: u32, keys: u32, blocks: u32) -> MhaTile {
-            MhaTile { rows, keys, blocks }
-        }
         match head {
-            32 => vec![(Some(640), tile(64, 64, 5)), (None, tile(128, 96, 2))],
-            64 => vec![
-                (Some(192), tile(64, 48, 4)),
-                (Some(640), tile(64, 64, 4)),
-                (None, tile(128, 80, 2)),
+            32 => vec![
+                (Some(448), MhaTile::comes(64, 64, 5)),
+                (None, MhaTile::stays(64, 80, 4)),
             ],
-            96 => vec![(Some(640), tile(64, 64, 3)), (None, tile(192, 80, 1))],
-            128 => vec![(Some(640), tile(64, 48, 3)), (None, tile(192, 64, 1))],
+            64 => vec![
+                (Some(192), MhaTile::comes(64, 64, 4)),
+                (Some(896), MhaTile::stays(64, 64, 4)),
+                (None, MhaTile::stays(128, 64, 2)),
+            ],
+            96 => vec![
+                (Some(448), MhaTile::comes(64, 32, 4)),
+                (None, MhaTile::stays(192, 96, 1)),
+            ],
+            128 => vec![
+                (Some(448), MhaTile::comes(64, 32, 4)),
+                (None, MhaTile::stays(192, 80, 1)),
+            ],
             _ => Vec::new(),
         }
     }
 
     /// As in symbols.
     pub fn name(self) -> String {
-        format!("{}x{}x{}", self.rows, self.keys, self.blocks)
+        let stays = if self.stays { "_stays" } else { "" };
+        format!("{}x{}x{}{stays}", self.rows, self.keys, self.blocks)
+    }
+
+    const fn groups(self) -> u32 {
+        self.rows / 64
+    }
+
+    /// Of a block.
+    const fn streams(self) -> u32 {
+        if self.stays { self.blocks } else { 1 }
+    }
+
+    /// Warpgroups of a block that compute.
+    const fn computing(self) -> u32 {
+        self.streams() * self.groups()
     }
 
     const fn threads(self) -> u32 {
-        self.rows * 2
+        (self.computing() + self.stays as u32) * 128
     }
 
-    /// Tiles of keys and values in shared memory: as many as there is room for.
+    /// Registers of a thread that fetches and of one that computes, out of those that all threads of
+    /// a block that stays have at its start.
+    fn registers(self) -> (u32, u32) {
+        let whole = |n: u32| n / REGISTER_UNIT * REGISTER_UNIT;
+        let all = whole(REGISTERS / self.threads()) * self.threads();
+        let given = if self.computing() < 4 { 40 } else { 32 };
+        let taken = whole((all - given * 128) / (self.computing() * 128));
+        (given, taken.min(240))
+    }
+
+    /// Tiles of keys and values of a stream in shared memory: as many as there is room for.
     fn stages(self, head: u32) -> u32 {
-        let rest = (SHARED_OF_SM / self.blocks - SHARED_OF_SYSTEM).min(227 * 1024);
-        let rest = rest - self.bytes(head, 0);
-        (rest / (self.bytes(head, 1) - self.bytes(head, 0))).min(MOST_STAGES)
+        let room = match self.stays {
+            true => SHARED_OF_BLOCK,
+            false => (SHARED_OF_SM / self.blocks - SHARED_OF_SYSTEM).min(SHARED_OF_BLOCK),
+        };
+        let fits = |&stages: &u32| self.bytes(head, stages) <= room;
+        (1..=MOST_STAGES).rev().find(fits).unwrap_or_default()
     }
 
     /// Shared memory of a block with so many stages.
     fn bytes(self, head: u32, stages: u32) -> u32 {
         let row = head * 2;
         let ones = if has_ones(head) { 16 * row } else { 0 };
-        BOX_ALIGNMENT + self.rows * row + stages * (2 * self.keys * row + STAGE_BARRIERS) + ones
+        let stream = self.rows * row + stages * 2 * self.keys * row + small_bytes(stages);
+        self.streams() * stream + ones
     }
+}
+
+/// Record and barriers of a stream.
+const fn small_bytes(stages: u32) -> u32 {
+    (RECORD + stages * STAGE_BARRIERS).next_multiple_of(16)
 }
 
 /// Columns of a box: a swizzled row of 128 bytes, or of 64 where a head is no multiple of that.
@@ -222,7 +295,10 @@ impl Kernel for MhaWgmma {
     }
 
     fn template(&self) -> &'static str {
-        "mha_wgmma"
+        match self.tile.stays {
+            true => "mha_wgmma_streams",
+            false => "mha_wgmma",
+        }
     }
 
     fn instructions(&self) -> Instructions {
@@ -241,16 +317,18 @@ impl Kernel for MhaWgmma {
         let scores = self.tile.keys / 2;
         let ones = has_ones(self.head);
         let sums = self.head / 2 + if ones { 4 } else { 0 };
-        Constants::from([
+        let stages = self.tile.stages(self.head);
+        let mut all = Constants::from([
             ("storage", storage(self.dtype).into()),
             ("heads", self.heads.into()),
             ("head", self.head.into()),
             ("columns", columns(self.head).into()),
             ("ones", ones.into()),
             ("keys", self.tile.keys.into()),
-            ("groups", (self.tile.rows / 64).into()),
-            ("stages", self.tile.stages(self.head).into()),
-            ("blocks", self.tile.blocks.into()),
+            ("groups", self.tile.groups().into()),
+            ("streams", self.tile.streams().into()),
+            ("stages", stages.into()),
+            ("small_bytes", small_bytes(stages).into()),
             ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
             ("out_stride", self.width().into()),
             ("q_column", offset(self.q).into()),
@@ -262,7 +340,21 @@ impl Kernel for MhaWgmma {
             ("sums", sums.into()),
             ("sum_registers", registers(sums).into()),
             ("sum_operands", operands(sums).into()),
-        ])
+        ]);
+        all.extend(match self.tile.stays {
+            true => {
+                let (given, taken) = self.tile.registers();
+                [("given", given.into()), ("taken", taken.into())]
+            }
+            false => {
+                let most = self.tile.blocks * SMS;
+                [
+                    ("blocks", self.tile.blocks.into()),
+                    ("most_blocks", most.into()),
+                ]
+            }
+        });
+        all
     }
 
     fn params(&self) -> Vec<Param> {
@@ -283,12 +375,14 @@ impl Kernel for MhaWgmma {
     }
 
     /// Numbers are given to tiles as by the other fused kernels; the heads of a tile are neighbours.
+    /// Blocks that stay take each other's.
     fn launch(&self, extents: &Extents) -> Launch {
         let tiles = extents.tokens / u64::from(self.tile.rows) + extents.batch;
         let blocks = tiles.saturating_mul(self.heads.into());
+        let most = if self.tile.stays { SMS } else { u32::MAX };
         Launch {
             // More than fit are refused before the launch.
-            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
+            grid: [u32::try_from(blocks).unwrap_or(u32::MAX).min(most), 1, 1],
             threads: self.threads(),
             shared_bytes: self.tile.bytes(self.head, self.tile.stages(self.head)),
         }
@@ -308,6 +402,9 @@ impl Kernel for MhaWgmma {
         cases.push(Case::new("two_tiles", &[65, 63, 129, 1, 64, 128]));
         cases.push(Case::new("long", &[300, 1, 512]));
         cases.push(Case::new("refilled", &[7, 1600, 640]));
+        // Several tiles for each stream, and more sequences than a warp has lanes.
+        let many: Vec<u32> = (0..90).map(|i| 1 + i * 37 % 190).collect();
+        cases.push(Case::new("many", &many));
         cases
     }
 
@@ -385,15 +482,22 @@ mod tests {
             for &tile in tiles {
                 let stages = tile.stages(head);
                 let bytes = tile.bytes(head, stages);
+                let blocks = if tile.stays { 1 } else { tile.blocks };
                 assert!(
-                    tile.blocks * (bytes + SHARED_OF_SYSTEM) <= SHARED_OF_SM && bytes <= 227 * 1024,
+                    blocks * (bytes + SHARED_OF_SYSTEM) <= SHARED_OF_SM && bytes <= SHARED_OF_BLOCK,
                     "{head}: {tile:?}"
                 );
-                // One more where several warpgroups need not wait for each other at once.
-                assert!(stages >= 2 + u32::from(tile.rows > 64), "{head}: {tile:?}");
-                let registers = tile.blocks * tile.threads() * (tile.keys / 2 + head / 2);
-                assert!(registers < 64 * 1024, "{head}: {tile:?}");
+                assert!(stages >= 2, "{head}: {tile:?}");
+                assert!(tile.threads() <= 1024 && blocks * tile.threads() <= 2048);
+                // Scores, weights and sums.
+                let least = tile.keys / 2 + tile.keys / 4 + head / 2;
+                let most = match tile.stays {
+                    true => tile.registers().1,
+                    false => REGISTERS / (tile.blocks * tile.threads()),
+                };
+                assert!(least < most, "{head}: {tile:?}");
                 assert!(tile.rows.is_multiple_of(64) && tile.keys.is_multiple_of(16));
+                assert!(tile.stays || tile.rows == 64, "{head}: {tile:?}");
                 assert_eq!(kernel(head, tile).check(), Ok(()));
             }
             let guessed = MhaTile::by_length(head);
@@ -413,14 +517,24 @@ mod tests {
 
     #[test]
     fn blocks_are_the_heads_of_each_tile() {
-        let tile = MhaTile::candidates(64)[0];
-        let launch = |lens: &[u32]| {
+        let launch = |tile, lens: &[u32]| {
             let extents = Extents::of(lens).expect("a batch");
             kernel(64, tile).launch(&extents)
         };
-        assert_eq!(launch(&[1]).grid, [12, 1, 1]);
-        assert_eq!(launch(&[128, 129, 1]).grid, [12 * (2 + 3), 1, 1]);
-        assert_eq!(launch(&[7]).threads, 256);
+        let comes = MhaTile::comes(64, 64, 4);
+        assert_eq!(launch(comes, &[1]).grid, [12, 1, 1]);
+        assert_eq!(launch(comes, &[128, 129, 1]).grid, [12 * (4 + 3), 1, 1]);
+        assert_eq!(launch(comes, &[7]).threads, 128);
+        let stays = MhaTile::stays(128, 64, 2);
+        assert_eq!(launch(stays, &[1]).grid, [12, 1, 1]);
+        assert_eq!(launch(stays, &[1000, 1000]).grid, [SMS, 1, 1]);
+        assert_eq!(launch(stays, &[7]).threads, 5 * 128);
+    }
+
+    #[test]
+    fn registers_of_a_block_that_stays_are_those_that_it_begins_with() {
+        assert_eq!(MhaTile::stays(64, 64, 4).registers(), (32, 112));
+        assert_eq!(MhaTile::stays(192, 80, 1).registers(), (40, 152));
     }
 
     #[test]
@@ -452,7 +566,7 @@ mod tests {
                 tile: odd,
                 ..good.clone()
             }),
-            "MhaTile { rows: 128, keys: 72, blocks: 2 } is no tile of warpgroup attention with head size 64"
+            "128x72x2_stays is no tile of warpgroup attention with head size 64"
         );
         let views = [good.q, good.k, good.v];
         let tiles = |instructions| MhaWgmma::tiles(64, DType::F16, &views, instructions);
