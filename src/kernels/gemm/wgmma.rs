@@ -96,7 +96,7 @@ mod machine {
 
 impl WgmmaTile {
     /// The tiles that a GEMM may have, largest first.
-    pub const CANDIDATES: [WgmmaTile; 17] = [
+    pub const CANDIDATES: [WgmmaTile; 18] = [
         WgmmaTile::new(256, 128, true),
         WgmmaTile::new(128, 256, true),
         WgmmaTile::new(128, 192, true),
@@ -111,6 +111,7 @@ impl WgmmaTile {
         WgmmaTile::new(64, 256, false),
         WgmmaTile::new(64, 208, false),
         WgmmaTile::new(64, 192, false),
+        WgmmaTile::new(64, 160, false),
         WgmmaTile::new(64, 128, false),
         WgmmaTile::new(64, 96, false),
         WgmmaTile::new(64, 64, false),
