@@ -214,11 +214,16 @@ impl Kernel for Activate {
                          factor x of a GELU's tail, where 1 + erf cancels, multiplies",
             },
             dtype => {
+                // 0.18 of 2^-16, below which the short forms of GELU are not relative to the result.
+                let of_the_tail = match self.activation {
+                    Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
+                    Activation::Relu | Activation::Tanh => 1e-7,
+                };
                 let rounding = rounded_once(
                     dtype,
-                    1e-7,
-                    "the short forms for 16-bit results are off by at most 2^-11 of the result, \
-                     which is then rounded to storage",
+                    of_the_tail,
+                    "the short forms for 16-bit results are off by at most 2^-11 of the result, or \
+                     of 2^-6 where a GELU is smaller, which is then rounded to storage",
                 );
                 Tolerance {
                     relative: rounding.relative + 4.9e-4,

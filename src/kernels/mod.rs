@@ -125,6 +125,23 @@ pub struct TensorMap {
     /// 64 or 32: rows of 128 or 64 bytes lie in shared memory in the order of the swizzle of that width.
     /// Boxes of another multiple of 8 columns lie there as they are, row after row.
     pub box_columns: u32,
+    pub order: RowOrder,
+}
+
+/// In which order the rows of a box lie in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOrder {
+    /// As in the matrix.
+    Plain,
+    /// Of each [`RowOrder::GROUP`] rows, row 8q + 2j + e lies at place 8j + 2q + e (q, j < 4, e < 2). Of a product with
+    /// such rows as columns a lane has results of 8 neighbouring ones. The matrix has a multiple of
+    /// as many rows, and so has the box; coordinates are a column, three zeros, and the group.
+    Quads,
+}
+
+impl RowOrder {
+    /// Rows that change places among themselves.
+    pub const GROUP: u32 = 32;
 }
 
 /// Blocks and threads of one launch.

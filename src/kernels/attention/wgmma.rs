@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
-        Tolerance, f32_literal,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
+        TensorMap, Tolerance, f32_literal,
     },
     tensor::{DType, Extents},
 };
@@ -366,6 +366,7 @@ impl Kernel for MhaWgmma {
             param,
             box_rows,
             box_columns: columns(self.head),
+            order: RowOrder::Plain,
         };
         vec![
             map("q", 64),

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, rows::word,
+        RowOrder, TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, rows::word,
     },
     tensor::{DType, Extents},
 };
@@ -330,6 +330,7 @@ impl Kernel for GemmResidualLayerNorm {
             param,
             box_rows,
             box_columns: 64,
+            order: RowOrder::Plain,
         };
         vec![
             map("x", self.tile.m),

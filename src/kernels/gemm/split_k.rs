@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{Epilogue, Gemm, GemmWgmma};
 use crate::{
     kernels::{
-        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
-        Tolerance,
+        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
+        TensorMap, Tolerance,
     },
     tensor::{DType, Extents},
 };
@@ -253,6 +253,7 @@ impl Kernel for GemmSplitK {
             param,
             box_rows,
             box_columns: BLOCK_K,
+            order: RowOrder::Plain,
         };
         vec![map("x", self.tile.tokens), map("weight", BLOCK_N)]
     }

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{Epilogue, Gemm, Tile, ranges::ranges_among};
 use crate::{
     kernels::{
-        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
-        Tolerance,
+        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
+        TensorMap, Tolerance,
     },
     tensor::{DType, Extents},
 };
@@ -32,6 +32,15 @@ pub struct GemmWgmma {
     pub dtype: DType,
     pub epilogue: Epilogue,
     pub tile: WgmmaTile,
+}
+
+/// How results leave a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Results {
+    /// From registers to memory: the weight's rows are loaded in [`RowOrder::Quads`], of multiples of 32.
+    ByLanes,
+    /// Through shared memory, as boxes.
+    ByBoxes,
 }
 
 /// The faster of two kernels for one GEMM.
@@ -87,7 +96,7 @@ mod machine {
 
 impl WgmmaTile {
     /// The tiles that a GEMM may have, largest first.
-    pub const CANDIDATES: [WgmmaTile; 17] = [
+    pub const CANDIDATES: [WgmmaTile; 18] = [
         WgmmaTile::new(256, 128, true),
         WgmmaTile::new(128, 256, true),
         WgmmaTile::new(128, 192, true),
@@ -102,6 +111,7 @@ impl WgmmaTile {
         WgmmaTile::new(64, 256, false),
         WgmmaTile::new(64, 208, false),
         WgmmaTile::new(64, 192, false),
+        WgmmaTile::new(64, 160, false),
         WgmmaTile::new(64, 128, false),
         WgmmaTile::new(64, 96, false),
         WgmmaTile::new(64, 64, false),
@@ -128,14 +138,23 @@ impl WgmmaTile {
         }
     }
 
+    /// How results of a GEMM with so many outputs leave.
+    const fn results(self, n: u32) -> Results {
+        match n.is_multiple_of(RowOrder::GROUP) && self.n.is_multiple_of(RowOrder::GROUP) {
+            true => Results::ByLanes,
+            false => Results::ByBoxes,
+        }
+    }
+
     /// Pieces on their way to memory, for each of the eight computing warps: 16 rows of the tile,
     /// or half as many where stages need the room.
-    fn buffers(self) -> u32 {
+    fn buffers(self, results: Results) -> u32 {
         let (piece, _) = self.piece();
         let all = self.n / piece;
-        match self.stages_beside(all) >= ENOUGH_STAGES {
-            true => all,
-            false => (all / 2).max(1),
+        match results {
+            Results::ByLanes => 0,
+            Results::ByBoxes if self.stages_beside(all) >= ENOUGH_STAGES => all,
+            Results::ByBoxes => (all / 2).max(1),
         }
     }
 
@@ -144,8 +163,8 @@ impl WgmmaTile {
     }
 
     /// Steps of k in shared memory: as many as there is room for.
-    fn stages(self) -> u32 {
-        self.stages_beside(self.buffers())
+    fn stages(self, results: Results) -> u32 {
+        self.stages_beside(self.buffers(results))
     }
 
     fn stages_beside(self, buffers: u32) -> u32 {
@@ -159,9 +178,9 @@ impl WgmmaTile {
         8 * buffers * PIECE_ROWS * piece * 2 + (2 * stages + 2) * 8 + 2 * self.n * 4
     }
 
-    fn shared_bytes(self) -> u32 {
-        let stages = self.stages();
-        stages * self.stage_bytes() + self.bytes_beside_stages(self.buffers(), stages)
+    fn shared_bytes(self, results: Results) -> u32 {
+        let stages = self.stages(results);
+        stages * self.stage_bytes() + self.bytes_beside_stages(self.buffers(results), stages)
     }
 
     /// Estimated cycles at 1755 MHz, comparable with [`Tile::cycles`].
@@ -273,6 +292,10 @@ impl GemmWgmma {
         Ok(())
     }
 
+    fn results(&self) -> Results {
+        self.tile.results(self.n)
+    }
+
     /// The same GEMM for any card, which is its definition.
     pub fn plain(&self) -> Gemm {
         Gemm::of(self.n, self.k, self.dtype, self.epilogue)
@@ -314,11 +337,12 @@ impl Kernel for GemmWgmma {
         constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
-            ("stages", self.tile.stages().into()),
+            ("stages", self.tile.stages(self.results()).into()),
             ("together", self.tile.together.into()),
+            ("by_lanes", (self.results() == Results::ByLanes).into()),
             ("piece", piece.into()),
             ("boxes", boxes.into()),
-            ("buffers", self.tile.buffers().into()),
+            ("buffers", self.tile.buffers(self.results()).into()),
             ("sums", sums.into()),
             ("sum_registers", list(&|i| format!("%{i}")).into()),
             (
@@ -334,28 +358,34 @@ impl Kernel for GemmWgmma {
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
-        let operand = |param, box_rows| TensorMap {
+        let operand = |param, box_rows, order| TensorMap {
             param,
             box_rows,
             box_columns: BLOCK_K,
+            order,
         };
-        let (piece, boxes) = self.tile.piece();
-        vec![
-            operand("x", self.tile.m),
-            operand("weight", self.tile.n),
-            TensorMap {
-                param: "out",
-                box_rows: PIECE_ROWS,
-                box_columns: piece / boxes,
-            },
-        ]
+        let x = operand("x", self.tile.m, RowOrder::Plain);
+        let weight = |order| operand("weight", self.tile.n, order);
+        match self.results() {
+            Results::ByLanes => vec![x, weight(RowOrder::Quads)],
+            Results::ByBoxes => {
+                let (piece, boxes) = self.tile.piece();
+                let out = TensorMap {
+                    param: "out",
+                    box_rows: PIECE_ROWS,
+                    box_columns: piece / boxes,
+                    order: RowOrder::Plain,
+                };
+                vec![x, weight(RowOrder::Plain), out]
+            }
+        }
     }
 
     fn launch(&self, extents: &Extents) -> Launch {
         Launch {
             grid: [self.tile.tiles(extents.rows, self.n).min(SMS) as u32, 1, 1],
             threads: THREADS,
-            shared_bytes: self.tile.shared_bytes(),
+            shared_bytes: self.tile.shared_bytes(self.results()),
         }
     }
 
@@ -372,8 +402,8 @@ impl Kernel for GemmWgmma {
     }
 }
 
-/// Every tile, with epilogues, and sizes that divide by 8 and nothing else; the storage type changes
-/// only conversions.
+/// Every tile, with epilogues, results that leave by lanes and by boxes, and sizes that divide by 32 or 8
+/// and nothing else; the storage type changes only conversions.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue {
@@ -384,7 +414,7 @@ pub fn representative() -> Vec<KernelSpec> {
     for (dtype, sizes) in [
         (
             DType::F16,
-            &[(768, 768, plain), (1000, 328, gelu), (8, 8, plain)][..],
+            &[(768, 768, plain), (992, 328, gelu), (8, 8, plain)][..],
         ),
         (DType::BF16, &[(1000, 328, gelu)][..]),
     ] {
@@ -410,8 +440,13 @@ mod tests {
     #[test]
     fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
         for tile in WgmmaTile::CANDIDATES {
-            assert!(tile.shared_bytes() <= 227 * 1024, "{tile:?}");
-            assert!((3..=MOST_STAGES).contains(&tile.stages()), "{tile:?}");
+            for results in [Results::ByLanes, Results::ByBoxes] {
+                assert!(tile.shared_bytes(results) <= 227 * 1024, "{tile:?}");
+                assert!(
+                    (3..=MOST_STAGES).contains(&tile.stages(results)),
+                    "{tile:?}"
+                );
+            }
             // A thread has 240 registers, and the sums take most of them.
             let rows = if tile.together { tile.m / 2 } else { tile.m };
             assert!(rows / 64 * tile.n / 2 <= 192, "{tile:?}");

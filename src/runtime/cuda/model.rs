@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     jit::{Cubin, Target},
-    kernels::{KernelSpec, Launch, Role, TensorMap},
+    kernels::{KernelSpec, Launch, Role, RowOrder, TensorMap},
     plan::ALIGNMENT,
     program::{Place, Program},
     runtime::weights::{CheckpointError, WeightSource, encode, evaluate},
@@ -266,26 +266,41 @@ impl Matrix {
             _ => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         };
         let rows = self.rows.eval(extents).unwrap_or(0);
-        let dims = [self.columns, rows];
-        let pitch = [self.columns * self.dtype.bytes()];
-        let sizes = [self.map.box_columns, self.map.box_rows];
+        let pitch = self.columns * self.dtype.bytes();
+        let (columns, box_columns, box_rows) =
+            (self.columns, self.map.box_columns, self.map.box_rows);
+        // Dimensions, their extents, bytes from one to the next but of the first, and a box's extents.
+        let (rank, dims, pitches, sizes) = match self.map.order {
+            RowOrder::Plain => (
+                2,
+                [columns, rows, 1, 1, 1],
+                [pitch; 4],
+                [box_columns, box_rows, 1, 1, 1],
+            ),
+            RowOrder::Quads => (
+                5,
+                [columns, 2, 4, 4, rows / u64::from(RowOrder::GROUP)],
+                [1, 8, 2, u64::from(RowOrder::GROUP)].map(|rows| rows * pitch),
+                [box_columns, 2, 4, 4, box_rows / RowOrder::GROUP],
+            ),
+        };
         let swizzle = match self.map.box_columns {
             64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
             32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         };
         let mut map = std::mem::MaybeUninit::uninit();
-        // SAFETY: the arrays have two dimensions, and one pitch fewer.
+        // SAFETY: the arrays have as many dimensions or more, and as many pitches but one.
         unsafe {
             sys::cuTensorMapEncodeTiled(
                 map.as_mut_ptr(),
                 element,
-                2,
+                rank,
                 address as *mut c_void,
                 dims.as_ptr(),
-                pitch.as_ptr(),
+                pitches.as_ptr(),
                 sizes.as_ptr(),
-                [1, 1].as_ptr(),
+                [1; 5].as_ptr(),
                 Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,
                 Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
