@@ -52,7 +52,8 @@ fn on_load(kernels: &[&KernelSpec]) -> usize {
 
 #[test]
 fn a_launch_is_saved_wherever_a_pair_is_joined() {
-    let apart = launched(&program(|options| options.norms_apart = true), 1);
+    let norms_apart = program(|options| options.norms_apart = true);
+    let apart = launched(&norms_apart, 1);
     let program = program(|_| ());
     let mut most = 0;
     for tokens in (1..9000).step_by(37) {

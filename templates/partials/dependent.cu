@@ -15,8 +15,8 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    // Fewer blocks than multiprocessors leave room to the next kernel's, whose weights are then on their way.
-    constexpr unsigned int MULTIPROCESSORS = 132;
-    if (gridDim.x * gridDim.y < MULTIPROCESSORS) let_next_kernel_begin();
+    // So few blocks leave most multiprocessors to the next kernel, whose weights are then on their way.
+    constexpr unsigned int FEW_BLOCKS = 32;
+    if (gridDim.x * gridDim.y <= FEW_BLOCKS) let_next_kernel_begin();
 #endif
 }
