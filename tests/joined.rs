@@ -45,19 +45,21 @@ fn joined(kernels: &[&KernelSpec]) -> usize {
     kernels.iter().filter(is_joined).count()
 }
 
+fn on_load(kernels: &[&KernelSpec]) -> usize {
+    let is_on_load = |k: &&&KernelSpec| matches!(k, KernelSpec::ResidualLayerNormGemm(_));
+    kernels.iter().filter(is_on_load).count()
+}
+
 #[test]
 fn a_launch_is_saved_wherever_a_pair_is_joined() {
+    let norms_apart = program(|options| options.norms_apart = true);
+    let apart = launched(&norms_apart, 1);
     let program = program(|_| ());
-    let apart = launched(&program, 1);
-    assert_eq!(joined(&apart), 0);
     let mut most = 0;
     for tokens in (1..9000).step_by(37) {
         let kernels = launched(&program, tokens);
-        assert_eq!(
-            kernels.len() + joined(&kernels),
-            apart.len(),
-            "{tokens} tokens"
-        );
+        let saved = joined(&kernels) + on_load(&kernels);
+        assert_eq!(kernels.len() + saved, apart.len(), "{tokens} tokens");
         most = most.max(joined(&kernels));
     }
     // Behind attention and at the end of each layer.
@@ -90,6 +92,34 @@ fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
         let by_tokens = |s: &&gemmule::program::Step| s.range().by == Measure::Tokens;
         assert_eq!(program.steps.iter().filter(by_tokens).count(), 0);
         assert_eq!(joined(&launched(&program, 4915)), 0);
+        assert_eq!(on_load(&launched(&program, 5)), 0);
+    }
+}
+
+#[test]
+fn the_fewest_rows_are_normalised_by_the_linear_layers_that_read_them() {
+    let program = program(|_| ());
+    let few = launched(&program, 5);
+    // All but the last LayerNorm, which no linear layer reads, and the one of the embedding.
+    assert_eq!((on_load(&few), joined(&few)), (3, 0));
+    let norms = |kernels: &[&KernelSpec]| {
+        let is_norm = |k: &&&KernelSpec| matches!(k, KernelSpec::BiasResidualLayerNorm(_));
+        kernels.iter().filter(is_norm).count()
+    };
+    assert_eq!(norms(&few), 1);
+    assert_eq!(on_load(&launched(&program, 300)), 0);
+    // What no batch launches is not compiled.
+    let by_itself = |kernel: &KernelSpec| match kernel {
+        KernelSpec::GemmSkinny(gemm) => (gemm.n, gemm.k) == (3072, 768),
+        KernelSpec::GemmSplitK(gemm) => (gemm.n, gemm.k) == (3072, 768),
+        _ => false,
+    };
+    let mut launched_by_some = Vec::new();
+    for tokens in 1..200 {
+        launched_by_some.extend(launched(&program, tokens));
+    }
+    for kernel in program.kernels.iter().filter(|k| by_itself(k)) {
+        assert!(launched_by_some.contains(&kernel), "{kernel:?}");
     }
 }
 
@@ -97,6 +127,11 @@ fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
 fn norms_that_are_to_be_apart_are_never_joined() {
     let program = program(|options| options.norms_apart = true);
     for tokens in [1, 600, 1229, 4915, 9000] {
-        assert_eq!(joined(&launched(&program, tokens)), 0, "{tokens} tokens");
+        let kernels = launched(&program, tokens);
+        assert_eq!(
+            (joined(&kernels), on_load(&kernels)),
+            (0, 0),
+            "{tokens} tokens"
+        );
     }
 }

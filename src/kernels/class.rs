@@ -55,7 +55,8 @@ impl KernelSpec {
             | Self::GemmWgmma(_)
             | Self::GemmSplitK(_)
             | Self::GemmSkinny(_)
-            | Self::GemmResidualLayerNorm(_) => Class::Gemm,
+            | Self::GemmResidualLayerNorm(_)
+            | Self::ResidualLayerNormGemm(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -100,6 +101,7 @@ impl KernelSpec {
             Self::GemmSplitK(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmSkinny(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
+            Self::ResidualLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),

@@ -3,8 +3,12 @@
 mod attention;
 mod choices;
 mod joined;
+mod on_load;
 
 use std::collections::HashMap;
+
+use joined::Pair;
+use on_load::{OnLoad, left, reached};
 
 use super::{
     AttentionChoice, Limit, Padding, Place, Program, Step, Tensor, TensorIndex, Variant,
@@ -122,6 +126,8 @@ struct Lowering<'a> {
     ranges_of: Vec<(Problem, Vec<Range>)>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
+    /// Where each node comes in the order of the launches.
+    order_of: HashMap<NodeId, usize>,
     meta_of: HashMap<Meta, TensorIndex>,
 }
 
@@ -146,6 +152,7 @@ impl<'a> Lowering<'a> {
                 outputs: Vec::new(),
             },
             tensor_of: HashMap::new(),
+            order_of: graph.topological().into_iter().zip(0..).collect(),
             meta_of: HashMap::new(),
         }
     }
@@ -191,15 +198,14 @@ impl<'a> Lowering<'a> {
         }
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         operands.push(out);
-        let variants = self.variants(variants);
-        let pair = self
-            .pair(id)
-            .map_err(|problem| unsupported(self.graph, id, op, problem))?;
-        let apart = pair.as_ref().map(|pair| &pair.apart[..]);
-        let whens = apart.map_or(vec![None], |ranges| {
-            ranges.iter().copied().map(Some).collect()
-        });
-        for when in whens {
+        let failed = |problem| unsupported(self.graph, id, op, problem);
+        let pair = self.pair(id).map_err(failed)?;
+        let on_load = self.on_load(id).map_err(failed)?;
+        let most = on_load.as_ref().map_or(0, |on_load| on_load.most);
+        let variants = self.variants(reached(variants, most));
+        let joined = pair.iter().flat_map(Pair::ranges);
+        let taken = joined.chain(on_load.iter().map(OnLoad::range));
+        for when in left(taken.collect()) {
             self.program.steps.push(Step {
                 name: node.name.clone(),
                 when,
@@ -210,6 +216,9 @@ impl<'a> Lowering<'a> {
         }
         if let (Some(pair), Op::BiasResidualLayerNorm { .. }) = (pair, op) {
             self.join(pair, out);
+        }
+        if let (Some(pair), Op::Linear { .. }) = (on_load, op) {
+            self.load(&pair, out);
         }
         Ok(out)
     }

@@ -345,6 +345,10 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
+        K::ResidualLayerNormGemm(k) => check_gemm(&k.apart().1)
+            .and_then(|()| k.check())
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Add(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),

@@ -16,6 +16,8 @@ pub enum FewRows {
 /// Up to so many rows a kernel for few is launched: on an H200 both are faster than the others where
 /// kernels begin early, up to 128 rows for every GEMM of two encoders.
 const MOST_ROWS: u64 = 128;
+/// Multiprocessors of an H100 or H200 SXM.
+const SMS: u32 = 132;
 
 impl FewRows {
     fn most_rows(self) -> u64 {
@@ -32,17 +34,29 @@ impl FewRows {
         }
     }
 
+    fn tiles(n: u32, k: u32, dtype: DType) -> Vec<FewRows> {
+        let skinny = GemmSkinny::tiles(n, k, dtype, Instructions::Hopper);
+        let split = GemmSplitK::tiles(n, k, dtype, Instructions::Hopper);
+        (skinny.into_iter().map(FewRows::Skinny))
+            .chain(split.into_iter().map(FewRows::SplitK))
+            .collect()
+    }
+
+    /// The least estimated time of so many rows, in cycles; `None` where no tile serves them.
+    pub fn fastest(rows: u64, n: u32, k: u32, dtype: DType) -> Option<f64> {
+        Self::tiles(n, k, dtype)
+            .into_iter()
+            .filter(|tile| rows <= tile.most_rows())
+            .map(|tile| tile.cycles(rows, n, k, SMS))
+            .min_by(f64::total_cmp)
+    }
+
     /// The tiles for a GEMM on a card with Hopper's instructions, each up to a number of rows, by
     /// their estimated times. None where no tile serves the shape.
     pub fn variants(n: u32, k: u32, dtype: DType) -> Vec<(u64, FewRows)> {
-        const SMS: u32 = 132;
         // Longer than any time: a tile is not taken beyond the rows that it serves.
         const NEVER: f64 = 1e12;
-        let skinny = GemmSkinny::tiles(n, k, dtype, Instructions::Hopper);
-        let split = GemmSplitK::tiles(n, k, dtype, Instructions::Hopper);
-        let tiles: Vec<FewRows> = (skinny.into_iter().map(FewRows::Skinny))
-            .chain(split.into_iter().map(FewRows::SplitK))
-            .collect();
+        let tiles = Self::tiles(n, k, dtype);
         let most = tiles.iter().map(|tile| tile.most_rows()).max().unwrap_or(0);
         let most = most.min(MOST_ROWS);
         let mut rows = sampled_rows();

@@ -59,5 +59,6 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::split_k::representative());
     kernels.extend(super::skinny::representative());
     kernels.extend(super::residual_layernorm::representative());
+    kernels.extend(super::residual_layernorm_gemm::representative());
     kernels
 }

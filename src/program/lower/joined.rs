@@ -16,8 +16,6 @@ use crate::{
 pub(super) struct Pair {
     linear: NodeId,
     norm: NodeId,
-    /// Where each has a launch of its own.
-    pub(super) apart: Vec<BatchRange>,
     joined: Vec<Joined>,
 }
 
@@ -25,6 +23,13 @@ pub(super) struct Pair {
 struct Joined {
     range: BatchRange,
     kernels: Vec<(Option<Limit>, KernelSpec)>,
+}
+
+impl Pair {
+    /// The batches for which one launch computes both.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = BatchRange> {
+        self.joined.iter().map(|joined| joined.range)
+    }
 }
 
 impl Lowering<'_> {
@@ -68,7 +73,6 @@ impl Lowering<'_> {
         let mut pair = Pair {
             linear,
             norm,
-            apart: Vec::new(),
             joined: Vec::new(),
         };
         let mut above = 0;
@@ -80,7 +84,7 @@ impl Lowering<'_> {
             };
             above = up_to.unwrap_or(u64::MAX);
             match (kernel, pair.joined.last_mut()) {
-                (None, _) => pair.apart.push(range),
+                (None, _) => {}
                 (Some(kernel), Some(before)) if before.range.up_to == Some(range.above) => {
                     before.range.up_to = range.up_to;
                     before.kernels.push((up_to.map(Limit::Rows), kernel.into()));
@@ -91,6 +95,15 @@ impl Lowering<'_> {
                 }
             }
         }
+        // What is normalised on load takes the fewest tokens.
+        let mut least = 0;
+        for on_load in [self.on_load(linear)?, self.on_load(norm)?] {
+            least = least.max(on_load.map_or(0, |on_load| on_load.most));
+        }
+        pair.joined.retain_mut(|Joined { range, .. }| {
+            range.above = range.above.max(least);
+            range.up_to.is_none_or(|up_to| up_to > least)
+        });
         Ok((!pair.joined.is_empty()).then_some(pair))
     }
 
