@@ -53,12 +53,12 @@ pub struct BiasResidualLayerNorm {
 
 /// Both kernels have the same choices.
 macro_rules! choices {
-    ($kernel:ident) => {
+    ($kernel:ident, $by_rows:path) => {
         impl $kernel {
             /// The kernels for every number of rows: each serves up to its number of rows, inclusive;
             /// the last serves all the rest. Few rows have several warps each.
             pub fn by_rows(&self) -> Vec<(Option<u64>, Self)> {
-                Teams::by_rows(self.width, self.dtype)
+                $by_rows(self.width, self.dtype)
                     .into_iter()
                     .map(|(rows, teams)| {
                         let kernel = Self {
@@ -88,8 +88,8 @@ macro_rules! choices {
     };
 }
 
-choices!(LayerNorm);
-choices!(BiasResidualLayerNorm);
+choices!(LayerNorm, Teams::by_rows);
+choices!(BiasResidualLayerNorm, Teams::by_rows_between_gemms);
 
 impl LayerNorm {
     /// For many rows, with one reduction.

@@ -89,12 +89,18 @@ const WORTH_A_RANGE: f64 = 1.02;
 /// Rows of the smallest tile: between multiples of it no time of a kernel with such tiles changes.
 const STEP: u64 = 64;
 const LAST_ROWS: u64 = 16384;
+/// Above so many rows every tile fills many waves, and what one more kernel would save is a smaller part of a longer run.
+const MANY_ROWS: u64 = 2560;
+/// A difference of sums that is none.
+const ROUNDING: f64 = 1e-9;
+/// What they count beside others.
+const WEIGHT_OF_MANY: f64 = 0.3;
 
 /// As [`ranges`], where a candidate may serve several of them, so that a kernel more brings
 /// more and the ranges may be as many as the row counts where waves begin.
 ///
 /// Candidates are chosen one after the other, each the one that then saves most, at most so many: a
-/// kernel takes 0.1 to 0.6 s of NVRTC. Beyond 16384 rows the one serves that is best in the mean of the last octave.
+/// kernel takes 0.1 to 0.6 s of NVRTC. Then single ones are exchanged for others as long as that saves more. Beyond 16384 rows the one serves that is best in the mean of the last octave.
 /// Numbers of rows up to `after`, less than those of the last octave, are left to others.
 pub(super) fn ranges_among(
     after: u64,
@@ -123,7 +129,14 @@ pub(super) fn ranges_among(
         .iter()
         .zip(rows.iter().skip(1).chain([&LAST_ROWS]))
         .zip(&times)
-        .map(|((&from, &to), times)| (to as f64 / from as f64).ln() / least(times, &all).0.sqrt())
+        .map(|((&from, &to), times)| {
+            let weight = if from > MANY_ROWS {
+                WEIGHT_OF_MANY
+            } else {
+                1.0
+            };
+            weight * (to as f64 / from as f64).ln() / least(times, &all).0.sqrt()
+        })
         .collect();
     let cost = |of: &[usize]| -> f64 {
         let each = times.iter().zip(&weights);
@@ -140,6 +153,19 @@ pub(super) fn ranges_among(
             break;
         }
         (lowest, chosen) = (found, [&chosen[..], &[candidate]].concat());
+    }
+    while let Some((cost, exchanged)) = all
+        .iter()
+        .flat_map(|&other| (0..chosen.len()).map(move |at| (at, other)))
+        .map(|(at, other)| {
+            let mut exchanged = chosen.clone();
+            exchanged[at] = other;
+            (cost(&exchanged), exchanged)
+        })
+        .min_by(|a, b| a.0.total_cmp(&b.0))
+        .filter(|(cost, _)| *cost < lowest * (1.0 - ROUNDING))
+    {
+        (lowest, chosen) = (cost, exchanged);
     }
     let last_octave = rows.partition_point(|&rows| rows < LAST_ROWS / 2);
     let mut means = vec![0.0; n_candidates];
