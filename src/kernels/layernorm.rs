@@ -53,12 +53,12 @@ pub struct BiasResidualLayerNorm {
 
 /// Both kernels have the same choices.
 macro_rules! choices {
-    ($kernel:ident, $by_rows:path) => {
+    ($kernel:ident) => {
         impl $kernel {
             /// The kernels for every number of rows: each serves up to its number of rows, inclusive;
             /// the last serves all the rest. Few rows have several warps each.
             pub fn by_rows(&self) -> Vec<(Option<u64>, Self)> {
-                $by_rows(self.width, self.dtype)
+                Teams::by_rows(self.width, self.dtype)
                     .into_iter()
                     .map(|(rows, teams)| {
                         let kernel = Self {
@@ -88,8 +88,8 @@ macro_rules! choices {
     };
 }
 
-choices!(LayerNorm, Teams::by_rows);
-choices!(BiasResidualLayerNorm, Teams::by_rows_between_gemms);
+choices!(LayerNorm);
+choices!(BiasResidualLayerNorm);
 
 impl LayerNorm {
     /// For many rows, with one reduction.

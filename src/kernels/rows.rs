@@ -59,8 +59,6 @@ impl Teams {
     const MAX_HELD: u32 = 64;
     /// Rows up to which a large card has them all at once, measured at a width of 384.
     const FEW_ROWS: u64 = 3600;
-    /// Rows up to which no kernel begins beside a LayerNorm: `FEW_ROWS` of its template.
-    const ROWS_WITHOUT_NEXT: u64 = 128;
 
     /// For many rows: narrow ones share a warp, whose shuffles then overlap; one too wide for the
     /// registers of a warp has a block of several for itself.
@@ -100,19 +98,6 @@ impl Teams {
             vec![(None, few)]
         } else {
             vec![(Some(Self::FEW_ROWS), few), (None, many)]
-        }
-    }
-
-    /// As [`Teams::by_rows`], for a kernel between two GEMMs that lets the second begin at once. Its blocks
-    /// lie beside the GEMM's, so that few blocks, of a warp for each row, are worth more than
-    /// short ones: measured on an H200 at 200 to 1229 rows of 768.
-    pub(super) fn by_rows_between_gemms(width: u32, dtype: DType) -> Vec<(Option<u64>, Self)> {
-        let few = Self::for_few_rows(width, dtype);
-        let many = Self::usual(width, dtype);
-        if few != many && dtype != DType::F32 && few.warps > 2 && many.warps == 1 {
-            vec![(Some(Self::ROWS_WITHOUT_NEXT), few), (None, many)]
-        } else {
-            Self::by_rows(width, dtype)
         }
     }
 

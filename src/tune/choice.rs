@@ -40,12 +40,12 @@ impl Choice {
     pub fn most(self) -> Option<u64> {
         match self {
             Choice::MhaShort { max_len } => Some(max_len.into()),
+            Choice::OneTile(_) => Some(OneTile::MOST_ROWS),
             Choice::SplitK(tile) => Some(tile.most_rows()),
             Choice::Skinny(tile) => Some(tile.most_rows()),
             Choice::Softmax(form) => form.max_len().map(u64::from),
             Choice::Tile(_)
             | Choice::Wgmma(_)
-            | Choice::OneTile(_)
             | Choice::MhaOnline
             | Choice::MhaWgmma(_)
             | Choice::MhaGrouped

@@ -12,7 +12,8 @@ use crate::{
         },
         chain::Chain,
         gemm::{
-            EitherGemm, Epilogue, FewRows, Gemm, GemmOneTile, GemmSkinny, GemmSplitK, GemmWgmma, Tile,
+            EitherGemm, Epilogue, FewRows, Gemm, GemmOneTile, GemmSkinny, GemmSplitK, GemmWgmma,
+            Tile,
         },
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams},
     },

@@ -86,6 +86,9 @@ impl OneTile {
         OneTile::new(128, 128, 1, false),
     ];
 
+    /// Beyond so many rows a walk over tiles, [`GemmWgmma`], was as fast or faster wherever it was timed.
+    pub const MOST_ROWS: u64 = 1280;
+
     const fn new(m: u32, n: u32, splits: u32, two: bool) -> Self {
         Self { m, n, splits, two }
     }
@@ -152,7 +155,11 @@ impl OneTile {
 
     /// Steps of k in shared memory: as many as there is room for.
     fn stages(self) -> u32 {
-        let limit = if self.two { SHARED_OF_TWO } else { SHARED_LIMIT };
+        let limit = if self.two {
+            SHARED_OF_TWO
+        } else {
+            SHARED_LIMIT
+        };
         ((limit - self.bytes_beside_stages()) / self.stage_bytes()).min(MOST_STAGES)
     }
 
@@ -296,4 +303,85 @@ pub fn representative() -> Vec<KernelSpec> {
         }
     }
     kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gemm(n: u32, k: u32, dtype: DType, tile: OneTile) -> GemmOneTile {
+        GemmOneTile {
+            n,
+            k,
+            dtype,
+            epilogue: Epilogue::default(),
+            tile,
+        }
+    }
+
+    #[test]
+    fn every_tile_fits_the_shared_memory_and_the_products_of_hopper() {
+        for tile in OneTile::CANDIDATES {
+            let limit = if tile.two {
+                SHARED_OF_TWO
+            } else {
+                SHARED_LIMIT
+            };
+            assert!(tile.shared_bytes() <= limit, "{tile:?}");
+            assert!((4..=MOST_STAGES).contains(&tile.stages()), "{tile:?}");
+            assert_eq!(
+                (tile.m % 64, tile.n % (64 * tile.splits)),
+                (0, 0),
+                "{tile:?}"
+            );
+            assert!(tile.n <= 256 && tile.splits <= 8, "{tile:?}");
+            assert_eq!(gemm(768, 768, DType::BF16, tile).check(), Ok(()));
+        }
+        assert!(GemmOneTile::tiles(768, 768, DType::F16, Instructions::Ampere).is_empty());
+        assert!(GemmOneTile::tiles(770, 768, DType::F16, Instructions::Hopper).is_empty());
+        let narrow = GemmOneTile::tiles(768, 64, DType::F16, Instructions::Hopper);
+        assert!(narrow.iter().all(|tile| tile.splits == 1), "{narrow:?}");
+    }
+
+    #[test]
+    fn a_launch_has_a_cluster_for_every_tile() {
+        let extents = Extents::default().with_rows(300);
+        let launch = gemm(1000, 768, DType::F16, OneTile::new(64, 128, 2, false)).launch(&extents);
+        assert_eq!(launch.grid, [5 * 8 * 2, 1, 1]);
+        assert_eq!(launch.threads, 4 * 32 + 32);
+        // Eight steps, sums of 64 rows and columns from the other block, four warps' results.
+        let bytes = 1024 + 8 * (64 + 128) * 128 + 64 * 64 * 4 + 4 * 2048;
+        assert_eq!(launch.shared_bytes, bytes);
+    }
+
+    #[test]
+    fn one_tile_a_block_is_estimated_to_serve_what_fills_the_card_once() {
+        let epilogue = Epilogue::default();
+        let cycles = |tile: OneTile, rows| tile.cycles(rows, 768, 3072, epilogue, 132);
+        let [apart, split] = [1, 2].map(|splits| OneTile::new(64, 128, splits, false));
+        // 24 blocks, or 48: k is worth sharing out. 120, or 240 in two waves: it is not.
+        assert!(cycles(split, 256) < cycles(apart, 256));
+        assert!(cycles(apart, 1229) < cycles(split, 1229));
+        assert!(cycles(apart, 1500) > 1.8 * cycles(apart, 1229));
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+        let refused = |gemm: GemmOneTile| gemm.check().expect_err("refused");
+        let tile = OneTile::CANDIDATES[0];
+        assert_eq!(
+            refused(gemm(770, 768, DType::F16, tile)),
+            "no Hopper GEMM for 770 columns and 768 products in f16: it takes multiples of 8 in f16 or bf16"
+        );
+        for (k, tile) in [
+            (768, OneTile { n: 72, ..tile }),
+            (64, OneTile::new(64, 128, 2, false)),
+        ] {
+            let message = refused(gemm(768, k, DType::F16, tile));
+            assert!(
+                message.contains("is no tile of the GEMM of one tile a block"),
+                "{message}"
+            );
+        }
+    }
 }

@@ -4,8 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Epilogue, Gemm, GemmOneTile, GemmSkinny, GemmSplitK, GemmWgmma, WgmmaTile,
-    ranges::ranges_among,
+    Epilogue, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, Tile, WgmmaTile, ranges::ranges_among,
 };
 use crate::{
     kernels::{
@@ -74,8 +73,8 @@ mod machine {
     /// From launch to the first product, and the end.
     pub const FILL: f64 = 888.0;
     pub const FILL_OF_TILE: f64 = 441.0;
-    /// LayerNorm as a launch of its own that lets the next GEMM begin, and for each element.
-    pub const APART: f64 = 1000.0;
+    /// LayerNorm as a launch of its own, and for each element.
+    pub const APART: f64 = 3000.0;
     pub const APART_ELEMENT: f64 = 2.1e-3;
 }
 
@@ -249,6 +248,8 @@ fn without_slivers(ranges: Vec<(Option<u64>, usize)>) -> Vec<(Option<u64>, usize
 
 /// Estimated cycles of the GEMM and of LayerNorm, one after the other.
 fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
+    let any = Tile::fitting(n, dtype).into_iter();
+    let any = any.map(|t| t.cycles(rows, n, k, dtype, SMS));
     let hopper = WgmmaTile::CANDIDATES.into_iter();
     let hopper = hopper.map(|t| t.cycles(rows, n, k, Epilogue::default(), SMS));
     let skinny = GemmSkinny::tiles(n, k, dtype, Instructions::Hopper);
@@ -257,9 +258,7 @@ fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
     let split = GemmSplitK::tiles(n, k, dtype, Instructions::Hopper);
     let split = split.into_iter().filter(|t| rows <= t.most_rows());
     let split = split.map(|t| t.cycles(rows, n, k, SMS));
-    let single = GemmOneTile::tiles(n, k, dtype, Instructions::Hopper).into_iter();
-    let single = single.map(|t| t.cycles(rows, n, k, Epilogue::default(), SMS));
-    let all = hopper.chain(single).chain(skinny).chain(split);
+    let all = any.chain(hopper).chain(skinny).chain(split);
     let gemm = all.fold(f64::INFINITY, f64::min);
     gemm + machine::APART + rows as f64 * f64::from(n) * machine::APART_ELEMENT
 }
