@@ -53,6 +53,7 @@ impl KernelSpec {
         match self {
             Self::Gemm(_)
             | Self::GemmWgmma(_)
+            | Self::GemmOneTile(_)
             | Self::GemmSplitK(_)
             | Self::GemmSkinny(_)
             | Self::GemmResidualLayerNorm(_)
@@ -98,6 +99,7 @@ impl KernelSpec {
         match self {
             Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmOneTile(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmSplitK(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmSkinny(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),

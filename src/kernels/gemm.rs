@@ -3,6 +3,7 @@
 mod activate;
 mod few;
 mod instances;
+mod one_tile;
 mod ranges;
 mod residual_layernorm;
 mod residual_layernorm_gemm;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use activate::{activate_f64, erf, erfc};
 pub use few::FewRows;
 pub use instances::representative;
+pub use one_tile::{GemmOneTile, OneTile};
 pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_layernorm_gemm::{NormalisedTile, ResidualLayerNormGemm};
 pub use skinny::{GemmSkinny, SkinnyTile};

@@ -32,7 +32,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, GemmWgmma, GemmSplitK, GemmSkinny, GemmResidualLayerNorm, ResidualLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
+    Gemm, GemmWgmma, GemmOneTile, GemmSplitK, GemmSkinny, GemmResidualLayerNorm, ResidualLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
     MeanPoolNormalize, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
     MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens, Upload,

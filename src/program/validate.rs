@@ -335,6 +335,9 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
         K::GemmWgmma(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
             .map(|()| k.dtype),
+        K::GemmOneTile(k) => check_gemm(&k.plain())
+            .and_then(|()| k.check())
+            .map(|()| k.dtype),
         K::GemmSplitK(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
             .map(|()| k.dtype),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernels::{
     attention::{MhaTile, SoftmaxForm},
-    gemm::{SkinnyTile, SplitKTile, Tile, WgmmaTile},
+    gemm::{OneTile, SkinnyTile, SplitKTile, Tile, WgmmaTile},
     layernorm::Teams,
 };
 
@@ -14,6 +14,8 @@ pub enum Choice {
     Tile(Tile),
     /// On Hopper.
     Wgmma(WgmmaTile),
+    /// On Hopper, one tile a block.
+    OneTile(OneTile),
     /// On Hopper, for few rows.
     SplitK(SplitKTile),
     /// On Hopper, for the fewest rows.
@@ -38,6 +40,7 @@ impl Choice {
     pub fn most(self) -> Option<u64> {
         match self {
             Choice::MhaShort { max_len } => Some(max_len.into()),
+            Choice::OneTile(_) => Some(OneTile::MOST_ROWS),
             Choice::SplitK(tile) => Some(tile.most_rows()),
             Choice::Skinny(tile) => Some(tile.most_rows()),
             Choice::Softmax(form) => form.max_len().map(u64::from),
@@ -70,6 +73,7 @@ impl fmt::Display for Choice {
                 t.m, t.n, t.k, t.warps_m, t.warps_n, t.stages
             ),
             Choice::Wgmma(t) => f.write_str(&t.name()),
+            Choice::OneTile(t) => f.write_str(&t.name()),
             Choice::SplitK(t) => f.write_str(&t.name()),
             Choice::Skinny(t) => f.write_str(&t.name()),
             Choice::MhaShort { max_len } => write!(f, "mha_short_l{max_len}"),

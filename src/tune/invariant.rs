@@ -36,7 +36,7 @@ impl Choice {
             // row of whichever tile it is; nothing is split by the number of tiles.
             Choice::Tile(_) | Choice::Wgmma(_) => None,
             // The parts of k are the tile's, and are added in one order.
-            Choice::SplitK(_) | Choice::Skinny(_) => None,
+            Choice::OneTile(_) | Choice::SplitK(_) | Choice::Skinny(_) => None,
             // Tiles of queries and keys are counted from a sequence's own start; masked and skipped are
             // keys beyond its own end.
             Choice::MhaShort { .. } | Choice::MhaOnline | Choice::MhaGrouped => None,

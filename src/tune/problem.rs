@@ -11,7 +11,10 @@ use crate::{
             MhaLongScores, MhaShort, MhaTile, MhaWgmma,
         },
         chain::Chain,
-        gemm::{EitherGemm, Epilogue, FewRows, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, Tile},
+        gemm::{
+            EitherGemm, Epilogue, FewRows, Gemm, GemmOneTile, GemmSkinny, GemmSplitK, GemmWgmma,
+            Tile,
+        },
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams},
     },
     tensor::DType,
@@ -133,9 +136,11 @@ impl Problem {
             } => {
                 let any = Tile::fitting(n, dtype).into_iter().map(Choice::Tile);
                 let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
+                let one = GemmOneTile::tiles(n, k, dtype, instructions).into_iter();
                 let split = GemmSplitK::tiles(n, k, dtype, instructions).into_iter();
                 let skinny = GemmSkinny::tiles(n, k, dtype, instructions).into_iter();
                 any.chain(hopper.iter().copied().map(Choice::Wgmma))
+                    .chain(one.map(Choice::OneTile))
                     .chain(split.map(Choice::SplitK))
                     .chain(skinny.map(Choice::Skinny))
                     .collect()
@@ -198,6 +203,9 @@ impl Problem {
                 tile.cycles(size, n, k, dtype, n_sms)
             }
             (&Problem::Gemm { n, k, epilogue, .. }, Choice::Wgmma(tile)) => {
+                tile.cycles(size, n, k, epilogue, n_sms)
+            }
+            (&Problem::Gemm { n, k, epilogue, .. }, Choice::OneTile(tile)) => {
                 tile.cycles(size, n, k, epilogue, n_sms)
             }
             (&Problem::Gemm { n, k, .. }, Choice::SplitK(tile)) => tile.cycles(size, n, k, n_sms),
@@ -268,6 +276,7 @@ impl Problem {
                     let choice = match kernel {
                         EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),
                         EitherGemm::Hopper(gemm) => Choice::Wgmma(gemm.tile),
+                        EitherGemm::OneTile(gemm) => Choice::OneTile(gemm.tile),
                     };
                     range(up_to, choice)
                 });
@@ -398,6 +407,22 @@ impl Problem {
                 },
                 Choice::Wgmma(tile),
             ) => Some(KernelSpec::GemmWgmma(GemmWgmma {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })),
+            (
+                &Problem::Gemm {
+                    n,
+                    k,
+                    dtype,
+                    epilogue,
+                    instructions: Instructions::Hopper,
+                },
+                Choice::OneTile(tile),
+            ) => Some(KernelSpec::GemmOneTile(GemmOneTile {
                 n,
                 k,
                 dtype,

@@ -56,6 +56,7 @@ pub fn representative() -> Vec<KernelSpec> {
         }
     }
     kernels.extend(super::wgmma::representative());
+    kernels.extend(super::one_tile::representative());
     kernels.extend(super::split_k::representative());
     kernels.extend(super::skinny::representative());
     kernels.extend(super::residual_layernorm::representative());

@@ -102,70 +102,134 @@ pub(super) fn ranges_among(
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    let small = sampled_rows().into_iter().filter(|&rows| rows < STEP);
-    let rows: Vec<u64> = small
-        .chain((STEP..=LAST_ROWS).step_by(STEP as usize))
-        .filter(|&rows| rows > after)
-        .collect();
-    let times: Vec<Vec<f64>> = rows
-        .iter()
-        .map(|&rows| (0..n_candidates).map(|c| cycles(rows, c)).collect())
-        .collect();
-    let least = |times: &[f64], of: &[usize]| {
-        let times = of.iter().map(|&c| (times[c], c));
-        times.fold((f64::INFINITY, 0), |best, this| {
-            if this.0 < best.0 { this } else { best }
-        })
+    let estimates = Estimates::new(after, n_candidates, cycles);
+    let chosen = estimates.choose(Vec::new(), most_kernels, LAST_ROWS, 0.0);
+    estimates.ranges(&chosen)
+}
+
+/// As [`ranges_among`], with the first `n_given` candidates among them whatever they save, and at most so
+/// many more, of which each saves [`WORTH_A_KERNEL`] of the time up to `most_rows`, beyond which they serve none.
+pub(super) fn ranges_with_more(
+    after: u64,
+    (n_given, most_more): (usize, usize),
+    most_rows: u64,
+    n_candidates: usize,
+    cycles: impl Fn(u64, usize) -> f64,
+) -> Vec<(Option<u64>, usize)> {
+    let cycles = |rows, at: usize| match at >= n_given && rows > most_rows {
+        true => f64::INFINITY,
+        false => cycles(rows, at),
     };
-    let all: Vec<usize> = (0..n_candidates).collect();
-    // Evenly by the logarithm of rows, and by the square root of the time, as in `ranges`.
-    let weights: Vec<f64> = rows
-        .iter()
-        .zip(rows.iter().skip(1).chain([&LAST_ROWS]))
-        .zip(&times)
-        .map(|((&from, &to), times)| (to as f64 / from as f64).ln() / least(times, &all).0.sqrt())
-        .collect();
-    let cost = |of: &[usize]| -> f64 {
-        let each = times.iter().zip(&weights);
-        each.map(|(times, weight)| weight * least(times, of).0)
-            .sum()
-    };
-    let mut chosen: Vec<usize> = Vec::new();
-    let mut lowest = f64::INFINITY;
-    while chosen.len() < most_kernels {
-        let with = |c: usize| cost(&[&chosen[..], &[c]].concat());
-        let costs: Vec<f64> = all.iter().map(|&c| with(c)).collect();
-        let (found, candidate) = least(&costs, &all);
-        if found >= lowest {
-            break;
+    let estimates = Estimates::new(after, n_candidates, cycles);
+    let given = (0..n_given).collect();
+    let chosen = estimates.choose(given, n_given + most_more, most_rows, WORTH_A_KERNEL);
+    estimates.ranges(&chosen)
+}
+
+/// The time of every candidate on every number of rows.
+struct Estimates {
+    rows: Vec<u64>,
+    times: Vec<Vec<f64>>,
+    /// How much a number of rows counts.
+    weights: Vec<f64>,
+}
+
+/// The shortest of some candidates' times, and whose it is.
+fn least(times: &[f64], of: &[usize]) -> (f64, usize) {
+    let times = of.iter().map(|&c| (times[c], c));
+    times.fold((f64::INFINITY, 0), |best, this| {
+        if this.0 < best.0 { this } else { best }
+    })
+}
+
+impl Estimates {
+    fn new(after: u64, n_candidates: usize, cycles: impl Fn(u64, usize) -> f64) -> Self {
+        let small = sampled_rows().into_iter().filter(|&rows| rows < STEP);
+        let rows: Vec<u64> = small
+            .chain((STEP..=LAST_ROWS).step_by(STEP as usize))
+            .filter(|&rows| rows > after)
+            .collect();
+        let times: Vec<Vec<f64>> = rows
+            .iter()
+            .map(|&rows| (0..n_candidates).map(|c| cycles(rows, c)).collect())
+            .collect();
+        let all: Vec<usize> = (0..n_candidates).collect();
+        // Evenly by the logarithm of rows, and by the square root of the time, as in `ranges`.
+        let weights = rows
+            .iter()
+            .zip(rows.iter().skip(1).chain([&LAST_ROWS]))
+            .zip(&times)
+            .map(|((&from, &to), times)| {
+                (to as f64 / from as f64).ln() / least(times, &all).0.sqrt()
+            })
+            .collect();
+        Self {
+            rows,
+            times,
+            weights,
         }
-        (lowest, chosen) = (found, [&chosen[..], &[candidate]].concat());
     }
-    let last_octave = rows.partition_point(|&rows| rows < LAST_ROWS / 2);
-    let mut means = vec![0.0; n_candidates];
-    for times in &times[last_octave..] {
-        for (mean, time) in means.iter_mut().zip(times) {
-            *mean += time / least(times, &all).0;
+
+    fn candidates(&self) -> usize {
+        self.times.first().map_or(0, Vec::len)
+    }
+
+    /// Candidates beside those that are chosen already, for rows up to so many.
+    fn choose(
+        &self,
+        mut chosen: Vec<usize>,
+        most: usize,
+        most_rows: u64,
+        worth: f64,
+    ) -> Vec<usize> {
+        let counted = self.rows.partition_point(|&rows| rows <= most_rows);
+        let cost = |of: &[usize]| -> f64 {
+            let each = self.times[..counted].iter().zip(&self.weights);
+            each.map(|(times, weight)| weight * least(times, of).0)
+                .sum()
+        };
+        let all: Vec<usize> = (0..self.candidates()).collect();
+        let mut lowest = cost(&chosen);
+        while chosen.len() < most {
+            let with = |c: usize| cost(&[&chosen[..], &[c]].concat());
+            let costs: Vec<f64> = all.iter().map(|&c| with(c)).collect();
+            let (found, candidate) = least(&costs, &all);
+            if found >= lowest * (1.0 - worth) {
+                break;
+            }
+            lowest = found;
+            chosen.push(candidate);
         }
+        chosen
     }
-    let (_, of_the_rest) = least(&means, &chosen);
-    let mut ranges: Vec<(Option<u64>, usize)> = Vec::new();
-    let picks = rows
-        .iter()
-        .zip(&times)
-        .map(|(&rows, times)| (Some(rows), times));
-    for (end, times) in picks {
-        let (time, best) = least(times, &chosen);
+
+    /// The chosen one that is best, or hardly slower than the best and the one for fewer rows.
+    fn ranges(&self, chosen: &[usize]) -> Vec<(Option<u64>, usize)> {
+        let all: Vec<usize> = (0..self.candidates()).collect();
+        let last_octave = self.rows.partition_point(|&rows| rows < LAST_ROWS / 2);
+        let mut means = vec![0.0; self.candidates()];
+        for times in &self.times[last_octave..] {
+            for (mean, time) in means.iter_mut().zip(times) {
+                *mean += time / least(times, &all).0;
+            }
+        }
+        let (_, of_the_rest) = least(&means, chosen);
+        let mut ranges: Vec<(Option<u64>, usize)> = Vec::new();
+        for (&rows, times) in self.rows.iter().zip(&self.times) {
+            let (time, best) = least(times, chosen);
+            match ranges.last_mut() {
+                Some((up_to, current)) if times[*current] <= time * WORTH_A_RANGE => {
+                    *up_to = Some(rows);
+                }
+                _ => ranges.push((Some(rows), best)),
+            }
+        }
         match ranges.last_mut() {
-            Some((up_to, current)) if times[*current] <= time * WORTH_A_RANGE => *up_to = end,
-            _ => ranges.push((end, best)),
+            Some((up_to, current)) if *current == of_the_rest => *up_to = None,
+            _ => ranges.push((None, of_the_rest)),
         }
+        ranges
     }
-    match ranges.last_mut() {
-        Some((up_to, current)) if *current == of_the_rest => *up_to = None,
-        _ => ranges.push((None, of_the_rest)),
-    }
-    ranges
 }
 
 /// Row counts from 1 to 16384: all powers of two, and seven between each and the next.

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, Tile, ranges::ranges_among};
+use super::{
+    Epilogue, Gemm, GemmOneTile, OneTile, Tile,
+    ranges::{ranges_among, ranges_with_more},
+};
 use crate::{
     kernels::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
@@ -43,11 +46,23 @@ enum Results {
     ByBoxes,
 }
 
-/// The faster of two kernels for one GEMM.
+/// The fastest of several kernels for one GEMM.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EitherGemm {
     Any(Gemm),
     Hopper(GemmWgmma),
+    OneTile(GemmOneTile),
+}
+
+impl EitherGemm {
+    /// Estimated cycles of an H200 at 1755 MHz.
+    fn cycles(&self, rows: u64) -> f64 {
+        match self {
+            Self::Any(g) => g.tile.cycles(rows, g.n, g.k, g.dtype, SMS as u32),
+            Self::Hopper(g) => g.tile.cycles(rows, g.n, g.k, g.epilogue, SMS as u32),
+            Self::OneTile(g) => g.tile.cycles(rows, g.n, g.k, g.epilogue, SMS as u32),
+        }
+    }
 }
 
 /// Shared memory of a block on Hopper.
@@ -66,6 +81,8 @@ const SMS: u64 = 132;
 const THREADS: u32 = 384;
 /// Kernels that one GEMM is compiled with beside those for few rows.
 const MOST_KERNELS: usize = 5;
+/// Kernels of one tile a block that one GEMM is compiled with.
+const MOST_ONE_TILE: usize = 2;
 
 /// What times are estimated for: an H200. Cycles are of 1755 MHz. The constants were fitted to 236
 /// timings, at 614 to 9830 rows of the GEMMs of two encoders, which the estimate meets within 5 %
@@ -230,7 +247,8 @@ impl GemmWgmma {
     /// As [`Gemm::variants`], for a card with Hopper's instructions: whichever kernel is faster.
     ///
     /// At most five kernels, each of which may serve several ranges: large tiles change places
-    /// wherever one of them needs a further wave. Up to `after` rows other kernels serve.
+    /// wherever one of them needs a further wave. For rows that fill the card about once, at most two of
+    /// one tile a block take the place of those that serve any card. Up to `after` rows other kernels serve.
     pub fn variants(
         n: u32,
         k: u32,
@@ -238,34 +256,66 @@ impl GemmWgmma {
         epilogue: Epilogue,
         after: u64,
     ) -> Vec<(Option<u64>, EitherGemm)> {
-        let plain = Tile::fitting(n, dtype);
-        let tiles = Self::tiles(n, k, dtype, Instructions::Hopper);
-        let cycles = |rows, at: usize| match plain.get(at) {
-            Some(tile) => tile.cycles(rows, n, k, dtype, SMS as u32),
-            None => tiles[at - plain.len()].cycles(rows, n, k, epilogue, SMS as u32),
-        };
-        ranges_among(after, MOST_KERNELS, plain.len() + tiles.len(), cycles)
-            .into_iter()
-            .map(|(end, at)| {
-                let kernel = match plain.get(at) {
-                    Some(&tile) => EitherGemm::Any(Gemm {
-                        n,
-                        k,
-                        dtype,
-                        epilogue,
-                        tile,
-                    }),
-                    None => EitherGemm::Hopper(Self {
-                        n,
-                        k,
-                        dtype,
-                        epilogue,
-                        tile: tiles[at - plain.len()],
-                    }),
-                };
-                (end, kernel)
+        let any = Tile::fitting(n, dtype).into_iter().map(|tile| {
+            EitherGemm::Any(Gemm {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
             })
-            .collect()
+        });
+        let walking = Self::tiles(n, k, dtype, Instructions::Hopper).iter();
+        let walking = walking.map(|&tile| {
+            EitherGemm::Hopper(Self {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })
+        });
+        let of = |candidates: &[EitherGemm], ranges: Vec<(Option<u64>, usize)>| {
+            let each = ranges.into_iter();
+            each.map(|(end, at)| (end, candidates[at].clone()))
+                .collect::<Vec<_>>()
+        };
+        let candidates: Vec<EitherGemm> = any.chain(walking).collect();
+        let cycles = |rows, at: usize| candidates[at].cycles(rows);
+        let ranges = ranges_among(after, MOST_KERNELS, candidates.len(), cycles);
+        let ranges = of(&candidates, ranges);
+        let single = GemmOneTile::tiles(n, k, dtype, Instructions::Hopper);
+        if single.is_empty() {
+            return ranges;
+        }
+        // Where what serves any card is best for few rows only, one tile a block is better.
+        let mut candidates: Vec<EitherGemm> = Vec::new();
+        for (end, kernel) in ranges {
+            let stays = matches!(kernel, EitherGemm::Hopper(_))
+                || end.is_none_or(|end| end > OneTile::MOST_ROWS);
+            if stays && !candidates.contains(&kernel) {
+                candidates.push(kernel);
+            }
+        }
+        let given = candidates.len();
+        candidates.extend(single.into_iter().map(|tile| {
+            EitherGemm::OneTile(GemmOneTile {
+                n,
+                k,
+                dtype,
+                epilogue,
+                tile,
+            })
+        }));
+        let cycles = |rows, at: usize| candidates[at].cycles(rows);
+        let ranges = ranges_with_more(
+            after,
+            (given, MOST_ONE_TILE),
+            OneTile::MOST_ROWS,
+            candidates.len(),
+            cycles,
+        );
+        of(&candidates, ranges)
     }
 
     /// Whether there is a Hopper kernel for this shape and storage type.
@@ -463,13 +513,15 @@ mod tests {
     }
 
     #[test]
-    fn products_by_warpgroups_serve_all_but_the_fewest_rows() {
+    fn one_tile_a_block_serves_some_of_few_rows_and_a_walk_over_tiles_many() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072)] {
-            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue, 0);
+            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue, 128);
             let (_, first) = &variants[0];
             let (end, last) = variants.last().expect("one serves all");
-            assert!(matches!(first, EitherGemm::Any(_)), "{first:?}");
+            assert!(!matches!(first, EitherGemm::Any(_)), "{first:?}");
+            let single = |(_, kernel): &(_, EitherGemm)| matches!(kernel, EitherGemm::OneTile(_));
+            assert!(variants.iter().any(single), "{variants:?}");
             assert!(matches!(last, EitherGemm::Hopper(_)), "{last:?}");
             assert_eq!(*end, None);
         }
@@ -489,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn five_kernels_lose_little_against_the_best_tile_for_each_row_count() {
+    fn seven_kernels_lose_little_against_the_best_tile_for_each_row_count() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072), (8, 8)] {
             let variants = GemmWgmma::variants(n, k, DType::F16, epilogue, 128);
@@ -505,12 +557,8 @@ mod tests {
             }
             kernels.sort_unstable();
             kernels.dedup();
-            assert!(kernels.len() <= MOST_KERNELS, "{kernels:?}");
+            assert!(kernels.len() <= MOST_KERNELS + MOST_ONE_TILE, "{kernels:?}");
 
-            let cycles = |rows, kernel: &EitherGemm| match kernel {
-                EitherGemm::Any(g) => g.tile.cycles(rows, n, k, DType::F16, SMS as u32),
-                EitherGemm::Hopper(g) => g.tile.cycles(rows, n, k, epilogue, SMS as u32),
-            };
             let (mut sum, mut count) = (0.0, 0.0);
             for rows in (300..12_000).step_by(97) {
                 let (_, kernel) = &variants[ends.iter().position(|&e| rows <= e).unwrap()];
@@ -518,7 +566,7 @@ mod tests {
                     .iter()
                     .map(|t| t.cycles(rows, n, k, epilogue, SMS as u32))
                     .fold(f64::INFINITY, f64::min);
-                sum += cycles(rows, kernel) / best;
+                sum += kernel.cycles(rows) / best;
                 count += 1.0;
             }
             assert!(sum / count < 1.04, "{n} {k}: {}", sum / count);

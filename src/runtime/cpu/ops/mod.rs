@@ -203,6 +203,7 @@ pub fn run_in(
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, sums, args),
         KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
+        KernelSpec::GemmOneTile(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmSkinny(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
@@ -243,6 +244,7 @@ fn name(spec: &KernelSpec) -> &'static str {
     match spec {
         KernelSpec::Gemm(_)
         | KernelSpec::GemmWgmma(_)
+        | KernelSpec::GemmOneTile(_)
         | KernelSpec::GemmSplitK(_)
         | KernelSpec::GemmSkinny(_) => "gemm",
         KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
