@@ -48,6 +48,8 @@ pub struct MhaWgmma {
 const SHARED_OF_SM: u32 = 228 * 1024;
 const SHARED_OF_SYSTEM: u32 = 1024;
 const SHARED_OF_BLOCK: u32 = 227 * 1024;
+/// Boxes start at a multiple of this.
+const BOX_ALIGNMENT: u32 = 1024;
 /// More tiles of keys in shared memory than this hide nothing more.
 const MOST_STAGES: u32 = 8;
 /// Barriers of a stage; a tile's record, and the barrier of its queries' readers.
@@ -182,14 +184,15 @@ impl MhaTile {
     fn bytes(self, head: u32, stages: u32) -> u32 {
         let row = head * 2;
         let ones = if has_ones(head) { 16 * row } else { 0 };
-        let stream = self.rows * row + stages * 2 * self.keys * row + small_bytes(stages);
-        self.streams() * stream + ones
+        let boxes = self.rows * row + stages * 2 * self.keys * row;
+        match self.stays {
+            true => {
+                let barriers = (RECORD + stages * STAGE_BARRIERS).next_multiple_of(16);
+                self.streams() * (boxes + barriers) + ones
+            }
+            false => BOX_ALIGNMENT + boxes + stages * STAGE_BARRIERS + ones,
+        }
     }
-}
-
-/// Record and barriers of a stream.
-const fn small_bytes(stages: u32) -> u32 {
-    (RECORD + stages * STAGE_BARRIERS).next_multiple_of(16)
 }
 
 /// Columns of a box: a swizzled row of 128 bytes, or of 64 where a head is no multiple of that.
@@ -326,9 +329,7 @@ impl Kernel for MhaWgmma {
             ("ones", ones.into()),
             ("keys", self.tile.keys.into()),
             ("groups", self.tile.groups().into()),
-            ("streams", self.tile.streams().into()),
             ("stages", stages.into()),
-            ("small_bytes", small_bytes(stages).into()),
             ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
             ("out_stride", self.width().into()),
             ("q_column", offset(self.q).into()),
@@ -344,11 +345,15 @@ impl Kernel for MhaWgmma {
         all.extend(match self.tile.stays {
             true => {
                 let (given, taken) = self.tile.registers();
-                [("given", given.into()), ("taken", taken.into())]
+                vec![
+                    ("streams", self.tile.streams().into()),
+                    ("given", given.into()),
+                    ("taken", taken.into()),
+                ]
             }
             false => {
                 let most = self.tile.blocks * SMS;
-                [
+                vec![
                     ("blocks", self.tile.blocks.into()),
                     ("most_blocks", most.into()),
                 ]
