@@ -3,6 +3,7 @@
 mod activate;
 mod few;
 mod instances;
+mod normalised_tile;
 mod ranges;
 mod residual_layernorm;
 mod residual_layernorm_gemm;
@@ -17,8 +18,9 @@ use serde::{Deserialize, Serialize};
 pub use activate::{activate_f64, erf, erfc};
 pub use few::FewRows;
 pub use instances::representative;
+pub use normalised_tile::NormalisedTile;
 pub use residual_layernorm::GemmResidualLayerNorm;
-pub use residual_layernorm_gemm::{NormalisedTile, ResidualLayerNormGemm};
+pub use residual_layernorm_gemm::ResidualLayerNormGemm;
 pub use skinny::{GemmSkinny, SkinnyTile};
 pub use split_k::{GemmSplitK, SplitKTile};
 pub use wgmma::{EitherGemm, GemmWgmma, WgmmaTile};
