@@ -84,36 +84,43 @@ const MOST_KERNELS: usize = 5;
 /// Kernels of one tile a block that one GEMM is compiled with.
 const MOST_ONE_TILE: usize = 2;
 
-/// What times are estimated for: an H200. Cycles are of 1755 MHz. The constants were fitted to 236
-/// timings, at 614 to 9830 rows of the GEMMs of two encoders, which the estimate meets within 5 %
-/// (root mean square); the tile that it picks is 1 % slower than the best one in the mean, and 5 %
-/// at worst.
+/// What times are estimated for: an H200. Cycles are of 1755 MHz. The constants were fitted to 1600
+/// timings, at 140 to 9830 rows of the GEMMs of two encoders, each launch after the one before: those within a quarter of the
+/// best are met within 4 % (root mean square); the tile that it picks is 0.5 % slower than the best one
+/// in the mean, and 9 % at worst.
 mod machine {
     /// Multiply-adds a cycle, by the data sheet: products alone reach 98 % of it.
     pub const TENSOR_RATE: f64 = 2048.0;
     /// Bytes a cycle from L2, for one multiprocessor.
-    pub const L2_BANDWIDTH_OF_SM: f64 = 96.0;
+    pub const L2_BANDWIDTH_OF_SM: f64 = 95.0;
     /// Cycles for each byte that all multiprocessors read at a time: the card is at the limit of its
     /// power, so that what is read costs clock.
-    pub const POWER: f64 = 0.0027;
+    pub const POWER: f64 = 0.0019;
     /// Of an output: rounding and storing.
-    pub const OUTPUT: f64 = 0.044;
-    pub const ACTIVATION: f64 = 0.049;
-    /// An epilogue by one warpgroup takes that much longer than by two, which is less than twice:
-    /// both wait more than they compute.
-    pub const ONE_WARPGROUP: f64 = 1.5;
+    pub const OUTPUT: f64 = 0.09;
+    /// More of one that leaves through shared memory.
+    pub const BY_BOXES: f64 = 0.056;
+    /// Of an activation by two warpgroups, and by one.
+    pub const ACTIVATION: f64 = 0.0113;
+    pub const ACTIVATION_BY_ONE: f64 = 0.0332;
+    /// What storing by one warpgroup takes of the time that it takes two, which is what memory takes.
+    pub const ONE_WARPGROUP: f64 = 0.9;
     /// Of an activation under another tile's products, whose registers it competes for.
-    pub const CONTENTION: f64 = 0.038;
+    pub const CONTENTION: f64 = 0.0355;
+    /// The part of that which is left with so many outputs of a warpgroup, or more: with registers as scarce as
+    /// that, instructions of an activation are far enough apart to lie between the products.
+    pub const SPREAD: f64 = 0.38;
+    pub const SPREAD_FROM: f64 = 128.0 * 192.0;
     /// From launch to the end without products.
-    pub const FILL: f64 = 4500.0;
+    pub const FILL: f64 = 4320.0;
     /// For each byte of the first stage, which all multiprocessors ask for at once.
-    pub const FILL_OF_STAGE: f64 = 0.0217;
-    pub const FILL_OF_TILE: f64 = 670.0;
+    pub const FILL_OF_STAGE: f64 = 0.0111;
+    pub const FILL_OF_TILE: f64 = 573.0;
 }
 
 impl WgmmaTile {
     /// The tiles that a GEMM may have, largest first.
-    pub const CANDIDATES: [WgmmaTile; 18] = [
+    pub const CANDIDATES: [WgmmaTile; 17] = [
         WgmmaTile::new(256, 128, true),
         WgmmaTile::new(128, 256, true),
         WgmmaTile::new(128, 192, true),
@@ -128,7 +135,6 @@ impl WgmmaTile {
         WgmmaTile::new(64, 256, false),
         WgmmaTile::new(64, 208, false),
         WgmmaTile::new(64, 192, false),
-        WgmmaTile::new(64, 160, false),
         WgmmaTile::new(64, 128, false),
         WgmmaTile::new(64, 96, false),
         WgmmaTile::new(64, 64, false),
@@ -217,12 +223,22 @@ impl WgmmaTile {
             + bytes * busy * machine::POWER;
         let products = f64::from(k.div_ceil(BLOCK_K)) * step;
         let activated = outputs * f64::from(u8::from(epilogue.activation.is_some()));
-        let finish = outputs * machine::OUTPUT + activated * machine::ACTIVATION;
+        let boxed = match self.results(n) {
+            Results::ByLanes => 0.0,
+            Results::ByBoxes => outputs * machine::BY_BOXES,
+        };
         let work = if self.together {
+            let finish = outputs * machine::OUTPUT + boxed + activated * machine::ACTIVATION;
             of_busiest * (products + finish)
         } else {
-            let finish = machine::ONE_WARPGROUP * finish;
-            let hidden = products.max((products + finish) / 2.0) + activated * machine::CONTENTION;
+            let stored = outputs * machine::OUTPUT * machine::ONE_WARPGROUP + boxed;
+            let finish = stored + activated * machine::ACTIVATION_BY_ONE;
+            let spread = match outputs < machine::SPREAD_FROM {
+                true => 1.0,
+                false => machine::SPREAD,
+            };
+            let contention = activated * machine::CONTENTION * spread;
+            let hidden = products.max((products + finish) / 2.0) + contention;
             (of_busiest - 1.0) * hidden + products + finish
         };
         machine::FILL + bytes * machine::FILL_OF_STAGE + of_busiest * machine::FILL_OF_TILE + work
