@@ -498,3 +498,64 @@ fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     assert!(bits_of(&mut session, &of(TOKENS)) == expected);
     assert_eq!(session.memory().activations, bucket);
 }
+
+/// The rows of what the encoder gives, and their width.
+fn rows_of(session: &mut Session, batch: &Batch) -> (Vec<f32>, usize) {
+    let outputs = session.run(batch).expect("it runs");
+    let hidden = outputs.get("last_hidden_state").expect("it was asked for");
+    (hidden.values.clone(), hidden.shape[1] as usize)
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        let products = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b));
+        products.sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn sixteen_bits_keep_the_direction_of_every_row_whatever_the_lengths() {
+    // BERT-base's sizes, as which kernels run depends on them and on the lengths.
+    let mut config = config(768, 3072, 12, 512);
+    config["num_attention_heads"] = json!(12);
+    let of = |dtype: DType| {
+        let weights = RandomWeights {
+            seed: 5,
+            deviation: 0.03,
+        };
+        let builder = builder(config.clone()).random_weights(weights).dtype(dtype);
+        builder.build().expect("a device and NVRTC are there")
+    };
+    let (exact, half) = (of(DType::F32), of(DType::F16));
+    let (mut exact, mut half) = (exact.session().unwrap(), half.session().unwrap());
+    let mut state = 7;
+    let mut several = |n: usize, to: u32| -> Vec<u32> {
+        let lens = (0..n).map(|_| draw(&mut state, 1, to));
+        lens.collect()
+    };
+    let mut batches: Vec<Vec<u32>> = [1, 5, 10, 20, 40, 64, 80, 100, 128, 200, 300, 512]
+        .map(|n| vec![n])
+        .to_vec();
+    for (n, to) in [
+        (8, 64),
+        (8, 128),
+        (16, 64),
+        (16, 128),
+        (8, 384),
+        (16, 256),
+        (16, 512),
+    ] {
+        batches.push(several(n, to));
+    }
+    batches.extend([several(64, 64), several(64, 256)]);
+    for lens in batches {
+        let batch = batch(&lens);
+        let (want, width) = rows_of(&mut exact, &batch);
+        let (got, _) = rows_of(&mut half, &batch);
+        let rows = want.chunks_exact(width).zip(got.chunks_exact(width));
+        let least = rows.map(|(a, b)| cosine(a, b)).fold(1.0, f64::min);
+        assert!(least >= 0.9999, "{lens:?}: {least}");
+    }
+}
