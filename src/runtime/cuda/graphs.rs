@@ -14,7 +14,7 @@ use crate::{plan::Plan, runtime::GraphUse, tensor::Extents};
 
 /// Graphs that are kept; the one unused for longest makes room. One of BERT-base's takes a third of a
 /// MiB of the device.
-const KEPT: NonZeroUsize = NonZeroUsize::new(128).expect("128 is not zero");
+const KEPT: NonZeroUsize = NonZeroUsize::new(64).expect("64 is not zero");
 
 /// Shapes without a graph that are remembered. Apart from the graphs, so that shapes that never
 /// come again push out none.
