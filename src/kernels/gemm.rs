@@ -1,6 +1,7 @@
 //! `out = act(x · weightᵀ + bias)`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
 mod activate;
+mod either;
 mod few;
 mod instances;
 mod normalised_tile;
@@ -17,6 +18,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
+pub use either::EitherGemm;
 pub use few::FewRows;
 pub use instances::representative;
 pub use normalised_tile::NormalisedTile;
@@ -25,7 +27,7 @@ pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_layernorm_gemm::ResidualLayerNormGemm;
 pub use skinny::{GemmSkinny, SkinnyTile};
 pub use split_k::{GemmSplitK, SplitKTile};
-pub use wgmma::{EitherGemm, GemmWgmma, WgmmaTile};
+pub use wgmma::{GemmWgmma, WgmmaTile};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};

@@ -271,7 +271,7 @@ impl Problem {
                     };
                     range(Some(end), choice)
                 });
-                let more = GemmWgmma::variants(n, k, dtype, epilogue, most).into_iter();
+                let more = EitherGemm::variants(n, k, dtype, epilogue, most).into_iter();
                 let more = more.map(|(up_to, kernel)| {
                     let choice = match kernel {
                         EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),

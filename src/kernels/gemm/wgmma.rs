@@ -2,10 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Epilogue, Gemm, GemmOneTile, OneTile, Tile,
-    ranges::{ranges_among, ranges_with_more},
-};
+use super::{Epilogue, Gemm};
 use crate::{
     kernels::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
@@ -46,25 +43,6 @@ enum Results {
     ByBoxes,
 }
 
-/// The fastest of several kernels for one GEMM.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum EitherGemm {
-    Any(Gemm),
-    Hopper(GemmWgmma),
-    OneTile(GemmOneTile),
-}
-
-impl EitherGemm {
-    /// Estimated cycles of an H200 at 1755 MHz.
-    fn cycles(&self, rows: u64) -> f64 {
-        match self {
-            Self::Any(g) => g.tile.cycles(rows, g.n, g.k, g.dtype, SMS as u32),
-            Self::Hopper(g) => g.tile.cycles(rows, g.n, g.k, g.epilogue, SMS as u32),
-            Self::OneTile(g) => g.tile.cycles(rows, g.n, g.k, g.epilogue, SMS as u32),
-        }
-    }
-}
-
 /// Shared memory of a block on Hopper.
 const SHARED_LIMIT: u32 = 227 * 1024;
 /// Elements of k in a stage: 128 bytes, the width of the widest swizzle.
@@ -76,14 +54,9 @@ const ENOUGH_STAGES: u32 = 4;
 /// Rows of one warp in 64 rows of a warpgroup.
 const PIECE_ROWS: u32 = 16;
 /// Multiprocessors of an H100 or H200 SXM: a block of its own for each.
-const SMS: u64 = 132;
+pub(super) const SMS: u64 = 132;
 /// One warpgroup that copies and two that compute.
 const THREADS: u32 = 384;
-/// Kernels that one GEMM is compiled with beside those for few rows.
-const MOST_KERNELS: usize = 5;
-/// Kernels of one tile a block that one GEMM is compiled with.
-const MOST_ONE_TILE: usize = 2;
-
 /// What times are estimated for: an H200. Cycles are of 1755 MHz. The constants were fitted to 1600
 /// timings, at 140 to 9830 rows of the GEMMs of two encoders, each launch after the one before: those within a quarter of the
 /// best are met within 4 % (root mean square); the tile that it picks is 0.5 % slower than the best one
@@ -258,80 +231,6 @@ impl GemmWgmma {
             true => &WgmmaTile::CANDIDATES,
             false => &[],
         }
-    }
-
-    /// As [`Gemm::variants`], for a card with Hopper's instructions: whichever kernel is faster.
-    ///
-    /// At most five kernels, each of which may serve several ranges: large tiles change places
-    /// wherever one of them needs a further wave. For rows that fill the card about once, at most two of
-    /// one tile a block take the place of those that serve any card. Up to `after` rows other kernels serve.
-    pub fn variants(
-        n: u32,
-        k: u32,
-        dtype: DType,
-        epilogue: Epilogue,
-        after: u64,
-    ) -> Vec<(Option<u64>, EitherGemm)> {
-        let any = Tile::fitting(n, dtype).into_iter().map(|tile| {
-            EitherGemm::Any(Gemm {
-                n,
-                k,
-                dtype,
-                epilogue,
-                tile,
-            })
-        });
-        let walking = Self::tiles(n, k, dtype, Instructions::Hopper).iter();
-        let walking = walking.map(|&tile| {
-            EitherGemm::Hopper(Self {
-                n,
-                k,
-                dtype,
-                epilogue,
-                tile,
-            })
-        });
-        let of = |candidates: &[EitherGemm], ranges: Vec<(Option<u64>, usize)>| {
-            let each = ranges.into_iter();
-            each.map(|(end, at)| (end, candidates[at].clone()))
-                .collect::<Vec<_>>()
-        };
-        let candidates: Vec<EitherGemm> = any.chain(walking).collect();
-        let cycles = |rows, at: usize| candidates[at].cycles(rows);
-        let ranges = ranges_among(after, MOST_KERNELS, candidates.len(), cycles);
-        let ranges = of(&candidates, ranges);
-        let single = GemmOneTile::tiles(n, k, dtype, Instructions::Hopper);
-        if single.is_empty() {
-            return ranges;
-        }
-        // Where what serves any card is best for few rows only, one tile a block is better.
-        let mut candidates: Vec<EitherGemm> = Vec::new();
-        for (end, kernel) in ranges {
-            let stays = matches!(kernel, EitherGemm::Hopper(_))
-                || end.is_none_or(|end| end > OneTile::MOST_ROWS);
-            if stays && !candidates.contains(&kernel) {
-                candidates.push(kernel);
-            }
-        }
-        let given = candidates.len();
-        candidates.extend(single.into_iter().map(|tile| {
-            EitherGemm::OneTile(GemmOneTile {
-                n,
-                k,
-                dtype,
-                epilogue,
-                tile,
-            })
-        }));
-        let cycles = |rows, at: usize| candidates[at].cycles(rows);
-        let ranges = ranges_with_more(
-            after,
-            (given, MOST_ONE_TILE),
-            OneTile::MOST_ROWS,
-            candidates.len(),
-            cycles,
-        );
-        of(&candidates, ranges)
     }
 
     /// Whether there is a Hopper kernel for this shape and storage type.
@@ -525,67 +424,6 @@ mod tests {
                 tile.m <= 256 && tile.n <= 256,
                 "a box has at most 256 rows: {tile:?}"
             );
-        }
-    }
-
-    #[test]
-    fn one_tile_a_block_serves_some_of_few_rows_and_a_walk_over_tiles_many() {
-        let epilogue = Epilogue::default();
-        for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072)] {
-            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue, 128);
-            let (_, first) = &variants[0];
-            let (end, last) = variants.last().expect("one serves all");
-            assert!(!matches!(first, EitherGemm::Any(_)), "{first:?}");
-            let single = |(_, kernel): &(_, EitherGemm)| matches!(kernel, EitherGemm::OneTile(_));
-            assert!(variants.iter().any(single), "{variants:?}");
-            assert!(matches!(last, EitherGemm::Hopper(_)), "{last:?}");
-            assert_eq!(*end, None);
-        }
-        for (n, k, dtype) in [
-            (3, 768, DType::F16),
-            (768, 36, DType::F16),
-            (768, 768, DType::F32),
-        ] {
-            let variants = GemmWgmma::variants(n, k, dtype, epilogue, 0);
-            assert!(
-                variants
-                    .iter()
-                    .all(|(_, v)| matches!(v, EitherGemm::Any(_))),
-                "{n} {k}"
-            );
-        }
-    }
-
-    #[test]
-    fn seven_kernels_lose_little_against_the_best_tile_for_each_row_count() {
-        let epilogue = Epilogue::default();
-        for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072), (8, 8)] {
-            let variants = GemmWgmma::variants(n, k, DType::F16, epilogue, 128);
-            let ends: Vec<u64> = variants
-                .iter()
-                .map(|(end, _)| end.unwrap_or(u64::MAX))
-                .collect();
-            assert!(ends.is_sorted_by(|a, b| a < b), "{ends:?}");
-            assert_eq!(ends.last(), Some(&u64::MAX));
-            let mut kernels: Vec<_> = variants.iter().map(|(_, kernel)| kernel).collect();
-            for pair in kernels.windows(2) {
-                assert_ne!(pair[0], pair[1], "neighbours that are equal are one");
-            }
-            kernels.sort_unstable();
-            kernels.dedup();
-            assert!(kernels.len() <= MOST_KERNELS + MOST_ONE_TILE, "{kernels:?}");
-
-            let (mut sum, mut count) = (0.0, 0.0);
-            for rows in (300..12_000).step_by(97) {
-                let (_, kernel) = &variants[ends.iter().position(|&e| rows <= e).unwrap()];
-                let best = WgmmaTile::CANDIDATES
-                    .iter()
-                    .map(|t| t.cycles(rows, n, k, epilogue, SMS as u32))
-                    .fold(f64::INFINITY, f64::min);
-                sum += kernel.cycles(rows) / best;
-                count += 1.0;
-            }
-            assert!(sum / count < 1.04, "{n} {k}: {}", sum / count);
         }
     }
 
