@@ -15,8 +15,8 @@ const SMALLEST_CHUNK: u64 = 256 << 10;
 /// When [`ChunkAllocator`] takes memory, how much, and when it gives it back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkPolicy {
-    /// The bytes that may be held beyond 1.10 × what a request needs, and the most that a new chunk
-    /// may have beyond what it was made for; a multiple of [`ALIGNMENT`].
+    /// The most that a new chunk may have beyond what it was made for, in bytes; a multiple of
+    /// [`ALIGNMENT`].
     pub default_chunk: u64,
     /// A new chunk is this factor larger than what it was made for, so that a slightly longer
     /// request finds room in it; from 1 to 16, and within what `default_chunk` allows.
@@ -59,13 +59,16 @@ impl ChunkPolicy {
     fn chunk_bytes(&self, bytes: u64) -> u64 {
         // Exact enough as a float: the headroom is rounded up to the alignment anyway.
         let headroom = ((self.growth - 1.0) * bytes as f64) as u64;
-        aligned(bytes + headroom.min(self.default_chunk))
-            .max(SMALLEST_CHUNK.min(self.default_chunk))
+        aligned(bytes + headroom.min(self.default_chunk)).max(self.smallest_chunk())
+    }
+
+    fn smallest_chunk(&self) -> u64 {
+        SMALLEST_CHUNK.min(self.default_chunk)
     }
 
     /// The most memory that is not called wasteful for a request that needs `bytes`.
     fn budget(&self, bytes: u64) -> u64 {
-        bytes + bytes / 10 + self.default_chunk
+        bytes + (bytes / 10).max(self.smallest_chunk())
     }
 }
 
@@ -82,17 +85,17 @@ impl ChunkPolicy {
 ///    is kept. If a chunk at hand is as large, the
 ///    smallest such takes it; if none is there, one is made for it.
 /// 2. *Growth is bounded.* Where the chunks at hand are too small together, what does not fit goes
-///    into one new chunk, sized for all of it. If more than 1.10 × the lower bound and one default
-///    chunk would be held then, the chunks are replaced by a single new one instead. A new
-///    chunk's headroom (8 %, the paper's is 20 %) is at most one default chunk. Hence after a request
+///    into one new chunk, sized for all of it. If more than 1.10 × the lower bound would be held
+///    then (of small requests: 256 KiB more than it), the chunks are replaced by a single new one instead.
+///    A new chunk's headroom (8 %, the paper's is 20 %) is at most one default chunk. Hence after a request
 ///    that the chunks at hand were too small for, all that is held is within 1.10 × its lower
 ///    bound (or its arena, where that is higher) and one default chunk.
 /// 3. *Memory follows the demand down slowly.* The paper releases at once what the present plan
 ///    does not use, and allocates it again for the next long request. Here a chunk goes after
 ///    [`release_after`](ChunkPolicy::release_after) requests without use. And since a single large
 ///    chunk is always in use, even if by a small request, all memory is weighed too: when as many
-///    requests in a row would each have been content with less than 1/1.10 of it and one default
-///    chunk, it is replaced by what the largest of them needs.
+///    requests in a row would each have been content with less than 1/1.10 of it, it is replaced by what
+///    the largest of them needs.
 #[derive(Clone, Debug)]
 pub struct ChunkAllocator {
     policy: ChunkPolicy,
@@ -283,7 +286,7 @@ impl Allocator for ChunkAllocator {
             (arena, vec![id])
         } else {
             let within = self.policy.budget(lower_bound(records));
-            let within = within.max(arena.open_top + self.policy.default_chunk);
+            let within = within.max(arena.open_top + self.policy.smallest_chunk());
             match self.grow(&items, records.len(), within) {
                 Some(grown) => grown,
                 None => {
