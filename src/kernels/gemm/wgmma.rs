@@ -179,7 +179,7 @@ impl WgmmaTile {
         stages * self.stage_bytes() + self.bytes_beside_stages(self.buffers(results), stages)
     }
 
-    /// Estimated cycles at 1755 MHz, comparable with [`Tile::cycles`].
+    /// Estimated cycles at 1755 MHz, comparable with [`Tile::cycles`](super::Tile::cycles).
     ///
     /// `fill + tiles of the busiest multiprocessor × (k-steps × cost of a step + epilogue)`, where
     /// a step costs what the slower of products and L2 does, and what its bytes cost of the clock,
