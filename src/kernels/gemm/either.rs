@@ -119,7 +119,8 @@ mod tests {
             let (end, last) = variants.last().expect("one serves all");
             assert!(!matches!(first, EitherGemm::Any(_)), "{first:?}");
             let single = |(_, kernel): &(_, EitherGemm)| matches!(kernel, EitherGemm::OneTile(_));
-            assert!(variants.iter().any(single), "{variants:?}");
+            // Fewer columns make fewer tiles, so that more of them have a multiprocessor each.
+            assert!(n > 768 || variants.iter().any(single), "{variants:?}");
             assert!(matches!(last, EitherGemm::Hopper(_)), "{last:?}");
             assert_eq!(*end, None);
         }
