@@ -29,6 +29,10 @@ impl Lowering<'_> {
                 problem,
             })?;
         let ranges = match forced {
+            // The kernel for the longest serves every length.
+            Some(ranges) if self.program.invariant => {
+                ranges.into_iter().next_back().into_iter().collect()
+            }
             Some(ranges) => ranges,
             None => self.ranges(&problem).map_err(unsupported)?,
         };

@@ -9,7 +9,7 @@ use crate::{
         layernorm::{BiasResidualLayerNorm, LayerNorm},
     },
     program::{Limit, Padding},
-    tune::{Choice, Counted, NotInvariant, Problem, Range},
+    tune::{Counted, NotInvariant, Problem, Range},
 };
 
 impl Lowering<'_> {
@@ -120,10 +120,6 @@ fn varies(reason: NotInvariant) -> String {
         NotInvariant::Ranges { .. } => {
             "leave the picks out, give some of one range, or leave --invariant out"
         }
-        NotInvariant::Choice {
-            choice: Choice::MhaWgmma(_),
-            ..
-        } => "ask for online attention, or leave --invariant out",
         NotInvariant::Choice { .. } | NotInvariant::NoChoice { .. } => {
             "leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out"
         }
