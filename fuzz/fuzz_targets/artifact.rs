@@ -11,6 +11,7 @@ use gemmule::{
     DType,
     engine::{Artifact, CompileOptions, compile},
     model::Description,
+    program::Buckets,
     runtime::{AllocatorChoice, Planner},
     tensor::Extents,
 };
@@ -61,7 +62,8 @@ fuzz_target!(
         let _ = program.weight_bytes();
         for lens in [&[1][..], &[3, 1, 2], &[512; 4]] {
             let extents = Extents::of(lens).expect("a batch");
-            let _ = Planner::footprint(program, &AllocatorChoice::default(), &extents);
+            let bucket = Buckets::of(program).of_batch(&extents);
+            let _ = Planner::footprint(program, &AllocatorChoice::default(), &extents, &bucket);
             for step in &program.steps {
                 let Ok(Some((kernel, extents))) = step.launch(&extents) else {
                     continue;
