@@ -87,9 +87,11 @@ pub fn stale(picks: &Picks, problems: &[Problem]) -> Result<Vec<String>, EngineE
 /// What of the picks of a card holds for the kernels of this build. What does not is told to those who
 /// listen, and no more: there is always the first guess.
 pub(super) fn held(card: &Card, wanted: &[Wanted]) -> HashMap<String, Picked> {
-    let Some(file) = file_of(card) else {
-        return HashMap::new();
-    };
+    let file = file_of(card);
+    file.map_or_else(HashMap::new, |file| held_of(file, card, wanted))
+}
+
+fn held_of(file: &File<'_>, card: &Card, wanted: &[Wanted]) -> HashMap<String, Picked> {
     match Picks::parse(file.contents()) {
         Ok(picks) => of_picks(&picks, card, wanted),
         Err(problem) => {
@@ -147,7 +149,7 @@ pub(super) fn choose(card: &Card, problems: &[Problem]) -> Result<Chosen, Engine
     let mut chosen = Chosen::new(made);
     // Candidates are rendered for their digests only where there is something to compare with.
     let mut held = match file_of(card) {
-        Some(_) => held(card, &Wanted::of(problems)?),
+        Some(file) => held_of(file, card, &Wanted::of(problems)?),
         None => HashMap::new(),
     };
     for problem in problems {

@@ -242,16 +242,12 @@ impl Kernel for Gemm {
 
     fn launch(&self, extents: &Extents) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch {
-            // More than 2³¹ blocks would be 10¹² outputs: the driver refuses such a grid.
-            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
-            threads: self.threads(),
-            shared_bytes: if self.on_tensor_cores() {
-                self.tile.shared_bytes(self.dtype)
-            } else {
-                0 // Declared in the source: below the 48 KB that need no asking.
-            },
-        }
+        let shared_bytes = if self.on_tensor_cores() {
+            self.tile.shared_bytes(self.dtype)
+        } else {
+            0 // Declared in the source: below the 48 KB that need no asking.
+        };
+        Launch::of_blocks(blocks, self.threads(), shared_bytes)
     }
 
     fn threads(&self) -> u32 {

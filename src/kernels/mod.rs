@@ -154,6 +154,17 @@ pub struct Launch {
     pub shared_bytes: u32,
 }
 
+impl Launch {
+    /// So many blocks in a row. Of more than a grid holds, as many as can be said: the driver refuses them.
+    pub(crate) fn of_blocks(blocks: u64, threads: u32, shared_bytes: u32) -> Self {
+        Self {
+            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
+            threads,
+            shared_bytes,
+        }
+    }
+}
+
 /// A value that a template reads.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]

@@ -385,13 +385,17 @@ impl Kernel for MhaWgmma {
     fn launch(&self, extents: &Extents) -> Launch {
         let tiles = extents.tokens / u64::from(self.tile.rows) + extents.batch;
         let blocks = tiles.saturating_mul(self.heads.into());
-        let most = if self.tile.stays { SMS } else { u32::MAX };
-        Launch {
-            // More than fit are refused before the launch.
-            grid: [u32::try_from(blocks).unwrap_or(u32::MAX).min(most), 1, 1],
-            threads: self.threads(),
-            shared_bytes: self.tile.bytes(self.head, self.tile.stages(self.head)),
-        }
+        let most = if self.tile.stays {
+            SMS.into()
+        } else {
+            u64::MAX
+        };
+        let stages = self.tile.stages(self.head);
+        Launch::of_blocks(
+            blocks.min(most),
+            self.threads(),
+            self.tile.bytes(self.head, stages),
+        )
     }
 
     fn threads(&self) -> u32 {

@@ -1,5 +1,8 @@
 use super::{Activation, Epilogue, Gemm, Tile};
-use crate::{kernels::KernelSpec, tensor::DType};
+use crate::{
+    kernels::{Instructions, KernelSpec},
+    tensor::DType,
+};
 
 /// Instances that cover every tile, every epilogue, and sizes that divide by nothing.
 pub fn representative() -> Vec<KernelSpec> {
@@ -61,5 +64,31 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::skinny::representative());
     kernels.extend(super::residual_layernorm::representative());
     kernels.extend(super::residual_layernorm_gemm::representative());
+    kernels
+}
+
+/// What the GEMMs for few rows, and those of one tile a block, are checked on.
+pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
+    let plain = Epilogue::default();
+    let gelu = Epilogue {
+        bias: true,
+        activation: Some(Activation::GeluExact),
+    };
+    let sizes = [(768, 768, plain), (1000, 328, gelu), (8, 8, plain)];
+    [DType::F16, DType::BF16]
+        .into_iter()
+        .flat_map(move |dtype| sizes.map(|(n, k, epilogue)| (n, k, dtype, epilogue)))
+}
+
+/// Every tile of one kind of kernels for Hopper at [`odd_sizes`].
+pub(super) fn at_odd_sizes<T>(
+    tiles: impl Fn(u32, u32, DType, Instructions) -> Vec<T>,
+    kernel: impl Fn((u32, u32, DType, Epilogue), T) -> KernelSpec,
+) -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for sizes @ (n, k, dtype, _) in odd_sizes() {
+        let tiles = tiles(n, k, dtype, Instructions::Hopper);
+        kernels.extend(tiles.into_iter().map(|tile| kernel(sizes, tile)));
+    }
     kernels
 }

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, GemmWgmma, split_k::odd_sizes};
+use super::{Epilogue, Gemm, GemmWgmma, instances::at_odd_sizes};
 use crate::{
     kernels::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
@@ -268,12 +268,7 @@ impl Kernel for GemmOneTile {
 
     fn launch(&self, extents: &Extents) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch {
-            // The driver refuses a grid of so many blocks.
-            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
-            threads: self.tile.threads(),
-            shared_bytes: self.tile.shared_bytes(),
-        }
+        Launch::of_blocks(blocks, self.tile.threads(), self.tile.shared_bytes())
     }
 
     fn threads(&self) -> u32 {
@@ -291,19 +286,15 @@ impl Kernel for GemmOneTile {
 
 /// Every tile, with epilogues, and sizes that divide by 8 and nothing else.
 pub fn representative() -> Vec<KernelSpec> {
-    let mut kernels = Vec::new();
-    for (n, k, dtype, epilogue) in odd_sizes() {
-        for tile in GemmOneTile::tiles(n, k, dtype, Instructions::Hopper) {
-            kernels.push(KernelSpec::from(GemmOneTile {
-                n,
-                k,
-                dtype,
-                epilogue,
-                tile,
-            }));
-        }
-    }
-    kernels
+    at_odd_sizes(GemmOneTile::tiles, |(n, k, dtype, epilogue), tile| {
+        KernelSpec::from(GemmOneTile {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        })
+    })
 }
 
 #[cfg(test)]

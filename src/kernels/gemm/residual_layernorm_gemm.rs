@@ -167,12 +167,7 @@ impl Kernel for ResidualLayerNormGemm {
 
     fn launch(&self, extents: &Extents) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch {
-            // The driver refuses a grid of so many blocks.
-            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
-            threads: self.threads(),
-            shared_bytes: self.tile.shared_bytes(),
-        }
+        Launch::of_blocks(blocks, self.threads(), self.tile.shared_bytes())
     }
 
     fn threads(&self) -> u32 {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, GemmWgmma, split_k::odd_sizes};
+use super::{Epilogue, Gemm, GemmWgmma, instances::at_odd_sizes};
 use crate::{
     kernels::{Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance},
     tensor::{DType, Extents},
@@ -200,12 +200,7 @@ impl Kernel for GemmSkinny {
 
     fn launch(&self, extents: &Extents) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch {
-            // The driver refuses a grid of so many blocks.
-            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
-            threads: self.threads(),
-            shared_bytes: self.tile.shared_bytes(self.k),
-        }
+        Launch::of_blocks(blocks, self.threads(), self.tile.shared_bytes(self.k))
     }
 
     fn threads(&self) -> u32 {
@@ -223,24 +218,21 @@ impl Kernel for GemmSkinny {
 
 /// Every tile, with epilogues, and sizes that divide by 8 and nothing else.
 pub fn representative() -> Vec<KernelSpec> {
-    let mut kernels = Vec::new();
-    for (n, k, dtype, epilogue) in odd_sizes() {
-        for tile in GemmSkinny::tiles(n, k, dtype, Instructions::Hopper) {
-            kernels.push(KernelSpec::from(GemmSkinny {
-                n,
-                k,
-                dtype,
-                epilogue,
-                tile,
-            }));
-        }
-    }
-    kernels
+    at_odd_sizes(GemmSkinny::tiles, |(n, k, dtype, epilogue), tile| {
+        KernelSpec::from(GemmSkinny {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        })
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::gemm::instances::odd_sizes;
 
     fn gemm(n: u32, k: u32, dtype: DType, tile: SkinnyTile) -> GemmSkinny {
         GemmSkinny {

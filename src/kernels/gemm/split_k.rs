@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, GemmWgmma};
+use super::{Epilogue, Gemm, GemmWgmma, instances::at_odd_sizes};
 use crate::{
     kernels::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
@@ -268,12 +268,7 @@ impl Kernel for GemmSplitK {
 
     fn launch(&self, extents: &Extents) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch {
-            // The driver refuses a grid of so many blocks.
-            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
-            threads: THREADS,
-            shared_bytes: self.tile.shared_bytes(self.k),
-        }
+        Launch::of_blocks(blocks, THREADS, self.tile.shared_bytes(self.k))
     }
 
     fn threads(&self) -> u32 {
@@ -291,37 +286,21 @@ impl Kernel for GemmSplitK {
 
 /// Every tile, with epilogues, and sizes that divide by 8 and nothing else.
 pub fn representative() -> Vec<KernelSpec> {
-    let mut kernels = Vec::new();
-    for (n, k, dtype, epilogue) in odd_sizes() {
-        for tile in GemmSplitK::tiles(n, k, dtype, Instructions::Hopper) {
-            kernels.push(KernelSpec::from(GemmSplitK {
-                n,
-                k,
-                dtype,
-                epilogue,
-                tile,
-            }));
-        }
-    }
-    kernels
-}
-
-/// What the GEMMs for few rows are checked on.
-pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
-    let plain = Epilogue::default();
-    let gelu = Epilogue {
-        bias: true,
-        activation: Some(super::Activation::GeluExact),
-    };
-    let sizes = [(768, 768, plain), (1000, 328, gelu), (8, 8, plain)];
-    [DType::F16, DType::BF16]
-        .into_iter()
-        .flat_map(move |dtype| sizes.map(|(n, k, epilogue)| (n, k, dtype, epilogue)))
+    at_odd_sizes(GemmSplitK::tiles, |(n, k, dtype, epilogue), tile| {
+        KernelSpec::from(GemmSplitK {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        })
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::gemm::instances::odd_sizes;
 
     fn gemm(n: u32, k: u32, dtype: DType, tokens: u32, splits: u32) -> GemmSplitK {
         GemmSplitK {
