@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, time::Instant};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, str::FromStr, time::Instant};
 
 use miette::{IntoDiagnostic, miette};
 use rayon::prelude::*;
@@ -43,6 +43,9 @@ pub(super) struct Args {
     /// Only kernels whose symbol contains this
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Option<String>,
+    /// Only the I-th of N parts of the kernels, for several processes side by side
+    #[arg(long, value_name = "I/N", conflicts_with = "record")]
+    part: Option<Part>,
     /// Only cases of at most so many tokens, for tools that make kernels slow, such as
     /// compute-sanitizer
     #[arg(long, value_name = "N", conflicts_with = "record")]
@@ -50,6 +53,34 @@ pub(super) struct Args {
     /// Seed of the random inputs
     #[arg(long, default_value_t = 1)]
     seed: u64,
+}
+
+/// Every `of`-th kernel, from number `first` on, so that kernels much alike, which take much the same time, are
+/// in different parts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Part {
+    first: usize,
+    of: usize,
+}
+
+impl Part {
+    fn has(self, i: usize) -> bool {
+        i % self.of == self.first
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers = text
+            .split_once('/')
+            .and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
+        match numbers {
+            Some((part, of)) if (1..=of).contains(&part) => Ok(Part { first: part - 1, of }),
+            _ => Err("expected the number of a part and how many there are, for example 2/15; parts count from 1".into()),
+        }
+    }
 }
 
 pub(super) fn run(command: Command) -> Outcome {
@@ -76,7 +107,9 @@ fn check(args: Args) -> Outcome {
         .into_iter()
         .filter(|(_, emitted)| target.has(emitted.kernel.as_kernel().instructions()))
         .filter(|(symbol, _)| args.only.as_ref().is_none_or(|only| symbol.contains(only)))
-        .map(|(_, emitted)| emitted.kernel)
+        .enumerate()
+        .filter(|(i, _)| args.part.is_none_or(|part| part.has(*i)))
+        .map(|(_, (_, emitted))| emitted.kernel)
         .collect();
     // Those that have their references in common stand together.
     kernels.sort_by_cached_key(|kernel| kernel.as_kernel().definition());
