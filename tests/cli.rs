@@ -435,6 +435,17 @@ fn unknown_names_are_answered_with_known_ones() {
 }
 
 #[test]
+fn a_text_that_no_kernel_has_is_no_check_of_nothing() {
+    let cli = Cli::new();
+    let check = |only| cli.error(&["kernels", "check", "--only", only]);
+    let known = cli.ok(&["kernels", "list"]).lines().count();
+    // Before a device is looked for, so that it is told on any machine.
+    assert!(check("layer_norm").contains(&format!(
+        "no kernel has `layer_norm` in its symbol; expected a part of one of the {known} that `gemmule kernels list` prints"
+    )), "{}", check("layer_norm"));
+}
+
+#[test]
 fn what_is_not_given_is_asked_for() {
     let cli = Cli::new();
     assert_snapshot!(cli.error(&["graph", "bert"]), @"× the sizes of the model are unknown; give a checkpoint folder or a config.json");

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, str::FromStr, time::Instant};
 
-use miette::{IntoDiagnostic, miette};
+use miette::{IntoDiagnostic, Report, miette};
 use rayon::prelude::*;
 
 use super::{
@@ -63,12 +63,6 @@ struct Part {
     of: usize,
 }
 
-impl Part {
-    fn has(self, i: usize) -> bool {
-        i % self.of == self.first
-    }
-}
-
 impl FromStr for Part {
     type Err = String;
 
@@ -81,6 +75,65 @@ impl FromStr for Part {
             _ => Err("expected the number of a part and how many there are, for example 2/15; parts count from 1".into()),
         }
     }
+}
+
+/// Why there is nothing to check: that is no success.
+#[derive(Debug, PartialEq, thiserror::Error)]
+enum Nothing {
+    #[error(
+        "no kernel has `{only}` in its symbol; expected a part of one of the {known} that `gemmule kernels list` prints"
+    )]
+    Named { only: String, known: usize },
+    #[error(
+        "{target} has the instructions of none of the {asked} kernels that were asked for, so that nothing can be checked on this card; `gemmule kernels list` prints all kernels"
+    )]
+    Launchable { target: Target, asked: usize },
+    #[error(
+        "part {} of {} has no kernel, as there are only {kernels} to share out; ask for fewer parts, or for more kernels with a shorter --only", .part.first + 1, .part.of
+    )]
+    Part { part: Part, kernels: usize },
+}
+
+/// The kernels of the catalogue whose symbol contains a text.
+fn named(only: Option<&str>) -> Result<Vec<KernelSpec>, Report> {
+    let all = catalogue()?;
+    let known = all.len();
+    let has = |symbol: &str| only.is_none_or(|only| symbol.contains(only));
+    let kernels: Vec<KernelSpec> = all
+        .into_iter()
+        .filter(|(symbol, _)| has(symbol))
+        .map(|(_, emitted)| emitted.kernel)
+        .collect();
+    match only {
+        Some(only) if kernels.is_empty() => {
+            let only = only.to_owned();
+            Err(Nothing::Named { only, known }).into_diagnostic()
+        }
+        _ => Ok(kernels),
+    }
+}
+
+/// Those of them that a target can run.
+fn launchable(mut kernels: Vec<KernelSpec>, target: Target) -> Result<Vec<KernelSpec>, Nothing> {
+    let asked = kernels.len();
+    kernels.retain(|kernel| target.has(kernel.as_kernel().instructions()));
+    match kernels.is_empty() {
+        true => Err(Nothing::Launchable { target, asked }),
+        false => Ok(kernels),
+    }
+}
+
+/// Those of them that are in a part.
+fn of_part(kernels: Vec<KernelSpec>, part: Option<Part>) -> Result<Vec<KernelSpec>, Nothing> {
+    let Some(part) = part else {
+        return Ok(kernels);
+    };
+    if kernels.len() <= part.first {
+        let kernels = kernels.len();
+        return Err(Nothing::Part { part, kernels });
+    }
+    let of_part = kernels.into_iter().skip(part.first).step_by(part.of);
+    Ok(of_part.collect())
 }
 
 pub(super) fn run(command: Command) -> Outcome {
@@ -101,16 +154,12 @@ fn check(args: Args) -> Outcome {
             "kernels are checked on a CUDA device; give --device cuda:N"
         ));
     };
+    let named = named(args.only.as_deref())?;
     let device = Device::open(ordinal).into_diagnostic()?;
     let target = device.target().into_diagnostic()?;
-    let mut kernels: Vec<KernelSpec> = catalogue()?
-        .into_iter()
-        .filter(|(_, emitted)| target.has(emitted.kernel.as_kernel().instructions()))
-        .filter(|(symbol, _)| args.only.as_ref().is_none_or(|only| symbol.contains(only)))
-        .enumerate()
-        .filter(|(i, _)| args.part.is_none_or(|part| part.has(*i)))
-        .map(|(_, (_, emitted))| emitted.kernel)
-        .collect();
+    let mut kernels = launchable(named, target)
+        .and_then(|kernels| of_part(kernels, args.part))
+        .into_diagnostic()?;
     // Those that have their references in common stand together.
     kernels.sort_by_cached_key(|kernel| kernel.as_kernel().definition());
     let mut sources = emit(&kernels)?;
@@ -181,6 +230,11 @@ fn check(args: Args) -> Outcome {
                     continue;
                 }
             };
+            if results.is_empty() {
+                n_failed += 1;
+                failures.add_row([symbol.as_str(), "no case has so few tokens"]);
+                continue;
+            }
             let max_error = results.iter().map(|r| r.difference.max).fold(0.0, f32::max);
             let bad: Vec<_> = results.iter().filter(|r| !r.passed()).collect();
             n_failed += usize::from(!bad.is_empty());
@@ -251,7 +305,7 @@ fn deferred(
     device: &Device,
     target: Target,
     kernels: &[KernelSpec],
-) -> Result<BTreeMap<String, String>, miette::Report> {
+) -> Result<BTreeMap<String, String>, Report> {
     let mut deferred = BTreeMap::new();
     for (symbol, emitted) in catalogue()? {
         if !target.has(emitted.kernel.as_kernel().instructions()) {
@@ -264,4 +318,44 @@ fn deferred(
         deferred.insert(kernel.as_kernel().symbol(), why);
     }
     Ok(deferred)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_every_kernel_once_and_none_is_empty() {
+        let all: Vec<KernelSpec> = named(Some("mean_pool_f16")).unwrap();
+        assert!(all.len() > 2, "{}", all.len());
+        let part = |text: &str| of_part(all.clone(), Some(text.parse().unwrap()));
+        let mut found = [part("1/2").unwrap(), part("2/2").unwrap()].concat();
+        assert!(all.iter().all(|kernel| found.contains(kernel)));
+        assert_eq!(found.len(), all.len());
+        found = of_part(all.clone(), None).unwrap();
+        assert_eq!(found, all);
+        let n = all.len();
+        assert_eq!(part(&format!("{n}/{n}")).unwrap().len(), 1);
+        let too_many = part(&format!("{}/{}", n + 1, n + 1)).unwrap_err();
+        assert_eq!(
+            too_many.to_string(),
+            format!(
+                "part {0} of {0} has no kernel, as there are only {n} to share out; ask for fewer parts, or for more kernels with a shorter --only",
+                n + 1
+            )
+        );
+    }
+
+    #[test]
+    fn kernels_of_another_card_are_not_checked_in_silence() {
+        let hopper = named(Some("wgmma")).unwrap();
+        let ampere: Target = "sm_80".parse().unwrap();
+        let asked = hopper.len();
+        assert_eq!(
+            launchable(hopper, ampere).unwrap_err().to_string(),
+            format!(
+                "sm_80 has the instructions of none of the {asked} kernels that were asked for, so that nothing can be checked on this card; `gemmule kernels list` prints all kernels"
+            )
+        );
+    }
 }
