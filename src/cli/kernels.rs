@@ -43,6 +43,9 @@ pub(super) struct Args {
     /// Only kernels whose symbol contains this
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Option<String>,
+    /// No kernels whose symbol contains this; may be given several times
+    #[arg(long, value_name = "TEXT", conflicts_with = "record")]
+    skip: Vec<String>,
     /// Only the I-th of N parts of the kernels, for several processes side by side
     #[arg(long, value_name = "I/N", conflicts_with = "record")]
     part: Option<Part>,
@@ -85,6 +88,10 @@ enum Nothing {
     )]
     Named { only: String, known: usize },
     #[error(
+        "--skip leaves none of the {asked} kernels that were asked for; give it longer texts, or fewer"
+    )]
+    Skipped { asked: usize },
+    #[error(
         "{target} has the instructions of none of the {asked} kernels that were asked for, so that nothing can be checked on this card; `gemmule kernels list` prints all kernels"
     )]
     Launchable { target: Target, asked: usize },
@@ -110,6 +117,17 @@ fn named(only: Option<&str>) -> Result<Vec<KernelSpec>, Report> {
             Err(Nothing::Named { only, known }).into_diagnostic()
         }
         _ => Ok(kernels),
+    }
+}
+
+/// Those of them whose symbol contains none of these texts.
+fn without(mut kernels: Vec<KernelSpec>, skip: &[String]) -> Result<Vec<KernelSpec>, Nothing> {
+    let asked = kernels.len();
+    let skipped = |symbol: &str| skip.iter().any(|text| symbol.contains(text.as_str()));
+    kernels.retain(|kernel| !skipped(&kernel.as_kernel().symbol()));
+    match kernels.is_empty() {
+        true => Err(Nothing::Skipped { asked }),
+        false => Ok(kernels),
     }
 }
 
@@ -154,7 +172,7 @@ fn check(args: Args) -> Outcome {
             "kernels are checked on a CUDA device; give --device cuda:N"
         ));
     };
-    let named = named(args.only.as_deref())?;
+    let named = without(named(args.only.as_deref())?, &args.skip).into_diagnostic()?;
     let device = Device::open(ordinal).into_diagnostic()?;
     let target = device.target().into_diagnostic()?;
     let mut kernels = launchable(named, target)
@@ -216,7 +234,17 @@ fn check(args: Args) -> Outcome {
         let with_trials: Vec<_> = (n_done..).zip(trials).collect();
         let results: Vec<_> = with_trials
             .par_iter()
-            .map(|&(i, trials)| (i, check_kernel(&device, &kernels[i], &cubins[i], trials)))
+            .map(|&(i, trials)| {
+                let began = Instant::now();
+                let results = check_kernel(&device, &kernels[i], &cubins[i], trials);
+                tracing::info!(
+                    "{}: {} cases in {:.1?}",
+                    cubins[i].symbol,
+                    trials.len(),
+                    began.elapsed()
+                );
+                (i, results)
+            })
             .collect();
         n_done += results.len();
         for (i, result) in results {
@@ -342,6 +370,22 @@ mod tests {
             format!(
                 "part {0} of {0} has no kernel, as there are only {n} to share out; ask for fewer parts, or for more kernels with a shorter --only",
                 n + 1
+            )
+        );
+    }
+
+    #[test]
+    fn skipping_leaves_the_others_and_all_is_an_error() {
+        let all = named(Some("mean_pool_f16")).unwrap();
+        let skip =
+            |text: &str| without(all.clone(), &["none has this".to_owned(), text.to_owned()]);
+        let rest = skip("_w768").unwrap();
+        assert!(!rest.is_empty() && rest.len() < all.len());
+        assert_eq!(
+            skip("mean").unwrap_err().to_string(),
+            format!(
+                "--skip leaves none of the {} kernels that were asked for; give it longer texts, or fewer",
+                all.len()
             )
         );
     }
