@@ -28,6 +28,10 @@ pub enum Variance {
     TwoPass,
 }
 
+/// Bytes read and written by one LayerNorm above which its result is not kept in L2: half of an H200's. Who reads
+/// more than that next finds little of it there anyway.
+const KEPT_BYTES: u64 = 25_000_000;
+
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerNorm {
@@ -53,12 +57,12 @@ pub struct BiasResidualLayerNorm {
 
 /// Both kernels have the same choices.
 macro_rules! choices {
-    ($kernel:ident) => {
+    ($kernel:ident, $by_rows:path) => {
         impl $kernel {
             /// The kernels for every number of rows: each serves up to its number of rows, inclusive;
             /// the last serves all the rest. Few rows have several warps each.
             pub fn by_rows(&self) -> Vec<(Option<u64>, Self)> {
-                Teams::by_rows(self.width, self.dtype)
+                $by_rows(self.width, self.dtype)
                     .into_iter()
                     .map(|(rows, teams)| {
                         let kernel = Self {
@@ -88,8 +92,8 @@ macro_rules! choices {
     };
 }
 
-choices!(LayerNorm);
-choices!(BiasResidualLayerNorm);
+choices!(LayerNorm, Teams::by_rows);
+choices!(BiasResidualLayerNorm, Teams::by_rows_of_sums);
 
 impl LayerNorm {
     /// For many rows, with one reduction.
@@ -154,7 +158,15 @@ impl Kernel for LayerNorm {
     }
 
     fn constants(&self) -> Constants {
-        constants(self.width, self.eps, self.dtype, self.teams, self.variance)
+        let mut constants = constants(self.width, self.eps, self.dtype, self.teams, self.variance);
+        let row_bytes = 2 * u64::from(self.width) * self.dtype.bytes();
+        let kept_rows = (KEPT_BYTES / row_bytes.max(1)) as u32;
+        constants.insert("kept_rows", kept_rows.into());
+        constants.insert(
+            "blocks",
+            self.teams.least_blocks(self.width, self.dtype).into(),
+        );
+        constants
     }
 
     fn params(&self) -> Vec<Param> {
@@ -214,6 +226,10 @@ impl Kernel for BiasResidualLayerNorm {
     fn constants(&self) -> Constants {
         let mut constants = constants(self.width, self.eps, self.dtype, self.teams, self.variance);
         constants.insert("bias", self.bias.into());
+        constants.insert(
+            "blocks",
+            self.teams.least_blocks(self.width, self.dtype).into(),
+        );
         constants
     }
 

@@ -59,6 +59,13 @@ impl Teams {
     const MAX_HELD: u32 = 64;
     /// Rows up to which a large card has them all at once, measured at a width of 384.
     const FEW_ROWS: u64 = 3600;
+    /// Multiprocessors of the card that the choices by rows were measured on, an H200.
+    const MULTIPROCESSORS: u64 = 132;
+    /// Warps that a multiprocessor of it runs side by side, and 32-bit registers of each of its four parts.
+    const WARPS_AT_ONCE: u32 = 64;
+    const PART_REGISTERS: u32 = 16384;
+    /// Threads that every multiprocessor takes.
+    const THREADS_EVERYWHERE: u32 = 1024;
 
     /// For many rows: narrow ones share a warp, whose shuffles then overlap; one too wide for the
     /// registers of a warp has a block of several for itself.
@@ -87,18 +94,86 @@ impl Teams {
         }
     }
 
-    /// The sharing for every number of rows: each serves up to its number of rows, inclusive; the
-    /// last serves all the rest.
+    /// The sharing for every number of rows of which each thread reads one operand: each serves up to its
+    /// number of rows, inclusive; the last serves all the rest.
+    ///
+    /// Several warps a row are the fastest while their rows fill half of the card; then a warp for a row, which has
+    /// more rows at once. Measured on an H200 with 16-bit rows of 768 and 1024.
     pub fn by_rows(width: u32, dtype: DType) -> Vec<(Option<u64>, Self)> {
         let few = Self::for_few_rows(width, dtype);
         let many = Self::usual(width, dtype);
-        // Measured on an H200: three or four warps for a row of 768 or 1024 16-bit elements are the
-        // fastest for many rows, too; one alone for a narrower row is until they fill the card.
-        if few == many || (dtype != DType::F32 && few.warps > 2) {
-            vec![(None, few)]
-        } else {
-            vec![(Some(Self::FEW_ROWS), few), (None, many)]
+        let limit = match Self::is_wide(width, dtype) {
+            true => few.rows_at_once(width, dtype) / 2,
+            false => Self::FEW_ROWS,
+        };
+        match few == many {
+            true => vec![(None, few)],
+            false => vec![(Some(limit), few), (None, many)],
         }
+    }
+
+    /// As [`Teams::by_rows`], with a residual to read beside.
+    ///
+    /// While all rows are on the card at once, what counts is that they are: a few rows more take as long as
+    /// twice as many. So it is the first sharing that has them all at once, the one for few rows before others. When none
+    /// has, its small blocks fill the gaps best. Measured on an H200 with 16-bit rows of 768 and 1024.
+    pub fn by_rows_of_sums(width: u32, dtype: DType) -> Vec<(Option<u64>, Self)> {
+        if !Self::is_wide(width, dtype) {
+            return Self::by_rows(width, dtype);
+        }
+        let few = Self::for_few_rows(width, dtype);
+        let usual = Self::usual(width, dtype);
+        let two = |teams: Self| Self { x_rows: 2, ..teams };
+        let mut ranges: Vec<(Option<u64>, Self)> = Vec::new();
+        let mut most = 0;
+        for teams in [few, two(few), two(usual)] {
+            let rows = teams.rows_at_once(width, dtype);
+            if rows > most && teams.fits(width, dtype) {
+                ranges.push((Some(rows), teams));
+                most = rows;
+            }
+        }
+        ranges.push((None, few));
+        ranges
+    }
+
+    /// Whether few rows have more than two warps each, of 16-bit elements: what the choices by rows were measured on.
+    fn is_wide(width: u32, dtype: DType) -> bool {
+        dtype != DType::F32 && Self::for_few_rows(width, dtype).warps > 2
+    }
+
+    /// Registers of a thread, as a compiler that is told to hold to them can: its elements, gamma and beta as they
+    /// are stored, and for addresses and sums eight and eight a row.
+    fn registers(self, width: u32, dtype: DType) -> u32 {
+        let vector = vector_width(dtype, &[width]);
+        let held = self.held(width, dtype);
+        let of_pack = (vector * dtype.bytes() as u32).div_ceil(4);
+        let all = held * self.x_rows + 2 * (held / vector) * of_pack + 8 + 8 * self.x_rows;
+        all.next_multiple_of(8)
+    }
+
+    /// Blocks that a multiprocessor has at once.
+    fn blocks_at_once(self, width: u32, dtype: DType) -> u32 {
+        let of_part = Self::PART_REGISTERS / (32 * self.registers(width, dtype));
+        let warps = (4 * of_part).min(Self::WARPS_AT_ONCE);
+        (warps / (self.threads() / 32)).clamp(1, 32)
+    }
+
+    /// Rows that a large card has at once.
+    fn rows_at_once(self, width: u32, dtype: DType) -> u64 {
+        let of_block = self.threads() / (32 * self.warps) * self.x_rows;
+        Self::MULTIPROCESSORS * u64::from(self.blocks_at_once(width, dtype) * of_block)
+    }
+
+    /// Blocks that the compiler is to leave room for on a multiprocessor: as many as are counted upon, and no
+    /// more than every card takes.
+    pub(super) fn least_blocks(self, width: u32, dtype: DType) -> u32 {
+        let most = match self.x_rows {
+            1 => (Self::THREADS_EVERYWHERE / self.threads()).max(1),
+            // Held to the count, some kernels of several rows spill; they keep to it by themselves.
+            _ => 1,
+        };
+        self.blocks_at_once(width, dtype).min(most)
     }
 
     /// Every sharing of one, two or four rows among one to eight warps in which each warp has work and
@@ -357,6 +432,67 @@ mod tests {
                 }
             )]
         );
+    }
+
+    #[test]
+    fn the_first_sharing_that_has_all_rows_at_once_takes_them() {
+        let of_sums = |width| {
+            let ranges = Teams::by_rows_of_sums(width, DType::F16).into_iter();
+            ranges
+                .map(|(rows, teams)| (rows, teams.warps, teams.x_rows))
+                .collect::<Vec<_>>()
+        };
+        // 32 registers and 21 blocks of three warps, 48 and 13, 96 and 5 of four warps.
+        assert_eq!(
+            of_sums(768),
+            [
+                (Some(132 * 21), 3, 1),
+                (Some(132 * 13 * 2), 3, 2),
+                (Some(132 * 5 * 4 * 2), 1, 2),
+                (None, 3, 1)
+            ]
+        );
+        assert_eq!(
+            of_sums(1024),
+            [
+                (Some(132 * 16), 4, 1),
+                (Some(132 * 10 * 2), 4, 2),
+                (Some(132 * 4 * 4 * 2), 1, 2),
+                (None, 4, 1)
+            ]
+        );
+        for dtype in DTYPES {
+            for width in WIDTHS {
+                let ranges = Teams::by_rows_of_sums(width, dtype);
+                let limits: Vec<u64> = ranges.iter().map_while(|(rows, _)| *rows).collect();
+                assert_eq!(limits.len() + 1, ranges.len(), "{width} {dtype}");
+                assert!(limits.is_sorted_by(|a, b| a < b), "{width} {dtype}");
+                for (_, teams) in ranges {
+                    assert!(teams.fits(width, dtype), "{width} {dtype}: {teams:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_residual_a_warp_takes_a_row_where_rows_fill_half_of_the_card() {
+        let alone = |width| Teams::by_rows(width, DType::BF16);
+        let teams = |warps| Teams { warps, x_rows: 1 };
+        assert_eq!(alone(768), [(Some(1386), teams(3)), (None, teams(1))]);
+        assert_eq!(alone(1024), [(Some(1056), teams(4)), (None, teams(1))]);
+        assert_eq!(Teams::by_rows(384, DType::F16)[0].0, Some(3600));
+    }
+
+    #[test]
+    fn the_compiler_is_not_asked_for_more_threads_than_every_card_takes() {
+        for dtype in DTYPES {
+            for width in WIDTHS {
+                for teams in Teams::candidates(width, dtype) {
+                    let threads = teams.least_blocks(width, dtype) * teams.threads();
+                    assert!((1..=1024).contains(&threads), "{width} {dtype}: {teams:?}");
+                }
+            }
+        }
     }
 
     #[test]

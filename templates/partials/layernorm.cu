@@ -40,8 +40,13 @@ __device__ __forceinline__ void moments(
         for (int i = 0; i < X; ++i) variance[i] = squares[i] * (1.0f / WIDTH);
     } else {
         // One reduction of x − s and (x − s)², with s the row's first element: the variance does not
-        // depend on s, and unlike E(x²) − E(x)² nothing cancels where the mean is large.
-        sums_from(value, first_element, sums, squares);
+        // depend on s, and unlike E(x²) − E(x)² nothing cancels where the mean is large. A warp by itself has it.
+        float origin[X];
+#pragma unroll
+        for (int i = 0; i < X; ++i) {
+            origin[i] = WARPS > 1 ? first_element[i] : __shfl_sync(ALL_LANES, value[i][0][0], 0);
+        }
+        sums_from(value, origin, sums, squares);
         float both[2 * X];
 #pragma unroll
         for (int i = 0; i < X; ++i) {
@@ -57,10 +62,10 @@ __device__ __forceinline__ void moments(
     }
 }
 
-// Writes LayerNorm of the X rows from `first` on.
+// Writes LayerNorm of the X rows from `first` on. What is not `kept` leaves L2 before other things do.
 __device__ __forceinline__ void store_layernorm(
     float (&value)[X][HELD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, T* out,
-    unsigned int first, unsigned int rows) {
+    unsigned int first, unsigned int rows, bool kept = true) {
     // Before the reduction, so that they arrive behind it.
     Pack<T, N> scale[HELD], shift[HELD];
 #pragma unroll
@@ -80,7 +85,13 @@ __device__ __forceinline__ void store_layernorm(
             for (int j = 0; j < N; ++j) {
                 y[j] = fmaf((value[i][h][j] - mean[i]) * rstd, to_float(scale[h].at[j]), to_float(shift[h].at[j]));
             }
-            if (held(h) && first + i < rows) store_pack(out + row_start(first + i, rows) + held_column(h), to_pack<T>(y));
+            if (!held(h) || first + i >= rows) continue;
+            T* to = out + row_start(first + i, rows) + held_column(h);
+            if (kept) {
+                store_pack(to, to_pack<T>(y));
+            } else {
+                store_pack_once(to, to_pack<T>(y));
+            }
         }
     }
 }
