@@ -1,3 +1,23 @@
+// The tiles of a stream: every so many-th of the heads of all tiles, in turns forwards and backwards
+// through the streams, so that none has the longer one every time.
+struct Walk {
+    unsigned int stream, streams, all, from = 0;
+    bool backwards = false;
+
+    __device__ __forceinline__ Walk(unsigned int tokens, unsigned int batch, unsigned int stream)
+        : stream(stream * gridDim.x + blockIdx.x), streams(STREAMS * gridDim.x), all((tokens / ROWS + batch) * HEADS) {}
+
+    __device__ __forceinline__ Tile next(Tiles& tiles) {
+        Tile tile;
+        tile.length = 0;
+        while (from < all && tile.length == 0) {
+            tile = tiles.at(from + (backwards ? streams - 1 - stream : stream));
+            from += streams, backwards = !backwards;
+        }
+        return tile;
+    }
+};
+
 __device__ __forceinline__ Tile load_tile(unsigned int address) {
     Tile x;
     asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
@@ -23,11 +43,11 @@ __device__ __forceinline__ void load_boxes(unsigned int to, const TensorMap& fro
 }
 
 __device__ __forceinline__ void feed(const Places& at, const TensorMap& q, const TensorMap& k, const TensorMap& v,
-                                     Tiles& all) {
+                                     Tiles& all, Walk& walk) {
     Ring<PLACES> place;
     Ring<STAGES> stage;
     for (;;) {
-        const Tile tile = all.next();
+        const Tile tile = walk.next(all);
         if (threadIdx.x % 32 == 0) {
             barrier_wait(at.read(place.at), place.phase ^ 1);
             store_tile(at.record(place.at), tile);

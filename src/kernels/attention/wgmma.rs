@@ -328,7 +328,6 @@ impl Kernel for MhaWgmma {
             ("columns", columns(self.head).into()),
             ("ones", ones.into()),
             ("keys", self.tile.keys.into()),
-            ("groups", self.tile.groups().into()),
             ("stages", stages.into()),
             ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
             ("out_stride", self.width().into()),
@@ -347,6 +346,7 @@ impl Kernel for MhaWgmma {
                 let (given, taken) = self.tile.registers();
                 vec![
                     ("streams", self.tile.streams().into()),
+                    ("groups", self.tile.groups().into()),
                     ("given", given.into()),
                     ("taken", taken.into()),
                 ]
