@@ -5,18 +5,30 @@ struct Tile {
     unsigned int head;
 };
 
-// The tiles of a batch, as each warp finds them for itself. Of at most 32 sequences, one a lane, the
-// longest have the first numbers where that was asked for: then what is left at the end is short. Else they
-// are numbered in their order, as in partials/attention_tile.cu: sequence b has its first tile at
-// start(b) / ROWS + b.
+// The tiles of a batch, as each warp finds them for itself. Of at most 32 sequences each lane has one, and
+// counts the tiles before its own: none is left out, and those of the longest may come first. The tiles of
+// more are numbered as in partials/attention_tile.cu: sequence b has its first at start(b) / ROWS + b.
 class Tiles {
 public:
-    // Asks for the offsets, which are there when a tile is looked for.
     __device__ __forceinline__ Tiles(const int* __restrict__ cu_lens, unsigned int batch)
         : cu_lens(cu_lens), batch(batch) {
         if (batch <= 32) look_at(0, batch);
     }
 
+    // In the order of the sequences.
+    __device__ __forceinline__ void in_order() {
+        if (batch > 32) return;
+        const unsigned int lane = threadIdx.x % 32, own = (length + ROWS - 1) / ROWS;
+        before = own;
+#pragma unroll
+        for (unsigned int step = 1; step < 32; step *= 2) {
+            const unsigned int lower = __shfl_up_sync(0xffffffff, before, step);
+            if (lane >= step) before += lower;
+        }
+        before -= own;
+    }
+
+    // The longest first, so that what is left at the end is short.
     __device__ __forceinline__ void longest_first() {
         if (batch > 32) return;
         // One comparison and no branch: the longer first, then the earlier.
