@@ -5,20 +5,28 @@ struct Tile {
     unsigned int head;
 };
 
-// The tiles of a batch, as each warp finds them for itself. Of at most 32 sequences each lane has one, and
-// counts the tiles before its own: none is left out, and those of the longest may come first. The tiles of
-// more are numbered as in partials/attention_tile.cu: sequence b has its first at start(b) / ROWS + b.
+// The tiles of a batch, as each warp finds them for itself. Of at most 32 · EACH sequences a lane has up to EACH,
+// one after the other, and counts the tiles before them: no number is left out. Of at most 32, one a lane,
+// the longest may come first. The tiles of more are numbered as in partials/attention_tile.cu: sequence b
+// has its first at start(b) / ROWS + b, and at most one number of each is left unused.
+//
+// None of this waits for the kernel before. Offsets are batch data: a run's first kernel begins when their
+// upload is done, and a later one's blocks when all blocks of the one before it have begun, so after that.
+// The next run's upload begins when this run's last kernel is done, which waited for all before it.
 class Tiles {
 public:
     __device__ __forceinline__ Tiles(const int* __restrict__ cu_lens, unsigned int batch)
         : cu_lens(cu_lens), batch(batch) {
-        if (batch <= 32) look_at(0, batch);
+        if (batch <= 32 * EACH) look_at(0, batch, (batch + 31) / 32);
     }
 
     // In the order of the sequences.
     __device__ __forceinline__ void in_order() {
-        if (batch > 32) return;
-        const unsigned int lane = threadIdx.x % 32, own = (length + ROWS - 1) / ROWS;
+        if (batch > 32 * EACH) return;
+        const unsigned int lane = threadIdx.x % 32;
+        unsigned int own = 0;
+#pragma unroll
+        for (unsigned int i = 0; i < EACH; ++i) own += tiles_of(length[i]);
         before = own;
 #pragma unroll
         for (unsigned int step = 1; step < 32; step *= 2) {
@@ -30,28 +38,34 @@ public:
 
     // The longest first, so that what is left at the end is short.
     __device__ __forceinline__ void longest_first() {
-        if (batch > 32) return;
+        if (batch > 32) return in_order();
         // One comparison and no branch: the longer first, then the earlier.
-        const unsigned int key = length * 32 + 31 - threadIdx.x % 32;
+        const unsigned int key = length[0] * 32 + 31 - threadIdx.x % 32;
         before = 0;
 #pragma unroll 4
         for (unsigned int other = 0; other < batch; ++other) {
             const unsigned int others = __shfl_sync(0xffffffff, key, other);
-            before += (others / 32 + ROWS - 1) / ROWS * static_cast<unsigned int>(others > key);
+            before += tiles_of(others / 32) * static_cast<unsigned int>(others > key);
         }
     }
 
     // Tile `index / HEADS` for head `index % HEADS`.
     __device__ __forceinline__ Tile at(unsigned int index) {
-        const unsigned int tile_index = index / HEADS;
-        if (batch > 32) narrow(tile_index);
+        if (batch > 32 * EACH) narrow(index / HEADS);
         // In unsigned numbers, an index before the first is far beyond the last.
-        const unsigned int owner = __ballot_sync(0xffffffff, tile_index - before < (length + ROWS - 1) / ROWS);
+        unsigned int from = start, first = index / HEADS - before, found = 0;
+#pragma unroll
+        for (unsigned int i = 0; i < EACH; ++i) {
+            const unsigned int tiles = tiles_of(length[i]);
+            if (found == 0 && first < tiles) found = length[i];
+            if (found == 0) from += length[i], first -= tiles;
+        }
+        const unsigned int owner = __ballot_sync(0xffffffff, found != 0);
         const unsigned int nth = owner == 0 ? 0 : __ffs(owner) - 1;
         Tile tile;
-        tile.start = __shfl_sync(0xffffffff, start, nth);
-        tile.length = owner == 0 ? 0 : __shfl_sync(0xffffffff, length, nth);
-        tile.first = (tile_index - __shfl_sync(0xffffffff, before, nth)) * ROWS;
+        tile.start = __shfl_sync(0xffffffff, from, nth);
+        tile.length = __shfl_sync(0xffffffff, found, nth);
+        tile.first = __shfl_sync(0xffffffff, first, nth) * ROWS;
         tile.head = index % HEADS;
         return tile;
     }
@@ -59,16 +73,26 @@ public:
 private:
     const int* __restrict__ cu_lens;
     unsigned int batch;
-    unsigned int start, length, before;  // of this lane's sequence: tokens, and tiles before its own
+    // Of this lane's sequences: where they begin, their lengths, and the tiles before them.
+    unsigned int start, length[EACH], before;
 
-    __device__ __forceinline__ void look_at(unsigned int sequence, unsigned int span) {
-        const unsigned int lane = threadIdx.x % 32, own = min(sequence + lane, batch - 1);
+    static __device__ __forceinline__ unsigned int tiles_of(unsigned int length) { return (length + ROWS - 1) / ROWS; }
+
+    // `each` a lane of the `span` sequences from `sequence` on.
+    __device__ __forceinline__ void look_at(unsigned int sequence, unsigned int span, unsigned int each) {
+        const unsigned int end = sequence + span, own = min(sequence + threadIdx.x % 32 * each, end);
         start = cu_lens[own];
-        length = lane < span ? cu_lens[own + 1] - start : 0;
+        unsigned int last = start;
+#pragma unroll
+        for (unsigned int i = 0; i < EACH; ++i) {
+            const unsigned int next = i < each ? cu_lens[min(own + i + 1, end)] : last;
+            length[i] = next - last;
+            last = next;
+        }
         before = start / ROWS + own;
     }
 
-    // To the 32 sequences at most one of which has the tile.
+    // To 32 sequences, one of which has the tile.
     __device__ __forceinline__ void narrow(unsigned int index) {
         const unsigned int lane = threadIdx.x % 32;
         unsigned int sequence = 0, span = batch;
@@ -81,6 +105,6 @@ private:
             sequence += steps * step;
             span = min(step, span - steps * step);
         }
-        look_at(sequence, span);
+        look_at(sequence, span, 1);
     }
 };

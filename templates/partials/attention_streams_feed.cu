@@ -35,13 +35,6 @@ __device__ __forceinline__ void store_tile(unsigned int address, const Tile& x) 
 
 // What one warp does for a stream: tiles of queries, keys and values on their way to its places in
 // shared memory, as soon as these are free, until there is none; then the record of an empty tile.
-template <int BOX_ROWS>
-__device__ __forceinline__ void load_boxes(unsigned int to, const TensorMap& from, unsigned int column,
-                                           unsigned int row, unsigned int barrier) {
-#pragma unroll
-    for (int i = 0; i < BOXES; ++i) load_box(to + i * BOX_ROWS * ROW_BYTES, from, column + i * COLUMNS, row, barrier);
-}
-
 __device__ __forceinline__ void feed(const Places& at, const TensorMap& q, const TensorMap& k, const TensorMap& v,
                                      Tiles& all, Walk& walk) {
     Ring<PLACES> place;
@@ -56,24 +49,24 @@ __device__ __forceinline__ void feed(const Places& at, const TensorMap& q, const
                 barrier_arrive(at.full_keys(stage.at));
             } else {
                 const unsigned int groups = min((tile.length - tile.first + 63) / 64, static_cast<unsigned int>(GROUPS));
-                const unsigned int column = tile.head * HEAD;
+                const unsigned int box = tile.head * BOXES;
                 unsigned int also = groups * Q_BYTES;
                 for (unsigned int key = 0; key < tile.length; key += KEYS) {
                     const unsigned int keys = at.full_keys(stage.at), values = at.full_values(stage.at);
                     if (key > 0) barrier_wait(at.empty(stage.at), stage.phase ^ 1);
                     barrier_arrive_expecting(keys, TILE_BYTES + also);
-                    load_boxes<KEYS>(at.keys(stage.at), k, {{ k_column }} + column, tile.start + key, keys);
+                    load_boxes(at.keys(stage.at), k, {{ k_column }} / COLUMNS + box, tile.start + key, keys);
                     if (key == 0) {
 #pragma unroll
                         for (unsigned int i = 0; i < GROUPS; ++i) {
                             if (i < groups) {
-                                load_boxes<64>(at.queries(place.at) + i * Q_BYTES, q, {{ q_column }} + column,
-                                               tile.start + tile.first + i * 64, keys);
+                                load_boxes(at.queries(place.at) + i * Q_BYTES, q, {{ q_column }} / COLUMNS + box,
+                                           tile.start + tile.first + i * 64, keys);
                             }
                         }
                     }
                     barrier_arrive_expecting(values, TILE_BYTES);
-                    load_boxes<KEYS>(at.values(stage.at), v, {{ v_column }} + column, tile.start + key, values);
+                    load_boxes(at.values(stage.at), v, {{ v_column }} / COLUMNS + box, tile.start + key, values);
                     also = 0;
                     stage.advance();
                 }
