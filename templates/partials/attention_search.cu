@@ -5,10 +5,9 @@ struct Tile {
     unsigned int head;
 };
 
-// The tiles of a batch, as each warp finds them for itself. Of at most 32 · EACH sequences a lane has up to EACH,
-// one after the other, and counts the tiles before them: no number is left out. Of at most 32, one a lane,
-// the longest may come first. The tiles of more are numbered as in partials/attention_tile.cu: sequence b
-// has its first at start(b) / ROWS + b, and at most one number of each is left unused.
+// The tiles of a batch, as each warp finds them for itself. Of at most 32 sequences each lane has one and counts
+// the tiles before its own: no number is left out, and the longest may come first. The tiles of more are
+// numbered as in partials/attention_tile.cu: sequence b has its first at start(b) / ROWS + b.
 //
 // None of this waits for the kernel before. Offsets are batch data: a run's first kernel begins when their
 // upload is done, and a later one's blocks when all blocks of the one before it have begun, so after that.
@@ -17,16 +16,13 @@ class Tiles {
 public:
     __device__ __forceinline__ Tiles(const int* __restrict__ cu_lens, unsigned int batch)
         : cu_lens(cu_lens), batch(batch) {
-        if (batch <= 32 * EACH) look_at(0, batch, (batch + 31) / 32);
+        if (batch <= 32) look_at(0, batch);
     }
 
     // In the order of the sequences.
     __device__ __forceinline__ void in_order() {
-        if (batch > 32 * EACH) return;
-        const unsigned int lane = threadIdx.x % 32;
-        unsigned int own = 0;
-#pragma unroll
-        for (unsigned int i = 0; i < EACH; ++i) own += tiles_of(length[i]);
+        if (batch > 32) return;
+        const unsigned int lane = threadIdx.x % 32, own = tiles_of(length);
         before = own;
 #pragma unroll
         for (unsigned int step = 1; step < 32; step *= 2) {
@@ -38,9 +34,9 @@ public:
 
     // The longest first, so that what is left at the end is short.
     __device__ __forceinline__ void longest_first() {
-        if (batch > 32) return in_order();
+        if (batch > 32) return;
         // One comparison and no branch: the longer first, then the earlier.
-        const unsigned int key = length[0] * 32 + 31 - threadIdx.x % 32;
+        const unsigned int key = length * 32 + 31 - threadIdx.x % 32;
         before = 0;
 #pragma unroll 4
         for (unsigned int other = 0; other < batch; ++other) {
@@ -51,21 +47,15 @@ public:
 
     // Tile `index / HEADS` for head `index % HEADS`.
     __device__ __forceinline__ Tile at(unsigned int index) {
-        if (batch > 32 * EACH) narrow(index / HEADS);
+        const unsigned int tile_index = index / HEADS;
+        if (batch > 32) narrow(tile_index);
         // In unsigned numbers, an index before the first is far beyond the last.
-        unsigned int from = start, first = index / HEADS - before, found = 0;
-#pragma unroll
-        for (unsigned int i = 0; i < EACH; ++i) {
-            const unsigned int tiles = tiles_of(length[i]);
-            if (found == 0 && first < tiles) found = length[i];
-            if (found == 0) from += length[i], first -= tiles;
-        }
-        const unsigned int owner = __ballot_sync(0xffffffff, found != 0);
+        const unsigned int owner = __ballot_sync(0xffffffff, tile_index - before < tiles_of(length));
         const unsigned int nth = owner == 0 ? 0 : __ffs(owner) - 1;
         Tile tile;
-        tile.start = __shfl_sync(0xffffffff, from, nth);
-        tile.length = __shfl_sync(0xffffffff, found, nth);
-        tile.first = __shfl_sync(0xffffffff, first, nth) * ROWS;
+        tile.start = __shfl_sync(0xffffffff, start, nth);
+        tile.length = owner == 0 ? 0 : __shfl_sync(0xffffffff, length, nth);
+        tile.first = (tile_index - __shfl_sync(0xffffffff, before, nth)) * ROWS;
         tile.head = index % HEADS;
         return tile;
     }
@@ -73,22 +63,14 @@ public:
 private:
     const int* __restrict__ cu_lens;
     unsigned int batch;
-    // Of this lane's sequences: where they begin, their lengths, and the tiles before them.
-    unsigned int start, length[EACH], before;
+    unsigned int start, length, before;  // of this lane's sequence: tokens, and tiles before its own
 
     static __device__ __forceinline__ unsigned int tiles_of(unsigned int length) { return (length + ROWS - 1) / ROWS; }
 
-    // `each` a lane of the `span` sequences from `sequence` on.
-    __device__ __forceinline__ void look_at(unsigned int sequence, unsigned int span, unsigned int each) {
-        const unsigned int end = sequence + span, own = min(sequence + threadIdx.x % 32 * each, end);
+    __device__ __forceinline__ void look_at(unsigned int sequence, unsigned int span) {
+        const unsigned int lane = threadIdx.x % 32, own = min(sequence + lane, batch - 1);
         start = cu_lens[own];
-        unsigned int last = start;
-#pragma unroll
-        for (unsigned int i = 0; i < EACH; ++i) {
-            const unsigned int next = i < each ? cu_lens[min(own + i + 1, end)] : last;
-            length[i] = next - last;
-            last = next;
-        }
+        length = lane < span ? cu_lens[own + 1] - start : 0;
         before = start / ROWS + own;
     }
 
@@ -105,6 +87,6 @@ private:
             sequence += steps * step;
             span = min(step, span - steps * step);
         }
-        look_at(sequence, span, 1);
+        look_at(sequence, span);
     }
 };

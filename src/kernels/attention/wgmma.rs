@@ -435,9 +435,9 @@ impl Kernel for MhaWgmma {
         // Several tiles for each stream, and more sequences than a warp has lanes.
         let many: Vec<u32> = (0..90).map(|i| 1 + i * 37 % 190).collect();
         cases.push(Case::new("many", &many));
-        // More than four for each lane.
-        let hundreds: Vec<u32> = (0..300).map(|i| 1 + i * 7 % 13 * (i % 9)).collect();
-        cases.push(Case::new("hundreds", &hundreds));
+        // So many that the search takes two steps.
+        let short: Vec<u32> = (0..1100).map(|i| 1 + i % 3).collect();
+        cases.push(Case::new("two_steps", &short));
         cases
     }
 
