@@ -76,6 +76,15 @@ pub enum AttentionError {
         "`{operand}` is head-major; warpgroup attention reads columns of rows of tokens, use the online kernel"
     )]
     WarpgroupView { operand: &'static str },
+    #[error(
+        "the heads of `{operand}` begin at column {offset} of rows of {stride}; warpgroup attention takes multiples of {columns}, use the online kernel"
+    )]
+    WarpgroupColumns {
+        operand: &'static str,
+        offset: u32,
+        stride: u32,
+        columns: u32,
+    },
     #[error("{} is no tile of warpgroup attention with head size {head}", .tile.name())]
     WarpgroupTile { tile: MhaTile, head: u32 },
     #[error(

@@ -137,6 +137,9 @@ pub enum RowOrder {
     /// such rows as columns a lane has results of 8 neighbouring ones. The matrix has a multiple of
     /// as many rows, and so has the box; coordinates are a column, three zeros, and the group.
     Quads,
+    /// As in the matrix, of so many boxes side by side, which one copy moves: one box lies behind the other. The
+    /// matrix has a multiple of `box_columns` columns; coordinates are a zero, a row, and the box's number.
+    Boxes(u32),
 }
 
 impl RowOrder {

@@ -15,6 +15,14 @@ __device__ __forceinline__ unsigned int swizzled(unsigned int row, unsigned int 
     return (chunk / PER_ROW * 64 + row) * ROW_BYTES + (chunk % PER_ROW ^ mask) * 16;
 }
 
+// Copies the rows of a head from `row` on, box `box` and those beside it one after the other, to shared memory.
+__device__ __forceinline__ void load_boxes(unsigned int to, const TensorMap& from, int box, int row,
+                                           unsigned int barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, { %2, %3, %4 }], [%5];" ::"r"(to), "l"(&from), "r"(0), "r"(row), "r"(box), "r"(barrier)
+                 : "memory");
+}
+
 // s (+)= queries · keysᵀ, both in shared memory, 16 columns of them.
 __device__ __forceinline__ void multiply(float (&sums)[SCORES], unsigned long long queries, unsigned long long keys,
                                          int add) {

@@ -60,6 +60,9 @@ const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 8;
 /// Multiprocessors of the cards that this is for.
 const SMS: u32 = 132;
+/// Blocks of one tile each, beyond which the longest sequences go first. Fewer are soon all under way; with
+/// more, those that come last to a multiprocessor should be short.
+const UNSORTED: u32 = 3 * SMS;
 
 impl MhaTile {
     /// Queries by keys by blocks.
@@ -218,9 +221,9 @@ impl MhaWgmma {
         views: &[HeadView],
         instructions: Instructions,
     ) -> &'static [MhaTile] {
-        let columns = |v: &HeadView| matches!(v, HeadView::TokenMajor { .. });
+        let whole = |v: &HeadView| has_whole_boxes(*v, head);
         match instructions {
-            Instructions::Hopper if dtype != DType::F32 && views.iter().all(columns) => {
+            Instructions::Hopper if dtype != DType::F32 && views.iter().all(whole) => {
                 MhaTile::candidates(head)
             }
             _ => &[],
@@ -238,8 +241,16 @@ impl MhaWgmma {
             return Err(AttentionError::WarpgroupStorage { dtype: self.dtype });
         }
         for (operand, view) in self.named() {
-            if view == HeadView::HeadMajor {
+            let HeadView::TokenMajor { offset, stride } = view else {
                 return Err(AttentionError::WarpgroupView { operand });
+            };
+            if !has_whole_boxes(view, self.head) {
+                return Err(AttentionError::WarpgroupColumns {
+                    operand,
+                    offset,
+                    stride,
+                    columns: columns(self.head),
+                });
             }
         }
         match tiles.contains(&self.tile) {
@@ -270,6 +281,16 @@ impl MhaWgmma {
 
     fn width(&self) -> u32 {
         self.heads * self.head
+    }
+}
+
+/// Whether the heads are columns of rows of tokens that begin where a box does.
+fn has_whole_boxes(view: HeadView, head: u32) -> bool {
+    match view {
+        HeadView::HeadMajor => false,
+        HeadView::TokenMajor { offset, stride } => {
+            offset.is_multiple_of(columns(head)) && stride.is_multiple_of(columns(head))
+        }
     }
 }
 
@@ -328,7 +349,6 @@ impl Kernel for MhaWgmma {
             ("columns", columns(self.head).into()),
             ("ones", ones.into()),
             ("keys", self.tile.keys.into()),
-            ("groups", self.tile.groups().into()),
             ("stages", stages.into()),
             ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
             ("out_stride", self.width().into()),
@@ -347,15 +367,15 @@ impl Kernel for MhaWgmma {
                 let (given, taken) = self.tile.registers();
                 vec![
                     ("streams", self.tile.streams().into()),
+                    ("groups", self.tile.groups().into()),
                     ("given", given.into()),
                     ("taken", taken.into()),
                 ]
             }
             false => {
-                let most = self.tile.blocks * SMS;
                 vec![
                     ("blocks", self.tile.blocks.into()),
-                    ("most_blocks", most.into()),
+                    ("unsorted", UNSORTED.into()),
                 ]
             }
         });
@@ -371,7 +391,7 @@ impl Kernel for MhaWgmma {
             param,
             box_rows,
             box_columns: columns(self.head),
-            order: RowOrder::Plain,
+            order: RowOrder::Boxes(self.head / columns(self.head)),
         };
         vec![
             map("q", 64),
@@ -415,6 +435,9 @@ impl Kernel for MhaWgmma {
         // Several tiles for each stream, and more sequences than a warp has lanes.
         let many: Vec<u32> = (0..90).map(|i| 1 + i * 37 % 190).collect();
         cases.push(Case::new("many", &many));
+        // So many that the search takes two steps.
+        let short: Vec<u32> = (0..1100).map(|i| 1 + i % 3).collect();
+        cases.push(Case::new("two_steps", &short));
         cases
     }
 
@@ -569,6 +592,16 @@ mod tests {
                 ..good.clone()
             }),
             "`k` is head-major; warpgroup attention reads columns of rows of tokens, use the online kernel"
+        );
+        assert_eq!(
+            refused(MhaWgmma {
+                v: HeadView::TokenMajor {
+                    offset: 8,
+                    stride: 36 * 64
+                },
+                ..good.clone()
+            }),
+            "the heads of `v` begin at column 8 of rows of 2304; warpgroup attention takes multiples of 64, use the online kernel"
         );
         let odd = MhaTile { keys: 72, ..tile };
         assert_eq!(

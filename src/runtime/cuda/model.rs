@@ -283,6 +283,23 @@ impl Matrix {
                 [1, 8, 2, u64::from(RowOrder::GROUP)].map(|rows| rows * pitch),
                 [box_columns, 2, 4, 4, box_rows / RowOrder::GROUP],
             ),
+            RowOrder::Boxes(boxes) => (
+                3,
+                [
+                    u64::from(box_columns),
+                    rows,
+                    columns / u64::from(box_columns),
+                    1,
+                    1,
+                ],
+                [
+                    pitch,
+                    u64::from(box_columns) * self.dtype.bytes(),
+                    pitch,
+                    pitch,
+                ],
+                [box_columns, box_rows, boxes, 1, 1],
+            ),
         };
         let swizzle = match self.map.box_columns {
             64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
