@@ -125,13 +125,26 @@ pub(super) fn left(mut taken: Vec<BatchRange>) -> Vec<Option<BatchRange>> {
     left.into_iter().map(|ends| Some(range(ends))).collect()
 }
 
-/// What an operator launches by itself beside what takes all batches of up to so many rows.
+/// What an operator over tokens launches by itself beside what takes all batches of these ranges of tokens: the
+/// kernels without those of which every batch is taken.
 pub(super) fn reached(
-    mut kernels: Vec<(Option<Limit>, KernelSpec)>,
-    above: u64,
+    kernels: Vec<(Option<Limit>, KernelSpec)>,
+    taken: &[BatchRange],
 ) -> Vec<(Option<Limit>, KernelSpec)> {
-    kernels.retain(|(limit, _)| !matches!(limit, Some(Limit::Rows(most)) if *most <= above));
-    kernels
+    let by = Measure::Tokens;
+    let mut above = 0;
+    let is_reached = |limit: &Option<Limit>| match *limit {
+        Some(Limit::Rows(most)) => {
+            let up_to = Some(most);
+            let range = BatchRange { by, above, up_to };
+            above = most;
+            !range.is_covered_by(taken)
+        }
+        _ => true,
+    };
+    let reached: Vec<bool> = kernels.iter().map(|(limit, _)| limit).map(is_reached).collect();
+    let kernels = kernels.into_iter().zip(reached);
+    kernels.filter_map(|(kernel, reached)| reached.then_some(kernel)).collect()
 }
 
 #[cfg(test)]
