@@ -29,10 +29,10 @@ pub use one_tile::{GemmOneTile, OneTile};
 pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_layernorm_gemm::ResidualLayerNormGemm;
 pub use residual_moments::GemmResidualMoments;
-pub(crate) use {moments_layernorm::normalised, residual_moments::scaled_and_moments};
 pub use skinny::{GemmSkinny, SkinnyTile};
 pub use split_k::{GemmSplitK, SplitKTile};
 pub use wgmma::{GemmWgmma, WgmmaTile};
+pub(crate) use {moments_layernorm::normalised, residual_moments::scaled_and_moments};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};

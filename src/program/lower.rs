@@ -13,8 +13,8 @@ use joined::Pair;
 use on_load::{OnLoad, left, reached};
 
 use super::{
-    AttentionChoice, BatchRange, Limit, Padding, Place, Program, Step, Tensor, TensorIndex, Variant,
-    padding::check_kept,
+    AttentionChoice, BatchRange, Limit, Padding, Place, Program, Step, Tensor, TensorIndex,
+    Variant, padding::check_kept,
 };
 use crate::{
     graph::{Graph, NodeId, Op},

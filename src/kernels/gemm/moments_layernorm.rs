@@ -37,6 +37,12 @@ const SMS: u32 = 132;
 /// Rows that times were measured of.
 const MOST_ROWS: u64 = 128;
 
+/// Tokens of the tiles that are tried. Each that is chosen is a kernel to compile.
+const FIRST_TOKENS: [u32; 3] = [24, 48, 64];
+const SECOND_TOKENS: [u32; 3] = [24, 48, 64];
+/// For rows of which 48 are too many for shared memory.
+const OF_WIDE_ROWS: u32 = 40;
+
 /// Which kernels compute a linear layer with the LayerNorm behind it, and the linear layer behind that, for
 /// numbers of rows: above `above`, each up to its own, ascending.
 #[derive(Clone, Debug)]
@@ -47,6 +53,9 @@ pub struct ByMoments {
 }
 
 impl ByMoments {
+    /// Up to so many rows [`ResidualLayerNormGemm`](super::ResidualLayerNormGemm), where there is one, is faster.
+    pub const FASTER_ABOVE: u64 = 16;
+
     /// The last number of rows.
     pub fn most(&self) -> u64 {
         self.behind.last().map_or(self.above, |&(most, _)| most)
@@ -77,6 +86,18 @@ impl ByMoments {
             epilogue,
             tokens,
         };
+        let tiles_of = |tokens: &[u32], splits: &[u32]| -> Vec<SplitKTile> {
+            let with = |&splits| tokens.iter().map(move |&t| SplitKTile::new(t, splits));
+            splits.iter().flat_map(with).collect()
+        };
+        let mut of_first = tiles_of(&FIRST_TOKENS, &[1, 2, 4, 8]);
+        of_first.retain(|&tile| first(tile).check().is_ok());
+        let mut of_second = tiles_of(&SECOND_TOKENS, &[1]);
+        of_second.retain(|tile| second(tile.tokens).check().is_ok());
+        if !of_second.iter().any(|tile| tile.tokens > OF_WIDE_ROWS) {
+            of_second.push(SplitKTile::new(OF_WIDE_ROWS, 1));
+            of_second.retain(|tile| second(tile.tokens).check().is_ok());
+        }
         let fastest = |tiles: &[SplitKTile], rows: u64, n: u32, k: u32| {
             let cycles = |tile: &SplitKTile| tile.cycles(rows, n, k, SMS);
             let tiles = tiles.iter().filter(|tile| rows <= tile.most_rows());
@@ -84,15 +105,6 @@ impl ByMoments {
                 .min_by(|a, b| cycles(a).total_cmp(&cycles(b)))
                 .copied()
         };
-        let splits = [1, 2, 4, 8].into_iter();
-        let of_first: Vec<SplitKTile> = splits
-            .flat_map(|splits| [48, 64].map(|tokens| SplitKTile { tokens, splits }))
-            .filter(|&tile| first(tile).check().is_ok())
-            .collect();
-        let fits = |tokens: &u32| second(*tokens).check().is_ok();
-        let mut tokens: Vec<u32> = [64, 48, 40].into_iter().filter(fits).collect();
-        tokens.truncate(2);
-        let of_second: Vec<SplitKTile> = tokens.iter().map(|&t| SplitKTile::new(t, 1)).collect();
         let mut found = Self {
             above,
             before: Vec::new(),
@@ -280,7 +292,9 @@ pub(crate) fn normalised(
 ) -> Vec<f32> {
     let width = gamma.len();
     let numbers = moments_of(width as u32) as usize;
-    let rows = scaled.chunks_exact(width).zip(moments.chunks_exact(numbers));
+    let rows = scaled
+        .chunks_exact(width)
+        .zip(moments.chunks_exact(numbers));
     rows.flat_map(|(row, moments)| {
         let sum = |first| moments.iter().skip(first).step_by(2).map(|&v| f64::from(v));
         let mean = sum(0).sum::<f64>() / width as f64;
@@ -304,7 +318,7 @@ pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
         for (n, k, epilogue, tiles) in [
-            (768, 768, gelu, &[48, 64][..]),
+            (768, 768, gelu, &[24, 48, 64][..]),
             (1000, 328, plain, &[40, 64, 96]),
             (384, 1024, gelu, &[40]),
             (8, 8, gelu, &[8, 128]),
@@ -322,4 +336,100 @@ pub fn representative() -> Vec<KernelSpec> {
         }
     }
     kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(n: u32, k: u32, behind: u32, dtype: DType) -> Option<ByMoments> {
+        let behind = (behind, Epilogue::default());
+        ByMoments::find(32, (n, k, true), behind, 1e-12, dtype)
+    }
+
+    #[test]
+    fn layers_of_encoders_have_kernels_for_few_rows_that_fit_and_are_there_at_once() {
+        for (width, most) in [(320, 128), (384, 128), (768, 128), (1024, 80)] {
+            for (k, n) in [(width, 4 * width), (4 * width, 3 * width)] {
+                let found = found(width, k, n, DType::F16).expect("kernels");
+                assert_eq!(found.most(), most, "{width} {k}");
+                assert_eq!(found.before.last().map(|b| b.0), Some(most));
+                for (_, kernel) in &found.before {
+                    assert_eq!(kernel.check(), Ok(()));
+                }
+                for (most, kernel) in &found.behind {
+                    assert_eq!(kernel.check(), Ok(()));
+                    let extents = Extents::default().with_rows(*most);
+                    assert!(kernel.launch(&extents).grid[0] <= SMS, "{width} {k}");
+                }
+                let mut tokens: Vec<u32> = found.behind.iter().map(|b| b.1.tokens).collect();
+                tokens.sort_unstable();
+                tokens.dedup();
+                assert!(tokens.len() <= 3, "each takes time to compile: {tokens:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_shapes_and_types_have_no_such_kernels() {
+        assert!(found(768, 768, 3072, DType::F32).is_none());
+        assert!(found(770, 768, 3072, DType::F16).is_none());
+        // Rows that do not fit shared memory, and more columns than there are multiprocessors for.
+        assert!(found(2048, 2048, 8192, DType::F16).is_none());
+        assert!(found(768, 768, 1 << 16, DType::F16).is_none());
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+        let kernel = found(768, 768, 3072, DType::F16)
+            .expect("kernels")
+            .behind
+            .remove(0)
+            .1;
+        for tokens in [0, 12, 80, 136] {
+            let kernel = MomentsLayerNormGemm {
+                tokens,
+                ..kernel.clone()
+            };
+            let message = kernel.check().expect_err("refused");
+            assert!(
+                message.contains("tokens are no tile of a GEMM"),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn rows_with_their_moments_are_normalised() {
+        // s = 1, 3 with gamma 2, 1: a mean of 2 and a deviation of 1.
+        let y = normalised(&[2.0, 3.0], &[4.0, 10.0], &[2.0, 1.0], &[0.5, 0.0], 1e-12);
+        assert_eq!(y, [-1.5, 1.0]);
+    }
+
+    #[test]
+    fn reads_come_before_writes_and_moments_are_f32() {
+        let kernel = found(768, 768, 3072, DType::F16)
+            .expect("kernels")
+            .behind
+            .remove(0)
+            .1;
+        let params = kernel.params();
+        let names: Vec<&str> = params.iter().map(|p| p.name).collect();
+        assert_eq!(
+            names,
+            [
+                "scaled", "moments", "gamma", "beta", "weight", "normal", "out", "rows"
+            ]
+        );
+        let is_f32 = |p: &&Param| {
+            matches!(
+                p.role,
+                Role::Read {
+                    dtype: DType::F32,
+                    ..
+                }
+            )
+        };
+        assert_eq!(params.iter().filter(is_f32).count(), 1);
+    }
 }

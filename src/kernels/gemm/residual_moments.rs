@@ -43,7 +43,8 @@ impl GemmResidualMoments {
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         let SplitKTile { tokens, splits } = self.tile;
-        let is_tile = tokens.is_multiple_of(8) && (8..=64).contains(&tokens) && (1..=8).contains(&splits);
+        let is_tile =
+            tokens.is_multiple_of(8) && (8..=64).contains(&tokens) && (1..=8).contains(&splits);
         match is_tile && self.tile.fits(self.k) && self.shared_bytes() <= SHARED_LIMIT {
             true => Ok(()),
             false => Err(format!(
@@ -199,7 +200,7 @@ pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
         for (n, k, bias, tiles) in [
-            (768, 768, true, &[(48, 1), (64, 1), (64, 4)][..]),
+            (768, 768, true, &[(24, 2), (48, 1), (64, 1), (64, 4)][..]),
             (1000, 328, false, &[(40, 1), (48, 2), (64, 3)]),
             (384, 1536, true, &[(48, 4), (64, 8)]),
             (8, 8, true, &[(8, 1), (64, 1)]),
@@ -216,4 +217,45 @@ pub fn representative() -> Vec<KernelSpec> {
         }
     }
     kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gemm(tokens: u32, splits: u32) -> GemmResidualMoments {
+        GemmResidualMoments {
+            n: 768,
+            k: 3072,
+            dtype: DType::F16,
+            bias: true,
+            tile: SplitKTile { tokens, splits },
+        }
+    }
+
+    #[test]
+    fn what_lies_in_shared_memory_at_once_fits_or_is_refused() {
+        assert_eq!(gemm(64, 4).check(), Ok(()));
+        for (tokens, splits) in [(64, 1), (72, 4), (12, 4), (0, 4), (64, 0), (64, 9)] {
+            let message = gemm(tokens, splits).check().expect_err("refused");
+            assert!(message.contains("is no tile of a GEMM"), "{message}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_row_have_their_sum_and_that_of_their_squares() {
+        let products: Vec<f32> = (0..65).map(|c| c as f32).collect();
+        let (bias, residual) = (vec![1.0; 65], vec![-1.0; 65]);
+        let gamma = vec![2.0; 65];
+        let (scaled, moments) = scaled_and_moments(&products, Some(&bias), &residual, &gamma);
+        assert_eq!(scaled[10], 20.0);
+        assert_eq!(moments, [2016.0, 85344.0, 64.0, 4096.0]);
+    }
+
+    #[test]
+    fn reads_come_before_writes() {
+        let names: Vec<&str> = gemm(64, 4).params().iter().map(|p| p.name).collect();
+        let reads = ["x", "weight", "bias", "residual", "gamma"];
+        assert_eq!(names, [&reads[..], &["scaled", "moments", "rows"]].concat());
+    }
 }

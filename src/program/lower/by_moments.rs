@@ -39,6 +39,7 @@ impl Triple {
 impl Lowering<'_> {
     /// The triples that a node is one of: a linear layer between two LayerNorms is the last of one and the
     /// first of another.
+    /// That of a LayerNorm.
     pub(super) fn triples(&self, id: NodeId) -> Result<Vec<Triple>, String> {
         let graph = self.graph;
         let norms = match graph.op(id) {
@@ -59,7 +60,8 @@ impl Lowering<'_> {
         Ok(triples)
     }
 
-    fn triple(&self, norm: NodeId) -> Result<Option<Triple>, String> {
+    /// That of a LayerNorm.
+    pub(super) fn triple(&self, norm: NodeId) -> Result<Option<Triple>, String> {
         let graph = self.graph;
         let &Op::BiasResidualLayerNorm { eps, bias } = graph.op(norm) else {
             return Ok(None);
@@ -92,11 +94,12 @@ impl Lowering<'_> {
         if !is_triple {
             return Ok(None);
         }
-        // The fewest tokens have LayerNorm in one launch with what is behind it.
-        let mut above = 0;
-        for id in [before, norm] {
-            above = above.max(self.on_load(id)?.map_or(0, |on_load| on_load.most));
-        }
+        // The fewest tokens have LayerNorm in one launch with what is behind it, and so may what is before.
+        let most = |id| -> Result<u64, String> {
+            Ok(self.on_load_of_any(id)?.map_or(0, |on_load| on_load.most))
+        };
+        let on_load = most(norm)?;
+        let above = on_load.min(ByMoments::FASTER_ABOVE).max(most(before)?);
         let kernels = ByMoments::find(
             above,
             (

@@ -31,8 +31,25 @@ impl OnLoad {
 }
 
 impl Lowering<'_> {
-    /// The pair that a node is one of, if there is a kernel that computes both.
+    /// The pair that a node is one of, if there is a kernel that computes both, for batches that no triple takes.
     pub(super) fn on_load(&self, id: NodeId) -> Result<Option<OnLoad>, String> {
+        let Some(mut pair) = self.on_load_of_any(id)? else {
+            return Ok(None);
+        };
+        if let Some(triple) = self.triple(pair.norm)? {
+            pair.most = pair.most.min(triple.range().above);
+            let mut above = 0;
+            pair.kernels.retain(|&(up_to, _)| {
+                let is_reached = above < pair.most;
+                above = up_to;
+                is_reached
+            });
+        }
+        Ok((!pair.kernels.is_empty()).then_some(pair))
+    }
+
+    /// As [`Lowering::on_load`], whether there are triples or not.
+    pub(super) fn on_load_of_any(&self, id: NodeId) -> Result<Option<OnLoad>, String> {
         let graph = self.graph;
         let norm = match graph.op(id) {
             Op::BiasResidualLayerNorm { .. } => id,
@@ -142,9 +159,15 @@ pub(super) fn reached(
         }
         _ => true,
     };
-    let reached: Vec<bool> = kernels.iter().map(|(limit, _)| limit).map(is_reached).collect();
+    let reached: Vec<bool> = kernels
+        .iter()
+        .map(|(limit, _)| limit)
+        .map(is_reached)
+        .collect();
     let kernels = kernels.into_iter().zip(reached);
-    kernels.filter_map(|(kernel, reached)| reached.then_some(kernel)).collect()
+    kernels
+        .filter_map(|(kernel, reached)| reached.then_some(kernel))
+        .collect()
 }
 
 #[cfg(test)]
