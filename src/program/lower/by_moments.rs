@@ -95,11 +95,11 @@ impl Lowering<'_> {
             return Ok(None);
         }
         // The fewest tokens have LayerNorm in one launch with what is behind it, and so may what is before.
-        let most = |id| -> Result<u64, String> {
-            Ok(self.on_load_of_any(id)?.map_or(0, |on_load| on_load.most))
-        };
-        let on_load = most(norm)?;
-        let above = on_load.min(ByMoments::FASTER_ABOVE).max(most(before)?);
+        let of_fewest = self
+            .on_load_of_any(norm)?
+            .map_or(0, |pair| pair.most_of_small_tiles());
+        let of_first = self.on_load_of_any(before)?.map_or(0, |pair| pair.most);
+        let above = of_fewest.max(of_first);
         let kernels = ByMoments::find(
             above,
             (

@@ -4,7 +4,10 @@
 use super::{Lowering, constant, rows, width};
 use crate::{
     graph::{NodeId, Op},
-    kernels::{Instructions, KernelSpec, gemm::ResidualLayerNormGemm},
+    kernels::{
+        Instructions, KernelSpec,
+        gemm::{ByMoments, ResidualLayerNormGemm},
+    },
     program::{BatchRange, Limit, Measure, Step, TensorIndex},
     tensor::Symbol,
 };
@@ -20,6 +23,17 @@ pub(super) struct OnLoad {
 }
 
 impl OnLoad {
+    /// The most tokens of tiles that are faster than the launches of a triple.
+    pub(super) fn most_of_small_tiles(&self) -> u64 {
+        let is_small =
+            |kernel: &ResidualLayerNormGemm| kernel.tile.tokens <= ByMoments::SLOWER_THAN_TOKENS;
+        let small = self
+            .kernels
+            .iter()
+            .take_while(|(_, kernel)| is_small(kernel));
+        small.last().map_or(0, |&(up_to, _)| up_to)
+    }
+
     /// The batches for which one launch computes both.
     pub(super) fn range(&self) -> BatchRange {
         BatchRange {
