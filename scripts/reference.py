@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import transformers as tf
 
 SEED, DEVIATION = 20, 0.1
-LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129], "few": [40], "hundred": [64, 35, 1]}
+LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129]}
 PREFIXES = ("bert.", "roberta.", "distilbert.", "albert.")
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
@@ -165,7 +165,6 @@ if __name__ == "__main__":
         random_model(a.out, f"{family}_h320a5", family, ["one_token", "tiny", "mixed"], hidden=320, heads=5)
     for head, heads in ((32, 4), (80, 4), (96, 2), (128, 2)):
         random_model(a.out, f"bert_head{head}", "bert", ["tiny", "mixed"], hidden=head * heads, heads=heads, inner=512, layers=2)
-    random_model(a.out, "bert_few_tokens", "bert", ["few", "hundred"], hidden=192, heads=6, inner=520, layers=3)
     random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")
     if a.minilm:
         minilm(a.out, a.minilm)
