@@ -50,6 +50,15 @@ fn on_load(kernels: &[&KernelSpec]) -> usize {
     kernels.iter().filter(is_on_load).count()
 }
 
+/// LayerNorms by moments that the GEMM before left; each of these has the one that reads them.
+fn by_moments(kernels: &[&KernelSpec]) -> usize {
+    let leaves = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualMoments(_));
+    let reads = |k: &&&KernelSpec| matches!(k, KernelSpec::MomentsLayerNormGemm(_));
+    let left = kernels.iter().filter(leaves).count();
+    assert_eq!(left, kernels.iter().filter(reads).count());
+    left
+}
+
 #[test]
 fn a_launch_is_saved_wherever_a_pair_is_joined() {
     let norms_apart = program(|options| options.norms_apart = true);
@@ -58,7 +67,7 @@ fn a_launch_is_saved_wherever_a_pair_is_joined() {
     let mut most = 0;
     for tokens in (1..9000).step_by(37) {
         let kernels = launched(&program, tokens);
-        let saved = joined(&kernels) + on_load(&kernels);
+        let saved = joined(&kernels) + on_load(&kernels) + by_moments(&kernels);
         assert_eq!(kernels.len() + saved, apart.len(), "{tokens} tokens");
         most = most.max(joined(&kernels));
     }
@@ -77,8 +86,17 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
         .filter(|(_, record)| record.bytes == 0)
         .map(|((_, tensor), _)| tensor.name.clone())
         .collect();
+    let is_product = |name: &&String| name.ends_with(".product");
     let products = ["0.projected", "0.outer", "1.projected", "1.outer"];
-    assert_eq!(empty, products.map(|name| format!("layer.{name}.product")));
+    let products = products.map(|name| format!("layer.{name}.product"));
+    assert_eq!(
+        empty.iter().filter(is_product).collect::<Vec<_>>(),
+        products.iter().collect::<Vec<_>>()
+    );
+    // And what few tokens have beside the rows of the three LayerNorms that a linear layer reads.
+    let of_few = |name: &&String| name.ends_with(".scaled") || name.ends_with(".moments");
+    assert_eq!(empty.iter().filter(of_few).count(), 6);
+    assert_eq!(empty.len(), 10);
 }
 
 #[test]
@@ -93,6 +111,7 @@ fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
         assert_eq!(program.steps.iter().filter(by_tokens).count(), 0);
         assert_eq!(joined(&launched(&program, 4915)), 0);
         assert_eq!(on_load(&launched(&program, 5)), 0);
+        assert_eq!(by_moments(&launched(&program, 100)), 0);
     }
 }
 
@@ -124,13 +143,37 @@ fn the_fewest_rows_are_normalised_by_the_linear_layers_that_read_them() {
 }
 
 #[test]
+fn few_tokens_are_normalised_by_moments_beside_them() {
+    let program = program(|_| ());
+    for (tokens, expected) in [(16, 0), (17, 3), (64, 3), (128, 3), (129, 0)] {
+        let kernels = launched(&program, tokens);
+        assert_eq!(by_moments(&kernels), expected, "{tokens} tokens");
+        // No kernel reads the rows that only other batches have.
+        let batch = Extents::of(&[tokens]).expect("a batch");
+        let usage = program.usage(&batch).expect("its sizes fit");
+        let records = program.planned().zip(usage);
+        let of_few = records.filter(|((_, t), _)| t.name.ends_with(".moments"));
+        let bytes: Vec<u64> = of_few.map(|(_, record)| record.bytes).collect();
+        let each = if expected > 0 {
+            u64::from(tokens) * 24 * 4
+        } else {
+            0
+        };
+        assert!(
+            bytes.len() == 3 && bytes.iter().all(|&b| b >= each && (b > 0) == (each > 0)),
+            "{bytes:?}"
+        );
+    }
+}
+
+#[test]
 fn norms_that_are_to_be_apart_are_never_joined() {
     let program = program(|options| options.norms_apart = true);
-    for tokens in [1, 600, 1229, 4915, 9000] {
+    for tokens in [1, 100, 600, 1229, 4915, 9000] {
         let kernels = launched(&program, tokens);
         assert_eq!(
-            (joined(&kernels), on_load(&kernels)),
-            (0, 0),
+            (joined(&kernels), on_load(&kernels), by_moments(&kernels)),
+            (0, 0, 0),
             "{tokens} tokens"
         );
     }

@@ -57,7 +57,9 @@ impl KernelSpec {
             | Self::GemmSplitK(_)
             | Self::GemmSkinny(_)
             | Self::GemmResidualLayerNorm(_)
-            | Self::ResidualLayerNormGemm(_) => Class::Gemm,
+            | Self::ResidualLayerNormGemm(_)
+            | Self::GemmResidualMoments(_)
+            | Self::MomentsLayerNormGemm(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -104,6 +106,8 @@ impl KernelSpec {
             Self::GemmSkinny(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
             Self::ResidualLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmResidualMoments(k) => product(k.n, k.k, Symbol::Rows),
+            Self::MomentsLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),

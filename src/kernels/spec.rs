@@ -32,7 +32,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, GemmWgmma, GemmOneTile, GemmSplitK, GemmSkinny, GemmResidualLayerNorm, ResidualLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
+    Gemm, GemmWgmma, GemmOneTile, GemmSplitK, GemmSkinny, GemmResidualLayerNorm, ResidualLayerNormGemm, GemmResidualMoments,
+    MomentsLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
     MeanPoolNormalize, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
     MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens, Upload,
@@ -46,7 +47,9 @@ impl KernelSpec {
             Self::MhaLongScores(_) => 2,
             Self::PackTokens(_) => 3,
             Self::PackScan(_) => 2,
-            Self::ResidualLayerNormGemm(_) => 2,
+            Self::ResidualLayerNormGemm(_)
+            | Self::GemmResidualMoments(_)
+            | Self::MomentsLayerNormGemm(_) => 2,
             _ => 1,
         }
     }

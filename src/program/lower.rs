@@ -1,18 +1,20 @@
 //! From the fused graph to launches: one kernel for every operator that computes.
 
 mod attention;
+mod by_moments;
 mod choices;
 mod joined;
 mod on_load;
 
 use std::collections::HashMap;
 
+use by_moments::Triple;
 use joined::Pair;
 use on_load::{OnLoad, left, reached};
 
 use super::{
-    AttentionChoice, Limit, Padding, Place, Program, Step, Tensor, TensorIndex, Variant,
-    padding::check_kept,
+    AttentionChoice, BatchRange, Limit, Padding, Place, Program, Step, Tensor, TensorIndex,
+    Variant, padding::check_kept,
 };
 use crate::{
     graph::{Graph, NodeId, Op},
@@ -129,6 +131,8 @@ struct Lowering<'a> {
     /// Where each node comes in the order of the launches.
     order_of: HashMap<NodeId, usize>,
     meta_of: HashMap<Meta, TensorIndex>,
+    /// Rows before a LayerNorm, scaled, and their moments.
+    left_of: HashMap<NodeId, [TensorIndex; 2]>,
 }
 
 impl<'a> Lowering<'a> {
@@ -154,6 +158,7 @@ impl<'a> Lowering<'a> {
             tensor_of: HashMap::new(),
             order_of: graph.topological().into_iter().zip(0..).collect(),
             meta_of: HashMap::new(),
+            left_of: HashMap::new(),
         }
     }
 
@@ -201,11 +206,12 @@ impl<'a> Lowering<'a> {
         let failed = |problem| unsupported(self.graph, id, op, problem);
         let pair = self.pair(id).map_err(failed)?;
         let on_load = self.on_load(id).map_err(failed)?;
-        let most = on_load.as_ref().map_or(0, |on_load| on_load.most);
-        let variants = self.variants(reached(variants, most));
+        let triples = self.triples(id).map_err(failed)?;
         let joined = pair.iter().flat_map(Pair::ranges);
-        let taken = joined.chain(on_load.iter().map(OnLoad::range));
-        for when in left(taken.collect()) {
+        let few = on_load.iter().map(OnLoad::range);
+        let few: Vec<BatchRange> = few.chain(triples.iter().map(Triple::range)).collect();
+        let variants = self.variants(reached(variants, &few));
+        for when in left(joined.chain(few).collect()) {
             self.program.steps.push(Step {
                 name: node.name.clone(),
                 when,
@@ -219,6 +225,9 @@ impl<'a> Lowering<'a> {
         }
         if let (Some(pair), Op::Linear { .. }) = (on_load, op) {
             self.load(&pair, out);
+        }
+        for triple in &triples {
+            self.launch_of(triple, id, out);
         }
         Ok(out)
     }

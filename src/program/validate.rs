@@ -352,6 +352,13 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
+        K::GemmResidualMoments(k) => check_gemm(&k.apart().0)
+            .and_then(|()| k.check())
+            .map(|()| k.dtype),
+        K::MomentsLayerNormGemm(k) => check_gemm(&k.apart().1)
+            .and_then(|()| k.check())
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Add(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),

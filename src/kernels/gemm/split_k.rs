@@ -34,14 +34,14 @@ pub struct GemmSplitK {
 
 /// Rows of the weight in a tile, the M side of a product, and elements of k in a step: 128 bytes,
 /// the width of the widest swizzle.
-const BLOCK_N: u32 = 64;
-const BLOCK_K: u32 = 64;
+pub(super) const BLOCK_N: u32 = 64;
+pub(super) const BLOCK_K: u32 = 64;
 /// One warpgroup.
 const THREADS: u32 = 128;
 /// Boxes start at a multiple of this.
-const ALIGNMENT: u32 = 1024;
+pub(super) const ALIGNMENT: u32 = 1024;
 /// Dynamic shared memory of a block, beside the barriers.
-const SHARED_LIMIT: u32 = 226 * 1024;
+pub(super) const SHARED_LIMIT: u32 = 226 * 1024;
 /// Shared memory of a multiprocessor, of which each block takes 1 KiB beside its own.
 const MULTIPROCESSOR_BYTES: u32 = 227 * 1024;
 /// Bytes of the sums of a block for eight tokens.
@@ -94,7 +94,7 @@ impl SplitKTile {
         SplitKTile::new(64, 8),
     ];
 
-    const fn new(tokens: u32, splits: u32) -> Self {
+    pub(super) const fn new(tokens: u32, splits: u32) -> Self {
         Self { tokens, splits }
     }
 
@@ -136,7 +136,7 @@ impl SplitKTile {
     }
 
     /// Blocks of a launch.
-    fn blocks(self, rows: u64, n: u32) -> u64 {
+    pub(super) fn blocks(self, rows: u64, n: u32) -> u64 {
         rows.div_ceil(self.tokens.into())
             .saturating_mul(n.div_ceil(BLOCK_N).into())
             .saturating_mul(self.splits.into())
@@ -160,12 +160,46 @@ impl SplitKTile {
         }
     }
 
-    const fn shared_bytes(self, k: u32) -> u32 {
+    pub(super) const fn shared_bytes(self, k: u32) -> u32 {
         ALIGNMENT + self.steps(k) * (BLOCK_N + self.tokens) * BLOCK_K * 2 + self.received_bytes()
     }
 
+    /// What `partials/split_k_sizes.cu` reads, and the attribute of kernels that are launched in clusters.
+    pub(super) fn constants(self) -> Constants {
+        let Self { tokens, splits } = self;
+        let cluster = match splits {
+            // The attribute costs time even where a cluster is one block.
+            1 => String::new(),
+            _ => format!("__cluster_dims__({splits}, 1, 1) "),
+        };
+        let sums = tokens / 2;
+        let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+        Constants::from([
+            ("tokens", tokens.into()),
+            ("splits", splits.into()),
+            ("cluster", cluster.into()),
+            ("sums", sums.into()),
+            ("sum_registers", list(&|i| format!("%{i}")).into()),
+            (
+                "sum_operands",
+                list(&|i| format!("\"+f\"(sums[{i}])")).into(),
+            ),
+        ])
+    }
+
+    /// The boxes that rows of x and of the weight are copied in.
+    pub(super) fn tensor_maps(self, x: &'static str) -> Vec<TensorMap> {
+        let map = |param, box_rows| TensorMap {
+            param,
+            box_rows,
+            box_columns: BLOCK_K,
+            order: RowOrder::Plain,
+        };
+        vec![map(x, self.tokens), map("weight", BLOCK_N)]
+    }
+
     /// Whether a GEMM of depth k can be cut so.
-    fn fits(self, k: u32) -> bool {
+    pub(super) fn fits(self, k: u32) -> bool {
         // A depth beyond this would overflow the sizes below, and fits nowhere.
         k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K) && self.shared_bytes(k) <= SHARED_LIMIT
     }
@@ -226,29 +260,11 @@ impl Kernel for GemmSplitK {
     }
 
     fn constants(&self) -> Constants {
-        let SplitKTile { tokens, splits } = self.tile;
         let mut constants = self.plain().constants();
         constants.retain(|name, _| {
             ["storage", "n", "k", "bias", "activation", "precise"].contains(name)
         });
-        let cluster = match splits {
-            // The attribute costs time even where a cluster is one block.
-            1 => String::new(),
-            _ => format!("__cluster_dims__({splits}, 1, 1) "),
-        };
-        let sums = tokens / 2;
-        let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
-        constants.extend([
-            ("tokens", tokens.into()),
-            ("splits", splits.into()),
-            ("cluster", cluster.into()),
-            ("sums", sums.into()),
-            ("sum_registers", list(&|i| format!("%{i}")).into()),
-            (
-                "sum_operands",
-                list(&|i| format!("\"+f\"(sums[{i}])")).into(),
-            ),
-        ]);
+        constants.extend(self.tile.constants());
         constants
     }
 
@@ -257,13 +273,7 @@ impl Kernel for GemmSplitK {
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
-        let map = |param, box_rows| TensorMap {
-            param,
-            box_rows,
-            box_columns: BLOCK_K,
-            order: RowOrder::Plain,
-        };
-        vec![map("x", self.tile.tokens), map("weight", BLOCK_N)]
+        self.tile.tensor_maps("x")
     }
 
     fn launch(&self, extents: &Extents) -> Launch {

@@ -1,7 +1,7 @@
 //! A linear layer and the LayerNorm behind it: two launches, or one for the numbers of tokens for
 //! which a kernel that does both is faster.
 
-use super::{Lowering, constant, rows, width};
+use super::{Lowering, Triple, constant, rows, width};
 use crate::{
     graph::{NodeId, Op},
     kernels::{
@@ -97,8 +97,10 @@ impl Lowering<'_> {
         }
         // What is normalised on load takes the fewest tokens.
         let mut least = 0;
-        for on_load in [self.on_load(linear)?, self.on_load(norm)?] {
-            least = least.max(on_load.map_or(0, |on_load| on_load.most));
+        for id in [linear, norm] {
+            least = least.max(self.on_load(id)?.map_or(0, |on_load| on_load.most));
+            let triples = self.triples(id)?;
+            least = triples.iter().map(Triple::most).fold(least, u64::max);
         }
         pair.joined.retain_mut(|Joined { range, .. }| {
             range.above = range.above.max(least);

@@ -4,7 +4,10 @@
 use super::{Lowering, constant, rows, width};
 use crate::{
     graph::{NodeId, Op},
-    kernels::{Instructions, KernelSpec, gemm::ResidualLayerNormGemm},
+    kernels::{
+        Instructions, KernelSpec,
+        gemm::{ByMoments, ResidualLayerNormGemm},
+    },
     program::{BatchRange, Limit, Measure, Step, TensorIndex},
     tensor::Symbol,
 };
@@ -20,6 +23,17 @@ pub(super) struct OnLoad {
 }
 
 impl OnLoad {
+    /// The most tokens of tiles that are faster than the launches of a triple.
+    pub(super) fn most_of_small_tiles(&self) -> u64 {
+        let is_small =
+            |kernel: &ResidualLayerNormGemm| kernel.tile.tokens <= ByMoments::SLOWER_THAN_TOKENS;
+        let small = self
+            .kernels
+            .iter()
+            .take_while(|(_, kernel)| is_small(kernel));
+        small.last().map_or(0, |&(up_to, _)| up_to)
+    }
+
     /// The batches for which one launch computes both.
     pub(super) fn range(&self) -> BatchRange {
         BatchRange {
@@ -31,8 +45,25 @@ impl OnLoad {
 }
 
 impl Lowering<'_> {
-    /// The pair that a node is one of, if there is a kernel that computes both.
+    /// The pair that a node is one of, if there is a kernel that computes both, for batches that no triple takes.
     pub(super) fn on_load(&self, id: NodeId) -> Result<Option<OnLoad>, String> {
+        let Some(mut pair) = self.on_load_of_any(id)? else {
+            return Ok(None);
+        };
+        if let Some(triple) = self.triple(pair.norm)? {
+            pair.most = pair.most.min(triple.range().above);
+            let mut above = 0;
+            pair.kernels.retain(|&(up_to, _)| {
+                let is_reached = above < pair.most;
+                above = up_to;
+                is_reached
+            });
+        }
+        Ok((!pair.kernels.is_empty()).then_some(pair))
+    }
+
+    /// As [`Lowering::on_load`], whether there are triples or not.
+    pub(super) fn on_load_of_any(&self, id: NodeId) -> Result<Option<OnLoad>, String> {
         let graph = self.graph;
         let norm = match graph.op(id) {
             Op::BiasResidualLayerNorm { .. } => id,
@@ -125,13 +156,32 @@ pub(super) fn left(mut taken: Vec<BatchRange>) -> Vec<Option<BatchRange>> {
     left.into_iter().map(|ends| Some(range(ends))).collect()
 }
 
-/// What an operator launches by itself beside what takes all batches of up to so many rows.
+/// What an operator over tokens launches by itself beside what takes all batches of these ranges of tokens: the
+/// kernels without those of which every batch is taken.
 pub(super) fn reached(
-    mut kernels: Vec<(Option<Limit>, KernelSpec)>,
-    above: u64,
+    kernels: Vec<(Option<Limit>, KernelSpec)>,
+    taken: &[BatchRange],
 ) -> Vec<(Option<Limit>, KernelSpec)> {
-    kernels.retain(|(limit, _)| !matches!(limit, Some(Limit::Rows(most)) if *most <= above));
+    let by = Measure::Tokens;
+    let mut above = 0;
+    let is_reached = |limit: &Option<Limit>| match *limit {
+        Some(Limit::Rows(most)) => {
+            let up_to = Some(most);
+            let range = BatchRange { by, above, up_to };
+            above = most;
+            !range.is_covered_by(taken)
+        }
+        _ => true,
+    };
+    let reached: Vec<bool> = kernels
+        .iter()
+        .map(|(limit, _)| limit)
+        .map(is_reached)
+        .collect();
+    let kernels = kernels.into_iter().zip(reached);
     kernels
+        .filter_map(|(kernel, reached)| reached.then_some(kernel))
+        .collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,10 @@ use super::args::Args;
 use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
 use super::{OpError, Read, Sums, rows};
-use crate::kernels::gemm::{Epilogue, Gemm, GemmResidualLayerNorm, ResidualLayerNormGemm};
+use crate::kernels::gemm::{
+    Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualMoments, MomentsLayerNormGemm,
+    ResidualLayerNormGemm, normalised, scaled_and_moments,
+};
 
 /// A strided matrix operand: element `(i, j)` is at `i·row + j·col`.
 #[derive(Clone, Copy)]
@@ -462,4 +465,56 @@ pub(super) fn residual_layer_norm_gemm(
     rows::bias_residual_layer_norm(&norm, Args::new(op, extents, &of_norm, normal))?;
     of_gemm.insert(0, Read::Real(normal));
     gemm(&gemm_spec, sums, Args::new(op, extents, &of_gemm, out))
+}
+
+/// The products, then bias, residual and what LayerNorm has to know of the sums.
+pub(super) fn gemm_residual_moments(
+    spec: &GemmResidualMoments,
+    sums: Sums,
+    mut args: Args<'_, '_>,
+    moments: &mut [f32],
+) -> Result<(), OpError> {
+    let (op, extents) = (args.op(), args.extents);
+    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
+    let x = args.real("x", &[rows, k])?;
+    let weight = args.real("weight", &[n, k])?;
+    let bias = match spec.bias {
+        true => Some(args.real("bias", &[n])?),
+        false => None,
+    };
+    let residual = args.real("residual", &[rows, n])?;
+    let gamma = args.real("gamma", &[n])?;
+    args.check_shape("moments", &[rows, spec.moments()], moments.len())?;
+    let scaled = args.out(&[rows, n])?;
+    let reads = [x, weight].map(Read::Real);
+    let product = spec.apart().0;
+    gemm(&product, sums, Args::new(op, extents, &reads, scaled))?;
+    let (of_rows, of_moments) = scaled_and_moments(scaled, bias, residual, gamma);
+    scaled.copy_from_slice(&of_rows);
+    moments.copy_from_slice(&of_moments);
+    Ok(())
+}
+
+/// LayerNorm by the moments of its rows, and the products of it, one after the other.
+pub(super) fn moments_layer_norm_gemm(
+    spec: &MomentsLayerNormGemm,
+    sums: Sums,
+    mut args: Args<'_, '_>,
+    normal: &mut [f32],
+) -> Result<(), OpError> {
+    let (op, extents) = (args.op(), args.extents);
+    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
+    let scaled = args.real("scaled", &[rows, k])?;
+    let moments = args.real("moments", &[rows, spec.moments()])?;
+    let gamma = args.real("gamma", &[k])?;
+    let beta = args.real("beta", &[k])?;
+    let mut of_gemm = vec![Read::Real(args.real("weight", &[n, k])?)];
+    if spec.epilogue.bias {
+        of_gemm.push(Read::Real(args.real("bias", &[n])?));
+    }
+    args.check_shape("normal", &[rows, k], normal.len())?;
+    let out = args.out(&[rows, n])?;
+    normal.copy_from_slice(&normalised(scaled, moments, gamma, beta, spec.eps));
+    of_gemm.insert(0, Read::Real(normal));
+    gemm(&spec.apart().1, sums, Args::new(op, extents, &of_gemm, out))
 }

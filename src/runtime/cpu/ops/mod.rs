@@ -142,8 +142,7 @@ pub enum OpError {
 /// Runs one kernel.
 ///
 /// `reads` are the kernel's parameters of role `Read`, in the order that its type documents, counts
-/// left out. `writes` is what it writes, one tensor for all but [`KernelSpec::MhaLongScores`] and
-/// [`KernelSpec::ResidualLayerNormGemm`]; what it held before does not matter. All of it is written, except columns that the view of an attention
+/// left out. `writes` is what it writes, one tensor for all but those of two tensors ([`KernelSpec::n_writes`]); what it held before does not matter. All of it is written, except columns that the view of an attention
 /// context's result leaves out, and elements between the rows of ragged scores.
 /// `extents.rows` is the number of rows of row-wise kernels and GEMMs.
 ///
@@ -196,6 +195,19 @@ pub fn run_in(
         };
         return gemm::residual_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
     }
+    if let KernelSpec::GemmResidualMoments(k) = spec {
+        let [scaled, moments] = writes else {
+            return Err(wrong("two tensors"));
+        };
+        let args = Args::new(op, extents, reads, scaled);
+        return gemm::gemm_residual_moments(k, sums, args, moments);
+    }
+    if let KernelSpec::MomentsLayerNormGemm(k) = spec {
+        let [normal, out] = writes else {
+            return Err(wrong("two tensors"));
+        };
+        return gemm::moments_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
+    }
     let [out] = writes else {
         return Err(wrong("one tensor"));
     };
@@ -228,9 +240,10 @@ pub fn run_in(
         KernelSpec::MhaShort(k) => attention::mha_short(k, args),
         KernelSpec::MhaOnline(k) => attention::mha_online(k, args),
         KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
-        KernelSpec::MhaLongScores(_) | KernelSpec::ResidualLayerNormGemm(_) => {
-            Err(wrong("two tensors"))
-        }
+        KernelSpec::MhaLongScores(_)
+        | KernelSpec::ResidualLayerNormGemm(_)
+        | KernelSpec::GemmResidualMoments(_)
+        | KernelSpec::MomentsLayerNormGemm(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
         KernelSpec::Upload(_) | KernelSpec::PackScan(_) | KernelSpec::PackTokens(_) => {
@@ -249,6 +262,8 @@ fn name(spec: &KernelSpec) -> &'static str {
         | KernelSpec::GemmSkinny(_) => "gemm",
         KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
         KernelSpec::ResidualLayerNormGemm(_) => "residual_layernorm_gemm",
+        KernelSpec::GemmResidualMoments(_) => "gemm_residual_moments",
+        KernelSpec::MomentsLayerNormGemm(_) => "moments_layernorm_gemm",
         KernelSpec::AddBias(_) => "add_bias",
         KernelSpec::Add(_) => "add",
         KernelSpec::Activate(_) => "activate",

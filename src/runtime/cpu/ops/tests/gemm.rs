@@ -2,9 +2,10 @@ use super::*;
 use crate::kernels::{
     HostTensor,
     gemm::{
-        Activation, Epilogue, Gemm, GemmResidualLayerNorm, NormalisedTile, ResidualLayerNormGemm,
-        Tile,
+        Activation, Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualMoments,
+        MomentsLayerNormGemm, NormalisedTile, ResidualLayerNormGemm, SplitKTile, Tile,
     },
+    layernorm::BiasResidualLayerNorm,
 };
 
 fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> KernelSpec {
@@ -173,4 +174,88 @@ fn layer_norm_and_the_products_of_it_are_those_of_the_reference() {
         assert_close(&normal, &wide(want[0].real()), 1e-5);
         assert_close(&out, &wide(want[1].real()), 1e-4);
     }
+}
+
+#[test]
+fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
+    let (rows, n, k) = (5, 136, 24);
+    let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
+    for bias in [true, false] {
+        let before = KernelSpec::GemmResidualMoments(GemmResidualMoments {
+            n: n as u32,
+            k: k as u32,
+            dtype: F32,
+            bias,
+            // Not read on the CPU.
+            tile: SplitKTile {
+                tokens: 8,
+                splits: 1,
+            },
+        });
+        let behind = KernelSpec::MomentsLayerNormGemm(MomentsLayerNormGemm {
+            n: k as u32,
+            k: n as u32,
+            eps: 1e-12,
+            dtype: F32,
+            epilogue: Epilogue {
+                bias,
+                activation: Some(Activation::GeluTanh),
+            },
+            // Not read on the CPU.
+            tokens: 8,
+        });
+        // Parts of 64, 64 and 8 columns.
+        let (mut scaled, mut moments) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * 6]);
+        let mut operands = vec![noise(rows * k, 1), noise(n * k, 2)];
+        if bias {
+            operands.push(noise(n, 3));
+        }
+        operands.extend([noise(rows * n, 4), noise(n, 5)]);
+        let reads: Vec<Read> = operands.iter().map(|o| Read::Real(o)).collect();
+        run(&before, &extents, &reads, &mut [&mut scaled, &mut moments]).unwrap();
+        let want = reference(&before, &extents, operands.clone());
+        assert_close(&scaled, &wide(want[0].real()), 1e-4);
+        assert_close(&moments, &wide(want[1].real()), 1e-3);
+
+        let (mut normal, mut out) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * k]);
+        let beta = noise(n, 6);
+        let mut of_behind = vec![scaled, moments, operands.remove(operands.len() - 1), beta];
+        of_behind.push(noise(n * k, 7));
+        if bias {
+            of_behind.push(noise(k, 8));
+        }
+        let reads: Vec<Read> = of_behind.iter().map(|o| Read::Real(o)).collect();
+        run(&behind, &extents, &reads, &mut [&mut normal, &mut out]).unwrap();
+        let want = reference(&behind, &extents, of_behind.clone());
+        assert_close(&normal, &wide(want[0].real()), 1e-5);
+        assert_close(&out, &wide(want[1].real()), 1e-4);
+
+        // Together they are LayerNorm of the sum.
+        let norm = BiasResidualLayerNorm::new(n as u32, 1e-12, F32, bias);
+        let product = Gemm::of(n as u32, k as u32, F32, Epilogue::default());
+        let products = reference(&product.into(), &extents, operands[..2].to_vec());
+        let mut of_norm = vec![products[0].real().to_vec()];
+        of_norm.extend(operands[2..].iter().cloned());
+        of_norm.extend(of_behind[2..4].iter().cloned());
+        let want = reference(&norm.into(), &extents, of_norm);
+        assert_close(&normal, &wide(want[0].real()), 1e-4);
+
+        let one = run(&before, &extents, &reads, &mut [&mut out]);
+        assert_eq!(
+            one.expect_err("a tensor is missing").to_string(),
+            "gemm_residual_moments writes two tensors; 1 were given"
+        );
+        let one = run(&behind, &extents, &reads, &mut [&mut out]);
+        assert_eq!(
+            one.expect_err("a tensor is missing").to_string(),
+            "moments_layernorm_gemm writes two tensors; 1 were given"
+        );
+    }
+}
+
+/// What a kernel's definition says of these operands.
+fn reference(spec: &KernelSpec, extents: &Extents, operands: Vec<Vec<f32>>) -> Vec<HostTensor> {
+    let tensors: Vec<HostTensor> = operands.into_iter().map(HostTensor::Real).collect();
+    let tensors: Vec<&HostTensor> = tensors.iter().collect();
+    spec.as_kernel().reference(extents, &tensors)
 }

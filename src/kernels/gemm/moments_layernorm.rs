@@ -1,0 +1,449 @@
+//! LayerNorm from rows' moments, and the linear layer that reads it, for few rows on Hopper.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Epilogue, FewRows, Gemm, GemmResidualMoments, GemmWgmma, SplitKTile,
+    normalised_tile::machine,
+    residual_moments::{moments_of, moments_shape},
+    split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, SHARED_LIMIT},
+};
+use crate::{
+    kernels::{
+        Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, rows::word,
+    },
+    tensor::{DType, Extents},
+};
+
+/// `scaled [rows, k]`, `moments [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) →
+/// `normal [rows, k]`: LayerNorm of what [`GemmResidualMoments`] left; and `out [rows, n]`:
+/// `act(normal · weightᵀ + bias)`, in f16 or bf16, on Hopper. Blocks have all of k, as
+/// [`GemmSplitK`](super::GemmSplitK) without splits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MomentsLayerNormGemm {
+    pub n: u32,
+    pub k: u32,
+    pub eps: f32,
+    pub dtype: DType,
+    pub epilogue: Epilogue,
+    /// Rows of x in a tile: 8 to 128, a multiple of 8.
+    pub tokens: u32,
+}
+
+/// One warpgroup multiplies, one normalises.
+const THREADS: u32 = 256;
+/// Multiprocessors of an H100 or H200 SXM.
+const SMS: u32 = 132;
+/// Rows that times were measured of.
+const MOST_ROWS: u64 = 128;
+
+/// Tokens of the tiles that are tried. Each that is chosen is a kernel to compile.
+const FIRST_TOKENS: [u32; 3] = [24, 48, 64];
+const SECOND_TOKENS: [u32; 3] = [24, 48, 64];
+/// For rows of which 48 are too many for shared memory.
+const OF_WIDE_ROWS: u32 = 40;
+
+/// Which kernels compute a linear layer with the LayerNorm behind it, and the linear layer behind that, for
+/// numbers of rows: above `above`, each up to its own, ascending.
+#[derive(Clone, Debug)]
+pub struct ByMoments {
+    pub above: u64,
+    pub before: Vec<(u64, GemmResidualMoments)>,
+    pub behind: Vec<(u64, MomentsLayerNormGemm)>,
+}
+
+impl ByMoments {
+    /// Tiles of so many tokens of [`ResidualLayerNormGemm`](super::ResidualLayerNormGemm) are faster, larger ones are not.
+    pub const SLOWER_THAN_TOKENS: u32 = 16;
+
+    /// The last number of rows.
+    pub fn most(&self) -> u64 {
+        self.behind.last().map_or(self.above, |&(most, _)| most)
+    }
+
+    /// `before` is the GEMM whose products LayerNorm adds to the residual, with LayerNorm's bias; `behind` is
+    /// what reads the normalised rows. None where no tiles serve them.
+    pub fn find(
+        above: u64,
+        before: (u32, u32, bool),
+        behind: (u32, Epilogue),
+        eps: f32,
+        dtype: DType,
+    ) -> Option<Self> {
+        let ((n, k, bias), (n_behind, epilogue)) = (before, behind);
+        let first = |tile| GemmResidualMoments {
+            n,
+            k,
+            dtype,
+            bias,
+            tile,
+        };
+        let second = |tokens| MomentsLayerNormGemm {
+            n: n_behind,
+            k: n,
+            eps,
+            dtype,
+            epilogue,
+            tokens,
+        };
+        let splits = [1, 2, 4, 8].into_iter();
+        let of_first: Vec<SplitKTile> = splits
+            .flat_map(|splits| FIRST_TOKENS.map(|tokens| SplitKTile::new(tokens, splits)))
+            .filter(|&tile| first(tile).check().is_ok())
+            .collect();
+        // Of what reads the rows no more tiles than of the largest: with fewer blocks the weights of the next
+        // kernel, too, are on their way.
+        let fits = |tokens: &u32| second(*tokens).check().is_ok();
+        let mut of_second: Vec<u32> = SECOND_TOKENS.into_iter().filter(fits).collect();
+        if !of_second.iter().any(|&tokens| tokens > OF_WIDE_ROWS) && fits(&OF_WIDE_ROWS) {
+            of_second.push(OF_WIDE_ROWS);
+        }
+        let of_first_for = |rows: u64| {
+            let cycles = |tile: &SplitKTile| tile.cycles(rows, n, k, SMS);
+            let tiles = of_first.iter().filter(|tile| rows <= tile.most_rows());
+            tiles
+                .map(|tile| (cycles(tile), *tile))
+                .min_by(|a, b| a.0.total_cmp(&b.0))
+        };
+        let of_second_for = |rows: u64| {
+            let largest = u64::from(*of_second.last()?);
+            let each = rows.div_ceil(rows.div_ceil(largest));
+            let tokens = of_second.iter().find(|&&tokens| each <= tokens.into())?;
+            let tile = SplitKTile::new(*tokens, 1);
+            let serves = rows <= tile.most_rows() && tile.blocks(rows, n_behind) <= SMS.into();
+            serves.then(|| (tile.cycles(rows, n_behind, n, SMS), *tokens))
+        };
+        let apart = |rows: u64| {
+            let before = FewRows::fastest(rows, n, k, dtype)?;
+            Some(before + FewRows::fastest(rows, n_behind, n, dtype)? + machine::APART)
+        };
+        let mut found = Self {
+            above,
+            before: Vec::new(),
+            behind: Vec::new(),
+        };
+        for rows in above + 1..=MOST_ROWS {
+            let (Some((first_cycles, x)), Some((second_cycles, y)), Some(apart)) =
+                (of_first_for(rows), of_second_for(rows), apart(rows))
+            else {
+                break;
+            };
+            if first_cycles + second_cycles >= apart {
+                break;
+            }
+            match found.before.last_mut() {
+                Some((most, kernel)) if kernel.tile == x => *most = rows,
+                _ => found.before.push((rows, first(x))),
+            }
+            match found.behind.last_mut() {
+                Some((most, kernel)) if kernel.tokens == y => *most = rows,
+                _ => found.behind.push((rows, second(y))),
+            }
+        }
+        (!found.behind.is_empty()).then_some(found)
+    }
+}
+
+impl MomentsLayerNormGemm {
+    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
+        let is_tile = self.tokens.is_multiple_of(8) && (8..=128).contains(&self.tokens);
+        match is_tile && self.k <= 1 << 16 && self.shared_bytes() <= SHARED_LIMIT {
+            true => Ok(()),
+            false => Err(format!(
+                "{} tokens are no tile of a GEMM of depth {} that normalises by moments: it has 8 to 128, a multiple of 8, and room in shared memory for all that a block reads",
+                self.tokens, self.k
+            )),
+        }
+    }
+
+    /// Numbers that come with each row.
+    pub fn moments(&self) -> u64 {
+        moments_of(self.k)
+    }
+
+    /// Gamma and beta are rows beside those of x.
+    const fn product(&self) -> SplitKTile {
+        SplitKTile::new(self.tokens + 8, 1)
+    }
+
+    const fn shared_bytes(&self) -> u32 {
+        ALIGNMENT + self.k.div_ceil(BLOCK_K) * (BLOCK_N + self.tokens + 8) * BLOCK_K * 2
+    }
+
+    /// The two kernels that compute the same of sums, for any card.
+    pub fn apart(&self) -> (BiasResidualLayerNorm, Gemm) {
+        let norm = BiasResidualLayerNorm::new(self.k, self.eps, self.dtype, false);
+        let gemm = Gemm::of(self.n, self.k, self.dtype, self.epilogue);
+        (norm, gemm)
+    }
+}
+
+impl Kernel for MomentsLayerNormGemm {
+    fn symbol(&self) -> String {
+        format!("{}_tokens{}", self.definition(), self.tokens)
+    }
+
+    fn definition(&self) -> String {
+        format!(
+            "moments_layernorm_eps{}_{}",
+            word(self.eps),
+            self.apart().1.definition(),
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "moments_layernorm_gemm"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = self.apart().1.constants();
+        constants.retain(|name, _| {
+            ["storage", "n", "k", "bias", "activation", "precise"].contains(name)
+        });
+        constants.extend(self.product().constants());
+        constants.insert("eps", f32_literal(self.eps).into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let (norm, gemm) = self.apart();
+        let mut params = Vec::new();
+        let mut normal = None;
+        for param in norm.params() {
+            match (param.name, param.role) {
+                ("x", role) => params.push(Param {
+                    name: "scaled",
+                    role,
+                }),
+                // With sums and sums of squares of half as many as there are columns, rows have mean and deviation 1/2.
+                ("residual", _) => params.push(Param {
+                    name: "moments",
+                    role: Role::Read {
+                        dtype: DType::F32,
+                        shape: moments_shape(self.k),
+                        fill: Fill::Normal {
+                            mean: self.k as f32 / moments_of(self.k) as f32,
+                            deviation: 0.02 * self.k as f32 / moments_of(self.k) as f32,
+                        },
+                    },
+                }),
+                ("out", role) => {
+                    normal = Some(Param {
+                        name: "normal",
+                        role,
+                    });
+                }
+                ("rows", _) => {}
+                (name, role) => params.push(Param { name, role }),
+            }
+        }
+        let (reads, rest): (Vec<Param>, Vec<Param>) = gemm
+            .params()
+            .into_iter()
+            .skip(1)
+            .partition(|p| matches!(p.role, Role::Read { .. }));
+        params.extend(reads);
+        params.extend(normal);
+        params.extend(rest);
+        params
+    }
+
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        SplitKTile::new(self.tokens, 1).tensor_maps("scaled")
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let blocks = SplitKTile::new(self.tokens, 1).blocks(extents.rows, self.n);
+        Launch::of_blocks(blocks, THREADS, self.shared_bytes())
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [scaled, moments, gamma, beta] = [0, 1, 2, 3].map(|i| reads[i].real());
+        let normal = HostTensor::Real(normalised(scaled, moments, gamma, beta, self.eps));
+        let mut operands = vec![&normal];
+        operands.extend(&reads[4..]);
+        let products = self.apart().1.reference(extents, &operands);
+        [normal].into_iter().chain(products).collect()
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Case::standard();
+        // Octets of rows, and tiles of them, that are whole, begun and empty.
+        let rows = [8, 33, 40, 47, 48, 49, 63, 64, 65, 96, 100, 128];
+        cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
+        cases
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let (norm, gemm) = self.apart();
+        let (rounding, sums) = (norm.tolerance(), gemm.tolerance());
+        Tolerance {
+            absolute: 8.0 * sums.absolute + rounding.absolute,
+            relative: sums.relative.max(rounding.relative),
+            reason: "errors of f32 sums are divided by the deviation of a row, 1/2 with these operands, and so are those of the products of gamma, of size 2; the result is rounded once",
+        }
+    }
+}
+
+/// LayerNorm of the rows that a GEMM left with their moments.
+pub(crate) fn normalised(
+    scaled: &[f32],
+    moments: &[f32],
+    gamma: &[f32],
+    beta: &[f32],
+    eps: f32,
+) -> Vec<f32> {
+    let width = gamma.len();
+    let numbers = moments_of(width as u32) as usize;
+    let rows = scaled
+        .chunks_exact(width)
+        .zip(moments.chunks_exact(numbers));
+    rows.flat_map(|(row, moments)| {
+        let sum = |first| moments.iter().skip(first).step_by(2).map(|&v| f64::from(v));
+        let mean = sum(0).sum::<f64>() / width as f64;
+        let variance = (sum(1).sum::<f64>() / width as f64 - mean * mean).max(0.0);
+        let deviation = (variance + f64::from(eps)).sqrt();
+        let columns = row.iter().zip(gamma.iter().zip(beta));
+        columns.map(move |(&s, (&g, &b))| {
+            ((f64::from(s) - mean * f64::from(g)) / deviation + f64::from(b)) as f32
+        })
+    })
+    .collect()
+}
+
+/// Tiles of several sizes, with and without what is optional, and depths that divide by 8 and nothing else.
+pub fn representative() -> Vec<KernelSpec> {
+    let plain = Epilogue::default();
+    let gelu = Epilogue {
+        bias: true,
+        activation: Some(super::Activation::GeluExact),
+    };
+    let mut kernels = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for (n, k, epilogue, tiles) in [
+            (768, 768, gelu, &[24, 48, 64][..]),
+            (1000, 328, plain, &[40, 64, 96]),
+            (384, 1024, gelu, &[40]),
+            (8, 8, gelu, &[8, 128]),
+        ] {
+            for &tokens in tiles {
+                kernels.push(KernelSpec::from(MomentsLayerNormGemm {
+                    n,
+                    k,
+                    eps: 1e-12,
+                    dtype,
+                    epilogue,
+                    tokens,
+                }));
+            }
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(n: u32, k: u32, behind: u32, dtype: DType) -> Option<ByMoments> {
+        let behind = (behind, Epilogue::default());
+        ByMoments::find(32, (n, k, true), behind, 1e-12, dtype)
+    }
+
+    #[test]
+    fn layers_of_encoders_have_kernels_for_few_rows_that_fit_and_are_there_at_once() {
+        for (width, most) in [(320, 128), (384, 128), (768, 128), (1024, 40)] {
+            for (k, n) in [(width, 4 * width), (4 * width, 3 * width)] {
+                let found = found(width, k, n, DType::F16).expect("kernels");
+                assert!(found.most() >= most, "{width} {k}: {found:?}");
+                assert_eq!(found.before.last().map(|b| b.0), Some(found.most()));
+                for (_, kernel) in &found.before {
+                    assert_eq!(kernel.check(), Ok(()));
+                }
+                for (most, kernel) in &found.behind {
+                    assert_eq!(kernel.check(), Ok(()));
+                    let extents = Extents::default().with_rows(*most);
+                    assert!(kernel.launch(&extents).grid[0] <= SMS, "{width} {k}");
+                }
+                let mut tokens: Vec<u32> = found.behind.iter().map(|b| b.1.tokens).collect();
+                tokens.sort_unstable();
+                tokens.dedup();
+                assert!(tokens.len() <= 3, "each takes time to compile: {tokens:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_shapes_and_types_have_no_such_kernels() {
+        assert!(found(768, 768, 3072, DType::F32).is_none());
+        assert!(found(770, 768, 3072, DType::F16).is_none());
+        // Rows that do not fit shared memory, and more columns than there are multiprocessors for.
+        assert!(found(2048, 2048, 8192, DType::F16).is_none());
+        assert!(found(768, 768, 1 << 16, DType::F16).is_none());
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+        let kernel = found(768, 768, 3072, DType::F16)
+            .expect("kernels")
+            .behind
+            .remove(0)
+            .1;
+        for tokens in [0, 12, 80, 136] {
+            let kernel = MomentsLayerNormGemm {
+                tokens,
+                ..kernel.clone()
+            };
+            let message = kernel.check().expect_err("refused");
+            assert!(
+                message.contains("tokens are no tile of a GEMM"),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn rows_with_their_moments_are_normalised() {
+        // s = 1, 3 with gamma 2, 1: a mean of 2 and a deviation of 1.
+        let y = normalised(&[2.0, 3.0], &[4.0, 10.0], &[2.0, 1.0], &[0.5, 0.0], 1e-12);
+        assert_eq!(y, [-1.5, 1.0]);
+    }
+
+    #[test]
+    fn reads_come_before_writes_and_moments_are_f32() {
+        let kernel = found(768, 768, 3072, DType::F16)
+            .expect("kernels")
+            .behind
+            .remove(0)
+            .1;
+        let params = kernel.params();
+        let names: Vec<&str> = params.iter().map(|p| p.name).collect();
+        assert_eq!(
+            names,
+            [
+                "scaled", "moments", "gamma", "beta", "weight", "normal", "out", "rows"
+            ]
+        );
+        let is_f32 = |p: &&Param| {
+            matches!(
+                p.role,
+                Role::Read {
+                    dtype: DType::F32,
+                    ..
+                }
+            )
+        };
+        assert_eq!(params.iter().filter(is_f32).count(), 1);
+    }
+}

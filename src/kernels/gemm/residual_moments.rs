@@ -1,0 +1,261 @@
+//! The GEMM before a LayerNorm, for few rows on Hopper: it leaves the rows' moments beside the rows, and what
+//! reads the normalised rows has LayerNorm without a launch for it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Epilogue, Gemm, GemmWgmma, SplitKTile,
+    split_k::{BLOCK_N, SHARED_LIMIT},
+};
+use crate::{
+    kernels::{
+        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role, TensorMap,
+        Tolerance, layernorm::BiasResidualLayerNorm,
+    },
+    tensor::{DType, Extents, Shape, Size, Symbol},
+};
+
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]`:
+/// `gamma · s` with `s = x · weightᵀ + bias + residual`; and `moments [rows, ⌈n / 64⌉, 2]` in f32: the sums
+/// of s and of s² over each 64 columns. In f16 or bf16, on Hopper, as [`GemmSplitK`](super::GemmSplitK).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GemmResidualMoments {
+    pub n: u32,
+    pub k: u32,
+    pub dtype: DType,
+    /// Whether there is a bias.
+    pub bias: bool,
+    pub tile: SplitKTile,
+}
+
+/// Numbers of the moments of a row of so many columns.
+pub(super) fn moments_of(columns: u32) -> u64 {
+    2 * u64::from(columns.div_ceil(BLOCK_N))
+}
+
+/// Rows, and the moments of each.
+pub(super) fn moments_shape(columns: u32) -> Shape {
+    Shape::new([Size::from(Symbol::Rows), moments_of(columns).into()])
+}
+
+impl GemmResidualMoments {
+    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
+        let SplitKTile { tokens, splits } = self.tile;
+        let is_tile =
+            tokens.is_multiple_of(8) && (8..=64).contains(&tokens) && (1..=8).contains(&splits);
+        match is_tile && self.tile.fits(self.k) && self.shared_bytes() <= SHARED_LIMIT {
+            true => Ok(()),
+            false => Err(format!(
+                "{:?} is no tile of a GEMM of depth {} that leaves moments: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, and room in shared memory for all that a block reads",
+                self.tile, self.k
+            )),
+        }
+    }
+
+    /// Numbers that it leaves beside each row.
+    pub fn moments(&self) -> u64 {
+        moments_of(self.n)
+    }
+
+    /// Of a block, with the moments that its warps add up.
+    fn shared_bytes(&self) -> u32 {
+        self.tile.shared_bytes(self.k) + 4 * self.tile.tokens * 8
+    }
+
+    /// The GEMM, and what is added to its products, of kernels for any card.
+    pub fn apart(&self) -> (Gemm, BiasResidualLayerNorm) {
+        // What a LayerNorm is of depends on no eps.
+        const ANY: f32 = 1.0;
+        (
+            Gemm::of(self.n, self.k, self.dtype, Epilogue::default()),
+            BiasResidualLayerNorm::new(self.n, ANY, self.dtype, self.bias),
+        )
+    }
+}
+
+impl Kernel for GemmResidualMoments {
+    fn symbol(&self) -> String {
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        format!(
+            "gemm_{}residual_moments_{}_n{}_k{}",
+            if self.bias { "bias_" } else { "" },
+            self.dtype,
+            self.n,
+            self.k,
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "gemm_residual_moments"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = self.apart().0.constants();
+        constants.retain(|name, _| ["storage", "n", "k"].contains(name));
+        constants.extend(self.tile.constants());
+        constants.insert("bias", self.bias.into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let (gemm, norm) = self.apart();
+        let is_read = |p: &Param| matches!(p.role, Role::Read { .. });
+        let mut params: Vec<Param> = gemm.params().into_iter().filter(is_read).collect();
+        let of_norm = norm.params().into_iter().skip(1);
+        params.extend(of_norm.filter(|p| ["bias", "residual", "gamma"].contains(&p.name)));
+        let rows = Size::from(Symbol::Rows);
+        params.push(Param {
+            name: "scaled",
+            role: Role::Write {
+                dtype: self.dtype,
+                shape: Shape::new([rows.clone(), u64::from(self.n).into()]),
+            },
+        });
+        params.push(Param {
+            name: "moments",
+            role: Role::Write {
+                dtype: DType::F32,
+                shape: moments_shape(self.n),
+            },
+        });
+        params.push(Param {
+            name: "rows",
+            role: Role::Count(rows),
+        });
+        params
+    }
+
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        self.tile.tensor_maps("x")
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        let blocks = self.tile.blocks(extents.rows, self.n);
+        Launch::of_blocks(blocks, self.threads(), self.tile.shared_bytes(self.k))
+    }
+
+    fn threads(&self) -> u32 {
+        128
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (of_gemm, of_norm) = reads.split_at(2);
+        let products = self.apart().0.reference(extents, of_gemm);
+        let (bias, residual, gamma) = match *of_norm {
+            [bias, residual, gamma] => (Some(bias.real()), residual.real(), gamma.real()),
+            [residual, gamma] => (None, residual.real(), gamma.real()),
+            _ => unreachable!("the parameter list has two more operands, or three with a bias"),
+        };
+        let (scaled, moments) = scaled_and_moments(products[0].real(), bias, residual, gamma);
+        vec![HostTensor::Real(scaled), HostTensor::Real(moments)]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let sums = self.apart().0.tolerance();
+        Tolerance {
+            absolute: 4.0 * sums.absolute,
+            relative: 2.0 * sums.relative,
+            reason: "as the GEMM, times gamma, below 2; of 64 sums, and of their squares, errors are relative and add up like a random walk",
+        }
+    }
+}
+
+/// What the kernel leaves of rows of products: they and the residual as long, bias and gamma as long as a row.
+pub(crate) fn scaled_and_moments(
+    products: &[f32],
+    bias: Option<&[f32]>,
+    residual: &[f32],
+    gamma: &[f32],
+) -> (Vec<f32>, Vec<f32>) {
+    let mut scaled = Vec::with_capacity(products.len());
+    let mut moments = Vec::new();
+    let rows = products.chunks_exact(gamma.len());
+    for (products, residual) in rows.zip(residual.chunks_exact(gamma.len())) {
+        let sum = |c: usize| {
+            let bias = bias.map_or(0.0, |bias| bias[c]);
+            f64::from(products[c]) + f64::from(bias) + f64::from(residual[c])
+        };
+        let sums: Vec<f64> = (0..gamma.len()).map(sum).collect();
+        let row = sums.iter().zip(gamma);
+        scaled.extend(row.map(|(&s, &g)| (s * f64::from(g)) as f32));
+        for part in sums.chunks(BLOCK_N as usize) {
+            moments.push(part.iter().sum::<f64>() as f32);
+            moments.push(part.iter().map(|s| s * s).sum::<f64>() as f32);
+        }
+    }
+    (scaled, moments)
+}
+
+/// Tiles with and without clusters, and sizes that divide by 8 and nothing else.
+pub fn representative() -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for (n, k, bias, tiles) in [
+            (768, 768, true, &[(24, 2), (48, 1), (64, 1), (64, 4)][..]),
+            (1000, 328, false, &[(40, 1), (48, 2), (64, 3)]),
+            (384, 1536, true, &[(48, 4), (64, 8)]),
+            (8, 8, true, &[(8, 1), (64, 1)]),
+        ] {
+            for &(tokens, splits) in tiles {
+                kernels.push(KernelSpec::from(GemmResidualMoments {
+                    n,
+                    k,
+                    dtype,
+                    bias,
+                    tile: SplitKTile { tokens, splits },
+                }));
+            }
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gemm(tokens: u32, splits: u32) -> GemmResidualMoments {
+        GemmResidualMoments {
+            n: 768,
+            k: 3072,
+            dtype: DType::F16,
+            bias: true,
+            tile: SplitKTile { tokens, splits },
+        }
+    }
+
+    #[test]
+    fn what_lies_in_shared_memory_at_once_fits_or_is_refused() {
+        assert_eq!(gemm(64, 4).check(), Ok(()));
+        for (tokens, splits) in [(64, 1), (72, 4), (12, 4), (0, 4), (64, 0), (64, 9)] {
+            let message = gemm(tokens, splits).check().expect_err("refused");
+            assert!(message.contains("is no tile of a GEMM"), "{message}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_row_have_their_sum_and_that_of_their_squares() {
+        let products: Vec<f32> = (0..65).map(|c| c as f32).collect();
+        let (bias, residual) = (vec![1.0; 65], vec![-1.0; 65]);
+        let gamma = vec![2.0; 65];
+        let (scaled, moments) = scaled_and_moments(&products, Some(&bias), &residual, &gamma);
+        assert_eq!(scaled[10], 20.0);
+        assert_eq!(moments, [2016.0, 85344.0, 64.0, 4096.0]);
+    }
+
+    #[test]
+    fn reads_come_before_writes() {
+        let names: Vec<&str> = gemm(64, 4).params().iter().map(|p| p.name).collect();
+        let reads = ["x", "weight", "bias", "residual", "gamma"];
+        assert_eq!(names, [&reads[..], &["scaled", "moments", "rows"]].concat());
+    }
+}
