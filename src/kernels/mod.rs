@@ -137,11 +137,17 @@ pub enum RowOrder {
     /// such rows as columns a lane has results of 8 neighbouring ones. The matrix has a multiple of
     /// as many rows, and so has the box; coordinates are a column, three zeros, and the group.
     Quads,
+    /// Of each [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h lies at place 64i + 16w + 8h + g (w < 4, g < 8, i, h < 2). Of
+    /// products with such rows as rows a lane has results of 4 neighbouring ones. The matrix has a multiple of
+    /// [`RowOrder::GROUP`] rows, and a box [`RowOrder::BLOCK`]; coordinates are a column, two zeros, the group, and zero.
+    Fours,
 }
 
 impl RowOrder {
     /// Rows that change places among themselves.
     pub const GROUP: u32 = 32;
+    /// Rows of a box in the order of [`RowOrder::Fours`].
+    pub const BLOCK: u32 = 128;
 }
 
 /// Blocks and threads of one launch.

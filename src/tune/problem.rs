@@ -135,11 +135,11 @@ impl Problem {
                 ..
             } => {
                 let any = Tile::fitting(n, dtype).into_iter().map(Choice::Tile);
-                let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
+                let hopper = GemmWgmma::tiles(n, k, dtype, instructions).into_iter();
                 let one = GemmOneTile::tiles(n, k, dtype, instructions).into_iter();
                 let split = GemmSplitK::tiles(n, k, dtype, instructions).into_iter();
                 let skinny = GemmSkinny::tiles(n, k, dtype, instructions).into_iter();
-                any.chain(hopper.iter().copied().map(Choice::Wgmma))
+                any.chain(hopper.map(Choice::Wgmma))
                     .chain(one.map(Choice::OneTile))
                     .chain(split.map(Choice::SplitK))
                     .chain(skinny.map(Choice::Skinny))
@@ -262,6 +262,11 @@ impl Problem {
                 epilogue,
                 instructions: Instructions::Hopper,
             } => {
+                if let Ok(t) = std::env::var(format!("X_GEMM_{n}x{k}")) {
+                    let t: Vec<u32> = t.split(',').map(|x| x.parse().unwrap_or(0)).collect();
+                    let t = crate::kernels::gemm::WgmmaTile { m: t[0], n: t[1], together: t[2] == 1 };
+                    return vec![range(None, Choice::Wgmma(t))];
+                }
                 let few = FewRows::variants(n, k, dtype);
                 let most = few.last().map_or(0, |&(end, _)| end);
                 let few = few.into_iter().map(|(end, tile)| {

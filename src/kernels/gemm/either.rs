@@ -51,8 +51,8 @@ impl EitherGemm {
                 tile,
             })
         });
-        let walking = GemmWgmma::tiles(n, k, dtype, Instructions::Hopper).iter();
-        let walking = walking.map(|&tile| {
+        let walking = GemmWgmma::tiles(n, k, dtype, Instructions::Hopper).into_iter();
+        let walking = walking.map(|tile| {
             Self::Hopper(GemmWgmma {
                 n,
                 k,

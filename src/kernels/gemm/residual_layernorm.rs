@@ -80,13 +80,16 @@ mod machine {
 
 impl GemmResidualLayerNorm {
     /// The tiles of a block.
-    pub const TILES: [WgmmaTile; 7] = [
+    pub const TILES: [WgmmaTile; 10] = [
         tile(128, 256, true),
         tile(128, 192, true),
         tile(128, 128, true),
         tile(128, 128, false),
+        tile(64, 256, true),
         tile(64, 256, false),
+        tile(64, 192, true),
         tile(64, 192, false),
+        tile(64, 128, true),
         tile(64, 128, false),
     ];
 
@@ -122,6 +125,11 @@ impl GemmResidualLayerNorm {
             bias,
             tile,
         };
+        if let Ok(t) = std::env::var(format!("X_JOIN_{n}x{k}")) {
+            let t: Vec<u32> = t.split(',').map(|x| x.parse().unwrap_or(0)).collect();
+            if t.len() < 3 { return vec![(None, None)]; }
+            return vec![(Some(600), None), (None, Some(joined(tile(t[0], t[1], t[2] == 1))))];
+        }
         let cycles = |rows, at: usize| match at.checked_sub(1) {
             None => cycles_apart(rows, n, k, dtype),
             Some(at) => joined(tiles[at]).cycles(rows) * WORTH_JOINING,
@@ -184,9 +192,22 @@ impl GemmResidualLayerNorm {
         self.n / self.tile.n
     }
 
+    /// Whether two warpgroups share the columns of a tile, as 64 rows are one's.
+    fn is_by_columns(&self) -> bool {
+        self.tile.together && self.tile.m == 64
+    }
+
+    /// Columns that a warpgroup computes.
+    fn columns_of_warpgroup(&self) -> u32 {
+        match self.is_by_columns() {
+            true => self.tile.n / 2,
+            false => self.tile.n,
+        }
+    }
+
     /// Rows that a warpgroup computes.
     fn rows_of_warpgroup(&self) -> u32 {
-        match self.tile.together {
+        match self.tile.together && !self.is_by_columns() {
             true => self.tile.m / 2,
             false => self.tile.m,
         }
@@ -196,17 +217,10 @@ impl GemmResidualLayerNorm {
         (self.tile.m + self.tile.n) * BLOCK_K * 2
     }
 
-    /// Pieces of 64 columns on their way to memory, for each of the two computing warpgroups.
-    fn buffers(&self) -> u32 {
-        match self.rows_of_warpgroup() > 64 {
-            true => 1,
-            false => 2,
-        }
-    }
-
     /// Shared memory that the source declares: moments of rows, and constants of columns.
     fn declared_bytes(&self) -> u32 {
-        2 * 2 * self.blocks() * self.rows_of_warpgroup() * 8 + self.tile.n * 3 * 4
+        let parts = 2 * 2 * self.blocks() * self.rows_of_warpgroup() * 8;
+        parts + self.tile.n * 3 * 4
     }
 
     /// Steps of k, or pieces of the residual, in shared memory: as many as there is room for.
@@ -218,7 +232,7 @@ impl GemmResidualLayerNorm {
     /// Dynamic shared memory without the stages themselves.
     fn bytes_beside(&self, stages: u32) -> u32 {
         let barriers = (2 * stages + 2 + 4) * 8;
-        STAGE_ALIGNMENT + 2 * self.buffers() * self.rows_of_warpgroup() * 128 + barriers
+        STAGE_ALIGNMENT + barriers
     }
 
     fn shared_bytes(&self) -> u32 {
@@ -295,7 +309,7 @@ impl Kernel for GemmResidualLayerNorm {
         let (gemm, norm) = self.apart();
         let mut constants = gemm.constants();
         constants.retain(|name, _| ["storage", "n", "k"].contains(name));
-        let sums = self.tile.n / 2;
+        let sums = self.columns_of_warpgroup() / 2;
         let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
             ("block_m", self.tile.m.into()),
@@ -303,7 +317,9 @@ impl Kernel for GemmResidualLayerNorm {
             ("together", self.tile.together.into()),
             ("cluster", self.blocks().into()),
             ("stages", self.stages().into()),
-            ("buffers", self.buffers().into()),
+            ("columns", self.columns_of_warpgroup().into()),
+            ("share_x", std::env::var("X_SHARE").is_ok().into()),
+            ("early", std::env::var("X_EARLY").map_or(8u32, |e| e.parse().unwrap_or(8)).into()),
             ("bias", norm.bias.into()),
             ("eps", f32_literal(norm.eps).into()),
             ("sums", sums.into()),
@@ -326,17 +342,17 @@ impl Kernel for GemmResidualLayerNorm {
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
-        let map = |param, box_rows| TensorMap {
+        let map = |param, box_rows, box_columns, order| TensorMap {
             param,
             box_rows,
-            box_columns: 64,
-            order: RowOrder::Plain,
+            box_columns,
+            order,
         };
         vec![
-            map("x", self.tile.m),
-            map("weight", self.tile.n),
-            map("residual", self.tile.m),
-            map("out", self.rows_of_warpgroup()),
+            map("x", self.tile.m, BLOCK_K, RowOrder::Plain),
+            map("weight", self.tile.n, BLOCK_K, RowOrder::Quads),
+            // Boxes that a warp's lanes read 16 bytes each of without a conflict of banks.
+            map("residual", self.tile.m, RowOrder::GROUP, RowOrder::Plain),
         ]
     }
 

@@ -283,6 +283,12 @@ impl Matrix {
                 [1, 8, 2, u64::from(RowOrder::GROUP)].map(|rows| rows * pitch),
                 [box_columns, 2, 4, 4, box_rows / RowOrder::GROUP],
             ),
+            RowOrder::Fours => (
+                5,
+                [columns, 8, 2, rows / u64::from(RowOrder::GROUP), 2],
+                [4, 1, u64::from(RowOrder::GROUP), 2].map(|rows| rows * pitch),
+                [box_columns, 8, 2, box_rows / RowOrder::GROUP, 2],
+            ),
         };
         let swizzle = match self.map.box_columns {
             64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
