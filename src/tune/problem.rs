@@ -262,11 +262,6 @@ impl Problem {
                 epilogue,
                 instructions: Instructions::Hopper,
             } => {
-                if let Ok(t) = std::env::var(format!("X_GEMM_{n}x{k}")) {
-                    let t: Vec<u32> = t.split(',').map(|x| x.parse().unwrap_or(0)).collect();
-                    let t = crate::kernels::gemm::WgmmaTile { m: t[0], n: t[1], together: t[2] == 1 };
-                    return vec![range(None, Choice::Wgmma(t))];
-                }
                 let few = FewRows::variants(n, k, dtype);
                 let most = few.last().map_or(0, |&(end, _)| end);
                 let few = few.into_iter().map(|(end, tile)| {

@@ -3,7 +3,6 @@ constexpr int N = {{ n }};
 constexpr int K = {{ k }};
 constexpr int BLOCK_M = {{ block_m }}, BLOCK_N = {{ block_n }}, BLOCK_K = 64;  // 128 bytes of a row
 constexpr int STAGES = {{ stages }};
-constexpr bool SHARE_X = {{ share_x }};
 constexpr bool TOGETHER = {{ together }};  // both computing warpgroups work on one tile
 constexpr int CLUSTER = {{ cluster }};
 static_assert(CLUSTER * BLOCK_N == N, "a cluster holds whole rows");

@@ -96,7 +96,7 @@ mod machine {
 
 impl WgmmaTile {
     /// The tiles that a GEMM may have, largest first.
-    pub const CANDIDATES: [WgmmaTile; 27] = [
+    pub const CANDIDATES: [WgmmaTile; 24] = [
         WgmmaTile::new(256, 128, true),
         WgmmaTile::new(128, 256, true),
         WgmmaTile::new(128, 192, true),
@@ -116,12 +116,9 @@ impl WgmmaTile {
         WgmmaTile::new(64, 64, false),
         WgmmaTile::new(176, 128, false),
         WgmmaTile::new(160, 128, false),
-        WgmmaTile::new(152, 128, false),
-        WgmmaTile::new(144, 128, false),
         WgmmaTile::new(136, 128, false),
         WgmmaTile::new(120, 128, false),
         WgmmaTile::new(112, 128, false),
-        WgmmaTile::new(104, 128, false),
         WgmmaTile::new(96, 128, false),
         WgmmaTile::new(88, 128, false),
     ];
@@ -148,7 +145,7 @@ impl WgmmaTile {
     }
 
     /// Whether rows of the weight are rows of the products, which are multiples of 64.
-    const fn is_swapped(self) -> bool {
+    pub(super) const fn is_swapped(self) -> bool {
         !self.m.is_multiple_of(64)
     }
 
@@ -440,7 +437,13 @@ mod tests {
     #[test]
     fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
         for tile in WgmmaTile::CANDIDATES {
-            for results in [Results::ByLanes, Results::ByBoxes] {
+            let unswapped = [Results::ByLanes, Results::ByBoxes];
+            for results in if tile.is_swapped() {
+                &[Results::Swapped][..]
+            } else {
+                &unswapped
+            } {
+                let results = *results;
                 assert!(tile.shared_bytes(results) <= 227 * 1024, "{tile:?}");
                 assert!(
                     (3..=MOST_STAGES).contains(&tile.stages(results)),
@@ -449,7 +452,15 @@ mod tests {
             }
             // A thread has 240 registers, and the sums take most of them.
             let rows = if tile.together { tile.m / 2 } else { tile.m };
-            assert!(rows / 64 * tile.n / 2 <= 192, "{tile:?}");
+            assert!(rows * tile.n / 128 <= 192, "{tile:?}");
+            if tile.is_swapped() {
+                assert_eq!(
+                    (tile.m % 8, tile.n, tile.together),
+                    (0, RowOrder::BLOCK, false),
+                    "{tile:?}"
+                );
+                continue;
+            }
             // Copies to and from shared memory start at a multiple of 128 bytes, swizzled ones of 1024.
             let (piece, boxes) = tile.piece();
             assert_eq!(PIECE_ROWS * piece * 2 / boxes % 128, 0, "{tile:?}");
