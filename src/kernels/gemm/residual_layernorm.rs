@@ -39,7 +39,7 @@ const MOST_STAGES: u32 = 8;
 /// Products of an output with which even tens of thousands of rows are checked in no time.
 const FEW_PRODUCTS: u32 = 72;
 /// Kernels for one pair of operators that [`GemmResidualLayerNorm::by_rows`] takes, and none for both apart.
-const MOST_KERNELS: usize = 5;
+const MOST_KERNELS: usize = 6;
 /// The most blocks of a cluster that every card with clusters takes.
 const MOST_BLOCKS: u32 = 8;
 /// Multiprocessors of an H100 or H200 SXM.
@@ -67,7 +67,7 @@ mod machine {
     pub const L2_BANDWIDTH_OF_SM: f64 = 77.3;
     pub const L2_BANDWIDTH: f64 = 7831.0;
     /// Of a step of which both warpgroups read all of x, 8 KiB from shared memory.
-    pub const X_AGAIN: f64 = 60.0;
+    pub const X_AGAIN: f64 = 32.0;
     /// Of an output: residual, moments, rounding and storing.
     pub const FINISH: f64 = 0.119;
     /// Until the parts of all blocks have come, and what comes with them.
@@ -165,7 +165,12 @@ impl GemmResidualLayerNorm {
         let outputs = f64::from(self.tile.m) * f64::from(self.tile.n);
         let blocks = (clusters * u64::from(self.blocks())) as f64;
         let l2 = machine::L2_BANDWIDTH_OF_SM.min(machine::L2_BANDWIDTH / blocks);
-        let bytes = f64::from(self.stage_bytes());
+        // One block of a cluster fetches what all of them read of x: timed where a cluster has one tile.
+        let of_x = match of_busiest > 1.0 {
+            true => f64::from(self.tile.m),
+            false => f64::from(self.tile.m) / f64::from(self.blocks()),
+        };
+        let bytes = (of_x + f64::from(self.tile.n)) * f64::from(BLOCK_K) * 2.0;
         let again = match self.is_by_columns() {
             true => machine::X_AGAIN,
             false => 0.0,
