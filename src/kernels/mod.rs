@@ -140,11 +140,17 @@ pub enum RowOrder {
     /// As in the matrix, of so many boxes side by side, which one copy moves: one box lies behind the other. The
     /// matrix has a multiple of `box_columns` columns; coordinates are a zero, a row, and the box's number.
     Boxes(u32),
+    /// Of each [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h lies at place 64i + 16w + 8h + g (w < 4, g < 8, i, h < 2). Of
+    /// products with such rows as rows a lane has results of 4 neighbouring ones. The matrix has a multiple of
+    /// [`RowOrder::GROUP`] rows, and a box [`RowOrder::BLOCK`]; coordinates are a column, two zeros, the group, and zero.
+    Fours,
 }
 
 impl RowOrder {
     /// Rows that change places among themselves.
     pub const GROUP: u32 = 32;
+    /// Rows of a box in the order of [`RowOrder::Fours`].
+    pub const BLOCK: u32 = 128;
 }
 
 /// Blocks and threads of one launch.

@@ -135,11 +135,11 @@ impl Problem {
                 ..
             } => {
                 let any = Tile::fitting(n, dtype).into_iter().map(Choice::Tile);
-                let hopper = GemmWgmma::tiles(n, k, dtype, instructions);
+                let hopper = GemmWgmma::tiles(n, k, dtype, instructions).into_iter();
                 let one = GemmOneTile::tiles(n, k, dtype, instructions).into_iter();
                 let split = GemmSplitK::tiles(n, k, dtype, instructions).into_iter();
                 let skinny = GemmSkinny::tiles(n, k, dtype, instructions).into_iter();
-                any.chain(hopper.iter().copied().map(Choice::Wgmma))
+                any.chain(hopper.map(Choice::Wgmma))
                     .chain(one.map(Choice::OneTile))
                     .chain(split.map(Choice::SplitK))
                     .chain(skinny.map(Choice::Skinny))

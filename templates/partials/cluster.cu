@@ -42,3 +42,18 @@ __device__ __forceinline__ void barrier_wait_for_cluster(unsigned int barrier, u
                  "}" ::"r"(barrier), "r"(parity)
                  : "memory");
 }
+
+// Arrives at a barrier of another block of the cluster. It publishes nothing: `.release.cluster` would be a fence of the
+// whole device.
+__device__ __forceinline__ void barrier_arrive_in(unsigned int barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// As load_box, to the same place in every block whose bit is set, each of which counts the bytes on its own barrier.
+__device__ __forceinline__ void load_box_for_all(unsigned int to, const TensorMap& from, int column, int row,
+                                                 unsigned int barrier, unsigned short blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, { %2, %3 }], [%4], %5;" ::"r"(to), "l"(&from), "r"(column), "r"(row), "r"(barrier),
+                 "h"(blocks)
+                 : "memory");
+}

@@ -1,11 +1,11 @@
-        // What this block knows of its rows, to all blocks of the cluster, and theirs to this one.
+        // What this warpgroup knows of its rows, to all blocks of the cluster, and theirs to this one.
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const Moments own = moments_of(sums[i], half);
                 const int row = i * 64 + warp * 16 + half * 8 + lane / 4;
-                const unsigned int to = shared_address(&parts[warpgroup][meeting][rank][row]);
+                const unsigned int to = shared_address(&parts[set][meeting][part][row]);
 #pragma unroll 1
                 for (int peer = lane % 4; peer < CLUSTER; peer += 4) {
                     store_remote(address_in(to, peer), own.mean, own.squares, address_in(met_barrier, peer));
@@ -25,7 +25,7 @@
         for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                normal[i][half] = normal_of(parts[warpgroup][meeting], i * 64 + warp * 16 + half * 8 + lane / 4, {{ eps }});
+                normal[i][half] = normal_of(parts[set][meeting], i * 64 + warp * 16 + half * 8 + lane / 4, {{ eps }});
             }
         }
         meeting ^= 1;

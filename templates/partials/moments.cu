@@ -1,5 +1,5 @@
-// Mean and variance of rows whose columns lie in the registers of warpgroups and in the blocks of a
-// cluster: BLOCK_N of N columns in each of CLUSTER blocks, ROWS rows in a warpgroup.
+// Mean and variance of rows of N columns that lie in the registers of PARTS warpgroups of a cluster's blocks, COLUMNS
+// in each. ROWS rows in a warpgroup.
 
 // The sum over the four lanes that share a row.
 __device__ __forceinline__ float quad_sum(float value) {
@@ -9,13 +9,13 @@ __device__ __forceinline__ float quad_sum(float value) {
 
 struct Moments { float mean, squares; };  // `squares`: the sum of (value − mean)²
 
-// Of row `half` of a thread's two in a tile of 64: of this block's columns. In two passes, since
+// Of row `half` of a thread's two in a tile of 64: of this warpgroup's columns. In two passes, since
 // the sums are in registers anyway.
 __device__ __forceinline__ Moments moments_of(const float (&sums)[SUMS], int half) {
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < SUMS / 2; ++j) sum += sums[j / 2 * 4 + half * 2 + j % 2];
-    const float mean = quad_sum(sum) * (1.0f / BLOCK_N);
+    const float mean = quad_sum(sum) * (1.0f / COLUMNS);
 #pragma unroll
     for (int j = 0; j < SUMS / 2; ++j) {
         const float d = sums[j / 2 * 4 + half * 2 + j % 2] - mean;
@@ -24,16 +24,16 @@ __device__ __forceinline__ Moments moments_of(const float (&sums)[SUMS], int hal
     return {mean, quad_sum(squares)};
 }
 
-// value · scale + shift takes the mean and divides by the deviation, once the parts of all blocks are there.
+// value · scale + shift takes the mean and divides by the deviation, once all parts are there.
 struct Normal { float scale, shift; };
-__device__ __forceinline__ Normal normal_of(const Moments (&parts)[CLUSTER][ROWS], int row, float eps) {
+__device__ __forceinline__ Normal normal_of(const Moments (&parts)[PARTS][ROWS], int row, float eps) {
     float mean = 0.0f, squares = 0.0f;
 #pragma unroll
-    for (int block = 0; block < CLUSTER; ++block) mean += parts[block][row].mean * (1.0f / CLUSTER);
+    for (int part = 0; part < PARTS; ++part) mean += parts[part][row].mean * (1.0f / PARTS);
 #pragma unroll
-    for (int block = 0; block < CLUSTER; ++block) {
-        const float d = parts[block][row].mean - mean;
-        squares += fmaf(d * d, static_cast<float>(BLOCK_N), parts[block][row].squares);
+    for (int part = 0; part < PARTS; ++part) {
+        const float d = parts[part][row].mean - mean;
+        squares += fmaf(d * d, static_cast<float>(COLUMNS), parts[part][row].squares);
     }
     const float scale = rsqrtf(fmaf(squares, 1.0f / N, eps));
     return {scale, -mean * scale};

@@ -14,7 +14,8 @@ use crate::{
 /// How a block of the Hopper GEMM is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WgmmaTile {
-    /// Rows of a tile: 64, 128 or 256.
+    /// Rows of a tile: 64, 128 or 256; or another multiple of 8 up to 256, in turns and with 128 columns,
+    /// where rows of the weight, not of x, are rows of the products.
     pub m: u32,
     /// Columns of a tile: a multiple of 16 up to 256.
     pub n: u32,
@@ -39,6 +40,8 @@ pub struct GemmWgmma {
 enum Results {
     /// From registers to memory: the weight's rows are loaded in [`RowOrder::Quads`], of multiples of 32.
     ByLanes,
+    /// From registers to memory, of products with the weight's rows, in [`RowOrder::Fours`], as rows.
+    Swapped,
     /// Through shared memory, as boxes.
     ByBoxes,
 }
@@ -93,7 +96,7 @@ mod machine {
 
 impl WgmmaTile {
     /// The tiles that a GEMM may have, largest first.
-    pub const CANDIDATES: [WgmmaTile; 17] = [
+    pub const CANDIDATES: [WgmmaTile; 24] = [
         WgmmaTile::new(256, 128, true),
         WgmmaTile::new(128, 256, true),
         WgmmaTile::new(128, 192, true),
@@ -111,6 +114,13 @@ impl WgmmaTile {
         WgmmaTile::new(64, 128, false),
         WgmmaTile::new(64, 96, false),
         WgmmaTile::new(64, 64, false),
+        WgmmaTile::new(176, 128, false),
+        WgmmaTile::new(160, 128, false),
+        WgmmaTile::new(136, 128, false),
+        WgmmaTile::new(120, 128, false),
+        WgmmaTile::new(112, 128, false),
+        WgmmaTile::new(96, 128, false),
+        WgmmaTile::new(88, 128, false),
     ];
 
     const fn new(m: u32, n: u32, together: bool) -> Self {
@@ -134,8 +144,21 @@ impl WgmmaTile {
         }
     }
 
+    /// Whether rows of the weight are rows of the products, which are multiples of 64.
+    pub(super) const fn is_swapped(self) -> bool {
+        !self.m.is_multiple_of(64)
+    }
+
+    /// Whether the tile serves a weight of so many rows.
+    const fn serves(self, n: u32) -> bool {
+        !self.is_swapped() || n.is_multiple_of(RowOrder::GROUP)
+    }
+
     /// How results of a GEMM with so many outputs leave.
     const fn results(self, n: u32) -> Results {
+        if self.is_swapped() {
+            return Results::Swapped;
+        }
         match n.is_multiple_of(RowOrder::GROUP) && self.n.is_multiple_of(RowOrder::GROUP) {
             true => Results::ByLanes,
             false => Results::ByBoxes,
@@ -148,7 +171,7 @@ impl WgmmaTile {
         let (piece, _) = self.piece();
         let all = self.n / piece;
         match results {
-            Results::ByLanes => 0,
+            Results::ByLanes | Results::Swapped => 0,
             Results::ByBoxes if self.stages_beside(all) >= ENOUGH_STAGES => all,
             Results::ByBoxes => (all / 2).max(1),
         }
@@ -197,7 +220,7 @@ impl WgmmaTile {
         let products = f64::from(k.div_ceil(BLOCK_K)) * step;
         let activated = outputs * f64::from(u8::from(epilogue.activation.is_some()));
         let boxed = match self.results(n) {
-            Results::ByLanes => 0.0,
+            Results::ByLanes | Results::Swapped => 0.0,
             Results::ByBoxes => outputs * machine::BY_BOXES,
         };
         let work = if self.together {
@@ -226,11 +249,12 @@ impl WgmmaTile {
 
 impl GemmWgmma {
     /// The tiles that serve a GEMM on a card with these instructions.
-    pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> &'static [WgmmaTile] {
-        match Self::serves(n, k, dtype) && instructions == Instructions::Hopper {
-            true => &WgmmaTile::CANDIDATES,
-            false => &[],
+    pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<WgmmaTile> {
+        if !Self::serves(n, k, dtype) || instructions != Instructions::Hopper {
+            return Vec::new();
         }
+        let all = WgmmaTile::CANDIDATES.into_iter();
+        all.filter(|tile| tile.serves(n)).collect()
     }
 
     /// Whether there is a Hopper kernel for this shape and storage type.
@@ -251,7 +275,7 @@ impl GemmWgmma {
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
         Self::check_serves(self.n, self.k, self.dtype)?;
-        if !WgmmaTile::CANDIDATES.contains(&self.tile) {
+        if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(self.n) {
             return Err(format!("{:?} is no tile of the Hopper GEMM", self.tile));
         }
         Ok(())
@@ -296,7 +320,12 @@ impl Kernel for GemmWgmma {
         ] {
             constants.remove(name);
         }
-        let sums = self.tile.n / 2;
+        let results = self.results();
+        let products_n = match results {
+            Results::Swapped => self.tile.m,
+            _ => self.tile.n,
+        };
+        let sums = products_n / 2;
         let (piece, boxes) = self.tile.piece();
         let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
@@ -304,7 +333,9 @@ impl Kernel for GemmWgmma {
             ("block_n", self.tile.n.into()),
             ("stages", self.tile.stages(self.results()).into()),
             ("together", self.tile.together.into()),
-            ("by_lanes", (self.results() == Results::ByLanes).into()),
+            ("by_lanes", (results != Results::ByBoxes).into()),
+            ("swapped", (results == Results::Swapped).into()),
+            ("products_n", products_n.into()),
             ("piece", piece.into()),
             ("boxes", boxes.into()),
             ("buffers", self.tile.buffers(self.results()).into()),
@@ -333,6 +364,7 @@ impl Kernel for GemmWgmma {
         let weight = |order| operand("weight", self.tile.n, order);
         match self.results() {
             Results::ByLanes => vec![x, weight(RowOrder::Quads)],
+            Results::Swapped => vec![x, weight(RowOrder::Fours)],
             Results::ByBoxes => {
                 let (piece, boxes) = self.tile.piece();
                 let out = TensorMap {
@@ -384,7 +416,7 @@ pub fn representative() -> Vec<KernelSpec> {
         (DType::BF16, &[(1000, 328, gelu)][..]),
     ] {
         for tile in WgmmaTile::CANDIDATES {
-            for &(n, k, epilogue) in sizes {
+            for &(n, k, epilogue) in sizes.iter().filter(|(n, _, _)| tile.serves(*n)) {
                 kernels.push(KernelSpec::from(GemmWgmma {
                     n,
                     k,
@@ -405,7 +437,13 @@ mod tests {
     #[test]
     fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
         for tile in WgmmaTile::CANDIDATES {
-            for results in [Results::ByLanes, Results::ByBoxes] {
+            let unswapped = [Results::ByLanes, Results::ByBoxes];
+            for results in if tile.is_swapped() {
+                &[Results::Swapped][..]
+            } else {
+                &unswapped
+            } {
+                let results = *results;
                 assert!(tile.shared_bytes(results) <= 227 * 1024, "{tile:?}");
                 assert!(
                     (3..=MOST_STAGES).contains(&tile.stages(results)),
@@ -414,7 +452,15 @@ mod tests {
             }
             // A thread has 240 registers, and the sums take most of them.
             let rows = if tile.together { tile.m / 2 } else { tile.m };
-            assert!(rows / 64 * tile.n / 2 <= 192, "{tile:?}");
+            assert!(rows * tile.n / 128 <= 192, "{tile:?}");
+            if tile.is_swapped() {
+                assert_eq!(
+                    (tile.m % 8, tile.n, tile.together),
+                    (0, RowOrder::BLOCK, false),
+                    "{tile:?}"
+                );
+                continue;
+            }
             // Copies to and from shared memory start at a multiple of 128 bytes, swizzled ones of 1024.
             let (piece, boxes) = tile.piece();
             assert_eq!(PIECE_ROWS * piece * 2 / boxes % 128, 0, "{tile:?}");

@@ -300,6 +300,12 @@ impl Matrix {
                 ],
                 [box_columns, box_rows, boxes, 1, 1],
             ),
+            RowOrder::Fours => (
+                5,
+                [columns, 8, 2, rows / u64::from(RowOrder::GROUP), 2],
+                [4, 1, u64::from(RowOrder::GROUP), 2].map(|rows| rows * pitch),
+                [box_columns, 8, 2, box_rows / RowOrder::GROUP, 2],
+            ),
         };
         let swizzle = match self.map.box_columns {
             64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
