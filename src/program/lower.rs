@@ -209,9 +209,10 @@ impl<'a> Lowering<'a> {
         let triples = self.triples(id).map_err(failed)?;
         let joined = pair.iter().flat_map(Pair::ranges);
         let few = on_load.iter().map(OnLoad::range);
-        let few: Vec<BatchRange> = few.chain(triples.iter().map(Triple::range)).collect();
-        let variants = self.variants(reached(variants, &few));
-        for when in left(joined.chain(few).collect()) {
+        let few = few.chain(triples.iter().map(Triple::range));
+        let taken: Vec<BatchRange> = joined.chain(few).collect();
+        let variants = self.variants(reached(variants, &taken));
+        for when in left(taken) {
             self.program.steps.push(Step {
                 name: node.name.clone(),
                 when,

@@ -6,9 +6,10 @@
     const int here = min(static_cast<int>(rows) - first_token, each);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     auto ask_for_weights = [&](int first, int steps) {
+        for (int step = lane; step < steps; step += 32) barrier_init(full + step * 8, 1);
+        fence_barriers();
+        __syncwarp();
         for (int step = lane; step < steps; step += 32) {
-            barrier_init(full + step * 8, 1);
-            fence_barriers();
             barrier_arrive_expecting(full + step * 8, WEIGHT_BYTES + ROWS * 128);
             load_box(weights + step * WEIGHT_BYTES, weight, (first + step) * BLOCK_K, row, full + step * 8);
         }

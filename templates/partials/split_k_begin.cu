@@ -16,9 +16,10 @@
     // All of a block's weights are asked for at once, before the kernel that makes x is done.
     if (warp == 0) {
         if (lane == 0) prefetch_map(x);
+        for (int step = lane; step < steps; step += 32) barrier_init(full + step * 8, 1);
+        fence_barriers();
+        __syncwarp();
         for (int step = lane; step < steps; step += 32) {
-            barrier_init(full + step * 8, 1);
-            fence_barriers();
             barrier_arrive_expecting(full + step * 8, WEIGHT_BYTES + X_BYTES);
             load_box(weights + step * WEIGHT_BYTES, weight, (first + step) * BLOCK_K, row, full + step * 8);
         }

@@ -40,7 +40,7 @@ const MOST_ROWS: u64 = 128;
 
 /// Tokens of the tiles that are tried. Each that is chosen is a kernel to compile.
 const FIRST_TOKENS: [u32; 3] = [24, 48, 64];
-const SECOND_TOKENS: [u32; 3] = [24, 48, 64];
+const SECOND_TOKENS: [u32; 2] = [48, 64];
 /// For rows of which 48 are too many for shared memory.
 const OF_WIDE_ROWS: u32 = 40;
 

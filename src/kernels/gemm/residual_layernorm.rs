@@ -39,7 +39,7 @@ const MOST_STAGES: u32 = 8;
 /// Products of an output with which even tens of thousands of rows are checked in no time.
 const FEW_PRODUCTS: u32 = 72;
 /// Kernels for one pair of operators that [`GemmResidualLayerNorm::by_rows`] takes, and none for both apart.
-const MOST_KERNELS: usize = 6;
+const MOST_KERNELS: usize = 5;
 /// The most blocks of a cluster that every card with clusters takes.
 const MOST_BLOCKS: u32 = 8;
 /// Multiprocessors of an H100 or H200 SXM.

@@ -150,7 +150,7 @@ impl WgmmaTile {
     }
 
     /// Whether the tile serves a weight of so many rows.
-    const fn serves(self, n: u32) -> bool {
+    pub(super) const fn serves(self, n: u32) -> bool {
         !self.is_swapped() || n.is_multiple_of(RowOrder::GROUP)
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{LowerError, Lowering, UNPLACED, choices::limit, rows, unsupported};
 use crate::{
     graph::{NodeId, Op},
-    kernels::{Fill, KernelSpec, chain::Chain},
+    kernels::{Fill, KernelSpec, Meta, chain::Chain},
     program::{BatchRange, Limit, Measure, Step, TensorIndex},
     tune::{Problem, Range},
 };
@@ -38,6 +38,7 @@ impl Lowering<'_> {
         };
         self.check_invariant(&problem, &ranges)
             .map_err(unsupported)?;
+        let ranges = within(ranges, self.longest().map_err(unsupported)?);
         let parts = parts(&problem, &ranges).map_err(unsupported)?;
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         let mut named: HashMap<&str, TensorIndex> = HashMap::from([("out", out)]);
@@ -87,6 +88,43 @@ impl Lowering<'_> {
         }
         Ok(out)
     }
+}
+
+impl Lowering<'_> {
+    /// The longest sequence that the tables of positions allow, if there are any.
+    fn longest(&self) -> Result<Option<u64>, String> {
+        let mut longest: Option<u64> = None;
+        for id in self.graph.topological() {
+            let operands = self.graph.operands(id);
+            let offsets = match self.graph.op(id) {
+                Op::Embedding { offset } => vec![*offset],
+                Op::EmbeddingLayerNorm { offsets, .. } => offsets.clone(),
+                _ => continue,
+            };
+            for (i, &offset) in offsets.iter().enumerate() {
+                let table = self.table(operands[i], operands[offsets.len() + i], offset)?;
+                if table.ids == Meta::Positions {
+                    let tokens = u64::from(table.rows.saturating_sub(offset));
+                    longest = Some(longest.map_or(tokens, |longest| longest.min(tokens)));
+                }
+            }
+        }
+        Ok(longest)
+    }
+}
+
+/// The ranges that sequences of at most `longest` tokens reach: kernels for longer ones need not be compiled.
+fn within(mut ranges: Vec<Range>, longest: Option<u64>) -> Vec<Range> {
+    let Some(longest) = longest else {
+        return ranges;
+    };
+    let reached = |range: &Range| range.up_to.is_some_and(|up_to| up_to < longest);
+    let last = ranges.partition_point(reached);
+    ranges.truncate(last + 1);
+    if let Some(range) = ranges.last_mut() {
+        range.up_to = None;
+    }
+    ranges
 }
 
 /// What serves some lengths.

@@ -157,31 +157,28 @@ pub(super) fn left(mut taken: Vec<BatchRange>) -> Vec<Option<BatchRange>> {
 }
 
 /// What an operator over tokens launches by itself beside what takes all batches of these ranges of tokens: the
-/// kernels without those of which every batch is taken.
+/// kernels without those of which every batch is taken, which then need not be compiled. The last serves the rest.
 pub(super) fn reached(
     kernels: Vec<(Option<Limit>, KernelSpec)>,
     taken: &[BatchRange],
 ) -> Vec<(Option<Limit>, KernelSpec)> {
-    let by = Measure::Tokens;
     let mut above = 0;
-    let is_reached = |limit: &Option<Limit>| match *limit {
-        Some(Limit::Rows(most)) => {
-            let up_to = Some(most);
-            let range = BatchRange { by, above, up_to };
-            above = most;
-            !range.is_covered_by(taken)
-        }
-        _ => true,
-    };
-    let reached: Vec<bool> = kernels
-        .iter()
-        .map(|(limit, _)| limit)
-        .map(is_reached)
-        .collect();
-    let kernels = kernels.into_iter().zip(reached);
-    kernels
-        .filter_map(|(kernel, reached)| reached.then_some(kernel))
-        .collect()
+    let mut kept = kernels;
+    kept.retain(|(limit, _)| {
+        let up_to = match *limit {
+            None => None,
+            Some(Limit::Rows(most)) => Some(most),
+            Some(_) => return true,
+        };
+        let by = Measure::Tokens;
+        let range = BatchRange { by, above, up_to };
+        above = up_to.unwrap_or(above);
+        !range.is_covered_by(taken)
+    });
+    if let Some((limit, _)) = kept.last_mut() {
+        *limit = None;
+    }
+    kept
 }
 
 #[cfg(test)]
