@@ -33,17 +33,17 @@ fn made() -> Made {
     }
 }
 
-/// The last candidate up to 100, where it serves so much, and then the first that serves all.
+/// The last candidate up to 10, where it serves so much, and then the first that serves all.
 fn unusual(problem: &Problem) -> Vec<Range> {
     let candidates = problem.candidates();
     let serving = |size| move |c: &&Choice| c.most().is_none_or(|most| size <= most);
-    let first = candidates.iter().rev().find(serving(100));
+    let first = candidates.iter().rev().find(serving(10));
     let last = candidates.iter().find(serving(u64::MAX));
     let range = |up_to, choice: Option<&Choice>| Range {
         up_to,
         choice: *choice.expect("every problem has some"),
     };
-    vec![range(Some(100), first), range(None, last)]
+    vec![range(Some(10), first), range(None, last)]
 }
 
 fn picks_of(compiled: &Compiled) -> Picks {
@@ -73,17 +73,17 @@ fn the_kernels_that_are_picked_are_launched() {
         let guessed = compiled.program.clone();
         let compiled = compiled.with_picks(Some(picks)).expect("they are sound");
         compiled.program.validate().expect("it is sound");
-        // Attention is three launches up to 100 tokens a sequence, and one beyond.
+        // Attention is three launches up to 10 tokens a sequence, and one beyond.
         let conditional: Vec<String> = compiled
             .program
             .steps
             .iter()
             .filter_map(|s| Some(s.when?.to_string()))
             .collect();
-        let grouped = "longest up to 100";
+        let grouped = "longest up to 10";
         assert_eq!(
             conditional,
-            [grouped, grouped, grouped, "longest above 100"]
+            [grouped, grouped, grouped, "longest above 10"]
         );
         let mut n_chosen = 0;
         for step in &compiled.program.steps {
@@ -100,7 +100,7 @@ fn the_kernels_that_are_picked_are_launched() {
                     let kernels: Vec<KernelSpec> = kernels.flatten().collect();
                     got.iter().map(|(_, k)| *k).eq(&kernels)
                         && got.iter().all(|(limit, _)| {
-                            matches!(limit, None | Some(Limit::Rows(100) | Limit::Longest(100)))
+                            matches!(limit, None | Some(Limit::Rows(10) | Limit::Longest(10)))
                         })
                 })
                 .count();
@@ -160,7 +160,7 @@ fn an_artifact_keeps_its_picks_and_shows_them() {
     }
     hostile.write(&file).expect("it is written");
     let error = Artifact::read(&file).expect_err("its picks are impossible");
-    assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is no artifact of this version of gemmule: its picks are impossible: the last range of `bias_residual_layernorm_f16_w16_eps1em12` ends at 100; the last has no limit; compile the model again");
+    assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is no artifact of this version of gemmule: its picks are impossible: the last range of `bias_residual_layernorm_f16_w16_eps1em12` ends at 10; the last has no limit; compile the model again");
 }
 
 #[test]

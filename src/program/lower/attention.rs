@@ -7,7 +7,7 @@ use crate::{
     graph::{NodeId, Op},
     kernels::{Fill, KernelSpec, Meta, chain::Chain},
     program::{BatchRange, Limit, Measure, Step, TensorIndex},
-    tune::{Problem, Range},
+    tune::{Choice, Problem, Range},
 };
 
 impl Lowering<'_> {
@@ -113,16 +113,19 @@ impl Lowering<'_> {
     }
 }
 
-/// The ranges that sequences of at most `longest` tokens reach: kernels for longer ones need not be compiled.
+/// The ranges that sequences of at most `longest` tokens reach: kernels for longer ones need not be compiled. The last
+/// is of a kernel that any length can be given to, so that nothing rests on the lengths having been checked.
 fn within(mut ranges: Vec<Range>, longest: Option<u64>) -> Vec<Range> {
     let Some(longest) = longest else {
         return ranges;
     };
-    let reached = |range: &Range| range.up_to.is_some_and(|up_to| up_to < longest);
-    let last = ranges.partition_point(reached);
-    ranges.truncate(last + 1);
-    if let Some(range) = ranges.last_mut() {
-        range.up_to = None;
+    let is_last = |range: &Range| {
+        let serves_any = !matches!(range.choice, Choice::MhaShort { .. });
+        serves_any && range.up_to.is_none_or(|up_to| up_to >= longest)
+    };
+    if let Some(last) = ranges.iter().position(is_last) {
+        ranges.truncate(last + 1);
+        ranges[last].up_to = None;
     }
     ranges
 }
@@ -174,4 +177,25 @@ fn parts(problem: &Problem, ranges: &[Range]) -> Result<Vec<Part>, String> {
         }
     }
     Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_no_position_reaches_are_left_out_but_any_length_is_served() {
+        let range = |up_to, choice| Range { up_to, choice };
+        let short = Choice::MhaShort { max_len: 64 };
+        let all = vec![
+            range(Some(64), short),
+            range(Some(512), Choice::MhaOnline),
+            range(None, Choice::MhaGrouped),
+        ];
+        assert_eq!(within(all.clone(), None), all);
+        assert_eq!(within(all.clone(), Some(513)), all);
+        let few = [range(Some(64), short), range(None, Choice::MhaOnline)];
+        assert_eq!(within(all.clone(), Some(512)), few);
+        assert_eq!(within(all, Some(32)), few);
+    }
 }
