@@ -124,7 +124,7 @@ fn attention_by_warpgroup_products_is_one_kernel_of_an_invariant_program() {
     // Two heads of 32.
     let mut config = tiny_config();
     (config["hidden_size"], config["num_attention_heads"]) = (json!(64), json!(2));
-    config["max_position_embeddings"] = json!(512);  // short ones have other kernels than long ones
+    config["max_position_embeddings"] = json!(512); // short ones have other kernels than long ones
     let attention = |invariant, attention| -> Vec<String> {
         let options = CompileOptions {
             invariant,

@@ -81,10 +81,7 @@ fn the_kernels_that_are_picked_are_launched() {
             .filter_map(|s| Some(s.when?.to_string()))
             .collect();
         let grouped = "longest up to 10";
-        assert_eq!(
-            conditional,
-            [grouped, grouped, grouped, "longest above 10"]
-        );
+        assert_eq!(conditional, [grouped, grouped, grouped, "longest above 10"]);
         let mut n_chosen = 0;
         for step in &compiled.program.steps {
             let got: Vec<(Option<Limit>, &KernelSpec)> = step
