@@ -123,6 +123,12 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     let peers = find_peers(&args, &engine)?;
     let (sets, skipped) = served(sets, engine.limits().longest);
     let mut rows = time(&args, &engine, &sets)?;
+    let keep = |rows: &[_]| match &args.json {
+        Some(file) => write_file(file, &serde_json::to_vec_pretty(rows).into_diagnostic()?),
+        None => Ok(()),
+    };
+    // PyTorch takes minutes: what was timed is kept where it is cut off.
+    keep(&rows)?;
     let mut remarks = Vec::new();
     if let Some((peers, config)) = &peers
         && !sets.is_empty()
@@ -173,9 +179,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     for remark in remarks {
         eprintln!("{remark}");
     }
-    if let Some(file) = &args.json {
-        write_file(file, &serde_json::to_vec_pretty(&rows).into_diagnostic()?)?;
-    }
+    keep(&rows)?;
     if let Some(file) = &args.figure {
         let title = format!(
             "Encoder by set: {}, {}",

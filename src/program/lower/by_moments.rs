@@ -39,7 +39,6 @@ impl Triple {
 impl Lowering<'_> {
     /// The triples that a node is one of: a linear layer between two LayerNorms is the last of one and the
     /// first of another.
-    /// That of a LayerNorm.
     pub(super) fn triples(&self, id: NodeId) -> Result<Vec<Triple>, String> {
         let graph = self.graph;
         let norms = match graph.op(id) {

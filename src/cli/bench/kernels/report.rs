@@ -304,7 +304,7 @@ pub(super) fn figures(
             };
             let figure = Figure {
                 title: format!("{}: {dtype}, {device}", drawing.title),
-                x_label: format!("{}; marked: what a model launches", drawing.x_label),
+                x_label: format!("{}; marked: what is launched", drawing.x_label),
                 y_label: unit.to_owned(),
                 groups: groups
                     .iter()

@@ -1,0 +1,127 @@
+use super::*;
+
+fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
+    let column = |i: u32| HeadView::TokenMajor {
+        offset: i * 12 * head,
+        stride: 36 * head,
+    };
+    MhaWgmma {
+        heads: 12,
+        head,
+        scale: usual_scale(head),
+        q: column(0),
+        k: column(1),
+        v: column(2),
+        dtype: DType::F16,
+        tile,
+    }
+}
+
+#[test]
+fn every_tile_fits_as_many_blocks_to_a_multiprocessor_as_it_says() {
+    for head in [32, 64, 96, 128] {
+        let tiles = MhaTile::candidates(head);
+        for &tile in tiles {
+            let stages = tile.stages(head);
+            let bytes = tile.bytes(head, stages);
+            let blocks = if tile.stays { 1 } else { tile.blocks };
+            assert!(
+                blocks * (bytes + SHARED_OF_SYSTEM) <= SHARED_OF_SM && bytes <= SHARED_OF_BLOCK,
+                "{head}: {tile:?}"
+            );
+            assert!(stages >= 2, "{head}: {tile:?}");
+            assert!(tile.threads() <= 1024 && blocks * tile.threads() <= 2048);
+            // Scores, weights and sums.
+            let least = tile.keys / 2 + tile.keys / 4 + head / 2;
+            let most = match tile.stays {
+                true => tile.registers().1,
+                false => REGISTERS / (tile.blocks * tile.threads()),
+            };
+            assert!(least < most, "{head}: {tile:?}");
+            assert!(tile.rows.is_multiple_of(64) && tile.keys.is_multiple_of(16));
+            assert!(tile.stays || tile.rows == 64, "{head}: {tile:?}");
+            assert_eq!(kernel(head, tile).check(), Ok(()));
+        }
+        let guessed = MhaTile::by_length(head);
+        assert!(
+            guessed.iter().all(|(_, tile)| tiles.contains(tile)),
+            "{head}"
+        );
+        assert_eq!(guessed.last().map(|&(up_to, _)| up_to), Some(None));
+        assert!(
+            guessed
+                .windows(2)
+                .all(|pair| pair[1].0.is_none() || pair[0].0 < pair[1].0)
+        );
+    }
+    assert!(MhaTile::candidates(80).is_empty() && MhaTile::by_length(80).is_empty());
+}
+
+#[test]
+fn blocks_are_the_heads_of_each_tile() {
+    let launch = |tile, lens: &[u32]| {
+        let extents = Extents::of(lens).expect("a batch");
+        kernel(64, tile).launch(&extents)
+    };
+    let comes = MhaTile::comes(64, 64, 4);
+    assert_eq!(launch(comes, &[1]).grid, [12, 1, 1]);
+    assert_eq!(launch(comes, &[128, 129, 1]).grid, [12 * (4 + 3), 1, 1]);
+    assert_eq!(launch(comes, &[7]).threads, 128);
+    let stays = MhaTile::stays(128, 64, 2);
+    assert_eq!(launch(stays, &[1]).grid, [12, 1, 1]);
+    assert_eq!(launch(stays, &[1000, 1000]).grid, [SMS, 1, 1]);
+    assert_eq!(launch(stays, &[7]).threads, 5 * 128);
+}
+
+#[test]
+fn registers_of_a_block_that_stays_are_those_that_it_begins_with() {
+    assert_eq!(MhaTile::stays(64, 64, 4).registers(), (32, 112));
+    assert_eq!(MhaTile::stays(192, 80, 1).registers(), (40, 152));
+}
+
+#[test]
+fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+    let tile = MhaTile::candidates(64)[0];
+    let good = kernel(64, tile);
+    let refused = |kernel: MhaWgmma| kernel.check().expect_err("an error").to_string();
+    assert_eq!(
+        refused(kernel(80, tile)),
+        "the head size is 80; warpgroup attention takes 32, 64, 96 and 128, use the online kernel"
+    );
+    assert_eq!(
+        refused(MhaWgmma {
+            dtype: DType::F32,
+            ..good.clone()
+        }),
+        "warpgroup attention over f32 elements; expected f16 or bf16"
+    );
+    assert_eq!(
+        refused(MhaWgmma {
+            k: HeadView::HeadMajor,
+            ..good.clone()
+        }),
+        "`k` is head-major; warpgroup attention reads columns of rows of tokens, use the online kernel"
+    );
+    assert_eq!(
+        refused(MhaWgmma {
+            v: HeadView::TokenMajor {
+                offset: 8,
+                stride: 36 * 64
+            },
+            ..good.clone()
+        }),
+        "the heads of `v` begin at column 8 of rows of 2304; warpgroup attention takes multiples of 64, use the online kernel"
+    );
+    let odd = MhaTile { keys: 72, ..tile };
+    assert_eq!(
+        refused(MhaWgmma {
+            tile: odd,
+            ..good.clone()
+        }),
+        "128x72x2_stays is no tile of warpgroup attention with head size 64"
+    );
+    let views = [good.q, good.k, good.v];
+    let tiles = |instructions| MhaWgmma::tiles(64, DType::F16, &views, instructions);
+    assert!(tiles(Instructions::Ampere).is_empty());
+    assert!(!tiles(Instructions::Hopper).is_empty());
+}
