@@ -4,12 +4,14 @@ mod attention;
 mod by_moments;
 mod choices;
 mod joined;
+mod memo;
 mod on_load;
 
 use std::collections::HashMap;
 
 use by_moments::Triple;
 use joined::Pair;
+use memo::Memo;
 use on_load::{OnLoad, left, reached};
 
 use super::{
@@ -126,6 +128,9 @@ struct Lowering<'a> {
     norms_apart: bool,
     /// Layers ask for the same things, and a guess takes longer than all else in lowering.
     ranges_of: Vec<(Problem, Vec<Range>)>,
+    joined_of: Memo<joined::Asked, joined::Found>,
+    on_load_of: Memo<on_load::Asked, on_load::Found>,
+    by_moments_of: Memo<by_moments::Asked, by_moments::Found>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     /// Where each node comes in the order of the launches.
@@ -147,6 +152,9 @@ impl<'a> Lowering<'a> {
             attention: options.attention,
             norms_apart: options.norms_apart,
             ranges_of: Vec::new(),
+            joined_of: Memo::default(),
+            on_load_of: Memo::default(),
+            by_moments_of: Memo::default(),
             program: Program {
                 dtype,
                 invariant: options.invariant,

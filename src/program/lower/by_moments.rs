@@ -12,6 +12,10 @@ use crate::{
     tensor::{DType, Shape, Symbol},
 };
 
+/// What [`ByMoments::find`] is asked.
+pub(super) type Asked = (u64, (u32, u32, bool), (u32, Epilogue), f32);
+pub(super) type Found = Option<ByMoments>;
+
 /// Three nodes for which there are kernels, and these.
 pub(super) struct Triple {
     before: NodeId,
@@ -99,17 +103,13 @@ impl Lowering<'_> {
             .map_or(0, |pair| pair.most_of_small_tiles());
         let of_first = self.on_load_of_any(before)?.map_or(0, |pair| pair.most);
         let above = of_fewest.max(of_first);
-        let kernels = ByMoments::find(
-            above,
-            (
-                width(graph.shape(before))?,
-                constant(&graph.shape(of_before[1]).0[1])?,
-                bias,
-            ),
-            (width(graph.shape(behind))?, epilogue),
-            eps,
-            self.dtype,
-        );
+        let n = width(graph.shape(before))?;
+        let k = constant(&graph.shape(of_before[1]).0[1])?;
+        let n_behind = width(graph.shape(behind))?;
+        let asked = (above, (n, k, bias), (n_behind, epilogue), eps);
+        let kernels = self.by_moments_of.get(asked, || {
+            ByMoments::find(above, (n, k, bias), (n_behind, epilogue), eps, self.dtype)
+        });
         Ok(kernels.map(|kernels| Triple {
             before,
             norm,

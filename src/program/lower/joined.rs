@@ -12,6 +12,11 @@ use crate::{
     tensor::Symbol,
 };
 
+/// Columns, products of each, epsilon, and whether there is a bias.
+pub(super) type Asked = (u32, u32, f32, bool);
+/// As [`GemmResidualLayerNorm::by_rows`] has it.
+pub(super) type Found = Vec<(Option<u64>, Option<GemmResidualLayerNorm>)>;
+
 /// How a linear layer and its LayerNorm are computed, by the tokens of the batch.
 pub(super) struct Pair {
     linear: NodeId,
@@ -63,13 +68,11 @@ impl Lowering<'_> {
         if !is_pair {
             return Ok(None);
         }
-        let kernels = GemmResidualLayerNorm::by_rows(
-            width(graph.shape(linear))?,
-            constant(&graph.shape(graph.operands(linear)[1]).0[1])?,
-            eps,
-            self.dtype,
-            bias,
-        );
+        let n = width(graph.shape(linear))?;
+        let k = constant(&graph.shape(graph.operands(linear)[1]).0[1])?;
+        let kernels = self.joined_of.get((n, k, eps, bias), || {
+            GemmResidualLayerNorm::by_rows(n, k, eps, self.dtype, bias)
+        });
         let mut pair = Pair {
             linear,
             norm,

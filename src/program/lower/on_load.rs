@@ -6,11 +6,16 @@ use crate::{
     graph::{NodeId, Op},
     kernels::{
         Instructions, KernelSpec,
-        gemm::{ByMoments, ResidualLayerNormGemm},
+        gemm::{ByMoments, Epilogue, ResidualLayerNormGemm},
     },
     program::{BatchRange, Limit, Measure, Step, TensorIndex},
     tensor::Symbol,
 };
+
+/// Columns, products of each, epsilon, whether there is a bias, and the linear layer's epilogue.
+pub(super) type Asked = (u32, u32, f32, bool, Epilogue);
+/// As [`ResidualLayerNormGemm::by_rows`] has it.
+pub(super) type Found = Vec<(u64, ResidualLayerNormGemm)>;
 
 /// A LayerNorm and its first reader, where one launch computes both.
 pub(super) struct OnLoad {
@@ -94,14 +99,12 @@ impl Lowering<'_> {
         if !is_pair {
             return Ok(None);
         }
-        let kernels = ResidualLayerNormGemm::by_rows(
-            width(graph.shape(linear))?,
-            constant(&graph.shape(operands[1]).0[1])?,
-            eps,
-            self.dtype,
-            bias,
-            epilogue,
-        );
+        let n = width(graph.shape(linear))?;
+        let k = constant(&graph.shape(operands[1]).0[1])?;
+        let asked = (n, k, eps, bias, epilogue);
+        let kernels = self.on_load_of.get(asked, || {
+            ResidualLayerNormGemm::by_rows(n, k, eps, self.dtype, bias, epilogue)
+        });
         let most = kernels.last().map(|&(most, _)| most);
         Ok(most.map(|most| OnLoad {
             norm,
