@@ -18,12 +18,20 @@ struct Walk {
     }
 };
 
+// One lane reads it and hands it on: the one that later says, by an arrival, that its warp has done so.
 __device__ __forceinline__ Tile load_tile(unsigned int address) {
     Tile x;
-    asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
-                 : "=r"(x.start), "=r"(x.length), "=r"(x.first), "=r"(x.head)
-                 : "r"(address)
-                 : "memory");
+    x.start = x.length = x.first = x.head = 0;
+    if (threadIdx.x % 32 == 0) {
+        asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
+                     : "=r"(x.start), "=r"(x.length), "=r"(x.first), "=r"(x.head)
+                     : "r"(address)
+                     : "memory");
+    }
+    x.start = __shfl_sync(0xffffffff, x.start, 0);
+    x.length = __shfl_sync(0xffffffff, x.length, 0);
+    x.first = __shfl_sync(0xffffffff, x.first, 0);
+    x.head = __shfl_sync(0xffffffff, x.head, 0);
     return x;
 }
 
