@@ -1,0 +1,46 @@
+#!/bin/bash
+# Runs compute-sanitizer's tools over every kernel of the catalogue, each on its smallest cases, by several processes
+# on each GPU; prints what was not clean, and fails if anything was not. With --changed only kernels whose source the
+# ledger does not have.
+#
+#   GEMMULE=target/release/gemmule scripts/sanitize.sh [--changed] [racecheck] [memcheck] …
+#
+# PROCESSES (15) is how many run on a GPU, LOGS (a new folder) where their logs go.
+set -u
+only=""
+if [ "${1:-}" = --changed ]; then only=--changed; shift; fi
+tools=${*:-racecheck memcheck}
+export GEMMULE=${GEMMULE:-target/release/gemmule} LOGS=${LOGS:-$(mktemp -d)} RAYON_NUM_THREADS=1
+export SANITIZER=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
+export GPUS; GPUS=$(nvidia-smi -L | wc -l)
+# Their GEMMs are so large that racecheck takes seconds for one token.
+vocabularies="n30522_ n50265_"
+
+tasks() {
+  local tool number=0 vocabulary part skip=""
+  for vocabulary in $vocabularies; do skip="$skip --skip $vocabulary"; done
+  for tool in $tools; do
+    # Persistent attention has several tiles for a stream only in larger cases.
+    for part in 1 2; do echo "$((number++)) $tool $only --only _stays --most-tokens 400 --part $part/2"; done
+    for vocabulary in $vocabularies; do
+      for part in $(seq 16); do echo "$((number++)) $tool $only --only $vocabulary --most-tokens 1 --part $part/16"; done
+    done
+    for part in $(seq 180); do echo "$((number++)) $tool $only $skip --most-tokens 70 --part $part/180"; done
+  done
+}
+
+check() {
+  local number=$1 tool=$2 log; shift 2
+  log=$LOGS/$tool.$number.log
+  CUDA_VISIBLE_DEVICES=$((number % GPUS)) "$SANITIZER" --tool "$tool" --print-limit 8 --error-exitcode 3 \
+    "$GEMMULE" kernels check --verbose --device cuda:0 "$@" > "$log" 2>&1
+  echo "$? $tool $*" >> "$LOGS/summary"
+}
+export -f check
+
+tasks > "$LOGS/tasks"
+xargs -a "$LOGS/tasks" -P $((${PROCESSES:-15} * GPUS)) -L 1 bash -c 'check "$@"' check
+for tool in $tools; do
+  echo "$tool: $(grep -hE '^[0-9]+ of [0-9]+ kernels agree' "$LOGS/$tool".*.log | awk '{ n += $1 } END { print n + 0 }') kernels checked, $(grep -c "^0 $tool" "$LOGS/summary") of $(grep -c "^[0-9]* $tool" "$LOGS/tasks") tasks clean; logs in $LOGS"
+done
+! grep -v '^0 ' "$LOGS/summary"
