@@ -1,6 +1,6 @@
-// Copies by all threads of a block, for attention by warpgroup products (cp.async). The first rows are there
-// 2000 cycles earlier than by the tensor memory accelerator, which looks up a map of each launch first, and rows
-// beyond a sequence's end, which are zeros, are not read.
+// Copies by all threads of a block, for attention by warpgroup products (cp.async). Against boxes that one thread
+// asks the tensor memory accelerator for, rows beyond a sequence's end are zeros and not read, so that no values are to
+// be cleared, and no map has to be looked up before a block's first copy.
 constexpr unsigned int CHUNKS = HEAD / 8;  // 16 bytes each, of a row of a head
 
 // Starts copying N rows, `stride` elements apart, to swizzled rows in shared memory; those from `valid` on become zeros.
@@ -24,18 +24,4 @@ template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
     fence_for_copies();
     __syncthreads();
-}
-
-// Asks for a block's share of all operands, that they are on their way from memory while blocks look for their
-// tiles. Nothing is read: where the kernel before still writes them, they are in L2 already.
-__device__ __forceinline__ void prefetch_share(const Element* q, const Element* k, const Element* v, unsigned int batch) {
-    constexpr unsigned int LINES = (HEADS * HEAD * 2 + 127) / 128;     // of a row
-    const unsigned int tokens = (gridDim.x / HEADS - batch) * ROWS;    // at least so many
-    for (unsigned int i = blockIdx.x * 128 + threadIdx.x; i < tokens * 3 * LINES; i += gridDim.x * 128) {
-        const unsigned int token = i / (3 * LINES), operand = i / LINES % 3, line = i % LINES;
-        const Element* row = operand == 0 ? q + token * Q_STRIDE + {{ q_column }}
-            : operand == 1                ? k + token * K_STRIDE + {{ k_column }}
-                                          : v + token * V_STRIDE + {{ v_column }};
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + line * 64) : "memory");
-    }
 }

@@ -372,7 +372,6 @@ impl Kernel for MhaWgmma {
             false => {
                 vec![
                     ("blocks", self.tile.blocks.into()),
-                    ("at_once", (self.tile.blocks * SMS).into()),
                     ("q_stride", self.q.stride(self.head).into()),
                     ("k_stride", self.k.stride(self.head).into()),
                     ("v_stride", self.v.stride(self.head).into()),
