@@ -1,4 +1,5 @@
-//! Attention on Hopper: warpgroup products (`wgmma`) fed by the tensor memory accelerator.
+//! Attention on Hopper: warpgroup products (`wgmma`). Blocks that stay are fed by the tensor memory accelerator, others copy for
+//! themselves.
 
 use serde::{Deserialize, Serialize};
 
