@@ -45,6 +45,19 @@ public:
         }
     }
 
+    // The same but for sequences of as many tiles, and without a look at each where they have three at most.
+    __device__ __forceinline__ void most_tiles_first() {
+        if (batch > 32) return;
+        const unsigned int own = tiles_of(length), earlier = (1u << threadIdx.x % 32) - 1;
+        if (__any_sync(0xffffffff, own > 3)) return longest_first();
+        before = 0;
+#pragma unroll
+        for (unsigned int tiles = 1; tiles <= 3; ++tiles) {
+            const unsigned int with = __ballot_sync(0xffffffff, own == tiles);
+            before += tiles * __popc(own < tiles ? with : own == tiles ? with & earlier : 0);
+        }
+    }
+
     // Tile `index / HEADS` for head `index % HEADS`.
     __device__ __forceinline__ Tile at(unsigned int index) {
         const unsigned int tile_index = index / HEADS;

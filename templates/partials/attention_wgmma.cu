@@ -8,11 +8,12 @@ __device__ __forceinline__ unsigned long long rows_descriptor(unsigned int addre
     return SWIZZLE << 62 | EIGHT_ROWS << 32 | (next_box >> 4 << 16 | address >> 4);  // addresses have 18 bits
 }
 
-// Where chunk `chunk` of 16 bytes of a row lies among 64 rows of a head.
+// Where chunk `chunk` of 16 bytes of a row lies among N rows of a head.
+template <unsigned int N>
 __device__ __forceinline__ unsigned int swizzled(unsigned int row, unsigned int chunk) {
     constexpr unsigned int PER_ROW = ROW_BYTES / 16;
     const unsigned int mask = COLUMNS == 64 ? row % 8 : row / 2 % 4;
-    return (chunk / PER_ROW * 64 + row) * ROW_BYTES + (chunk % PER_ROW ^ mask) * 16;
+    return (chunk / PER_ROW * N + row) * ROW_BYTES + (chunk % PER_ROW ^ mask) * 16;
 }
 
 // Copies the rows of a head from `row` on, box `box` and those beside it one after the other, to shared memory.

@@ -3,4 +3,3 @@
 constexpr float HEADROOM = 3.0f;
 static_assert(HEAD % COLUMNS == 0 && KEYS % 16 == 0 && STAGES >= 2, "whole boxes, and room to refill");
 static_assert(ONES == (BOXES == 1), "boxes of values are one distance apart, and the ones are elsewhere");
-constexpr unsigned int UNSORTED = {{ unsorted }};  // blocks: up to so many begin in the order of the batch

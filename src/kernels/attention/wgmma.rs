@@ -1,4 +1,5 @@
-//! Attention on Hopper: warpgroup products (`wgmma`) fed by the tensor memory accelerator.
+//! Attention on Hopper: warpgroup products (`wgmma`). Blocks that stay are fed by the tensor memory accelerator, others copy for
+//! themselves.
 
 use serde::{Deserialize, Serialize};
 
@@ -60,9 +61,6 @@ const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 8;
 /// Multiprocessors of the cards that this is for.
 const SMS: u32 = 132;
-/// Blocks of one tile each, beyond which the longest sequences go first. Fewer are soon all under way; with
-/// more, those that come last to a multiprocessor should be short.
-const UNSORTED: u32 = 3 * SMS;
 
 impl MhaTile {
     /// Queries by keys by blocks.
@@ -193,7 +191,7 @@ impl MhaTile {
                 let barriers = (RECORD + stages * STAGE_BARRIERS).next_multiple_of(16);
                 self.streams() * (boxes + barriers) + ones
             }
-            false => BOX_ALIGNMENT + boxes + stages * STAGE_BARRIERS + ones,
+            false => BOX_ALIGNMENT + boxes + ones,
         }
     }
 }
@@ -375,7 +373,9 @@ impl Kernel for MhaWgmma {
             false => {
                 vec![
                     ("blocks", self.tile.blocks.into()),
-                    ("unsorted", UNSORTED.into()),
+                    ("q_stride", self.q.stride(self.head).into()),
+                    ("k_stride", self.k.stride(self.head).into()),
+                    ("v_stride", self.v.stride(self.head).into()),
                 ]
             }
         });
@@ -386,7 +386,11 @@ impl Kernel for MhaWgmma {
         self.plain().params()
     }
 
+    /// Where blocks come for one tile, all threads copy: a map would have to be looked up first.
     fn tensor_maps(&self) -> Vec<TensorMap> {
+        if !self.tile.stays {
+            return Vec::new();
+        }
         let map = |param, box_rows| TensorMap {
             param,
             box_rows,
