@@ -228,6 +228,11 @@ impl Problem {
 
     /// What is launched where nothing was measured.
     pub fn guess(&self) -> Vec<Range> {
+        self.guess_beside(&[])
+    }
+
+    /// As [`Problem::guess`], for the sizes that are left where others serve these: above the first, up to the second.
+    pub fn guess_beside(&self, others: &[(u64, Option<u64>)]) -> Vec<Range> {
         let range = |up_to, choice| Range { up_to, choice };
         match *self {
             Problem::LayerNorm(ref usual) => usual
@@ -235,11 +240,12 @@ impl Problem {
                 .into_iter()
                 .map(|(up_to, kernel)| range(up_to, Choice::Teams(kernel.teams)))
                 .collect(),
-            Problem::BiasResidualLayerNorm(ref usual) => usual
-                .by_rows()
-                .into_iter()
-                .map(|(up_to, kernel)| range(up_to, Choice::Teams(kernel.teams)))
-                .collect(),
+            Problem::BiasResidualLayerNorm(ref usual) => {
+                let of = |(up_to, kernel): (_, BiasResidualLayerNorm)| {
+                    range(up_to, Choice::Teams(kernel.teams))
+                };
+                mostly_left(usual.by_rows().into_iter().map(of).collect(), others)
+            }
             Problem::Softmax(ref softmax) => softmax
                 .by_length()
                 .into_iter()
@@ -271,7 +277,7 @@ impl Problem {
                     };
                     range(Some(end), choice)
                 });
-                let more = EitherGemm::variants(n, k, dtype, epilogue, most).into_iter();
+                let more = EitherGemm::variants(n, k, dtype, epilogue, most, others).into_iter();
                 let more = more.map(|(up_to, kernel)| {
                     let choice = match kernel {
                         EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),
@@ -496,6 +502,30 @@ impl fmt::Display for Counted {
             Counted::Longest => "tokens in the longest sequence",
         })
     }
+}
+
+/// Without the ranges, but the first and the last, of which others serve more than half. What serves the next
+/// sizes serves these, too.
+fn mostly_left(ranges: Vec<Range>, others: &[(u64, Option<u64>)]) -> Vec<Range> {
+    let mut kept: Vec<Range> = Vec::new();
+    let mut begin = 0;
+    for range in ranges {
+        if let (Some(end), false) = (range.up_to, kept.is_empty()) {
+            let of = |&(above, up_to): &(u64, Option<u64>)| {
+                let end = up_to.map_or(end, |up_to| up_to.min(end));
+                end.saturating_sub(above.max(begin))
+            };
+            if others.iter().map(of).sum::<u64>() > (end - begin) / 2 {
+                continue;
+            }
+        }
+        begin = range.up_to.unwrap_or(begin);
+        match kept.last_mut() {
+            Some(before) if before.choice == range.choice => before.up_to = range.up_to,
+            _ => kept.push(range),
+        }
+    }
+    kept
 }
 
 #[cfg(test)]

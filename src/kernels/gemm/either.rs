@@ -2,7 +2,7 @@
 
 use super::{
     Epilogue, Gemm, GemmOneTile, GemmWgmma, OneTile, Tile,
-    ranges::{ranges_among, ranges_with_more},
+    ranges::{RowRange, Served, ranges_among, ranges_with_more},
     wgmma::SMS,
 };
 use crate::{kernels::Instructions, tensor::DType};
@@ -22,7 +22,7 @@ pub enum EitherGemm {
 
 impl EitherGemm {
     /// Estimated cycles of an H200 at 1755 MHz.
-    fn cycles(&self, rows: u64) -> f64 {
+    pub(super) fn cycles(&self, rows: u64) -> f64 {
         match self {
             Self::Any(g) => g.tile.cycles(rows, g.n, g.k, g.dtype, SMS as u32),
             Self::Hopper(g) => g.tile.cycles(rows, g.n, g.k, g.epilogue, SMS as u32),
@@ -34,14 +34,20 @@ impl EitherGemm {
     ///
     /// At most four kernels, each of which may serve several ranges: large tiles change places
     /// wherever one of them needs a further wave. For rows that fill the card about once, at most two of
-    /// one tile a block take the place of those that serve any card. Up to `after` rows other kernels serve.
+    /// one tile a block take the place of those that serve any card. Up to `after` rows and in the ranges `beside`
+    /// other kernels serve; what these are is then chosen for the rows that are left.
     pub fn variants(
         n: u32,
         k: u32,
         dtype: DType,
         epilogue: Epilogue,
         after: u64,
+        beside: &[RowRange],
     ) -> Vec<(Option<u64>, Self)> {
+        let served = Served {
+            up_to: after,
+            beside,
+        };
         let any = Tile::fitting(n, dtype).into_iter().map(|tile| {
             Self::Any(Gemm {
                 n,
@@ -71,7 +77,7 @@ impl EitherGemm {
         };
         let candidates: Vec<Self> = any.chain(walking).collect();
         let cycles = |rows, at: usize| candidates[at].cycles(rows);
-        let ranges = ranges_among(after, MOST_KERNELS, candidates.len(), cycles);
+        let ranges = ranges_among(served, MOST_KERNELS, candidates.len(), cycles);
         let ranges = of(&candidates, ranges);
         let single = GemmOneTile::tiles(n, k, dtype, Instructions::Hopper);
         if single.is_empty() {
@@ -80,8 +86,11 @@ impl EitherGemm {
         // Where what serves any card is best for few rows only, one tile a block is better.
         let mut candidates: Vec<Self> = Vec::new();
         for (end, kernel) in ranges {
-            let stays =
-                matches!(kernel, Self::Hopper(_)) || end.is_none_or(|end| end > OneTile::MOST_ROWS);
+            let serves_many = match end {
+                Some(end) => end > OneTile::MOST_ROWS,
+                None => served.leave_above(OneTile::MOST_ROWS),
+            };
+            let stays = matches!(kernel, Self::Hopper(_)) || serves_many;
             if stays && !candidates.contains(&kernel) {
                 candidates.push(kernel);
             }
@@ -98,7 +107,7 @@ impl EitherGemm {
         }));
         let cycles = |rows, at: usize| candidates[at].cycles(rows);
         let ranges = ranges_with_more(
-            after,
+            served,
             (given, MOST_ONE_TILE),
             OneTile::MOST_ROWS,
             candidates.len(),
@@ -117,7 +126,7 @@ mod tests {
     fn one_tile_a_block_serves_some_of_few_rows_and_a_walk_over_tiles_many() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072)] {
-            let variants = EitherGemm::variants(n, k, DType::F16, epilogue, 128);
+            let variants = EitherGemm::variants(n, k, DType::F16, epilogue, 128, &[]);
             let (_, first) = &variants[0];
             let (end, last) = variants.last().expect("one serves all");
             assert!(!matches!(first, EitherGemm::Any(_)), "{first:?}");
@@ -132,7 +141,7 @@ mod tests {
             (768, 36, DType::F16),
             (768, 768, DType::F32),
         ] {
-            let variants = EitherGemm::variants(n, k, dtype, epilogue, 0);
+            let variants = EitherGemm::variants(n, k, dtype, epilogue, 0, &[]);
             assert!(
                 variants
                     .iter()
@@ -146,7 +155,7 @@ mod tests {
     fn six_kernels_lose_little_against_the_best_tile_for_each_row_count() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072), (8, 8)] {
-            let variants = EitherGemm::variants(n, k, DType::F16, epilogue, 128);
+            let variants = EitherGemm::variants(n, k, DType::F16, epilogue, 128, &[]);
             let ends: Vec<u64> = variants
                 .iter()
                 .map(|(end, _)| end.unwrap_or(u64::MAX))
