@@ -277,7 +277,8 @@ impl Problem {
                     };
                     range(Some(end), choice)
                 });
-                let more = EitherGemm::variants(n, k, dtype, epilogue, most, others).into_iter();
+                let more = EitherGemm::variants(n, k, dtype, epilogue, most);
+                let more = EitherGemm::variants_beside(more, most, others).into_iter();
                 let more = more.map(|(up_to, kernel)| {
                     let choice = match kernel {
                         EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),

@@ -12,6 +12,9 @@ const MOST_KERNELS: usize = 4;
 /// Kernels of one tile a block that one GEMM is compiled with.
 const MOST_ONE_TILE: usize = 2;
 
+/// A kernel must save this part of the time on the rows that others leave: less would hardly be seen.
+const WORTH_A_KERNEL_FOR_THE_REST: f64 = 0.02;
+
 /// The fastest of several kernels for one GEMM.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EitherGemm {
@@ -34,20 +37,14 @@ impl EitherGemm {
     ///
     /// At most four kernels, each of which may serve several ranges: large tiles change places
     /// wherever one of them needs a further wave. For rows that fill the card about once, at most two of
-    /// one tile a block take the place of those that serve any card. Up to `after` rows and in the ranges `beside`
-    /// other kernels serve; what these are is then chosen for the rows that are left.
+    /// one tile a block take the place of those that serve any card. Up to `after` rows other kernels serve.
     pub fn variants(
         n: u32,
         k: u32,
         dtype: DType,
         epilogue: Epilogue,
         after: u64,
-        beside: &[RowRange],
     ) -> Vec<(Option<u64>, Self)> {
-        let served = Served {
-            up_to: after,
-            beside,
-        };
         let any = Tile::fitting(n, dtype).into_iter().map(|tile| {
             Self::Any(Gemm {
                 n,
@@ -77,7 +74,12 @@ impl EitherGemm {
         };
         let candidates: Vec<Self> = any.chain(walking).collect();
         let cycles = |rows, at: usize| candidates[at].cycles(rows);
-        let ranges = ranges_among(served, MOST_KERNELS, candidates.len(), cycles);
+        let ranges = ranges_among(
+            Served::up_to(after),
+            (MOST_KERNELS, 0.0),
+            candidates.len(),
+            cycles,
+        );
         let ranges = of(&candidates, ranges);
         let single = GemmOneTile::tiles(n, k, dtype, Instructions::Hopper);
         if single.is_empty() {
@@ -86,11 +88,8 @@ impl EitherGemm {
         // Where what serves any card is best for few rows only, one tile a block is better.
         let mut candidates: Vec<Self> = Vec::new();
         for (end, kernel) in ranges {
-            let serves_many = match end {
-                Some(end) => end > OneTile::MOST_ROWS,
-                None => served.leave_above(OneTile::MOST_ROWS),
-            };
-            let stays = matches!(kernel, Self::Hopper(_)) || serves_many;
+            let stays =
+                matches!(kernel, Self::Hopper(_)) || end.is_none_or(|end| end > OneTile::MOST_ROWS);
             if stays && !candidates.contains(&kernel) {
                 candidates.push(kernel);
             }
@@ -107,13 +106,40 @@ impl EitherGemm {
         }));
         let cycles = |rows, at: usize| candidates[at].cycles(rows);
         let ranges = ranges_with_more(
-            served,
+            after,
             (given, MOST_ONE_TILE),
             OneTile::MOST_ROWS,
             candidates.len(),
             cycles,
         );
         of(&candidates, ranges)
+    }
+
+    /// Those of [`EitherGemm::variants`] that are worth it where others serve these rows.
+    pub fn variants_beside(
+        variants: Vec<(Option<u64>, Self)>,
+        after: u64,
+        others: &[RowRange],
+    ) -> Vec<(Option<u64>, Self)> {
+        if others.is_empty() {
+            return variants;
+        }
+        let mut kernels: Vec<Self> = variants.into_iter().map(|(_, kernel)| kernel).collect();
+        kernels.sort_unstable();
+        kernels.dedup();
+        let cycles = |rows, at: usize| match &kernels[at] {
+            Self::OneTile(_) if rows > OneTile::MOST_ROWS => f64::INFINITY,
+            kernel => kernel.cycles(rows),
+        };
+        let served = Served {
+            beside: others,
+            ..Served::up_to(after)
+        };
+        let most = (kernels.len(), WORTH_A_KERNEL_FOR_THE_REST);
+        ranges_among(served, most, kernels.len(), cycles)
+            .into_iter()
+            .map(|(end, at)| (end, kernels[at].clone()))
+            .collect()
     }
 }
 
@@ -126,7 +152,7 @@ mod tests {
     fn one_tile_a_block_serves_some_of_few_rows_and_a_walk_over_tiles_many() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072)] {
-            let variants = EitherGemm::variants(n, k, DType::F16, epilogue, 128, &[]);
+            let variants = EitherGemm::variants(n, k, DType::F16, epilogue, 128);
             let (_, first) = &variants[0];
             let (end, last) = variants.last().expect("one serves all");
             assert!(!matches!(first, EitherGemm::Any(_)), "{first:?}");
@@ -141,7 +167,7 @@ mod tests {
             (768, 36, DType::F16),
             (768, 768, DType::F32),
         ] {
-            let variants = EitherGemm::variants(n, k, dtype, epilogue, 0, &[]);
+            let variants = EitherGemm::variants(n, k, dtype, epilogue, 0);
             assert!(
                 variants
                     .iter()
@@ -155,7 +181,7 @@ mod tests {
     fn six_kernels_lose_little_against_the_best_tile_for_each_row_count() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072), (8, 8)] {
-            let variants = EitherGemm::variants(n, k, DType::F16, epilogue, 128, &[]);
+            let variants = EitherGemm::variants(n, k, DType::F16, epilogue, 128);
             let ends: Vec<u64> = variants
                 .iter()
                 .map(|(end, _)| end.unwrap_or(u64::MAX))

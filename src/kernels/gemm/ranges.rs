@@ -5,8 +5,6 @@ pub(super) const MOST_RANGES: usize = 4;
 
 /// A further kernel must save this part of the time, averaged over the row counts.
 const WORTH_A_KERNEL: f64 = 0.01;
-/// And this part where others serve most row counts: of the time on those that are left.
-const WORTH_A_KERNEL_FOR_THE_REST: f64 = 0.02;
 
 /// Ranges of rows with the candidate for each: up to its number of rows, inclusive; the last for all
 /// the rest. `cycles` estimates the time of a candidate on a number of rows.
@@ -95,26 +93,22 @@ const LAST_ROWS: u64 = 16384;
 /// As [`ranges`], where a candidate may serve several of them, so that a kernel more brings
 /// more and the ranges may be as many as the row counts where waves begin.
 ///
-/// Candidates are chosen one after the other, each the one that then saves most, at most so many: a
-/// kernel takes 0.1 to 0.4 s of NVRTC. Beyond 16384 rows the one serves that is best in the mean of the last octave.
+/// Candidates are chosen one after the other, each the one that then saves most, at most so many, of which each saves
+/// this part of the time: a kernel takes 0.1 to 0.4 s of NVRTC. Beyond 16384 rows the one serves that is best in the mean of the last octave.
 /// Numbers of rows that others serve do not count.
 pub(super) fn ranges_among(
     served: Served,
-    most_kernels: usize,
+    (most_kernels, worth): (usize, f64),
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
     let estimates = Estimates::new(served, n_candidates, cycles);
-    let worth = match served.beside.is_empty() {
-        true => 0.0,
-        false => WORTH_A_KERNEL_FOR_THE_REST,
-    };
     let chosen = estimates.choose(Vec::new(), most_kernels, LAST_ROWS, worth);
     estimates.ranges(&chosen)
 }
 
 /// Numbers of rows that other kernels serve.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Served<'a> {
     /// All up to this one, less than those of the last octave.
     pub up_to: u64,
@@ -126,9 +120,11 @@ pub(super) struct Served<'a> {
 pub type RowRange = (u64, Option<u64>);
 
 impl Served<'_> {
-    /// Whether there are numbers of rows above this one that are left.
-    pub(super) fn leave_above(self, rows: u64) -> bool {
-        (rows / STEP + 1..=LAST_ROWS / STEP).any(|steps| self.leave(steps * STEP))
+    pub(super) fn up_to(rows: u64) -> Self {
+        Self {
+            up_to: rows,
+            beside: &[],
+        }
     }
 
     fn leave(self, rows: u64) -> bool {
@@ -140,7 +136,7 @@ impl Served<'_> {
 /// As [`ranges_among`], with the first `n_given` candidates among them whatever they save, and at most so
 /// many more, of which each saves [`WORTH_A_KERNEL`] of the time up to `most_rows`, beyond which they serve none.
 pub(super) fn ranges_with_more(
-    served: Served,
+    after: u64,
     (n_given, most_more): (usize, usize),
     most_rows: u64,
     n_candidates: usize,
@@ -150,7 +146,7 @@ pub(super) fn ranges_with_more(
         true => f64::INFINITY,
         false => cycles(rows, at),
     };
-    let estimates = Estimates::new(served, n_candidates, cycles);
+    let estimates = Estimates::new(Served::up_to(after), n_candidates, cycles);
     let given = (0..n_given).collect();
     let chosen = estimates.choose(given, n_given + most_more, most_rows, WORTH_A_KERNEL);
     estimates.ranges(&chosen)

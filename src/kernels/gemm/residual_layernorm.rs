@@ -144,7 +144,12 @@ impl GemmResidualLayerNorm {
                 Some(at) => joined(tiles[at]).cycles(rows),
             };
             let all = 1 + tiles.len();
-            without_slivers(ranges_among(Served::default(), MOST_KERNELS, all, cycles))
+            without_slivers(ranges_among(
+                Served::up_to(0),
+                (MOST_KERNELS, 0.0),
+                all,
+                cycles,
+            ))
         };
         // Tiles are chosen against the best of all that a GEMM may have. What serves the rows that these leave has only
         // some of them, so that the ranges are then wider.
@@ -157,7 +162,8 @@ impl GemmResidualLayerNorm {
         let few = FewRows::variants(n, k, dtype);
         let few = few.last().map_or(0, |&(end, _)| end);
         let beside = joined_ranges(&left);
-        let many = EitherGemm::variants(n, k, dtype, Epilogue::default(), few, &beside);
+        let many = EitherGemm::variants(n, k, dtype, Epilogue::default(), few);
+        let many = EitherGemm::variants_beside(many, few, &beside);
         let first = beside.first().map_or(u64::MAX, |&(above, _)| above);
         let apart = |rows| {
             let serves = |(end, _): &&(Option<u64>, _)| end.is_none_or(|end| rows <= end);

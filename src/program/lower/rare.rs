@@ -14,9 +14,14 @@ impl Lowering<'_> {
             return;
         }
         let program = &mut self.program;
+        // Steps that compute the same value for different batches are next to each other, and count as one.
         let mut uses = vec![0; program.kernels.len()];
-        for variant in program.steps.iter().flat_map(|step| &step.variants) {
-            uses[variant.kernel] += 1;
+        for of_value in program.steps.chunk_by(|a, b| a.name == b.name) {
+            let variants = of_value.iter().flat_map(|step| &step.variants);
+            let mut kernels: Vec<usize> = variants.map(|variant| variant.kernel).collect();
+            kernels.sort_unstable();
+            kernels.dedup();
+            kernels.into_iter().for_each(|kernel| uses[kernel] += 1);
         }
         let mut used = vec![false; program.kernels.len()];
         for step in &mut program.steps {
