@@ -1,6 +1,9 @@
 mod attention;
+mod left;
 
 use std::fmt;
+
+use left::mostly_left;
 
 use super::{Choice, Range, choice_at};
 use crate::{
@@ -503,30 +506,6 @@ impl fmt::Display for Counted {
             Counted::Longest => "tokens in the longest sequence",
         })
     }
-}
-
-/// Without the ranges, but the first and the last, of which others serve more than half. What serves the next
-/// sizes serves these, too.
-fn mostly_left(ranges: Vec<Range>, others: &[(u64, Option<u64>)]) -> Vec<Range> {
-    let mut kept: Vec<Range> = Vec::new();
-    let mut begin = 0;
-    for range in ranges {
-        if let (Some(end), false) = (range.up_to, kept.is_empty()) {
-            let of = |&(above, up_to): &(u64, Option<u64>)| {
-                let end = up_to.map_or(end, |up_to| up_to.min(end));
-                end.saturating_sub(above.max(begin))
-            };
-            if others.iter().map(of).sum::<u64>() > (end - begin) / 2 {
-                continue;
-            }
-        }
-        begin = range.up_to.unwrap_or(begin);
-        match kept.last_mut() {
-            Some(before) if before.choice == range.choice => before.up_to = range.up_to,
-            _ => kept.push(range),
-        }
-    }
-    kept
 }
 
 #[cfg(test)]

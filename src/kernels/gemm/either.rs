@@ -178,6 +178,32 @@ mod tests {
     }
 
     #[test]
+    fn beside_others_a_gemm_has_fewer_of_its_kernels_and_no_more() {
+        let (n, k) = (768, 768);
+        let cost = |variants: &[(Option<u64>, EitherGemm)], rows| {
+            let serves = |(end, _): &&(Option<u64>, _)| end.is_none_or(|end| rows <= end);
+            variants.iter().find(serves).map(|(_, g)| g.cycles(rows))
+        };
+        let all = EitherGemm::variants(n, k, DType::F16, Epilogue::default(), 128);
+        let beside = |others: &[RowRange]| EitherGemm::variants_beside(all.clone(), 128, others);
+        assert_eq!(beside(&[]), all);
+        let some = beside(&[(1000, Some(4000)), (5000, None)]);
+        assert!(some.len() < all.len(), "{some:?}");
+        for (_, kernel) in &some {
+            assert!(all.iter().any(|(_, k)| k == kernel), "{kernel:?}");
+        }
+        for rows in (129..=1000).chain(4001..=5000) {
+            let (some, all) = (cost(&some, rows), cost(&all, rows));
+            assert!(
+                some <= all.map(|all| all * 1.25),
+                "{rows}: {some:?} {all:?}"
+            );
+        }
+        assert_eq!(beside(&[(700, None)]).len(), 1);
+        assert!(!beside(&[(0, None)]).is_empty());
+    }
+
+    #[test]
     fn six_kernels_lose_little_against_the_best_tile_for_each_row_count() {
         let epilogue = Epilogue::default();
         for (n, k) in [(2304, 768), (768, 768), (3072, 768), (768, 3072), (8, 8)] {

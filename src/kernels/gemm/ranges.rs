@@ -88,7 +88,8 @@ pub(super) fn ranges_of(
 const WORTH_A_RANGE: f64 = 1.02;
 /// Rows of the smallest tile: between multiples of it no time of a kernel with such tiles changes.
 const STEP: u64 = 64;
-const LAST_ROWS: u64 = 16384;
+/// Of the numbers of rows that are looked at.
+pub(super) const LAST_ROWS: u64 = 16384;
 
 /// As [`ranges`], where a candidate may serve several of them, so that a kernel more brings
 /// more and the ranges may be as many as the row counts where waves begin.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     EitherGemm, Epilogue, FewRows, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, Tile, WgmmaTile,
-    ranges::{RowRange, Served, ranges_among},
+    ranges::{LAST_ROWS, RowRange, Served, ranges_among},
 };
 use crate::{
     kernels::{
@@ -298,6 +298,15 @@ fn without_slivers(ranges: Vec<(Option<u64>, usize)>) -> Vec<(Option<u64>, usize
     const LEAST_REACH: f64 = 1.04;
     let mut kept: Vec<(Option<u64>, usize)> = Vec::new();
     let mut above = 0;
+    let ranges = match ranges.as_slice() {
+        // More rows than were looked at have what serves the most of those.
+        [.., (Some(end), at), (None, 0)] if *at > 0 && *end >= LAST_ROWS => {
+            let mut ranges = ranges[..ranges.len() - 1].to_vec();
+            ranges.last_mut().into_iter().for_each(|last| last.0 = None);
+            ranges
+        }
+        _ => ranges,
+    };
     for run in ranges.chunk_by(|a, b| (a.1 == 0) == (b.1 == 0)) {
         let end = run.last().and_then(|last| last.0);
         let reaches = |end: u64| end as f64 >= above as f64 * LEAST_REACH;
@@ -590,6 +599,8 @@ mod tests {
             kept,
             [(Some(700), 0), (Some(760), 1), (Some(900), 2), (None, 0)]
         );
+        let beyond = vec![(Some(500), 0), (Some(LAST_ROWS), 2), (None, 0)];
+        assert_eq!(without_slivers(beyond), [(Some(500), 0), (None, 2)]);
     }
 
     #[test]
