@@ -258,7 +258,12 @@ fn the_cache_is_where_the_environment_says() {
 
     let nvrtc = Nvrtc::find().unwrap_or_else(|error| panic!("{error}"));
     let text = &sources()[0].text;
-    let key = CacheKey::new(text, &options(Target::Sm80), nvrtc.version(), Target::Sm80);
+    let key = CacheKey::new(
+        text,
+        &options(Target::Sm80, nvrtc.version()),
+        nvrtc.version(),
+        Target::Sm80,
+    );
     assert_eq!(DiskCache::at(&own).get(&key).unwrap().unwrap().symbol, "k0");
 }
 

@@ -4,7 +4,7 @@
 use gemmule::{
     DType,
     engine::{CompileOptions, compile, description},
-    kernels::{Instructions, KernelSpec},
+    kernels::{Instructions, KernelSpec, gemm::OneTile},
     program::{Measure, Program},
     tensor::Extents,
 };
@@ -73,6 +73,50 @@ fn a_launch_is_saved_wherever_a_pair_is_joined() {
     }
     // Behind attention and at the end of each layer.
     assert_eq!(most, 4);
+}
+
+#[test]
+fn no_kernel_is_launched_for_more_rows_than_it_serves() {
+    let program = program(|_| ());
+    for tokens in (129..20_000).step_by(61).chain([50_000, 400_000]) {
+        for kernel in launched(&program, tokens) {
+            let is_one = matches!(kernel, KernelSpec::GemmOneTile(_));
+            assert!(
+                !is_one || u64::from(tokens) <= OneTile::MOST_ROWS,
+                "{tokens}: {kernel:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
+    let bert = description("bert").expect("it is shipped");
+    let options = CompileOptions {
+        instructions: Instructions::Hopper,
+        ..CompileOptions::new(DType::F16)
+    };
+    let with_layers = |layers: u32| {
+        let mut config = config();
+        config["num_hidden_layers"] = json!(layers);
+        let compiled = compile(&bert, &config, &options).expect("it compiles");
+        compiled.program.validate().expect("it is sound");
+        compiled.program
+    };
+    // The first layer's is behind the embeddings' LayerNorm, with which no launch joins it.
+    let first = |program: &Program, tokens| {
+        let kernels = launched(program, tokens).into_iter();
+        let mut symbols = kernels.map(|kernel| kernel.as_kernel().symbol());
+        symbols.find(|symbol| symbol.starts_with("gemm_bias_f16_n2304_"))
+    };
+    let (few, many) = (with_layers(2), with_layers(12));
+    assert!(first(&few, 10).is_some() && first(&many, 10).is_some());
+    assert_ne!(first(&few, 10), first(&few, 100));
+    assert_eq!(first(&many, 10), first(&many, 100));
+    assert_ne!(first(&many, 100), first(&many, 300));
+    assert!(many.kernels.len() < few.kernels.len());
+    // Each takes NVRTC a tenth to four tenths of a second.
+    assert!(many.kernels.len() <= 44, "{}", many.kernels.len());
 }
 
 #[test]

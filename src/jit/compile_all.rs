@@ -137,7 +137,7 @@ impl Jit {
     ) -> Result<Vec<Cubin>, JitError> {
         // Also when all is in the cache: an answer must not depend on what was compiled before.
         self.nvrtc.check_target(target)?;
-        let options = options(target);
+        let options = options(target, self.nvrtc.version());
         let mut jobs: Vec<Job> = Vec::new();
         let mut job_of: HashMap<&Source, usize> = HashMap::new();
         let places: Vec<usize> = sources

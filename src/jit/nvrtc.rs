@@ -24,14 +24,20 @@ pub struct Nvrtc {
 /// The options that every kernel is compiled with, in order; part of the cache's key.
 ///
 /// No fast mathematics: a kernel that wants an approximation says so where it uses it. No include
-/// path: sources include nothing. The assembler's report comes back in the log.
-pub fn options(target: Target) -> Vec<String> {
-    vec![
+/// path: sources include nothing. The assembler's report comes back in the log. From 12.4 on NVRTC can leave out
+/// declarations that no source uses (textures, the runtime's functions), which it else parses for each.
+pub fn options(target: Target, version: (i32, i32)) -> Vec<String> {
+    const FIRST_WITH_MINIMAL: (i32, i32) = (12, 4);
+    let mut options = vec![
         "-std=c++17".to_owned(),
         format!("--gpu-architecture={target}"),
         "--ptxas-options=-v".to_owned(),
         "--ptxas-options=--warn-on-spills".to_owned(),
-    ]
+    ];
+    if version >= FIRST_WITH_MINIMAL {
+        options.push("--minimal".to_owned());
+    }
+    options
 }
 
 impl Nvrtc {
@@ -131,7 +137,7 @@ impl Nvrtc {
     pub fn compile(&self, source: &Source, target: Target) -> Result<Cubin, JitError> {
         self.check_target(target)?;
         let program = Program::create(self, source)?;
-        let status = program.compile(&options(target));
+        let status = program.compile(&options(target, self.version));
         let log = program.log()?;
         match status {
             SUCCESS => {}
@@ -379,13 +385,16 @@ mod tests {
 
     #[test]
     fn options_name_the_target_and_ask_for_no_fast_mathematics() {
-        let options = options(Target::Sm90a);
+        let options = options(Target::Sm90a, (13, 0));
         assert!(options.contains(&"--gpu-architecture=sm_90a".to_owned()));
         assert!(
             !options
                 .iter()
                 .any(|option| option.contains("fast") || option.starts_with("-I"))
         );
+        assert!(options.contains(&"--minimal".to_owned()));
+        let before = super::options(Target::Sm90a, (12, 3));
+        assert_eq!(before, options[..options.len() - 1]); // 12.3 does not know it
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod choices;
 mod joined;
 mod memo;
 mod on_load;
+mod rare;
 
 use std::collections::HashMap;
 
@@ -97,6 +98,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerErro
         let tensor = lowering.tensor_of[id];
         lowering.program.outputs.push((name.clone(), tensor));
     }
+    lowering.share_rare_kernels();
     lowering.lifetimes();
     Ok(lowering.program)
 }
@@ -127,7 +129,7 @@ struct Lowering<'a> {
     attention: AttentionChoice,
     norms_apart: bool,
     /// Layers ask for the same things, and a guess takes longer than all else in lowering.
-    ranges_of: Vec<(Problem, Vec<Range>)>,
+    ranges_of: Vec<(Problem, Vec<BatchRange>, Vec<Range>)>,
     joined_of: Memo<joined::Asked, joined::Found>,
     on_load_of: Memo<on_load::Asked, on_load::Found>,
     by_moments_of: Memo<by_moments::Asked, by_moments::Found>,
@@ -197,9 +199,16 @@ impl<'a> Lowering<'a> {
                 choice: self.attention,
             });
         }
-        let variants = self
-            .kernels(id, op)
-            .map_err(|problem| unsupported(self.graph, id, op, problem))?;
+        let graph = self.graph;
+        let failed = |problem| unsupported(graph, id, op, problem);
+        let pair = self.pair(id).map_err(failed)?;
+        let on_load = self.on_load(id).map_err(failed)?;
+        let triples = self.triples(id).map_err(failed)?;
+        let joined: Vec<BatchRange> = pair.iter().flat_map(Pair::ranges).collect();
+        let variants = self.kernels(id, op, &joined).map_err(failed)?;
+        let few = on_load.iter().map(OnLoad::range);
+        let few = few.chain(triples.iter().map(Triple::range));
+        let taken: Vec<BatchRange> = joined.into_iter().chain(few).collect();
         let mut operands: Vec<TensorIndex> = self
             .graph
             .operands(id)
@@ -211,14 +220,6 @@ impl<'a> Lowering<'a> {
         }
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         operands.push(out);
-        let failed = |problem| unsupported(self.graph, id, op, problem);
-        let pair = self.pair(id).map_err(failed)?;
-        let on_load = self.on_load(id).map_err(failed)?;
-        let triples = self.triples(id).map_err(failed)?;
-        let joined = pair.iter().flat_map(Pair::ranges);
-        let few = on_load.iter().map(OnLoad::range);
-        let few = few.chain(triples.iter().map(Triple::range));
-        let taken: Vec<BatchRange> = joined.chain(few).collect();
         let variants = self.variants(reached(variants, &taken));
         for when in left(taken) {
             self.program.steps.push(Step {
@@ -303,10 +304,15 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The kernels for an operator, with the batches that each is for.
-    fn kernels(&mut self, id: NodeId, op: &Op) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
+    /// The kernels for an operator, with the batches that each is for, where launches of several operators take some.
+    fn kernels(
+        &mut self,
+        id: NodeId,
+        op: &Op,
+        taken: &[BatchRange],
+    ) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
         if let Some(problem) = self.problem(id, op)? {
-            return self.chosen(&problem);
+            return self.chosen(&problem, taken);
         }
         let dtype = self.dtype;
         let operands = self.graph.operands(id);

@@ -1,6 +1,9 @@
 mod attention;
+mod left;
 
 use std::fmt;
+
+use left::mostly_left;
 
 use super::{Choice, Range, choice_at};
 use crate::{
@@ -228,6 +231,11 @@ impl Problem {
 
     /// What is launched where nothing was measured.
     pub fn guess(&self) -> Vec<Range> {
+        self.guess_beside(&[])
+    }
+
+    /// As [`Problem::guess`], for the sizes that are left where others serve these: above the first, up to the second.
+    pub fn guess_beside(&self, others: &[(u64, Option<u64>)]) -> Vec<Range> {
         let range = |up_to, choice| Range { up_to, choice };
         match *self {
             Problem::LayerNorm(ref usual) => usual
@@ -235,11 +243,12 @@ impl Problem {
                 .into_iter()
                 .map(|(up_to, kernel)| range(up_to, Choice::Teams(kernel.teams)))
                 .collect(),
-            Problem::BiasResidualLayerNorm(ref usual) => usual
-                .by_rows()
-                .into_iter()
-                .map(|(up_to, kernel)| range(up_to, Choice::Teams(kernel.teams)))
-                .collect(),
+            Problem::BiasResidualLayerNorm(ref usual) => {
+                let of = |(up_to, kernel): (_, BiasResidualLayerNorm)| {
+                    range(up_to, Choice::Teams(kernel.teams))
+                };
+                mostly_left(usual.by_rows().into_iter().map(of).collect(), others)
+            }
             Problem::Softmax(ref softmax) => softmax
                 .by_length()
                 .into_iter()
@@ -271,7 +280,8 @@ impl Problem {
                     };
                     range(Some(end), choice)
                 });
-                let more = EitherGemm::variants(n, k, dtype, epilogue, most).into_iter();
+                let more = EitherGemm::variants(n, k, dtype, epilogue, most);
+                let more = EitherGemm::variants_beside(more, most, others).into_iter();
                 let more = more.map(|(up_to, kernel)| {
                     let choice = match kernel {
                         EitherGemm::Any(gemm) => Choice::Tile(gemm.tile),

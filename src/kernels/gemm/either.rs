@@ -2,7 +2,7 @@
 
 use super::{
     Epilogue, Gemm, GemmOneTile, GemmWgmma, OneTile, Tile,
-    ranges::{ranges_among, ranges_with_more},
+    ranges::{RowRange, Served, ranges_among, ranges_with_more},
     wgmma::SMS,
 };
 use crate::{kernels::Instructions, tensor::DType};
@@ -11,6 +11,9 @@ use crate::{kernels::Instructions, tensor::DType};
 const MOST_KERNELS: usize = 4;
 /// Kernels of one tile a block that one GEMM is compiled with.
 const MOST_ONE_TILE: usize = 2;
+
+/// A kernel must save this part of the time on the rows that others leave: less would hardly be seen.
+const WORTH_A_KERNEL_FOR_THE_REST: f64 = 0.02;
 
 /// The fastest of several kernels for one GEMM.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,7 +25,7 @@ pub enum EitherGemm {
 
 impl EitherGemm {
     /// Estimated cycles of an H200 at 1755 MHz.
-    fn cycles(&self, rows: u64) -> f64 {
+    pub(super) fn cycles(&self, rows: u64) -> f64 {
         match self {
             Self::Any(g) => g.tile.cycles(rows, g.n, g.k, g.dtype, SMS as u32),
             Self::Hopper(g) => g.tile.cycles(rows, g.n, g.k, g.epilogue, SMS as u32),
@@ -71,7 +74,12 @@ impl EitherGemm {
         };
         let candidates: Vec<Self> = any.chain(walking).collect();
         let cycles = |rows, at: usize| candidates[at].cycles(rows);
-        let ranges = ranges_among(after, MOST_KERNELS, candidates.len(), cycles);
+        let ranges = ranges_among(
+            Served::up_to(after),
+            (MOST_KERNELS, 0.0),
+            candidates.len(),
+            cycles,
+        );
         let ranges = of(&candidates, ranges);
         let single = GemmOneTile::tiles(n, k, dtype, Instructions::Hopper);
         if single.is_empty() {
@@ -105,6 +113,33 @@ impl EitherGemm {
             cycles,
         );
         of(&candidates, ranges)
+    }
+
+    /// Those of [`EitherGemm::variants`] that are worth it where others serve these rows.
+    pub fn variants_beside(
+        variants: Vec<(Option<u64>, Self)>,
+        after: u64,
+        others: &[RowRange],
+    ) -> Vec<(Option<u64>, Self)> {
+        if others.is_empty() {
+            return variants;
+        }
+        let mut kernels: Vec<Self> = variants.into_iter().map(|(_, kernel)| kernel).collect();
+        kernels.sort_unstable();
+        kernels.dedup();
+        let cycles = |rows, at: usize| match &kernels[at] {
+            Self::OneTile(_) if rows > OneTile::MOST_ROWS => f64::INFINITY,
+            kernel => kernel.cycles(rows),
+        };
+        let served = Served {
+            beside: others,
+            ..Served::up_to(after)
+        };
+        let most = (kernels.len(), WORTH_A_KERNEL_FOR_THE_REST);
+        ranges_among(served, most, kernels.len(), cycles)
+            .into_iter()
+            .map(|(end, at)| (end, kernels[at].clone()))
+            .collect()
     }
 }
 
@@ -140,6 +175,32 @@ mod tests {
                 "{n} {k}"
             );
         }
+    }
+
+    #[test]
+    fn beside_others_a_gemm_has_fewer_of_its_kernels_and_no_more() {
+        let (n, k) = (768, 768);
+        let cost = |variants: &[(Option<u64>, EitherGemm)], rows| {
+            let serves = |(end, _): &&(Option<u64>, _)| end.is_none_or(|end| rows <= end);
+            variants.iter().find(serves).map(|(_, g)| g.cycles(rows))
+        };
+        let all = EitherGemm::variants(n, k, DType::F16, Epilogue::default(), 128);
+        let beside = |others: &[RowRange]| EitherGemm::variants_beside(all.clone(), 128, others);
+        assert_eq!(beside(&[]), all);
+        let some = beside(&[(1000, Some(4000)), (5000, None)]);
+        assert!(some.len() < all.len(), "{some:?}");
+        for (_, kernel) in &some {
+            assert!(all.iter().any(|(_, k)| k == kernel), "{kernel:?}");
+        }
+        for rows in (129..=1000).chain(4001..=5000) {
+            let (some, all) = (cost(&some, rows), cost(&all, rows));
+            assert!(
+                some <= all.map(|all| all * 1.25),
+                "{rows}: {some:?} {all:?}"
+            );
+        }
+        assert_eq!(beside(&[(700, None)]).len(), 1);
+        assert!(!beside(&[(0, None)]).is_empty());
     }
 
     #[test]

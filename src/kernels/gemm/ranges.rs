@@ -88,23 +88,50 @@ pub(super) fn ranges_of(
 const WORTH_A_RANGE: f64 = 1.02;
 /// Rows of the smallest tile: between multiples of it no time of a kernel with such tiles changes.
 const STEP: u64 = 64;
-const LAST_ROWS: u64 = 16384;
+/// Of the numbers of rows that are looked at.
+pub(super) const LAST_ROWS: u64 = 16384;
 
 /// As [`ranges`], where a candidate may serve several of them, so that a kernel more brings
 /// more and the ranges may be as many as the row counts where waves begin.
 ///
-/// Candidates are chosen one after the other, each the one that then saves most, at most so many: a
-/// kernel takes 0.1 to 0.6 s of NVRTC. Beyond 16384 rows the one serves that is best in the mean of the last octave.
-/// Numbers of rows up to `after`, less than those of the last octave, are left to others.
+/// Candidates are chosen one after the other, each the one that then saves most, at most so many, of which each saves
+/// this part of the time: a kernel takes 0.1 to 0.4 s of NVRTC. Beyond 16384 rows the one serves that is best in the mean of the last octave.
+/// Numbers of rows that others serve do not count.
 pub(super) fn ranges_among(
-    after: u64,
-    most_kernels: usize,
+    served: Served,
+    (most_kernels, worth): (usize, f64),
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    let estimates = Estimates::new(after, n_candidates, cycles);
-    let chosen = estimates.choose(Vec::new(), most_kernels, LAST_ROWS, 0.0);
+    let estimates = Estimates::new(served, n_candidates, cycles);
+    let chosen = estimates.choose(Vec::new(), most_kernels, LAST_ROWS, worth);
     estimates.ranges(&chosen)
+}
+
+/// Numbers of rows that other kernels serve.
+#[derive(Clone, Copy)]
+pub(super) struct Served<'a> {
+    /// All up to this one, less than those of the last octave.
+    pub up_to: u64,
+    /// And those above the first and up to the second.
+    pub beside: &'a [RowRange],
+}
+
+/// Above the first, up to the second.
+pub type RowRange = (u64, Option<u64>);
+
+impl Served<'_> {
+    pub(super) fn up_to(rows: u64) -> Self {
+        Self {
+            up_to: rows,
+            beside: &[],
+        }
+    }
+
+    fn leave(self, rows: u64) -> bool {
+        let holds = |&(above, end): &RowRange| rows > above && end.is_none_or(|end| rows <= end);
+        rows > self.up_to && !self.beside.iter().any(holds)
+    }
 }
 
 /// As [`ranges_among`], with the first `n_given` candidates among them whatever they save, and at most so
@@ -120,7 +147,7 @@ pub(super) fn ranges_with_more(
         true => f64::INFINITY,
         false => cycles(rows, at),
     };
-    let estimates = Estimates::new(after, n_candidates, cycles);
+    let estimates = Estimates::new(Served::up_to(after), n_candidates, cycles);
     let given = (0..n_given).collect();
     let chosen = estimates.choose(given, n_given + most_more, most_rows, WORTH_A_KERNEL);
     estimates.ranges(&chosen)
@@ -143,25 +170,28 @@ fn least(times: &[f64], of: &[usize]) -> (f64, usize) {
 }
 
 impl Estimates {
-    fn new(after: u64, n_candidates: usize, cycles: impl Fn(u64, usize) -> f64) -> Self {
+    fn new(served: Served, n_candidates: usize, cycles: impl Fn(u64, usize) -> f64) -> Self {
         let small = sampled_rows().into_iter().filter(|&rows| rows < STEP);
-        let rows: Vec<u64> = small
-            .chain((STEP..=LAST_ROWS).step_by(STEP as usize))
-            .filter(|&rows| rows > after)
-            .collect();
+        let all = small.chain((STEP..=LAST_ROWS).step_by(STEP as usize));
+        let all: Vec<u64> = all.filter(|&rows| rows > served.up_to).collect();
+        let steps = all.iter().zip(all.iter().skip(1).chain([&LAST_ROWS]));
+        let of = |(&from, &to): (&u64, &u64)| (from, (to as f64 / from as f64).ln());
+        let mut steps: Vec<(u64, f64)> = steps.map(of).collect();
+        // Where others serve all there are, it does not matter what is chosen.
+        if all.iter().any(|&rows| served.leave(rows)) {
+            steps.retain(|&(rows, _)| served.leave(rows));
+        }
+        let (rows, steps): (Vec<u64>, Vec<f64>) = steps.into_iter().unzip();
         let times: Vec<Vec<f64>> = rows
             .iter()
             .map(|&rows| (0..n_candidates).map(|c| cycles(rows, c)).collect())
             .collect();
         let all: Vec<usize> = (0..n_candidates).collect();
         // Evenly by the logarithm of rows, and by the square root of the time, as in `ranges`.
-        let weights = rows
+        let weights = steps
             .iter()
-            .zip(rows.iter().skip(1).chain([&LAST_ROWS]))
             .zip(&times)
-            .map(|((&from, &to), times)| {
-                (to as f64 / from as f64).ln() / least(times, &all).0.sqrt()
-            })
+            .map(|(step, times)| step / least(times, &all).0.sqrt())
             .collect();
         Self {
             rows,
@@ -206,7 +236,11 @@ impl Estimates {
     /// The chosen one that is best, or hardly slower than the best and the one for fewer rows.
     fn ranges(&self, chosen: &[usize]) -> Vec<(Option<u64>, usize)> {
         let all: Vec<usize> = (0..self.candidates()).collect();
-        let last_octave = self.rows.partition_point(|&rows| rows < LAST_ROWS / 2);
+        // Of which others may have taken all.
+        let last_octave = match self.rows.partition_point(|&rows| rows < LAST_ROWS / 2) {
+            none if none == self.rows.len() => 0,
+            some => some,
+        };
         let mut means = vec![0.0; self.candidates()];
         for times in &self.times[last_octave..] {
             for (mean, time) in means.iter_mut().zip(times) {

@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Epilogue, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, Tile, WgmmaTile, ranges::ranges_among,
+    EitherGemm, Epilogue, FewRows, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, Tile, WgmmaTile,
+    ranges::{LAST_ROWS, RowRange, Served, ranges_among},
 };
 use crate::{
     kernels::{
@@ -53,6 +54,10 @@ const BLOCK_K: u32 = 64;
 /// Both estimates may be off by a few per cent, that of the GEMM alone to its favour, as it is of the best of all tiles
 /// and not of those that are compiled: only what is no faster at all is no further range.
 const WORTH_JOINING: f64 = 1.01;
+
+/// Where more rows than some are joined, launches apart are a GEMM of its own and LayerNorm more to compile and to
+/// launch: they have to be faster by this.
+const WORTH_PARTING: f64 = 1.03;
 
 /// Clusters of 2, 3, … 8 blocks, each block on a multiprocessor of its own, that an H200 runs at once: what
 /// its driver says of 2, 3, 4, 6 and 8, and at most what it can be for 5 and 7. More than there is room
@@ -133,13 +138,47 @@ impl GemmResidualLayerNorm {
             bias,
             tile,
         };
-        let cycles = |rows, at: usize| match at.checked_sub(1) {
-            None => cycles_apart(rows, n, k, dtype),
-            Some(at) => joined(tiles[at]).cycles(rows) * WORTH_JOINING,
+        let ranges = |tiles: &[WgmmaTile], apart: &dyn Fn(u64) -> f64| {
+            let cycles = |rows, at: usize| match at.checked_sub(1) {
+                None => apart(rows),
+                Some(at) => joined(tiles[at]).cycles(rows),
+            };
+            let all = 1 + tiles.len();
+            without_slivers(ranges_among(
+                Served::up_to(0),
+                (MOST_KERNELS, 0.0),
+                all,
+                cycles,
+            ))
         };
-        without_slivers(ranges_among(0, MOST_KERNELS, 1 + tiles.len(), cycles))
+        // Tiles are chosen against the best of all that a GEMM may have. What serves the rows that these leave has only
+        // some of them, so that the ranges are then wider.
+        let norm = |rows| cycles_of_norm(rows, n);
+        let best = |rows| (cycles_apart(rows, n, k, dtype) + norm(rows)) / WORTH_JOINING;
+        let left = ranges(&tiles, &best);
+        let is_chosen = |at: usize| left.iter().any(|&(_, chosen)| chosen == at + 1);
+        let chosen = tiles.iter().enumerate().filter(|&(at, _)| is_chosen(at));
+        let chosen: Vec<WgmmaTile> = chosen.map(|(_, &tile)| tile).collect();
+        let few = FewRows::variants(n, k, dtype);
+        let few = few.last().map_or(0, |&(end, _)| end);
+        let beside = joined_ranges(&left);
+        let many = EitherGemm::variants(n, k, dtype, Epilogue::default(), few);
+        let many = EitherGemm::variants_beside(many, few, &beside);
+        let first = beside.first().map_or(u64::MAX, |&(above, _)| above);
+        let apart = |rows| {
+            let serves = |(end, _): &&(Option<u64>, _)| end.is_none_or(|end| rows <= end);
+            let gemm = match many.iter().find(serves).filter(|_| rows > few) {
+                Some((_, kernel)) => kernel.cycles(rows),
+                None => cycles_apart(rows, n, k, dtype),
+            };
+            match rows > first {
+                true => (gemm + norm(rows)) * WORTH_PARTING,
+                false => gemm + norm(rows),
+            }
+        };
+        ranges(&chosen, &apart)
             .into_iter()
-            .map(|(end, at)| (end, at.checked_sub(1).map(|at| joined(tiles[at]))))
+            .map(|(end, at)| (end, at.checked_sub(1).map(|at| joined(chosen[at]))))
             .collect()
     }
 
@@ -259,6 +298,15 @@ fn without_slivers(ranges: Vec<(Option<u64>, usize)>) -> Vec<(Option<u64>, usize
     const LEAST_REACH: f64 = 1.04;
     let mut kept: Vec<(Option<u64>, usize)> = Vec::new();
     let mut above = 0;
+    let ranges = match ranges.as_slice() {
+        // More rows than were looked at have what serves the most of those.
+        [.., (Some(end), at), (None, 0)] if *at > 0 && *end >= LAST_ROWS => {
+            let mut ranges = ranges[..ranges.len() - 1].to_vec();
+            ranges.last_mut().into_iter().for_each(|last| last.0 = None);
+            ranges
+        }
+        _ => ranges,
+    };
     for run in ranges.chunk_by(|a, b| (a.1 == 0) == (b.1 == 0)) {
         let end = run.last().and_then(|last| last.0);
         let reaches = |end: u64| end as f64 >= above as f64 * LEAST_REACH;
@@ -272,7 +320,21 @@ fn without_slivers(ranges: Vec<(Option<u64>, usize)>) -> Vec<(Option<u64>, usize
     kept
 }
 
-/// Estimated cycles of the GEMM and of LayerNorm, one after the other.
+/// Those of the joined ones (candidates above 0).
+fn joined_ranges(ranges: &[(Option<u64>, usize)]) -> Vec<RowRange> {
+    let begins = [0]
+        .into_iter()
+        .chain(ranges.iter().filter_map(|range| range.0));
+    let of = |(above, &(end, at)): (u64, &(Option<u64>, usize))| (at > 0).then_some((above, end));
+    begins.zip(ranges).filter_map(of).collect()
+}
+
+/// Estimated cycles of LayerNorm as a launch of its own.
+fn cycles_of_norm(rows: u64, n: u32) -> f64 {
+    machine::APART + rows as f64 * f64::from(n) * machine::APART_ELEMENT
+}
+
+/// Estimated cycles of the GEMM by the best of all tiles.
 fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
     let any = Tile::fitting(n, dtype).into_iter();
     let any = any.map(|t| t.cycles(rows, n, k, dtype, SMS));
@@ -287,8 +349,7 @@ fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
     let split = split.into_iter().filter(|t| rows <= t.most_rows());
     let split = split.map(|t| t.cycles(rows, n, k, SMS));
     let all = any.chain(hopper).chain(skinny).chain(split);
-    let gemm = all.fold(f64::INFINITY, f64::min);
-    gemm + machine::APART + rows as f64 * f64::from(n) * machine::APART_ELEMENT
+    all.fold(f64::INFINITY, f64::min)
 }
 
 const fn tile(m: u32, n: u32, together: bool) -> WgmmaTile {
@@ -538,6 +599,8 @@ mod tests {
             kept,
             [(Some(700), 0), (Some(760), 1), (Some(900), 2), (None, 0)]
         );
+        let beyond = vec![(Some(500), 0), (Some(LAST_ROWS), 2), (None, 0)];
+        assert_eq!(without_slivers(beyond), [(Some(500), 0), (None, 2)]);
     }
 
     #[test]

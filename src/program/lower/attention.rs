@@ -34,7 +34,7 @@ impl Lowering<'_> {
                 ranges.into_iter().next_back().into_iter().collect()
             }
             Some(ranges) => ranges,
-            None => self.ranges(&problem).map_err(unsupported)?,
+            None => self.ranges(&problem, &[]).map_err(unsupported)?,
         };
         self.check_invariant(&problem, &ranges)
             .map_err(unsupported)?;

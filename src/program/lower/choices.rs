@@ -8,7 +8,7 @@ use crate::{
         attention::AttentionSoftmax,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
     },
-    program::{Limit, Padding},
+    program::{BatchRange, Limit, Measure, Padding},
     tune::{Counted, NotInvariant, Problem, Range},
 };
 
@@ -65,16 +65,22 @@ impl Lowering<'_> {
     pub(super) fn chosen(
         &mut self,
         problem: &Problem,
+        taken: &[BatchRange],
     ) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
-        self.ranges(problem)?
+        self.ranges(problem, taken)?
             .into_iter()
             .map(|range| Ok((limit(problem, &range), single(problem, &range)?)))
             .collect()
     }
 
-    /// What was picked, or the first guess.
-    pub(super) fn ranges(&mut self, problem: &Problem) -> Result<Vec<Range>, String> {
-        if let Some((_, known)) = self.ranges_of.iter().find(|(p, _)| p == problem) {
+    /// What was picked, or the first guess for the batches that others do not take.
+    pub(super) fn ranges(
+        &mut self,
+        problem: &Problem,
+        taken: &[BatchRange],
+    ) -> Result<Vec<Range>, String> {
+        let asked = |(p, t, _): &&(Problem, Vec<BatchRange>, _)| p == problem && t == taken;
+        if let Some((_, _, known)) = self.ranges_of.iter().find(asked) {
             return Ok(known.clone());
         }
         let picked = match self.picks {
@@ -85,7 +91,11 @@ impl Lowering<'_> {
         };
         let ranges = match (picked, self.program.invariant) {
             (Some(picked), _) => picked.to_vec(),
-            (None, false) => problem.guess(),
+            (None, false) => {
+                let by_tokens = taken.iter().filter(|range| range.by == Measure::Tokens);
+                let others = by_tokens.map(|range| (range.above, range.up_to));
+                problem.guess_beside(&others.collect::<Vec<_>>())
+            }
             (None, true) => {
                 let choice = problem.for_all_sizes().map_err(varies)?;
                 vec![Range {
@@ -95,7 +105,8 @@ impl Lowering<'_> {
             }
         };
         self.check_invariant(problem, &ranges)?;
-        self.ranges_of.push((problem.clone(), ranges.clone()));
+        let asked = (problem.clone(), taken.to_vec());
+        self.ranges_of.push((asked.0, asked.1, ranges.clone()));
         Ok(ranges)
     }
 }
