@@ -5,16 +5,25 @@
     const int row = tile * BLOCK_N, first_token = blockIdx.x / (TILES_N * SPLITS) * each;  // of weight and of x
     const int here = min(static_cast<int>(rows) - first_token, each);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-    auto ask_for_weights = [&](int first, int steps) {
-        for (int step = lane; step < steps; step += 32) barrier_init(full + step * 8, 1);
+    const int thread = threadIdx.x % 128, quarter = warp % 4;       // in a warpgroup
+    const bool is_first = warp < 4;                                 // of the two that multiply
+    const int of_first = (steps + 1) / 2;                           // its steps
+    // One barrier a step for weights, then one a step for x. What both warpgroups need first comes first.
+    auto step_of = [&](int nth) { return nth % 2 * of_first + nth / 2; };
+    auto ask_for_weights = [&] {
+        for (int step = lane; step < 2 * steps; step += 32) barrier_init(full + step * 8, 1);
         fence_barriers();
         __syncwarp();
-        for (int step = lane; step < steps; step += 32) {
-            barrier_arrive_expecting(full + step * 8, WEIGHT_BYTES + ROWS * 128);
-            load_box(weights + step * WEIGHT_BYTES, weight, (first + step) * BLOCK_K, row, full + step * 8);
+        for (int nth = lane; nth < steps; nth += 32) {
+            const int step = step_of(nth), barrier = full + step * 8;
+            barrier_arrive_expecting(barrier, WEIGHT_BYTES);
+            load_box(weights + step * WEIGHT_BYTES, weight, (first + step) * BLOCK_K, row, barrier);
         }
     };
-    auto ask_for_tokens = [&](const TensorMap& of, int first, int steps) {
-        for (int step = lane; step < steps; step += 32)
-            load_box(tokens + step * X_BYTES, of, (first + step) * BLOCK_K, first_token, full + step * 8);
+    auto ask_for_tokens = [&](const TensorMap& of) {
+        for (int nth = lane; nth < steps; nth += 32) {
+            const int step = step_of(nth), barrier = full + (steps + step) * 8;
+            barrier_arrive_expecting(barrier, ROWS * 128);
+            load_box(tokens + step * X_BYTES, of, (first + step) * BLOCK_K, first_token, barrier);
+        }
     };
