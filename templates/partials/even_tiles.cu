@@ -1,16 +1,14 @@
-    // Tokens are shared out evenly among the tiles, in eights: rows past the last take longer to copy than others, and
-    // a tile that is not full copies some of the next one's instead. What they add to is not stored.
     const unsigned int tile = blockIdx.x / SPLITS % TILES_N;  // of the weight
-    const int tiles = gridDim.x / (TILES_N * SPLITS), each = ((static_cast<int>(rows) + tiles - 1) / tiles + 7) / 8 * 8;
-    const int row = tile * BLOCK_N, first_token = blockIdx.x / (TILES_N * SPLITS) * each;  // of weight and of x
-    const int here = min(static_cast<int>(rows) - first_token, each);
+    const int row = tile * BLOCK_N;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-    const int thread = threadIdx.x % 128, quarter = warp % 4;       // in a warpgroup
-    const bool is_first = warp < 4;                                 // of the two that multiply
-    const int of_first = (steps + 1) / 2;                           // its steps
-    // One barrier a step for weights, then one a step for x. What both warpgroups need first comes first.
+    const int thread = threadIdx.x % 128, quarter = warp % 4;  // in a warpgroup
+    const bool is_first = warp < 4;                            // of the two that multiply
+    const int of_first = (steps + 1) / 2;                      // its steps
+    // What both warpgroups need first comes first.
     auto step_of = [&](int nth) { return nth % 2 * of_first + nth / 2; };
-    auto ask_for_weights = [&] {
+    // All of a block's weights are asked for at once, before anything else, and before the kernel that makes x is done.
+    // One barrier a step for weights, then one a step for x.
+    if (warp == COPIES) {
         for (int step = lane; step < 2 * steps; step += 32) barrier_init(full + step * 8, 1);
         fence_barriers();
         __syncwarp();
@@ -19,7 +17,12 @@
             barrier_arrive_expecting(barrier, WEIGHT_BYTES);
             load_box(weights + step * WEIGHT_BYTES, weight, (first + step) * BLOCK_K, row, barrier);
         }
-    };
+    }
+    // Tokens are shared out evenly among the tiles, in eights: rows past the last take longer to copy than others, and
+    // a tile that is not full copies some of the next one's instead. What they add to is not stored.
+    const int tiles = gridDim.x / (TILES_N * SPLITS), each = ((static_cast<int>(rows) + tiles - 1) / tiles + 7) / 8 * 8;
+    const int first_token = blockIdx.x / (TILES_N * SPLITS) * each;  // of x
+    const int here = min(static_cast<int>(rows) - first_token, each);
     auto ask_for_tokens = [&](const TensorMap& of) {
         for (int nth = lane; nth < steps; nth += 32) {
             const int step = step_of(nth), barrier = full + (steps + step) * 8;

@@ -6,6 +6,7 @@ constexpr int HELD = GROUP_STEPS < 6 ? GROUP_STEPS : 6;  // whose weights are in
 constexpr bool EVEN = K_STEPS % (2 * SPLITS) == 0;       // all warpgroups have as many steps
 constexpr int EIGHTS = ROWS / 8, HALF = (EIGHTS + 1) / 2;  // eights of tokens, and those that a warpgroup finishes
 constexpr int PASSED = HALF + (TOKENS - ROWS) / 8;         // whose sums it passes on
+constexpr int COPIES = 8;  // the warp that copies
 static_assert(K_STEPS / SPLITS / 2 * WEIGHT_BYTES >= PASSED * PART_BYTES, "sums are passed on where weights were");
 
 // As above with the weights of a warpgroup in registers.
