@@ -3,7 +3,7 @@
     for (int i = 0; i < GROUP_STEPS; ++i) {
         if (!EVEN && i >= own) break;
         const int step = begin + i;
-        barrier_wait(full + (steps + step) * 8, 0);
+        barrier_wait(full + (STEPS + step) * 8, 0);
         const unsigned long long of_tokens = matrix_descriptor(tokens + step * X_BYTES);
         products_begin();
         if (i < HELD) {

@@ -376,6 +376,7 @@ impl Kernel for MhaWgmma {
                 vec![
                     ("blocks", self.tile.blocks.into()),
                     ("unsorted", UNSORTED.into()),
+                    ("multiprocessors", SMS.into()),
                 ]
             }
         });

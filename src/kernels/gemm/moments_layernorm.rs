@@ -39,7 +39,12 @@ const SMS: u32 = 132;
 const MOST_ROWS: u64 = 128;
 
 /// Tokens of the tiles that are tried. Each that is chosen is a kernel to compile.
-const FIRST_TOKENS: [u32; 3] = [24, 48, 64];
+const FIRST_TOKENS: [u32; 3] = [32, 48, 64];
+/// Tiles of tokens of the GEMM before: where each block has all of k, twice as many blocks of half the tokens are faster.
+const MOST_TILES: u64 = 4;
+/// Cycles that both kernels take less than one warpgroup, which times are estimated for: two of them, with weights in
+/// registers. Of an encoder of 40 and 64 tokens, where it was 1400 for each.
+const TWO_WARPGROUPS: f64 = 1500.0;
 const SECOND_TOKENS: [u32; 2] = [48, 64];
 /// For rows of which 48 are too many for shared memory.
 const OF_WIDE_ROWS: u32 = 40;
@@ -101,7 +106,8 @@ impl ByMoments {
         }
         let of_first_for = |rows: u64| {
             let cycles = |tile: &SplitKTile| tile.cycles(rows, n, k, SMS);
-            let tiles = of_first.iter().filter(|tile| rows <= tile.most_rows());
+            let serves = |tile: &&SplitKTile| rows <= MOST_TILES * u64::from(tile.tokens);
+            let tiles = of_first.iter().filter(serves);
             tiles
                 .map(|tile| (cycles(tile), *tile))
                 .min_by(|a, b| a.0.total_cmp(&b.0))
@@ -129,7 +135,7 @@ impl ByMoments {
             else {
                 break;
             };
-            if first_cycles + second_cycles >= apart {
+            if first_cycles + second_cycles - TWO_WARPGROUPS >= apart {
                 break;
             }
             match found.before.last_mut() {
