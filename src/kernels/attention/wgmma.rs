@@ -376,6 +376,7 @@ impl Kernel for MhaWgmma {
                     ("q_stride", self.q.stride(self.head).into()),
                     ("k_stride", self.k.stride(self.head).into()),
                     ("v_stride", self.v.stride(self.head).into()),
+                    ("multiprocessors", SMS.into()),
                 ]
             }
         });

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Epilogue, Gemm, GemmWgmma, SplitKTile,
-    split_k::{BLOCK_N, SHARED_LIMIT},
+    split_k::{BLOCK_K, BLOCK_N, PART_BYTES, SHARED_LIMIT},
 };
 use crate::{
     kernels::{
@@ -28,9 +28,20 @@ pub struct GemmResidualMoments {
     pub tile: SplitKTile,
 }
 
+/// Two warpgroups multiply, a warp copies.
+const THREADS: u32 = 288;
+
 /// Numbers of the moments of a row of so many columns.
 pub(super) fn moments_of(columns: u32) -> u64 {
     2 * u64::from(columns.div_ceil(BLOCK_N))
+}
+
+/// Whether the fewest weights that one of a block's two warpgroups has leave room, when they are multiplied, for the
+/// sums that it passes on: of half of the tokens, and of `also` further eights.
+pub(super) fn room_to_pass_sums(tile: SplitKTile, k: u32, also: u32) -> bool {
+    let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
+    let passed = (tile.tokens / 8).div_ceil(2) + also;
+    steps * BLOCK_N * BLOCK_K * 2 >= passed * PART_BYTES
 }
 
 /// Rows, and the moments of each.
@@ -45,10 +56,15 @@ impl GemmResidualMoments {
         let SplitKTile { tokens, splits } = self.tile;
         let is_tile =
             tokens.is_multiple_of(8) && (8..=64).contains(&tokens) && (1..=8).contains(&splits);
-        match is_tile && self.tile.fits(self.k) && self.shared_bytes() <= SHARED_LIMIT {
+        let has_room = |tile: SplitKTile| {
+            tile.fits(self.k)
+                && self.shared_bytes() <= SHARED_LIMIT
+                && room_to_pass_sums(tile, self.k, 0)
+        };
+        match is_tile && has_room(self.tile) {
             true => Ok(()),
             false => Err(format!(
-                "{:?} is no tile of a GEMM of depth {} that leaves moments: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, and room in shared memory for all that a block reads",
+                "{:?} is no tile of a GEMM of depth {} that leaves moments: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a block reads",
                 self.tile, self.k
             )),
         }
@@ -144,7 +160,7 @@ impl Kernel for GemmResidualMoments {
     }
 
     fn threads(&self) -> u32 {
-        128
+        THREADS
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
@@ -203,7 +219,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (768, 768, true, &[(24, 2), (48, 1), (64, 1), (64, 4)][..]),
             (1000, 328, false, &[(40, 1), (48, 2), (64, 3)]),
             (384, 1536, true, &[(48, 4), (64, 8)]),
-            (8, 8, true, &[(8, 1), (64, 1)]),
+            (8, 136, true, &[(8, 1), (64, 1)]),
         ] {
             for &(tokens, splits) in tiles {
                 kernels.push(KernelSpec::from(GemmResidualMoments {

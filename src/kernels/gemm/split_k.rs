@@ -45,7 +45,7 @@ pub(super) const SHARED_LIMIT: u32 = 226 * 1024;
 /// Shared memory of a multiprocessor, of which each block takes 1 KiB beside its own.
 const MULTIPROCESSOR_BYTES: u32 = 227 * 1024;
 /// Bytes of the sums of a block for eight tokens.
-const PART_BYTES: u32 = THREADS * 16;
+pub(super) const PART_BYTES: u32 = THREADS * 16;
 
 /// What times are estimated for: an H200. Fitted to 498 timings at 5 to 128 rows of the GEMMs of two
 /// encoders, each launched so that it begins early, which the estimate meets within 7 % (root mean
