@@ -126,6 +126,20 @@ pub(super) fn ranges_with_more(
     estimates.ranges(&chosen)
 }
 
+/// As [`ranges_among`], of times that were measured, infinite where none was: `given` are candidates that are compiled anyway,
+/// and each further one saves a part `worth` of the time.
+pub fn ranges_of_times(
+    after: u64,
+    given: Vec<usize>,
+    (most_kernels, worth): (usize, f64),
+    n_candidates: usize,
+    cycles: impl Fn(u64, usize) -> f64,
+) -> Vec<(Option<u64>, usize)> {
+    let estimates = Estimates::new(after, n_candidates, cycles);
+    let chosen = estimates.choose(given, most_kernels, LAST_ROWS, worth);
+    estimates.ranges(&chosen)
+}
+
 /// The time of every candidate on every number of rows.
 struct Estimates {
     rows: Vec<u64>,

@@ -73,9 +73,9 @@ impl Lowering<'_> {
     }
 
     /// What was picked, or the first guess.
-    pub(super) fn ranges(&mut self, problem: &Problem) -> Result<Vec<Range>, String> {
-        if let Some((_, known)) = self.ranges_of.iter().find(|(p, _)| p == problem) {
-            return Ok(known.clone());
+    pub(super) fn ranges(&self, problem: &Problem) -> Result<Vec<Range>, String> {
+        if let Some(known) = self.ranges_of.known(problem) {
+            return Ok(known);
         }
         let picked = match self.picks {
             Some(picks) => picks.ranges(problem).map_err(|refused| {
@@ -95,7 +95,7 @@ impl Lowering<'_> {
             }
         };
         self.check_invariant(problem, &ranges)?;
-        self.ranges_of.push((problem.clone(), ranges.clone()));
+        self.ranges_of.keep(problem.clone(), ranges.clone());
         Ok(ranges)
     }
 }

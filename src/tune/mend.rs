@@ -1,0 +1,153 @@
+//! From what choices take in a whole program to ranges: the cost model's estimates, mended where they were
+//! measured, and then split as the guess is.
+
+use super::{
+    Choice, Counted, Problem, Range, Sample, choice_at, interpolate::estimated,
+    settle::settle_worth,
+};
+use crate::kernels::gemm::{ranges_of_times, without_slivers};
+
+/// Kernels of a problem for the sizes that were measured, and what part of its time each further one saves.
+const MOST_KERNELS: usize = 4;
+const WORTH_A_KERNEL: f64 = 0.006;
+/// As a part of a whole run.
+const WORTH_A_RANGE: f64 = 0.005;
+
+/// The ranges of a problem that was timed at `samples`, ascending: below them as guessed. `is_launched` says for which
+/// sizes the problem's kernels are launched at all.
+///
+/// Between two measured sizes a choice takes what the cost model says, times what it was off by on both sides: so a wave
+/// of tiles more is counted where it is, also at sizes that nobody timed. Without a model, as for attention, what was timed decides.
+pub fn mend(
+    problem: &Problem,
+    samples: &[Sample],
+    n_sms: u32,
+    is_launched: impl Fn(u64) -> bool,
+) -> Vec<Range> {
+    let guess = problem.guess();
+    let Some(first) = samples.first() else {
+        return guess;
+    };
+    // From here on the first size is the nearest.
+    let after = (first.size as f64 / 2f64.powf(0.25)) as u64;
+    let mended = match problem.counted() {
+        Counted::Longest => settle_worth(samples, MOST_KERNELS, WORTH_A_RANGE),
+        Counted::Rows => {
+            let below: Vec<Choice> = within(&guess, after).map(|range| range.choice).collect();
+            by_model(problem, samples, n_sms, (after, &below), is_launched)
+        }
+    };
+    if mended.is_empty() {
+        return guess;
+    }
+    let from = match problem.counted() {
+        Counted::Longest => 0,
+        Counted::Rows => after,
+    };
+    let mut ranges: Vec<Range> = Vec::new();
+    let below = within(&guess, from).map(|range| Range {
+        up_to: Some(range.up_to.map_or(from, |up_to| up_to.min(from))),
+        choice: range.choice,
+    });
+    for range in below.chain(mended) {
+        match ranges.last_mut() {
+            Some(last) if last.choice == range.choice => last.up_to = range.up_to,
+            _ => ranges.push(range),
+        }
+    }
+    ranges
+}
+
+/// The ranges that sizes up to one reach.
+fn within(guess: &[Range], most: u64) -> impl Iterator<Item = &Range> {
+    let mut above = 0;
+    guess.iter().take_while(move |range| {
+        let is_reached = above < most;
+        above = range.up_to.unwrap_or(u64::MAX);
+        is_reached
+    })
+}
+
+fn by_model(
+    problem: &Problem,
+    samples: &[Sample],
+    n_sms: u32,
+    (after, below): (u64, &[Choice]),
+    is_launched: impl Fn(u64) -> bool,
+) -> Vec<Range> {
+    let mut choices: Vec<Choice> = Vec::new();
+    for &(choice, _) in samples.iter().flat_map(|sample| &sample.us) {
+        if !choices.contains(&choice) {
+            choices.push(choice);
+        }
+    }
+    // Two launches, which need no kernel of their own, come first.
+    choices.sort_by_key(|&choice| choice != Choice::Apart);
+    let serves_all = |&choice: &Choice| choice.most().is_none();
+    if !choices.iter().any(serves_all) {
+        return Vec::new();
+    }
+    let model = |choice, size| problem.cycles(choice, size, n_sms);
+    let times = |size: u64| -> Vec<(Choice, f64)> {
+        let above = samples.partition_point(|sample| sample.size < size);
+        let last = samples.len() - 1;
+        let (a, b) = (above.saturating_sub(1), above.min(last));
+        if a < b && samples[b].size > size {
+            return estimated(&samples[a], &samples[b], size, &model);
+        }
+        let of = |&(choice, us): &(Choice, f64)| {
+            let ratio = model(choice, size)? / model(choice, samples[b].size)?;
+            Some((choice, us * ratio))
+        };
+        samples[b].us.iter().filter_map(of).collect()
+    };
+    // Far from anything that was timed, a kernel is no candidate.
+    let cycles = |rows: u64, at: usize| {
+        let choice = choices[at];
+        if !is_launched(rows) {
+            return 1.0;
+        }
+        let known = times(rows).into_iter().find(|(known, _)| *known == choice);
+        match (known, choice.most()) {
+            (Some((_, us)), most) if most.is_none_or(|most| rows <= most) => us,
+            _ => NOT_TIMED,
+        }
+    };
+    let is_given = |choice: &Choice| below.contains(choice) || *choice == Choice::Apart;
+    let given: Vec<usize> = (0..choices.len())
+        .filter(|&at| is_given(&choices[at]))
+        .collect();
+    let most = given.len().max(1) + MOST_KERNELS - 1;
+    let ranges = ranges_of_times(after, given, (most, WORTH_A_KERNEL), choices.len(), cycles);
+    let ranges = match problem {
+        Problem::LinearLayerNorm(_) => without_slivers(ranges),
+        _ => ranges,
+    };
+    let mut ranges: Vec<Range> = ranges
+        .into_iter()
+        .map(|(up_to, at)| Range {
+            up_to,
+            choice: choices[at],
+        })
+        .collect();
+    // The last serves every size.
+    if let Some(last) = ranges.last()
+        && let Some(most) = last.choice.most()
+    {
+        let any = choices.iter().copied().find(serves_all);
+        let any = choice_at(&problem.guess(), u64::MAX)
+            .filter(serves_all)
+            .or(any);
+        if let (Some(choice), Some(last)) = (any, ranges.last_mut()) {
+            last.up_to = Some(most);
+            ranges.push(Range {
+                up_to: None,
+                choice,
+            });
+        }
+    }
+    ranges
+}
+
+/// Microseconds that are more than any kernel takes, and still can be added up.
+const NOT_TIMED: f64 = 1e9;
