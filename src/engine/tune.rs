@@ -3,6 +3,7 @@
 
 mod chain;
 mod chosen;
+mod course;
 mod track;
 
 use std::{

@@ -3,6 +3,8 @@ mod joined;
 
 use std::fmt;
 
+pub use joined::LinearLayerNorm;
+
 use super::{Choice, Range, choice_at};
 use crate::{
     kernels::{
@@ -59,18 +61,6 @@ pub enum Problem {
     Softmax(AttentionSoftmax),
     /// A linear layer and the LayerNorm behind it, on Hopper: one launch, or two, whose kernels are problems of their own.
     LinearLayerNorm(LinearLayerNorm),
-}
-
-/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, `beta [n]` → `[rows, n]`: LayerNorm of
-/// `x · weightᵀ + bias + residual`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LinearLayerNorm {
-    pub n: u32,
-    pub k: u32,
-    pub eps: f32,
-    pub dtype: DType,
-    /// Whether there is a bias.
-    pub bias: bool,
 }
 
 /// What a problem's sizes count, and its limits with them.

@@ -126,7 +126,11 @@ fn quick_looks_alone_change_nothing_and_what_is_wrong_never_wins() {
 #[test]
 fn one_launch_is_raced_against_two_with_each_of_their_kernels() {
     let problems = [pair(), hopper_gemm()];
-    let with_sizes: Vec<_> = problems.iter().enumerate().map(|(i, p)| (i, p, 2557)).collect();
+    let with_sizes: Vec<_> = problems
+        .iter()
+        .enumerate()
+        .map(|(i, p)| (i, p, 2557))
+        .collect();
     let group = Group::new(&with_sizes, SMS);
     let apart = group.moves.iter().filter(|made| made[0] == Choice::Apart);
     let kernels: Vec<Choice> = apart.map(|made| made[1]).collect();
@@ -240,10 +244,20 @@ fn kernels_that_are_not_launched_have_no_ranges_of_their_own() {
 fn of_attention_the_fastest_at_each_length_is_taken() {
     let problem = hopper_attention(64);
     let all = problem.candidates();
-    let tiles: Vec<Choice> = all.into_iter().filter(|c| matches!(c, Choice::MhaWgmma(_))).collect();
+    let tiles: Vec<Choice> = all
+        .into_iter()
+        .filter(|c| matches!(c, Choice::MhaWgmma(_)))
+        .collect();
     let at = |size, first, second| Sample::new(size, vec![(tiles[0], first), (tiles[1], second)]);
-    let measured = [at(67, 100.0, 103.0), at(266, 204.0, 200.0), at(512, 400.0, 390.0)];
+    let measured = [
+        at(67, 100.0, 103.0),
+        at(266, 204.0, 200.0),
+        at(512, 400.0, 390.0),
+    ];
     let ranges = mend(&problem, &measured, SMS, |_| true);
     let of = |size| crate::tune::choice_at(&ranges, size);
-    assert_eq!((of(30), of(67), of(4000)), (Some(tiles[0]), Some(tiles[0]), Some(tiles[1])));
+    assert_eq!(
+        (of(30), of(67), of(4000)),
+        (Some(tiles[0]), Some(tiles[0]), Some(tiles[1]))
+    );
 }

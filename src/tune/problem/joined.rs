@@ -1,7 +1,25 @@
 //! A linear layer and the LayerNorm behind it: one launch or two.
 
-use super::{Choice, LinearLayerNorm, Range};
-use crate::kernels::{Kernel, gemm::GemmResidualLayerNorm, gemm::WgmmaTile};
+use super::{Choice, Range};
+use crate::{
+    kernels::{
+        Kernel,
+        gemm::{GemmResidualLayerNorm, WgmmaTile},
+    },
+    tensor::DType,
+};
+
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, `beta [n]` → `[rows, n]`: LayerNorm of
+/// `x · weightᵀ + bias + residual`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearLayerNorm {
+    pub n: u32,
+    pub k: u32,
+    pub eps: f32,
+    pub dtype: DType,
+    /// Whether there is a bias.
+    pub bias: bool,
+}
 
 impl LinearLayerNorm {
     /// The kernel that computes both.
