@@ -8,7 +8,7 @@ use super::{
 use crate::kernels::gemm::{ranges_of_times, without_slivers};
 
 /// Kernels of a problem for the sizes that were measured, and what part of its time each further one saves.
-const MOST_KERNELS: usize = 4;
+const MOST_KERNELS: usize = 5;
 const WORTH_A_KERNEL: f64 = 0.006;
 /// As a part of a whole run.
 const WORTH_A_RANGE: f64 = 0.005;
@@ -104,13 +104,14 @@ fn by_model(
     // Far from anything that was timed, a kernel is no candidate.
     let cycles = |rows: u64, at: usize| {
         let choice = choices[at];
-        if !is_launched(rows) {
-            return 1.0;
+        if choice.most().is_some_and(|most| rows > most) {
+            return NOT_TIMED;
         }
         let known = times(rows).into_iter().find(|(known, _)| *known == choice);
-        match (known, choice.most()) {
-            (Some((_, us)), most) if most.is_none_or(|most| rows <= most) => us,
-            _ => NOT_TIMED,
+        let us = known.map_or(NOT_TIMED, |(_, us)| us);
+        match is_launched(rows) {
+            true => us,
+            false => us * SELDOM,
         }
     };
     let is_given = |choice: &Choice| below.contains(choice) || *choice == Choice::Apart;
@@ -149,5 +150,8 @@ fn by_model(
     ranges
 }
 
+/// Where a kernel is not launched, unless linear layers and LayerNorms are asked to be apart, its time counts for little, but
+/// it is to be a good one.
+const SELDOM: f64 = 1e-6;
 /// Microseconds that are more than any kernel takes, and still can be added up.
 const NOT_TIMED: f64 = 1e9;

@@ -12,6 +12,7 @@
 //! - [`settle`]: from timings to ranges;
 //! - [`chain`]: choices exchanged one at a time in a whole program;
 //! - [`mend`]: from what they took there to ranges, by the cost model's ratios;
+//! - [`ranges_of`]: both together;
 //! - [`Picks`]: ranges by problem, for one card and one NVRTC, as a file that people can read.
 
 pub mod chain;
@@ -22,6 +23,7 @@ mod invariant;
 mod mend;
 mod picks;
 mod problem;
+mod raced;
 mod schedule;
 mod settle;
 
@@ -36,6 +38,7 @@ pub use invariant::NotInvariant;
 pub use mend::mend;
 pub use picks::{Card, MOST_BYTES, Made, Picked, Picks, Timing};
 pub use problem::{Counted, LinearLayerNorm, Problem};
+pub use raced::{Coupled, Pick, Raced, ranges_of};
 pub use schedule::{Heat, Schedule};
 pub use settle::{Sample, settle};
 

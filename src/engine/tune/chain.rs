@@ -3,7 +3,9 @@
 use std::{collections::HashMap, time::Instant};
 
 use super::{
-    Chosen, EngineError, Stage, TuneMode, Tuner, Wanted, course::Field, given, say, with_causes,
+    Chosen, EngineError, Stage, TuneMode, Tuner, Wanted,
+    course::{Field, OnCourse},
+    given, say, with_causes,
 };
 use crate::{
     engine::{Compiled, picks::Store},
@@ -13,9 +15,11 @@ use crate::{
         cuda::CudaError,
     },
     tune::{
-        Choice, Effort, Made, Origin, Picked, Problem, Range, Sample, Timing,
-        chain::{Found, Group, Lineup, bucket_lens, bucket_tokens, descend, size_of, times_of},
-        choice_at, mend,
+        Choice, Coupled, Effort, Made, Origin, Pick, Picked, Problem, Raced, Range,
+        chain::{
+            Found, Group, Lineup, bucket_lens, bucket_tokens, descend, size_of, tokens_between,
+        },
+        choice_at, ranges_of,
     },
 };
 
@@ -75,7 +79,12 @@ impl Tuner<'_> {
         for (at, compiled) in programs.iter().enumerate() {
             let left = end.saturating_duration_since(Instant::now());
             let end = Instant::now() + left / (programs.len() - at) as u32;
-            for (problem, ranges, timings) in self.race_in(compiled, &chosen, end)? {
+            for Pick {
+                problem,
+                ranges,
+                timings,
+            } in self.race_in(compiled, &chosen, end)?
+            {
                 let key = problem.key();
                 let digest = wanted.iter().find(|one| *one.problem == problem);
                 let picked = Picked {
@@ -107,7 +116,7 @@ impl Tuner<'_> {
         compiled: &Compiled,
         chosen: &Chosen,
         end: Instant,
-    ) -> Result<Vec<(Problem, Vec<Range>, Vec<Timing>)>, EngineError> {
+    ) -> Result<Vec<Pick>, EngineError> {
         let groups = compiled.groups()?;
         let mut problems: Vec<Problem> = Vec::new();
         for problem in groups.iter().flat_map(|(group, _)| group) {
@@ -120,13 +129,16 @@ impl Tuner<'_> {
             return Ok(Vec::new());
         }
         let place = |problem: &Problem| problems.iter().position(|p| p == problem);
-        let members: Vec<(Vec<usize>, usize)> = groups
+        let members: Vec<Coupled> = groups
             .iter()
-            .map(|(group, n)| (group.iter().filter_map(place).collect(), *n))
+            .map(|(group, n)| Coupled {
+                problems: group.iter().filter_map(place).collect(),
+                launches: *n,
+            })
             .collect();
         let is_open: Vec<bool> = members
             .iter()
-            .map(|(group, _)| group.iter().any(|&at| missing(&problems[at])))
+            .map(|group| group.problems.iter().any(|&at| missing(&problems[at])))
             .collect();
         let before: Vec<Vec<Range>> = problems
             .iter()
@@ -136,104 +148,126 @@ impl Tuner<'_> {
             })
             .collect();
         let limits = Limits::of(&compiled.model);
-        let n_sms = self.device.info().n_sms;
-        let longest = limits.longest.map_or(LONGEST, u64::from).min(LONGEST);
-        let buckets: Vec<Bucket> = bucket_tokens()
+        let race = Race {
+            problems: &problems,
+            members: &members,
+            is_open: &is_open,
+            before: &before,
+            longest: limits.longest.map_or(LONGEST, u64::from).min(LONGEST),
+            n_sms: self.device.info().n_sms,
+        };
+        let coarse: Vec<Bucket> = bucket_tokens()
             .into_iter()
-            .map(|tokens| {
-                let lens = bucket_lens(tokens, longest);
-                let sizes: Vec<u64> = problems.iter().map(|p| size_of(p, &lens)).collect();
-                let start: Option<Lineup> = before
-                    .iter()
-                    .zip(&sizes)
-                    .map(|(ranges, &size)| choice_at(ranges, size))
-                    .collect();
-                let groups = members.iter().zip(&is_open).map(|((group, _), &is_open)| {
-                    let with_size = |&at: &usize| (at, &problems[at], sizes[at]);
-                    let with_sizes: Vec<_> = group.iter().map(with_size).collect();
-                    let mut group = Group::new(&with_sizes, n_sms);
-                    if !is_open {
-                        group.moves.clear();
-                    }
-                    group
-                });
-                Bucket {
-                    groups: groups.collect(),
-                    start: start.unwrap_or_default(),
-                    sizes,
-                    lens,
-                }
-            })
+            .map(|tokens| race.bucket(tokens, &before, None))
             .collect();
-        let mut field = Field::new(self, compiled, &problems, &buckets)?;
-        let mut found: Vec<(usize, Found, f64, f64)> = Vec::new();
-        for (done, at) in in_turn(buckets.len()).into_iter().enumerate() {
-            (self.progress)(Stage::Tuning, done, buckets.len());
-            if Instant::now() >= end {
-                tracing::warn!("no time was left for {} tokens", buckets[at].tokens());
-                continue;
-            }
-            let bucket = &buckets[at];
-            let batch = batch_of(&bucket.lens, &limits)?;
-            let mut course = field.course(batch);
-            match descend(bucket.start.clone(), &bucket.groups, &mut course) {
-                Ok(one) => {
-                    let (us, guess_us) = (course.us(&one.lineup)?, course.us(&bucket.start)?);
-                    tell(bucket, &problems, &one, us, guess_us);
-                    found.push((at, one, us, guess_us));
+        let n = coarse.len() + tokens_between().len();
+        let mut field = Field::new(self, compiled, &problems, &coarse)?;
+        let mut raced: Vec<Raced> = Vec::new();
+        // First wide, then between these sizes what is in use by then.
+        for stage in 0..2 {
+            let fine: Vec<Bucket>;
+            let buckets = match stage {
+                0 => &coarse,
+                _ => {
+                    let picks = ranges_of(&problems, &members, &raced, race.n_sms);
+                    let of = |problem: &Problem| picks.iter().find(|p| p.problem == *problem);
+                    let ranges: Vec<Vec<Range>> = problems
+                        .iter()
+                        .map(|p| of(p).map_or_else(|| p.guess(), |pick| pick.ranges.clone()))
+                        .collect();
+                    let between = tokens_between().into_iter();
+                    fine = between
+                        .map(|tokens| race.bucket(tokens, &ranges, Some(&ranges)))
+                        .collect();
+                    &fine
                 }
-                Err(EngineError::Cuda(CudaError::OutOfMemory { .. })) => {
-                    tracing::warn!("{} tokens are not raced: no memory", bucket.tokens());
+            };
+            for at in in_turn(buckets.len()) {
+                (self.progress)(Stage::Tuning, raced.len(), n);
+                if Instant::now() >= end {
+                    tracing::warn!("no time was left for {} tokens", buckets[at].tokens());
+                    continue;
                 }
-                Err(error) => return Err(error),
+                let batch = batch_of(&buckets[at].lens, &limits)?;
+                match race.run(&buckets[at], &mut field.course(batch)) {
+                    Ok(one) => raced.push(one),
+                    Err(EngineError::Cuda(CudaError::OutOfMemory { .. })) => {
+                        tracing::warn!("{} tokens are not raced: no memory", buckets[at].tokens());
+                    }
+                    Err(error) => return Err(error),
+                }
             }
+            raced.sort_by_key(|one| one.tokens);
         }
-        (self.progress)(Stage::Tuning, buckets.len(), buckets.len());
-        found.sort_by_key(|one| one.0);
-        let mut picks: Vec<(Problem, Vec<Range>, Vec<Timing>)> = Vec::new();
-        for (at, ((group, n), is_open)) in members.iter().zip(is_open).enumerate() {
-            if !is_open {
-                continue;
-            }
-            let mut decides: Option<Vec<Range>> = None;
-            for (place, &problem) in group.iter().enumerate() {
-                let (at, is_first) = ((at, place), place == 0);
-                let samples: Vec<Sample> = found
-                    .iter()
-                    .filter_map(|(bucket, one, us, _)| {
-                        let size = buckets[*bucket].sizes[problem];
-                        sample(&problems[problem], size, one, at, (*us, *n), n_sms)
-                    })
-                    .collect();
-                let samples = merged(samples);
-                let is_launched = |rows: u64| {
-                    let first = decides.as_ref().and_then(|ranges| choice_at(ranges, rows));
-                    first.is_none_or(|choice| choice == Choice::Apart)
-                };
-                let ranges = mend(&problems[problem], &samples, n_sms, is_launched);
-                if is_first {
-                    decides = Some(ranges.clone());
-                }
-                let mut timings: Vec<Timing> = found
-                    .iter()
-                    .map(|(bucket, _, us, guess_us)| Timing {
-                        size: buckets[*bucket].sizes[problem],
-                        us: rounded(*us),
-                        guess_us: rounded(*guess_us),
-                    })
-                    .collect();
-                timings.dedup_by_key(|timing| timing.size);
-                picks.push((problems[problem].clone(), ranges, timings));
-            }
-        }
-        picks.retain(|(problem, ..)| missing(problem));
+        (self.progress)(Stage::Tuning, n, n);
+        let mut picks = ranges_of(&problems, &members, &raced, race.n_sms);
+        picks.retain(|pick| missing(&pick.problem));
         Ok(picks)
     }
 }
 
-/// To the nanosecond.
-fn rounded(us: f64) -> f64 {
-    (us * 1e3).round().max(1.0) / 1e3
+/// What is raced in a program.
+struct Race<'a> {
+    problems: &'a [Problem],
+    members: &'a [Coupled],
+    /// Whether something of a group has no picks yet.
+    is_open: &'a [bool],
+    /// What is launched before anything was raced.
+    before: &'a [Vec<Range>],
+    longest: u64,
+    n_sms: u32,
+}
+
+impl Race<'_> {
+    /// A batch, to begin with these ranges; with all that is worth trying, or with what is somewhere `in_use`.
+    fn bucket(&self, tokens: u64, start: &[Vec<Range>], in_use: Option<&[Vec<Range>]>) -> Bucket {
+        let lens = bucket_lens(tokens, self.longest);
+        let sizes: Vec<u64> = self.problems.iter().map(|p| size_of(p, &lens)).collect();
+        let lineup = |ranges: &[Vec<Range>]| -> Lineup {
+            let each = ranges.iter().zip(&sizes);
+            let each = each.map(|(ranges, &size)| choice_at(ranges, size));
+            // The last range has no limit.
+            each.map(|choice| choice.unwrap_or(Choice::Apart)).collect()
+        };
+        let in_use: Option<Vec<Vec<Choice>>> = in_use.map(|all| {
+            let each = all.iter();
+            each.map(|ranges| ranges.iter().map(|range| range.choice).collect())
+                .collect()
+        });
+        let groups = self.members.iter().zip(self.is_open);
+        let groups = groups.map(|(group, &is_open)| {
+            let with_size = |&at: &usize| (at, &self.problems[at], sizes[at]);
+            let with_sizes: Vec<_> = group.problems.iter().map(with_size).collect();
+            let mut group = match &in_use {
+                None => Group::new(&with_sizes, self.n_sms),
+                Some(in_use) => Group::of_all(&with_sizes, self.n_sms).among(in_use),
+            };
+            if !is_open {
+                group.moves.clear();
+            }
+            group
+        });
+        Bucket {
+            groups: groups.collect(),
+            start: lineup(start),
+            before: lineup(self.before),
+            sizes,
+            lens,
+        }
+    }
+
+    fn run(&self, bucket: &Bucket, course: &mut OnCourse) -> Result<Raced, EngineError> {
+        let found = descend(bucket.start.clone(), &bucket.groups, course)?;
+        let (us, guess_us) = (course.us(&found.lineup)?, course.us(&bucket.before)?);
+        tell(bucket, self.problems, &found, us, guess_us);
+        Ok(Raced {
+            tokens: bucket.tokens(),
+            sizes: bucket.sizes.clone(),
+            found,
+            us,
+            guess_us,
+        })
+    }
 }
 
 /// A batch that a program is raced on.
@@ -242,6 +276,8 @@ pub(super) struct Bucket {
     /// By problem.
     sizes: Vec<u64>,
     start: Lineup,
+    /// What is launched before anything was raced.
+    before: Lineup,
     pub(super) groups: Vec<Group>,
 }
 
@@ -262,49 +298,6 @@ fn batch_of(lens: &[u32], limits: &Limits) -> Result<Batch, EngineError> {
     let tokens: u32 = lens.iter().sum();
     let id = |_| (uniform(&mut state) % u64::from(limits.vocabulary.max(1))) as u32;
     Ok(Batch::from_packed((0..tokens).map(id).collect(), lens)?)
-}
-
-/// What one choice takes in a launch: that of the lineup as the cost model has it, and what others were measured to take more
-/// or less. Without a model, the whole run.
-fn sample(
-    problem: &Problem,
-    size: u64,
-    found: &Found,
-    (group, place): (usize, usize),
-    (us, n): (f64, usize),
-    n_sms: u32,
-) -> Option<Sample> {
-    /// Cycles a microsecond that the model counts.
-    const CLOCK: f64 = 1755.0;
-    let times = times_of(found, group, place);
-    let (best, least) = times.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1))?;
-    let Some(cycles) = problem.cycles(best, size, n_sms) else {
-        let all = times.iter().map(|&(choice, time)| (choice, time * us));
-        return Some(Sample::new(size, all.collect()));
-    };
-    let of_best = cycles / CLOCK;
-    let all = times.into_iter().map(|(choice, time)| {
-        let more = (time - least) * us / n.max(1) as f64;
-        (choice, of_best + more)
-    });
-    Some(Sample::new(size, all.collect()))
-}
-
-/// One sample of those of a size: the mean of what a choice took over the best.
-fn merged(samples: Vec<Sample>) -> Vec<Sample> {
-    let mut all: Vec<Sample> = Vec::new();
-    for sample in samples {
-        match all.last_mut().filter(|last| last.size == sample.size) {
-            None => all.push(sample),
-            Some(last) => {
-                last.us.retain(|(choice, _)| sample.of(*choice).is_some());
-                for (choice, us) in &mut last.us {
-                    *us = (*us * sample.of(*choice).unwrap_or(*us)).sqrt();
-                }
-            }
-        }
-    }
-    all
 }
 
 /// Says what was found at a number of tokens.
@@ -334,7 +327,7 @@ fn tell(bucket: &Bucket, problems: &[Problem], found: &Found, us: f64, guess_us:
             "  {}: {} (before {}); {}",
             key.unwrap_or_default(),
             of(&found.lineup),
-            of(&bucket.start),
+            of(&bucket.before),
             shown.join(", ")
         );
     }
