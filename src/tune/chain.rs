@@ -4,8 +4,8 @@
 
 use super::{Choice, Counted, Problem, Range, choice_at};
 
-/// Tokens of the batches that whole programs are timed on: where the cost model's ranges are for many rows. Each is √2
-/// times the one before, and no multiple of a tile.
+/// Tokens of the batches that whole programs are timed on: where the cost model's ranges are for many rows. Each is a quarter of an octave
+/// from the one before, and no multiple of a tile.
 const FIRST_TOKENS: f64 = 226.0;
 const LAST_TOKENS: f64 = 10_500.0;
 /// Sequences of a batch, unless they would be longer than the model takes or shorter than a sentence.
@@ -37,18 +37,9 @@ pub struct Group {
 /// The choice that serves each problem.
 pub type Lineup = Vec<Choice>;
 
-/// Numbers of tokens that programs are timed at, ascending: with all that is worth trying.
+/// Numbers of tokens that programs are timed at, ascending.
 pub fn bucket_tokens() -> Vec<u64> {
-    half_octaves(FIRST_TOKENS)
-}
-
-/// Those between, for what was then chosen.
-pub fn tokens_between() -> Vec<u64> {
-    half_octaves(FIRST_TOKENS * 2f64.powf(0.25))
-}
-
-fn half_octaves(first: f64) -> Vec<u64> {
-    let size = |halves: i32| first * 2f64.powf(f64::from(halves) / 2.0);
+    let size = |quarters: i32| FIRST_TOKENS * 2f64.powf(f64::from(quarters) / 4.0);
     let sizes = (0..).map(size).take_while(|&size| size <= LAST_TOKENS);
     sizes.map(|size| size.round() as u64).collect()
 }
@@ -109,43 +100,6 @@ impl Group {
                 let joined = joined.map(|choice| vec![choice, idle[0]]);
                 let apart = hopeful(alone, RIVALS_APART).into_iter();
                 let apart = apart.map(|choice| vec![Choice::Apart, choice]);
-                joined.chain(apart).collect()
-            }
-            _ => Vec::new(),
-        };
-        Self {
-            problems: problems.iter().map(|p| p.0).collect(),
-            moves,
-        }
-    }
-
-    /// Only those moves whose choices are in use somewhere, of each problem some.
-    pub fn among(mut self, in_use: &[Vec<Choice>]) -> Self {
-        let problems = &self.problems;
-        self.moves.retain(|made| {
-            let each = problems.iter().zip(made);
-            // Of one launch only the first choice matters.
-            let launched = match made[0] {
-                Choice::Joined(_) => 1,
-                _ => made.len(),
-            };
-            each.take(launched)
-                .all(|(&at, choice)| in_use[at].contains(choice))
-        });
-        self
-    }
-
-    /// Every choice of its problems that serves these sizes, however slow it is estimated to be.
-    pub fn of_all(problems: &[(usize, &Problem, u64)], n_sms: u32) -> Self {
-        let all = |&(_, problem, size): &(usize, &Problem, u64)| problem.ranked(size, n_sms);
-        let moves = match problems {
-            [one] => all(one).into_iter().map(|choice| vec![choice]).collect(),
-            [pair, alone] => {
-                let (joined, apart) = (all(pair).into_iter(), all(alone));
-                let idle = apart.first().copied();
-                let joined = joined.filter(|&choice| choice != Choice::Apart);
-                let joined = joined.filter_map(|choice| Some(vec![choice, idle?]));
-                let apart = apart.iter().map(|&choice| vec![Choice::Apart, choice]);
                 joined.chain(apart).collect()
             }
             _ => Vec::new(),

@@ -10,6 +10,8 @@ use crate::kernels::gemm::{ranges_of_times, without_slivers};
 /// Kernels of a problem for the sizes that were measured, and what part of its time each further one saves.
 const MOST_KERNELS: usize = 5;
 const WORTH_A_KERNEL: f64 = 0.006;
+/// A choice that is not the guess's must be so much faster.
+const DOUBT: f64 = 1.015;
 /// As a part of a whole run.
 const WORTH_A_RANGE: f64 = 0.005;
 
@@ -87,6 +89,7 @@ fn by_model(
     if !choices.iter().any(serves_all) {
         return Vec::new();
     }
+    let guess = problem.guess();
     let model = |choice, size| problem.cycles(choice, size, n_sms);
     let times = |size: u64| -> Vec<(Choice, f64)> {
         let above = samples.partition_point(|sample| sample.size < size);
@@ -109,6 +112,11 @@ fn by_model(
         }
         let known = times(rows).into_iter().find(|(known, _)| *known == choice);
         let us = known.map_or(NOT_TIMED, |(_, us)| us);
+        // What the estimate would take has the benefit of the doubt.
+        let us = match choice_at(&guess, rows) == Some(choice) {
+            true => us,
+            false => us * DOUBT,
+        };
         match is_launched(rows) {
             true => us,
             false => us * SELDOM,

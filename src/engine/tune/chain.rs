@@ -16,9 +16,7 @@ use crate::{
     },
     tune::{
         Choice, Coupled, Effort, Made, Origin, Pick, Picked, Problem, Raced, Range,
-        chain::{
-            Found, Group, Lineup, bucket_lens, bucket_tokens, descend, size_of, tokens_between,
-        },
+        chain::{Course, Found, Group, Lineup, bucket_lens, bucket_tokens, descend, size_of},
         choice_at, ranges_of,
     },
 };
@@ -156,49 +154,29 @@ impl Tuner<'_> {
             longest: limits.longest.map_or(LONGEST, u64::from).min(LONGEST),
             n_sms: self.device.info().n_sms,
         };
-        let coarse: Vec<Bucket> = bucket_tokens()
+        let buckets: Vec<Bucket> = bucket_tokens()
             .into_iter()
-            .map(|tokens| race.bucket(tokens, &before, None))
+            .map(|tokens| race.bucket(tokens))
             .collect();
-        let n = coarse.len() + tokens_between().len();
-        let mut field = Field::new(self, compiled, &problems, &coarse)?;
+        let n = buckets.len();
+        let mut field = Field::new(self, compiled, &problems, &buckets)?;
         let mut raced: Vec<Raced> = Vec::new();
-        // First wide, then between these sizes what is in use by then.
-        for stage in 0..2 {
-            let fine: Vec<Bucket>;
-            let buckets = match stage {
-                0 => &coarse,
-                _ => {
-                    let picks = ranges_of(&problems, &members, &raced, race.n_sms);
-                    let of = |problem: &Problem| picks.iter().find(|p| p.problem == *problem);
-                    let ranges: Vec<Vec<Range>> = problems
-                        .iter()
-                        .map(|p| of(p).map_or_else(|| p.guess(), |pick| pick.ranges.clone()))
-                        .collect();
-                    let between = tokens_between().into_iter();
-                    fine = between
-                        .map(|tokens| race.bucket(tokens, &ranges, Some(&ranges)))
-                        .collect();
-                    &fine
-                }
-            };
-            for at in in_turn(buckets.len()) {
-                (self.progress)(Stage::Tuning, raced.len(), n);
-                if Instant::now() >= end {
-                    tracing::warn!("no time was left for {} tokens", buckets[at].tokens());
-                    continue;
-                }
-                let batch = batch_of(&buckets[at].lens, &limits)?;
-                match race.run(&buckets[at], &mut field.course(batch)) {
-                    Ok(one) => raced.push(one),
-                    Err(EngineError::Cuda(CudaError::OutOfMemory { .. })) => {
-                        tracing::warn!("{} tokens are not raced: no memory", buckets[at].tokens());
-                    }
-                    Err(error) => return Err(error),
-                }
+        for at in in_turn(buckets.len()) {
+            (self.progress)(Stage::Tuning, raced.len(), n);
+            if Instant::now() >= end {
+                tracing::warn!("no time was left for {} tokens", buckets[at].tokens());
+                continue;
             }
-            raced.sort_by_key(|one| one.tokens);
+            let batch = batch_of(&buckets[at].lens, &limits)?;
+            match race.run(&buckets[at], &mut field.course(batch)) {
+                Ok(one) => raced.push(one),
+                Err(EngineError::Cuda(CudaError::OutOfMemory { .. })) => {
+                    tracing::warn!("{} tokens are not raced: no memory", buckets[at].tokens());
+                }
+                Err(error) => return Err(error),
+            }
         }
+        raced.sort_by_key(|one| one.tokens);
         (self.progress)(Stage::Tuning, n, n);
         let mut picks = ranges_of(&problems, &members, &raced, race.n_sms);
         picks.retain(|pick| missing(&pick.problem));
@@ -219,29 +197,19 @@ struct Race<'a> {
 }
 
 impl Race<'_> {
-    /// A batch, to begin with these ranges; with all that is worth trying, or with what is somewhere `in_use`.
-    fn bucket(&self, tokens: u64, start: &[Vec<Range>], in_use: Option<&[Vec<Range>]>) -> Bucket {
+    /// A batch with all that is worth trying on it.
+    fn bucket(&self, tokens: u64) -> Bucket {
         let lens = bucket_lens(tokens, self.longest);
         let sizes: Vec<u64> = self.problems.iter().map(|p| size_of(p, &lens)).collect();
-        let lineup = |ranges: &[Vec<Range>]| -> Lineup {
-            let each = ranges.iter().zip(&sizes);
-            let each = each.map(|(ranges, &size)| choice_at(ranges, size));
-            // The last range has no limit.
-            each.map(|choice| choice.unwrap_or(Choice::Apart)).collect()
-        };
-        let in_use: Option<Vec<Vec<Choice>>> = in_use.map(|all| {
-            let each = all.iter();
-            each.map(|ranges| ranges.iter().map(|range| range.choice).collect())
-                .collect()
-        });
+        let each = self.before.iter().zip(&sizes);
+        let each = each.map(|(ranges, &size)| choice_at(ranges, size));
+        // The last range has no limit.
+        let start = each.map(|choice| choice.unwrap_or(Choice::Apart)).collect();
         let groups = self.members.iter().zip(self.is_open);
         let groups = groups.map(|(group, &is_open)| {
             let with_size = |&at: &usize| (at, &self.problems[at], sizes[at]);
             let with_sizes: Vec<_> = group.problems.iter().map(with_size).collect();
-            let mut group = match &in_use {
-                None => Group::new(&with_sizes, self.n_sms),
-                Some(in_use) => Group::of_all(&with_sizes, self.n_sms).among(in_use),
-            };
+            let mut group = Group::new(&with_sizes, self.n_sms);
             if !is_open {
                 group.moves.clear();
             }
@@ -249,8 +217,7 @@ impl Race<'_> {
         });
         Bucket {
             groups: groups.collect(),
-            start: lineup(start),
-            before: lineup(self.before),
+            start,
             sizes,
             lens,
         }
@@ -258,7 +225,11 @@ impl Race<'_> {
 
     fn run(&self, bucket: &Bucket, course: &mut OnCourse) -> Result<Raced, EngineError> {
         let found = descend(bucket.start.clone(), &bucket.groups, course)?;
-        let (us, guess_us) = (course.us(&found.lineup)?, course.us(&bucket.before)?);
+        // Both in one race: what each takes at another time says little.
+        let duel = [bucket.start.clone(), found.lineup.clone()];
+        let ratio = course.race(&duel, true)?[1].unwrap_or(1.0);
+        let guess_us = course.us(&bucket.start)?;
+        let us = guess_us * ratio;
         tell(bucket, self.problems, &found, us, guess_us);
         Ok(Raced {
             tokens: bucket.tokens(),
@@ -276,8 +247,6 @@ pub(super) struct Bucket {
     /// By problem.
     sizes: Vec<u64>,
     start: Lineup,
-    /// What is launched before anything was raced.
-    before: Lineup,
     pub(super) groups: Vec<Group>,
 }
 
@@ -287,10 +256,11 @@ impl Bucket {
     }
 }
 
-/// Every other one first, so that where time is short, what is found is spread.
+/// Every other one first, and of the others, so that where time is short, what is found is spread.
 fn in_turn(n: usize) -> Vec<usize> {
-    let (even, odd): (Vec<usize>, Vec<usize>) = (0..n).partition(|at| at % 2 == 1);
-    even.into_iter().chain(odd).collect()
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by_key(|at| (at % 2 == 1, at / 2 % 2 == 0));
+    order
 }
 
 fn batch_of(lens: &[u32], limits: &Limits) -> Result<Batch, EngineError> {
@@ -327,7 +297,7 @@ fn tell(bucket: &Bucket, problems: &[Problem], found: &Found, us: f64, guess_us:
             "  {}: {} (before {}); {}",
             key.unwrap_or_default(),
             of(&found.lineup),
-            of(&bucket.before),
+            of(&bucket.start),
             shown.join(", ")
         );
     }

@@ -141,7 +141,7 @@ pub fn ranges_of_times(
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
     let estimates = Estimates::new(after, n_candidates, cycles);
-    let chosen = estimates.choose(given, most_kernels, LAST_ROWS, worth);
+    let chosen = estimates.thin(&given, most_kernels, worth);
     estimates.with_few_changes(&chosen)
 }
 
@@ -218,6 +218,34 @@ impl Estimates {
             }
             lowest = found;
             chosen.push(candidate);
+        }
+        chosen
+    }
+
+    /// What is left of all candidates but those that are `given`, when one after the other goes that is missed least, until
+    /// there are so few and each is worth it.
+    fn thin(&self, given: &[usize], most: usize, worth: f64) -> Vec<usize> {
+        let cost = |of: &[usize]| -> f64 {
+            let each = self.times.iter().zip(&self.weights);
+            each.map(|(times, weight)| weight * least(times, of).0)
+                .sum()
+        };
+        let mut chosen: Vec<usize> = (0..self.candidates()).collect();
+        let mut now = cost(&chosen);
+        loop {
+            let without =
+                |at: usize| -> Vec<usize> { chosen.iter().copied().filter(|&c| c != at).collect() };
+            let may_go = chosen.iter().filter(|at| !given.contains(at));
+            let costs = may_go.map(|&at| (cost(&without(at)), at));
+            let Some((cheapest, at)) = costs.min_by(|a, b| a.0.total_cmp(&b.0)) else {
+                break;
+            };
+            let is_last = chosen.len() <= 1;
+            if is_last || (chosen.len() <= most && cheapest > now * (1.0 + worth)) {
+                break;
+            }
+            chosen = without(at);
+            now = cheapest;
         }
         chosen
     }
