@@ -8,12 +8,14 @@ use super::{
 use crate::kernels::gemm::{ranges_of_times, without_slivers};
 
 /// Kernels of a problem for the sizes that were measured, and what part of its time each further one saves.
-const MOST_KERNELS: usize = 5;
-const WORTH_A_KERNEL: f64 = 0.006;
+const MOST_KERNELS: usize = 4;
+/// As there is no kernel for two launches.
+const MOST_OF_PAIRS: usize = 5;
+const WORTH_A_KERNEL: f64 = 0.003;
 /// A choice that is not the guess's must be so much faster.
 const DOUBT: f64 = 1.015;
 /// As a part of a whole run.
-const WORTH_A_RANGE: f64 = 0.005;
+const WORTH_A_RANGE: f64 = 0.012;
 
 /// The ranges of a problem that was timed at `samples`, ascending: below them as guessed. `is_launched` says for which
 /// sizes the problem's kernels are launched at all.
@@ -126,7 +128,11 @@ fn by_model(
     let given: Vec<usize> = (0..choices.len())
         .filter(|&at| is_given(&choices[at]))
         .collect();
-    let most = given.len().max(1) + MOST_KERNELS - 1;
+    let kernels = match problem {
+        Problem::LinearLayerNorm(_) => MOST_OF_PAIRS,
+        _ => MOST_KERNELS,
+    };
+    let most = given.len().max(1) + kernels - 1;
     let ranges = ranges_of_times(after, given, (most, WORTH_A_KERNEL), choices.len(), cycles);
     let ranges = match problem {
         Problem::LinearLayerNorm(_) => without_slivers(ranges),
