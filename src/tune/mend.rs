@@ -8,6 +8,8 @@ use super::{
 use crate::kernels::gemm::{ranges_of_times, without_slivers};
 
 /// Kernels of a problem for the sizes that were measured, and what part of its time each further one saves.
+/// Between the middles of two sizes that are a quarter of an octave apart.
+const HALF_A_STEP: f64 = 1.0905;
 const MOST_KERNELS: usize = 4;
 /// As there is no kernel for two launches.
 const MOST_OF_PAIRS: usize = 5;
@@ -17,7 +19,7 @@ const DOUBT: f64 = 1.015;
 /// As a part of a whole run.
 const WORTH_A_RANGE: f64 = 0.012;
 
-/// The ranges of a problem that was timed at `samples`, ascending: below them as guessed. `is_launched` says for which
+/// The ranges of a problem that was timed at `samples`, ascending: below and above them as guessed. `is_launched` says for which
 /// sizes the problem's kernels are launched at all.
 ///
 /// Between two measured sizes a choice takes what the cost model says, times what it was off by on both sides: so a wave
@@ -29,31 +31,45 @@ pub fn mend(
     is_launched: impl Fn(u64) -> bool,
 ) -> Vec<Range> {
     let guess = problem.guess();
-    let Some(first) = samples.first() else {
+    let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
         return guess;
     };
-    // From here on the first size is the nearest.
-    let after = (first.size as f64 / 2f64.powf(0.25)) as u64;
+    // From the one to the other the nearest size is one that was raced.
+    let (after, until) = match problem.counted() {
+        Counted::Longest => (0, last.size),
+        Counted::Rows => (
+            (first.size as f64 / HALF_A_STEP) as u64,
+            (last.size as f64 * HALF_A_STEP) as u64,
+        ),
+    };
+    let above: Vec<Range> = guess
+        .iter()
+        .copied()
+        .filter(|range| range.up_to.is_none_or(|up_to| up_to > until))
+        .collect();
     let mended = match problem.counted() {
         Counted::Longest => settle_worth(samples, MOST_KERNELS, WORTH_A_RANGE),
         Counted::Rows => {
-            let below: Vec<Choice> = within(&guess, after).map(|range| range.choice).collect();
-            by_model(problem, samples, n_sms, (after, &below), is_launched)
+            let given = within(&guess, after).chain(&above);
+            let given: Vec<Choice> = given.map(|range| range.choice).collect();
+            let is_launched = |rows| rows <= until && is_launched(rows);
+            by_model(problem, samples, n_sms, (after, &given), is_launched)
         }
     };
     if mended.is_empty() {
         return guess;
     }
-    let from = match problem.counted() {
-        Counted::Longest => 0,
-        Counted::Rows => after,
+    let up_to = |ranges: &[Range], most: u64| -> Vec<Range> {
+        let reached = within(ranges, most).map(|range| Range {
+            up_to: Some(range.up_to.map_or(most, |up_to| up_to.min(most))),
+            choice: range.choice,
+        });
+        reached.collect()
     };
+    let all = up_to(&guess, after).into_iter();
+    let all = all.chain(up_to(&mended, until)).chain(above);
     let mut ranges: Vec<Range> = Vec::new();
-    let below = within(&guess, from).map(|range| Range {
-        up_to: Some(range.up_to.map_or(from, |up_to| up_to.min(from))),
-        choice: range.choice,
-    });
-    for range in below.chain(mended) {
+    for range in all {
         match ranges.last_mut() {
             Some(last) if last.choice == range.choice => last.up_to = range.up_to,
             _ => ranges.push(range),
@@ -76,7 +92,7 @@ fn by_model(
     problem: &Problem,
     samples: &[Sample],
     n_sms: u32,
-    (after, below): (u64, &[Choice]),
+    (after, compiled): (u64, &[Choice]),
     is_launched: impl Fn(u64) -> bool,
 ) -> Vec<Range> {
     let mut choices: Vec<Choice> = Vec::new();
@@ -124,7 +140,7 @@ fn by_model(
             false => us * SELDOM,
         }
     };
-    let is_given = |choice: &Choice| below.contains(choice) || *choice == Choice::Apart;
+    let is_given = |choice: &Choice| compiled.contains(choice) || *choice == Choice::Apart;
     let given: Vec<usize> = (0..choices.len())
         .filter(|&at| is_given(&choices[at]))
         .collect();
