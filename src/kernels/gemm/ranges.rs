@@ -126,11 +126,11 @@ pub(super) fn ranges_with_more(
     estimates.ranges(&chosen)
 }
 
-/// What a further range of [`ranges_of_times`] must save: a part of the time, times the octaves that it is saved over,
+/// What a further range of `ranges_of_times` must save: a part of the time, times the octaves that it is saved over,
 /// by the natural logarithm.
 const WORTH_A_CHANGE: f64 = 0.001;
 
-/// As [`ranges_among`], of times that were measured, infinite where none was: `given` are candidates that are compiled anyway,
+/// As `ranges_among`, of times that were measured, infinite where none was: `given` are candidates that are compiled anyway,
 /// and each further one saves a part `worth` of the time. Of all ways to change from one of them to another the one that loses
 /// least, with a price for each change.
 pub fn ranges_of_times(
