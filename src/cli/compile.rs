@@ -11,12 +11,13 @@ use super::{
 use crate::{
     DType, DeviceChoice, EngineError,
     engine::{
-        Artifact, DeviceName, TuneMode, Tuner, emit, picks_for_targets, read_picks, target_of,
+        Artifact, Compiled, DeviceName, TuneMode, Tuner, emit, picks_for_targets, read_picks,
+        target_of,
     },
     jit::{Jit, Target},
     kernels::Instructions,
     runtime::cuda::{CudaModel, Device},
-    tune::{Picks, Problem},
+    tune::Picks,
 };
 
 /// Those of the cards in data centres before Blackwell.
@@ -57,13 +58,7 @@ pub(super) fn run(args: Args) -> Outcome {
     if compiled.options.invariant && device.is_some() {
         return Err(EngineError::TuneInvariant.into());
     }
-    let picks = args.picks(
-        device.as_ref(),
-        &targets,
-        &compiled.problems()?,
-        &jit,
-        &bars,
-    )?;
+    let picks = args.picks(device.as_ref(), &targets, &compiled, &jit, &bars)?;
     if picks.is_some() {
         compiled = compiled.with_picks(picks)?;
     }
@@ -142,7 +137,7 @@ impl Args {
         &self,
         device: Option<&Device>,
         targets: &[Target],
-        problems: &[Problem],
+        compiled: &Compiled,
         jit: &Jit,
         bars: &Bars,
     ) -> Result<Option<Picks>, Report> {
@@ -151,14 +146,19 @@ impl Args {
             (None, None) => Ok(None),
             (None, Some(file)) => {
                 let nvrtc = jit.nvrtc().version();
-                Ok(Some(picks_for_targets(file, problems, targets, nvrtc)?))
+                Ok(Some(picks_for_targets(
+                    file,
+                    &compiled.problems()?,
+                    targets,
+                    nvrtc,
+                )?))
             }
             (Some(device), file) => {
                 let show = |stage, done, total| bars.show(stage_name(stage), done, total);
                 let picks = Tuner::new(device, jit, *tune)
                     .given(file.as_deref())
                     .progress(&show)
-                    .choose(problems)?
+                    .choose_in(std::slice::from_ref(compiled))?
                     .picks;
                 Ok(Some(picks))
             }

@@ -61,7 +61,7 @@ pub(super) struct Choices {
 /// Which kernels to launch where there are several.
 #[derive(clap::Args, Clone)]
 pub(super) struct Tuning {
-    /// Choose kernels by measurement on the CUDA device: quick (seconds) or full (two minutes at most); what was
+    /// Choose kernels by measurement on the CUDA device: quick (seconds), full or chain (two minutes at most); what was
     /// measured is kept on disk. off: picks that come with gemmule for the card, else the cost model's guess
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub(super) tune: TuneMode,

@@ -8,11 +8,13 @@ use super::{
 };
 use crate::{
     DType, DeviceChoice, EngineError,
-    engine::{Artifact, Chosen, DeviceName, TuneMode, Tuner, shipped_problems, write_picks},
+    engine::{
+        Artifact, Chosen, Compiled, DeviceName, TuneMode, Tuner, shipped_programs, write_picks,
+    },
     jit::Jit,
     kernels::Instructions,
     runtime::cuda::Device,
-    tune::{Origin, Picks, Problem, Range, Timing},
+    tune::{Origin, Picks, Range, Timing},
 };
 
 #[derive(clap::Args)]
@@ -31,11 +33,12 @@ pub(super) struct Args {
     )]
     dtype: Vec<DType>,
     /// quick: a few sizes and the candidates that the cost model puts first; full: all that are not
-    /// hopeless, at as many sizes as there is time for
+    /// hopeless, at as many sizes as there is time for; chain: in the whole model, with random weights, one
+    /// choice exchanged at a time
     #[arg(long, value_name = "MODE", default_value = "quick")]
     tune: TuneMode,
     /// When to end, compiling included; what was not begun is left to the cost model's guess. full goes
-    /// from coarse sizes to finer ones as long as there is time. By default 120 of full, no end of quick
+    /// from coarse sizes to finer ones as long as there is time. By default 120 of full and of chain, no end of quick
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
     /// Take what this file has instead of measuring it
@@ -104,19 +107,19 @@ fn of_artifact(name: &str) -> Result<Chosen, miette::Report> {
 /// In the place of a model: all that come with gemmule, at their published sizes.
 const SHIPPED: &str = "shipped";
 
-fn problems(args: &Args, instructions: Instructions) -> Result<Vec<Problem>, miette::Report> {
+fn programs(args: &Args, instructions: Instructions) -> Result<Vec<Compiled>, miette::Report> {
     if args.model.name() == SHIPPED {
-        return Ok(shipped_problems(&args.dtype, instructions)?);
+        return Ok(shipped_programs(&args.dtype, instructions)?);
     }
-    let mut problems = Vec::new();
+    let mut programs = Vec::new();
     for &dtype in &args.dtype {
         let compiled = args.model.compile_with(dtype, instructions)?;
         if compiled.options.invariant {
             return Err(EngineError::TuneInvariant.into());
         }
-        problems.extend(compiled.problems()?);
+        programs.push(compiled);
     }
-    Ok(problems)
+    Ok(programs)
 }
 
 fn measure(args: &Args) -> Result<Chosen, miette::Report> {
@@ -128,7 +131,7 @@ fn measure(args: &Args) -> Result<Chosen, miette::Report> {
     };
     let device = Device::open(info.ordinal).into_diagnostic()?;
     let instructions = device.target().into_diagnostic()?.instructions();
-    let problems = problems(args, instructions)?;
+    let programs = programs(args, instructions)?;
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let show = |stage, done, total| bars.show(stage_name(stage), done, total);
@@ -137,7 +140,7 @@ fn measure(args: &Args) -> Result<Chosen, miette::Report> {
         .again(args.again)
         .within(args.seconds.map(Duration::from_secs))
         .progress(&show)
-        .choose(&problems)?)
+        .choose_in(&programs)?)
 }
 
 fn rows<'a>(

@@ -414,7 +414,7 @@ impl Builder {
         let tuner = Tuner::new(&device, &jit, self.tune)
             .given(self.picks.as_deref())
             .progress(&self.progress);
-        Ok(Some(tuner.choose(&problems)?))
+        Ok(Some(tuner.choose_in(std::slice::from_ref(compiled))?))
     }
 
     fn description(&self) -> Result<Description, EngineError> {

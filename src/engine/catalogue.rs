@@ -8,7 +8,10 @@ use serde_json::Value;
 
 use super::{
     EngineError,
-    compile::{CompileOptions, compile},
+    compile::{CompileOptions, Compiled, compile},
+    picks::target_of,
+    shipped::{of_picks, shipped_picks},
+    tune::Wanted,
 };
 use crate::{
     kernels::{Instructions, KernelSpec, representative},
@@ -16,6 +19,7 @@ use crate::{
     passes,
     program::AttentionChoice,
     tensor::DType,
+    tune::Picks,
 };
 
 /// Published sizes: name, description, config.
@@ -96,6 +100,25 @@ pub struct Emitted {
     pub models: Vec<String>,
 }
 
+/// What a program launches on the cards for which picks ship.
+fn picked(compiled: &Compiled) -> Result<Vec<KernelSpec>, EngineError> {
+    let mut kernels = Vec::new();
+    for (_, picks) in shipped_picks()? {
+        let card = picks.made.card.clone();
+        let target = target_of(&card);
+        if target.is_none_or(|t| t.instructions() != compiled.options.instructions) {
+            continue;
+        }
+        let problems = compiled.problems()?;
+        let mut held = Picks::new(picks.made.clone());
+        held.problems = of_picks(&picks, &card, &Wanted::of(&problems)?)
+            .into_iter()
+            .collect();
+        kernels.extend(compiled.program_with(&held)?.kernels);
+    }
+    Ok(kernels)
+}
+
 /// All kernels, by symbol.
 pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
     let mut found: BTreeMap<String, Emitted> = BTreeMap::new();
@@ -147,7 +170,12 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                         continue;
                     }
                     (options.attention, options.invariant) = (attention, invariant);
-                    for kernel in compile(&description, &config, &options)?.program.kernels {
+                    let compiled = compile(&description, &config, &options)?;
+                    let mut kernels = compiled.program.kernels.clone();
+                    if !invariant {
+                        kernels.extend(picked(&compiled)?);
+                    }
+                    for kernel in kernels {
                         add(kernel, Some(name));
                     }
                 }

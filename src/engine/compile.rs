@@ -84,6 +84,20 @@ impl Compiled {
         Ok(program::problems(&self.graph, &self.options.lowering())?)
     }
 
+    /// What one choice is made of, and how often a run has it.
+    pub fn groups(&self) -> Result<Vec<(Vec<Problem>, usize)>, EngineError> {
+        Ok(program::groups(&self.graph, &self.options.lowering())?)
+    }
+
+    /// The program with other picks.
+    pub fn program_with(&self, picks: &Picks) -> Result<Program, EngineError> {
+        let options = LowerOptions {
+            picks: Some(picks),
+            ..self.options.lowering()
+        };
+        Ok(program::lower(&self.graph, &options)?)
+    }
+
     /// The same model with other picks.
     pub fn with_picks(mut self, picks: Option<Picks>) -> Result<Self, EngineError> {
         self.options.picks = picks;

@@ -74,12 +74,16 @@ pub enum EngineError {
         file: PathBuf,
         problem: Box<PicksError>,
     },
-    #[error("`{text}` is no way to tune; expected off, quick or full")]
+    #[error("`{text}` is no way to tune; expected off, quick, full or chain")]
     UnknownTuneMode { text: String },
     #[error(
         "kernels are tuned, and picks are used, on a CUDA device only, and this is the {device}; leave `--tune` and `--picks` out"
     )]
     TuneOnCpu { device: String },
+    #[error(
+        "a chain of launches is raced in a program, and there are only kernels; ask for quick or full"
+    )]
+    NoChain,
     #[error(
         "the artifact `{file}` was compiled with its own picks; give `--tune` or `--picks` to `gemmule compile`"
     )]

@@ -37,7 +37,7 @@ pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use error::EngineError;
 pub use picks::{digests, picks_for_source, picks_for_targets, read_picks, target_of, write_picks};
-pub use shipped::{shipped_file, shipped_picks, shipped_problems, stale};
+pub use shipped::{shipped_file, shipped_picks, shipped_problems, shipped_programs, stale};
 pub use text::TextEncoder;
 pub use tune::{Chosen, TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use include_dir::{Dir, File, include_dir};
 
 use super::{
-    CompileOptions, EngineError, compile, description,
+    CompileOptions, Compiled, EngineError, compile, description,
     picks::{digests, refused},
     shipped_configs,
     tune::{Chosen, Wanted, say},
@@ -51,6 +51,22 @@ pub fn shipped_problems(
     instructions: Instructions,
 ) -> Result<Vec<Problem>, EngineError> {
     let mut problems: Vec<Problem> = Vec::new();
+    for compiled in shipped_programs(dtypes, instructions)? {
+        for problem in compiled.problems()? {
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+        }
+    }
+    Ok(problems)
+}
+
+/// The models that come with the project, at their published sizes; all of one storage type, then those of the next.
+pub fn shipped_programs(
+    dtypes: &[DType],
+    instructions: Instructions,
+) -> Result<Vec<Compiled>, EngineError> {
+    let mut programs = Vec::new();
     for &dtype in dtypes {
         for (_, name, config) in shipped_configs()? {
             let description = description(name)?;
@@ -58,15 +74,10 @@ pub fn shipped_problems(
                 instructions,
                 ..CompileOptions::new(dtype)
             };
-            let compiled = compile(&description, &config, &options)?;
-            for problem in compiled.problems()? {
-                if !problems.contains(&problem) {
-                    problems.push(problem);
-                }
-            }
+            programs.push(compile(&description, &config, &options)?);
         }
     }
-    Ok(problems)
+    Ok(programs)
 }
 
 /// Problems of picks that this build would not use, each with the reason.

@@ -1,7 +1,9 @@
 //! The tuner: for each problem of a model the candidates that the cost model proposes are compiled,
 //! raced on the card, compared, and the fastest are kept on disk.
 
+mod chain;
 mod chosen;
+mod course;
 mod track;
 
 use std::{
@@ -41,6 +43,9 @@ pub enum TuneMode {
     /// As `Quick`, with all candidates that are not hopeless, at as many sizes as there is time for
     /// ([`Tuner::within`]).
     Full,
+    /// In the whole program, one choice exchanged at a time: what kernels by themselves say does not hold where the next
+    /// one begins early and the card is at the limit of its power ([`Tuner::choose_in`]).
+    Chain,
 }
 
 impl TuneMode {
@@ -50,6 +55,7 @@ impl TuneMode {
             Self::Off => None,
             Self::Quick => Some(Effort::Quick),
             Self::Full => Some(Effort::Full),
+            Self::Chain => Some(Effort::Chain),
         }
     }
 }
@@ -67,7 +73,7 @@ impl FromStr for TuneMode {
     type Err = EngineError;
 
     fn from_str(text: &str) -> Result<Self, EngineError> {
-        [Self::Off, Self::Quick, Self::Full]
+        [Self::Off, Self::Quick, Self::Full, Self::Chain]
             .into_iter()
             .find(|mode| mode.to_string() == text)
             .ok_or_else(|| EngineError::UnknownTuneMode {
@@ -142,6 +148,9 @@ impl<'a> Tuner<'a> {
     /// Refused picks, where the mode is off; what NVRTC and the device may fail with;
     /// [`EngineError::Disagree`].
     pub fn choose(&self, problems: &[Problem]) -> Result<Chosen, EngineError> {
+        if self.mode == TuneMode::Chain {
+            return Err(EngineError::NoChain);
+        }
         let began = Instant::now();
         let made = Made {
             card: self.device.info().into(),
@@ -158,7 +167,7 @@ impl<'a> Tuner<'a> {
         };
         let store = self.jit.cache().map(|cache| Store::at(cache.path()));
         let usual = match self.mode {
-            TuneMode::Full => WITHIN,
+            TuneMode::Full | TuneMode::Chain => WITHIN,
             TuneMode::Off | TuneMode::Quick => ENDLESS,
         };
         let choosing = Choosing {
@@ -268,8 +277,10 @@ impl Choosing<'_> {
                     say(&key, &picked.ranges, from);
                     chosen.add(key, picked, from);
                 }
-                (None, Some(effort)) => missing.push((one, effort)),
-                (None, None) => chosen.guess(one.problem),
+                (None, Some(effort)) if one.problem.is_raced_alone() => {
+                    missing.push((one, effort));
+                }
+                (None, _) => chosen.guess(one.problem),
             }
         }
         let n_sms = self.made.card.n_sms;

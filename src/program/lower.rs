@@ -116,8 +116,49 @@ pub fn problems(graph: &Graph, options: &LowerOptions) -> Result<Vec<Problem>, L
             .problem(id, op)
             .map_err(|problem| unsupported(graph, id, op, problem))?;
         problems.extend(problem.filter(|p| !problems.contains(p)));
+        let pair = match op {
+            Op::BiasResidualLayerNorm { .. } => lowering.pair_problem(id),
+            _ => Ok(None),
+        };
+        let pair = pair.map_err(|problem| unsupported(graph, id, op, problem))?;
+        problems.extend(pair.map(|(_, _, p)| p).filter(|p| !problems.contains(p)));
     }
     Ok(problems)
+}
+
+/// The problems of operators over tokens, those together that one choice is made of: a linear layer and the LayerNorm
+/// behind it in one launch or two, and the linear layer's kernel if they are two. Each group once, in the order of its
+/// first launch, with the number of times that a run has it.
+pub fn groups(
+    graph: &Graph,
+    options: &LowerOptions,
+) -> Result<Vec<(Vec<Problem>, usize)>, LowerError> {
+    let lowering = Lowering::new(graph, options);
+    let mut groups: Vec<(Vec<Problem>, usize)> = Vec::new();
+    for id in graph.topological() {
+        let op = graph.op(id);
+        let is_chosen = match op {
+            Op::Attention { .. } => options.attention == AttentionChoice::Auto,
+            Op::Linear { .. } => rows(graph.shape(id)).as_symbol() == Some(Symbol::Tokens),
+            _ => false,
+        };
+        if !is_chosen {
+            continue;
+        }
+        let failed = |problem| unsupported(graph, id, op, problem);
+        let own = lowering.problem(id, op).map_err(failed)?;
+        let pair = lowering.pair_problem(id).map_err(failed)?;
+        let group: Vec<Problem> = pair
+            .map(|(_, _, pair)| pair)
+            .into_iter()
+            .chain(own)
+            .collect();
+        match groups.iter_mut().find(|(known, _)| *known == group) {
+            Some((_, n)) => *n += 1,
+            None => groups.push((group, 1)),
+        }
+    }
+    Ok(groups)
 }
 
 struct Lowering<'a> {
@@ -129,8 +170,7 @@ struct Lowering<'a> {
     attention: AttentionChoice,
     norms_apart: bool,
     /// Layers ask for the same things, and a guess takes longer than all else in lowering.
-    ranges_of: Vec<(Problem, Vec<BatchRange>, Vec<Range>)>,
-    joined_of: Memo<joined::Asked, joined::Found>,
+    ranges_of: Memo<(Problem, Vec<BatchRange>), Vec<Range>>,
     on_load_of: Memo<on_load::Asked, on_load::Found>,
     by_moments_of: Memo<by_moments::Asked, by_moments::Found>,
     program: Program,
@@ -153,8 +193,7 @@ impl<'a> Lowering<'a> {
             picks: options.picks,
             attention: options.attention,
             norms_apart: options.norms_apart,
-            ranges_of: Vec::new(),
-            joined_of: Memo::default(),
+            ranges_of: Memo::default(),
             on_load_of: Memo::default(),
             by_moments_of: Memo::default(),
             program: Program {

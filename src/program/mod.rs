@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionChoice, UnknownAttention};
 pub use buckets::Buckets;
-pub use lower::{LowerError, LowerOptions, lower, problems};
+pub use lower::{LowerError, LowerOptions, groups, lower, problems};
 pub use padding::Padding;
 pub use step::{BatchRange, LaunchError, Limit, Measure, Step, Variant};
 

@@ -33,6 +33,10 @@ pub enum Choice {
     Teams(Teams),
     /// How rows of scores are spread over lanes.
     Softmax(SoftmaxForm),
+    /// On Hopper: a linear layer and the LayerNorm behind it in one launch.
+    Joined(WgmmaTile),
+    /// The two in launches of their own, each as its own problem says.
+    Apart,
 }
 
 impl Choice {
@@ -49,7 +53,9 @@ impl Choice {
             | Choice::MhaOnline
             | Choice::MhaWgmma(_)
             | Choice::MhaGrouped
-            | Choice::Teams(_) => None,
+            | Choice::Teams(_)
+            | Choice::Joined(_)
+            | Choice::Apart => None,
         }
     }
 
@@ -87,6 +93,8 @@ impl fmt::Display for Choice {
                 max_len,
             }) => write!(f, "l{max_len}_lanes{lanes}_x{x_rows}"),
             Choice::Softmax(SoftmaxForm::Streamed) => f.write_str("streamed"),
+            Choice::Joined(t) => write!(f, "joined_{}", t.name()),
+            Choice::Apart => f.write_str("apart"),
         }
     }
 }

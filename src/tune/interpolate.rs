@@ -39,7 +39,7 @@ pub fn between(samples: &[Sample], model: impl Fn(Choice, u64) -> Option<f64>) -
 }
 
 /// The times at a size between two samples, of the choices that were timed at one at least.
-fn estimated(
+pub(super) fn estimated(
     below: &Sample,
     above: &Sample,
     size: u64,

@@ -45,6 +45,11 @@ impl Choice {
             Choice::MhaWgmma(_) => None,
             // A row is its team's own, and starts at a multiple of its width.
             Choice::Teams(_) => None,
+            // Two launches are as the choices of their own problems are.
+            Choice::Apart => None,
+            Choice::Joined(_) => {
+                Some("has one kernel with LayerNorm, which invariant programs launch by itself")
+            }
             // Rows of scores are read by the aligned packs that cover them, and lanes sum packs: which
             // elements share a pack depends on where the row begins.
             Choice::Softmax(_) => Some(

@@ -10,14 +10,20 @@
 //! - [`Schedule`]: what is raced against what at which sizes;
 //! - [`between`]: times at sizes that were not measured;
 //! - [`settle`]: from timings to ranges;
+//! - [`chain`]: choices exchanged one at a time in a whole program;
+//! - [`mend`]: from what they took there to ranges, by the cost model's ratios;
+//! - [`ranges_of`]: both together;
 //! - [`Picks`]: ranges by problem, for one card and one NVRTC, as a file that people can read.
 
+pub mod chain;
 mod choice;
 mod error;
 mod interpolate;
 mod invariant;
+mod mend;
 mod picks;
 mod problem;
+mod raced;
 mod schedule;
 mod settle;
 
@@ -29,8 +35,10 @@ pub use choice::Choice;
 pub use error::PicksError;
 pub use interpolate::between;
 pub use invariant::NotInvariant;
+pub use mend::mend;
 pub use picks::{Card, MOST_BYTES, Made, Picked, Picks, Timing};
-pub use problem::{Counted, Problem};
+pub use problem::{Counted, LinearLayerNorm, Problem};
+pub use raced::{Coupled, Pick, Raced, ranges_of};
 pub use schedule::{Heat, Schedule};
 pub use settle::{Sample, settle};
 
@@ -41,6 +49,8 @@ pub enum Effort {
     Quick,
     /// Many sizes and all candidates.
     Full,
+    /// In whole programs, where kernels follow one another.
+    Chain,
 }
 
 impl Effort {
@@ -48,7 +58,7 @@ impl Effort {
     pub const fn most_ranges(self) -> usize {
         match self {
             Effort::Quick => 4,
-            Effort::Full => 6,
+            Effort::Full | Effort::Chain => 6,
         }
     }
 }
@@ -58,6 +68,7 @@ impl fmt::Display for Effort {
         f.pad(match self {
             Effort::Quick => "quick",
             Effort::Full => "full",
+            Effort::Chain => "chain",
         })
     }
 }

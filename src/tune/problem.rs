@@ -1,8 +1,10 @@
 mod attention;
+mod joined;
 mod left;
 
 use std::fmt;
 
+pub use joined::LinearLayerNorm;
 use left::mostly_left;
 
 use super::{Choice, Range, choice_at};
@@ -59,6 +61,8 @@ pub enum Problem {
     BiasResidualLayerNorm(BiasResidualLayerNorm),
     /// Softmax of stored scores, for any length: streamed.
     Softmax(AttentionSoftmax),
+    /// A linear layer and the LayerNorm behind it, on Hopper: one launch, or two, whose kernels are problems of their own.
+    LinearLayerNorm(LinearLayerNorm),
 }
 
 /// What a problem's sizes count, and its limits with them.
@@ -95,16 +99,23 @@ impl Problem {
             Problem::LayerNorm(usual) => usual.symbol(),
             Problem::BiasResidualLayerNorm(usual) => usual.symbol(),
             Problem::Softmax(streamed) => streamed.symbol().replacen("_streamed", "", 1),
+            Problem::LinearLayerNorm(pair) => pair.key(),
         }
     }
 
     pub fn counted(&self) -> Counted {
         match self {
-            Problem::Gemm { .. } | Problem::LayerNorm(_) | Problem::BiasResidualLayerNorm(_) => {
-                Counted::Rows
-            }
+            Problem::Gemm { .. }
+            | Problem::LayerNorm(_)
+            | Problem::BiasResidualLayerNorm(_)
+            | Problem::LinearLayerNorm(_) => Counted::Rows,
             Problem::Attention { .. } | Problem::Softmax(_) => Counted::Longest,
         }
+    }
+
+    /// Whether its kernels can be raced by themselves: else they are what stands between their neighbours.
+    pub fn is_raced_alone(&self) -> bool {
+        !matches!(self, Problem::LinearLayerNorm(_))
     }
 
     /// Every choice.
@@ -118,6 +129,7 @@ impl Problem {
             | Problem::BiasResidualLayerNorm(BiasResidualLayerNorm { width, dtype, .. }) => {
                 teams(width, dtype)
             }
+            Problem::LinearLayerNorm(ref pair) => pair.candidates(),
             Problem::Softmax(ref softmax) => {
                 let mut choices = Vec::new();
                 for (_, kernel) in softmax.by_length() {
@@ -195,7 +207,7 @@ impl Problem {
 
     /// A choice's estimated cycles, where it has a model of its time.
     pub fn cycles(&self, choice: Choice, size: u64, n_sms: u32) -> Option<f64> {
-        let modelled = matches!(self, Problem::Gemm { .. });
+        let modelled = matches!(self, Problem::Gemm { .. } | Problem::LinearLayerNorm(_));
         modelled.then(|| self.cost(choice, size, n_sms))
     }
 
@@ -213,6 +225,7 @@ impl Problem {
             }
             (&Problem::Gemm { n, k, .. }, Choice::SplitK(tile)) => tile.cycles(size, n, k, n_sms),
             (&Problem::Gemm { n, k, .. }, Choice::Skinny(tile)) => tile.cycles(size, n, k, n_sms),
+            (Problem::LinearLayerNorm(pair), choice) => pair.cycles(choice, size),
             (Problem::Attention { .. }, choice) => choice.most().map_or(f64::MAX, |n| n as f64),
             (_, choice) => {
                 let guess = choice_at(&self.guess(), size).and_then(Choice::sharing);
@@ -292,6 +305,7 @@ impl Problem {
                 });
                 few.chain(more).collect()
             }
+            Problem::LinearLayerNorm(ref pair) => pair.guess(),
             Problem::Attention { head, .. } if !self.wgmma_tiles().is_empty() => {
                 MhaTile::by_length(head)
                     .into_iter()
@@ -485,6 +499,9 @@ impl Problem {
                 let softmax = softmax.clone();
                 let kernel = AttentionSoftmax { form, ..softmax };
                 Some(KernelSpec::AttentionSoftmax(kernel))
+            }
+            (Problem::LinearLayerNorm(pair), Choice::Joined(tile)) => {
+                Some(pair.joined(tile).into())
             }
             _ => None,
         }

@@ -60,12 +60,12 @@ impl Schedule {
                 }
             };
             let most = match (effort, problem) {
-                (Effort::Full, Problem::Gemm { .. }) => {
+                (Effort::Full | Effort::Chain, Problem::Gemm { .. }) => {
                     let cost = |choice: &Choice| problem.cost(*choice, size, n_sms);
                     let least = all.first().map_or(0.0, cost);
                     all.partition_point(|choice| cost(choice) <= HOPELESS * least)
                 }
-                (Effort::Full, _) | (_, Problem::Attention { .. }) => all.len(),
+                (Effort::Full | Effort::Chain, _) | (_, Problem::Attention { .. }) => all.len(),
                 (Effort::Quick, Problem::Gemm { .. }) => QUICK_TILES,
                 (Effort::Quick, _) => QUICK_SHARINGS,
             };
@@ -154,8 +154,8 @@ fn sizes(problem: &Problem, effort: Effort) -> Vec<u64> {
     let mut sizes = match (effort, problem.counted()) {
         (Effort::Quick, Counted::Rows) => QUICK_ROWS.to_vec(),
         (Effort::Quick, Counted::Longest) => QUICK_LENGTHS.to_vec(),
-        (Effort::Full, Counted::Rows) => half_octaves(FULL_ROWS),
-        (Effort::Full, Counted::Longest) => with_middles(FULL_LENGTHS),
+        (Effort::Full | Effort::Chain, Counted::Rows) => half_octaves(FULL_ROWS),
+        (Effort::Full | Effort::Chain, Counted::Longest) => with_middles(FULL_LENGTHS),
     };
     // A kernel for sizes up to one is timed there, too.
     sizes.extend(problem.candidates().into_iter().filter_map(Choice::most));

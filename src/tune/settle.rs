@@ -48,6 +48,11 @@ impl Sample {
 /// passed over; where none has any, or no choice serves every size, there are no ranges. More ranges than asked for are returned
 /// where fewer have no choice that was timed at all their sizes.
 pub fn settle(samples: &[Sample], most_ranges: usize) -> Vec<Range> {
+    settle_worth(samples, most_ranges, WORTH_A_RANGE)
+}
+
+/// As [`settle`], with another price of a range than 0.02.
+pub(super) fn settle_worth(samples: &[Sample], most_ranges: usize, worth: f64) -> Vec<Range> {
     let samples: Vec<&Sample> = samples.iter().filter(|s| s.best().is_finite()).collect();
     let n = samples.len();
     if n == 0 {
@@ -118,7 +123,7 @@ pub fn settle(samples: &[Sample], most_ranges: usize) -> Vec<Range> {
             })
             .collect();
         // `chosen` has its own surcharge in it.
-        let loss = best[n].0 + WORTH_A_RANGE * (n_ranges - 1) as f64;
+        let loss = best[n].0 + worth * (n_ranges - 1) as f64;
         if loss < chosen.0 {
             chosen = (loss, best[n].1.clone());
         }

@@ -387,10 +387,15 @@ fn a_given_file_that_is_refused_is_an_error_or_tuned_anew() {
 
 #[test]
 fn a_mode_reads_back_from_its_name() {
-    for mode in [TuneMode::Off, TuneMode::Quick, TuneMode::Full] {
+    for mode in [
+        TuneMode::Off,
+        TuneMode::Quick,
+        TuneMode::Full,
+        TuneMode::Chain,
+    ] {
         assert_eq!(mode.to_string().parse::<TuneMode>().unwrap(), mode);
     }
-    assert_snapshot!("on".parse::<TuneMode>().unwrap_err(), @"`on` is no way to tune; expected off, quick or full");
+    assert_snapshot!("on".parse::<TuneMode>().unwrap_err(), @"`on` is no way to tune; expected off, quick, full or chain");
 }
 
 #[test]

@@ -153,6 +153,25 @@ pub(super) fn ranges_with_more(
     estimates.ranges(&chosen)
 }
 
+/// What a further range of `ranges_of_times` must save: a part of the time, times the octaves that it is saved over,
+/// by the natural logarithm.
+const WORTH_A_CHANGE: f64 = 0.001;
+
+/// As `ranges_among`, of times that were measured, infinite where none was: `given` are candidates that are compiled anyway,
+/// and each further one saves a part `worth` of the time. Of all ways to change from one of them to another the one that loses
+/// least, with a price for each change.
+pub fn ranges_of_times(
+    after: u64,
+    given: Vec<usize>,
+    (most_kernels, worth): (usize, f64),
+    n_candidates: usize,
+    cycles: impl Fn(u64, usize) -> f64,
+) -> Vec<(Option<u64>, usize)> {
+    let estimates = Estimates::new(Served::up_to(after), n_candidates, cycles);
+    let chosen = estimates.thin(&given, most_kernels, worth);
+    estimates.with_few_changes(&chosen)
+}
+
 /// The time of every candidate on every number of rows.
 struct Estimates {
     rows: Vec<u64>,
@@ -231,6 +250,70 @@ impl Estimates {
             chosen.push(candidate);
         }
         chosen
+    }
+
+    /// What is left of all candidates but those that are `given`, when one after the other goes that is missed least, until
+    /// there are so few and each is worth it.
+    fn thin(&self, given: &[usize], most: usize, worth: f64) -> Vec<usize> {
+        let cost = |of: &[usize]| -> f64 {
+            let each = self.times.iter().zip(&self.weights);
+            each.map(|(times, weight)| weight * least(times, of).0)
+                .sum()
+        };
+        let mut chosen: Vec<usize> = (0..self.candidates()).collect();
+        let mut now = cost(&chosen);
+        loop {
+            let without =
+                |at: usize| -> Vec<usize> { chosen.iter().copied().filter(|&c| c != at).collect() };
+            let may_go = chosen.iter().filter(|at| !given.contains(at));
+            let costs = may_go.map(|&at| (cost(&without(at)), at));
+            let Some((cheapest, at)) = costs.min_by(|a, b| a.0.total_cmp(&b.0)) else {
+                break;
+            };
+            let is_last = chosen.len() <= 1;
+            if is_last || (chosen.len() <= most && cheapest > now * (1.0 + worth)) {
+                break;
+            }
+            chosen = without(at);
+            now = cheapest;
+        }
+        chosen
+    }
+
+    /// The chosen ones by rows, so that what is lost to the best of them and to changes is least.
+    fn with_few_changes(&self, chosen: &[usize]) -> Vec<(Option<u64>, usize)> {
+        // By candidate: the least loss up to the rows so far where it serves the last, and the ranges that lose it.
+        let mut ways: Vec<(f64, Vec<(u64, usize)>)> = Vec::new();
+        let next = self.rows.iter().skip(1).chain([&LAST_ROWS]);
+        for ((&rows, &to), times) in self.rows.iter().zip(next).zip(&self.times) {
+            let (best, _) = least(times, chosen);
+            let octaves = (to.max(rows + 1) as f64 / rows as f64).ln();
+            let cheapest = ways.iter().min_by(|a, b| a.0.total_cmp(&b.0)).cloned();
+            let way = |at: usize| {
+                let candidate = chosen[at];
+                let lost = (times[candidate] / best - 1.0) * octaves;
+                let (before, mut ranges) = match (ways.get(at), &cheapest) {
+                    (Some(own), Some(other)) if other.0 + WORTH_A_CHANGE < own.0 => {
+                        (other.0 + WORTH_A_CHANGE, other.1.clone())
+                    }
+                    (Some(own), _) => own.clone(),
+                    (None, _) => (0.0, Vec::new()),
+                };
+                match ranges.last_mut() {
+                    Some(last) if last.1 == candidate => last.0 = rows,
+                    _ => ranges.push((rows, candidate)),
+                }
+                (before + lost, ranges)
+            };
+            ways = (0..chosen.len()).map(way).collect();
+        }
+        let least_lost = ways.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
+        let ranges = least_lost.map_or_else(Vec::new, |way| way.1);
+        let last = ranges.len().saturating_sub(1);
+        let ranges = ranges.into_iter().enumerate();
+        ranges
+            .map(|(at, (up_to, candidate))| ((at < last).then_some(up_to), candidate))
+            .collect()
     }
 
     /// The chosen one that is best, or hardly slower than the best and the one for fewer rows.

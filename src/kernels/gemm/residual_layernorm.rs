@@ -111,6 +111,14 @@ impl GemmResidualLayerNorm {
         Self::TILES.into_iter().filter(serves).collect()
     }
 
+    /// As [`GemmResidualLayerNorm::tiles`], if the kernel serves these sizes at all.
+    pub fn candidates(n: u32, k: u32, dtype: DType) -> Vec<WgmmaTile> {
+        match GemmWgmma::serves(n, k, dtype) {
+            true => Self::tiles(n),
+            false => Vec::new(),
+        }
+    }
+
     /// What computes this for every number of rows: each serves up to its number of rows, inclusive;
     /// the last serves all the rest. `None` where [`Gemm`] and [`BiasResidualLayerNorm`], one after the
     /// other, are faster, which they are for few rows.
@@ -121,10 +129,7 @@ impl GemmResidualLayerNorm {
         dtype: DType,
         bias: bool,
     ) -> Vec<(Option<u64>, Option<Self>)> {
-        let mut tiles = match GemmWgmma::serves(n, k, dtype) {
-            true => Self::tiles(n),
-            false => Vec::new(),
-        };
+        let mut tiles = Self::candidates(n, k, dtype);
         // Many small blocks in a cluster were not timed in an encoder.
         tiles.retain(|tile| tile.m > 64 || n / tile.n <= 4);
         if tiles.is_empty() {
@@ -201,8 +206,13 @@ impl GemmResidualLayerNorm {
         (gemm, norm)
     }
 
+    /// Estimated cycles of the GEMM and of LayerNorm, one after the other.
+    pub fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
+        cycles_apart(rows, n, k, dtype)
+    }
+
     /// Estimated cycles at 1755 MHz, comparable with [`WgmmaTile::cycles`], whose form this has.
-    fn cycles(&self, rows: u64) -> f64 {
+    pub fn cycles(&self, rows: u64) -> f64 {
         let row_tiles = rows.div_ceil(self.tile.m.into());
         let clusters = row_tiles.clamp(1, self.at_once());
         let of_busiest = row_tiles.div_ceil(clusters) as f64;
@@ -294,7 +304,7 @@ impl GemmResidualLayerNorm {
 /// Ranges without the joined ones (candidates above 0) that end hardly above where they begin: each would
 /// cost every layer further steps for few batches. Where rows are many, one wave of clusters is little more than a
 /// twentieth of them.
-fn without_slivers(ranges: Vec<(Option<u64>, usize)>) -> Vec<(Option<u64>, usize)> {
+pub fn without_slivers(ranges: Vec<(Option<u64>, usize)>) -> Vec<(Option<u64>, usize)> {
     const LEAST_REACH: f64 = 1.04;
     let mut kept: Vec<(Option<u64>, usize)> = Vec::new();
     let mut above = 0;

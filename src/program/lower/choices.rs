@@ -75,13 +75,13 @@ impl Lowering<'_> {
 
     /// What was picked, or the first guess for the batches that others do not take.
     pub(super) fn ranges(
-        &mut self,
+        &self,
         problem: &Problem,
         taken: &[BatchRange],
     ) -> Result<Vec<Range>, String> {
-        let asked = |(p, t, _): &&(Problem, Vec<BatchRange>, _)| p == problem && t == taken;
-        if let Some((_, _, known)) = self.ranges_of.iter().find(asked) {
-            return Ok(known.clone());
+        let asked = (problem.clone(), taken.to_vec());
+        if let Some(known) = self.ranges_of.known(&asked) {
+            return Ok(known);
         }
         let picked = match self.picks {
             Some(picks) => picks.ranges(problem).map_err(|refused| {
@@ -105,8 +105,7 @@ impl Lowering<'_> {
             }
         };
         self.check_invariant(problem, &ranges)?;
-        let asked = (problem.clone(), taken.to_vec());
-        self.ranges_of.push((asked.0, asked.1, ranges.clone()));
+        self.ranges_of.keep(asked, ranges.clone());
         Ok(ranges)
     }
 }

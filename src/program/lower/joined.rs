@@ -10,12 +10,8 @@ use crate::{
     },
     program::{BatchRange, Limit, Measure, Step, TensorIndex},
     tensor::Symbol,
+    tune::{LinearLayerNorm, Problem},
 };
-
-/// Columns, products of each, epsilon, and whether there is a bias.
-pub(super) type Asked = (u32, u32, f32, bool);
-/// As [`GemmResidualLayerNorm::by_rows`] has it.
-pub(super) type Found = Vec<(Option<u64>, Option<GemmResidualLayerNorm>)>;
 
 /// How a linear layer and its LayerNorm are computed, by the tokens of the batch.
 pub(super) struct Pair {
@@ -38,9 +34,12 @@ impl Pair {
 }
 
 impl Lowering<'_> {
-    /// The pair that a node is one of, if there is a kernel that computes both: the products of tokens
+    /// What a node and another ask for together, if there are kernels that compute both: the products of tokens
     /// that only LayerNorm reads, as what it adds the residual to.
-    pub(super) fn pair(&self, id: NodeId) -> Result<Option<Pair>, String> {
+    pub(super) fn pair_problem(
+        &self,
+        id: NodeId,
+    ) -> Result<Option<(NodeId, NodeId, Problem)>, String> {
         let graph = self.graph;
         let (linear, norm) = match graph.op(id) {
             Op::Linear { .. } => match graph.sole_consumer(id) {
@@ -70,14 +69,32 @@ impl Lowering<'_> {
         }
         let n = width(graph.shape(linear))?;
         let k = constant(&graph.shape(graph.operands(linear)[1]).0[1])?;
-        let kernels = self.joined_of.get((n, k, eps, bias), || {
-            GemmResidualLayerNorm::by_rows(n, k, eps, self.dtype, bias)
-        });
+        let dtype = self.dtype;
+        if GemmResidualLayerNorm::candidates(n, k, dtype).is_empty() {
+            return Ok(None);
+        }
+        let pair = LinearLayerNorm {
+            n,
+            k,
+            eps,
+            dtype,
+            bias,
+        };
+        Ok(Some((linear, norm, Problem::LinearLayerNorm(pair))))
+    }
+
+    /// The pair that a node is one of, if one launch computes both for some batches.
+    pub(super) fn pair(&self, id: NodeId) -> Result<Option<Pair>, String> {
+        let Some((linear, norm, problem)) = self.pair_problem(id)? else {
+            return Ok(None);
+        };
         let mut pair = Pair {
             linear,
             norm,
             joined: Vec::new(),
         };
+        let ranges = self.ranges(&problem, &[])?.into_iter();
+        let kernels = ranges.map(|range| (range.up_to, problem.kernel(range.choice)));
         let mut above = 0;
         for (up_to, kernel) in kernels {
             let range = BatchRange {
@@ -90,10 +107,10 @@ impl Lowering<'_> {
                 (None, _) => {}
                 (Some(kernel), Some(before)) if before.range.up_to == Some(range.above) => {
                     before.range.up_to = range.up_to;
-                    before.kernels.push((up_to.map(Limit::Rows), kernel.into()));
+                    before.kernels.push((up_to.map(Limit::Rows), kernel));
                 }
                 (Some(kernel), _) => {
-                    let kernels = vec![(up_to.map(Limit::Rows), kernel.into())];
+                    let kernels = vec![(up_to.map(Limit::Rows), kernel)];
                     pair.joined.push(Joined { range, kernels });
                 }
             }

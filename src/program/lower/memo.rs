@@ -14,14 +14,23 @@ impl<Q, A> Default for Memo<Q, A> {
 impl<Q: PartialEq, A: Clone> Memo<Q, A> {
     /// The answer to a question, found by `find` the first time.
     pub(super) fn get(&self, question: Q, find: impl FnOnce() -> A) -> A {
-        let known = self.0.borrow();
-        if let Some((_, answer)) = known.iter().find(|(asked, _)| *asked == question) {
-            return answer.clone();
+        if let Some(answer) = self.known(&question) {
+            return answer;
         }
-        drop(known);
         let answer = find();
-        self.0.borrow_mut().push((question, answer.clone()));
+        self.keep(question, answer.clone());
         answer
+    }
+
+    /// The answer, if it was found before.
+    pub(super) fn known(&self, question: &Q) -> Option<A> {
+        let known = self.0.borrow();
+        let found = known.iter().find(|(asked, _)| asked == question);
+        found.map(|(_, answer)| answer.clone())
+    }
+
+    pub(super) fn keep(&self, question: Q, answer: A) {
+        self.0.borrow_mut().push((question, answer));
     }
 }
 

@@ -62,6 +62,8 @@ pub enum CudaError {
     },
     #[error("no cubin was given for the kernel `{symbol}`; compile the model for {target}")]
     MissingCubin { symbol: String, target: String },
+    #[error("the program's weight `{name}` is none of those that were loaded; load its own model")]
+    NoWeight { name: String },
     #[error(
         "no cuBLASLt: libcublasLt is not in the loader's path; install the CUDA toolkit's cuBLAS, or add its folder to LD_LIBRARY_PATH"
     )]

@@ -16,6 +16,6 @@ pub use check::{CheckResult, check_kernel};
 pub use contest::{Contender, Contest, Timed};
 pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
-pub use model::CudaModel;
+pub use model::{Code, CudaModel};
 pub use session::{CudaSession, Part, Timing};
 pub use stopwatch::{Lap, Stopwatch};

@@ -340,13 +340,13 @@ impl Matrix {
 pub struct CudaModel {
     pub(super) device: Device,
     pub(super) program: Program,
-    /// By kernel index.
-    pub(super) loaded: Vec<Loaded>,
+    /// By kernel index; `None` of those that are not launched for the batches that it is for.
+    loaded: Vec<Option<Arc<Loaded>>>,
     /// Addresses by tensor index; 0 where the tensor is no weight.
     pub(super) weights: Vec<sys::CUdeviceptr>,
     /// Those that come before a program's: the upload of a batch, and the packing of a padded one.
-    pub(super) before: [Loaded; 3],
-    arena: Buffer,
+    pub(super) before: Arc<[Loaded; 3]>,
+    arena: Arc<Buffer>,
 }
 
 impl CudaModel {
@@ -378,8 +378,8 @@ impl CudaModel {
         let loaded = program
             .kernels
             .iter()
-            .map(load)
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|kernel| Ok(Some(load(kernel)?.into())))
+            .collect::<Result<Vec<_>, CudaError>>()?;
         let [upload_batch, scan, scatter] = KernelSpec::runtime();
         let before = [load(&upload_batch)?, load(&scan)?, load(&scatter)?];
         let (arena, weights) = upload(&device, &program, source, progress)?;
@@ -388,8 +388,76 @@ impl CudaModel {
             program,
             loaded,
             weights,
-            before,
-            arena,
+            before: before.into(),
+            arena: arena.into(),
+        })
+    }
+
+    /// Another program of the same graph, for batches of these extents only, with this model's weights and whatever
+    /// code it has. `code` has what was loaded by symbol, and takes in what is loaded now from `cubins`.
+    ///
+    /// # Errors
+    /// A program of another graph, whose weights are others; a kernel without code.
+    pub fn sibling(
+        &self,
+        program: Program,
+        extents: &Extents,
+        cubins: &HashMap<String, Cubin>,
+        code: &mut Code,
+    ) -> Result<Self, CudaError> {
+        let of = |program: &Program| -> Vec<(usize, String)> {
+            let tensors = program.tensors.iter().enumerate();
+            let weights = tensors.filter(|(_, t)| matches!(t.place, Place::Weight(_)));
+            weights.map(|(at, t)| (at, t.name.clone())).collect()
+        };
+        let (own, other) = (of(&self.program), of(&program));
+        let mut weights = vec![0; program.tensors.len()];
+        for (at, name) in &other {
+            let known = own.iter().find(|(_, known)| known == name);
+            let (known, _) = known.ok_or_else(|| CudaError::NoWeight { name: name.clone() })?;
+            weights[*at] = self.weights[*known];
+        }
+        let mut loaded: Vec<Option<Arc<Loaded>>> = vec![None; program.kernels.len()];
+        for step in &program.steps {
+            let Some((kernel, _)) = step.launch(extents)? else {
+                continue;
+            };
+            if loaded[kernel].is_some() {
+                continue;
+            }
+            let symbol = program.kernels[kernel].as_kernel().symbol();
+            let ready = match code.0.get(&symbol) {
+                Some(ready) => Arc::clone(ready),
+                None => {
+                    let cubin = cubins
+                        .get(&symbol)
+                        .ok_or_else(|| missing(&symbol, &self.device))?;
+                    let ready =
+                        Arc::new(Loaded::new(&self.device, &program.kernels[kernel], cubin)?);
+                    code.0.insert(symbol, Arc::clone(&ready));
+                    ready
+                }
+            };
+            loaded[kernel] = Some(ready);
+        }
+        Ok(Self {
+            device: self.device.clone(),
+            program,
+            loaded,
+            weights,
+            before: Arc::clone(&self.before),
+            arena: Arc::clone(&self.arena),
+        })
+    }
+
+    /// The code of a kernel.
+    pub(super) fn loaded(&self, kernel: usize) -> Result<&Loaded, CudaError> {
+        let loaded = self.loaded[kernel].as_deref();
+        loaded.ok_or_else(|| {
+            missing(
+                &self.program.kernels[kernel].as_kernel().symbol(),
+                &self.device,
+            )
         })
     }
 
@@ -404,6 +472,19 @@ impl CudaModel {
     /// Bytes of the weights on the device.
     pub fn weight_bytes(&self) -> u64 {
         self.arena.bytes()
+    }
+}
+
+/// Kernels that are ready to launch, by symbol, for programs that share them.
+#[derive(Default)]
+pub struct Code(HashMap<String, Arc<Loaded>>);
+
+fn missing(symbol: &str, device: &Device) -> CudaError {
+    CudaError::MissingCubin {
+        symbol: symbol.to_owned(),
+        target: device
+            .target()
+            .map_or_else(|_| "this card".to_owned(), |t| t.to_string()),
     }
 }
 

@@ -285,7 +285,7 @@ impl CudaSession {
 
     /// Launches a run, and before it the upload of its batch.
     fn launch_all(&self, ready: &Ready) -> Result<(), CudaError> {
-        let [upload, ..] = &self.model.before;
+        let [upload, ..] = &*self.model.before;
         self.staging.upload(&ready.data, upload)?;
         self.launch(ready, &|_| true)
     }
@@ -296,7 +296,7 @@ impl CudaSession {
     fn launch(&self, ready: &Ready, wanted: &dyn Fn(&KernelSpec) -> bool) -> Result<(), CudaError> {
         let (program, stream) = (&self.model.program, self.stream.cu_stream());
         let data = &ready.data;
-        let [_, scan, scatter] = &self.model.before;
+        let [_, scan, scatter] = &*self.model.before;
         if let Some([mask, ids, types]) = data.padded
             && wanted(scan.kernel())
         {
@@ -333,13 +333,13 @@ impl CudaSession {
                     Place::Planned { .. } => places[operand],
                 }
             }));
-            if !wanted(self.model.loaded[kernel].kernel()) {
+            if !wanted(&program.kernels[kernel]) {
                 continue;
             }
             // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
             // and the plan gives those that are alive together memory of their own.
             unsafe {
-                let loaded = &self.model.loaded[kernel];
+                let loaded = self.model.loaded(kernel)?;
                 loaded.launch(stream, &extents, &pointers, &step.name, start)?;
             }
             start = self.start;

@@ -148,7 +148,7 @@ fn damaged_and_cut_files_are_refused() {
     assert_snapshot!(Picks::parse(&vec![b' '; MOST_BYTES + 1]).unwrap_err(), @"they are more than 1048576 bytes, which no tuner writes");
     assert_snapshot!(refusal("problems: [", "surprise: 1, problems: ["), @"they do not read as picks: 11:5-11:13: Unexpected field named `surprise` in `Document`, expected one of `format`, `gemmule`, `card`, `nvrtc`, `checksum`, or `problems` instead");
     assert_snapshot!(refusal("digest: \"0", "digest: \"\\u{1b}["), @"the digest of `gemm_bias_gelu_f16_n3072_k768` is �[123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef, expected 64 hexadecimal digits");
-    assert_snapshot!(refusal("effort: Quick", "effort: Endless"), @"they do not read as picks: 15:21-15:28: Unexpected variant named `Endless` in enum `Effort`, expected either `Quick` or `Full` instead");
+    assert_snapshot!(refusal("effort: Quick", "effort: Endless"), @"they do not read as picks: 15:21-15:28: Unexpected variant named `Endless` in enum `Effort`, expected one of `Quick`, `Full`, or `Chain` instead");
     let deep = format!("(format: {}1", "(".repeat(100_000));
     assert!(Picks::parse(deep.as_bytes()).is_err());
     for cut in 0..text.len() {
