@@ -8,7 +8,7 @@ mod memo;
 mod on_load;
 mod rare;
 
-use std::collections::HashMap;
+use std::{cell::Cell, collections::HashMap};
 
 use by_moments::Triple;
 use joined::Pair;
@@ -171,6 +171,8 @@ struct Lowering<'a> {
     norms_apart: bool,
     /// Layers ask for the same things, and a guess takes longer than all else in lowering.
     ranges_of: Memo<(Problem, Vec<BatchRange>), Vec<Range>>,
+    /// Whether a range came from picks.
+    has_picked: Cell<bool>,
     on_load_of: Memo<on_load::Asked, on_load::Found>,
     by_moments_of: Memo<by_moments::Asked, by_moments::Found>,
     program: Program,
@@ -194,6 +196,7 @@ impl<'a> Lowering<'a> {
             attention: options.attention,
             norms_apart: options.norms_apart,
             ranges_of: Memo::default(),
+            has_picked: Cell::new(false),
             on_load_of: Memo::default(),
             by_moments_of: Memo::default(),
             program: Program {

@@ -90,7 +90,10 @@ impl Lowering<'_> {
             None => None,
         };
         let ranges = match (picked, self.program.invariant) {
-            (Some(picked), _) => picked.to_vec(),
+            (Some(picked), _) => {
+                self.has_picked.set(true);
+                picked.to_vec()
+            }
             (None, false) => {
                 let by_tokens = taken.iter().filter(|range| range.by == Measure::Tokens);
                 let others = by_tokens.map(|range| (range.above, range.up_to));

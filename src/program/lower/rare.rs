@@ -10,7 +10,7 @@ impl Lowering<'_> {
     /// Of variants that follow each other and are rare, the last serves for all, which it is no wrong kernel for: more
     /// rows are what it takes. Not where kernels were picked.
     pub(super) fn share_rare_kernels(&mut self) {
-        if self.picks.is_some() {
+        if self.has_picked.get() {
             return;
         }
         let program = &mut self.program;
