@@ -74,10 +74,12 @@ fn every_rung_of_the_ladder_computes_the_same() {
     assert!(out.starts_with(left_out), "{out}");
     let rungs: Vec<String> = rows(&json, "rungs")
         .iter()
-        .map(|rung| {
+        .zip(rows(&json, "rows"))
+        .map(|(rung, row)| {
+            assert_eq!(rung["name"], row["rung"]);
             format!(
                 "{} {} {}",
-                rung["name"], rung["padded"], rung["launches_a_layer"]
+                rung["name"], rung["padded"], row["launches_a_layer"]
             )
         })
         .collect();

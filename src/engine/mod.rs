@@ -47,9 +47,10 @@ pub use crate::program::Padding;
 use crate::{
     jit::Target,
     kernels::Instructions,
-    program::Program,
+    program::{Program, Step},
     runtime::{
         AllocatorChoice, Footprint, GraphChoice, GraphUse, MemoryUse, MemoryWork, Output, Planner,
+        PlannerError,
         batch::{Batch, Limits},
         cpu::{CpuModel, CpuSession},
         cuda::{self, CudaModel, CudaSession, DeviceInfo, Timing},
@@ -263,6 +264,18 @@ impl Engine {
     /// which a [bucket](GraphChoice) adds, are not counted.
     pub fn tokens_computed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
+    }
+
+    /// The steps that a batch launches: fewer than the program has, where steps are for batches of some sizes.
+    pub fn launched(&self, batch: &Batch) -> Result<Vec<&Step>, EngineError> {
+        let extents = padding::laid_out(batch, self.padding)?.extents();
+        let mut launched = Vec::new();
+        for step in &self.program().steps {
+            if step.launch(&extents).map_err(PlannerError::from)?.is_some() {
+                launched.push(step);
+            }
+        }
+        Ok(launched)
     }
 
     pub fn program(&self) -> &Program {

@@ -104,7 +104,13 @@ pub(super) fn held(card: &Card, wanted: &[Wanted]) -> HashMap<String, Picked> {
 
 fn held_of(file: &File<'_>, card: &Card, wanted: &[Wanted]) -> HashMap<String, Picked> {
     match Picks::parse(file.contents()) {
-        Ok(picks) => of_picks(&picks, card, wanted),
+        Ok(picks) => {
+            let (major, minor) = picks.made.nvrtc;
+            tracing::info!(
+                "picks come with gemmule for {card}, measured with NVRTC {major}.{minor}"
+            );
+            of_picks(&picks, card, wanted)
+        }
         Err(problem) => {
             let name = file.path().display();
             tracing::warn!("the shipped picks `{name}` are not used: {problem}");
@@ -132,8 +138,6 @@ pub(super) fn of_picks(picks: &Picks, card: &Card, wanted: &[Wanted]) -> HashMap
         return held;
     }
     // A pick is only one of the candidates, so another NVRTC is no reason to refuse it.
-    let (major, minor) = picks.made.nvrtc;
-    tracing::info!("picks come with gemmule for {card}, measured with NVRTC {major}.{minor}");
     for Wanted { problem, digest } in wanted {
         let key = problem.key();
         match (

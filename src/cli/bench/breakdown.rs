@@ -92,7 +92,8 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
             let breakdown = engine
                 .session()?
                 .breakdown(&batch, args.warm_up, args.runs)?;
-            rows.push(Row::of(set, name, engine.program(), &breakdown));
+            let launches = engine.launched(&batch)?.len();
+            rows.push(Row::of(set, name, launches, &breakdown));
         }
         for class in [Class::Gemm, Class::Attention] {
             counts.push(Count::of(set, class, fused.program(), batch.extents())?);
@@ -119,7 +120,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
 }
 
 impl Row {
-    fn of(set: &Set, name: &'static str, program: &Program, breakdown: &Breakdown) -> Self {
+    fn of(set: &Set, name: &'static str, launches: usize, breakdown: &Breakdown) -> Self {
         let sum = breakdown.sum_ms();
         let parts = breakdown.shares.iter().map(|share| Part {
             class: share.class.name(),
@@ -129,7 +130,7 @@ impl Row {
         Self {
             set: set.name.clone(),
             program: name,
-            launches: program.steps.len(),
+            launches,
             ms: breakdown.whole_ms,
             sum_ms: sum,
             classes: parts.collect(),

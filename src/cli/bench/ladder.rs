@@ -32,7 +32,7 @@ use crate::{
     Engine, EngineError,
     engine::{Bound, Comparison, Padding},
     passes,
-    program::Program,
+    program::Step,
 };
 
 /// Batches of 16, as in the paper's figure.
@@ -122,8 +122,6 @@ struct Described {
     name: &'static str,
     passes: &'static [&'static str],
     padded: bool,
-    launches: usize,
-    launches_a_layer: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -132,6 +130,8 @@ struct Row {
     rung: &'static str,
     /// Tokens that launches run over, padding included.
     tokens: u64,
+    launches: usize,
+    launches_a_layer: Option<usize>,
     ms: f32,
     /// Over the rung before, and over the first.
     step_speedup: f32,
@@ -167,7 +167,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         dtype: last.program().dtype.to_string(),
         warm_up: args.warm_up,
         runs: args.runs,
-        rungs: RUNGS.iter().zip(&engines).map(describe).collect(),
+        rungs: RUNGS.iter().map(describe).collect(),
         rows,
     };
     measured.show(Bound::of(last.program().dtype))?;
@@ -192,20 +192,27 @@ fn climb(engines: &[Engine], set: &Set, args: &Args) -> Result<Vec<Row>, Report>
         let mut session = engine.session()?;
         let output = session.run(&batch)?.get("last_hidden_state")?.clone();
         let ms = session.time(&batch, args.warm_up, args.runs)?.median();
-        climbed.push((output, ms, engine.tokens_computed(&batch)?));
+        climbed.push((
+            output,
+            ms,
+            engine.tokens_computed(&batch)?,
+            engine.launched(&batch)?,
+        ));
     }
-    let (Some((want, ..)), Some(&(_, first, _))) = (climbed.last(), climbed.first()) else {
+    let (Some((want, ..)), Some(&(_, first, ..))) = (climbed.last(), climbed.first()) else {
         return Ok(Vec::new());
     };
     let mut before = first;
     let rungs = RUNGS.iter().zip(engines).zip(&climbed);
     Ok(rungs
-        .map(|((rung, engine), (output, ms, tokens))| {
+        .map(|((rung, engine), (output, ms, tokens, launched))| {
             let comparison = Comparison::between(output, want);
             Row {
                 set: set.name.clone(),
                 rung: rung.name,
                 tokens: *tokens,
+                launches: launched.len(),
+                launches_a_layer: launches_a_layer(launched),
                 ms: *ms,
                 step_speedup: std::mem::replace(&mut before, *ms) / ms,
                 speedup: first / ms,
@@ -217,43 +224,36 @@ fn climb(engines: &[Engine], set: &Set, args: &Args) -> Result<Vec<Row>, Report>
         .collect())
 }
 
-fn describe((rung, engine): (&Rung, &Engine)) -> Described {
+fn describe(rung: &Rung) -> Described {
     Described {
         name: rung.name,
         passes: rung.passes,
         padded: rung.padding == Padding::Kept,
-        launches: engine.program().steps.len(),
-        launches_a_layer: launches_a_layer(engine.program()),
     }
 }
 
 /// Launches of the first iteration of a description's loop, whose values are named `loop.0.…`.
-fn launches_a_layer(program: &Program) -> Option<usize> {
+fn launches_a_layer(launched: &[&Step]) -> Option<usize> {
     let first = |name: &str| {
         let mut parts = name.split('.');
         parts.next().is_some() && parts.next() == Some("0") && parts.next().is_some()
     };
-    let n = program.steps.iter().filter(|s| first(&s.name)).count();
+    let n = launched.iter().filter(|s| first(&s.name)).count();
     (n > 0).then_some(n)
 }
 
 impl Measured {
     fn show(&self, bound: Bound) -> Result<(), Report> {
-        let mut rungs = table(&["rung", "adds", "launches", "a layer"]);
-        for (rung, described) in RUNGS.iter().zip(&self.rungs) {
-            let a_layer = described.launches_a_layer;
-            rungs.add_row([
-                rung.name.to_owned(),
-                rung.adds(),
-                described.launches.to_string(),
-                a_layer.map_or_else(|| "–".to_owned(), |n| n.to_string()),
-            ]);
+        let mut rungs = table(&["rung", "adds"]);
+        for rung in &RUNGS {
+            rungs.add_row([rung.name.to_owned(), rung.adds()]);
         }
-        align_right(&mut rungs, 2..4);
         let mut times = table(&[
             "set",
             "rung",
             "tokens",
+            "launches",
+            "a layer",
             "ms",
             "step",
             "in all",
@@ -266,6 +266,9 @@ impl Measured {
                 row.set.clone(),
                 row.rung.to_owned(),
                 row.tokens.to_string(),
+                row.launches.to_string(),
+                row.launches_a_layer
+                    .map_or_else(|| "–".to_owned(), |n| n.to_string()),
                 format!("{:.4}", row.ms),
                 format!("{:.3}×", row.step_speedup),
                 format!("{:.3}×", row.speedup),
@@ -274,7 +277,7 @@ impl Measured {
                 if row.agrees { "ok" } else { "DIFFERS" }.to_owned(),
             ]);
         }
-        align_right(&mut times, 2..8);
+        align_right(&mut times, 2..10);
         print(&format!(
             "{rungs}\n{times}\n{}, {}, {}; median of {} runs after {} to warm up, ids to last hidden state\ntokens: those that launches run over, padding included; step: speed-up over the rung before; in all: over the baseline\ncosine and max diff.: the rung's last hidden state from the last rung's, on tokens that are no padding; ok is a cosine of {} for every row and a difference of {:e}, times the largest value above 1\nunfused attention multiplies by grouped GEMMs, in f32 without tensor cores, and over ragged scores where nothing is padded; the paper's uses cuBLAS and pads it\n",
             self.model, self.device, self.dtype, self.runs, self.warm_up, bound.cosine, bound.max,
