@@ -208,7 +208,7 @@ impl GemmResidualLayerNorm {
 
     /// Estimated cycles of the GEMM and of LayerNorm, one after the other.
     pub fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
-        cycles_apart(rows, n, k, dtype)
+        cycles_apart(rows, n, k, dtype) + cycles_of_norm(rows, n)
     }
 
     /// Estimated cycles at 1755 MHz, comparable with [`WgmmaTile::cycles`], whose form this has.

@@ -136,7 +136,8 @@ fn one_launch_is_raced_against_two_with_each_of_their_kernels() {
     let kernels: Vec<Choice> = apart.map(|made| made[1]).collect();
     assert!(kernels.len() >= 2, "{kernels:?}");
     let joined = group.moves.iter().filter(|made| made[0] != Choice::Apart);
-    assert!(joined.count() >= 4);
+    let joined: Vec<&Vec<Choice>> = joined.collect();
+    assert!(joined.len() >= 4, "{joined:?} {kernels:?}");
 
     let us = |of: &Lineup| match (of[0], of[1]) {
         (Choice::Apart, second) if second == kernels[1] => 80.0,
