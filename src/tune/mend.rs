@@ -7,12 +7,13 @@ use super::{
 };
 use crate::kernels::gemm::{ranges_of_times, without_slivers};
 
-/// Kernels of a problem for the sizes that were measured, and what part of its time each further one saves.
-/// Between the middles of two sizes that are a quarter of an octave apart.
+/// From a size to half-way to the next one, which is a quarter of an octave larger.
 const HALF_A_STEP: f64 = 1.0905;
+/// Kernels of a problem for the sizes that were measured.
 const MOST_KERNELS: usize = 4;
-/// As there is no kernel for two launches.
+/// One more, as two launches need none.
 const MOST_OF_PAIRS: usize = 5;
+/// The part of a problem's time that each further kernel saves.
 const WORTH_A_KERNEL: f64 = 0.003;
 /// A choice that is not the guess's must be so much faster.
 const DOUBT: f64 = 1.015;
