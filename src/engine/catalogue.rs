@@ -11,7 +11,6 @@ use super::{
     compile::{CompileOptions, Compiled, compile},
     picks::target_of,
     shipped::{of_picks, shipped_picks},
-    tune::Wanted,
 };
 use crate::{
     kernels::{Instructions, KernelSpec, representative},
@@ -111,9 +110,7 @@ fn picked(compiled: &Compiled) -> Result<Vec<KernelSpec>, EngineError> {
         }
         let problems = compiled.problems()?;
         let mut held = Picks::new(picks.made.clone());
-        held.problems = of_picks(&picks, &card, &Wanted::of(&problems)?)
-            .into_iter()
-            .collect();
+        held.problems = of_picks(&picks, &card, &problems)?.into_iter().collect();
         kernels.extend(compiled.program_with(&held)?.kernels);
     }
     Ok(kernels)

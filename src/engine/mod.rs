@@ -266,16 +266,12 @@ impl Engine {
         Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
     }
 
-    /// The steps that a batch launches: fewer than the program has, where steps are for batches of some sizes.
+    /// The steps that a batch launches.
     pub fn launched(&self, batch: &Batch) -> Result<Vec<&Step>, EngineError> {
         let extents = padding::laid_out(batch, self.padding)?.extents();
-        let mut launched = Vec::new();
-        for step in &self.program().steps {
-            if step.launch(&extents).map_err(PlannerError::from)?.is_some() {
-                launched.push(step);
-            }
-        }
-        Ok(launched)
+        let launched = self.program().launched(&extents);
+        let launched = launched.map_err(PlannerError::from)?.into_iter();
+        Ok(launched.map(|(step, _)| step).collect())
     }
 
     pub fn program(&self) -> &Program {

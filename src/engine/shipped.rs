@@ -8,7 +8,7 @@ use super::{
     CompileOptions, Compiled, EngineError, compile, description,
     picks::{digests, refused},
     shipped_configs,
-    tune::{Chosen, Wanted, say},
+    tune::{Chosen, say},
 };
 use crate::{
     kernels::Instructions,
@@ -97,24 +97,25 @@ pub fn stale(picks: &Picks, problems: &[Problem]) -> Result<Vec<String>, EngineE
 
 /// What of the picks of a card holds for the kernels of this build. What does not is told to those who
 /// listen, and no more: there is always the first guess.
-pub(super) fn held(card: &Card, wanted: &[Wanted]) -> HashMap<String, Picked> {
-    let file = file_of(card);
-    file.map_or_else(HashMap::new, |file| held_of(file, card, wanted))
-}
-
-fn held_of(file: &File<'_>, card: &Card, wanted: &[Wanted]) -> HashMap<String, Picked> {
+pub(super) fn held(
+    card: &Card,
+    problems: &[Problem],
+) -> Result<HashMap<String, Picked>, EngineError> {
+    let Some(file) = file_of(card) else {
+        return Ok(HashMap::new());
+    };
     match Picks::parse(file.contents()) {
         Ok(picks) => {
             let (major, minor) = picks.made.nvrtc;
             tracing::info!(
                 "picks come with gemmule for {card}, measured with NVRTC {major}.{minor}"
             );
-            of_picks(&picks, card, wanted)
+            of_picks(&picks, card, problems)
         }
         Err(problem) => {
             let name = file.path().display();
             tracing::warn!("the shipped picks `{name}` are not used: {problem}");
-            HashMap::new()
+            Ok(HashMap::new())
         }
     }
 }
@@ -128,30 +129,34 @@ fn file_of(card: &Card) -> Option<&'static File<'static>> {
 }
 
 /// As [`held`], of these picks.
-pub(super) fn of_picks(picks: &Picks, card: &Card, wanted: &[Wanted]) -> HashMap<String, Picked> {
+pub(super) fn of_picks(
+    picks: &Picks,
+    card: &Card,
+    problems: &[Problem],
+) -> Result<HashMap<String, Picked>, EngineError> {
     let mut held = HashMap::new();
     if picks.made.card != *card {
         tracing::info!(
             "the shipped picks of {} are not used on {card}",
             picks.made.card
         );
-        return held;
+        return Ok(held);
     }
     // A pick is only one of the candidates, so another NVRTC is no reason to refuse it.
-    for Wanted { problem, digest } in wanted {
-        let key = problem.key();
-        match (
-            picks.check_problem(problem, digest),
-            picks.problems.get(&key),
-        ) {
-            (Err(reason), _) => tracing::info!("shipped picks are not used: {reason}"),
-            (Ok(()), Some(picked)) => {
-                held.insert(key, picked.clone());
+    // Candidates are rendered for their digests only where there is something to compare with.
+    let known = |problem: &&Problem| picks.problems.contains_key(&problem.key());
+    let problems: Vec<Problem> = problems.iter().filter(known).cloned().collect();
+    for (problem, digest) in problems.iter().zip(digests(&problems)?) {
+        match picks.check_problem(problem, &digest) {
+            Err(reason) => tracing::info!("shipped picks are not used: {reason}"),
+            Ok(()) => {
+                let key = problem.key();
+                let picked = picks.problems.get(&key).cloned();
+                held.extend(picked.map(|picked| (key, picked)));
             }
-            (Ok(()), None) => {}
         }
     }
-    held
+    Ok(held)
 }
 
 /// The kernels of `problems` where nothing is measured and no file is given: as shipped for the card, else
@@ -162,11 +167,7 @@ pub(super) fn choose(card: &Card, problems: &[Problem]) -> Result<Chosen, Engine
         nvrtc: (0, 0),
     };
     let mut chosen = Chosen::new(made);
-    // Candidates are rendered for their digests only where there is something to compare with.
-    let mut held = match file_of(card) {
-        Some(file) => held_of(file, card, &Wanted::of(problems)?),
-        None => HashMap::new(),
-    };
+    let mut held = held(card, problems)?;
     for problem in problems {
         let key = problem.key();
         match held.remove(&key) {
@@ -224,9 +225,13 @@ mod tests {
         // Four GEMMs, a norm and attention of each size at least.
         assert!(problems.len() >= 15, "{}", problems.len());
         let mut picks = made_up(&problems);
-        let wanted = Wanted::of(&problems).expect("they render");
         assert_eq!(stale(&picks, &problems).expect("asked"), [""; 0]);
-        assert_eq!(of_picks(&picks, &card(), &wanted).len(), problems.len());
+        assert_eq!(
+            of_picks(&picks, &card(), &problems)
+                .expect("they render")
+                .len(),
+            problems.len()
+        );
 
         let (first, second) = (problems[0].key(), problems[1].key());
         let changed = |picks: &mut Picks, key: &str| {
@@ -250,7 +255,7 @@ mod tests {
         assert!(stale[0].contains(&first) && stale[0].contains("not those that were measured"));
         assert!(stale[1].contains("has no candidate mha_short_l7"));
         assert_eq!(stale[2], "`gone` is a problem of no shipped model");
-        let held = of_picks(&picks, &card(), &wanted);
+        let held = of_picks(&picks, &card(), &problems).expect("they render");
         assert_eq!(held.len(), problems.len() - 2);
         assert!(!held.contains_key(&first) && !held.contains_key(&second));
     }
@@ -259,12 +264,12 @@ mod tests {
     fn another_card_of_the_name_gets_none() {
         let problems = shipped_problems(&[DType::F16], Instructions::Hopper).expect("they compile");
         let picks = made_up(&problems);
-        let wanted = Wanted::of(&problems).expect("they render");
         let part = Card {
             n_sms: 66,
             ..card()
         };
-        assert!(of_picks(&picks, &part, &wanted).is_empty());
+        let held = of_picks(&picks, &part, &problems).expect("they render");
+        assert!(held.is_empty());
     }
 
     #[test]

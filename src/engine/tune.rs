@@ -162,7 +162,7 @@ impl<'a> Tuner<'a> {
             None => HashMap::new(),
         };
         let shipped = match self.mode.effort() {
-            None => shipped::held(&made.card, &wanted),
+            None => shipped::held(&made.card, problems)?,
             Some(_) => HashMap::new(),
         };
         let store = self.jit.cache().map(|cache| Store::at(cache.path()));

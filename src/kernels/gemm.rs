@@ -26,7 +26,7 @@ pub use instances::representative;
 pub use moments_layernorm::{ByMoments, MomentsLayerNormGemm};
 pub use normalised_tile::NormalisedTile;
 pub use one_tile::{GemmOneTile, OneTile};
-pub use ranges::ranges_of_times;
+pub use ranges::{RowRange, ranges_of_times};
 pub use residual_layernorm::{GemmResidualLayerNorm, without_slivers};
 pub use residual_layernorm_gemm::ResidualLayerNormGemm;
 pub use residual_moments::GemmResidualMoments;

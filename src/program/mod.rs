@@ -94,6 +94,19 @@ impl Program {
             })
     }
 
+    /// The steps that a batch launches, each with its kernel: fewer than there are, where steps are for batches of
+    /// some sizes.
+    ///
+    /// # Errors
+    /// As [`Step::launch`].
+    pub fn launched(&self, extents: &Extents) -> Result<Vec<(&Step, usize)>, LaunchError> {
+        let of = |step| Ok(Step::launch(step, extents)?.map(|(kernel, _)| (step, kernel)));
+        self.steps
+            .iter()
+            .filter_map(|step| of(step).transpose())
+            .collect()
+    }
+
     /// Usage records of the planned tensors for a batch (TurboTransformers 4.2). A tensor that only
     /// steps touch which are not launched for the batch has no bytes.
     ///

@@ -167,9 +167,7 @@ fn by_model(
         && let Some(most) = last.choice.most()
     {
         let any = choices.iter().copied().find(serves_all);
-        let any = choice_at(&problem.guess(), u64::MAX)
-            .filter(serves_all)
-            .or(any);
+        let any = choice_at(&guess, u64::MAX).filter(serves_all).or(any);
         if let (Some(choice), Some(last)) = (any, ranges.last_mut()) {
             last.up_to = Some(most);
             ranges.push(Range {

@@ -18,7 +18,7 @@ use crate::{
         chain::Chain,
         gemm::{
             EitherGemm, Epilogue, FewRows, Gemm, GemmOneTile, GemmSkinny, GemmSplitK, GemmWgmma,
-            Tile,
+            RowRange, Tile,
         },
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams},
     },
@@ -248,7 +248,7 @@ impl Problem {
     }
 
     /// As [`Problem::guess`], for the sizes that are left where others serve these: above the first, up to the second.
-    pub fn guess_beside(&self, others: &[(u64, Option<u64>)]) -> Vec<Range> {
+    pub fn guess_beside(&self, others: &[RowRange]) -> Vec<Range> {
         let range = |up_to, choice| Range { up_to, choice };
         match *self {
             Problem::LayerNorm(ref usual) => usual

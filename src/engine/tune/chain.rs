@@ -55,11 +55,13 @@ impl Tuner<'_> {
         let mut chosen = Chosen::new(made.clone());
         for one in &wanted {
             let key = one.problem.key();
-            let from = match known.contains_key(&key) {
-                true => Origin::Given,
-                false => Origin::Kept,
+            let is_given = known.contains_key(&key);
+            let from = if is_given {
+                Origin::Given
+            } else {
+                Origin::Kept
             };
-            if let (false, false, Some(store)) = (known.contains_key(&key), self.again, &store) {
+            if let (false, false, Some(store)) = (is_given, self.again, &store) {
                 match store.get(&made, one.problem, &one.digest) {
                     Ok(Some(picked)) if picked.effort == Effort::Chain => {
                         known.insert(key.clone(), picked);

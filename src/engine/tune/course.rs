@@ -142,12 +142,9 @@ impl OnCourse<'_, '_> {
         }
         let program = self.field.compiled.program_with(&picks)?;
         let extents = self.batch.extents();
-        let mut launched = Vec::new();
-        for step in &program.steps {
-            if let Some((kernel, _)) = step.launch(&extents).map_err(CudaError::from)? {
-                launched.push(program.kernels[kernel].as_kernel().symbol());
-            }
-        }
+        let launched = program.launched(&extents).map_err(CudaError::from)?;
+        let symbol = |(_, kernel): (_, usize)| program.kernels[kernel].as_kernel().symbol();
+        let launched = launched.into_iter().map(symbol).collect();
         let lowered = Rc::new(Lowered { program, launched });
         self.programs.insert(lineup.clone(), Rc::clone(&lowered));
         Ok(lowered)

@@ -159,7 +159,7 @@ impl GemmResidualLayerNorm {
         // Tiles are chosen against the best of all that a GEMM may have. What serves the rows that these leave has only
         // some of them, so that the ranges are then wider.
         let norm = |rows| cycles_of_norm(rows, n);
-        let best = |rows| (cycles_apart(rows, n, k, dtype) + norm(rows)) / WORTH_JOINING;
+        let best = |rows| (cycles_of_gemm(rows, n, k, dtype) + norm(rows)) / WORTH_JOINING;
         let left = ranges(&tiles, &best);
         let is_chosen = |at: usize| left.iter().any(|&(_, chosen)| chosen == at + 1);
         let chosen = tiles.iter().enumerate().filter(|&(at, _)| is_chosen(at));
@@ -174,7 +174,7 @@ impl GemmResidualLayerNorm {
             let serves = |(end, _): &&(Option<u64>, _)| end.is_none_or(|end| rows <= end);
             let gemm = match many.iter().find(serves).filter(|_| rows > few) {
                 Some((_, kernel)) => kernel.cycles(rows),
-                None => cycles_apart(rows, n, k, dtype),
+                None => cycles_of_gemm(rows, n, k, dtype),
             };
             match rows > first {
                 true => (gemm + norm(rows)) * WORTH_PARTING,
@@ -208,7 +208,7 @@ impl GemmResidualLayerNorm {
 
     /// Estimated cycles of the GEMM and of LayerNorm, one after the other.
     pub fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
-        cycles_apart(rows, n, k, dtype) + cycles_of_norm(rows, n)
+        cycles_of_gemm(rows, n, k, dtype) + cycles_of_norm(rows, n)
     }
 
     /// Estimated cycles at 1755 MHz, comparable with [`WgmmaTile::cycles`], whose form this has.
@@ -345,7 +345,7 @@ fn cycles_of_norm(rows: u64, n: u32) -> f64 {
 }
 
 /// Estimated cycles of the GEMM by the best of all tiles.
-fn cycles_apart(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
+fn cycles_of_gemm(rows: u64, n: u32, k: u32, dtype: DType) -> f64 {
     let any = Tile::fitting(n, dtype).into_iter();
     let any = any.map(|t| t.cycles(rows, n, k, dtype, SMS));
     // Swapped tiles fill the last wave where others do not, which in an encoder gains less than by itself.

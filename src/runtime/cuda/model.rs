@@ -418,10 +418,7 @@ impl CudaModel {
             weights[*at] = self.weights[*known];
         }
         let mut loaded: Vec<Option<Arc<Loaded>>> = vec![None; program.kernels.len()];
-        for step in &program.steps {
-            let Some((kernel, _)) = step.launch(extents)? else {
-                continue;
-            };
+        for (_, kernel) in program.launched(extents)? {
             if loaded[kernel].is_some() {
                 continue;
             }

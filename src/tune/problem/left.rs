@@ -1,15 +1,15 @@
 //! Ranges of which others serve a part.
 
-use crate::tune::Range;
+use crate::{kernels::gemm::RowRange, tune::Range};
 
 /// Without the ranges, but the first and the last, of which others serve more than half. What serves the next
 /// sizes serves these, too.
-pub(super) fn mostly_left(ranges: Vec<Range>, others: &[(u64, Option<u64>)]) -> Vec<Range> {
+pub(super) fn mostly_left(ranges: Vec<Range>, others: &[RowRange]) -> Vec<Range> {
     let mut kept: Vec<Range> = Vec::new();
     let mut begin = 0;
     for range in ranges {
         if let (Some(end), false) = (range.up_to, kept.is_empty()) {
-            let of = |&(above, up_to): &(u64, Option<u64>)| {
+            let of = |&(above, up_to): &RowRange| {
                 let end = up_to.map_or(end, |up_to| up_to.min(end));
                 end.saturating_sub(above.max(begin))
             };

@@ -263,14 +263,14 @@ const DRAWINGS: [Drawing; 7] = [
     Drawing {
         file: "attention_short.svg",
         title: "Attention, longest sequence at most 384 tokens",
-        x_label: "set of lengths, heads x head size",
+        x_label: "lengths, heads x head size",
         of: |task| longest(task).is_some_and(|n| n <= SHORT),
         time: false,
     },
     Drawing {
         file: "attention_long.svg",
         title: "Attention, longest sequence above 384 tokens",
-        x_label: "set of lengths, heads x head size",
+        x_label: "lengths, heads x head size",
         of: |task| longest(task).is_some_and(|n| n > SHORT),
         time: false,
     },
@@ -304,7 +304,7 @@ pub(super) fn figures(
             };
             let figure = Figure {
                 title: format!("{}: {dtype}, {device}", drawing.title),
-                x_label: format!("{}; marked: what is launched", drawing.x_label),
+                x_label: format!("{}; marked: launched", drawing.x_label),
                 y_label: unit.to_owned(),
                 groups: groups
                     .iter()
