@@ -200,8 +200,11 @@ impl Problem {
             let cost = |choice| self.cost(choice, size, n_sms);
             cost(a).total_cmp(&cost(b))
         });
-        // The other models of GEMMs were not fitted to so few rows.
-        choices.sort_by_key(|choice| !matches!(choice, Choice::Skinny(_) | Choice::SplitK(_)));
+        // The model of those for any card was not fitted to so few rows.
+        let is_few = |choice: &Choice| matches!(choice, Choice::Skinny(_) | Choice::SplitK(_));
+        if choices.iter().any(is_few) {
+            choices.sort_by_key(|choice| matches!(choice, Choice::Tile(_)));
+        }
         choices
     }
 
@@ -284,12 +287,14 @@ impl Problem {
                 epilogue,
                 instructions: Instructions::Hopper,
             } => {
-                let few = FewRows::variants(n, k, dtype);
+                let few = FewRows::variants(n, k, dtype, epilogue);
                 let most = few.last().map_or(0, |&(end, _)| end);
                 let few = few.into_iter().map(|(end, tile)| {
                     let choice = match tile {
                         FewRows::Skinny(tile) => Choice::Skinny(tile),
                         FewRows::SplitK(tile) => Choice::SplitK(tile),
+                        FewRows::Wgmma(tile) => Choice::Wgmma(tile),
+                        FewRows::OneTile(tile) => Choice::OneTile(tile),
                     };
                     range(Some(end), choice)
                 });
@@ -303,7 +308,13 @@ impl Problem {
                     };
                     range(up_to, choice)
                 });
-                few.chain(more).collect()
+                let mut ranges: Vec<Range> = few.chain(more).collect();
+                ranges.dedup_by(|next, before| {
+                    let same = next.choice == before.choice;
+                    before.up_to = if same { next.up_to } else { before.up_to };
+                    same
+                });
+                ranges
             }
             Problem::LinearLayerNorm(ref pair) => pair.guess(),
             Problem::Attention { head, .. } if !self.wgmma_tiles().is_empty() => {

@@ -6,14 +6,14 @@
         barrier_wait(full + (STEPS + step) * 8, 0);
         const unsigned long long of_tokens = matrix_descriptor(tokens + step * X_BYTES);
         products_begin();
-        if (i < HELD) {
+        if (i >= UNHELD) {
 #pragma unroll
-            for (int k = 0; k < BLOCK_K / 16; ++k) multiply_add(sums, held[i < HELD ? i : 0][k], of_tokens + k * 2, i > 0 || k > 0);
+            for (int k = 0; k < BLOCK_K / 16; ++k) multiply_add(sums, held[i < UNHELD ? 0 : i - UNHELD][k], of_tokens + k * 2, i > 0 || k > 0);
         } else {
             barrier_wait(full + step * 8, 0);
             const unsigned long long of_weights = matrix_descriptor(weights + step * WEIGHT_BYTES);
 #pragma unroll
-            for (int k = 0; k < BLOCK_K / 16; ++k) multiply_add(sums, of_weights + k * 2, of_tokens + k * 2, 1);
+            for (int k = 0; k < BLOCK_K / 16; ++k) multiply_add(sums, of_weights + k * 2, of_tokens + k * 2, i > 0 || k > 0);
         }
         products_commit();
     }

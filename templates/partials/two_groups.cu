@@ -2,12 +2,17 @@
 // they go on to registers: a product of 64 by 64 whose operands both lie in shared memory takes all of its bandwidth,
 // and x, which is on its way there, waits.
 constexpr int GROUP_STEPS = (STEPS + 1) / 2;             // of a warpgroup, at most
-constexpr int HELD = GROUP_STEPS < 6 ? GROUP_STEPS : 6;  // whose weights are in registers; those of more are not
+constexpr int HELD = GROUP_STEPS < 6 ? GROUP_STEPS : 6;  // whose weights are in registers: the last ones
+constexpr int UNHELD = GROUP_STEPS - HELD;
 constexpr bool EVEN = K_STEPS % (2 * SPLITS) == 0;       // all warpgroups have as many steps
 constexpr int EIGHTS = ROWS / 8, HALF = (EIGHTS + 1) / 2;  // eights of tokens, and those that a warpgroup finishes
 constexpr int PASSED = HALF + (TOKENS - ROWS) / 8;         // whose sums it passes on
 constexpr int COPIES = 8;  // the warp that copies
+// Steps whose weights lie before x. Those of the others, the second warpgroup's, are in registers when x comes.
+constexpr int BEFORE_X = {{ before_x }};
 static_assert(K_STEPS / SPLITS / 2 * WEIGHT_BYTES >= PASSED * PART_BYTES, "sums are passed on where weights were");
+static_assert(BEFORE_X == STEPS || (BEFORE_X - GROUP_STEPS >= UNHELD && (BEFORE_X - GROUP_STEPS) * WEIGHT_BYTES >= PASSED * PART_BYTES),
+              "x lies where weights were that are in registers, and not where sums are passed on");
 
 // As above with the weights of a warpgroup in registers.
 __device__ __forceinline__ void multiply_add(float (&sums)[SUMS], const unsigned int (&weight)[4],

@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Epilogue, FewRows, Gemm, GemmResidualMoments, GemmWgmma, SplitKTile,
     normalised_tile::machine,
-    residual_moments::{moments_of, moments_shape, room_to_pass_sums},
-    split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, SHARED_LIMIT},
+    residual_moments::{TwoGroups, moments_of, moments_shape, room_to_pass_sums},
 };
 use crate::{
     kernels::{
@@ -40,6 +39,8 @@ const MOST_ROWS: u64 = 128;
 
 /// Tokens of the tiles that are tried. Each that is chosen is a kernel to compile.
 const FIRST_TOKENS: [u32; 3] = [32, 48, 64];
+/// Further ones for where all blocks of those would not be there at once.
+const LARGE_TOKENS: [u32; 2] = [96, 128];
 /// Tiles of tokens of the GEMM before: where each block has all of k, twice as many blocks of half the tokens are faster.
 const MOST_TILES: u64 = 4;
 /// Cycles that both kernels take less than one warpgroup, which times are estimated for: two of them, with weights in
@@ -92,11 +93,15 @@ impl ByMoments {
             epilogue,
             tokens,
         };
-        let splits = [1, 2, 4, 8].into_iter();
-        let of_first: Vec<SplitKTile> = splits
-            .flat_map(|splits| FIRST_TOKENS.map(|tokens| SplitKTile::new(tokens, splits)))
-            .filter(|&tile| first(tile).check().is_ok())
-            .collect();
+        let tiles = |tokens: &[u32]| -> Vec<SplitKTile> {
+            let splits = [1, 2, 4, 8].into_iter();
+            let tiles = splits.flat_map(|splits| {
+                let tiles = tokens.iter();
+                tiles.map(move |&tokens| SplitKTile::new(tokens, splits))
+            });
+            tiles.filter(|&tile| first(tile).check().is_ok()).collect()
+        };
+        let (of_first, large) = (tiles(&FIRST_TOKENS), tiles(&LARGE_TOKENS));
         // Of what reads the rows no more tiles than of the largest: with fewer blocks the weights of the next
         // kernel, too, are on their way.
         let fits = |tokens: &u32| second(*tokens).check().is_ok();
@@ -107,8 +112,13 @@ impl ByMoments {
         let of_first_for = |rows: u64| {
             let cycles = |tile: &SplitKTile| tile.cycles(rows, n, k, SMS);
             let serves = |tile: &&SplitKTile| rows <= MOST_TILES * u64::from(tile.tokens);
-            let tiles = of_first.iter().filter(serves);
-            tiles
+            let at_once = |tile: &SplitKTile| tile.blocks(rows, n) <= SMS.into();
+            let tiles: Vec<&SplitKTile> = of_first.iter().filter(serves).collect();
+            let large: &[SplitKTile] = match tiles.iter().any(|tile| at_once(tile)) {
+                true => &[],
+                false => &large,
+            };
+            (tiles.into_iter().chain(large))
                 .map(|tile| (cycles(tile), *tile))
                 .min_by(|a, b| a.0.total_cmp(&b.0))
         };
@@ -121,8 +131,9 @@ impl ByMoments {
             serves.then(|| (tile.cycles(rows, n_behind, n, SMS), *tokens))
         };
         let apart = |rows: u64| {
-            let before = FewRows::fastest(rows, n, k, dtype)?;
-            Some(before + FewRows::fastest(rows, n_behind, n, dtype)? + machine::APART)
+            let before = FewRows::fastest(rows, n, k, dtype, Epilogue::default())?;
+            let behind = FewRows::fastest(rows, n_behind, n, dtype, epilogue)?;
+            Some(before + behind + machine::APART)
         };
         let mut found = Self {
             above,
@@ -159,7 +170,7 @@ impl MomentsLayerNormGemm {
         let has_room = || {
             let tile = SplitKTile::new(self.tokens, 1);
             self.k <= 1 << 16
-                && self.shared_bytes() <= SHARED_LIMIT
+                && self.operands().before_x().is_some()
                 && room_to_pass_sums(tile, self.k, 1)
         };
         match is_tile && has_room() {
@@ -181,8 +192,20 @@ impl MomentsLayerNormGemm {
         SplitKTile::new(self.tokens + 8, 1)
     }
 
-    const fn shared_bytes(&self) -> u32 {
-        ALIGNMENT + self.k.div_ceil(BLOCK_K) * (BLOCK_N + self.tokens + 8) * BLOCK_K * 2
+    fn operands(&self) -> TwoGroups {
+        TwoGroups {
+            steps: self.product().steps(self.k),
+            rows: self.product().tokens,
+            passed: (self.tokens / 8).div_ceil(2) + 1,
+            beside: 0,
+        }
+    }
+
+    /// Steps of weights before x, and the dynamic shared memory of a block.
+    fn laid(&self) -> (u32, u32) {
+        let operands = self.operands();
+        let before = operands.before_x().unwrap_or(operands.steps);
+        (before, operands.bytes(before))
     }
 
     /// The two kernels that compute the same of sums, for any card.
@@ -221,6 +244,7 @@ impl Kernel for MomentsLayerNormGemm {
         });
         constants.extend(self.product().constants());
         constants.insert("eps", f32_literal(self.eps).into());
+        constants.insert("before_x", self.laid().0.into());
         constants
     }
 
@@ -273,7 +297,7 @@ impl Kernel for MomentsLayerNormGemm {
 
     fn launch(&self, extents: &Extents) -> Launch {
         let blocks = SplitKTile::new(self.tokens, 1).blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, THREADS, self.shared_bytes())
+        Launch::of_blocks(blocks, THREADS, self.laid().1)
     }
 
     fn threads(&self) -> u32 {
@@ -346,7 +370,9 @@ pub fn representative() -> Vec<KernelSpec> {
         for (n, k, epilogue, tiles) in [
             (768, 768, gelu, &[24, 48, 64][..]),
             (1000, 328, plain, &[40, 56, 64]),
-            (384, 1024, gelu, &[40]),
+            // Where x takes the place of weights that are in registers, too.
+            (384, 1024, gelu, &[40, 64]),
+            (328, 936, plain, &[64]),
             (8, 200, gelu, &[8, 64]),
         ] {
             for &tokens in tiles {

@@ -164,7 +164,7 @@ impl GemmResidualLayerNorm {
         let is_chosen = |at: usize| left.iter().any(|&(_, chosen)| chosen == at + 1);
         let chosen = tiles.iter().enumerate().filter(|&(at, _)| is_chosen(at));
         let chosen: Vec<WgmmaTile> = chosen.map(|(_, &tile)| tile).collect();
-        let few = FewRows::variants(n, k, dtype);
+        let few = FewRows::variants(n, k, dtype, Epilogue::default());
         let few = few.last().map_or(0, |&(end, _)| end);
         let beside = joined_ranges(&left);
         let many = EitherGemm::variants(n, k, dtype, Epilogue::default(), few);

@@ -56,7 +56,7 @@ impl ResidualLayerNormGemm {
         let faster = |&rows: &u64| {
             let least = (0..tiles.len()).map(|at| cycles(rows, at));
             let least = least.fold(f64::INFINITY, f64::min);
-            let apart = FewRows::fastest(rows, n, k, dtype);
+            let apart = FewRows::fastest(rows, n, k, dtype, epilogue);
             apart.is_some_and(|apart| least < apart + machine::APART)
         };
         let rows: Vec<u64> = (1..=MOST_ROWS).take_while(faster).collect();

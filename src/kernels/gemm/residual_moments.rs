@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Epilogue, Gemm, GemmWgmma, SplitKTile,
-    split_k::{BLOCK_K, BLOCK_N, PART_BYTES, SHARED_LIMIT},
+    split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, PART_BYTES, SHARED_LIMIT, STEP_BYTES},
 };
 use crate::{
     kernels::{
@@ -44,6 +44,38 @@ pub(super) fn room_to_pass_sums(tile: SplitKTile, k: u32, also: u32) -> bool {
     steps * BLOCK_N * BLOCK_K * 2 >= passed * PART_BYTES
 }
 
+/// How a block whose two warpgroups share out k lays its operands.
+pub(super) struct TwoGroups {
+    /// Of k, of a block.
+    pub steps: u32,
+    /// Rows of the second operand.
+    pub rows: u32,
+    /// Eights of them whose sums a warpgroup passes on to the other.
+    pub passed: u32,
+    /// Shared memory for other things.
+    pub beside: u32,
+}
+
+impl TwoGroups {
+    /// Steps of a warpgroup whose weights go to registers before x is there.
+    const MOST_HELD: u32 = 6;
+
+    /// Steps whose weights lie before x: all, or as many as leave room for x. Those behind are the second warpgroup's, and
+    /// in registers when x comes. `None` where there is no room.
+    pub fn before_x(&self) -> Option<u32> {
+        let of_group = self.steps.div_ceil(2);
+        let kept = of_group.saturating_sub(Self::MOST_HELD);
+        let least = of_group + kept.max((self.passed * PART_BYTES).div_ceil(STEP_BYTES));
+        let mut numbers = (least.min(self.steps)..=self.steps).rev();
+        numbers.find(|&number| self.bytes(number) + self.beside <= SHARED_LIMIT)
+    }
+
+    /// Of the operands, with so many steps of weights before x.
+    pub fn bytes(&self, before_x: u32) -> u32 {
+        ALIGNMENT + before_x * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
+    }
+}
+
 /// Rows, and the moments of each.
 pub(super) fn moments_shape(columns: u32) -> Shape {
     Shape::new([Size::from(Symbol::Rows), moments_of(columns).into()])
@@ -55,16 +87,16 @@ impl GemmResidualMoments {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         let SplitKTile { tokens, splits } = self.tile;
         let is_tile =
-            tokens.is_multiple_of(8) && (8..=64).contains(&tokens) && (1..=8).contains(&splits);
+            tokens.is_multiple_of(8) && (8..=128).contains(&tokens) && (1..=8).contains(&splits);
         let has_room = |tile: SplitKTile| {
-            tile.fits(self.k)
-                && self.shared_bytes() <= SHARED_LIMIT
+            tile.shares(self.k)
+                && self.operands().before_x().is_some()
                 && room_to_pass_sums(tile, self.k, 0)
         };
         match is_tile && has_room(self.tile) {
             true => Ok(()),
             false => Err(format!(
-                "{:?} is no tile of a GEMM of depth {} that leaves moments: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a block reads",
+                "{:?} is no tile of a GEMM of depth {} that leaves moments: it has 8 to 128 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a block reads",
                 self.tile, self.k
             )),
         }
@@ -75,9 +107,25 @@ impl GemmResidualMoments {
         moments_of(self.n)
     }
 
-    /// Of a block, with the moments that its warps add up.
-    fn shared_bytes(&self) -> u32 {
-        self.tile.shared_bytes(self.k) + 4 * self.tile.tokens * 8
+    /// Beside them are the sums that come from other blocks, and the moments that its warps add up.
+    fn operands(&self) -> TwoGroups {
+        let tokens = self.tile.tokens;
+        TwoGroups {
+            steps: self.tile.steps(self.k),
+            rows: tokens,
+            passed: (tokens / 8).div_ceil(2),
+            beside: self.tile.received_bytes() + 4 * tokens * 8,
+        }
+    }
+
+    /// Of a step's weights before x, and of all that is dynamic shared memory.
+    fn laid(&self) -> (u32, u32) {
+        let operands = self.operands();
+        let before = operands.before_x().unwrap_or(operands.steps);
+        (
+            before,
+            operands.bytes(before) + self.tile.received_bytes(),
+        )
     }
 
     /// The GEMM, and what is added to its products, of kernels for any card.
@@ -119,6 +167,7 @@ impl Kernel for GemmResidualMoments {
         constants.retain(|name, _| ["storage", "n", "k"].contains(name));
         constants.extend(self.tile.constants());
         constants.insert("bias", self.bias.into());
+        constants.insert("before_x", self.laid().0.into());
         constants
     }
 
@@ -156,7 +205,7 @@ impl Kernel for GemmResidualMoments {
 
     fn launch(&self, extents: &Extents) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, self.threads(), self.tile.shared_bytes(self.k))
+        Launch::of_blocks(blocks, self.threads(), self.laid().1)
     }
 
     fn threads(&self) -> u32 {
@@ -218,7 +267,10 @@ pub fn representative() -> Vec<KernelSpec> {
         for (n, k, bias, tiles) in [
             (768, 768, true, &[(24, 2), (48, 1), (64, 1), (64, 4)][..]),
             (1000, 328, false, &[(40, 1), (48, 2), (64, 3)]),
-            (384, 1536, true, &[(48, 4), (64, 8)]),
+            (384, 1536, true, &[(48, 4), (64, 8), (104, 3)]),
+            // Where x takes the place of weights that are in registers.
+            (392, 4096, true, &[(48, 4), (128, 8)]),
+            (328, 936, false, &[(64, 1), (120, 2)]),
             (8, 136, true, &[(8, 1), (64, 1)]),
         ] {
             for &(tokens, splits) in tiles {
@@ -252,7 +304,7 @@ mod tests {
     #[test]
     fn what_lies_in_shared_memory_at_once_fits_or_is_refused() {
         assert_eq!(gemm(64, 4).check(), Ok(()));
-        for (tokens, splits) in [(64, 1), (72, 4), (12, 4), (0, 4), (64, 0), (64, 9)] {
+        for (tokens, splits) in [(64, 1), (136, 8), (12, 4), (0, 4), (64, 0), (64, 9)] {
             let message = gemm(tokens, splits).check().expect_err("refused");
             assert!(message.contains("is no tile of a GEMM"), "{message}");
         }

@@ -36,6 +36,8 @@ pub struct GemmSplitK {
 /// the width of the widest swizzle.
 pub(super) const BLOCK_N: u32 = 64;
 pub(super) const BLOCK_K: u32 = 64;
+/// Of the weights of a step.
+pub(super) const STEP_BYTES: u32 = BLOCK_N * BLOCK_K * 2;
 /// One warpgroup.
 const THREADS: u32 = 128;
 /// Boxes start at a multiple of this.
@@ -148,12 +150,12 @@ impl SplitKTile {
     }
 
     /// Steps of k of the block that has most.
-    const fn steps(self, k: u32) -> u32 {
+    pub(super) const fn steps(self, k: u32) -> u32 {
         k.div_ceil(BLOCK_K).div_ceil(self.splits)
     }
 
     /// Bytes of the sums that a block receives.
-    const fn received_bytes(self) -> u32 {
+    pub(super) const fn received_bytes(self) -> u32 {
         match self.splits {
             1 => 0,
             splits => (self.tokens / 8).div_ceil(splits) * splits * PART_BYTES,
@@ -200,8 +202,13 @@ impl SplitKTile {
 
     /// Whether a GEMM of depth k can be cut so.
     pub(super) fn fits(self, k: u32) -> bool {
-        // A depth beyond this would overflow the sizes below, and fits nowhere.
-        k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K) && self.shared_bytes(k) <= SHARED_LIMIT
+        self.shares(k) && self.shared_bytes(k) <= SHARED_LIMIT
+    }
+
+    /// Whether there are products for all blocks of a cluster.
+    pub(super) const fn shares(self, k: u32) -> bool {
+        // A depth beyond this would overflow the sizes above, and fits nowhere.
+        k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K)
     }
 }
 
