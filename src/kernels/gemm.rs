@@ -1,6 +1,7 @@
 //! `out = act(x · weightᵀ + bias)`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
 mod activate;
+mod by_moments;
 mod either;
 mod few;
 mod instances;
@@ -20,10 +21,11 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
+pub use by_moments::ByMoments;
 pub use either::EitherGemm;
 pub use few::FewRows;
 pub use instances::representative;
-pub use moments_layernorm::{ByMoments, MomentsLayerNormGemm};
+pub use moments_layernorm::MomentsLayerNormGemm;
 pub use normalised_tile::NormalisedTile;
 pub use one_tile::{GemmOneTile, OneTile};
 pub use ranges::{RowRange, ranges_of_times};

@@ -132,7 +132,10 @@ mod tests {
         for w in [384, 768] {
             for (n, k) in [(3 * w, w), (w, w), (4 * w, w), (w, 4 * w)] {
                 let all = variants(n, k, DType::F16);
-                assert!(all.iter().all(|&(_, tile)| is_few(tile)), "{n} {k}: {all:?}");
+                assert!(
+                    all.iter().all(|&(_, tile)| is_few(tile)),
+                    "{n} {k}: {all:?}"
+                );
             }
         }
         for (n, k) in [(3072, 1024), (4096, 1024), (1024, 4096), (6144, 2048)] {

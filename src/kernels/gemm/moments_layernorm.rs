@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Epilogue, FewRows, Gemm, GemmResidualMoments, GemmWgmma, SplitKTile,
-    normalised_tile::machine,
+    Epilogue, Gemm, GemmWgmma, SplitKTile,
     residual_moments::{TwoGroups, moments_of, moments_shape, room_to_pass_sums},
 };
 use crate::{
@@ -16,7 +15,7 @@ use crate::{
 };
 
 /// `scaled [rows, k]`, `moments [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) →
-/// `normal [rows, k]`: LayerNorm of what [`GemmResidualMoments`] left; and `out [rows, n]`:
+/// `normal [rows, k]`: LayerNorm of what [`GemmResidualMoments`](super::GemmResidualMoments) left; and `out [rows, n]`:
 /// `act(normal · weightᵀ + bias)`, in f16 or bf16, on Hopper. Blocks have all of k, as
 /// [`GemmSplitK`](super::GemmSplitK) without splits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,135 +31,6 @@ pub struct MomentsLayerNormGemm {
 
 /// Two warpgroups multiply, one copies and normalises.
 const THREADS: u32 = 384;
-/// Multiprocessors of an H100 or H200 SXM.
-const SMS: u32 = 132;
-/// Rows that times were measured of.
-const MOST_ROWS: u64 = 128;
-
-/// Tokens of the tiles that are tried. Each that is chosen is a kernel to compile.
-const FIRST_TOKENS: [u32; 3] = [32, 48, 64];
-/// Further ones for where all blocks of those would not be there at once.
-const LARGE_TOKENS: [u32; 2] = [96, 128];
-/// Tiles of tokens of the GEMM before: where each block has all of k, twice as many blocks of half the tokens are faster.
-const MOST_TILES: u64 = 4;
-/// Cycles that both kernels take less than one warpgroup, which times are estimated for: two of them, with weights in
-/// registers. Of an encoder of 40 and 64 tokens, where it was 1400 for each.
-const TWO_WARPGROUPS: f64 = 1500.0;
-const SECOND_TOKENS: [u32; 2] = [48, 64];
-/// For rows of which 48 are too many for shared memory.
-const OF_WIDE_ROWS: u32 = 40;
-
-/// Which kernels compute a linear layer with the LayerNorm behind it, and the linear layer behind that, for
-/// numbers of rows: above `above`, each up to its own, ascending.
-#[derive(Clone, Debug)]
-pub struct ByMoments {
-    pub above: u64,
-    pub before: Vec<(u64, GemmResidualMoments)>,
-    pub behind: Vec<(u64, MomentsLayerNormGemm)>,
-}
-
-impl ByMoments {
-    /// Tiles of so many tokens of [`ResidualLayerNormGemm`](super::ResidualLayerNormGemm) are faster, larger ones are not.
-    pub const SLOWER_THAN_TOKENS: u32 = 16;
-
-    /// The last number of rows.
-    pub fn most(&self) -> u64 {
-        self.behind.last().map_or(self.above, |&(most, _)| most)
-    }
-
-    /// `before` is the GEMM whose products LayerNorm adds to the residual, with LayerNorm's bias; `behind` is
-    /// what reads the normalised rows. None where no tiles serve them.
-    pub fn find(
-        above: u64,
-        before: (u32, u32, bool),
-        behind: (u32, Epilogue),
-        eps: f32,
-        dtype: DType,
-    ) -> Option<Self> {
-        let ((n, k, bias), (n_behind, epilogue)) = (before, behind);
-        let first = |tile| GemmResidualMoments {
-            n,
-            k,
-            dtype,
-            bias,
-            tile,
-        };
-        let second = |tokens| MomentsLayerNormGemm {
-            n: n_behind,
-            k: n,
-            eps,
-            dtype,
-            epilogue,
-            tokens,
-        };
-        let tiles = |tokens: &[u32]| -> Vec<SplitKTile> {
-            let splits = [1, 2, 4, 8].into_iter();
-            let tiles = splits.flat_map(|splits| {
-                let tiles = tokens.iter();
-                tiles.map(move |&tokens| SplitKTile::new(tokens, splits))
-            });
-            tiles.filter(|&tile| first(tile).check().is_ok()).collect()
-        };
-        let (of_first, large) = (tiles(&FIRST_TOKENS), tiles(&LARGE_TOKENS));
-        // Of what reads the rows no more tiles than of the largest: with fewer blocks the weights of the next
-        // kernel, too, are on their way.
-        let fits = |tokens: &u32| second(*tokens).check().is_ok();
-        let mut of_second: Vec<u32> = SECOND_TOKENS.into_iter().filter(fits).collect();
-        if !of_second.iter().any(|&tokens| tokens > OF_WIDE_ROWS) && fits(&OF_WIDE_ROWS) {
-            of_second.push(OF_WIDE_ROWS);
-        }
-        let of_first_for = |rows: u64| {
-            let cycles = |tile: &SplitKTile| tile.cycles(rows, n, k, SMS);
-            let serves = |tile: &&SplitKTile| rows <= MOST_TILES * u64::from(tile.tokens);
-            let at_once = |tile: &SplitKTile| tile.blocks(rows, n) <= SMS.into();
-            let tiles: Vec<&SplitKTile> = of_first.iter().filter(serves).collect();
-            let large: &[SplitKTile] = match tiles.iter().any(|tile| at_once(tile)) {
-                true => &[],
-                false => &large,
-            };
-            (tiles.into_iter().chain(large))
-                .map(|tile| (cycles(tile), *tile))
-                .min_by(|a, b| a.0.total_cmp(&b.0))
-        };
-        let of_second_for = |rows: u64| {
-            let largest = u64::from(*of_second.last()?);
-            let each = rows.div_ceil(rows.div_ceil(largest));
-            let tokens = of_second.iter().find(|&&tokens| each <= tokens.into())?;
-            let tile = SplitKTile::new(*tokens, 1);
-            let serves = rows <= tile.most_rows() && tile.blocks(rows, n_behind) <= SMS.into();
-            serves.then(|| (tile.cycles(rows, n_behind, n, SMS), *tokens))
-        };
-        let apart = |rows: u64| {
-            let before = FewRows::fastest(rows, n, k, dtype, Epilogue::default())?;
-            let behind = FewRows::fastest(rows, n_behind, n, dtype, epilogue)?;
-            Some(before + behind + machine::APART)
-        };
-        let mut found = Self {
-            above,
-            before: Vec::new(),
-            behind: Vec::new(),
-        };
-        for rows in above + 1..=MOST_ROWS {
-            let (Some((first_cycles, x)), Some((second_cycles, y)), Some(apart)) =
-                (of_first_for(rows), of_second_for(rows), apart(rows))
-            else {
-                break;
-            };
-            if first_cycles + second_cycles - TWO_WARPGROUPS >= apart {
-                break;
-            }
-            match found.before.last_mut() {
-                Some((most, kernel)) if kernel.tile == x => *most = rows,
-                _ => found.before.push((rows, first(x))),
-            }
-            match found.behind.last_mut() {
-                Some((most, kernel)) if kernel.tokens == y => *most = rows,
-                _ => found.behind.push((rows, second(y))),
-            }
-        }
-        (!found.behind.is_empty()).then_some(found)
-    }
-}
 
 impl MomentsLayerNormGemm {
     /// Whether the kernel can be generated as described; otherwise what is wrong.
@@ -202,7 +72,7 @@ impl MomentsLayerNormGemm {
     }
 
     /// Steps of weights before x, and the dynamic shared memory of a block.
-    fn laid(&self) -> (u32, u32) {
+    pub(super) fn laid(&self) -> (u32, u32) {
         let operands = self.operands();
         let before = operands.before_x().unwrap_or(operands.steps);
         (before, operands.bytes(before))
@@ -394,56 +264,22 @@ pub fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
 
-    fn found(n: u32, k: u32, behind: u32, dtype: DType) -> Option<ByMoments> {
-        let behind = (behind, Epilogue::default());
-        ByMoments::find(32, (n, k, true), behind, 1e-12, dtype)
-    }
-
-    #[test]
-    fn layers_of_encoders_have_kernels_for_few_rows_that_fit_and_are_there_at_once() {
-        for (width, most) in [(320, 128), (384, 128), (768, 128), (1024, 40)] {
-            for (k, n) in [(width, 4 * width), (4 * width, 3 * width)] {
-                let found = found(width, k, n, DType::F16).expect("kernels");
-                assert!(found.most() >= most, "{width} {k}: {found:?}");
-                assert_eq!(found.before.last().map(|b| b.0), Some(found.most()));
-                for (_, kernel) in &found.before {
-                    assert_eq!(kernel.check(), Ok(()));
-                }
-                for (most, kernel) in &found.behind {
-                    assert_eq!(kernel.check(), Ok(()));
-                    let extents = Extents::default().with_rows(*most);
-                    assert!(kernel.launch(&extents).grid[0] <= SMS, "{width} {k}");
-                }
-                let mut tokens: Vec<u32> = found.behind.iter().map(|b| b.1.tokens).collect();
-                tokens.sort_unstable();
-                tokens.dedup();
-                assert!(tokens.len() <= 3, "each takes time to compile: {tokens:?}");
-            }
+    fn kernel(tokens: u32) -> MomentsLayerNormGemm {
+        MomentsLayerNormGemm {
+            n: 3072,
+            k: 768,
+            eps: 1e-12,
+            dtype: DType::F16,
+            epilogue: Epilogue::default(),
+            tokens,
         }
     }
 
     #[test]
-    fn other_shapes_and_types_have_no_such_kernels() {
-        assert!(found(768, 768, 3072, DType::F32).is_none());
-        assert!(found(770, 768, 3072, DType::F16).is_none());
-        // Rows that do not fit shared memory, and more columns than there are multiprocessors for.
-        assert!(found(2048, 2048, 8192, DType::F16).is_none());
-        assert!(found(768, 768, 1 << 16, DType::F16).is_none());
-    }
-
-    #[test]
     fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
-        let kernel = found(768, 768, 3072, DType::F16)
-            .expect("kernels")
-            .behind
-            .remove(0)
-            .1;
+        assert_eq!(kernel(64).check(), Ok(()));
         for tokens in [0, 12, 72, 136] {
-            let kernel = MomentsLayerNormGemm {
-                tokens,
-                ..kernel.clone()
-            };
-            let message = kernel.check().expect_err("refused");
+            let message = kernel(tokens).check().expect_err("refused");
             assert!(
                 message.contains("tokens are no tile of a GEMM"),
                 "{message}"
@@ -460,12 +296,7 @@ mod tests {
 
     #[test]
     fn reads_come_before_writes_and_moments_are_f32() {
-        let kernel = found(768, 768, 3072, DType::F16)
-            .expect("kernels")
-            .behind
-            .remove(0)
-            .1;
-        let params = kernel.params();
+        let params = kernel(48).params();
         let names: Vec<&str> = params.iter().map(|p| p.name).collect();
         assert_eq!(
             names,

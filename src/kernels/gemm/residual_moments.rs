@@ -119,13 +119,10 @@ impl GemmResidualMoments {
     }
 
     /// Of a step's weights before x, and of all that is dynamic shared memory.
-    fn laid(&self) -> (u32, u32) {
+    pub(super) fn laid(&self) -> (u32, u32) {
         let operands = self.operands();
         let before = operands.before_x().unwrap_or(operands.steps);
-        (
-            before,
-            operands.bytes(before) + self.tile.received_bytes(),
-        )
+        (before, operands.bytes(before) + self.tile.received_bytes())
     }
 
     /// The GEMM, and what is added to its products, of kernels for any card.
