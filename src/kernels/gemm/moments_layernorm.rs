@@ -71,6 +71,12 @@ impl MomentsLayerNormGemm {
         }
     }
 
+    /// Whether x lies beside all weights.
+    pub(super) fn has_room_for_all(&self) -> bool {
+        let operands = self.operands();
+        operands.before_x() == Some(operands.steps)
+    }
+
     /// Steps of weights before x, and the dynamic shared memory of a block.
     pub(super) fn laid(&self) -> (u32, u32) {
         let operands = self.operands();
