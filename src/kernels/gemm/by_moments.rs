@@ -13,8 +13,6 @@ const MOST_ROWS: u64 = 128;
 
 /// Tokens of the tiles that are tried. Each that is chosen is a kernel to compile.
 const FIRST_TOKENS: [u32; 3] = [32, 48, 64];
-/// Further ones for where all blocks of those would not be there at once.
-const LARGE_TOKENS: [u32; 2] = [96, 128];
 /// Tiles of tokens of the GEMM before: where each block has all of k, twice as many blocks of half the tokens are faster.
 const MOST_TILES: u64 = 4;
 /// Cycles that both kernels take less than one warpgroup, which times are estimated for: two of them, with weights in
@@ -22,8 +20,9 @@ const MOST_TILES: u64 = 4;
 const TWO_WARPGROUPS: f64 = 1500.0;
 const SECOND_TOKENS: [u32; 2] = [48, 64];
 /// And for rows of which 48 and all weights are too many for shared memory: those of a tile that do not exist take the longer
-/// to copy the wider they are, 0.4 µs for eight of 1024 in each launch.
-const OF_WIDE_ROWS: [u32; 2] = [24, 40];
+/// to copy the wider they are, 0.4 µs for eight of 1024.
+const FIRST_OF_WIDE: [u32; 1] = [16];
+const SECOND_OF_WIDE: [u32; 2] = [24, 40];
 
 /// Which kernels compute a linear layer with the LayerNorm behind it, and the linear layer behind that, for
 /// numbers of rows: above `above`, each up to its own, ascending.
@@ -68,34 +67,28 @@ impl ByMoments {
             epilogue,
             tokens,
         };
-        let tiles = |tokens: &[u32]| -> Vec<SplitKTile> {
-            let splits = [1, 2, 4, 8].into_iter();
-            let tiles = splits.flat_map(|splits| {
-                let tiles = tokens.iter();
-                tiles.map(move |&tokens| SplitKTile::new(tokens, splits))
-            });
-            tiles.filter(|&tile| first(tile).check().is_ok()).collect()
-        };
-        let (of_first, large) = (tiles(&FIRST_TOKENS), tiles(&LARGE_TOKENS));
         // Of what reads the rows no more tiles than of the largest: with fewer blocks the weights of the next
         // kernel, too, are on their way.
         let fits = |tokens: &u32| second(*tokens).check().is_ok();
-        let of_wide = match second(SECOND_TOKENS[0]).has_room_for_all() {
-            true => &[][..],
-            false => &OF_WIDE_ROWS,
-        };
-        let of_second = of_wide.iter().chain(&SECOND_TOKENS).copied();
-        let of_second: Vec<u32> = of_second.filter(fits).collect();
+        let is_wide = !second(SECOND_TOKENS[0]).has_room_for_all();
+        let of_wide = |tokens| if is_wide { tokens } else { &[][..] };
+        let of_second = of_wide(&SECOND_OF_WIDE).iter().chain(&SECOND_TOKENS);
+        let of_second: Vec<u32> = of_second.copied().filter(fits).collect();
+        let tokens = of_wide(&FIRST_OF_WIDE).iter().chain(&FIRST_TOKENS);
+        let tokens: Vec<u32> = tokens.copied().collect();
+        let splits = [1, 2, 4, 8].into_iter();
+        let of_first: Vec<SplitKTile> = splits
+            .flat_map(|splits| (tokens.iter()).map(move |&tokens| SplitKTile::new(tokens, splits)))
+            .filter(|&tile| first(tile).check().is_ok())
+            .collect();
         let of_first_for = |rows: u64| {
             let cycles = |tile: &SplitKTile| tile.cycles(rows, n, k, SMS);
-            let serves = |tile: &&SplitKTile| rows <= MOST_TILES * u64::from(tile.tokens);
-            let at_once = |tile: &SplitKTile| tile.blocks(rows, n) <= SMS.into();
-            let tiles: Vec<&SplitKTile> = of_first.iter().filter(serves).collect();
-            let large: &[SplitKTile] = match tiles.iter().any(|tile| at_once(tile)) {
-                true => &[],
-                false => &large,
+            let serves = |tile: &&SplitKTile| {
+                let is_there_at_once = tile.blocks(rows, n) <= SMS.into();
+                is_there_at_once && rows <= MOST_TILES * u64::from(tile.tokens)
             };
-            (tiles.into_iter().chain(large))
+            let tiles = of_first.iter().filter(serves);
+            tiles
                 .map(|tile| (cycles(tile), *tile))
                 .min_by(|a, b| a.0.total_cmp(&b.0))
         };
@@ -154,13 +147,23 @@ mod tests {
 
     #[test]
     fn layers_of_encoders_have_kernels_for_few_rows_that_fit_and_are_there_at_once() {
-        for (width, most) in [(320, 128), (384, 128), (512, 128), (768, 128), (1024, 128)] {
-            for (k, n) in [(width, 4 * width), (4 * width, 3 * width)] {
+        for (width, mosts) in [
+            (320, [128, 128]),
+            (384, [128, 128]),
+            (512, [128, 128]),
+            (768, [128, 128]),
+            // With more rows the blocks of the deep GEMM would not be there at once.
+            (1024, [128, 96]),
+        ] {
+            let layers = [(width, 4 * width), (4 * width, 3 * width)];
+            for ((k, n), most) in layers.into_iter().zip(mosts) {
                 let found = found(width, k, n, DType::F16).expect("kernels");
-                assert!(found.most() >= most, "{width} {k}: {found:?}");
+                assert_eq!(found.most(), most, "{width} {k}: {found:?}");
                 assert_eq!(found.before.last().map(|b| b.0), Some(found.most()));
-                for (_, kernel) in &found.before {
+                for (most, kernel) in &found.before {
                     assert_eq!(kernel.check(), Ok(()));
+                    let extents = Extents::default().with_rows(*most);
+                    assert!(kernel.launch(&extents).grid[0] <= SMS, "{width} {k}");
                 }
                 for (most, kernel) in &found.behind {
                     assert_eq!(kernel.check(), Ok(()));
