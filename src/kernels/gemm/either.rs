@@ -2,18 +2,22 @@
 
 use super::{
     Epilogue, Gemm, GemmOneTile, GemmWgmma, OneTile, Tile,
-    ranges::{RowRange, Served, ranges_among, ranges_with_more},
+    ranges::{Kernels, RowRange, Served, ranges_among, ranges_with_more},
     wgmma::SMS,
 };
 use crate::{kernels::Instructions, tensor::DType};
 
-/// Kernels that one GEMM is compiled with beside those for few rows.
-const MOST_KERNELS: usize = 4;
+/// Kernels that one GEMM is compiled with beside those for few rows, and more of them where each is worth it.
+const USUAL_KERNELS: usize = 4;
+const MOST_KERNELS: usize = 7;
+/// What a further kernel of a GEMM must save, of its time, times the multiply-adds of a row: a kernel takes NVRTC as long for
+/// small GEMMs as for large ones, of which a hundredth is more microseconds.
+const WORTH_A_KERNEL: f64 = 0.01 * 3072.0 * 768.0;
 /// Kernels of one tile a block that one GEMM is compiled with.
 const MOST_ONE_TILE: usize = 2;
 
 /// A kernel must save this part of the time on the rows that others leave: less would hardly be seen.
-const WORTH_A_KERNEL_FOR_THE_REST: f64 = 0.02;
+const WORTH_A_KERNEL_FOR_THE_REST: f64 = 0.03;
 
 /// The fastest of several kernels for one GEMM.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,7 +39,7 @@ impl EitherGemm {
 
     /// As [`Gemm::variants`], for a card with Hopper's instructions: whichever kernel is faster.
     ///
-    /// At most four kernels, each of which may serve several ranges: large tiles change places
+    /// Four to seven kernels at most, each of which may serve several ranges: large tiles change places
     /// wherever one of them needs a further wave. For rows that fill the card about once, at most two of
     /// one tile a block take the place of those that serve any card. Up to `after` rows other kernels serve.
     pub fn variants(
@@ -54,10 +58,7 @@ impl EitherGemm {
                 tile,
             })
         });
-        // Swapped tiles fill the last wave, which an activation makes dear. Without one they gained an encoder of 2458
-        // tokens a hundredth, and by these estimates would take the place of tiles that many rows are better off with.
         let walking = GemmWgmma::tiles(n, k, dtype, Instructions::Hopper).into_iter();
-        let walking = walking.filter(|tile| !tile.is_swapped() || epilogue.activation.is_some());
         let walking = walking.map(|tile| {
             Self::Hopper(GemmWgmma {
                 n,
@@ -76,7 +77,11 @@ impl EitherGemm {
         let cycles = |rows, at: usize| candidates[at].cycles(rows);
         let ranges = ranges_among(
             Served::up_to(after),
-            (MOST_KERNELS, 0.0),
+            Kernels {
+                usual: USUAL_KERNELS,
+                most: MOST_KERNELS,
+                worth: WORTH_A_KERNEL / (f64::from(n) * f64::from(k)),
+            },
             candidates.len(),
             cycles,
         );
@@ -135,7 +140,7 @@ impl EitherGemm {
             beside: others,
             ..Served::up_to(after)
         };
-        let most = (kernels.len(), WORTH_A_KERNEL_FOR_THE_REST);
+        let most = Kernels::worth(kernels.len(), WORTH_A_KERNEL_FOR_THE_REST);
         ranges_among(served, most, kernels.len(), cycles)
             .into_iter()
             .map(|(end, at)| (end, kernels[at].clone()))

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     EitherGemm, Epilogue, FewRows, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, Tile, WgmmaTile,
-    ranges::{LAST_ROWS, RowRange, Served, ranges_among},
+    ranges::{Kernels, LAST_ROWS, RowRange, Served, ranges_among},
 };
 use crate::{
     kernels::{
@@ -129,9 +129,7 @@ impl GemmResidualLayerNorm {
         dtype: DType,
         bias: bool,
     ) -> Vec<(Option<u64>, Option<Self>)> {
-        let mut tiles = Self::candidates(n, k, dtype);
-        // Many small blocks in a cluster were not timed in an encoder.
-        tiles.retain(|tile| tile.m > 64 || n / tile.n <= 4);
+        let tiles = Self::candidates(n, k, dtype);
         if tiles.is_empty() {
             return vec![(None, None)];
         }
@@ -151,7 +149,7 @@ impl GemmResidualLayerNorm {
             let all = 1 + tiles.len();
             without_slivers(ranges_among(
                 Served::up_to(0),
-                (MOST_KERNELS, 0.0),
+                Kernels::up_to(MOST_KERNELS),
                 all,
                 cycles,
             ))
