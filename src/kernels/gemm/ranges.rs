@@ -119,15 +119,6 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// As many as save any time, and no more than these.
-    pub(super) fn up_to(most: usize) -> Self {
-        Self {
-            usual: most,
-            most,
-            worth: 0.0,
-        }
-    }
-
     /// No more than these, each of which saves this part of the time.
     pub(super) fn worth(most: usize, worth: f64) -> Self {
         Self {
@@ -165,10 +156,10 @@ impl Served<'_> {
 }
 
 /// As [`ranges_among`], with the first `n_given` candidates among them whatever they save, and at most so
-/// many more, of which each saves [`WORTH_A_KERNEL`] of the time up to `most_rows`, beyond which they serve none.
+/// many more, of which each saves the part `worth` of the time up to `most_rows`, beyond which they serve none.
 pub(super) fn ranges_with_more(
     after: u64,
-    (n_given, most_more): (usize, usize),
+    (n_given, most_more, worth): (usize, usize, f64),
     most_rows: u64,
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
@@ -179,7 +170,7 @@ pub(super) fn ranges_with_more(
     };
     let estimates = Estimates::new(Served::up_to(after), n_candidates, cycles);
     let given = (0..n_given).collect();
-    let kernels = Kernels::worth(n_given + most_more, WORTH_A_KERNEL);
+    let kernels = Kernels::worth(n_given + most_more, worth);
     let chosen = estimates.choose(given, kernels, most_rows);
     estimates.ranges(&chosen)
 }
