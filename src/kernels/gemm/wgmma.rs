@@ -62,8 +62,8 @@ pub(super) const SMS: u64 = 132;
 const THREADS: u32 = 384;
 /// What times are estimated for: an H200. Cycles are of 1755 MHz. The constants were fitted to 1800 timings of single
 /// kernels, at 452 to 5114 rows of the GEMMs of four encoders with 512 to 1280 columns and an activation or none, and to 1000
-/// of whole encoders with one kernel exchanged. Of 73 GEMMs and numbers of rows the tile that it picks is 1.6 % slower than the best one in
-/// the mean, and 17 % at worst.
+/// of whole encoders with one kernel exchanged. Of 73 GEMMs and numbers of rows the tile that it picks is 2 % slower than the best one in
+/// the mean, and 15 % at worst.
 mod machine {
     /// Multiply-adds a cycle, by the data sheet: products alone reach 98 % of it.
     pub const TENSOR_RATE: f64 = 2048.0;
