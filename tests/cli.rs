@@ -536,7 +536,7 @@ fn kernels_are_tuned_on_a_card_only_and_picks_of_another_are_refused() {
     let ids = ["--device", "cpu", "--ids", "ids.json"];
     assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
     assert_snapshot!(error("run", &[&ids[..], &["--picks", "absent"]].concat()), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
-    assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is no way to tune; expected off, quick, full or chain For more information, try '--help'.");
+    assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is no way to tune; expected off, guess, quick, full or chain For more information, try '--help'.");
     let compile = ["--picks", "picks.ron", "-o", "tiny"];
     assert_snapshot!(error("compile", &compile), @"× `picks.ron` cannot be read ╰─▶ No such file or directory (os error 2)");
     cli.0.write("picks.ron", "(format: 2)");

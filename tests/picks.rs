@@ -206,6 +206,9 @@ fn nothing_is_tuned_on_a_cpu_and_no_picks_are_used() {
     assert_snapshot!(text(folder.builder().tune(TuneMode::Quick)), @"kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
     assert_snapshot!(text(folder.builder().picks("absent.ron")), @"kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
     assert!(folder.builder().tune(TuneMode::Off).build().is_ok());
+    let both = folder.builder().tune(TuneMode::Guess).picks("some.ron");
+    let error = both.build().err().expect("an error");
+    assert_snapshot!(error, @"`--tune guess` keeps all picks out, and there are those in `some.ron`; leave one of the two out");
 }
 
 #[test]

@@ -96,7 +96,7 @@ pub(super) fn run(args: Args) -> Outcome {
 impl Args {
     /// What kernels are to be tuned on, if they are.
     fn device(&self) -> Result<Option<Device>, Report> {
-        if self.tuning.tune == TuneMode::Off {
+        if matches!(self.tuning.tune, TuneMode::Off | TuneMode::Guess) {
             return Ok(None);
         }
         match self.device.resolve()? {
@@ -143,6 +143,9 @@ impl Args {
     ) -> Result<Option<Picks>, Report> {
         let Tuning { tune, picks: file } = &self.tuning;
         match (device, file) {
+            (None, Some(file)) if *tune == TuneMode::Guess => {
+                Err(EngineError::GuessWithPicks { file: file.clone() }.into())
+            }
             (None, None) => Ok(None),
             (None, Some(file)) => {
                 let nvrtc = jit.nvrtc().version();

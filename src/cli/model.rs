@@ -62,7 +62,8 @@ pub(super) struct Choices {
 #[derive(clap::Args, Clone)]
 pub(super) struct Tuning {
     /// Choose kernels by measurement on the CUDA device: quick (seconds), full or chain (two minutes at most); what was
-    /// measured is kept on disk. off: picks that come with gemmule for the card, else the cost model's guess
+    /// measured is kept on disk. off: picks that come with gemmule for the card, else the cost model's guess. guess:
+    /// that alone, to time it against picks
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub(super) tune: TuneMode,
     /// Kernels as picked in this file, which `gemmule tune --export` wrote

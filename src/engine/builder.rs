@@ -175,6 +175,7 @@ impl Builder {
     }
 
     /// Whether kernels are chosen by measurement, on a CUDA device. What was measured is kept on disk.
+    /// [`TuneMode::Guess`] measures nothing and keeps picks out.
     pub fn tune(mut self, mode: TuneMode) -> Self {
         self.tune = mode;
         self
@@ -318,6 +319,9 @@ impl Builder {
     /// The program with what a run must know of it; from a file also its code.
     fn artifact(&self, device: &DeviceName, times: &mut LoadTimes) -> Result<Loaded, EngineError> {
         let tuned = self.tune != TuneMode::Off || self.picks.is_some();
+        if let (TuneMode::Guess, Some(file)) = (self.tune, &self.picks) {
+            return Err(EngineError::GuessWithPicks { file: file.clone() });
+        }
         if let Start::Artifact(file) = &self.start {
             if tuned {
                 return Err(EngineError::TuneArtifact { file: file.clone() });
@@ -365,7 +369,7 @@ impl Builder {
             invariant: self.invariant,
             norms_apart: self.norms_apart,
         };
-        if self.invariant && self.tune != TuneMode::Off {
+        if self.invariant && self.tune.effort().is_some() {
             return Err(EngineError::TuneInvariant);
         }
         if options.attention != AttentionChoice::Auto {
@@ -376,7 +380,8 @@ impl Builder {
         let mut origins = BTreeMap::new();
         if let Some(chosen) = self.chosen(device, &compiled)? {
             origins = chosen.origins;
-            if tuned || !chosen.picks.problems.is_empty() {
+            let is_guess = self.tune == TuneMode::Guess;
+            if (tuned && !is_guess) || !chosen.picks.problems.is_empty() {
                 compiled = compiled.with_picks(Some(chosen.picks))?;
             }
             times.tune = began.elapsed();
@@ -404,11 +409,13 @@ impl Builder {
             };
         };
         let problems = compiled.problems()?;
-        if !tuned && self.invariant {
-            return Chosen::for_all_sizes(&info.into(), &problems).map(Some);
-        }
-        if !tuned {
-            return shipped::choose(&info.into(), &problems).map(Some);
+        match (self.tune, &self.picks) {
+            (TuneMode::Off | TuneMode::Guess, None) if self.invariant => {
+                return Chosen::for_all_sizes(&info.into(), &problems).map(Some);
+            }
+            (TuneMode::Guess, None) => return Ok(Some(Chosen::guesses(&info.into(), &problems))),
+            (TuneMode::Off, None) => return shipped::choose(&info.into(), &problems).map(Some),
+            _ => {}
         }
         let (device, jit) = (Device::open(info.ordinal)?, Jit::open()?);
         let tuner = Tuner::new(&device, &jit, self.tune)

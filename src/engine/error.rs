@@ -74,8 +74,13 @@ pub enum EngineError {
         file: PathBuf,
         problem: Box<PicksError>,
     },
-    #[error("`{text}` is no way to tune; expected off, quick, full or chain")]
+    #[error("`{text}` is no way to tune; expected off, guess, quick, full or chain")]
     UnknownTuneMode { text: String },
+    #[error(
+        "`--tune guess` keeps all picks out, and there are those in `{}`; leave one of the two out",
+        .file.display()
+    )]
+    GuessWithPicks { file: PathBuf },
     #[error(
         "kernels are tuned, and picks are used, on a CUDA device only, and this is the {device}; leave `--tune` and `--picks` out"
     )]

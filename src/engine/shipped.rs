@@ -273,6 +273,17 @@ mod tests {
     }
 
     #[test]
+    fn guesses_keep_out_what_ships_for_the_card() {
+        let problems = shipped_problems(&[DType::F16], Instructions::Hopper).expect("they compile");
+        let usual = choose(&card(), &problems).expect("it cannot fail");
+        assert!(usual.origins.values().any(|o| *o == Origin::Shipped));
+        let guesses = Chosen::guesses(&card(), &problems);
+        assert!(guesses.picks.problems.is_empty());
+        assert!(guesses.origins.values().all(|o| *o == Origin::Guess));
+        assert!(guesses.origins.keys().eq(usual.origins.keys()));
+    }
+
+    #[test]
     fn a_card_without_a_file_gets_the_guess_and_says_so() {
         let problems = shipped_problems(&[DType::F16], Instructions::Ampere).expect("they compile");
         let unknown = Card {

@@ -38,6 +38,9 @@ pub enum TuneMode {
     /// first guess.
     #[default]
     Off,
+    /// The cost model's first guess of every problem, also where picks come with gemmule: to time guesses
+    /// against picks.
+    Guess,
     /// What was not measured yet on this card is, within seconds.
     Quick,
     /// As `Quick`, with all candidates that are not hopeless, at as many sizes as there is time for
@@ -52,7 +55,7 @@ impl TuneMode {
     /// How much is measured; `None` for nothing.
     pub fn effort(self) -> Option<Effort> {
         match self {
-            Self::Off => None,
+            Self::Off | Self::Guess => None,
             Self::Quick => Some(Effort::Quick),
             Self::Full => Some(Effort::Full),
             Self::Chain => Some(Effort::Chain),
@@ -62,9 +65,10 @@ impl TuneMode {
 
 impl fmt::Display for TuneMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.effort() {
-            None => f.pad("off"),
-            Some(effort) => effort.fmt(f),
+        match (self, self.effort()) {
+            (Self::Guess, _) => f.pad("guess"),
+            (_, None) => f.pad("off"),
+            (_, Some(effort)) => effort.fmt(f),
         }
     }
 }
@@ -73,7 +77,7 @@ impl FromStr for TuneMode {
     type Err = EngineError;
 
     fn from_str(text: &str) -> Result<Self, EngineError> {
-        [Self::Off, Self::Quick, Self::Full, Self::Chain]
+        [Self::Off, Self::Guess, Self::Quick, Self::Full, Self::Chain]
             .into_iter()
             .find(|mode| mode.to_string() == text)
             .ok_or_else(|| EngineError::UnknownTuneMode {
@@ -142,14 +146,22 @@ impl<'a> Tuner<'a> {
 
     /// The picks of `problems`: from the given file, else, unless the mode is off, from what was kept
     /// on disk for this card, NVRTC and kernels, else measured now and kept. With the mode off, what the
-    /// file does not say is as shipped for the card, and what that does not say has no picks.
+    /// file does not say is as shipped for the card, and what that does not say has no picks;
+    /// [`TuneMode::Guess`] has none at all.
     ///
     /// # Errors
     /// Refused picks, where the mode is off; what NVRTC and the device may fail with;
-    /// [`EngineError::Disagree`].
+    /// [`EngineError::Disagree`]; [`EngineError::GuessWithPicks`].
     pub fn choose(&self, problems: &[Problem]) -> Result<Chosen, EngineError> {
-        if self.mode == TuneMode::Chain {
-            return Err(EngineError::NoChain);
+        match (self.mode, &self.given) {
+            (TuneMode::Chain, _) => return Err(EngineError::NoChain),
+            (TuneMode::Guess, Some(file)) => {
+                return Err(EngineError::GuessWithPicks { file: file.clone() });
+            }
+            (TuneMode::Guess, None) => {
+                return Ok(Chosen::guesses(&self.device.info().into(), problems));
+            }
+            _ => {}
         }
         let began = Instant::now();
         let made = Made {
@@ -168,7 +180,7 @@ impl<'a> Tuner<'a> {
         let store = self.jit.cache().map(|cache| Store::at(cache.path()));
         let usual = match self.mode {
             TuneMode::Full | TuneMode::Chain => WITHIN,
-            TuneMode::Off | TuneMode::Quick => ENDLESS,
+            TuneMode::Off | TuneMode::Guess | TuneMode::Quick => ENDLESS,
         };
         let choosing = Choosing {
             made,

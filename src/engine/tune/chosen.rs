@@ -44,6 +44,16 @@ impl Chosen {
         Ok(chosen)
     }
 
+    /// What the cost model guesses, of every problem.
+    pub(in crate::engine) fn guesses(card: &Card, problems: &[Problem]) -> Self {
+        let mut chosen = Self::new(Made {
+            card: card.clone(),
+            nvrtc: (0, 0),
+        });
+        problems.iter().for_each(|problem| chosen.guess(problem));
+        chosen
+    }
+
     pub(in crate::engine) fn add(&mut self, key: String, picked: Picked, from: Origin) {
         self.picks.problems.insert(key.clone(), picked);
         self.origins.insert(key, from);

@@ -395,7 +395,7 @@ fn a_mode_reads_back_from_its_name() {
     ] {
         assert_eq!(mode.to_string().parse::<TuneMode>().unwrap(), mode);
     }
-    assert_snapshot!("on".parse::<TuneMode>().unwrap_err(), @"`on` is no way to tune; expected off, quick, full or chain");
+    assert_snapshot!("on".parse::<TuneMode>().unwrap_err(), @"`on` is no way to tune; expected off, guess, quick, full or chain");
 }
 
 #[test]

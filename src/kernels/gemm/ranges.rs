@@ -85,7 +85,7 @@ pub(super) fn ranges_of(
 }
 
 /// Where a kernel is this much slower than the best one of the chosen, that one takes over.
-const WORTH_A_RANGE: f64 = 1.02;
+const WORTH_A_RANGE: f64 = 1.01;
 /// Rows of the smallest tile: between multiples of it no time of a kernel with such tiles changes.
 const STEP: u64 = 64;
 /// Of the numbers of rows that are looked at.
@@ -94,18 +94,39 @@ pub(super) const LAST_ROWS: u64 = 16384;
 /// As [`ranges`], where a candidate may serve several of them, so that a kernel more brings
 /// more and the ranges may be as many as the row counts where waves begin.
 ///
-/// Candidates are chosen one after the other, each the one that then saves most, at most so many, of which each saves
-/// this part of the time: a kernel takes 0.1 to 0.4 s of NVRTC. Beyond 16384 rows the one serves that is best in the mean of the last octave.
+/// Candidates are chosen one after the other, each the one that then saves most, as [`Kernels`] says; then one is exchanged
+/// for another as long as that saves time. Beyond 16384 rows the one serves that is best in the mean of the last octave.
 /// Numbers of rows that others serve do not count.
 pub(super) fn ranges_among(
     served: Served,
-    (most_kernels, worth): (usize, f64),
+    kernels: Kernels,
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
     let estimates = Estimates::new(served, n_candidates, cycles);
-    let chosen = estimates.choose(Vec::new(), most_kernels, LAST_ROWS, worth);
-    estimates.ranges(&chosen)
+    let chosen = estimates.choose(Vec::new(), kernels, LAST_ROWS);
+    estimates.ranges(&estimates.exchange(chosen))
+}
+
+/// How many are chosen of some candidates: each takes 0.1 to 0.4 s of NVRTC.
+#[derive(Clone, Copy)]
+pub(super) struct Kernels {
+    /// So many that save any time.
+    pub usual: usize,
+    pub most: usize,
+    /// The part of the time that each beyond the usual ones saves.
+    pub worth: f64,
+}
+
+impl Kernels {
+    /// No more than these, each of which saves this part of the time.
+    pub(super) fn worth(most: usize, worth: f64) -> Self {
+        Self {
+            usual: 0,
+            most,
+            worth,
+        }
+    }
 }
 
 /// Numbers of rows that other kernels serve.
@@ -135,10 +156,10 @@ impl Served<'_> {
 }
 
 /// As [`ranges_among`], with the first `n_given` candidates among them whatever they save, and at most so
-/// many more, of which each saves [`WORTH_A_KERNEL`] of the time up to `most_rows`, beyond which they serve none.
+/// many more, of which each saves the part `worth` of the time up to `most_rows`, beyond which they serve none.
 pub(super) fn ranges_with_more(
     after: u64,
-    (n_given, most_more): (usize, usize),
+    (n_given, most_more, worth): (usize, usize, f64),
     most_rows: u64,
     n_candidates: usize,
     cycles: impl Fn(u64, usize) -> f64,
@@ -149,7 +170,8 @@ pub(super) fn ranges_with_more(
     };
     let estimates = Estimates::new(Served::up_to(after), n_candidates, cycles);
     let given = (0..n_given).collect();
-    let chosen = estimates.choose(given, n_given + most_more, most_rows, WORTH_A_KERNEL);
+    let kernels = Kernels::worth(n_given + most_more, worth);
+    let chosen = estimates.choose(given, kernels, most_rows);
     estimates.ranges(&chosen)
 }
 
@@ -224,22 +246,16 @@ impl Estimates {
     }
 
     /// Candidates beside those that are chosen already, for rows up to so many.
-    fn choose(
-        &self,
-        mut chosen: Vec<usize>,
-        most: usize,
-        most_rows: u64,
-        worth: f64,
-    ) -> Vec<usize> {
+    fn choose(&self, mut chosen: Vec<usize>, kernels: Kernels, most_rows: u64) -> Vec<usize> {
         let counted = self.rows.partition_point(|&rows| rows <= most_rows);
-        let cost = |of: &[usize]| -> f64 {
-            let each = self.times[..counted].iter().zip(&self.weights);
-            each.map(|(times, weight)| weight * least(times, of).0)
-                .sum()
-        };
+        let cost = |of: &[usize]| self.cost(of, counted);
         let all: Vec<usize> = (0..self.candidates()).collect();
         let mut lowest = cost(&chosen);
-        while chosen.len() < most {
+        while chosen.len() < kernels.most {
+            let worth = match chosen.len() < kernels.usual {
+                true => 0.0,
+                false => kernels.worth,
+            };
             let with = |c: usize| cost(&[&chosen[..], &[c]].concat());
             let costs: Vec<f64> = all.iter().map(|&c| with(c)).collect();
             let (found, candidate) = least(&costs, &all);
@@ -252,14 +268,42 @@ impl Estimates {
         chosen
     }
 
+    /// The chosen ones, each exchanged for another candidate as long as that saves time: what was best first, by itself,
+    /// may be none of the best few.
+    fn exchange(&self, mut chosen: Vec<usize>) -> Vec<usize> {
+        /// What saves less is a tie.
+        const WORTH_AN_EXCHANGE: f64 = 1e-6;
+        let mut lowest = self.cost(&chosen, self.rows.len());
+        loop {
+            let mut best = (lowest * (1.0 - WORTH_AN_EXCHANGE), None);
+            for at in 0..chosen.len() {
+                for candidate in (0..self.candidates()).filter(|c| !chosen.contains(c)) {
+                    let mut other = chosen.clone();
+                    other[at] = candidate;
+                    let cost = self.cost(&other, self.rows.len());
+                    if cost < best.0 {
+                        best = (cost, Some(other));
+                    }
+                }
+            }
+            match best {
+                (cost, Some(other)) => (lowest, chosen) = (cost, other),
+                (_, None) => return chosen,
+            }
+        }
+    }
+
+    /// The weighted time of the best of these on the first so many numbers of rows.
+    fn cost(&self, of: &[usize], counted: usize) -> f64 {
+        let each = self.times[..counted].iter().zip(&self.weights);
+        each.map(|(times, weight)| weight * least(times, of).0)
+            .sum()
+    }
+
     /// What is left of all candidates but those that are `given`, when one after the other goes that is missed least, until
     /// there are so few and each is worth it.
     fn thin(&self, given: &[usize], most: usize, worth: f64) -> Vec<usize> {
-        let cost = |of: &[usize]| -> f64 {
-            let each = self.times.iter().zip(&self.weights);
-            each.map(|(times, weight)| weight * least(times, of).0)
-                .sum()
-        };
+        let cost = |of: &[usize]| self.cost(of, self.rows.len());
         let mut chosen: Vec<usize> = (0..self.candidates()).collect();
         let mut now = cost(&chosen);
         loop {

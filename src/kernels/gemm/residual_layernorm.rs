@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     EitherGemm, Epilogue, FewRows, Gemm, GemmSkinny, GemmSplitK, GemmWgmma, Tile, WgmmaTile,
-    ranges::{LAST_ROWS, RowRange, Served, ranges_among},
+    ranges::{Kernels, LAST_ROWS, RowRange, Served, ranges_among},
 };
 use crate::{
     kernels::{
@@ -40,7 +40,10 @@ const MOST_STAGES: u32 = 8;
 /// Products of an output with which even tens of thousands of rows are checked in no time.
 const FEW_PRODUCTS: u32 = 72;
 /// Kernels for one pair of operators that [`GemmResidualLayerNorm::by_rows`] takes, and none for both apart.
-const MOST_KERNELS: usize = 5;
+const USUAL_KERNELS: usize = 5;
+const MOST_KERNELS: usize = 6;
+/// A kernel more than usual must save this part of the time.
+const WORTH_A_KERNEL: f64 = 0.004;
 /// The most blocks of a cluster that every card with clusters takes.
 const MOST_BLOCKS: u32 = 8;
 /// Multiprocessors of an H100 or H200 SXM.
@@ -129,9 +132,7 @@ impl GemmResidualLayerNorm {
         dtype: DType,
         bias: bool,
     ) -> Vec<(Option<u64>, Option<Self>)> {
-        let mut tiles = Self::candidates(n, k, dtype);
-        // Many small blocks in a cluster were not timed in an encoder.
-        tiles.retain(|tile| tile.m > 64 || n / tile.n <= 4);
+        let tiles = Self::candidates(n, k, dtype);
         if tiles.is_empty() {
             return vec![(None, None)];
         }
@@ -151,7 +152,11 @@ impl GemmResidualLayerNorm {
             let all = 1 + tiles.len();
             without_slivers(ranges_among(
                 Served::up_to(0),
-                (MOST_KERNELS, 0.0),
+                Kernels {
+                    usual: USUAL_KERNELS,
+                    most: MOST_KERNELS,
+                    worth: WORTH_A_KERNEL,
+                },
                 all,
                 cycles,
             ))

@@ -60,35 +60,41 @@ const PIECE_ROWS: u32 = 16;
 pub(super) const SMS: u64 = 132;
 /// One warpgroup that copies and two that compute.
 const THREADS: u32 = 384;
-/// What times are estimated for: an H200. Cycles are of 1755 MHz. The constants were fitted to 1600
-/// timings, at 140 to 9830 rows of the GEMMs of two encoders, each launch after the one before: those within a quarter of the
-/// best are met within 4 % (root mean square); the tile that it picks is 0.5 % slower than the best one
-/// in the mean, and 9 % at worst.
+/// What times are estimated for: an H200. Cycles are of 1755 MHz. The constants were fitted to 1800 timings of single
+/// kernels, at 452 to 5114 rows of the GEMMs of four encoders with 512 to 1280 columns and an activation or none, and to 1000
+/// of whole encoders with one kernel exchanged. Of 73 GEMMs and numbers of rows the tile that it picks is 2 % slower than the best one in
+/// the mean, and 15 % at worst.
 mod machine {
     /// Multiply-adds a cycle, by the data sheet: products alone reach 98 % of it.
     pub const TENSOR_RATE: f64 = 2048.0;
-    /// Bytes a cycle from L2, for one multiprocessor.
-    pub const L2_BANDWIDTH_OF_SM: f64 = 95.0;
+    /// Bytes a cycle from L2, for one multiprocessor, and for all of them together: that all ask at once is what makes
+    /// full waves of tiles with up to 112 rows slow.
+    pub const L2_BANDWIDTH_OF_SM: f64 = 106.0;
+    pub const L2_BANDWIDTH: f64 = 8310.0;
     /// Cycles for each byte that all multiprocessors read at a time: the card is at the limit of its
     /// power, so that what is read costs clock.
-    pub const POWER: f64 = 0.0019;
+    pub const POWER: f64 = 0.00105;
+    /// How sharply the slower of products and L2 decides: the exponent of their norm.
+    pub const OVERLAP: f64 = 12.7;
     /// Of an output: rounding and storing.
-    pub const OUTPUT: f64 = 0.09;
+    pub const OUTPUT: f64 = 0.122;
+    /// The same of products with the weight's rows, which store fewer bytes of a row at a time.
+    pub const SWAPPED: f64 = 1.13;
     /// More of one that leaves through shared memory.
-    pub const BY_BOXES: f64 = 0.056;
+    pub const BY_BOXES: f64 = 0.127;
     /// Of an activation by two warpgroups, and by one.
-    pub const ACTIVATION: f64 = 0.0113;
-    pub const ACTIVATION_BY_ONE: f64 = 0.0332;
+    pub const ACTIVATION: f64 = 0.0281;
+    pub const ACTIVATION_BY_ONE: f64 = 0.0434;
     /// What storing by one warpgroup takes of the time that it takes two, which is what memory takes.
-    pub const ONE_WARPGROUP: f64 = 0.9;
+    pub const ONE_WARPGROUP: f64 = 0.63;
     /// Of an activation under another tile's products, whose registers it competes for.
-    pub const CONTENTION: f64 = 0.0355;
+    pub const CONTENTION: f64 = 0.0688;
     /// The part of that which is left with so many outputs of a warpgroup, or more: with registers as scarce as
     /// that, instructions of an activation are far enough apart to lie between the products.
     pub const SPREAD: f64 = 0.38;
     pub const SPREAD_FROM: f64 = 128.0 * 192.0;
     /// From launch to the end without products.
-    pub const FILL: f64 = 4320.0;
+    pub const FILL: f64 = 3610.0;
     /// For each byte of the first stage, which all multiprocessors ask for at once.
     pub const FILL_OF_STAGE: f64 = 0.0111;
     pub const FILL_OF_TILE: f64 = 573.0;
@@ -205,18 +211,23 @@ impl WgmmaTile {
     /// Estimated cycles at 1755 MHz, comparable with [`Tile::cycles`](super::Tile::cycles).
     ///
     /// `fill + tiles of the busiest multiprocessor × (k-steps × cost of a step + epilogue)`, where
-    /// a step costs what the slower of products and L2 does, and what its bytes cost of the clock,
+    /// a step costs what the slower of products and L2 does, and what its bytes cost of the clock, both for as many
+    /// multiprocessors as have a tile in the mean over the waves,
     /// and tiles that take turns hide what of the epilogues fits under products.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, n_sms: u32) -> f64 {
         let n_sms = u64::from(n_sms.max(1));
         let tiles = self.tiles(rows, n);
         let of_busiest = tiles.div_ceil(n_sms) as f64;
-        let busy = tiles.min(n_sms) as f64 / n_sms as f64;
+        let busy = tiles as f64 / (of_busiest * n_sms as f64).max(1.0);
         let outputs = f64::from(self.m) * f64::from(self.n);
         let bytes = f64::from(self.stage_bytes());
-        let step = (outputs * f64::from(BLOCK_K) / machine::TENSOR_RATE)
-            .max(bytes / machine::L2_BANDWIDTH_OF_SM)
-            + bytes * busy * machine::POWER;
+        let limits = [
+            outputs * f64::from(BLOCK_K) / machine::TENSOR_RATE,
+            bytes / machine::L2_BANDWIDTH_OF_SM,
+            bytes * busy * n_sms as f64 / machine::L2_BANDWIDTH,
+        ];
+        let norm: f64 = limits.iter().map(|l| l.powf(machine::OVERLAP)).sum();
+        let step = norm.powf(machine::OVERLAP.recip()) + bytes * busy * machine::POWER;
         let products = f64::from(k.div_ceil(BLOCK_K)) * step;
         let activated = outputs * f64::from(u8::from(epilogue.activation.is_some()));
         let boxed = match self.results(n) {
@@ -227,7 +238,12 @@ impl WgmmaTile {
             let finish = outputs * machine::OUTPUT + boxed + activated * machine::ACTIVATION;
             of_busiest * (products + finish)
         } else {
-            let stored = outputs * machine::OUTPUT * machine::ONE_WARPGROUP + boxed;
+            let swapped = if self.is_swapped() {
+                machine::SWAPPED
+            } else {
+                1.0
+            };
+            let stored = outputs * machine::OUTPUT * machine::ONE_WARPGROUP * swapped + boxed;
             let finish = stored + activated * machine::ACTIVATION_BY_ONE;
             let spread = match outputs < machine::SPREAD_FROM {
                 true => 1.0,
