@@ -156,6 +156,46 @@ fn warpgroup_attention_is_for_hopper_and_its_head_sizes() {
 }
 
 #[test]
+fn few_tokens_have_a_kernel_of_their_own_on_hopper() {
+    // Two heads of 32.
+    let mut wide = config();
+    wide["hidden_size"] = json!(64);
+    let launched = |change: &dyn Fn(&mut CompileOptions), lens: &[u32]| -> String {
+        let mut options = CompileOptions::new(DType::F16);
+        options.instructions = Instructions::Hopper;
+        change(&mut options);
+        let compiled = compile(&description("bert").unwrap(), &wide, &options).unwrap();
+        compiled.program.validate().unwrap();
+        let extents = Extents::of(lens).unwrap();
+        let steps = compiled.program.steps.iter();
+        let kernels = steps.filter_map(|step| step.launch(&extents).unwrap());
+        let symbols = kernels.map(|(kernel, _)| {
+            let kernel = compiled.program.kernels[kernel].as_kernel();
+            kernel.symbol()
+        });
+        let mut attention: Vec<String> = symbols.filter(|s| s.starts_with("mha")).collect();
+        attention.dedup();
+        assert_eq!(attention.len(), 1, "{attention:?}");
+        attention.remove(0).replace("_f16_h2x32_qkv192", "")
+    };
+    let asked = |lens: &[u32]| launched(&|_| (), lens);
+    assert_eq!(asked(&[64]), "mha_split_keys");
+    assert_eq!(asked(&[1, 40, 23]), "mha_split_keys");
+    // More tokens, whatever the lengths.
+    for lens in [&[65][..], &[33, 32]] {
+        assert_eq!(asked(lens), "mha_wgmma_64x64x5");
+    }
+    let others: [&dyn Fn(&mut CompileOptions); 3] = [
+        &|options| options.attention = AttentionChoice::Wgmma,
+        &|options| options.invariant = true,
+        &|options| options.instructions = Instructions::Ampere,
+    ];
+    for change in others {
+        assert_ne!(launched(change, &[64]), "mha_split_keys");
+    }
+}
+
+#[test]
 fn an_artifact_has_its_attention_already() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("grouped");

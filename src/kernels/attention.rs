@@ -1,5 +1,5 @@
-//! Attention over packed sequences: the unfused pieces, the two fused kernels and the one for Hopper,
-//! and the three of a grouped GEMM for long sequences.
+//! Attention over packed sequences: the unfused pieces, the two fused kernels, the one for few tokens and the one for
+//! Hopper, and the three of a grouped GEMM for long sequences.
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
 //! `i` and key `j` of sequence `b` with length `n` lie at
@@ -10,6 +10,7 @@ mod long;
 mod operands;
 mod params;
 mod softmax;
+mod split_keys;
 #[cfg(test)]
 mod tests;
 mod unfused;
@@ -22,6 +23,7 @@ pub use long::{
     statistics_shape,
 };
 pub use softmax::{AttentionSoftmax, SoftmaxForm};
+pub use split_keys::MhaSplitKeys;
 pub use unfused::{AttentionContext, AttentionScores};
 pub use view::{HeadView, usual_scale};
 pub use wgmma::{MhaTile, MhaWgmma};
@@ -91,6 +93,16 @@ pub enum AttentionError {
         "warpgroup attention is for cards of compute capability 9.0, and not all targets are; use the online kernel"
     )]
     WarpgroupInstructions,
+    #[error(
+        "the head size is {head}; attention by split keys takes 32 and 64, use the online kernel"
+    )]
+    SplitHead { head: u32 },
+    #[error("attention by split keys over {dtype} elements; expected f16 or bf16")]
+    SplitStorage { dtype: DType },
+    #[error(
+        "`{operand}` is head-major; attention by split keys reads columns of rows of tokens, use the online kernel"
+    )]
+    SplitView { operand: &'static str },
     #[error(
         "a softmax over {dtype} cannot be {form:?}; expected f32, f16 or bf16, a power of two from 4 to 1024 lanes, 1, 2 or 4 rows together, and rows of which a lane holds at most 64 elements"
     )]
@@ -194,6 +206,7 @@ pub fn representative() -> Vec<KernelSpec> {
     for heads in [12, 3, 1] {
         all.push(KernelSpec::from(MhaLongReduce { heads }));
     }
+    all.extend(split_keys::representative());
     all.extend(wgmma::representative());
     all
 }

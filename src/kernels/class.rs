@@ -64,6 +64,7 @@ impl KernelSpec {
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
             | Self::MhaOnline(_)
+            | Self::MhaSplitKeys(_)
             | Self::MhaWgmma(_)
             | Self::MhaLongScores(_)
             | Self::MhaLongReduce(_)
@@ -114,6 +115,7 @@ impl KernelSpec {
             Self::MhaLongContext(k) => attention(k.heads, k.head),
             Self::MhaShort(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             Self::MhaOnline(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
+            Self::MhaSplitKeys(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             Self::MhaWgmma(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             _ => Size::constant(0),
         }

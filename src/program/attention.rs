@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionChoice {
     /// By the longest sequence of the batch: as measured, else the short kernel as far as it goes
-    /// and the online one beyond.
+    /// and the online one beyond. On Hopper few tokens have a kernel of their own.
     #[default]
     Auto,
     /// All of a sequence's keys on the chip (ByteTransformer III.E.1). A longer sequence than it

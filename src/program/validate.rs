@@ -8,7 +8,7 @@ use crate::{
     graph::WeightExpr,
     kernels::{
         KernelSpec, Role,
-        attention::HeadView,
+        attention::{HeadView, MhaSplitKeys},
         embedding::Table,
         gemm::{Gemm, Tile},
         layernorm::Teams,
@@ -159,7 +159,7 @@ impl Program {
                     self.kernels.len()
                 ));
             };
-            check_limit(variant, kernel)?;
+            check_limit(step, variant, kernel)?;
             self.bindings(at, step, kernel, written)?;
             if *n_writes.get_or_insert(kernel.n_writes()) != kernel.n_writes() {
                 return Err("has kernels that write different tensors".to_owned());
@@ -260,15 +260,22 @@ fn tables(kernel: &KernelSpec) -> &[Table] {
 }
 
 /// Whether a variant is only for batches that its kernel takes.
-fn check_limit(variant: &Variant, kernel: &KernelSpec) -> Result<(), String> {
+fn check_limit(step: &Step, variant: &Variant, kernel: &KernelSpec) -> Result<(), String> {
     let max_len = match kernel {
         KernelSpec::MhaShort(k) => Some(k.max_len),
+        KernelSpec::MhaSplitKeys(_) => Some(MhaSplitKeys::MAX_LEN),
         KernelSpec::AttentionSoftmax(k) => k.form.max_len(),
         _ => None,
     };
     match (max_len, variant.limit) {
         (None, _) => Ok(()),
         (Some(max_len), Some(Limit::Longest(most))) if most <= max_len.into() => Ok(()),
+        // No sequence has more tokens than all have.
+        (Some(max_len), Some(Limit::Rows(most)))
+            if most <= max_len.into() && step.rows.as_symbol() == Some(Symbol::Tokens) =>
+        {
+            Ok(())
+        }
         (Some(max_len), _) => Err(format!(
             "launches a kernel for at most {max_len} tokens a sequence on longer ones"
         )),
@@ -405,6 +412,9 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
         K::MhaOnline(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.dtype),
+        K::MhaSplitKeys(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
         K::MhaWgmma(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])

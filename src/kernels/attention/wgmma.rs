@@ -415,12 +415,15 @@ impl Kernel for MhaWgmma {
         } else {
             u64::MAX
         };
-        let stages = self.tile.stages(self.head);
-        Launch::of_blocks(
-            blocks.min(most),
-            self.threads(),
-            self.tile.bytes(self.head, stages),
-        )
+        let bytes = self.tile.bytes(self.head, self.tile.stages(self.head));
+        // As many as there are multiprocessors or fewer get one each: two on one share its products and its copies.
+        let alone = !self.tile.stays && blocks <= SMS.into();
+        let shared = if alone {
+            bytes.max(SHARED_OF_SM / 2)
+        } else {
+            bytes
+        };
+        Launch::of_blocks(blocks.min(most), self.threads(), shared)
     }
 
     fn threads(&self) -> u32 {

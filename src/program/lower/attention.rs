@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::{LowerError, Lowering, UNPLACED, choices::limit, rows, unsupported};
 use crate::{
     graph::{NodeId, Op},
-    kernels::{Fill, KernelSpec, Meta, chain::Chain},
-    program::{BatchRange, Limit, Measure, Step, TensorIndex},
+    kernels::{Fill, KernelSpec, Meta, attention::MhaSplitKeys, chain::Chain},
+    program::{AttentionChoice, BatchRange, Limit, Measure, Step, TensorIndex},
     tune::{Choice, Problem, Range},
 };
 
@@ -39,7 +39,10 @@ impl Lowering<'_> {
         self.check_invariant(&problem, &ranges)
             .map_err(unsupported)?;
         let ranges = within(ranges, self.longest().map_err(unsupported)?);
-        let parts = parts(&problem, &ranges).map_err(unsupported)?;
+        let mut parts = parts(&problem, &ranges).map_err(unsupported)?;
+        if asked == AttentionChoice::Auto && !self.program.invariant {
+            for_few_tokens(&problem, &mut parts);
+        }
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         let mut named: HashMap<&str, TensorIndex> = HashMap::from([("out", out)]);
         for (name, operand) in ["q", "k", "v"].into_iter().zip(self.graph.operands(id)) {
@@ -137,6 +140,23 @@ struct Part {
     chain: Chain,
     /// The variants of a single launch.
     single: Option<Vec<(Option<Limit>, KernelSpec)>>,
+}
+
+/// Batches of few tokens have a kernel of their own, whatever serves their lengths among more: blocks of small tiles.
+fn for_few_tokens(problem: &Problem, parts: &mut [Part]) {
+    let Some(few) = problem.attention_of_few_tokens() else {
+        return;
+    };
+    let most = u64::from(MhaSplitKeys::MAX_LEN);
+    if let Some(Part {
+        range,
+        single: Some(variants),
+        ..
+    }) = parts.first_mut()
+        && range.up_to.is_none_or(|up_to| up_to >= most)
+    {
+        variants.insert(0, (Some(Limit::Rows(most)), few.into()));
+    }
 }
 
 /// Ranges, in their order, with those of single kernels taken together.

@@ -2,8 +2,8 @@
 
 use super::{Choice, Problem};
 use crate::kernels::{
-    KernelSpec,
-    attention::{MhaOnline, MhaShort, MhaWgmma},
+    Instructions, KernelSpec,
+    attention::{MhaOnline, MhaShort, MhaSplitKeys, MhaWgmma},
 };
 
 /// The kernel of a choice; `None` where the choice is none of attention, or the problem another.
@@ -59,5 +59,34 @@ pub(super) fn kernel(problem: &Problem, choice: Choice) -> Option<KernelSpec> {
             Some(wgmma.into())
         }
         _ => None,
+    }
+}
+
+impl Problem {
+    /// What is launched for few tokens, where that was measured to be faster than any choice: on Hopper.
+    pub fn attention_of_few_tokens(&self) -> Option<MhaSplitKeys> {
+        let &Problem::Attention {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+            instructions: Instructions::Hopper,
+        } = self
+        else {
+            return None;
+        };
+        let few = MhaSplitKeys {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+        };
+        few.check().is_ok().then_some(few)
     }
 }

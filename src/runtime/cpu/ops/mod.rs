@@ -239,6 +239,7 @@ pub fn run_in(
         KernelSpec::AttentionContext(k) => attention::context(k, args),
         KernelSpec::MhaShort(k) => attention::mha_short(k, args),
         KernelSpec::MhaOnline(k) => attention::mha_online(k, args),
+        KernelSpec::MhaSplitKeys(k) => attention::mha_online(&k.plain(), args),
         KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
         | KernelSpec::ResidualLayerNormGemm(_)
@@ -286,6 +287,7 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::AttentionContext(_) => "attention_context",
         KernelSpec::MhaShort(_) => "mha_short",
         KernelSpec::MhaOnline(_) => "mha_online",
+        KernelSpec::MhaSplitKeys(_) => "mha_split_keys",
         KernelSpec::MhaWgmma(_) => "mha_wgmma",
         KernelSpec::MhaLongScores(_) => "mha_long_scores",
         KernelSpec::MhaLongReduce(_) => "mha_long_reduce",

@@ -1,0 +1,257 @@
+//! Attention of few tokens: the warps of a block share out the keys of a small tile of queries.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AttentionError, HeadView, MhaOnline,
+    fused::edge_cases,
+    storage,
+    view::{scale_log2, scale_suffix, usual_scale, views_suffix},
+};
+use crate::{
+    kernels::{
+        Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
+    },
+    tensor::{DType, Extents},
+};
+
+/// Fused attention of sequences of at most [`MhaSplitKeys::MAX_LEN`] tokens, in f16 or bf16, for batches of few tokens.
+/// Operands as [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
+///
+/// Each warp of a block weighs a part of the keys with the maximum of its own part, and the sums are joined with
+/// what these maxima differ by (FlashDecoding's split of keys, in one block).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MhaSplitKeys {
+    pub heads: u32,
+    pub head: u32,
+    pub scale: f32,
+    pub q: HeadView,
+    pub k: HeadView,
+    pub v: HeadView,
+    pub dtype: DType,
+}
+
+/// Queries of a block, and keys of each of its warps.
+const ROWS: u32 = 16;
+const WARPS: u32 = 4;
+/// Multiprocessors of the cards that this is for.
+const SMS: u32 = 132;
+
+impl MhaSplitKeys {
+    /// The longest sequence: all of its keys are in registers at once. Two steps of keys for each warp, so twice as
+    /// many, were slower than warpgroup products.
+    pub const MAX_LEN: u32 = WARPS * ROWS;
+
+    /// Whether the kernel can be generated as described.
+    pub fn check(&self) -> Result<(), AttentionError> {
+        self.plain().check()?;
+        if !matches!(self.head, 32 | 64) {
+            return Err(AttentionError::SplitHead { head: self.head });
+        }
+        if self.dtype == DType::F32 {
+            return Err(AttentionError::SplitStorage { dtype: self.dtype });
+        }
+        match self
+            .named()
+            .into_iter()
+            .find(|(_, view)| *view == HeadView::HeadMajor)
+        {
+            Some((operand, _)) => Err(AttentionError::SplitView { operand }),
+            None => Ok(()),
+        }
+    }
+
+    /// The same attention for sequences of any length, which is its definition.
+    pub fn plain(&self) -> MhaOnline {
+        MhaOnline {
+            heads: self.heads,
+            head: self.head,
+            scale: self.scale,
+            q: self.q,
+            k: self.k,
+            v: self.v,
+            dtype: self.dtype,
+        }
+    }
+
+    fn named(&self) -> [(&'static str, HeadView); 3] {
+        [("q", self.q), ("k", self.k), ("v", self.v)]
+    }
+
+    fn width(&self) -> u32 {
+        self.heads * self.head
+    }
+}
+
+/// First column of the first head, of a view that is no other than by tokens.
+fn offset(view: HeadView) -> u32 {
+    match view {
+        HeadView::HeadMajor => 0,
+        HeadView::TokenMajor { offset, .. } => offset,
+    }
+}
+
+impl Kernel for MhaSplitKeys {
+    fn symbol(&self) -> String {
+        format!(
+            "mha_split_keys_{}_h{}x{}{}{}",
+            self.dtype,
+            self.heads,
+            self.head,
+            views_suffix(self.width(), &self.named()),
+            scale_suffix(self.scale, usual_scale(self.head)),
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "mha_split_keys"
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::from([
+            ("storage", storage(self.dtype).into()),
+            ("heads", self.heads.into()),
+            ("head", self.head.into()),
+            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
+            ("out_stride", self.width().into()),
+            ("q_column", offset(self.q).into()),
+            ("k_column", offset(self.k).into()),
+            ("v_column", offset(self.v).into()),
+            ("q_stride", self.q.stride(self.head).into()),
+            ("k_stride", self.k.stride(self.head).into()),
+            ("v_stride", self.v.stride(self.head).into()),
+            ("multiprocessors", SMS.into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        self.plain().params()
+    }
+
+    /// Numbers are given to tiles as by the other fused kernels; the heads of a tile are neighbours.
+    fn launch(&self, extents: &Extents) -> Launch {
+        let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
+        Launch::of_blocks(tiles.saturating_mul(self.heads.into()), self.threads(), 0)
+    }
+
+    fn threads(&self) -> u32 {
+        WARPS * 32
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        self.plain().reference(extents, reads)
+    }
+
+    /// Only sequences that it takes. One of each length around the edges of products and of warps' parts, as most of
+    /// what it is launched for is one sequence.
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = edge_cases();
+        for length in [5, 8, 16, 17, 33, 40, 48, 63, 64] {
+            cases.push(Case::new("one", &[length]));
+        }
+        cases.push(Case::new("longest", &[64, 1, 63, 17, 64]));
+        for case in &mut cases {
+            case.lens.retain(|&n| n > 0 && n <= Self::MAX_LEN);
+        }
+        cases.retain(|case| !case.lens.is_empty());
+        cases
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.plain().tolerance()
+    }
+}
+
+/// Both head sizes in both storage types, out of one tensor and out of three.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let mut all = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for (heads, head, merged) in [
+            (12, 64, true),
+            (12, 32, true),
+            (3, 64, false),
+            (5, 32, false),
+        ] {
+            let column = |i| match merged {
+                true => HeadView::TokenMajor {
+                    offset: i * heads * head,
+                    stride: 3 * heads * head,
+                },
+                false => HeadView::TokenMajor {
+                    offset: 0,
+                    stride: heads * head,
+                },
+            };
+            all.push(KernelSpec::from(MhaSplitKeys {
+                heads,
+                head,
+                scale: if merged { usual_scale(head) } else { 1.0 },
+                q: column(0),
+                k: column(1),
+                v: column(2),
+                dtype,
+            }));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(head: u32) -> MhaSplitKeys {
+        let column = |i: u32| HeadView::TokenMajor {
+            offset: i * 12 * head,
+            stride: 36 * head,
+        };
+        MhaSplitKeys {
+            heads: 12,
+            head,
+            scale: usual_scale(head),
+            q: column(0),
+            k: column(1),
+            v: column(2),
+            dtype: DType::F16,
+        }
+    }
+
+    #[test]
+    fn blocks_are_the_heads_of_each_16_queries() {
+        let blocks = |lens: &[u32]| {
+            let extents = Extents::of(lens).expect("a batch");
+            kernel(64).launch(&extents).grid
+        };
+        assert_eq!(blocks(&[1]), [12, 1, 1]);
+        assert_eq!(blocks(&[64]), [12 * 5, 1, 1]);
+        assert_eq!(blocks(&[17, 15, 1]), [12 * (2 + 3), 1, 1]);
+    }
+
+    #[test]
+    fn no_case_has_a_sequence_beyond_the_longest() {
+        let cases = kernel(32).cases();
+        let longest = cases.iter().flat_map(|case| &case.lens).max();
+        assert_eq!(longest, Some(&MhaSplitKeys::MAX_LEN));
+    }
+
+    #[test]
+    fn what_it_does_not_serve_is_refused_with_the_reason() {
+        assert_eq!(kernel(64).check(), Ok(()));
+        assert_eq!(
+            kernel(96).check(),
+            Err(AttentionError::SplitHead { head: 96 })
+        );
+        let full = MhaSplitKeys {
+            dtype: DType::F32,
+            ..kernel(32)
+        };
+        let dtype = DType::F32;
+        assert_eq!(full.check(), Err(AttentionError::SplitStorage { dtype }));
+        let apart = MhaSplitKeys {
+            k: HeadView::HeadMajor,
+            ..kernel(32)
+        };
+        let operand = "k";
+        assert_eq!(apart.check(), Err(AttentionError::SplitView { operand }));
+    }
+}
