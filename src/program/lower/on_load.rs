@@ -28,15 +28,19 @@ pub(super) struct OnLoad {
 }
 
 impl OnLoad {
-    /// The most tokens of tiles that are faster than the launches of a triple.
+    /// The most tokens for which small tiles are faster than the launches of a triple.
     pub(super) fn most_of_small_tiles(&self) -> u64 {
+        let most = |(up_to, kernel): &(u64, ResidualLayerNormGemm)| match kernel.k {
+            ..=ByMoments::NARROW => *up_to,
+            _ => (*up_to).min(ByMoments::SLOWER_THAN_ROWS),
+        };
         let is_small =
             |kernel: &ResidualLayerNormGemm| kernel.tile.tokens <= ByMoments::SLOWER_THAN_TOKENS;
         let small = self
             .kernels
             .iter()
             .take_while(|(_, kernel)| is_small(kernel));
-        small.last().map_or(0, |&(up_to, _)| up_to)
+        small.last().map_or(0, most)
     }
 
     /// The batches for which one launch computes both.
