@@ -40,10 +40,7 @@ const MOST_STAGES: u32 = 8;
 /// Products of an output with which even tens of thousands of rows are checked in no time.
 const FEW_PRODUCTS: u32 = 72;
 /// Kernels for one pair of operators that [`GemmResidualLayerNorm::by_rows`] takes, and none for both apart.
-const USUAL_KERNELS: usize = 5;
-const MOST_KERNELS: usize = 6;
-/// A kernel more than usual must save this part of the time.
-const WORTH_A_KERNEL: f64 = 0.004;
+const MOST_KERNELS: usize = 5;
 /// The most blocks of a cluster that every card with clusters takes.
 const MOST_BLOCKS: u32 = 8;
 /// Multiprocessors of an H100 or H200 SXM.
@@ -152,11 +149,7 @@ impl GemmResidualLayerNorm {
             let all = 1 + tiles.len();
             without_slivers(ranges_among(
                 Served::up_to(0),
-                Kernels {
-                    usual: USUAL_KERNELS,
-                    most: MOST_KERNELS,
-                    worth: WORTH_A_KERNEL,
-                },
+                Kernels::worth(MOST_KERNELS, 0.0),
                 all,
                 cycles,
             ))
