@@ -115,7 +115,10 @@ impl KernelSpec {
             Self::MhaLongContext(k) => attention(k.heads, k.head),
             Self::MhaShort(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             Self::MhaOnline(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
-            Self::MhaSplitKeys(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
+            Self::MhaSplitKeys(few) => {
+                let k = &few.plain;
+                &attention(k.heads, k.head) + &attention(k.heads, k.head)
+            }
             Self::MhaWgmma(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
             _ => Size::constant(0),
         }

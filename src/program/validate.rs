@@ -414,9 +414,12 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
         K::MhaOnline(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        K::MhaSplitKeys(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
-            .and_then(|()| k.check().map_err(|e| e.to_string()))
-            .map(|()| k.dtype),
+        K::MhaSplitKeys(few) => {
+            let k = &few.plain;
+            heads(k.heads, k.head, &[k.q, k.k, k.v])
+                .and_then(|()| few.check().map_err(|e| e.to_string()))
+                .map(|()| k.dtype)
+        }
         K::MhaWgmma(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),

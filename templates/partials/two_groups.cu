@@ -2,7 +2,7 @@
 // they go on to registers: a product of 64 by 64 whose operands both lie in shared memory takes all of its bandwidth,
 // and x, which is on its way there, waits.
 constexpr int GROUP_STEPS = (STEPS + 1) / 2;             // of a warpgroup, at most
-constexpr int HELD = GROUP_STEPS < 6 ? GROUP_STEPS : 6;  // whose weights are in registers: the last ones
+constexpr int HELD = GROUP_STEPS < {{ most_held }} ? GROUP_STEPS : {{ most_held }};  // whose weights are in registers: the last ones
 constexpr int UNHELD = GROUP_STEPS - HELD;
 constexpr bool EVEN = K_STEPS % (2 * SPLITS) == 0;       // all warpgroups have as many steps
 constexpr int EIGHTS = ROWS / 8, HALF = (EIGHTS + 1) / 2;  // eights of tokens, and those that a warpgroup finishes

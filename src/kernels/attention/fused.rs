@@ -112,7 +112,7 @@ impl MhaOnline {
         self.operands().check()
     }
 
-    fn operands(&self) -> Operands {
+    pub(super) fn operands(&self) -> Operands {
         Operands {
             heads: self.heads,
             head: self.head,

@@ -29,12 +29,12 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    fn named(&self) -> [(&'static str, HeadView); 3] {
+    pub fn named(&self) -> [(&'static str, HeadView); 3] {
         let [q, k, v] = self.views;
         [("q", q), ("k", k), ("v", v)]
     }
 
-    fn width(&self) -> u32 {
+    pub fn width(&self) -> u32 {
         self.heads * self.head
     }
 

@@ -6,7 +6,8 @@ use super::{
     AttentionError, HeadView, MhaOnline,
     fused::edge_cases,
     storage,
-    view::{scale_log2, scale_suffix, usual_scale, views_suffix},
+    view::{scale_log2, usual_scale},
+    wgmma::SMS,
 };
 use crate::{
     kernels::{
@@ -22,20 +23,13 @@ use crate::{
 /// what these maxima differ by (FlashDecoding's split of keys, in one block).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaSplitKeys {
-    pub heads: u32,
-    pub head: u32,
-    pub scale: f32,
-    pub q: HeadView,
-    pub k: HeadView,
-    pub v: HeadView,
-    pub dtype: DType,
+    /// The same attention for sequences of any length, which is its definition.
+    pub plain: MhaOnline,
 }
 
 /// Queries of a block, and keys of each of its warps.
 const ROWS: u32 = 16;
 const WARPS: u32 = 4;
-/// Multiprocessors of the cards that this is for.
-const SMS: u32 = 132;
 
 impl MhaSplitKeys {
     /// The longest sequence: all of its keys are in registers at once. Two steps of keys for each warp, so twice as
@@ -44,63 +38,29 @@ impl MhaSplitKeys {
 
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), AttentionError> {
-        self.plain().check()?;
-        if !matches!(self.head, 32 | 64) {
-            return Err(AttentionError::SplitHead { head: self.head });
+        let &MhaOnline { head, dtype, .. } = &self.plain;
+        self.plain.check()?;
+        if !matches!(head, 32 | 64) {
+            return Err(AttentionError::SplitHead { head });
         }
-        if self.dtype == DType::F32 {
-            return Err(AttentionError::SplitStorage { dtype: self.dtype });
+        if dtype == DType::F32 {
+            return Err(AttentionError::SplitStorage { dtype });
         }
-        match self
-            .named()
-            .into_iter()
-            .find(|(_, view)| *view == HeadView::HeadMajor)
-        {
+        let mut views = self.plain.operands().named().into_iter();
+        match views.find(|(_, view)| *view == HeadView::HeadMajor) {
             Some((operand, _)) => Err(AttentionError::SplitView { operand }),
             None => Ok(()),
         }
-    }
-
-    /// The same attention for sequences of any length, which is its definition.
-    pub fn plain(&self) -> MhaOnline {
-        MhaOnline {
-            heads: self.heads,
-            head: self.head,
-            scale: self.scale,
-            q: self.q,
-            k: self.k,
-            v: self.v,
-            dtype: self.dtype,
-        }
-    }
-
-    fn named(&self) -> [(&'static str, HeadView); 3] {
-        [("q", self.q), ("k", self.k), ("v", self.v)]
-    }
-
-    fn width(&self) -> u32 {
-        self.heads * self.head
-    }
-}
-
-/// First column of the first head, of a view that is no other than by tokens.
-fn offset(view: HeadView) -> u32 {
-    match view {
-        HeadView::HeadMajor => 0,
-        HeadView::TokenMajor { offset, .. } => offset,
     }
 }
 
 impl Kernel for MhaSplitKeys {
     fn symbol(&self) -> String {
-        format!(
-            "mha_split_keys_{}_h{}x{}{}{}",
-            self.dtype,
-            self.heads,
-            self.head,
-            views_suffix(self.width(), &self.named()),
-            scale_suffix(self.scale, usual_scale(self.head)),
-        )
+        let MhaOnline {
+            heads, head, dtype, ..
+        } = self.plain;
+        let suffix = self.plain.operands().suffix();
+        format!("mha_split_keys_{dtype}_h{heads}x{head}{suffix}")
     }
 
     fn template(&self) -> &'static str {
@@ -108,30 +68,43 @@ impl Kernel for MhaSplitKeys {
     }
 
     fn constants(&self) -> Constants {
+        let MhaOnline {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+        } = self.plain;
         Constants::from([
-            ("storage", storage(self.dtype).into()),
-            ("heads", self.heads.into()),
-            ("head", self.head.into()),
-            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
-            ("out_stride", self.width().into()),
-            ("q_column", offset(self.q).into()),
-            ("k_column", offset(self.k).into()),
-            ("v_column", offset(self.v).into()),
-            ("q_stride", self.q.stride(self.head).into()),
-            ("k_stride", self.k.stride(self.head).into()),
-            ("v_stride", self.v.stride(self.head).into()),
+            ("storage", storage(dtype).into()),
+            ("heads", heads.into()),
+            ("head", head.into()),
+            ("scale_log2", f32_literal(scale_log2(scale)).into()),
+            ("out_stride", (heads * head).into()),
+            ("q_column", q.column().into()),
+            ("k_column", k.column().into()),
+            ("v_column", v.column().into()),
+            ("q_stride", q.stride(head).into()),
+            ("k_stride", k.stride(head).into()),
+            ("v_stride", v.stride(head).into()),
             ("multiprocessors", SMS.into()),
         ])
     }
 
     fn params(&self) -> Vec<Param> {
-        self.plain().params()
+        self.plain.params()
     }
 
     /// Numbers are given to tiles as by the other fused kernels; the heads of a tile are neighbours.
     fn launch(&self, extents: &Extents) -> Launch {
         let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
-        Launch::of_blocks(tiles.saturating_mul(self.heads.into()), self.threads(), 0)
+        Launch::of_blocks(
+            tiles.saturating_mul(self.plain.heads.into()),
+            self.threads(),
+            0,
+        )
     }
 
     fn threads(&self) -> u32 {
@@ -139,7 +112,7 @@ impl Kernel for MhaSplitKeys {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        self.plain().reference(extents, reads)
+        self.plain.reference(extents, reads)
     }
 
     /// Only sequences that it takes. One of each length around the edges of products and of warps' parts, as most of
@@ -158,7 +131,7 @@ impl Kernel for MhaSplitKeys {
     }
 
     fn tolerance(&self) -> Tolerance {
-        self.plain().tolerance()
+        self.plain.tolerance()
     }
 }
 
@@ -182,7 +155,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     stride: heads * head,
                 },
             };
-            all.push(KernelSpec::from(MhaSplitKeys {
+            let plain = MhaOnline {
                 heads,
                 head,
                 scale: if merged { usual_scale(head) } else { 1.0 },
@@ -190,7 +163,8 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 k: column(1),
                 v: column(2),
                 dtype,
-            }));
+            };
+            all.push(KernelSpec::from(MhaSplitKeys { plain }));
         }
     }
     all
@@ -205,7 +179,7 @@ mod tests {
             offset: i * 12 * head,
             stride: 36 * head,
         };
-        MhaSplitKeys {
+        let plain = MhaOnline {
             heads: 12,
             head,
             scale: usual_scale(head),
@@ -213,7 +187,8 @@ mod tests {
             k: column(1),
             v: column(2),
             dtype: DType::F16,
-        }
+        };
+        MhaSplitKeys { plain }
     }
 
     #[test]
@@ -241,16 +216,12 @@ mod tests {
             kernel(96).check(),
             Err(AttentionError::SplitHead { head: 96 })
         );
-        let full = MhaSplitKeys {
-            dtype: DType::F32,
-            ..kernel(32)
-        };
         let dtype = DType::F32;
+        let mut full = kernel(32);
+        full.plain.dtype = dtype;
         assert_eq!(full.check(), Err(AttentionError::SplitStorage { dtype }));
-        let apart = MhaSplitKeys {
-            k: HeadView::HeadMajor,
-            ..kernel(32)
-        };
+        let mut apart = kernel(32);
+        apart.plain.k = HeadView::HeadMajor;
         let operand = "k";
         assert_eq!(apart.check(), Err(AttentionError::SplitView { operand }));
     }

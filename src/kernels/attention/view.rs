@@ -46,6 +46,14 @@ impl HeadView {
         }
     }
 
+    /// First column of the first head, where the view is one of columns.
+    pub(super) fn column(self) -> u32 {
+        match self {
+            HeadView::HeadMajor => 0,
+            HeadView::TokenMajor { offset, .. } => offset,
+        }
+    }
+
     /// Index of token 0 of head `blockIdx.y`, as a 64-bit CUDA expression.
     pub(super) fn origin(self, head: u32) -> String {
         self.origin_of("blockIdx.y", head)

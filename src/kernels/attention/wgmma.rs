@@ -7,7 +7,7 @@ use super::{
     AttentionError, HeadView, MhaOnline,
     fused::edge_cases,
     storage,
-    view::{scale_log2, scale_suffix, usual_scale, views_suffix},
+    view::{scale_log2, usual_scale},
 };
 use crate::{
     kernels::{
@@ -60,7 +60,7 @@ const RECORD: u32 = 16 + 8;
 const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 8;
 /// Multiprocessors of the cards that this is for.
-const SMS: u32 = 132;
+pub(super) const SMS: u32 = 132;
 
 impl MhaTile {
     /// Queries by keys by blocks.
@@ -238,7 +238,7 @@ impl MhaWgmma {
         if self.dtype == DType::F32 {
             return Err(AttentionError::WarpgroupStorage { dtype: self.dtype });
         }
-        for (operand, view) in self.named() {
+        for (operand, view) in self.plain().operands().named() {
             let HeadView::TokenMajor { offset, stride } = view else {
                 return Err(AttentionError::WarpgroupView { operand });
             };
@@ -272,14 +272,6 @@ impl MhaWgmma {
             dtype: self.dtype,
         }
     }
-
-    fn named(&self) -> [(&'static str, HeadView); 3] {
-        [("q", self.q), ("k", self.k), ("v", self.v)]
-    }
-
-    fn width(&self) -> u32 {
-        self.heads * self.head
-    }
 }
 
 /// Whether the heads are columns of rows of tokens that begin where a box does.
@@ -292,14 +284,6 @@ fn has_whole_boxes(view: HeadView, head: u32) -> bool {
     }
 }
 
-/// First column of the first head.
-fn offset(view: HeadView) -> u32 {
-    match view {
-        HeadView::HeadMajor => 0,
-        HeadView::TokenMajor { offset, .. } => offset,
-    }
-}
-
 impl Kernel for MhaWgmma {
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
@@ -307,12 +291,11 @@ impl Kernel for MhaWgmma {
 
     fn definition(&self) -> String {
         format!(
-            "mha_wgmma_{}_h{}x{}{}{}",
+            "mha_wgmma_{}_h{}x{}{}",
             self.dtype,
             self.heads,
             self.head,
-            views_suffix(self.width(), &self.named()),
-            scale_suffix(self.scale, usual_scale(self.head)),
+            self.plain().operands().suffix(),
         )
     }
 
@@ -349,10 +332,10 @@ impl Kernel for MhaWgmma {
             ("keys", self.tile.keys.into()),
             ("stages", stages.into()),
             ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
-            ("out_stride", self.width().into()),
-            ("q_column", offset(self.q).into()),
-            ("k_column", offset(self.k).into()),
-            ("v_column", offset(self.v).into()),
+            ("out_stride", (self.heads * self.head).into()),
+            ("q_column", self.q.column().into()),
+            ("k_column", self.k.column().into()),
+            ("v_column", self.v.column().into()),
             ("scores", scores.into()),
             ("score_registers", registers(scores).into()),
             ("score_operands", operands(scores).into()),

@@ -121,6 +121,7 @@ impl Kernel for MomentsLayerNormGemm {
         constants.extend(self.product().constants());
         constants.insert("eps", f32_literal(self.eps).into());
         constants.insert("before_x", self.laid().0.into());
+        constants.insert("most_held", TwoGroups::MOST_HELD.into());
         constants
     }
 

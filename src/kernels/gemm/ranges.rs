@@ -248,17 +248,14 @@ impl Estimates {
     /// Candidates beside those that are chosen already, for rows up to so many.
     fn choose(&self, mut chosen: Vec<usize>, kernels: Kernels, most_rows: u64) -> Vec<usize> {
         let counted = self.rows.partition_point(|&rows| rows <= most_rows);
-        let cost = |of: &[usize]| self.cost(of, counted);
         let all: Vec<usize> = (0..self.candidates()).collect();
-        let mut lowest = cost(&chosen);
+        let mut lowest = self.cost(&chosen, counted);
         while chosen.len() < kernels.most {
             let worth = match chosen.len() < kernels.usual {
                 true => 0.0,
                 false => kernels.worth,
             };
-            let with = |c: usize| cost(&[&chosen[..], &[c]].concat());
-            let costs: Vec<f64> = all.iter().map(|&c| with(c)).collect();
-            let (found, candidate) = least(&costs, &all);
+            let (found, candidate) = least(&self.costs_with_each(&chosen, counted), &all);
             if found >= lowest * (1.0 - worth) {
                 break;
             }
@@ -277,19 +274,20 @@ impl Estimates {
         loop {
             let mut best = (lowest * (1.0 - WORTH_AN_EXCHANGE), None);
             for at in 0..chosen.len() {
-                for candidate in (0..self.candidates()).filter(|c| !chosen.contains(c)) {
-                    let mut other = chosen.clone();
-                    other[at] = candidate;
-                    let cost = self.cost(&other, self.rows.len());
-                    if cost < best.0 {
-                        best = (cost, Some(other));
+                let mut rest = chosen.clone();
+                rest.remove(at);
+                let costs = self.costs_with_each(&rest, self.rows.len());
+                for (candidate, cost) in costs.into_iter().enumerate() {
+                    if cost < best.0 && !chosen.contains(&candidate) {
+                        best = (cost, Some((at, candidate)));
                     }
                 }
             }
-            match best {
-                (cost, Some(other)) => (lowest, chosen) = (cost, other),
-                (_, None) => return chosen,
-            }
+            let (cost, Some((at, candidate))) = best else {
+                return chosen;
+            };
+            lowest = cost;
+            chosen[at] = candidate;
         }
     }
 
@@ -298,6 +296,18 @@ impl Estimates {
         let each = self.times[..counted].iter().zip(&self.weights);
         each.map(|(times, weight)| weight * least(times, of).0)
             .sum()
+    }
+
+    /// By candidate: what these and it would cost.
+    fn costs_with_each(&self, of: &[usize], counted: usize) -> Vec<f64> {
+        let mut costs = vec![0.0; self.candidates()];
+        for (times, weight) in self.times[..counted].iter().zip(&self.weights) {
+            let (shortest, _) = least(times, of);
+            for (cost, &time) in costs.iter_mut().zip(times) {
+                *cost += weight * shortest.min(time);
+            }
+        }
+        costs
     }
 
     /// What is left of all candidates but those that are `given`, when one after the other goes that is missed least, until

@@ -58,7 +58,7 @@ pub(super) struct TwoGroups {
 
 impl TwoGroups {
     /// Steps of a warpgroup whose weights go to registers before x is there.
-    const MOST_HELD: u32 = 6;
+    pub const MOST_HELD: u32 = 6;
 
     /// Steps whose weights lie before x: all, or as many as leave room for x. Those behind are the second warpgroup's, and
     /// in registers when x comes. `None` where there is no room.
@@ -165,6 +165,7 @@ impl Kernel for GemmResidualMoments {
         constants.extend(self.tile.constants());
         constants.insert("bias", self.bias.into());
         constants.insert("before_x", self.laid().0.into());
+        constants.insert("most_held", TwoGroups::MOST_HELD.into());
         constants
     }
 

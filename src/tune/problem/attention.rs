@@ -6,8 +6,8 @@ use crate::kernels::{
     attention::{MhaOnline, MhaShort, MhaSplitKeys, MhaWgmma},
 };
 
-/// The kernel of a choice; `None` where the choice is none of attention, or the problem another.
-pub(super) fn kernel(problem: &Problem, choice: Choice) -> Option<KernelSpec> {
+/// The kernel for any length and card; `None` where the problem is another.
+fn online(problem: &Problem) -> Option<MhaOnline> {
     let &Problem::Attention {
         heads,
         head,
@@ -21,7 +21,7 @@ pub(super) fn kernel(problem: &Problem, choice: Choice) -> Option<KernelSpec> {
     else {
         return None;
     };
-    let online = MhaOnline {
+    Some(MhaOnline {
         heads,
         head,
         scale,
@@ -29,7 +29,21 @@ pub(super) fn kernel(problem: &Problem, choice: Choice) -> Option<KernelSpec> {
         k,
         v,
         dtype,
-    };
+    })
+}
+
+/// The kernel of a choice; `None` where the choice is none of attention, or the problem another.
+pub(super) fn kernel(problem: &Problem, choice: Choice) -> Option<KernelSpec> {
+    let online = online(problem)?;
+    let MhaOnline {
+        heads,
+        head,
+        scale,
+        q,
+        k,
+        v,
+        dtype,
+    } = online;
     match choice {
         Choice::MhaOnline => Some(online.into()),
         Choice::MhaShort { max_len } => {
@@ -65,27 +79,15 @@ pub(super) fn kernel(problem: &Problem, choice: Choice) -> Option<KernelSpec> {
 impl Problem {
     /// What is launched for few tokens, where that was measured to be faster than any choice: on Hopper.
     pub fn attention_of_few_tokens(&self) -> Option<MhaSplitKeys> {
-        let &Problem::Attention {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            dtype,
+        let Problem::Attention {
             instructions: Instructions::Hopper,
+            ..
         } = self
         else {
             return None;
         };
         let few = MhaSplitKeys {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            dtype,
+            plain: online(self)?,
         };
         few.check().is_ok().then_some(few)
     }

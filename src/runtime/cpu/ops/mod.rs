@@ -239,7 +239,7 @@ pub fn run_in(
         KernelSpec::AttentionContext(k) => attention::context(k, args),
         KernelSpec::MhaShort(k) => attention::mha_short(k, args),
         KernelSpec::MhaOnline(k) => attention::mha_online(k, args),
-        KernelSpec::MhaSplitKeys(k) => attention::mha_online(&k.plain(), args),
+        KernelSpec::MhaSplitKeys(k) => attention::mha_online(&k.plain, args),
         KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
         | KernelSpec::ResidualLayerNormGemm(_)
