@@ -1,0 +1,641 @@
+"""Write small checkpoint folders as they are published, with what Python gives on them.
+
+Each folder under the output directory is a model of random weights in the form in which transformers
+or sentence-transformers publish one, and an `expected.json` of runs: inputs, token ids, and the results
+of `SentenceTransformer.encode`, `CrossEncoder.predict` or the model itself. Weights are exact in f16
+and stored so; the results are those of f32 arithmetic on the same values.
+
+    pip install torch transformers sentence-transformers
+    python3 scripts/folders.py tests/checkpoints
+
+Nothing is downloaded. Two runs with the same versions write the same bytes.
+
+How sentence-transformers reads a folder (6.2.0, where not said otherwise):
+
+* Texts are tokenized as they are (before 5.4 without the space at both ends) and cut to `max_seq_length`
+  of sentence_bert_config.json, special tokens and prompt included. Where that key is missing, as in every
+  folder saved since 5.4, the limit is the smaller of tokenizer_config.json's `model_max_length` and
+  config.json's `max_position_embeddings`. Truncation and padding saved inside tokenizer.json do not
+  matter: both are set anew for each call.
+* A prompt is put before the text as it is, and the whole is tokenized at once. An explicit prompt, even
+  "", goes before a prompt name, and a name before `default_prompt_name`. "query" and "document" are
+  always names, of empty prompts where the folder has none; any other unknown name is an error.
+* `include_prompt: false` takes the first n positions out of the pooling mask (not out of attention),
+  where n is the number of tokens of the prompt tokenized alone, without its last special token: so
+  [CLS] is excluded with the prompt, and the final [SEP] stays. Without a prompt nothing is excluded,
+  [CLS] included. CLS pooling then takes the first token after the prompt (up to 5.4 always the first).
+* Pooling booleans join in the order cls, max, mean, mean_sqrt_len, weightedmean, lasttoken, whatever
+  the order of the keys; the list that `pooling_mode` of new folders may be joins in its own order.
+* `lasttoken` is the last token that is not padding, hence [SEP]; `weightedmean` weighs position i
+  (from 0, [CLS] included) by i + 1.
+* A pair is cut with "longest_first" to that same limit (a cross encoder without modules.json has no
+  sentence_bert_config.json): tokens go one at a time from the end of the longer text.
+* The activation of a cross encoder is config_sentence_transformers.json's `activation_fn` beside a
+  modules.json; else config.json's `sentence_transformers.activation_fn`; else its
+  `sbert_ce_default_activation_function`; else sigmoid for one label and none for several.
+"""
+import itertools, json, math, os, shutil, sys, tempfile, zlib
+from collections import Counter
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+import numpy as np, safetensors.torch, torch, transformers as tf
+import sentence_transformers as st
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import Tokenizer, pre_tokenizers
+
+CORPUS = """
+A river runs from the hills to the sea, and boats carry grain along it in summer.
+The train to the coast leaves at eight and arrives before noon unless it rains.
+It rained all afternoon, so the picnic was moved indoors and nobody was sorry.
+Who wrote the first letter, and where was it found after the war?
+The letter was found in a box under the floor of an old house by the river.
+She sells fresh bread, cheese and apples at the market near the station.
+Prices at the market rose in spring, when snow closed the mountain road.
+How many people live in the town, and how many of them work at the harbour?
+About nine thousand people live there; a third of them work at the harbour.
+The museum keeps maps, coins and ships' bells from three hundred years of trade.
+A map of the harbour shows where the deep water is and where the sand begins.
+Nothing is known about the painter except her name and the year 1824.
+Light from the window falls on the table, the bread and the open letter.
+The doctor said that rest, water and warm food would be enough.
+find: a text about bread. text: one can find bread at the market. about: letters.
+""".strip().split("\n")
+TEXTS = ["The train to the coast leaves at eight.", "Who found the letter?", "Rain closed the road by the river, so bread was late."]
+SHORT = ["The train leaves at eight.", "Who found the letter?", "Rain"]  # For outputs of every token.
+LONG = [
+    "The museum by the harbour keeps maps, coins and bells, and in summer the boats carry people from the town "
+    "along the river to the sea and back before the evening train leaves for the hills, unless snow or rain has "
+    "closed the road, in which case nobody travels, and the market sells its apples to the station instead.",
+    "Nothing is known about the painter except that she wrote a letter in the spring of 1824 from the old house.",
+]
+PAIRS = [
+    ["How many people live in the town?", "About nine thousand people live there."],
+    ["How many people live in the town?", "The train leaves at eight."],
+    ["Who wrote the letter?", "It was found in a box under the floor of an old house."],
+]
+LONG_PAIR = [LONG[1], LONG[0]]  # Both texts lose tokens.
+LONG_SECOND = ["Where is the deep water?", LONG[0]]  # Only the second does.
+HUGE = int(1e30)  # What transformers writes for a tokenizer without a limit.
+HIDDEN, POSITIONS = 32, 64
+MADE_WITH = {"torch": torch.__version__.split("+")[0], "transformers": tf.__version__, "sentence_transformers": st.__version__}
+
+
+# Tokenizers. The trainers of `tokenizers` give another vocabulary on each run, so pieces are found here.
+
+
+def merged(words, count, join=lambda a, b: a + b):
+    """The first `count` merges of byte pair encoding: the most frequent pair, and of those the first by name."""
+    words = [(list(w), n) for w, n in sorted(Counter(words).items())]
+    merges = []
+    while len(merges) < count:
+        pairs = Counter()
+        for w, n in words:
+            for pair in zip(w, w[1:]):
+                pairs[pair] += n
+        best = min(pairs, key=lambda p: (-pairs[p], p))
+        merges.append(best)
+        for w, _ in words:
+            for i in range(len(w) - 2, -1, -1):
+                if (w[i], w[i + 1]) == best:
+                    w[i : i + 2] = [join(*best)]
+    return merges
+
+
+def bert_tokenizer(**more):
+    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    words = [tuple([w[0]] + ["##" + c for c in w[1:]]) for line in CORPUS for w, _ in split(line.lower())]
+    join = lambda a, b: a + b.removeprefix("##")
+    pieces = sorted({c for w in words for c in w}) + [join(*m) for m in merged(words, 130, join)]
+    vocab = {piece: i for i, piece in enumerate(dict.fromkeys(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + pieces))}
+    return tf.BertTokenizer(vocab=vocab, **{"model_max_length": POSITIONS} | more)
+
+
+def unigram(lower=False):
+    """Pieces with their scores, without special tokens."""
+    words = ["▁" + w for line in CORPUS for w in (line.lower() if lower else line).split()]
+    pieces = sorted({c for w in words for c in w}) + ["".join(m) for m in merged(words, 140)]
+    counts = {piece: sum(w.count(piece) for w in words) for piece in pieces}
+    return [(piece, round(math.log(n / sum(counts.values())), 4)) for piece, n in counts.items()]
+
+
+def xlmr_tokenizer(**more):
+    first = [(t, 0.0) for t in ("<s>", "<pad>", "</s>", "<unk>")]
+    return tf.XLMRobertaTokenizer(vocab=first + unigram() + [("<mask>", 0.0)], **{"model_max_length": POSITIONS} | more)
+
+
+def camembert_tokenizer():
+    first = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0), ("<s>", 0.0), ("</s>", 0.0)]
+    return tf.CamembertTokenizer(vocab=first + unigram() + [("<mask>", 0.0)], model_max_length=POSITIONS)
+
+
+def albert_tokenizer():
+    first = [(t, 0.0) for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
+    # transformers 5 leaves types out unless asked; before, and in training, pairs had both types.
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return tf.AlbertTokenizer(vocab=first + unigram(lower=True), model_max_length=POSITIONS, model_input_names=inputs)
+
+
+def roberta_tokenizer():
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+    merges = merged([w for line in CORPUS for w, _ in split(line)], 80)
+    pieces = ["<s>", "<pad>", "</s>", "<unk>"] + sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(m) for m in merges] + ["<mask>"]
+    return tf.RobertaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges, model_max_length=POSITIONS)
+
+
+# Models.
+
+
+def sizes(tok, **more):
+    base = dict(vocab_size=len(tok), hidden_size=HIDDEN, num_attention_heads=2, num_hidden_layers=2, intermediate_size=48, max_position_embeddings=POSITIONS)
+    return base | more
+
+
+def bert(tok, **more):
+    return tf.BertConfig(**sizes(tok, **more))
+
+
+def electra(tok, **more):
+    return tf.ElectraConfig(**sizes(tok, embedding_size=16) | more)
+
+
+def albert(tok, **more):
+    return tf.AlbertConfig(**sizes(tok, embedding_size=16, **more))
+
+
+def distilbert(tok, **more):
+    return tf.DistilBertConfig(vocab_size=len(tok), dim=HIDDEN, n_heads=2, n_layers=2, hidden_dim=48, max_position_embeddings=POSITIONS, **more)
+
+
+def robertas(config, tok, **more):
+    """RoBERTa and what has its form: two positions more than tokens, one type."""
+    return config(**sizes(tok, max_position_embeddings=POSITIONS + 2, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1,
+                          bos_token_id=tok.bos_token_id, eos_token_id=tok.eos_token_id, **more))
+
+
+def draw(model, name):
+    """Random values that f16 holds, and the model in f16."""
+    # In a deep model larger values make all tokens the same.
+    deviation = 0.3 if sum("query.weight" in k for k, _ in model.named_parameters()) < 4 else 0.15
+    random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    for key, p in model.named_parameters():
+        norm = p.dim() == 1 and key.endswith("weight")
+        p.copy_((1.0 if norm else 0.0) + (0.1 if p.dim() == 1 else deviation) * torch.randn(p.shape, generator=random))
+    return model.half().eval()
+
+
+def save(folder, tok, model):
+    draw(model, os.path.basename(folder)).save_pretrained(folder)
+    tok.save_pretrained(folder)
+
+
+# Files that are changed after saving.
+
+
+def read(*path):
+    with open(os.path.join(*path)) as f:
+        return json.load(f)
+
+
+def write(value, *path):
+    with open(os.path.join(*path), "w") as f:
+        json.dump(value, f, indent=2, ensure_ascii=False)
+        f.write("\n")
+
+
+def retensor(folder, change):
+    path = os.path.join(folder, "model.safetensors")
+    with safetensors.safe_open(path, "pt") as f:
+        tensors = {k: f.get_tensor(k) for k in f.keys()}
+    safetensors.torch.save_file(change(tensors), path, {"format": "pt"})
+
+
+# Runs.
+
+
+def plain(tensor):
+    return np.asarray(tensor.detach() if isinstance(tensor, torch.Tensor) else tensor, dtype=np.float32)
+
+
+def check(values):
+    assert np.isfinite(values).all()
+    rows = values.reshape(len(values), -1)
+    least = min((np.abs(a - b).max() for a, b in itertools.combinations(rows, 2)), default=1.0)
+    assert least > (0.01 if rows.shape[1] > 1 else 1e-5), f"two rows are the same within {least}"
+
+
+def record(folder, runs):
+    """Numbers of one array in one line, so that the file can be read."""
+    dump = lambda v: json.dumps(v, ensure_ascii=False)
+    array = lambda v: "[" + ",".join(f"{x:.9g}" for x in v.ravel().tolist()) + "]" if isinstance(v, np.ndarray) else dump(v)
+    lines = ["{", f'"made_with": {dump(MADE_WITH)},', '"runs": [']
+    for i, run in enumerate(runs):
+        fields = ",\n".join(f"  {dump(k)}: {array(v)}" for k, v in run.items())
+        lines.append("{\n" + fields + "\n}" + ("," if i + 1 < len(runs) else ""))
+    with open(os.path.join(folder, "expected.json"), "w") as f:
+        f.write("\n".join(lines + ["]", "}"]) + "\n")
+
+
+def ids_and_types(features):
+    mask = features["attention_mask"].bool()
+    types = features["token_type_ids"] if "token_type_ids" in features else torch.zeros_like(features["input_ids"])
+    cut = lambda t: [row[m].tolist() for row, m in zip(t, mask)]
+    return cut(features["input_ids"]), cut(types)
+
+
+def check_ids(folder, limit, inputs, ids, types=None):
+    """What tokenizer.json alone gives, cut to `limit`, is what Python gave."""
+    tok = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+    tok.no_padding()
+    tok.enable_truncation(limit, strategy="longest_first")
+    encoded = [tok.encode(*([x] if isinstance(x, str) else x)) for x in inputs]
+    assert [e.ids for e in encoded] == ids, (folder, encoded[0].tokens)
+    assert types is None or [e.type_ids for e in encoded] == types, folder
+
+
+def encode(folder, runs):
+    """Runs of SentenceTransformer.encode: (texts, keyword arguments)."""
+    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32})
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    out = []
+    for texts, how in runs:
+        values = plain(model.encode(texts, **how))
+        prompt = model._resolve_prompt(how.get("prompt"), how.get("prompt_name"))
+        ids, _ = ids_and_types(model.preprocess(texts, prompt=prompt))
+        check(values)
+        check_ids(folder, model.max_seq_length, [(prompt or "") + t for t in texts], ids)
+        out.append({"texts": texts, "prompt_name": how.get("prompt_name"), "prompt": how.get("prompt"),
+                    "output": "sentence_embedding", "shape": list(values.shape), "values": values, "ids": ids})
+    record(folder, out)
+    return model
+
+
+def predict(folder, runs=(({}, PAIRS), ({}, [LONG_PAIR, LONG_SECOND]))):
+    """Runs of CrossEncoder.predict with its defaults, and the logits before the activation."""
+    model = CrossEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32})
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    out = []
+    for how, pairs in runs:
+        values = plain(model.predict(pairs, **how))
+        logits = plain(model.predict(pairs, activation_fn=torch.nn.Identity(), **how))
+        prompt = model._resolve_prompt(None, how.get("prompt_name"))
+        ids, types = ids_and_types(model.preprocess(pairs, prompt=prompt))
+        check(values)
+        check(logits)
+        check_ids(folder, model.max_seq_length, [((prompt or "") + a, b) for a, b in pairs], ids, types)
+        out.append({"pairs": pairs, "prompt_name": how.get("prompt_name"), "output": "scores", "shape": list(values.shape),
+                    "values": values, "logits": logits, "ids": ids, "types": types})
+    record(folder, out)
+    return model
+
+
+OUTPUTS = {
+    "last_hidden_state": lambda o: o.last_hidden_state[0],
+    "pooler_output": lambda o: o.pooler_output,
+    "sequence_logits": lambda o: o.logits,
+    "token_logits": lambda o: o.logits[0],
+    "mlm_logits": lambda o: o.logits[0, :, :64],
+    "discriminator_logits": lambda o: o.logits[0, :, None],
+}
+
+
+def run(folder, *runs):
+    """Runs of a model alone: (class, output), the first with a pair, too. Every sequence by itself, so there is no padding."""
+    tok = tf.AutoTokenizer.from_pretrained(folder)
+    out = []
+    for cls, output in runs:
+        model, info = cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        # A trunk read from a folder of a head without a pooler gets a pooler of its own, not asked for.
+        missing = [k for k in info["missing_keys"] if output == "pooler_output" or not k.startswith("pooler.")]
+        assert not missing, (folder, info)
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        for key, inputs in (("texts", SHORT), ("pairs", PAIRS[1:2]))[:1 if out else 2]:
+            features = [tok(*([x] if key == "texts" else x), return_tensors="pt") for x in inputs]
+            ids, types = zip(*((i[0], t[0]) for i, t in map(ids_and_types, features)))
+            values = np.concatenate([plain(OUTPUTS[output](model.eval()(**f))) for f in features])
+            check(values)
+            # DistilBERT takes no types, though the template of its tokenizer.json gives some.
+            check_ids(folder, POSITIONS, inputs, list(ids), None if model.config.model_type == "distilbert" else list(types))
+            more = {"columns": 64} if output == "mlm_logits" else {}
+            out.append({key: inputs, "ids": ids, "types": types, "output": output} | more | {"shape": list(values.shape), "values": values})
+    record(folder, out)
+
+
+# Folders of sentence-transformers.
+
+
+def sentence(folder, tok, model, *modules, limit=24, **more):
+    """As the installed version saves it: the limit is tokenizer_config.json's `model_max_length`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, model)
+        trunk = Transformer(path, model_kwargs={"dtype": torch.float16})
+    for i, module in enumerate(modules):
+        draw(module, f"{os.path.basename(folder)}.{i + 1}")
+    whole = SentenceTransformer(modules=[trunk, *modules], device="cpu", **more)
+    whole.max_seq_length = limit
+    whole.save(folder, create_model_card=False)
+    shutil.rmtree(os.path.join(folder, ".cache"), ignore_errors=True)
+
+
+def older(folder, limit=16, version="2.2.2", **config):
+    """The same folder as versions before 5.4 wrote it, as most published ones are."""
+    tokenizer = read(folder, "tokenizer_config.json")
+    write(tokenizer | {"model_max_length": POSITIONS}, folder, "tokenizer_config.json")
+    write({"max_seq_length": limit, "do_lower_case": False}, folder, "sentence_bert_config.json")
+    versions = {"sentence_transformers": version, "transformers": "4.34.0", "pytorch": "2.1.0"}
+    write({"__version__": versions} | config, folder, "config_sentence_transformers.json")
+    modules = read(folder, "modules.json")
+    for m in modules:
+        kind = m["type"].split(".")[-1]
+        m["type"] = f"sentence_transformers.models.{kind}"
+        if kind == "Normalize":  # It had no files, and git keeps no empty folder.
+            shutil.rmtree(os.path.join(folder, m["path"]))
+        if kind == "Pooling":
+            new = read(folder, m["path"], "config.json")
+            modes = new["pooling_mode"] if isinstance(new["pooling_mode"], list) else [new["pooling_mode"]]
+            old = {"word_embedding_dimension": new["embedding_dimension"]}
+            old |= {f"pooling_mode_{k}": v in modes for k, v in {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}.items()}
+            if config:  # These keys came with the prompts.
+                old |= {"pooling_mode_weightedmean_tokens": "weightedmean" in modes, "pooling_mode_lasttoken": "lasttoken" in modes, "include_prompt": new["include_prompt"]}
+            write(old, folder, m["path"], "config.json")
+    write(modules, folder, "modules.json")
+
+
+SIMPLE = [(TEXTS + ["Café by the SEA: 1824?", ""], {}), (["Rain"], {}), (LONG, {})]
+PROMPTS = {"query": "find: ", "document": "text: "}
+
+
+def st_mean(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean"), Normalize())
+    older(folder, version="3.0.1", prompts=PROMPTS, default_prompt_name=None, similarity_fn_name=None)
+    # Older transformers saved this buffer, too.
+    retensor(folder, lambda t: t | {"embeddings.position_ids": torch.arange(POSITIONS)[None]})
+    encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"}), (TEXTS[:2] + LONG[:1], {"prompt_name": "document"}), (TEXTS, {"prompt": "about: "})])
+
+
+def st_default_prompt(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean", include_prompt=False), Normalize())
+    older(folder, version="3.0.1", prompts=PROMPTS, default_prompt_name="query", similarity_fn_name="cosine")
+    model = encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "document"}), (TEXTS, {"prompt": ""}), (TEXTS + LONG, {"prompt": "letters about bread: "})])
+    # The reference excludes the prompt and [CLS] from the mean: the same by hand, for the first text.
+    features = model.preprocess(TEXTS[:1], prompt="find: ")
+    skip = len(model.tokenizer("find: ")["input_ids"]) - 1
+    assert features["prompt_length"] == skip, features
+    hidden = model[0].model(features["input_ids"]).last_hidden_state[0]
+    by_hand = torch.nn.functional.normalize(hidden[skip:].mean(0), dim=0)
+    assert np.abs(plain(by_hand) - model.encode(TEXTS)[0]).max() < 1e-5
+
+
+def st_cls(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "cls"))
+    older(folder, limit=32)  # Of the oldest form: no prompts, four pooling keys.
+    # Many published tokenizer.json have the settings of the last call, which do not count.
+    tokenizer = read(folder, "tokenizer.json")
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
+    tokenizer["padding"] = {"strategy": {"Fixed": 20}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    write(tokenizer, folder, "tokenizer.json")
+    # "query" is a name everywhere, here of an empty prompt.
+    encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"})])
+
+
+def st_max(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "max"), Normalize(), prompts=PROMPTS)
+    encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "document"})])
+
+
+def st_last(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "lasttoken"))
+    encode(folder, SIMPLE)
+
+
+def st_joined(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, ["cls", "mean", "max"]), Normalize())
+    older(folder)
+    model = encode(folder, SIMPLE)
+    assert model[1].pooling_mode == ("cls", "max", "mean")
+
+
+def st_joined_list(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, ["mean", "cls"]), Normalize())
+    model = encode(folder, SIMPLE)
+    assert model[1].pooling_mode == ("mean", "cls")
+
+
+def st_dense(folder):
+    tok = bert_tokenizer()
+    first = Dense(HIDDEN, 24, bias=True, activation_function=torch.nn.Tanh())
+    second = Dense(24, 16, bias=False, activation_function=torch.nn.Identity())
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean"), first, second, Normalize())
+    older(folder)
+    # The first as before 5.4, the second as now.
+    config = read(folder, "2_Dense", "config.json")
+    write({k: config[k] for k in ("in_features", "out_features", "bias", "activation_function")}, folder, "2_Dense", "config.json")
+    encode(folder, SIMPLE)
+
+
+def st_sqrt(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean_sqrt_len_tokens"))
+    older(folder)
+    encode(folder, SIMPLE)
+
+
+def st_weighted(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "weightedmean"))
+    older(folder, version="3.0.1", prompts={}, default_prompt_name=None, similarity_fn_name=None)
+    encode(folder, SIMPLE)
+
+
+def st_xlmr(folder):
+    tok = xlmr_tokenizer()
+    sentence(folder, tok, tf.XLMRobertaModel(robertas(tf.XLMRobertaConfig, tok)), Pooling(HIDDEN, "cls"), Normalize())
+    older(folder, limit=POSITIONS)
+    encode(folder, SIMPLE)
+
+
+def st_distil(folder):
+    tok = bert_tokenizer(model_input_names=["input_ids", "attention_mask"])
+    sentence(folder, tok, tf.DistilBertModel(distilbert(tok)), Pooling(HIDDEN, "mean"), Normalize())
+    encode(folder, SIMPLE)
+
+
+def st_albert(folder):
+    tok = albert_tokenizer()
+    config = albert(tok, num_hidden_groups=2, inner_group_num=2)
+    config.num_hidden_layers = 4
+    sentence(folder, tok, tf.AlbertModel(config), Pooling(HIDDEN, "mean"))
+    older(folder)
+    encode(folder, SIMPLE)
+
+
+def st_electra(folder):
+    tok = bert_tokenizer()
+    sentence(folder, tok, tf.ElectraModel(electra(tok)), Pooling(HIDDEN, "mean"), limit=POSITIONS)
+    encode(folder, SIMPLE)
+
+
+# Cross encoders.
+
+
+def ce_one(folder):
+    tok = xlmr_tokenizer()
+    save(folder, tok, tf.XLMRobertaForSequenceClassification(robertas(tf.XLMRobertaConfig, tok, num_labels=1)))
+    assert isinstance(predict(folder).activation_fn, torch.nn.Sigmoid)
+
+
+def ce_identity(folder):
+    # The tokenizer has no limit: the positions are one.
+    tok = bert_tokenizer(model_max_length=HUGE)
+    save(folder, tok, tf.BertForSequenceClassification(bert(tok, num_labels=1)))
+    config = read(folder, "config.json")
+    write(config | {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, folder, "config.json")
+    model = predict(folder)
+    assert isinstance(model.activation_fn, torch.nn.Identity) and model.max_seq_length == POSITIONS
+
+
+def ce_nli(folder):
+    tok = bert_tokenizer()
+    labels = ["contradiction", "entailment", "neutral"]
+    config = bert(tok, id2label=dict(enumerate(labels)), label2id={l: i for i, l in enumerate(labels)})
+    save(folder, tok, tf.BertForSequenceClassification(config))
+    assert isinstance(predict(folder).activation_fn, torch.nn.Identity)
+
+
+def ce_new(folder):
+    """As versions 4.0 to 5.3 saved it."""
+    tok = bert_tokenizer(model_max_length=40)
+    save(folder, tok, tf.BertForSequenceClassification(bert(tok, num_labels=1)))
+    config = read(folder, "config.json")
+    own = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}
+    write(config | {"sentence_transformers": own}, folder, "config.json")
+    assert isinstance(predict(folder).activation_fn, torch.nn.Identity)
+
+
+def ce_modules(folder):
+    """As the installed version saves it: with a modules.json, as a sentence encoder has."""
+    tok = bert_tokenizer()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.BertForSequenceClassification(bert(tok, num_labels=1)))
+        model = CrossEncoder(path, device="cpu", model_kwargs={"dtype": torch.float16}, activation_fn=torch.nn.Tanh(), prompts={"query": "find: "})
+    model.save(folder, create_model_card=False)
+    model = predict(folder, (({}, PAIRS), ({}, [LONG_PAIR, LONG_SECOND]), ({"prompt_name": "query"}, PAIRS)))
+    assert isinstance(model.activation_fn, torch.nn.Tanh)
+
+
+def ce_electra(folder):
+    tok = bert_tokenizer()
+    save(folder, tok, tf.ElectraForSequenceClassification(electra(tok, num_labels=1)))
+    predict(folder)
+
+
+# Folders of transformers.
+
+
+def hf_gamma(folder):
+    tok = bert_tokenizer()
+    save(folder, tok, tf.BertForPreTraining(bert(tok)))
+    rename = lambda k: k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    retensor(folder, lambda t: {rename(k): v for k, v in t.items() if ".decoder." not in k})
+    keys = """attention_probs_dropout_prob hidden_act hidden_dropout_prob hidden_size initializer_range intermediate_size layer_norm_eps
+        max_position_embeddings model_type num_attention_heads num_hidden_layers pad_token_id type_vocab_size use_cache vocab_size""".split()
+    config = tf.BertConfig.from_pretrained(folder).to_dict()
+    short = {k: config.get(k, True) for k in keys} | {"architectures": ["BertForMaskedLM"], "gradient_checkpointing": False,
+                                                    "position_embedding_type": "absolute", "transformers_version": "4.6.0.dev0"}
+    write(dict(sorted(short.items())), folder, "config.json")
+    run(folder, (tf.BertModel, "last_hidden_state"), (tf.BertModel, "pooler_output"), (tf.BertForMaskedLM, "mlm_logits"))
+
+
+def hf_untied(folder):
+    tok = bert_tokenizer()
+    save(folder, tok, tf.BertForMaskedLM(bert(tok, tie_word_embeddings=False)))
+    # The model adds decoder.bias. Older transformers saved one value under both names; the installed
+    # one would not look at cls.predictions.bias.
+    retensor(folder, lambda t: t | {"cls.predictions.bias": t["cls.predictions.decoder.bias"].clone()})
+    run(folder, (tf.BertForMaskedLM, "mlm_logits"))
+
+
+def hf_camembert(folder):
+    tok = camembert_tokenizer()
+    save(folder, tok, tf.CamembertModel(robertas(tf.CamembertConfig, tok)))
+    run(folder, (tf.CamembertModel, "last_hidden_state"), (tf.CamembertModel, "pooler_output"))
+
+
+def hf_xlmr_token(folder):
+    tok = xlmr_tokenizer()
+    save(folder, tok, tf.XLMRobertaForTokenClassification(robertas(tf.XLMRobertaConfig, tok, num_labels=3)))
+    run(folder, (tf.XLMRobertaForTokenClassification, "token_logits"), (tf.XLMRobertaModel, "last_hidden_state"))
+
+
+def hf_roberta_mlm(folder):
+    tok = roberta_tokenizer()
+    save(folder, tok, tf.RobertaForMaskedLM(robertas(tf.RobertaConfig, tok)))
+    run(folder, (tf.RobertaModel, "last_hidden_state"), (tf.RobertaForMaskedLM, "mlm_logits"))
+
+
+def hf_electra_disc(folder):
+    tok = bert_tokenizer()
+    save(folder, tok, tf.ElectraForPreTraining(electra(tok, embedding_size=HIDDEN)))
+    run(folder, (tf.ElectraForPreTraining, "discriminator_logits"), (tf.ElectraModel, "last_hidden_state"))
+
+
+def hf_electra_small(folder):
+    tok = bert_tokenizer()
+    save(folder, tok, tf.ElectraModel(electra(tok)))
+    run(folder, (tf.ElectraModel, "last_hidden_state"))
+
+
+def hf_electra_token(folder):
+    tok = bert_tokenizer()
+    save(folder, tok, tf.ElectraForTokenClassification(electra(tok, num_labels=3)))
+    run(folder, (tf.ElectraForTokenClassification, "token_logits"))
+
+
+def hf_electra_mlm(folder):
+    tok = bert_tokenizer()
+    save(folder, tok, tf.ElectraForMaskedLM(electra(tok)))
+    run(folder, (tf.ElectraForMaskedLM, "mlm_logits"))
+
+
+def hf_albert_groups(folder):
+    tok = albert_tokenizer()
+    config = albert(tok, num_hidden_groups=3, inner_group_num=2)
+    config.num_hidden_layers = 6
+    save(folder, tok, tf.AlbertModel(config))
+    run(folder, (tf.AlbertModel, "last_hidden_state"), (tf.AlbertModel, "pooler_output"))
+
+
+def hf_distil_seq(folder):
+    tok = bert_tokenizer(model_input_names=["input_ids", "attention_mask"])
+    save(folder, tok, tf.DistilBertForSequenceClassification(distilbert(tok, num_labels=3)))
+    run(folder, (tf.DistilBertForSequenceClassification, "sequence_logits"), (tf.DistilBertModel, "last_hidden_state"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
+    tf.logging.set_verbosity_error()
+    tf.logging.disable_progress_bar()
+    total = 0
+    for name, make in list(globals().items()):
+        if name.startswith(("st_", "ce_", "hf_")):
+            folder = os.path.join(sys.argv[1], name.replace("_", "-"))
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            files = [os.path.join(at, f) for at, _, names in os.walk(folder) for f in names]
+            size = sum(map(os.path.getsize, files))
+            total += size
+            print(f"{os.path.basename(folder):18} {size:7} bytes, {len(read(folder, 'expected.json')['runs'])} runs")
+    print(f"{total} bytes, {MADE_WITH}")
