@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Compiled, EngineError};
 use crate::{
+    graph::WeightNames,
     jit::{Cubin, Target},
     kernels::Meta,
     program::Program,
@@ -30,8 +31,8 @@ pub struct Artifact {
     pub name: String,
     pub program: Program,
     pub limits: Limits,
-    /// What weight names may be prefixed with.
-    pub prefixes: Vec<String>,
+    /// What checkpoints may call its weights.
+    pub weight_names: WeightNames,
     /// What the program's kernels were chosen by, where they were measured.
     pub picks: Option<Picks>,
     pub cubins: Vec<Cubin>,
@@ -40,12 +41,12 @@ pub struct Artifact {
 impl Artifact {
     pub fn of(compiled: Compiled, cubins: Vec<Cubin>) -> Self {
         let limits = Limits::of(&compiled.model);
-        let (name, prefixes) = (compiled.model.name, compiled.model.prefixes);
+        let (name, weight_names) = (compiled.model.name, compiled.model.weight_names);
         Self {
             name,
             program: compiled.program,
             limits,
-            prefixes,
+            weight_names,
             picks: compiled.options.picks,
             cubins,
         }

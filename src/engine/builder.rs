@@ -446,7 +446,10 @@ impl Builder {
     fn weights(&self, artifact: &Artifact) -> Result<Box<dyn WeightSource>, EngineError> {
         match (&self.checkpoint, self.random) {
             (_, Some(random)) => Ok(Box::new(random)),
-            (Some(folder), None) => Ok(Box::new(Checkpoint::open(folder, &artifact.prefixes)?)),
+            (Some(folder), None) => Ok(Box::new(Checkpoint::open(
+                folder,
+                artifact.weight_names.clone(),
+            )?)),
             (None, None) => Err(EngineError::NoWeights),
         }
     }

@@ -4,6 +4,7 @@
 mod infer;
 mod op;
 mod print;
+mod weight_names;
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,6 +15,7 @@ use petgraph::{
 };
 
 pub use op::{Op, WeightExpr};
+pub use weight_names::{WeightNames, in_folder};
 
 use crate::tensor::Shape;
 

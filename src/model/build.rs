@@ -1,7 +1,7 @@
 //! A checked description and config.json to a [`Graph`].
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     ops::Range,
 };
 
@@ -10,10 +10,11 @@ use super::{
     config::Values,
     error::{At, File, ModelError, Problem, words},
     expect::Expectation,
-    syntax::{Ast, Count, INPUTS, Operator, Pattern, Statement},
+    need::needed,
+    syntax::{Ast, Count, INPUTS, Operator, Pattern, Repeat, Statement, When},
 };
 use crate::{
-    graph::{Graph, GraphError, NodeId, Op, WeightExpr},
+    graph::{Graph, GraphError, NodeId, Op, WeightExpr, WeightNames},
     kernels::{Meta, attention::HeadView, gemm::Epilogue},
     tensor::{Shape, Size, Symbol},
 };
@@ -30,23 +31,26 @@ pub(super) fn model(
     config: &serde_json::Value,
     outputs: &[&str],
 ) -> Result<Model, ModelError> {
-    let values = Values::resolve(file, ast, config, outputs)?;
+    let values = Values::new(file, ast, config, outputs)?;
     let mut builder = Builder {
         file,
         values: &values,
         graph: Graph::new(),
         scopes: vec![HashMap::new()],
-        indices: Vec::new(),
         prefix: String::new(),
         weights: HashMap::new(),
+        other_names: BTreeMap::new(),
         names: HashMap::new(),
         inputs: HashMap::new(),
         rows: HashMap::new(),
         expectations: Vec::new(),
     };
-    builder.size_of(&ast.body)?;
+    let asked = |name: &At<String>| outputs.contains(&name.value.as_str());
+    let asked = ast.outputs.iter().filter(|(name, _)| asked(name));
+    let body = needed(&ast.body, asked.map(|(_, value)| value.value.as_str()));
+    builder.size_of(body.iter().copied())?;
     builder.expect(&ast.expect);
-    builder.body(&ast.body)?;
+    builder.body(body)?;
     builder.finish(ast, outputs)
 }
 
@@ -56,10 +60,11 @@ struct Builder<'a> {
     graph: Graph,
     /// Values by name, innermost body last.
     scopes: Vec<HashMap<&'a str, NodeId>>,
-    indices: Vec<(String, u64)>,
     /// `layer.3.` inside the fourth iteration.
     prefix: String,
     weights: HashMap<String, (NodeId, Range<usize>)>,
+    /// What else a weight may be called.
+    other_names: BTreeMap<String, Vec<String>>,
     /// Every node's name, and where the description gives it.
     names: HashMap<String, Range<usize>>,
     inputs: HashMap<Meta, NodeId>,
@@ -69,50 +74,86 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// The number of values after unrolling, found without unrolling.
-    fn size_of(&self, body: &[Statement]) -> Result<u64, ModelError> {
+    /// The most values after unrolling, found without unrolling: of two bodies, both count.
+    fn size_of<'b>(
+        &self,
+        body: impl IntoIterator<Item = &'b Statement>,
+    ) -> Result<u64, ModelError> {
         let mut n: u64 = 0;
         for statement in body {
-            let Statement::Repeat(repeat) = statement else {
-                n = n.saturating_add(1);
-                continue;
+            n = match statement {
+                Statement::Let { .. } => n.saturating_add(1),
+                Statement::When(when) => {
+                    let both = when.body.iter().chain(&when.otherwise);
+                    n.saturating_add(self.size_of(both)?)
+                }
+                Statement::Repeat(repeat) => {
+                    let times = self.values.count(&repeat.times)?;
+                    let inner = self.size_of(&repeat.body)?.max(1);
+                    let unrolled = n.saturating_add(times.saturating_mul(inner));
+                    if unrolled > MAX_VALUES {
+                        let problem = Problem::TooManyValues { limit: MAX_VALUES };
+                        let label = format!("{times} iterations of {inner} values");
+                        let error = self.file.error(problem, &repeat.times.span, label);
+                        return Err(error.help("a model of 24 layers has about 700"));
+                    }
+                    unrolled
+                }
             };
-            let times = self.values.times(&repeat.times)?;
-            let inner = self.size_of(&repeat.body)?.max(1);
-            n = n.saturating_add(times.saturating_mul(inner));
-            if n > MAX_VALUES {
-                let problem = Problem::TooManyValues { limit: MAX_VALUES };
-                let label = format!("{times} iterations of {inner} values");
-                let help = "a model of 24 layers has about 700";
-                return Err(self
-                    .file
-                    .error(problem, &repeat.times.span, label)
-                    .help(help));
-            }
         }
         Ok(n)
     }
 
-    fn body(&mut self, body: &'a [Statement]) -> Result<(), ModelError> {
+    fn body(&mut self, body: impl IntoIterator<Item = &'a Statement>) -> Result<(), ModelError> {
         for statement in body {
             match statement {
                 Statement::Let { name, op } => {
                     let id = self.operator(name, op)?;
                     self.bind(&name.value, id);
                 }
-                Statement::Repeat(repeat) => {
-                    let outer = self.prefix.clone();
-                    for k in 0..self.values.times(&repeat.times)? {
-                        self.prefix = format!("{outer}{}.{k}.", repeat.label.value);
-                        self.expect(&repeat.expect);
-                        self.indices.push((repeat.index.value.clone(), k));
-                        self.scopes.push(HashMap::new());
-                        self.body(&repeat.body)?;
-                        self.scopes.pop();
-                        self.indices.pop();
-                    }
-                    self.prefix = outer;
-                }
+                Statement::Repeat(repeat) => self.repeat(repeat)?,
+                Statement::When(when) => self.when(when)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn repeat(&mut self, repeat: &'a Repeat) -> Result<(), ModelError> {
+        let outer = self.prefix.clone();
+        let first = match &repeat.from {
+            Some(from) => self.values.count(from)?,
+            None => 0,
+        };
+        for k in first..first.saturating_add(self.values.count(&repeat.times)?) {
+            self.prefix = format!("{outer}{}.{k}.", repeat.label.value);
+            self.expect(&repeat.expect);
+            self.values.push_index(&repeat.index.value, k);
+            self.scopes.push(HashMap::new());
+            self.body(&repeat.body)?;
+            self.scopes.pop();
+            self.values.pop_index();
+        }
+        self.prefix = outer;
+        Ok(())
+    }
+
+    /// The body that is taken. Of its own names those that the other one gives too go on to what follows.
+    fn when(&mut self, when: &'a When) -> Result<(), ModelError> {
+        let body = match self.values.holds(&when.test)? {
+            true => &when.body,
+            false => &when.otherwise,
+        };
+        let outer = self.prefix.clone();
+        if let Some(label) = &when.label {
+            self.prefix = format!("{outer}{}.", label.value);
+        }
+        self.scopes.push(HashMap::new());
+        self.body(body)?;
+        self.prefix = outer;
+        let own = self.scopes.pop().unwrap_or_default();
+        for name in when.given_by_both() {
+            if let Some((name, &id)) = own.get_key_value(name.value.as_str()) {
+                self.bind(name, id);
             }
         }
         Ok(())
@@ -199,7 +240,7 @@ impl<'a> Builder<'a> {
             }
             Operator::Activate { x, kind } => (Op::Activate(*kind), vec![self.value(x)?]),
             Operator::NamedActivation { x, kind } => {
-                let found = values.activation(&kind.value).ok_or_else(|| {
+                let found = values.activation(&kind.value)?.ok_or_else(|| {
                     let (what, name) = ("activation", kind.value.clone());
                     let problem = Problem::Undefined { what, name };
                     self.file.error(problem, &kind.span, "not defined")
@@ -284,11 +325,16 @@ impl<'a> Builder<'a> {
             what: "name",
             name: name.to_owned(),
         };
+        // A value takes its name after the weights that it reads: the order of the file is another one.
+        let (first, again) = match before.start <= place.start {
+            true => (&before, place),
+            false => (place, &before),
+        };
         Err(self
             .file
-            .error(problem, place, "again here")
-            .also(&before, "first here")
-            .help("values, inputs and weights share their names; rename the value"))
+            .error(problem, again, "again here")
+            .also(first, "first here")
+            .help("values, inputs and weights share their names; rename the value, or give the `When` around it a `name:`"))
     }
 
     fn input(&mut self, ids: &At<Meta>, place: &Range<usize>) -> Result<NodeId, ModelError> {
@@ -305,7 +351,9 @@ impl<'a> Builder<'a> {
 
     /// One node per tensor of the checkpoint, however often it is read.
     fn weight(&mut self, pattern: &At<Pattern>, dims: &[u64]) -> Result<NodeId, ModelError> {
-        let name = pattern.value.fill(&self.indices);
+        let mut names = self.values.names_of(pattern)?.into_iter();
+        let name = names.next().unwrap_or_default();
+        let others: Vec<String> = names.collect();
         let found = Shape::fixed(dims);
         if let Some((id, before)) = self.weights.get(&name) {
             let stored = self.graph.shape(*id);
@@ -344,6 +392,9 @@ impl<'a> Builder<'a> {
             dims,
         };
         let id = self.add(name.clone(), Op::Weight(stored), &[], &pattern.span)?;
+        if !others.is_empty() {
+            self.other_names.insert(name.clone(), others);
+        }
         self.weights.insert(name, (id, pattern.span.clone()));
         Ok(id)
     }
@@ -439,8 +490,11 @@ impl<'a> Builder<'a> {
 
     fn finish(mut self, ast: &Ast, outputs: &[&str]) -> Result<Model, ModelError> {
         for (output, value) in &ast.outputs {
-            let id = self.value(value)?;
-            self.graph.add_output(output.value.as_str(), id);
+            // The rest was not built.
+            if outputs.contains(&output.value.as_str()) {
+                let id = self.value(value)?;
+                self.graph.add_output(output.value.as_str(), id);
+            }
         }
         let sound = self
             .graph
@@ -462,9 +516,14 @@ impl<'a> Builder<'a> {
             .retain(|e| e.scope.as_ref().is_none_or(|s| scopes.contains(s.as_str())));
         Ok(Model {
             name: ast.name.clone(),
-            prefixes: ast.prefixes.clone(),
+            weight_names: WeightNames {
+                prefixes: ast.prefixes.clone(),
+                endings: ast.endings.clone(),
+                others: self.other_names,
+                folders: Vec::new(),
+            },
             expectations: self.expectations,
-            dims: self.values.dims.clone(),
+            dims: self.values.dims(),
             vocab,
             max_positions: self.rows.get(&Meta::Positions).copied(),
             type_rows: self.rows.get(&Meta::TypeIds).copied(),

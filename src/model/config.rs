@@ -1,130 +1,238 @@
 //! Values of a description's names, from a checkpoint's `config.json`.
+//!
+//! A value is found when it is first read, so that what no asked output needs may be missing.
 
-use std::collections::BTreeMap;
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashSet},
+};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
-    error::{At, File, ModelError, Problem, quoted, suggest},
-    expr::Expr,
-    syntax::{ACTIVATIONS, Ast, Definition, Origin, Requirement, activation},
+    error::{At, File, ModelError, Problem, nearest, other_activations, quoted},
+    expr::{Condition, Expr},
+    syntax::{Ast, Definition, Origin, Pattern, Requirement, Test, activation},
 };
 use crate::kernels::gemm::Activation;
 
 /// All that config.json gives to a description.
 pub(super) struct Values<'a> {
     file: &'a File,
-    pub dims: BTreeMap<String, u64>,
-    reals: BTreeMap<String, f64>,
-    activations: BTreeMap<String, Activation>,
+    ast: &'a Ast,
+    config: &'a Map<String, Value>,
+    dims: RefCell<BTreeMap<String, u64>>,
+    reals: RefCell<BTreeMap<String, f64>>,
+    /// Those of the loops around the statement at hand.
+    indices: RefCell<Vec<(String, u64)>>,
 }
 
 /// Sizes are indices of kernels, which count in 32 bits.
 const MAX_SIZE: u64 = i32::MAX as u64;
 
+/// The value of a key, or of keys one inside the other, `text_config.hidden_size`. A key with null is a key that is not
+/// there, as Hugging Face writes it.
+pub(super) fn lookup<'c>(config: &'c Map<String, Value>, key: &str) -> Option<&'c Value> {
+    let whole = config.get(key);
+    let found = whole.or_else(|| {
+        let (first, rest) = key.split_once('.')?;
+        lookup(config.get(first)?.as_object()?, rest)
+    });
+    found.filter(|v| !v.is_null())
+}
+
+/// The object that config.json must be.
+pub(super) fn object<'c>(
+    file: &File,
+    config: &'c Value,
+) -> Result<&'c Map<String, Value>, ModelError> {
+    config.as_object().ok_or_else(|| {
+        let found = kind(config);
+        let error = file.error_elsewhere(Problem::ConfigNotAnObject { found });
+        error.help("give the config.json that is published beside the weights")
+    })
+}
+
 impl<'a> Values<'a> {
-    /// Finds every value; `outputs` decides which requirements hold.
-    pub fn resolve(
+    /// `outputs` decides which requirements hold.
+    pub fn new(
         file: &'a File,
-        ast: &Ast,
-        config: &Value,
+        ast: &'a Ast,
+        config: &'a Value,
         outputs: &[&str],
     ) -> Result<Self, ModelError> {
-        let Value::Object(config) = config else {
-            let found = kind(config);
-            return Err(file
-                .error_elsewhere(Problem::ConfigNotAnObject { found })
-                .help("give the config.json that is published beside the weights"));
-        };
-        // A key with null is a key that is not there, as Hugging Face writes it.
-        let config = Config {
+        let values = Values {
             file,
-            get: &|key| config.get(key).filter(|v| !v.is_null()),
+            ast,
+            config: object(file, config)?,
+            dims: RefCell::default(),
+            reals: RefCell::default(),
+            indices: RefCell::default(),
         };
         for requirement in &ast.requirements {
-            config.require(requirement, outputs)?;
-        }
-        let mut values = Values {
-            file,
-            dims: BTreeMap::new(),
-            reals: BTreeMap::new(),
-            activations: BTreeMap::new(),
-        };
-        for d in &ast.dims {
-            let dim = values.dim(&config, d)?;
-            values.dims.insert(d.name.value.clone(), dim);
-        }
-        for d in &ast.reals {
-            let real = values.real_definition(&config, d)?;
-            values.reals.insert(d.name.value.clone(), real);
-        }
-        for d in &ast.activations {
-            let activation = config.activation(d)?;
-            values.activations.insert(d.name.value.clone(), activation);
+            values.require(requirement, outputs)?;
         }
         Ok(values)
     }
 
-    fn dim(&self, config: &Config<'_>, definition: &Definition) -> Result<u64, ModelError> {
-        for origin in &definition.origins {
-            let found = match &origin.value {
-                Origin::Key(key) => config.whole(key, &origin.span)?,
-                Origin::Length(key) => config.length(key, &origin.span)?,
-                Origin::Expr(expr) => Some(self.whole(expr, &origin.span)?),
-                Origin::Word(_) => None,
-            };
-            if let Some(value) = found {
-                return Ok(value);
-            }
-        }
-        Err(config.no_value("dimension", definition))
+    /// The dimensions that were read.
+    pub fn dims(&self) -> BTreeMap<String, u64> {
+        self.dims.borrow().clone()
     }
 
-    fn real_definition(
-        &self,
-        config: &Config<'_>,
-        definition: &Definition,
-    ) -> Result<f64, ModelError> {
-        for origin in &definition.origins {
-            match &origin.value {
-                Origin::Key(key) => match (config.get)(key) {
-                    None => {}
-                    Some(value) => {
-                        return value
-                            .as_f64()
-                            .ok_or_else(|| config.wrong(key, value, "a number", &origin.span));
-                    }
-                },
-                Origin::Expr(expr) => return self.real_of(expr, &origin.span),
-                Origin::Length(_) | Origin::Word(_) => {}
+    /// Begins an iteration of a loop with this index.
+    pub fn push_index(&self, index: &str, value: u64) {
+        self.indices.borrow_mut().push((index.to_owned(), value));
+    }
+
+    pub fn pop_index(&self) {
+        self.indices.borrow_mut().pop();
+    }
+
+    fn index(&self, name: &str) -> Option<u64> {
+        let indices = self.indices.borrow();
+        indices.iter().find(|(i, _)| i == name).map(|&(_, k)| k)
+    }
+
+    /// Finds the values of these names that were not read before. A definition reads only those above it, so one pass
+    /// upwards finds what is needed and one downwards evaluates it, without recursion.
+    fn find<'n>(&self, names: impl IntoIterator<Item = &'n At<String>>) -> Result<(), ModelError> {
+        let mut needed: HashSet<&str> = names.into_iter().map(|n| n.value.as_str()).collect();
+        let known = |name: &str| {
+            self.dims.borrow().contains_key(name) || self.reals.borrow().contains_key(name)
+        };
+        needed.retain(|name| !known(name));
+        if needed.is_empty() {
+            return Ok(());
+        }
+        for d in self
+            .ast
+            .reals
+            .iter()
+            .rev()
+            .chain(self.ast.dims.iter().rev())
+        {
+            if needed.contains(d.name.value.as_str())
+                && let Some(Origin::Expr(expr)) = self.chosen(d).map(|o| &o.value)
+            {
+                let names = expr.names().into_iter().map(|n| n.value.as_str());
+                needed.extend(names.filter(|name| !known(name)));
             }
         }
-        Err(config.no_value("real", definition))
+        let is_needed = |d: &&Definition| needed.contains(d.name.value.as_str());
+        for d in self.ast.dims.iter().filter(is_needed) {
+            let dim = self.dim(d)?;
+            self.dims.borrow_mut().insert(d.name.value.clone(), dim);
+        }
+        for d in self.ast.reals.iter().filter(is_needed) {
+            let real = self.real_definition(d)?;
+            self.reals.borrow_mut().insert(d.name.value.clone(), real);
+        }
+        Ok(())
+    }
+
+    /// The first origin that is there.
+    fn chosen(&self, definition: &'a Definition) -> Option<&'a At<Origin>> {
+        definition.origins.iter().find(|o| match &o.value {
+            Origin::Key(key) | Origin::Length(key) => lookup(self.config, key).is_some(),
+            Origin::Expr(_) | Origin::Word(_) => true,
+        })
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        let dim = || self.dims.borrow().get(name).copied();
+        self.index(name).or_else(dim)
+    }
+
+    fn dim(&self, definition: &'a Definition) -> Result<u64, ModelError> {
+        let origin = self.chosen(definition);
+        let found = match origin.map(|o| (&o.value, &o.span)) {
+            Some((Origin::Key(key), span)) => self.whole_key(key, span)?,
+            Some((Origin::Length(key), span)) => self.length(key, span)?,
+            Some((Origin::Expr(expr), span)) => Some(self.evaluate(expr, span)?),
+            Some((Origin::Word(_), _)) | None => None,
+        };
+        found.ok_or_else(|| self.no_value("dimension", definition))
+    }
+
+    fn real_definition(&self, definition: &'a Definition) -> Result<f64, ModelError> {
+        let origin = self.chosen(definition);
+        match origin.map(|o| (&o.value, &o.span)) {
+            Some((Origin::Key(key), span)) => {
+                let value = lookup(self.config, key);
+                let wrong = |value| self.wrong(key, value, "a number", span);
+                let value = value.ok_or_else(|| self.no_value("real", definition))?;
+                value.as_f64().ok_or_else(|| wrong(value))
+            }
+            Some((Origin::Expr(expr), span)) => self.evaluate_real(expr, span),
+            _ => Err(self.no_value("real", definition)),
+        }
     }
 
     fn whole(&self, expr: &Expr, span: &std::ops::Range<usize>) -> Result<u64, ModelError> {
-        expr.whole(&|name| self.dims.get(name).copied())
-            .map_err(|message| self.arithmetic(message, span, expr))
+        self.find(expr.names())?;
+        self.evaluate(expr, span)
+    }
+
+    /// As [`whole`](Self::whole), of names that were found.
+    fn evaluate(&self, expr: &Expr, span: &std::ops::Range<usize>) -> Result<u64, ModelError> {
+        expr.whole(&|name| self.number(name))
+            .map_err(|message| self.arithmetic(message, span, expr.names()))
     }
 
     fn real_of(&self, expr: &Expr, span: &std::ops::Range<usize>) -> Result<f64, ModelError> {
-        let dim = |name: &str| self.dims.get(name).map(|&d| d as f64);
-        let lookup = |name: &str| self.reals.get(name).copied().or_else(|| dim(name));
-        expr.real(&lookup)
-            .map_err(|message| self.arithmetic(message, span, expr))
+        self.find(expr.names())?;
+        self.evaluate_real(expr, span)
+    }
+
+    fn evaluate_real(&self, expr: &Expr, span: &std::ops::Range<usize>) -> Result<f64, ModelError> {
+        let real = |name: &str| self.reals.borrow().get(name).copied();
+        let number = |name: &str| self.number(name).map(|n| n as f64);
+        expr.real(&|name| real(name).or_else(|| number(name)))
+            .map_err(|message| self.arithmetic(message, span, expr.names()))
+    }
+
+    fn condition(&self, condition: &At<Condition>) -> Result<bool, ModelError> {
+        let names = condition.value.names();
+        self.find(names.iter().copied())?;
+        let holds = condition.value.holds(&|name| self.number(name));
+        holds.map_err(|message| self.arithmetic(message, &condition.span, names))
+    }
+
+    /// Whether the first body of a `When` is taken.
+    pub fn holds(&self, test: &Test) -> Result<bool, ModelError> {
+        match test {
+            Test::Holds(condition) => self.condition(condition),
+            Test::Key { key, is } => {
+                let found = lookup(self.config, &key.value);
+                Ok(is.contains(found.unwrap_or(&Value::Null)))
+            }
+        }
+    }
+
+    /// What a weight is called in the iteration at hand: its name, then what else it may be called.
+    pub fn names_of(&self, pattern: &At<Pattern>) -> Result<Vec<String>, ModelError> {
+        let spellings = pattern.value.0.iter();
+        let filled = spellings.map(|spelling| {
+            self.find(spelling.names())?;
+            let filled = spelling.fill(&|name| self.number(name));
+            filled.map_err(|message| {
+                self.arithmetic(message, &pattern.span, spelling.names().collect())
+            })
+        });
+        filled.collect()
     }
 
     fn arithmetic(
         &self,
         message: String,
         span: &std::ops::Range<usize>,
-        expr: &Expr,
+        names: Vec<&At<String>>,
     ) -> ModelError {
         let text = self.text(span).to_owned();
-        let names: Vec<String> = expr
-            .names()
+        let names: Vec<String> = names
             .iter()
-            .filter_map(|n| Some(format!("{} = {}", n.value, self.dims.get(&n.value)?)))
+            .filter_map(|n| Some(format!("{} = {}", n.value, self.number(&n.value)?)))
             .collect();
         let error = self.file.error(
             Problem::Arithmetic {
@@ -145,19 +253,9 @@ impl<'a> Values<'a> {
         self.file.text()[span.clone()].trim_matches('"')
     }
 
-    /// How often a `Repeat` runs; at least once.
-    pub fn times(&self, expr: &At<Expr>) -> Result<u64, ModelError> {
-        match self.whole(&expr.value, &expr.span)? {
-            0 => {
-                let times = self.text(&expr.span).to_owned();
-                let problem = Problem::RepeatZero { times };
-                Err(self
-                    .file
-                    .error(problem, &expr.span, "is 0")
-                    .help("a `Repeat` runs at least once; leave it out instead"))
-            }
-            times => Ok(times),
-        }
+    /// How often a `Repeat` runs, or where its index starts.
+    pub fn count(&self, expr: &At<Expr>) -> Result<u64, ModelError> {
+        self.whole(&expr.value, &expr.span)
     }
 
     /// A size of a tensor.
@@ -215,20 +313,18 @@ impl<'a> Values<'a> {
     }
 
     /// `None` where the name is not defined, which the check of names excludes.
-    pub fn activation(&self, name: &str) -> Option<Activation> {
-        self.activations.get(name).copied()
+    pub fn activation(&self, name: &str) -> Result<Option<Activation>, ModelError> {
+        let mut definitions = self.ast.activations.iter();
+        let definition = definitions.find(|d| d.name.value == name);
+        definition.map(|d| self.activation_of(d)).transpose()
     }
-}
 
-/// config.json, with errors that point at the line that wants a key.
-struct Config<'a> {
-    file: &'a File,
-    get: &'a dyn Fn(&str) -> Option<&'a Value>,
-}
-
-impl Config<'_> {
-    fn whole(&self, key: &str, span: &std::ops::Range<usize>) -> Result<Option<u64>, ModelError> {
-        let Some(value) = (self.get)(key) else {
+    fn whole_key(
+        &self,
+        key: &str,
+        span: &std::ops::Range<usize>,
+    ) -> Result<Option<u64>, ModelError> {
+        let Some(value) = lookup(self.config, key) else {
             return Ok(None);
         };
         let whole = value.as_u64();
@@ -238,7 +334,7 @@ impl Config<'_> {
     }
 
     fn length(&self, key: &str, span: &std::ops::Range<usize>) -> Result<Option<u64>, ModelError> {
-        match (self.get)(key) {
+        match lookup(self.config, key) {
             None => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items.len() as u64)),
             Some(Value::Object(entries)) => Ok(Some(entries.len() as u64)),
@@ -246,32 +342,27 @@ impl Config<'_> {
         }
     }
 
-    fn activation(&self, definition: &Definition) -> Result<Activation, ModelError> {
-        for origin in &definition.origins {
-            let name = match &origin.value {
-                Origin::Word(name) => name,
-                Origin::Key(key) => match (self.get)(key) {
-                    None => continue,
-                    Some(Value::String(name)) => name,
-                    Some(value) => {
-                        return Err(self.wrong(
-                            key,
-                            value,
-                            "the name of an activation",
-                            &origin.span,
-                        ));
-                    }
-                },
-                Origin::Length(_) | Origin::Expr(_) => continue,
-            };
-            return activation(name).ok_or_else(|| {
-                let help = suggest(name, ACTIVATIONS.iter().map(|&(n, _)| n));
-                let problem = Problem::Activation { name: name.clone() };
-                let label = format!("config.json gives `{name}`");
-                self.file.error(problem, &origin.span, label).help(help)
-            });
-        }
-        Err(self.no_value("activation", definition))
+    fn activation_of(&self, definition: &'a Definition) -> Result<Activation, ModelError> {
+        let missing = || self.no_value("activation", definition);
+        let origin = self.chosen(definition).ok_or_else(missing)?;
+        let name = match &origin.value {
+            Origin::Word(name) => name,
+            Origin::Key(key) => match lookup(self.config, key) {
+                Some(Value::String(name)) => name,
+                Some(value) => {
+                    let expected = "the name of an activation";
+                    return Err(self.wrong(key, value, expected, &origin.span));
+                }
+                None => return Err(missing()),
+            },
+            Origin::Length(_) | Origin::Expr(_) => return Err(missing()),
+        };
+        activation(name).ok_or_else(|| {
+            let problem = Problem::Activation { name: name.clone() };
+            let label = format!("config.json gives `{name}`");
+            let error = self.file.error(problem, &origin.span, label);
+            error.help(other_activations(name))
+        })
     }
 
     fn require(&self, requirement: &Requirement, outputs: &[&str]) -> Result<(), ModelError> {
@@ -280,12 +371,13 @@ impl Config<'_> {
             .as_ref()
             .is_none_or(|names| names.iter().any(|n| outputs.contains(&n.value.as_str())));
         let key = &requirement.key.value;
-        match (self.get)(key) {
-            Some(value) if concerned && *value != requirement.is => {
+        match lookup(self.config, key) {
+            Some(value) if concerned && !requirement.is.contains(value) => {
+                let expected: Vec<String> = requirement.is.iter().map(short).collect();
                 let problem = Problem::Requirement {
                     key: key.clone(),
                     found: short(value),
-                    expected: short(&requirement.is),
+                    expected: expected.join(" or "),
                 };
                 let help = match &requirement.outputs {
                     Some(names) => {
@@ -333,9 +425,18 @@ impl Config<'_> {
             name: definition.name.value.clone(),
             keys: quoted(&keys).replace(" and ", " or "),
         };
+        let known: Vec<&str> = self.config.keys().map(String::as_str).collect();
+        let near = keys.iter().find_map(|key| nearest(key, &known));
+        let help = match near {
+            Some(near) => format!("config.json has `{near}`: did you mean that key?"),
+            None => {
+                "give config.json the key, or the description a default after it: `[Key(\"…\"), 2]`"
+                    .to_owned()
+            }
+        };
         self.file
             .error(problem, &definition.name.span, "has no value")
-            .help("give config.json the key, or the description a default after it: `[Key(\"…\"), 2]`")
+            .help(help)
     }
 }
 

@@ -1,13 +1,13 @@
 //! RON to [`Ast`].
 
 use super::{
-    error::{At, Problem, suggest},
+    error::{At, ModelError, Problem, other_activations, suggest},
     expect,
-    expr::Expr,
+    expr::{Condition, Expr},
     reader::{Args, Call, Piece, Reader, is_string},
     syntax::{
-        ACTIVATIONS, Ast, Count, Decoded, Definition, INPUTS, Operator, Origin, Pattern, Repeat,
-        Requirement, Statement, activation,
+        Ast, Count, Decoded, Definition, INPUTS, Operator, Origin, Pattern, Repeat, Requirement,
+        Spelling, Statement, Test, When, activation,
     },
 };
 use crate::kernels::{Meta, gemm::Activation};
@@ -21,7 +21,10 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
         r,
         &[
             "name",
+            "model_types",
+            "architectures",
             "prefixes",
+            "endings",
             "require",
             "dims",
             "reals",
@@ -38,6 +41,34 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
             Ok(r.string("a prefix", p)?.value)
         })?,
     };
+    let model_types = match args.optional("model_types") {
+        None => Vec::new(),
+        Some(piece) => each(r, "`model_types`", piece, |p| {
+            Ok(r.string("a `model_type`", p)?.value)
+        })?,
+    };
+    let architectures = match args.optional("architectures") {
+        None => Vec::new(),
+        Some(piece) => r
+            .texts("architecture", piece)?
+            .into_iter()
+            .map(|(name, outputs)| {
+                let outputs = each(r, "outputs", outputs, |p| r.string("an output's name", p))?;
+                Ok((name.value, outputs))
+            })
+            .collect::<Decoded<_>>()?,
+    };
+    let endings = match args.optional("endings") {
+        None => Vec::new(),
+        Some(piece) => r
+            .texts("ending", piece)?
+            .into_iter()
+            .map(|(ending, others)| {
+                let others = one_or_more(r, "an ending", others, |p| r.string("an ending", p))?;
+                Ok((ending.value, others.into_iter().map(|o| o.value).collect()))
+            })
+            .collect::<Decoded<_>>()?,
+    };
     let requirements = match args.optional("require") {
         None => Vec::new(),
         Some(piece) => each(r, "`require`", piece, |p| requirement(r, p))?,
@@ -49,7 +80,10 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
         .collect::<Decoded<_>>()?;
     Ok(Ast {
         name: r.name("`name`", args.required(r, "name")?)?.value,
+        model_types,
+        architectures,
         prefixes,
+        endings,
         requirements,
         dims: definitions(r, &args, "dims", "dimension", Kind::Dim)?,
         reals: definitions(r, &args, "reals", "real", Kind::Real)?,
@@ -74,28 +108,52 @@ fn each<'a, T>(
     r.list(what, piece)?.into_iter().map(decode).collect()
 }
 
+/// A list of at least one, or one by itself.
+fn one_or_more<'a, T>(
+    r: Reader<'a>,
+    what: &str,
+    piece: Piece<'a>,
+    decode: impl Fn(Piece<'a>) -> Decoded<T>,
+) -> Decoded<Vec<T>> {
+    if !piece.text.starts_with('[') {
+        return Ok(vec![decode(piece)?]);
+    }
+    let values = each(r, what, piece, decode)?;
+    match values.is_empty() {
+        true => Err(r.form(what, "at least one", piece)),
+        false => Ok(values),
+    }
+}
+
+/// A value of config.json, as `is:` writes it.
+fn constant<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<serde_json::Value> {
+    Ok(match piece.text {
+        "true" => true.into(),
+        "false" => false.into(),
+        "null" => serde_json::Value::Null,
+        _ if is_string(piece) => r.string("`is`", piece)?.value.into(),
+        number => number
+            .parse::<u64>()
+            .map_err(|_| {
+                let expected = "a string, `true`, `false`, `null` or a whole number";
+                r.form("`is`", expected, piece)
+            })?
+            .into(),
+    })
+}
+
 /// `Must(key: "position_embedding_type", is: "absolute", outputs: […])`.
 fn requirement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Requirement> {
     let expected = "`Must(key: \"…\", is: …)`";
     let call = r.call("an entry of `require`", expected, piece)?;
     word(r, "requirement", &call.name, &["Must"])?;
     let args = call.named(r, &["key", "is", "outputs"])?;
-    let is = args.required(r, "is")?;
-    let value = match is.text {
-        "true" => true.into(),
-        "false" => false.into(),
-        _ if is_string(is) => r.string("`is`", is)?.value.into(),
-        number => number
-            .parse::<u64>()
-            .map_err(|_| r.form("`is`", "a string, `true`, `false` or a whole number", is))?
-            .into(),
-    };
     let outputs = args
         .optional("outputs")
         .map(|piece| each(r, "`outputs`", piece, |p| r.string("an output's name", p)));
     Ok(Requirement {
         key: r.string("`key`", args.required(r, "key")?)?,
-        is: value,
+        is: one_or_more(r, "`is`", args.required(r, "is")?, |p| constant(r, p))?,
         outputs: outputs.transpose()?,
     })
 }
@@ -180,40 +238,62 @@ fn known_activation(r: Reader<'_>, name: &str, piece: Piece<'_>) -> Decoded<()> 
     Err(r
         .file
         .error(problem, &piece.span(), "unknown activation")
-        .help(suggest(name, ACTIVATIONS.iter().map(|&(n, _)| n))))
+        .help(other_activations(name)))
 }
 
 fn is_number(piece: Piece<'_>) -> bool {
-    piece.text.starts_with(|c: char| c.is_ascii_digit())
+    let digits = piece.text.strip_prefix('-').unwrap_or(piece.text);
+    digits.starts_with(|c: char| c.is_ascii_digit())
 }
 
 /// A string `"hidden / heads"` or a bare number.
 fn expression<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Expr>> {
-    let (text, start) = if is_number(piece) {
-        (piece.text, piece.span().start)
-    } else {
-        let value = r.string("a size", piece)?.value;
-        // Positions inside the expression are those of the file.
-        match piece
-            .text
-            .strip_prefix('"')
-            .and_then(|t| t.strip_suffix('"'))
-        {
-            Some(plain) if plain == value => (plain, piece.span().start + 1),
-            _ => return Err(r.form("an expression", "a string without escapes", piece)),
-        }
+    let (text, start) = match is_number(piece) {
+        true => (piece.text, piece.span().start),
+        false => plain(r, "a size or a number", "an expression", piece)?,
     };
     let expr = Expr::parse(text, start).map_err(|message| {
-        let problem = Problem::Expression {
-            text: text.to_owned(),
-            message,
-        };
         let help = "expressions have names, numbers, `+ - * /`, `sqrt(…)` and parentheses";
-        r.file
-            .error(problem, &piece.span(), "not an expression")
-            .help(help)
+        no_expression(r, "not an expression", text, message, piece).help(help)
     })?;
     Ok(At::new(expr, piece.span()))
+}
+
+/// `"embedding != hidden"`.
+fn condition<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Condition>> {
+    let (text, start) = plain(r, "a condition", "a condition", piece)?;
+    let condition = Condition::parse(text, start).map_err(|message| {
+        let help = "a condition compares two sizes: `embedding != hidden`, by `== != < <= > >=`";
+        no_expression(r, "not a condition", text, message, piece).help(help)
+    })?;
+    Ok(At::new(condition, piece.span()))
+}
+
+/// A string's text and where it starts, which is that of the file: it has no escapes.
+fn plain<'a>(
+    r: Reader<'a>,
+    what: &str,
+    whole: &str,
+    piece: Piece<'a>,
+) -> Decoded<(&'a str, usize)> {
+    let value = r.string(what, piece)?.value;
+    let quoted = piece.text.strip_prefix('"');
+    match quoted.and_then(|t| t.strip_suffix('"')) {
+        Some(plain) if plain == value => Ok((plain, piece.span().start + 1)),
+        _ => Err(r.form(whole, "a string without escapes", piece)),
+    }
+}
+
+fn no_expression(
+    r: Reader<'_>,
+    label: &str,
+    text: &str,
+    message: String,
+    piece: Piece<'_>,
+) -> ModelError {
+    let text = text.to_owned();
+    let problem = Problem::Expression { text, message };
+    r.file.error(problem, &piece.span(), label)
 }
 
 fn counts<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Vec<Count>> {
@@ -256,9 +336,11 @@ fn statement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Statement> {
         let label = "an operator stands inside `Let`";
         return Err(r.file.error(problem, &call.name.span, label).help(help));
     }
-    word(r, "statement", &call.name, &["Let", "Repeat"])?;
-    if call.name.value == "Repeat" {
-        return repeat(r, call).map(Statement::Repeat);
+    word(r, "statement", &call.name, &["Let", "Repeat", "When"])?;
+    match call.name.value.as_str() {
+        "Repeat" => return repeat(r, call).map(Statement::Repeat),
+        "When" => return when(r, call).map(Statement::When),
+        _ => {}
     }
     let [name, op] = call.positional(r, "Let(\"name\", operator(…))")?;
     Ok(Statement::Let {
@@ -268,7 +350,8 @@ fn statement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Statement> {
 }
 
 fn repeat<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<Repeat> {
-    let args = call.named(r, &["times", "index", "name", "body", "expect"])?;
+    let known = ["times", "from", "index", "name", "body", "expect"];
+    let args = call.named(r, &known)?;
     let index = r.name("`index`", args.required(r, "index")?)?;
     let label = match args.optional("name") {
         Some(piece) => r.name("`name`", piece)?,
@@ -276,10 +359,49 @@ fn repeat<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<Repeat> {
     };
     Ok(Repeat {
         times: expression(r, args.required(r, "times")?)?,
+        from: args
+            .optional("from")
+            .map(|p| expression(r, p))
+            .transpose()?,
         index,
         label,
         body: each(r, "`body`", args.required(r, "body")?, |p| statement(r, p))?,
         expect: counts(r, &args)?,
+    })
+}
+
+fn when<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<When> {
+    let owner = call.name.clone();
+    let known = ["key", "is", "holds", "name", "body", "otherwise"];
+    let args = call.named(r, &known)?;
+    let test = match (args.optional("key"), args.optional("holds")) {
+        (Some(key), None) => Test::Key {
+            key: r.string("`key`", key)?,
+            is: one_or_more(r, "`is`", args.required(r, "is")?, |p| constant(r, p))?,
+        },
+        (None, Some(holds)) if args.optional("is").is_none() => Test::Holds(condition(r, holds)?),
+        _ => {
+            let problem = Problem::Form {
+                what: "`When`".to_owned(),
+                expected: "`key` and `is`, or `holds`".to_owned(),
+                found: "another choice of them".to_owned(),
+            };
+            let label = "which body is taken?";
+            let help = "write `When(key: \"key of config.json\", is: …, …)` or `When(holds: \"a == b\", …)`";
+            return Err(r.file.error(problem, &owner.span, label).help(help));
+        }
+    };
+    let statements = |field| match args.optional(field) {
+        None => Ok(Vec::new()),
+        Some(piece) => each(r, "a body", piece, |p| statement(r, p)),
+    };
+    args.required(r, "body")?;
+    let label = args.optional("name").map(|piece| r.name("`name`", piece));
+    Ok(When {
+        test,
+        label: label.transpose()?,
+        body: statements("body")?,
+        otherwise: statements("otherwise")?,
     })
 }
 
@@ -423,10 +545,11 @@ fn ids<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Meta>> {
 }
 
 fn pattern<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Pattern>> {
-    let name = r.string("a weight's name", piece)?;
-    let pattern = Pattern::parse(&name.value)
-        .map_err(|expected| r.form("a weight's name", expected, piece))?;
-    Ok(At::new(pattern, name.span))
+    let spellings = one_or_more(r, "a weight's name", piece, |p| {
+        let (text, start) = plain(r, "a weight's name", "a weight's name", p)?;
+        Spelling::parse(text, start).map_err(|expected| r.form("a weight's name", &expected, p))
+    })?;
+    Ok(At::new(Pattern(spellings), piece.span()))
 }
 
 /// `found` must be one of `known`.

@@ -4,6 +4,7 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode};
 
+use super::syntax::ACTIVATIONS;
 use crate::{
     graph::GraphError,
     tensor::{Shape, Size, Symbol},
@@ -53,8 +54,6 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    #[error("`Repeat` of zero: `{times}` is 0")]
-    RepeatZero { times: String },
     #[error("the description unrolls to more than {limit} values")]
     TooManyValues { limit: u64 },
     #[error("config.json holds {found}; expected an object")]
@@ -77,6 +76,21 @@ pub enum Problem {
         found: String,
         expected: String,
     },
+    /// A checkpoint of another model than the description's.
+    #[error(
+        "config.json: `model_type` is `{found}`, but the description `{name}` is for {expected}"
+    )]
+    OtherModel {
+        name: String,
+        found: String,
+        expected: String,
+    },
+    #[error("config.json has no `model_type`, so no description can be chosen by it")]
+    NoModelType,
+    #[error(
+        "no description that comes with gemmule is for the `model_type` `{found}` of config.json"
+    )]
+    UnknownModelType { found: String },
     #[error("the activation `{name}` is not known")]
     Activation { name: String },
     #[error("shapes that cannot be: {0}")]
@@ -223,13 +237,30 @@ pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
     let candidates: Vec<&str> = candidates.into_iter().collect();
     match nearest(name, &candidates) {
         Some(near) => format!("did you mean `{near}`?"),
-        None if candidates.is_empty() => "none is defined here".to_owned(),
-        None => format!("there are {}", quoted(&candidates)),
+        None => match candidates.as_slice() {
+            [] => "none is defined here".to_owned(),
+            [one] => format!("there is `{one}`"),
+            several => format!("there are {}", quoted(several)),
+        },
+    }
+}
+
+/// What to write instead of an activation that is not known. A name that differs by more than its form is that of
+/// another function, as `silu` is not `gelu`: it is not offered.
+pub(super) fn other_activations(name: &str) -> String {
+    let plain = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
+    let known = || ACTIVATIONS.iter().map(|&(n, _)| n);
+    match known().find(|n| plain(n) == plain(name)) {
+        Some(same) => format!("did you mean `{same}`?"),
+        None => format!(
+            "another function in its place would be another model; there are {}",
+            quoted(&known().collect::<Vec<_>>())
+        ),
     }
 }
 
 /// The candidate that a typing error would turn into `name`.
-fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
+pub(super) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
     // The distance takes time with the product of the lengths, and a wrong name has any length:
     // it is found only where a typing error can be the reason.
     const LONGEST: usize = 96;

@@ -1,4 +1,4 @@
-//! Arithmetic of a description: `hidden / heads`, `1 / sqrt(head)`.
+//! Arithmetic of a description: `hidden / heads`, `1 / sqrt(head)`, and conditions, `embedding != hidden`.
 //!
 //! Dimensions are whole numbers and every step is checked; a division that leaves a remainder is an
 //! error. Real attributes (`eps`, `scale`) are evaluated in f64.
@@ -17,8 +17,37 @@ pub(super) enum Expr {
     Number(String),
     Name(At<String>),
     Binary(Operation, Box<Expr>, Box<Expr>),
+    Negate(Box<Expr>),
     Sqrt(Box<Expr>),
 }
+
+/// A comparison of two whole numbers: what `When(holds: …)` asks.
+#[derive(Clone, Debug)]
+pub(super) struct Condition {
+    pub left: Expr,
+    relation: Relation,
+    pub right: Expr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relation {
+    Equal,
+    NotEqual,
+    Below,
+    AtMost,
+    Above,
+    AtLeast,
+}
+
+/// Spellings of relations; a longer one stands before the one that it begins with.
+const RELATIONS: [(&str, Relation); 6] = [
+    ("==", Relation::Equal),
+    ("!=", Relation::NotEqual),
+    ("<=", Relation::AtMost),
+    (">=", Relation::AtLeast),
+    ("<", Relation::Below),
+    (">", Relation::Above),
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
@@ -34,17 +63,10 @@ impl Expr {
         if text.len() > MAX_LENGTH {
             return Err(format!("it is longer than {MAX_LENGTH} characters"));
         }
-        let mut parser = Parser {
-            text,
-            at: 0,
-            start,
-            depth: 0,
-        };
+        let mut parser = Parser::new(text, start);
         let expr = parser.sum()?;
-        match parser.peek() {
-            None => Ok(expr),
-            Some(c) => Err(format!("`{c}` was not expected")),
-        }
+        parser.end()?;
+        Ok(expr)
     }
 
     /// Names that the expression reads.
@@ -52,7 +74,7 @@ impl Expr {
         match self {
             Expr::Number(_) => Vec::new(),
             Expr::Name(name) => vec![name],
-            Expr::Sqrt(inner) => inner.names(),
+            Expr::Negate(inner) | Expr::Sqrt(inner) => inner.names(),
             Expr::Binary(_, a, b) => [a.names(), b.names()].concat(),
         }
     }
@@ -65,6 +87,10 @@ impl Expr {
             Expr::Name(name) => lookup(&name.value)
                 .ok_or_else(|| format!("`{}` is not a whole dimension", name.value)),
             Expr::Sqrt(_) => Err("`sqrt` gives no whole number".to_owned()),
+            Expr::Negate(inner) => match inner.whole(lookup)? {
+                0 => Ok(0),
+                x => Err(format!("-{x} is below zero")),
+            },
             Expr::Binary(operation, a, b) => {
                 let (x, y) = (a.whole(lookup)?, b.whole(lookup)?);
                 let step = format!("{x} {operation} {y}");
@@ -95,6 +121,7 @@ impl Expr {
                 lookup(&name.value).ok_or_else(|| format!("`{}` has no value", name.value))?
             }
             Expr::Sqrt(inner) => inner.real(lookup)?.sqrt(),
+            Expr::Negate(inner) => -inner.real(lookup)?,
             Expr::Binary(operation, a, b) => {
                 let (x, y) = (a.real(lookup)?, b.real(lookup)?);
                 match operation {
@@ -105,6 +132,42 @@ impl Expr {
                 }
             }
         })
+    }
+}
+
+impl Condition {
+    /// Reads `text`, which stands in the file from `start` on.
+    pub fn parse(text: &str, start: usize) -> Result<Self, String> {
+        if text.len() > MAX_LENGTH {
+            return Err(format!("it is longer than {MAX_LENGTH} characters"));
+        }
+        let mut parser = Parser::new(text, start);
+        let left = parser.sum()?;
+        let relation = parser.relation()?;
+        let right = parser.sum()?;
+        parser.end()?;
+        Ok(Self {
+            left,
+            relation,
+            right,
+        })
+    }
+
+    pub fn holds(&self, lookup: &impl Fn(&str) -> Option<u64>) -> Result<bool, String> {
+        let (left, right) = (self.left.whole(lookup)?, self.right.whole(lookup)?);
+        Ok(match self.relation {
+            Relation::Equal => left == right,
+            Relation::NotEqual => left != right,
+            Relation::Below => left < right,
+            Relation::AtMost => left <= right,
+            Relation::Above => left > right,
+            Relation::AtLeast => left >= right,
+        })
+    }
+
+    /// Names that it reads.
+    pub fn names(&self) -> Vec<&At<String>> {
+        [self.left.names(), self.right.names()].concat()
     }
 }
 
@@ -119,7 +182,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Recursive descent: `sum = product {(+|-) product}`, `product = factor {(*|/) factor}`.
+/// Recursive descent: `sum = product {(+|-) product}`, `product = factor {(*|/) factor}`, `factor = -factor | …`.
 struct Parser<'a> {
     text: &'a str,
     at: usize,
@@ -127,7 +190,32 @@ struct Parser<'a> {
     depth: usize,
 }
 
-impl Parser<'_> {
+impl<'a> Parser<'a> {
+    fn new(text: &'a str, start: usize) -> Self {
+        Self {
+            text,
+            at: 0,
+            start,
+            depth: 0,
+        }
+    }
+
+    fn end(&mut self) -> Result<(), String> {
+        match self.peek() {
+            None => Ok(()),
+            Some(c) => Err(format!("`{c}` was not expected")),
+        }
+    }
+
+    fn relation(&mut self) -> Result<Relation, String> {
+        self.peek();
+        let rest = &self.text[self.at..];
+        let found = RELATIONS.iter().find(|(text, _)| rest.starts_with(text));
+        let (text, relation) = found.ok_or("one of `==`, `!=`, `<`, `<=`, `>`, `>=` is missing")?;
+        self.at += text.len();
+        Ok(*relation)
+    }
+
     fn peek(&mut self) -> Option<char> {
         let rest = &self.text[self.at..];
         self.at += rest.len() - rest.trim_start().len();
@@ -164,6 +252,13 @@ impl Parser<'_> {
         match self.peek() {
             None => Err("a number or a name is missing at its end".to_owned()),
             Some('(') => self.parenthesised(),
+            Some('-') => {
+                self.deeper()?;
+                self.at += 1;
+                let inner = self.factor()?;
+                self.depth -= 1;
+                Ok(Expr::Negate(Box::new(inner)))
+            }
             Some(c) if c.is_ascii_digit() => Ok(Expr::Number(self.number())),
             Some(c) if c.is_ascii_alphabetic() => {
                 let name = self.word(|c| c.is_ascii_alphanumeric() || c == '_');
@@ -176,11 +271,16 @@ impl Parser<'_> {
         }
     }
 
-    fn parenthesised(&mut self) -> Result<Expr, String> {
+    fn deeper(&mut self) -> Result<(), String> {
         self.depth += 1;
-        if self.depth > MAX_DEPTH {
-            return Err("it is nested too deeply".to_owned());
+        match self.depth > MAX_DEPTH {
+            true => Err("it is nested too deeply".to_owned()),
+            false => Ok(()),
         }
+    }
+
+    fn parenthesised(&mut self) -> Result<Expr, String> {
+        self.deeper()?;
         self.at += 1;
         let inner = self.sum()?;
         self.depth -= 1;
@@ -237,6 +337,7 @@ mod tests {
         assert!(whole("1 - 2").is_err());
         assert!(whole("1 / 0").is_err());
         assert!(whole("1.5").is_err());
+        assert_eq!(whole("-3"), Err("-3 is below zero".to_owned()));
     }
 
     #[test]
@@ -246,6 +347,34 @@ mod tests {
         assert_eq!(real("1 / sqrt(64)"), Ok(0.125));
         assert_eq!(real("1e-12"), Ok(1e-12));
         assert_eq!(real("2.5E+1"), Ok(25.0));
+        assert_eq!(real("-2 * -(1 + 0.5)"), Ok(3.0));
+    }
+
+    #[test]
+    fn conditions_compare_whole_numbers() {
+        let dims = |name: &str| (name == "hidden").then_some(384);
+        let holds = |text: &str| Condition::parse(text, 0).and_then(|c| c.holds(&dims));
+        for text in [
+            "hidden == 384",
+            "hidden / 2 != 3",
+            "1 < 2",
+            "2 <= 2",
+            "3 > 2",
+            "2>=2",
+        ] {
+            assert_eq!(holds(text), Ok(true), "{text}");
+        }
+        assert_eq!(holds("hidden < 384"), Ok(false));
+        for text in [
+            "hidden",
+            "1 = 1",
+            "1 == ",
+            "1 == 2 == 3",
+            "-1 < 2",
+            "1.5 < 2",
+        ] {
+            assert!(holds(text).is_err(), "{text}");
+        }
     }
 
     #[test]
@@ -257,6 +386,7 @@ mod tests {
             "1 2",
             "a$",
             &"(".repeat(100),
+            &"-".repeat(100),
             &"1+".repeat(200),
         ] {
             assert!(Expr::parse(text, 0).is_err(), "{text}");

@@ -61,8 +61,10 @@ mod decode;
 mod error;
 mod expect;
 mod expr;
+mod need;
 mod reader;
 mod scope;
+mod shipped;
 mod syntax;
 
 use std::collections::BTreeMap;
@@ -70,42 +72,8 @@ use std::collections::BTreeMap;
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
 
-use crate::graph::Graph;
+use crate::graph::{Graph, WeightNames};
 use error::{File, quoted, suggest};
-
-/// Descriptions that come with the crate: name and source.
-const SHIPPED: [(&str, &str); 4] = [
-    (
-        "bert",
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/bert.ron")),
-    ),
-    (
-        "roberta",
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/roberta.ron")),
-    ),
-    (
-        "distilbert",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/distilbert.ron"
-        )),
-    ),
-    (
-        "albert",
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/albert.ron")),
-    ),
-];
-
-/// Names of [`SHIPPED`], in its order.
-const SHIPPED_NAMES: [&str; SHIPPED.len()] = {
-    let mut names = [""; SHIPPED.len()];
-    let mut i = 0;
-    while i < names.len() {
-        names[i] = SHIPPED[i].0;
-        i += 1;
-    }
-    names
-};
 
 /// A model's description: parsed, and every name in it checked. Sizes come with [`build`].
 ///
@@ -131,23 +99,6 @@ impl Description {
         Ok(Self { file, ast })
     }
 
-    /// A description that comes with the crate; `None` where there is none of this name.
-    pub fn shipped(name: &str) -> Option<Result<Self, ModelError>> {
-        let source = Self::shipped_source(name)?;
-        Some(Self::parse(&format!("{name}.ron"), source))
-    }
-
-    /// The text of a shipped description, to start one's own from.
-    pub fn shipped_source(name: &str) -> Option<&'static str> {
-        let found = SHIPPED.iter().find(|(n, _)| *n == name);
-        found.map(|&(_, source)| source)
-    }
-
-    /// Names that [`shipped`](Self::shipped) takes.
-    pub fn shipped_names() -> &'static [&'static str] {
-        &SHIPPED_NAMES
-    }
-
     /// The model's name as the description gives it.
     pub fn name(&self) -> &str {
         &self.ast.name
@@ -165,32 +116,51 @@ impl Description {
         outputs.map(|name| name.value.as_str()).collect()
     }
 
+    /// The values of `model_type` in config.json that the description is for; any, where there are none.
+    pub fn model_types(&self) -> &[String] {
+        &self.ast.model_types
+    }
+
+    /// The outputs that are built of a checkpoint where none is asked for: those of the first of its `architectures`
+    /// that the description names, else the default ones.
+    pub fn outputs_for(&self, config: &serde_json::Value) -> Vec<&str> {
+        let published = config.get("architectures").and_then(|a| a.as_array());
+        let published = published.into_iter().flatten().filter_map(|a| a.as_str());
+        let named = |name: &str| self.ast.architectures.iter().find(|(n, _)| n == name);
+        match published.into_iter().find_map(named) {
+            Some((_, outputs)) => outputs.iter().map(|o| o.value.as_str()).collect(),
+            None => self.default_outputs(),
+        }
+    }
+
     /// The graph for the sizes of `config` (a checkpoint's config.json) with the asked outputs, or
-    /// the default ones. What no output needs is not in the graph.
+    /// those that are [computed by default](Self::outputs_for). What no output needs is not in the graph, and what only
+    /// such outputs read of `config` may be missing.
     ///
     /// # Errors
-    /// Dimensions without a value, values of a wrong type, requirements that `config` does not
-    /// meet, sizes without sense, shapes that do not fit, outputs that are not there.
+    /// A `model_type` that the description is not for, dimensions without a value, values of a wrong type, requirements
+    /// that `config` does not meet, sizes without sense, shapes that do not fit, outputs that are not there.
     pub fn build(
         &self,
         config: &serde_json::Value,
         outputs: Option<&[&str]>,
     ) -> Result<Model, ModelError> {
-        let outputs = self.choose(outputs)?;
+        self.check_model_type(config)?;
+        let default = self.outputs_for(config);
+        let outputs = self.choose(outputs.unwrap_or(&default))?;
         build::model(&self.file, &self.ast, config, &outputs)
     }
 
     /// The outputs that are asked for, each known and named once.
-    fn choose<'o>(&'o self, asked: Option<&[&'o str]>) -> Result<Vec<&'o str>, ModelError> {
+    fn choose<'o>(&self, asked: &[&'o str]) -> Result<Vec<&'o str>, ModelError> {
         let known = self.output_names();
         let mut chosen = Vec::new();
-        for name in asked.map_or_else(|| self.default_outputs(), <[&str]>::to_vec) {
+        for &name in asked {
             if !known.contains(&name) {
                 let problem = Problem::UnknownOutput {
                     name: name.to_owned(),
                 };
                 let help = suggest(name, known.iter().copied());
-                let help = format!("{help} The outputs are {}.", quoted(&known));
                 return Err(self.file.error_elsewhere(problem).help(help));
             }
             if !chosen.contains(&name) {
@@ -212,11 +182,11 @@ pub struct Model {
     /// Unfused. Values are named as in the description, inside a `Repeat` as `layer.3.query`;
     /// weights as in the checkpoint, without prefix.
     pub graph: Graph,
-    /// What published names of weights may start with, such as `bert.`; often one is empty.
-    pub prefixes: Vec<String>,
+    /// What checkpoints may call its weights.
+    pub weight_names: WeightNames,
     /// What must hold after the passes.
     pub expectations: Vec<Expectation>,
-    /// The description's dimensions.
+    /// The description's dimensions, those that were read.
     pub dims: BTreeMap<String, u64>,
     /// Token ids are below this.
     pub vocab: u32,

@@ -112,13 +112,31 @@ impl<'a> Reader<'a> {
         what: &'static str,
         piece: Piece<'a>,
     ) -> Result<Vec<(At<String>, Piece<'a>)>, ModelError> {
+        self.entries(what, piece, Self::name)
+    }
+
+    /// As [`map`](Self::map), with any texts for names.
+    pub fn texts(
+        &self,
+        what: &'static str,
+        piece: Piece<'a>,
+    ) -> Result<Vec<(At<String>, Piece<'a>)>, ModelError> {
+        self.entries(what, piece, Self::string)
+    }
+
+    fn entries(
+        &self,
+        what: &'static str,
+        piece: Piece<'a>,
+        read: impl Fn(&Self, &str, Piece<'a>) -> Result<At<String>, ModelError>,
+    ) -> Result<Vec<(At<String>, Piece<'a>)>, ModelError> {
         if !piece.text.starts_with('{') {
             return Err(self.form(what, "a map `{ \"name\": … }`", piece));
         }
         let Entries(raws) = self.parse(piece)?;
         let mut entries = Vec::with_capacity(raws.len());
         for (key, value) in raws {
-            let key = self.name(what, self.piece(key))?;
+            let key = read(self, what, self.piece(key))?;
             self.once(what, &entries, &key)?;
             entries.push((key, self.piece(value)));
         }

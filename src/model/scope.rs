@@ -11,7 +11,7 @@ use std::{
 use super::{
     error::{At, File, ModelError, Problem, quoted, suggest},
     expr::Expr,
-    syntax::{Ast, Definition, INPUTS, Operator, Origin, Repeat, Statement},
+    syntax::{Ast, Definition, INPUTS, Operator, Origin, Repeat, Statement, Test, When, given},
 };
 
 pub(super) fn check(file: &File, ast: &Ast) -> Result<(), ModelError> {
@@ -88,15 +88,32 @@ impl<'a> Names<'a> {
                         .help("a definition may use only those above it"));
                 }
             }
-            self.numbers(expr, real)?;
+            self.numbers(expr.names(), real)?;
         }
         Ok(())
     }
 
-    fn numbers(&self, expr: &Expr, real: bool) -> Result<(), ModelError> {
+    /// A size that no index takes part in: it is known before the loops around it are unrolled.
+    fn fixed(&self, expr: &Expr) -> Result<(), ModelError> {
         for name in expr.names() {
-            let is_real = self.reals.contains(&name.value.as_str());
-            if self.dims.contains(&name.value.as_str()) || real && is_real {
+            if self.indices.contains(&name.value.as_str()) {
+                let problem = Problem::Undefined {
+                    what: "dimension",
+                    name: name.value.clone(),
+                };
+                let error = self.file.error(problem, &name.span, "an index");
+                return Err(error.help("how often a `Repeat` runs does not depend on an index"));
+            }
+        }
+        self.numbers(expr.names(), false)
+    }
+
+    fn numbers(&self, names: Vec<&At<String>>, real: bool) -> Result<(), ModelError> {
+        for name in names {
+            let text = name.value.as_str();
+            let is_real = self.reals.contains(&text);
+            let is_whole = self.dims.contains(&text) || self.indices.contains(&text);
+            if is_whole || real && is_real {
                 continue;
             }
             let problem = Problem::Undefined {
@@ -110,7 +127,8 @@ impl<'a> Names<'a> {
                     name.value
                 )
             } else {
-                suggest(&name.value, self.dims.iter().chain(reals).copied())
+                let whole = self.dims.iter().chain(&self.indices);
+                suggest(&name.value, whole.chain(reals).copied())
             };
             return Err(self
                 .file
@@ -131,6 +149,7 @@ impl<'a> Names<'a> {
                     self.give(name, &mut given)?;
                 }
                 Statement::Repeat(repeat) => self.repeat(repeat, &body[..i])?,
+                Statement::When(when) => self.when(when, &mut given)?,
             }
         }
         let ended = self.scopes.pop().unwrap_or_default();
@@ -176,8 +195,31 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
+    fn when(
+        &mut self,
+        when: &'a When,
+        given: &mut HashMap<&'a str, &'a Range<usize>>,
+    ) -> Result<(), ModelError> {
+        if let Test::Holds(condition) = &when.test {
+            self.numbers(condition.value.names(), false)?;
+        }
+        self.body(&when.body)?;
+        self.body(&when.otherwise)?;
+        // A name from outside has its new value already, whichever body is taken.
+        for name in when.given_by_both() {
+            let is_outer = |s: &HashMap<&str, _>| s.contains_key(name.value.as_str());
+            if !self.scopes.iter().any(is_outer) {
+                self.give(name, given)?;
+            }
+        }
+        Ok(())
+    }
+
     fn repeat(&mut self, repeat: &'a Repeat, before: &'a [Statement]) -> Result<(), ModelError> {
-        self.numbers(&repeat.times.value, false)?;
+        self.fixed(&repeat.times.value)?;
+        if let Some(from) = &repeat.from {
+            self.fixed(&from.value)?;
+        }
         for statement in before {
             if let Statement::Repeat(other) = statement
                 && other.label.value == repeat.label.value
@@ -193,7 +235,18 @@ impl<'a> Names<'a> {
                     .help("values are named after their `Repeat`; give each a `name:`"));
             }
         }
-        if self.indices.contains(&repeat.index.value.as_str()) {
+        let index = repeat.index.value.as_str();
+        if self.dims.contains(&index) || self.reals.contains(&index) {
+            let problem = Problem::DefinedTwice {
+                what: "index",
+                name: index.to_owned(),
+            };
+            let error = self
+                .file
+                .error(problem, &repeat.index.span, "also a number above");
+            return Err(error.help("rename the index"));
+        }
+        if self.indices.contains(&index) {
             let problem = Problem::DefinedTwice {
                 what: "index",
                 name: repeat.index.value.clone(),
@@ -229,10 +282,10 @@ impl<'a> Names<'a> {
             }
         }
         for size in op.sizes() {
-            self.numbers(&size.value, false)?;
+            self.numbers(size.value.names(), false)?;
         }
         for real in op.reals() {
-            self.numbers(&real.value, true)?;
+            self.numbers(real.value.names(), true)?;
         }
         if let Operator::NamedActivation { kind, .. } = op
             && !self.activations.contains(&kind.value.as_str())
@@ -247,13 +300,14 @@ impl<'a> Names<'a> {
                 .help(help));
         }
         for weight in op.weights() {
-            for index in weight.value.indices() {
-                if !self.indices.contains(&index) {
-                    let (what, name) = ("index", index.to_owned());
-                    let help = suggest(index, self.indices.iter().copied());
+            for index in weight.value.0.iter().flat_map(|spelling| spelling.names()) {
+                let text = index.value.as_str();
+                if !self.indices.contains(&text) && !self.dims.contains(&text) {
+                    let (what, name) = ("index", text.to_owned());
+                    let help = suggest(text, self.indices.iter().copied());
                     let problem = Problem::Undefined { what, name };
                     let label = "no `Repeat` around this has such an index";
-                    return Err(self.file.error(problem, &weight.span, label).help(help));
+                    return Err(self.file.error(problem, &index.span, label).help(help));
                 }
             }
         }
@@ -304,8 +358,8 @@ impl<'a> Names<'a> {
         }
         if let Some(span) = self.ended.get(wanted) {
             return error
-                .also(span, "visible only inside its `Repeat`")
-                .help("define the name before the `Repeat` to hand it on");
+                .also(span, "visible only in this body")
+                .help("define the name before its `Repeat` or `When`, or in both bodies of the `When`, to hand it on");
         }
         let known = self.scopes.iter().flat_map(|s| s.keys().copied());
         let mut known: Vec<&str> = known.collect();
@@ -315,15 +369,12 @@ impl<'a> Names<'a> {
 
     fn outputs(&self, ast: &Ast) -> Result<(), ModelError> {
         for (output, value) in &ast.outputs {
-            if find(&ast.body, &value.value).is_none() {
+            if !given(&ast.body).any(|name| name.value == value.value) {
                 let problem = Problem::Undefined {
                     what: "value",
                     name: value.value.clone(),
                 };
-                let known = ast.body.iter().filter_map(|s| match s {
-                    Statement::Let { name, .. } => Some(name.value.as_str()),
-                    Statement::Repeat(_) => None,
-                });
+                let known = given(&ast.body).map(|name| name.value.as_str());
                 let label = format!("output `{}` needs it", output.value);
                 let error = self.file.error(problem, &value.span, label);
                 return Err(error.help(suggest(&value.value, known)));
@@ -334,7 +385,9 @@ impl<'a> Names<'a> {
             .requirements
             .iter()
             .flat_map(|r| r.outputs.iter().flatten());
-        for name in ast.default_outputs.iter().chain(required) {
+        let by_architecture = ast.architectures.iter().flat_map(|(_, outputs)| outputs);
+        let defaults = ast.default_outputs.iter().chain(by_architecture);
+        for name in defaults.chain(required) {
             if !outputs.contains(&name.value.as_str()) {
                 let problem = Problem::UnknownOutput {
                     name: name.value.clone(),
@@ -362,7 +415,7 @@ fn reaches(body: &[Statement], from: &str, target: &str) -> bool {
         .iter()
         .filter_map(|statement| match statement {
             Statement::Let { name, op } => Some((name.value.as_str(), &op.value)),
-            Statement::Repeat(_) => None,
+            Statement::Repeat(_) | Statement::When(_) => None,
         })
         .collect();
     let mut seen = HashSet::from([from]);

@@ -1,8 +1,10 @@
 //! What a description consists of.
 
+use std::collections::HashSet;
+
 use super::{
     error::{At, ModelError, Problem},
-    expr::Expr,
+    expr::{Condition, Expr},
 };
 use crate::kernels::{Meta, gemm::Activation};
 
@@ -10,7 +12,13 @@ use crate::kernels::{Meta, gemm::Activation};
 #[derive(Clone, Debug)]
 pub(super) struct Ast {
     pub name: String,
+    /// What config.json calls the models that this describes; any, where empty.
+    pub model_types: Vec<String>,
+    /// What is computed by default of checkpoints of an architecture.
+    pub architectures: Vec<(String, Vec<At<String>>)>,
     pub prefixes: Vec<String>,
+    /// An ending of weight names, and what some checkpoints write in its place.
+    pub endings: Vec<(String, Vec<String>)>,
     pub requirements: Vec<Requirement>,
     pub dims: Vec<Definition>,
     pub reals: Vec<Definition>,
@@ -22,11 +30,11 @@ pub(super) struct Ast {
     pub expect: Vec<Count>,
 }
 
-/// A key of config.json that must be absent, null or `is`.
+/// A key of config.json that must be absent, null or one of `is`.
 #[derive(Clone, Debug)]
 pub(super) struct Requirement {
     pub key: At<String>,
-    pub is: serde_json::Value,
+    pub is: Vec<serde_json::Value>,
     /// Only where one of these outputs is asked for; always, where `None`.
     pub outputs: Option<Vec<At<String>>>,
 }
@@ -53,16 +61,57 @@ pub(super) enum Origin {
 pub(super) enum Statement {
     Let { name: At<String>, op: At<Operator> },
     Repeat(Repeat),
+    When(When),
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Repeat {
     pub times: At<Expr>,
+    /// The first value of the index; 0, where `None`.
+    pub from: Option<At<Expr>>,
     pub index: At<String>,
     /// Values of iteration 3 are called `label.3.…` in the graph.
     pub label: At<String>,
     pub body: Vec<Statement>,
     pub expect: Vec<Count>,
+}
+
+/// One of two bodies, by config.json or by sizes.
+#[derive(Clone, Debug)]
+pub(super) struct When {
+    pub test: Test,
+    /// Values of either body are called `label.…` in the graph, where there is one.
+    pub label: Option<At<String>>,
+    pub body: Vec<Statement>,
+    pub otherwise: Vec<Statement>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Test {
+    /// The key of config.json has one of these values; absent and null are the value `null`.
+    Key {
+        key: At<String>,
+        is: Vec<serde_json::Value>,
+    },
+    Holds(At<Condition>),
+}
+
+impl When {
+    /// Names that both bodies give, in the order of the first: what follows may read them.
+    pub fn given_by_both(&self) -> Vec<&At<String>> {
+        let other: HashSet<&str> = given(&self.otherwise).map(|n| n.value.as_str()).collect();
+        let names = given(&self.body);
+        names.filter(|n| other.contains(n.value.as_str())).collect()
+    }
+}
+
+/// Names that a body gives, with those of both bodies of a `When` inside.
+pub(super) fn given(body: &[Statement]) -> impl Iterator<Item = &At<String>> {
+    body.iter().flat_map(|statement| match statement {
+        Statement::Let { name, .. } => vec![name],
+        Statement::When(when) => when.given_by_both(),
+        Statement::Repeat(_) => Vec::new(),
+    })
 }
 
 /// A primitive operator with its operands by name.
@@ -193,63 +242,67 @@ impl Operator {
     }
 }
 
-/// A weight's published name, with the indices of the loops around it: `layer.{i}.weight`.
+/// A weight's published name, with the indices of the loops around it: `layer.{i}.weight`. What else
+/// checkpoints call it stands behind, in the order in which the names are looked for.
 #[derive(Clone, Debug)]
-pub(super) struct Pattern(Vec<Part>);
+pub(super) struct Pattern(pub Vec<Spelling>);
+
+/// One name, with expressions of indices and dimensions in braces.
+#[derive(Clone, Debug)]
+pub(super) struct Spelling(Vec<Part>);
 
 #[derive(Clone, Debug)]
 enum Part {
     Text(String),
-    Index(String),
+    Number(Expr),
 }
 
-/// Longer than any published name. A pattern in a loop is filled in once for each iteration.
-const MAX_PATTERN: usize = 256;
+/// Longer than any published name. A name in a loop is filled in once for each iteration.
+const MAX_SPELLING: usize = 256;
 
-impl Pattern {
-    /// The error says what was expected.
-    pub fn parse(text: &str) -> Result<Self, &'static str> {
+impl Spelling {
+    /// Reads `text`, which stands in the file from `start` on; the error says what was expected.
+    pub fn parse(text: &str, start: usize) -> Result<Self, String> {
         if text.is_empty() {
-            return Err("at least one character");
+            return Err("at least one character".to_owned());
         }
-        if text.len() > MAX_PATTERN {
-            return Err("at most 256 bytes");
+        if text.len() > MAX_SPELLING {
+            return Err(format!("at most {MAX_SPELLING} bytes"));
         }
         let mut parts = Vec::new();
-        let mut rest = text;
-        while let Some(open) = rest.find(['{', '}']) {
-            let (before, from) = rest.split_at(open);
-            let close = from.find('}').filter(|&close| close > 0);
-            let close = close.ok_or("matching braces around an index, as in `layer.{i}.weight`")?;
-            parts.push(Part::Text(before.to_owned()));
-            parts.push(Part::Index(from[1..close].to_owned()));
-            rest = &from[close + 1..];
+        let mut at = 0;
+        while let Some(open) = text[at..].find(['{', '}']).map(|n| at + n) {
+            let close = text[open..].find('}').filter(|&close| close > 0);
+            let close =
+                open + close.ok_or("matching braces around an index, as in `layer.{i}.weight`")?;
+            parts.push(Part::Text(text[at..open].to_owned()));
+            let inner = Expr::parse(&text[open + 1..close], start + open + 1).map_err(|why| {
+                format!("an index or an expression in the braces, as in `layer.{{2 * i}}.weight` ({why})")
+            })?;
+            parts.push(Part::Number(inner));
+            at = close + 1;
         }
-        parts.push(Part::Text(rest.to_owned()));
+        parts.push(Part::Text(text[at..].to_owned()));
         Ok(Self(parts))
     }
 
-    pub fn indices(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().filter_map(|part| match part {
-            Part::Index(name) => Some(name.as_str()),
-            Part::Text(_) => None,
+    pub fn names(&self) -> impl Iterator<Item = &At<String>> {
+        self.0.iter().flat_map(|part| match part {
+            Part::Number(expr) => expr.names(),
+            Part::Text(_) => Vec::new(),
         })
     }
 
-    /// The name, given the indices of the iteration at hand.
-    pub fn fill(&self, indices: &[(String, u64)]) -> String {
+    /// The name, given the numbers of the iteration at hand.
+    pub fn fill(&self, lookup: &impl Fn(&str) -> Option<u64>) -> Result<String, String> {
         let mut name = String::new();
         for part in &self.0 {
             match part {
                 Part::Text(text) => name.push_str(text),
-                Part::Index(index) => {
-                    // The check of names has found every index.
-                    let found = indices.iter().find(|(i, _)| i == index);
-                    name.push_str(&found.map(|(_, k)| k.to_string()).unwrap_or_default());
-                }
+                Part::Number(expr) => name.push_str(&expr.whole(lookup)?.to_string()),
             }
         }
-        name
+        Ok(name)
     }
 }
 

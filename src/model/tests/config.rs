@@ -29,7 +29,8 @@ refuses! {
     a_negative_size_is_refused: with("hidden_size", json!(-8));
     a_size_of_zero_is_refused: with("hidden_size", json!(0));
     a_size_beyond_32_bits_is_refused: with("vocab_size", json!(1u64 << 40));
-    a_repeat_of_zero_is_refused: with("num_hidden_layers", json!(0));
+    a_dimension_by_a_misspelled_key_names_the_key_that_is_there:
+        refused(build(&changed("Key(\"hidden_size\")", "Key(\"hiden_size\")")));
     a_repeat_of_a_billion_is_refused: with("num_hidden_layers", json!(1_000_000_000));
     a_weight_too_large_for_any_memory_is_refused: {
         let source = changed("width: \"hidden\"", "width: 2000000000")
@@ -45,11 +46,19 @@ refuses! {
     an_activation_that_is_no_name_is_refused: bert(json!({"hidden_act": 3}), None);
     an_epsilon_of_zero_is_refused: bert(json!({"layer_norm_eps": 0.0}), None);
     an_epsilon_that_is_no_number_is_refused: bert(json!({"layer_norm_eps": "small"}), None);
-    labels_that_are_no_list_are_refused: bert(json!({"id2label": 3}), None);
+    labels_that_are_no_list_are_refused:
+        bert(json!({"id2label": 3}), Some(&["sequence_logits"]));
+    an_activation_that_is_another_function_is_not_offered: bert(json!({"hidden_act": "silu"}), None);
+    an_activation_in_another_form_is_offered: bert(json!({"hidden_act": "GELU"}), None);
+    a_key_with_none_of_several_values_is_refused: {
+        let must = "require: [Must(key: \"kind\", is: [\"a\", 2, null])], graph:";
+        let source = changed("graph:", must);
+        let mut config = tiny_config();
+        config["kind"] = json!("b");
+        refused(parse(&source).and_then(|d| d.build(&config, None)))
+    };
     relative_positions_are_refused:
         bert(json!({"position_embedding_type": "relative_key"}), None);
-    an_untied_decoder_is_refused:
-        bert(json!({"tie_word_embeddings": false}), Some(&["mlm_logits"]));
     an_unknown_output_names_the_nearest: bert(json!({}), Some(&["mlm_logit"]));
     no_output_at_all_is_refused: bert(json!({}), Some(&[]));
     a_product_above_64_bits_is_refused:
@@ -82,18 +91,58 @@ fn bert_model(
 }
 
 #[test]
-fn an_untied_decoder_does_not_matter_where_it_is_not_asked_for() {
-    let model = bert_model(json!({"tie_word_embeddings": false}), None);
-    assert!(model.is_ok());
+fn an_untied_decoder_has_weights_of_its_own() {
+    let text = |tied: Value| {
+        let config = json!({"tie_word_embeddings": tied});
+        let model = bert_model(config, Some(&["mlm_logits"])).expect("both are described");
+        model.graph.text()
+    };
+    let decoder = "cls.predictions.decoder.weight";
+    assert!(text(json!(false)).contains(decoder));
+    assert!(!text(json!(true)).contains(decoder));
+    assert!(!text(Value::Null).contains(decoder));
 }
 
 #[test]
 fn labels_are_counted_where_config_names_them() {
-    let labels = |changes| bert_model(changes, None).map(|m| m.dims["labels"]).ok();
+    let labels = |changes| {
+        let model = bert_model(changes, Some(&["sequence_logits"]));
+        model.map(|m| m.dims["labels"]).ok()
+    };
     assert_eq!(labels(json!({})), Some(2));
     assert_eq!(labels(json!({"num_labels": 5})), Some(5));
     let named = json!({"id2label": {"0": "A", "1": "B", "2": "C"}, "num_labels": null});
     assert_eq!(labels(named), Some(3));
+}
+
+#[test]
+fn what_no_asked_output_reads_may_be_missing() {
+    let model = bert_model(json!({"id2label": 3}), None).expect("labels are not read");
+    assert!(!model.dims.contains_key("labels"));
+}
+
+#[test]
+fn keys_inside_others_are_read() {
+    let source = changed("Key(\"hidden_size\")", "Key(\"text_config.hidden_size\")");
+    let build = |config| parse(&source).and_then(|d| d.build(&config, None));
+    let mut config = tiny_config();
+    assert!(refused(build(config.clone())).contains("`text_config.hidden_size`"));
+    config["text_config"] = json!({"hidden_size": 24});
+    assert_eq!(
+        build(config.clone()).expect("it is there").dims["hidden"],
+        24
+    );
+    config["text_config.hidden_size"] = json!(32);
+    assert_eq!(build(config).expect("it is there").dims["hidden"], 32);
+}
+
+#[test]
+fn a_repeat_of_zero_is_none() {
+    let mut config = tiny_config();
+    config["num_hidden_layers"] = json!(0);
+    let description = parse(super::TINY).expect("nothing is wrong with it");
+    let model = description.build(&config, None).expect("no layers");
+    assert_eq!(model.graph.n_launches(), 1);
 }
 
 #[test]

@@ -74,6 +74,30 @@ refuses! {
         changed("    graph:", "    activations: {\"act\": \"geluu\"},\n    graph:");
     gelu_has_two_forms: changed(r#"add(a: "x", b: "y")"#, r#"gelu(x: "y", form: fast)"#);
     an_undefined_index_is_refused: changed("{i}", "{j}");
+    what_is_no_expression_in_braces_is_refused: changed("{i}", "{2 * }");
+    how_often_a_repeat_runs_does_not_depend_on_an_index: changed(
+        "            Let(\"x\", add",
+        "            Repeat(times: \"i\", index: \"j\", body: []),\n            Let(\"x\", add"
+    );
+    an_index_called_as_a_dimension_is_refused: changed("index: \"i\"", "index: \"hidden\"");
+    a_when_needs_one_question: changed(
+        "            Let(\"x\", add",
+        "            When(key: \"k\", holds: \"1 == 1\", body: []),\n            Let(\"x\", add"
+    );
+    a_when_without_a_body_is_refused: changed(
+        "            Let(\"x\", add",
+        "            When(key: \"k\", is: 1),\n            Let(\"x\", add"
+    );
+    what_is_no_condition_is_refused: changed(
+        "            Let(\"x\", add",
+        "            When(holds: \"hidden = 3\", body: []),\n            Let(\"x\", add"
+    );
+    a_name_of_one_body_of_a_when_is_not_visible_behind_it: changed(
+        "            Let(\"x\", add(a: \"x\", b: \"y\"))",
+        "            When(holds: \"i == 0\", body: [Let(\"z\", relu(x: \"y\"))]),\n            Let(\"x\", add(a: \"x\", b: \"z\"))"
+    );
+    a_default_of_an_architecture_must_be_an_output:
+        changed("    graph:", "    architectures: {\"A-1\": [\"logits\"]},\n    graph:");
     braces_of_a_weight_must_match: changed("{i}", "{i");
     two_repeats_of_one_name_are_refused: changed(
         "        ]),\n    ],",
@@ -122,4 +146,111 @@ fn an_error_after_other_alphabets_points_at_the_right_word() {
     let span = parse(&source).expect_err("no such operator").span();
     let at = source.find("ad(a:").expect("it was put there");
     assert_eq!(span, Some(at..at + 2));
+}
+
+#[test]
+fn a_when_takes_one_body_and_both_may_name_a_value() {
+    let with = |statement: &str| {
+        let add = "Let(\"x\", add(a: \"x\", b: \"y\"))";
+        build(&changed(add, &format!("{statement},\n{add}"))).map(|m| m.graph.text())
+    };
+    // By the layer, by a size, by a key; the name goes on to what follows.
+    let text = with(
+        r#"When(holds: "i + 1 < layers", body: [Let("z", relu(x: "y"))], otherwise: [Let("z", tanh(x: "y"))]),
+           Let("w", add(a: "z", b: "x")), Let("x2", relu(x: "w")), When(holds: "hidden == 8", name: "wide", body: [Let("x", add(a: "x", b: "w"))])"#,
+    )
+    .expect("it is right");
+    assert!(
+        text.contains("layer.0.z = relu ") && text.contains("layer.1.z = tanh "),
+        "{text}"
+    );
+    assert!(text.contains("layer.0.wide.x = add"), "{text}");
+    for (is, taken) in [
+        ("2", true),
+        ("[1, 2]", true),
+        ("3", false),
+        ("\"2\"", false),
+        ("null", false),
+    ] {
+        let when = format!(
+            "When(key: \"num_hidden_layers\", is: {is}, name: \"if\", body: [Let(\"x\", relu(x: \"x\"))])"
+        );
+        let text = with(&when).expect("it is right");
+        assert_eq!(text.contains("layer.1.if.x = relu"), taken, "{is}: {text}");
+    }
+    let text =
+        with("When(key: \"none\", is: null, name: \"if\", body: [Let(\"x\", relu(x: \"x\"))])");
+    assert!(text.expect("it is right").contains("layer.0.if.x = relu"));
+}
+
+#[test]
+fn loops_start_where_they_are_told_and_names_of_weights_have_arithmetic() {
+    let source = changed(
+        "times: \"layers\"",
+        "times: \"layers\", from: \"layers / 2\"",
+    )
+    .replace("layers.{i}.weight", "layers.{3 * (i - 1) + 1}.of.{hidden}");
+    let model = build(&source).expect("it is right");
+    let text = model.graph.text();
+    assert!(
+        text.contains("layers.1.of.8") && text.contains("layers.4.of.8"),
+        "{text}"
+    );
+    assert!(
+        text.contains("layer.1.y") && text.contains("layer.2.y"),
+        "{text}"
+    );
+}
+
+#[test]
+fn weights_have_other_names() {
+    let source = changed(
+        "\"layers.{i}.weight\"",
+        "[\"layers.{i}.weight\", \"h.{2 * i}.w\"]",
+    )
+    .replace(
+        "    dims:",
+        "    endings: {\".weight\": [\".gamma\", \".g\"]},\n    dims:",
+    );
+    let names = build(&source).expect("it is right").weight_names;
+    assert_eq!(
+        names.spellings("layers.1.weight"),
+        ["layers.1.weight", "layers.1.gamma", "layers.1.g", "h.2.w"]
+    );
+}
+
+#[test]
+fn numbers_may_be_negative() {
+    let source = |by: &str| {
+        changed(
+            "add(a: \"x\", b: \"y\")",
+            &format!("scale(x: \"y\", by: {by})"),
+        )
+    };
+    for by in ["-1.5", "\"-1.5\"", "\"-(hidden - 5) / 2\""] {
+        let text = build(&source(by)).expect("it is a number").graph.text();
+        assert!(text.contains("scale(by=-1.5)"), "{by}: {text}");
+    }
+}
+
+#[test]
+fn bodies_inside_bodies_take_no_time_without_end() {
+    let mut body = "Let(\"z\", relu(x: \"y\"))".to_owned();
+    for _ in 0..24 {
+        body = format!(
+            "When(holds: \"1 == 1\", body: [{body}], otherwise: [{body_of}])",
+            body_of = "Let(\"z\", tanh(x: \"y\"))"
+        );
+    }
+    let source = changed(
+        "Let(\"x\", add(a: \"x\", b: \"y\"))",
+        &format!("{body},\nLet(\"x\", add(a: \"x\", b: \"z\"))"),
+    );
+    assert!(
+        build(&source)
+            .expect("it is right")
+            .graph
+            .text()
+            .contains("layer.0.z = relu")
+    );
 }

@@ -7,8 +7,8 @@ use super::{TINY, build, changed, parse, refused};
 fn a_wrong_name_of_any_length_is_compared_with_none_of_any_length() {
     // The distance of two names of this length takes minutes.
     let (name, known) = ("a".repeat(100_000), "b".repeat(100_000));
-    assert!(suggest(&name, [known.as_str()]).starts_with("there are `b"));
-    assert!(suggest("a", [known.as_str()]).starts_with("there are `b"));
+    assert!(suggest(&name, [known.as_str()]).starts_with("there is `b"));
+    assert!(suggest("a", [known.as_str()]).starts_with("there is `b"));
     assert_eq!(
         suggest("hiden", ["hidden", known.as_str()]),
         "did you mean `hidden`?"

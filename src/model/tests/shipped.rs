@@ -33,7 +33,10 @@ fn shipped_models_are_these_graphs() {
         let model = build(name, &config(), Some(&all.output_names()));
         insta::assert_snapshot!(*name, model.graph.text());
         assert_eq!(model.name, *name);
-        assert_eq!(model.prefixes, ["".to_owned(), format!("{name}.")]);
+        assert_eq!(
+            model.weight_names.prefixes,
+            ["".to_owned(), format!("{name}.")]
+        );
     }
 }
 
@@ -41,14 +44,9 @@ fn shipped_models_are_these_graphs() {
 fn every_layer_is_expected_to_be_seven_launches() {
     for name in Description::shipped_names() {
         let model = build(name, &config(), None);
-        for layer in ["layer.0", "layer.1"] {
-            assert!(
-                model.expectations.iter().any(|e| {
-                    e.scope.as_deref() == Some(layer) && e.what == "launches" && e.n == 7
-                }),
-                "{name} {layer}"
-            );
-        }
+        let expected = model.expectations.iter();
+        let layers = expected.filter(|e| e.scope.is_some() && e.what == "launches" && e.n == 7);
+        assert_eq!(layers.count(), 2, "{name}");
     }
 }
 
@@ -111,13 +109,85 @@ fn shared_layers_read_one_set_of_weights() {
 }
 
 #[test]
-fn more_than_one_group_of_shared_layers_is_refused() {
+fn groups_of_shared_layers_have_their_own_weights() {
     let mut grouped = config();
-    grouped["num_hidden_groups"] = json!(2);
+    for (key, n) in [
+        ("num_hidden_layers", 6),
+        ("num_hidden_groups", 3),
+        ("inner_group_num", 2),
+    ] {
+        grouped[key] = json!(n);
+    }
+    let model = build("albert", &grouped, Some(&["last_hidden_state"]));
+    let text = model.graph.text();
+    for (value, weight) in [
+        (
+            "group.0.layer.1.part.0",
+            "albert_layer_groups.0.albert_layers.0",
+        ),
+        (
+            "group.2.layer.1.part.1",
+            "albert_layer_groups.2.albert_layers.1",
+        ),
+    ] {
+        let read = format!("{value}.query.product = linear");
+        let line = text
+            .lines()
+            .find(|l| l.contains(&read))
+            .expect("the layer is there");
+        assert!(line.contains(weight), "{line}");
+    }
+    grouped["num_hidden_groups"] = json!(4);
     let albert = Description::shipped("albert")
         .expect("it is shipped")
         .expect("it is right");
     insta::assert_snapshot!(super::refused(albert.build(&grouped, None)));
+}
+
+#[test]
+fn a_checkpoint_is_described_by_its_model_type() {
+    for (model_type, name) in [
+        ("bert", "bert"),
+        ("xlm-roberta", "roberta"),
+        ("camembert", "roberta"),
+        ("electra", "electra"),
+    ] {
+        let found = Description::for_config(&json!({"model_type": model_type}));
+        assert_eq!(found.expect("it is shipped").name(), name);
+    }
+    let refused = |config: Value| super::refused(Description::for_config(&config));
+    insta::assert_snapshot!(refused(json!({"model_type": "gpt2"})));
+    insta::assert_snapshot!(refused(json!({"hidden_size": 3})));
+    insta::assert_snapshot!(refused(json!(3)));
+}
+
+#[test]
+fn a_description_refuses_checkpoints_of_other_models_and_names_the_one_for_them() {
+    let refused = |model_type: &str| {
+        let mut config = config();
+        config["model_type"] = json!(model_type);
+        let bert = Description::shipped("bert")
+            .expect("it is shipped")
+            .expect("it is right");
+        super::refused(bert.build(&config, None))
+    };
+    insta::assert_snapshot!(refused("xlm-roberta"));
+    insta::assert_snapshot!(refused("gpt2"));
+}
+
+#[test]
+fn a_checkpoint_published_for_a_task_computes_that_by_default() {
+    let bert = Description::shipped("bert")
+        .expect("it is shipped")
+        .expect("it is right");
+    let of = |architecture: &str| bert.outputs_for(&json!({"architectures": [architecture]}));
+    assert_eq!(of("BertForSequenceClassification"), ["sequence_logits"]);
+    assert_eq!(of("BertForTokenClassification"), ["token_logits"]);
+    assert_eq!(
+        of("BertForMaskedLM"),
+        ["last_hidden_state", "sentence_embedding"]
+    );
+    assert_eq!(bert.outputs_for(&json!({})), bert.default_outputs());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 
 use super::{WeightSource, decode};
-use crate::{names::nearest, tensor::DType};
+use crate::{graph::WeightNames, names::nearest, tensor::DType};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -67,7 +67,7 @@ pub struct Checkpoint {
     shards: Vec<(PathBuf, Mmap)>,
     /// Where each tensor is.
     entries: BTreeMap<String, Entry>,
-    prefixes: Vec<String>,
+    names: WeightNames,
 }
 
 struct Entry {
@@ -80,8 +80,8 @@ struct Entry {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `folder`; `prefixes` are tried before each name, in order.
-    pub fn open(folder: &Path, prefixes: &[String]) -> Result<Self, CheckpointError> {
+    /// Opens the checkpoint in `folder`, whose tensors may be called as `names` says.
+    pub fn open(folder: &Path, names: WeightNames) -> Result<Self, CheckpointError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         let (main, files) = if single.is_file() {
             (single.clone(), vec![single])
@@ -97,7 +97,7 @@ impl Checkpoint {
             main,
             shards: Vec::new(),
             entries: BTreeMap::new(),
-            prefixes: prefixes.to_vec(),
+            names,
         };
         for file in files {
             checkpoint.map(file)?;
@@ -135,13 +135,10 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The entry of a tensor, under the first prefix that has it.
+    /// The entry of a tensor, under the first spelling that is there.
     fn find(&self, name: &str) -> Option<(String, &Entry)> {
-        let names = std::iter::once(name.to_owned())
-            .chain(self.prefixes.iter().map(|prefix| format!("{prefix}{name}")));
-        names
-            .into_iter()
-            .find_map(|n| self.entries.get(&n).map(|e| (n, e)))
+        let mut spellings = self.names.spellings(name).into_iter();
+        spellings.find_map(|n| self.entries.get(&n).map(|e| (n, e)))
     }
 
     fn checked(

@@ -1,0 +1,79 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What checkpoints may call the tensors that a graph names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightNames {
+    /// What published names may start with, such as `bert.`; often one is empty.
+    pub prefixes: Vec<String>,
+    /// An ending of names, and what some checkpoints write in its place: `LayerNorm.weight` and `LayerNorm.gamma`.
+    pub endings: Vec<(String, Vec<String>)>,
+    /// Other names of single tensors.
+    pub others: BTreeMap<String, Vec<String>>,
+    /// Folders beside the checkpoint's files with weights of their own: tensors of `2_Dense` are called
+    /// `2_Dense/linear.weight`, and have none of the other spellings.
+    pub folders: Vec<String>,
+}
+
+impl WeightNames {
+    /// All spellings of a name, in the order in which a checkpoint is searched for them.
+    pub fn spellings(&self, name: &str) -> Vec<String> {
+        if self.folders.iter().any(|f| in_folder(name, f).is_some()) {
+            return vec![name.to_owned()];
+        }
+        let mut spellings = Vec::new();
+        let others = self.others.get(name).into_iter().flatten();
+        for name in std::iter::once(name).chain(others.map(String::as_str)) {
+            let respelled = self.endings.iter().flat_map(|(ending, others)| {
+                let stem = name.strip_suffix(ending.as_str());
+                let with = move |other| stem.map(|stem| format!("{stem}{other}"));
+                others.iter().filter_map(with)
+            });
+            for name in std::iter::once(name.to_owned()).chain(respelled) {
+                let prefixed = self.prefixes.iter().map(|prefix| format!("{prefix}{name}"));
+                spellings.extend(prefixed);
+                // A description that lists no empty prefix means it all the same.
+                if !self.prefixes.iter().any(String::is_empty) {
+                    spellings.push(name);
+                }
+            }
+        }
+        spellings
+    }
+}
+
+/// The rest of a tensor's name behind the folder that it lies in.
+pub fn in_folder<'n>(name: &'n str, folder: &str) -> Option<&'n str> {
+    name.strip_prefix(folder)?.strip_prefix('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_looked_for_with_every_prefix_then_by_its_other_endings_then_by_other_names() {
+        let names = WeightNames {
+            prefixes: vec![String::new(), "bert.".to_owned()],
+            endings: vec![("norm.weight".to_owned(), vec!["norm.gamma".to_owned()])],
+            others: BTreeMap::from([("norm.weight".to_owned(), vec!["scale".to_owned()])]),
+            folders: vec!["2_Dense".to_owned()],
+        };
+        assert_eq!(
+            names.spellings("norm.weight"),
+            [
+                "norm.weight",
+                "bert.norm.weight",
+                "norm.gamma",
+                "bert.norm.gamma",
+                "scale",
+                "bert.scale",
+            ]
+        );
+        assert_eq!(
+            names.spellings("2_Dense/norm.weight"),
+            ["2_Dense/norm.weight"]
+        );
+    }
+}

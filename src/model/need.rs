@@ -1,0 +1,55 @@
+//! Which statements of a graph the asked outputs need, so that nothing is read from config.json for the others.
+
+use std::collections::HashSet;
+
+use super::syntax::{Statement, given};
+
+/// The statements from which `wanted` values are computed, in order. A `Repeat` and a `When` count as a whole.
+pub(super) fn needed<'a>(
+    body: &'a [Statement],
+    wanted: impl Iterator<Item = &'a str>,
+) -> Vec<&'a Statement> {
+    let mut wanted: HashSet<&str> = wanted.collect();
+    let mut kept: Vec<&Statement> = Vec::new();
+    for statement in body.iter().rev() {
+        if writes(statement).iter().any(|name| wanted.contains(name)) {
+            reads(std::slice::from_ref(statement), &mut wanted);
+            kept.push(statement);
+        }
+    }
+    kept.reverse();
+    kept
+}
+
+/// Names that a statement may give a value: its own, and those from outside that its bodies update.
+fn writes(statement: &Statement) -> Vec<&str> {
+    let mut names = Vec::new();
+    let mut open = vec![std::slice::from_ref(statement)];
+    while let Some(body) = open.pop() {
+        names.extend(given(body).map(|n| n.value.as_str()));
+        for statement in body {
+            match statement {
+                Statement::Let { .. } => {}
+                Statement::Repeat(repeat) => open.push(&repeat.body),
+                Statement::When(when) => open.extend([&when.body[..], &when.otherwise[..]]),
+            }
+        }
+    }
+    names
+}
+
+/// Adds the values that the statements read.
+fn reads<'a>(body: &'a [Statement], into: &mut HashSet<&'a str>) {
+    let mut open = vec![body];
+    while let Some(body) = open.pop() {
+        for statement in body {
+            match statement {
+                Statement::Let { op, .. } => {
+                    into.extend(op.value.values().iter().map(|v| v.value.as_str()));
+                }
+                Statement::Repeat(repeat) => open.push(&repeat.body),
+                Statement::When(when) => open.extend([&when.body[..], &when.otherwise[..]]),
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The descriptions that come with the crate, and which of them a checkpoint's `config.json` is for.
+
+use serde_json::Value;
+
+use super::{
+    Description, ModelError, Problem,
+    config::{lookup, object},
+    error::{File, quoted},
+};
+
+/// Name and source.
+macro_rules! shipped {
+    ($($name:literal),*) => {
+        &[$(($name, include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/", $name, ".ron")))),*]
+    };
+}
+
+const SHIPPED: &[(&str, &str)] = shipped!["bert", "roberta", "distilbert", "albert", "electra"];
+
+/// Names of [`SHIPPED`], in its order.
+const NAMES: [&str; SHIPPED.len()] = {
+    let mut names = [""; SHIPPED.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = SHIPPED[i].0;
+        i += 1;
+    }
+    names
+};
+
+impl Description {
+    /// A description that comes with the crate; `None` where there is none of this name.
+    pub fn shipped(name: &str) -> Option<Result<Self, ModelError>> {
+        let source = Self::shipped_source(name)?;
+        Some(Self::parse(&format!("{name}.ron"), source))
+    }
+
+    /// The text of a shipped description, to start one's own from.
+    pub fn shipped_source(name: &str) -> Option<&'static str> {
+        let found = SHIPPED.iter().find(|(n, _)| *n == name);
+        found.map(|&(_, source)| source)
+    }
+
+    /// Names that [`shipped`](Self::shipped) takes.
+    pub fn shipped_names() -> &'static [&'static str] {
+        &NAMES
+    }
+
+    /// The shipped description for a checkpoint, by the `model_type` of its config.json.
+    ///
+    /// # Errors
+    /// A config.json without a `model_type`, or with one that none is for.
+    pub fn for_config(config: &Value) -> Result<Self, ModelError> {
+        let file = File::new("config.json", "");
+        let config = object(&file, config)?;
+        let known = "`gemmule models` lists the descriptions; give one, or the path of a RON file, as MODEL";
+        let Some(found) = lookup(config, "model_type").and_then(Value::as_str) else {
+            return Err(file.error_elsewhere(Problem::NoModelType).help(known));
+        };
+        match described_by(found)? {
+            Some(description) => Ok(description),
+            None => {
+                let found = found.to_owned();
+                let problem = Problem::UnknownModelType { found };
+                Err(file.error_elsewhere(problem).help(known))
+            }
+        }
+    }
+
+    /// Refuses the config.json of another model than this is for; one without a `model_type` is taken at the user's word.
+    pub(super) fn check_model_type(&self, config: &Value) -> Result<(), ModelError> {
+        let types = self.model_types();
+        let found = lookup(object(&self.file, config)?, "model_type").and_then(Value::as_str);
+        let Some(found) = found.filter(|f| !types.is_empty() && !types.iter().any(|t| t == f))
+        else {
+            return Ok(());
+        };
+        let types: Vec<&str> = types.iter().map(String::as_str).collect();
+        let problem = Problem::OtherModel {
+            name: self.ast.name.clone(),
+            found: found.to_owned(),
+            expected: quoted(&types),
+        };
+        let help = match described_by(found)? {
+            Some(right) => format!("give `{}` as MODEL, or leave MODEL out", right.name()),
+            None => {
+                "no description that comes with gemmule is for it; a RON file of your own may be"
+                    .to_owned()
+            }
+        };
+        Err(self.file.error_elsewhere(problem).help(help))
+    }
+}
+
+/// The shipped description for a `model_type`.
+fn described_by(model_type: &str) -> Result<Option<Description>, ModelError> {
+    for name in NAMES {
+        if let Some(description) = Description::shipped(name).transpose()?
+            && description.model_types().iter().any(|t| t == model_type)
+        {
+            return Ok(Some(description));
+        }
+    }
+    Ok(None)
+}
