@@ -2,15 +2,20 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     path::{Path, PathBuf},
 };
 
-use memmap2::Mmap;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 
-use super::{WeightSource, decode};
-use crate::{names::nearest, tensor::DType};
+use super::{
+    WeightSource,
+    shard::{Shard, Stored},
+};
+use crate::{
+    files::{self, Kind, ReadError},
+    names::nearest,
+    tensor::DType,
+};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -30,6 +35,24 @@ pub enum CheckpointError {
     NotSafetensors { file: PathBuf, problem: String },
     #[error("`{file}` is no index of shards: {problem}; expected an object with a `weight_map`")]
     Index { file: PathBuf, problem: String },
+    #[error(transparent)]
+    File(ReadError),
+    #[error(
+        "`{index}` says that the tensor `{tensor}` is in `{shard}`, which lacks it; download both again"
+    )]
+    NotInShard {
+        index: PathBuf,
+        shard: String,
+        tensor: String,
+    },
+    #[error(
+        "`{file}`: the tensor `{tensor}` ended early; was it changed while being read? Load it again"
+    )]
+    EndedEarly { file: PathBuf, tensor: String },
+    #[error(
+        "there is no memory for the tensor `{tensor}`, which takes {bytes} bytes; are its sizes right? Free memory, or use a smaller model"
+    )]
+    OutOfMemory { tensor: String, bytes: u64 },
     #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
     MissingShard { index: PathBuf, shard: String },
     #[error(
@@ -60,78 +83,97 @@ pub enum CheckpointError {
     },
 }
 
-/// An open checkpoint. Files stay mapped; nothing is copied until a tensor is read.
+impl From<ReadError> for CheckpointError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io { file, source } => Self::Io { file, source },
+            ReadError::TooLarge { .. } => Self::File(error),
+        }
+    }
+}
+
+/// An open checkpoint. Files stay open; a tensor is read when it is asked for.
 pub struct Checkpoint {
     /// The single file or the index, for messages.
     main: PathBuf,
-    shards: Vec<(PathBuf, Mmap)>,
+    shards: Vec<Shard>,
     /// Where each tensor is.
     entries: BTreeMap<String, Entry>,
+    /// Tensors of shards that the index does not name, or not for their shard.
+    unnamed: BTreeSet<String>,
     prefixes: Vec<String>,
 }
 
 struct Entry {
     shard: usize,
-    dtype: Dtype,
-    dims: Vec<u64>,
-    /// Byte range in the shard.
-    start: usize,
-    end: usize,
+    stored: Stored,
 }
 
 impl Checkpoint {
     /// Opens the checkpoint in `folder`; `prefixes` are tried before each name, in order.
+    ///
+    /// # Errors
+    /// Files that are missing or no safetensors files, and an index that does not fit its shards.
     pub fn open(folder: &Path, prefixes: &[String]) -> Result<Self, CheckpointError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
-        let (main, files) = if single.is_file() {
-            (single.clone(), vec![single])
-        } else if index.is_file() {
-            let shards = shard_files(&index)?;
-            (index, shards)
-        } else {
+        if single.is_file() {
+            let (shard, tensors) = Shard::open(single.clone())?;
+            let tensors = tensors.into_iter();
+            return Ok(Self {
+                main: single,
+                shards: vec![shard],
+                entries: tensors
+                    .map(|(name, stored)| (name, Entry { shard: 0, stored }))
+                    .collect(),
+                unnamed: BTreeSet::new(),
+                prefixes: prefixes.to_vec(),
+            });
+        }
+        if !index.is_file() {
             return Err(CheckpointError::NoCheckpoint {
                 folder: folder.to_owned(),
             });
-        };
+        }
         let mut checkpoint = Self {
-            main,
+            main: index,
             shards: Vec::new(),
             entries: BTreeMap::new(),
+            unnamed: BTreeSet::new(),
             prefixes: prefixes.to_vec(),
         };
-        for file in files {
-            checkpoint.map(file)?;
+        for (shard, names) in named_by(&checkpoint.main)? {
+            checkpoint.add(&shard, names)?;
         }
+        checkpoint
+            .unnamed
+            .retain(|n| !checkpoint.entries.contains_key(n));
         Ok(checkpoint)
     }
 
-    fn map(&mut self, file: PathBuf) -> Result<(), CheckpointError> {
-        let io = |source| CheckpointError::Io {
-            file: file.clone(),
-            source,
-        };
-        let handle = File::open(&file).map_err(io)?;
-        // SAFETY: the map is read only. Another process that truncates the file while it is
-        // mapped could fault us; a checkpoint is not written while it is in use.
-        let map = unsafe { Mmap::map(&handle) }.map_err(io)?;
-        let broken = |e: safetensors::SafeTensorError| CheckpointError::NotSafetensors {
-            file: file.clone(),
-            problem: e.to_string(),
-        };
-        let tensors = SafeTensors::deserialize(&map).map_err(broken)?;
-        let base = map.as_ptr() as usize;
-        for (name, view) in tensors.iter() {
-            let start = view.data().as_ptr() as usize - base;
-            let entry = Entry {
-                shard: self.shards.len(),
-                dtype: view.dtype(),
-                dims: view.shape().iter().map(|&d| d as u64).collect(),
-                start,
-                end: start + view.data().len(),
-            };
-            self.entries.insert(name.to_owned(), entry);
+    /// Opens a shard, of which the index names these tensors. Those are read from it and no others,
+    /// whatever else lies in it.
+    fn add(&mut self, shard: &str, names: Vec<String>) -> Result<(), CheckpointError> {
+        let file = self.main.with_file_name(shard);
+        if !file.is_file() {
+            return Err(CheckpointError::MissingShard {
+                index: self.main.clone(),
+                shard: shard.to_owned(),
+            });
         }
-        self.shards.push((file, map));
+        let (opened, mut tensors) = Shard::open(file)?;
+        for tensor in names {
+            let Some(stored) = tensors.remove(&tensor) else {
+                return Err(CheckpointError::NotInShard {
+                    index: self.main.clone(),
+                    shard: shard.to_owned(),
+                    tensor,
+                });
+            };
+            let shard = self.shards.len();
+            self.entries.insert(tensor, Entry { shard, stored });
+        }
+        self.unnamed.extend(tensors.into_keys());
+        self.shards.push(opened);
         Ok(())
     }
 
@@ -152,16 +194,16 @@ impl Checkpoint {
         let Some((full, entry)) = self.find(name) else {
             return Err(self.missing(&[name], 1));
         };
-        let file = || self.shards[entry.shard].0.clone();
-        if entry.dims != dims {
+        let file = || self.shards[entry.shard].file().to_owned();
+        if entry.stored.dims != dims {
             return Err(CheckpointError::Shape {
                 file: file(),
                 tensor: full,
                 expected: dims.to_vec(),
-                found: entry.dims.clone(),
+                found: entry.stored.dims.clone(),
             });
         }
-        let dtype = match entry.dtype {
+        let dtype = match entry.stored.dtype {
             Dtype::F32 => DType::F32,
             Dtype::F16 => DType::F16,
             Dtype::BF16 => DType::BF16,
@@ -203,8 +245,8 @@ impl Checkpoint {
 impl WeightSource for Checkpoint {
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
         let (full, entry, dtype) = self.checked(name, dims)?;
-        let values = decode(&self.shards[entry.shard].1[entry.start..entry.end], dtype);
-        let n_bad = values.iter().filter(|v| !v.is_finite()).count();
+        let shard = &self.shards[entry.shard];
+        let (values, n_bad) = shard.read(&full, &entry.stored, dtype)?;
         if n_bad > 0 {
             tracing::warn!(
                 "the tensor `{full}` holds {n_bad} values that are NaN or infinite; results that depend on it will be too"
@@ -232,29 +274,24 @@ impl WeightSource for Checkpoint {
             .iter()
             .filter_map(|(name, _)| self.find(name).map(|(n, _)| n))
             .collect();
-        self.entries
-            .keys()
-            .filter(|&n| !used.contains(n))
-            .cloned()
-            .collect()
+        let named = self.entries.keys().filter(|&n| !used.contains(n));
+        named.chain(&self.unnamed).cloned().collect()
     }
 }
 
-fn shard_files(index: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+/// The tensors of each shard, as the index has them.
+fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let broken = |problem: String| CheckpointError::Index {
         file: index.to_owned(),
         problem,
     };
-    let text = std::fs::read_to_string(index).map_err(|source| CheckpointError::Io {
-        file: index.to_owned(),
-        source,
-    })?;
+    let text = files::text(index, Kind::ShardIndex)?;
     let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
     let map = json
         .get("weight_map")
         .and_then(serde_json::Value::as_object)
         .ok_or_else(|| broken("there is no `weight_map`".to_owned()))?;
-    let mut names = BTreeSet::new();
+    let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, shard) in map {
         let name = shard
             .as_str()
@@ -263,21 +300,8 @@ fn shard_files(index: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         if Path::new(name).components().count() != 1 || name.starts_with('.') {
             return Err(broken(format!("`{name}` is no plain file name")));
         }
-        names.insert(name);
+        let tensors = shards.entry(name.to_owned()).or_default();
+        tensors.push(tensor.clone());
     }
-    let folder = index.parent().unwrap_or(Path::new("."));
-    names
-        .into_iter()
-        .map(|name| {
-            let file = folder.join(name);
-            if file.is_file() {
-                Ok(file)
-            } else {
-                Err(CheckpointError::MissingShard {
-                    index: index.to_owned(),
-                    shard: name.to_owned(),
-                })
-            }
-        })
-        .collect()
+    Ok(shards)
 }
