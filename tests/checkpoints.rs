@@ -24,20 +24,50 @@ fn changed(change: impl FnOnce(&mut Tensors)) -> Folder {
     Folder::whole(&tensors)
 }
 
-/// A checkpoint of two shards with `index` beside them.
-fn sharded(index: impl AsRef<[u8]>) -> Folder {
-    let folder = Folder::new();
-    folder.write("config.json", tiny_config().to_string());
+const SHARDS: [&str; 2] = [
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+];
+
+/// The tensors of two shards.
+fn halves() -> [Tensors; 2] {
     let (mut first, mut second) = (tiny_tensors(DType::F32), Tensors::new());
     let names: Vec<String> = first.keys().skip(5).cloned().collect();
     for name in names {
         let tensor = first.remove(&name).expect("it is there");
         second.insert(name, tensor);
     }
-    write_tensors(&folder.file("model-00001-of-00002.safetensors"), &first);
-    write_tensors(&folder.file("model-00002-of-00002.safetensors"), &second);
+    [first, second]
+}
+
+/// An index that names each tensor for the shard that has it, and then what `more` says.
+fn index_of(more: &[(&str, &str)]) -> String {
+    let mut map = serde_json::Map::new();
+    for (tensors, shard) in halves().iter().zip(SHARDS) {
+        map.extend(tensors.keys().map(|name| (name.clone(), json!(shard))));
+    }
+    map.extend(
+        more.iter()
+            .map(|&(name, shard)| (name.to_owned(), json!(shard))),
+    );
+    json!({"metadata": {}, "weight_map": map}).to_string()
+}
+
+/// A checkpoint of two shards, changed, with `index` beside them.
+fn sharded_as(index: impl AsRef<[u8]>, change: impl FnOnce(&mut [Tensors; 2])) -> Folder {
+    let folder = Folder::new();
+    folder.write("config.json", tiny_config().to_string());
+    let mut halves = halves();
+    change(&mut halves);
+    for (tensors, shard) in halves.iter().zip(SHARDS) {
+        write_tensors(&folder.file(shard), tensors);
+    }
     folder.write("model.safetensors.index.json", index);
     folder
+}
+
+fn sharded(index: impl AsRef<[u8]>) -> Folder {
+    sharded_as(index, |_| ())
 }
 
 fn direct() -> gemmule::Outputs {
@@ -77,10 +107,81 @@ fn names_with_the_prefix_of_the_trunk_load() {
 
 #[test]
 fn a_checkpoint_of_two_shards_loads() {
-    let index = json!({"metadata": {}, "weight_map": {
-        "a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}});
-    let outputs = run(&sharded(index.to_string()).load().expect("it loads"));
+    let outputs = run(&sharded(index_of(&[])).load().expect("it loads"));
     assert_eq!(difference(&outputs, &direct()), 0.0);
+}
+
+#[test]
+fn the_index_says_which_shard_a_tensor_is_read_from() {
+    // Both shards have the query; the one that the index does not name holds something else.
+    for (own, other) in [(0, 1), (1, 0)] {
+        let folder = sharded_as(index_of(&[(QUERY, SHARDS[own])]), |halves| {
+            let tensor = halves[1].remove(QUERY).expect("it is there");
+            let mut wrong = tensor.clone();
+            wrong.bytes.reverse();
+            halves[own].insert(QUERY.to_owned(), tensor);
+            halves[other].insert(QUERY.to_owned(), wrong);
+        });
+        let outputs = run(&folder.load().expect("it loads"));
+        assert_eq!(difference(&outputs, &direct()), 0.0, "from shard {own}");
+    }
+}
+
+#[test]
+fn a_tensor_that_its_shard_lacks_is_named_with_the_shard() {
+    let index = index_of(&[(QUERY, SHARDS[0])]);
+    assert_snapshot!(sharded(index).load_error(), @"`[dir]/model.safetensors.index.json` says that the tensor `encoder.layer.0.attention.self.query.weight` is in `model-00001-of-00002.safetensors`, which lacks it; download both again");
+    let index = index_of(&[("cls.weight", SHARDS[1])]);
+    assert_snapshot!(sharded(index).load_error(), @"`[dir]/model.safetensors.index.json` says that the tensor `cls.weight` is in `model-00002-of-00002.safetensors`, which lacks it; download both again");
+}
+
+#[test]
+fn a_tensor_that_the_index_does_not_name_is_surplus() {
+    let folder = sharded_as(index_of(&[]), |halves| {
+        let tensor = halves[1][QUERY].clone();
+        halves[0].insert("cls.weight".to_owned(), tensor);
+    });
+    let (outputs, log) = logged("gemmule=info", || run(&folder.load().expect("it loads")));
+    assert_eq!(difference(&outputs, &direct()), 0.0);
+    assert_snapshot!(log, @" INFO the checkpoint's tensor `cls.weight` is not used");
+}
+
+#[test]
+fn a_file_that_becomes_shorter_is_an_error() {
+    use gemmule::{graph::WeightNames, runtime::weights::{Checkpoint, WeightSource}};
+    let folder = whole();
+    let checkpoint = Checkpoint::open(folder.path(), folder.path(), WeightNames::default());
+    let checkpoint = checkpoint.expect("it opens");
+    let file = folder.file("model.safetensors");
+    let handle = std::fs::OpenOptions::new().write(true).open(file);
+    let handle = handle.expect("it is there");
+    // To less than a tensor, then to nothing.
+    let size = handle.metadata().expect("it is open").len();
+    let last = tiny_tensors(DType::F32);
+    let mut errors = Vec::new();
+    for size in [size - 1, 0] {
+        handle.set_len(size).expect("it is cut");
+        for (name, tensor) in &last {
+            let dims: Vec<u64> = tensor.shape.iter().map(|&d| d as u64).collect();
+            if let Err(error) = checkpoint.read(name, &dims) {
+                errors.push(folder.text(&error));
+            }
+        }
+    }
+    assert_eq!(errors.len(), 1 + last.len());
+    assert_snapshot!(errors[0], @"`[dir]/model.safetensors`: the tensor `encoder.layer.0.output.dense.weight` ended early; was it changed while being read? Load it again");
+}
+
+/// Names that a file brings are shown with their control characters escaped.
+#[test]
+fn a_warning_shows_no_control_characters_of_a_name() {
+    let folder = changed(|t| {
+        let tensor = t[QUERY].clone();
+        t.insert("evil\u{1b}[2J\u{9b}31m".to_owned(), tensor);
+    });
+    let (loaded, log) = logged("gemmule=info", || folder.load());
+    loaded.expect("it loads all the same");
+    assert_snapshot!(log, @r" INFO the checkpoint's tensor `evil\x1b[2J\u{9b}31m` is not used");
 }
 
 #[test]
@@ -233,14 +334,16 @@ fn every_cut_of_a_file_is_an_error() {
 
 #[test]
 fn a_missing_shard_is_named() {
-    let index = json!({"weight_map": {
-        "a": "model-00001-of-00002.safetensors", "b": "model-00003-of-00002.safetensors"}});
-    assert_snapshot!(sharded(index.to_string()).load_error(), @"`[dir]/model.safetensors.index.json` names the shard `model-00003-of-00002.safetensors`, which is not beside it; download it too");
+    let index = index_of(&[("a", "model-00003-of-00002.safetensors")]);
+    assert_snapshot!(sharded(index).load_error(), @"`[dir]/model.safetensors.index.json` names the shard `model-00003-of-00002.safetensors`, which is not beside it; download it too");
 }
 
 #[test]
 fn a_shard_that_the_index_does_not_name_is_not_read() {
-    let index = json!({"weight_map": {"a": "model-00001-of-00002.safetensors"}});
+    let [first, _] = halves();
+    let names = first.keys().map(|name| (name.clone(), json!(SHARDS[0])));
+    let map: serde_json::Map<_, _> = names.collect();
+    let index = json!({ "weight_map": map });
     assert_snapshot!(sharded(index.to_string()).load_error(), @"`[dir]/model.safetensors.index.json` lacks 16 of the 21 tensors that the model needs: `encoder.layer.0.attention.self.query.weight`, `encoder.layer.0.attention.self.key.weight`, `encoder.layer.0.attention.self.value.weight`, `encoder.layer.0.attention.self.query.bias`, `encoder.layer.0.attention.self.key.bias`, and 11 more; is it a checkpoint of this model, with its own config.json?");
 }
 

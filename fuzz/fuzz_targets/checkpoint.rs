@@ -8,6 +8,7 @@
 
 use std::{fs, path::PathBuf, sync::LazyLock};
 
+use gemmule::graph::WeightNames;
 use gemmule::{
     engine::Reference,
     runtime::weights::{Checkpoint, CheckpointError, WeightSource},
@@ -50,8 +51,11 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = Reference::read(&file);
     }
     let folder = file.parent().expect("a file lies in a folder");
-    let prefixes = [String::new(), "bert.".to_owned()];
-    let checkpoint = match Checkpoint::open(folder, &prefixes) {
+    let names = WeightNames {
+        prefixes: vec![String::new(), "bert.".to_owned()],
+        ..WeightNames::default()
+    };
+    let checkpoint = match Checkpoint::open(folder, folder, names) {
         Ok(checkpoint) => checkpoint,
         Err(error) => {
             assert!(!error.to_string().is_empty());

@@ -9,7 +9,10 @@ use miette::{IntoDiagnostic, Report, WrapErr};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::jit::Source;
+use crate::{
+    files::{self, Kind, ReadError},
+    jit::Source,
+};
 
 /// What is known of every emitted source.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -36,8 +39,8 @@ pub(super) struct Checked {
 impl Ledger {
     /// The ledger in `file`; an empty one where there is no file.
     fn read(file: &Path) -> Result<Self, Report> {
-        let text = match std::fs::read_to_string(file) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        let text = match files::text(file, Kind::Ledger) {
+            Err(ReadError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(Self::default());
             }
             text => text

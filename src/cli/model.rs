@@ -1,6 +1,7 @@
 //! Arguments that say which model, shared by the subcommands.
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
 };
@@ -11,7 +12,7 @@ use serde_json::Value;
 use crate::{
     DType, EngineError,
     engine::{Builder, DeviceChoice, Engine},
-    engine::{CompileOptions, Compiled, Stage, TuneMode, compile, config, description},
+    engine::{CompileOptions, Compiled, ModelFile, Stage, TuneMode, compile, config},
     kernels::Instructions,
     program::AttentionChoice,
     runtime::{GraphChoice, weights::RandomWeights},
@@ -33,6 +34,11 @@ pub(super) struct Model {
     config: Option<PathBuf>,
     #[command(flatten)]
     choices: Choices,
+    /// What MODEL and the config.json hold, read once: either may be a pipe.
+    #[arg(skip)]
+    opened: OnceCell<ModelFile>,
+    #[arg(skip)]
+    read: OnceCell<Value>,
 }
 
 /// What to compute, and with which passes.
@@ -78,11 +84,24 @@ impl Model {
 
     /// The config: from `--config`, from the checkpoint, or that of the shipped sizes.
     pub(super) fn config(&self) -> Result<Value, EngineError> {
-        match (&self.config, &self.weights) {
-            (Some(file), _) => config(file),
-            (None, Some(folder)) => config(&folder.join("config.json")),
-            (None, None) => Err(EngineError::NoConfig),
+        if let Some(read) = self.read.get() {
+            return Ok(read.clone());
         }
+        let read = match (&self.config, &self.weights) {
+            (Some(file), _) => config(file)?,
+            (None, Some(folder)) => config(&folder.join("config.json"))?,
+            (None, None) => return Err(EngineError::NoConfig),
+        };
+        Ok(self.read.get_or_init(|| read).clone())
+    }
+
+    /// What MODEL is.
+    pub(super) fn opened(&self) -> Result<&ModelFile, EngineError> {
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        let opened = ModelFile::open(&self.model)?;
+        Ok(self.opened.get_or_init(|| opened))
     }
 
     pub(super) fn options(&self, dtype: DType) -> CompileOptions {
@@ -102,7 +121,7 @@ impl Model {
     }
 
     pub(super) fn description(&self) -> Result<crate::model::Description, EngineError> {
-        description(&self.model)
+        self.opened()?.clone().description()
     }
 
     /// For any card.
@@ -200,10 +219,7 @@ impl Runnable {
     }
 
     pub(super) fn builder(&self) -> Result<Builder, Report> {
-        let mut builder = match crate::engine::Artifact::is_one(self.model.as_ref()) {
-            true => Engine::from_artifact(&self.model),
-            false => Engine::builder(&self.model),
-        };
+        let mut builder = Engine::from_model(ModelFile::open(&self.model)?);
         if let Some(folder) = &self.weights {
             builder = builder.checkpoint(folder);
         }

@@ -12,7 +12,11 @@ use super::{
     model::{Runnable, chosen_by},
     print, table,
 };
-use crate::{Batch, Engine, EngineError, Output, Outputs, engine::TextEncoder};
+use crate::{
+    Batch, Engine, EngineError, Output, Outputs,
+    engine::TextEncoder,
+    files::{self, Kind},
+};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -103,10 +107,7 @@ impl Args {
         match &self.texts_file {
             None => Ok(self.texts.clone()),
             Some(file) => {
-                let text = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
-                    file: file.clone(),
-                    source,
-                })?;
+                let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
                 Ok(text
                     .lines()
                     .filter(|l| !l.trim().is_empty())
@@ -119,10 +120,7 @@ impl Args {
 
 /// Reads a batch of token ids, packed or padded.
 fn ids(file: &Path) -> Result<Batch, miette::Report> {
-    let text = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
-        file: file.to_owned(),
-        source,
-    })?;
+    let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
     parse_ids(file, &text)
 }
 

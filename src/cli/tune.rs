@@ -9,7 +9,7 @@ use super::{
 use crate::{
     DType, DeviceChoice, EngineError,
     engine::{
-        Artifact, Chosen, Compiled, DeviceName, TuneMode, Tuner, shipped_programs, write_picks,
+        Chosen, Compiled, DeviceName, ModelFile, TuneMode, Tuner, shipped_programs, write_picks,
     },
     jit::Jit,
     kernels::Instructions,
@@ -70,9 +70,9 @@ struct Row<'a> {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let Chosen { picks, origins } = match Artifact::is_one(args.model.name().as_ref()) {
-        true => of_artifact(args.model.name())?,
-        false => measure(&args)?,
+    let Chosen { picks, origins } = match of_artifact(&args.model)? {
+        Some(chosen) => chosen,
+        None => measure(&args)?,
     };
     let rows: Vec<Row> = picks
         .problems
@@ -92,16 +92,23 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The picks that an artifact keeps.
-fn of_artifact(name: &str) -> Result<Chosen, miette::Report> {
-    let picks = Artifact::read(name.as_ref())?.picks.ok_or_else(|| {
+/// The picks that an artifact keeps, if MODEL is one.
+fn of_artifact(model: &Model) -> Result<Option<Chosen>, miette::Report> {
+    if model.name() == SHIPPED {
+        return Ok(None);
+    }
+    let ModelFile::Artifact { artifact, .. } = model.opened()? else {
+        return Ok(None);
+    };
+    let picks = artifact.picks.clone().ok_or_else(|| {
         miette!(
-            "`{name}` was compiled without picks: its kernels are the cost model's guess; compile it again with --tune or --picks"
+            "`{}` was compiled without picks: its kernels are the cost model's guess; compile it again with --tune or --picks",
+            model.name()
         )
     })?;
     let keys = picks.problems.keys();
     let origins = keys.map(|key| (key.clone(), Origin::Given)).collect();
-    Ok(Chosen { picks, origins })
+    Ok(Some(Chosen { picks, origins }))
 }
 
 /// In the place of a model: all that come with gemmule, at their published sizes.

@@ -1,15 +1,13 @@
 //! A compiled model in one file: the program, and cubins for the targets that it was compiled for.
 
-use std::{
-    io::{Read, Write},
-    path::Path,
-};
+use std::{io::Write, path::Path};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{Compiled, EngineError};
 use crate::{
+    files::{self, Beginning, Kind},
     graph::WeightNames,
     jit::{Cubin, Target},
     kernels::Meta,
@@ -23,6 +21,13 @@ const MAGIC: &[u8; 8] = b"GEMMULE4";
 /// The part of it that all layouts have.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
+/// How many bytes of a file tell whether it is an artifact.
+pub(super) const N_FIRST: u64 = FAMILY.len() as u64;
+
+/// Whether these are the first bytes of an artifact of this or another version.
+pub(super) fn begins(bytes: &[u8]) -> bool {
+    bytes.starts_with(FAMILY)
+}
 
 /// A program with what a run must know of it, and its code.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,11 +57,10 @@ impl Artifact {
         }
     }
 
-    /// Whether a file starts like an artifact of this or another version.
+    /// Whether a file starts like an artifact of this or another version. A pipe loses these bytes:
+    /// [`ModelFile::open`](super::ModelFile::open) reads once.
     pub fn is_one(file: &Path) -> bool {
-        let mut start = [0; FAMILY.len()];
-        let read = std::fs::File::open(file).and_then(|mut f| f.read_exact(&mut start));
-        read.is_ok() && start == *FAMILY
+        Beginning::open(file, N_FIRST).is_ok_and(|beginning| begins(beginning.bytes()))
     }
 
     /// The targets that there is code for.
@@ -91,11 +95,12 @@ impl Artifact {
 
     /// Reads a file. Whatever is in it, the result is an artifact that is sound, or an error.
     pub fn read(file: &Path) -> Result<Self, EngineError> {
-        let bytes = std::fs::read(file).map_err(|source| EngineError::Read {
-            file: file.to_owned(),
-            source,
-        })?;
-        Self::from_bytes(&bytes).map_err(|problem| EngineError::Artifact {
+        Self::of_bytes(file, &files::bytes(file, Kind::Artifact)?)
+    }
+
+    /// What the bytes of `file` hold.
+    pub(super) fn of_bytes(file: &Path, bytes: &[u8]) -> Result<Self, EngineError> {
+        Self::from_bytes(bytes).map_err(|problem| EngineError::Artifact {
             file: file.to_owned(),
             problem,
         })

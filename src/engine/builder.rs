@@ -7,11 +7,15 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Artifact, Backend, Chosen, DeviceChoice, DeviceName, Engine, EngineError, TuneMode, Tuner,
+    Artifact, Backend, Chosen, DeviceChoice, DeviceName, Engine, EngineError, ModelFile, TuneMode,
+    Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
-    default_dtype, shipped,
+    default_dtype,
+    model_file::description,
+    shipped,
 };
 use crate::{
+    files::{self, Kind},
     jit::{Cubin, Jit},
     model::Description,
     plan::ChunkPolicy,
@@ -32,6 +36,18 @@ pub(super) enum Start {
     Named(String),
     Source { name: String, ron: String },
     Artifact(PathBuf),
+    Opened(ModelFile),
+}
+
+impl Start {
+    /// The file of a compiled model, and what is in it if it was read.
+    fn artifact(&self) -> Option<(&PathBuf, Option<&Artifact>)> {
+        match self {
+            Self::Artifact(file) => Some((file, None)),
+            Self::Opened(ModelFile::Artifact { file, artifact }) => Some((file, Some(artifact))),
+            _ => None,
+        }
+    }
 }
 
 /// What an engine is made of, before its weights.
@@ -322,7 +338,7 @@ impl Builder {
         if let (TuneMode::Guess, Some(file)) = (self.tune, &self.picks) {
             return Err(EngineError::GuessWithPicks { file: file.clone() });
         }
-        if let Start::Artifact(file) = &self.start {
+        if let Some((file, read)) = self.start.artifact() {
             if tuned {
                 return Err(EngineError::TuneArtifact { file: file.clone() });
             }
@@ -335,7 +351,7 @@ impl Builder {
                     asked,
                 });
             }
-            let mut artifact = Artifact::read(file)?;
+            let mut artifact = read.map_or_else(|| Artifact::read(file), |a| Ok(a.clone()))?;
             if let Some(asked) = self.dtype.filter(|&d| d != artifact.program.dtype) {
                 return Err(EngineError::ArtifactDType {
                     file: file.clone(),
@@ -428,7 +444,8 @@ impl Builder {
         match &self.start {
             Start::Named(name) => description(name),
             Start::Source { name, ron } => Ok(Description::parse(name, ron)?),
-            Start::Artifact(_) => Err(EngineError::NoConfig),
+            Start::Opened(ModelFile::Description(description)) => Ok(description.clone()),
+            Start::Artifact(_) | Start::Opened(_) => Err(EngineError::NoConfig),
         }
     }
 
@@ -446,10 +463,10 @@ impl Builder {
     fn weights(&self, artifact: &Artifact) -> Result<Box<dyn WeightSource>, EngineError> {
         match (&self.checkpoint, self.random) {
             (_, Some(random)) => Ok(Box::new(random)),
-            (Some(folder), None) => Ok(Box::new(Checkpoint::open(
-                folder,
-                artifact.weight_names.clone(),
-            )?)),
+            (Some(folder), None) => {
+                let names = artifact.weight_names.clone();
+                Ok(Box::new(Checkpoint::open(folder, folder, names)?))
+            }
             (None, None) => Err(EngineError::NoWeights),
         }
     }
@@ -473,38 +490,9 @@ impl Builder {
     }
 }
 
-/// A shipped description by name, or the description in a file.
-pub fn description(name: &str) -> Result<Description, EngineError> {
-    if let Some(shipped) = Description::shipped(name) {
-        return Ok(shipped?);
-    }
-    let file = Path::new(name);
-    if !file.exists() {
-        let known = Description::shipped_names()
-            .iter()
-            .map(|&n| n.to_owned())
-            .collect();
-        return Err(EngineError::NoModel {
-            name: name.to_owned(),
-            known,
-        });
-    }
-    let bytes = std::fs::read(file).map_err(|source| EngineError::Read {
-        file: file.to_owned(),
-        source,
-    })?;
-    let ron = String::from_utf8(bytes).map_err(|_| EngineError::NotText {
-        file: file.to_owned(),
-    })?;
-    Ok(Description::parse(name, &ron)?)
-}
-
 /// A `config.json`.
 pub fn config(file: &Path) -> Result<Value, EngineError> {
-    let text = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
-        file: file.to_owned(),
-        source,
-    })?;
+    let text = files::text(file, Kind::Config)?;
     serde_json::from_str(&text).map_err(|e| EngineError::Config {
         file: file.to_owned(),
         problem: e.to_string(),

@@ -2,6 +2,7 @@ use std::path::PathBuf;
 
 use crate::{
     codegen::CodegenError,
+    files::ReadError,
     jit::JitError,
     model::ModelError,
     names::nearest,
@@ -36,6 +37,12 @@ pub enum EngineError {
         "`{file}` is neither text, as a description is, nor a file that `gemmule compile` wrote; was it damaged?"
     )]
     NotText { file: PathBuf },
+    #[error(
+        "`{file}` is a compiled model, and this needs its description; give the RON file that it was compiled from"
+    )]
+    NotDescription { file: PathBuf },
+    #[error(transparent)]
+    File(ReadError),
     #[error("`{file}` cannot be written")]
     Write {
         file: PathBuf,
@@ -155,6 +162,15 @@ pub enum EngineError {
     Cpu(#[from] CpuError),
     #[error(transparent)]
     Cuda(#[from] CudaError),
+}
+
+impl From<ReadError> for EngineError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io { file, source } => Self::Read { file, source },
+            ReadError::TooLarge { .. } => Self::File(error),
+        }
+    }
 }
 
 impl From<ModelError> for EngineError {

@@ -21,6 +21,7 @@ mod builder;
 mod catalogue;
 mod compile;
 mod error;
+mod model_file;
 mod padding;
 mod picks;
 mod shipped;
@@ -32,10 +33,11 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 pub use artifact::Artifact;
 pub use breakdown::{Breakdown, Share};
-pub use builder::{Builder, LoadTimes, Stage, config, description};
+pub use builder::{Builder, LoadTimes, Stage, config};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use error::EngineError;
+pub use model_file::{ModelFile, description};
 pub use picks::{digests, picks_for_source, picks_for_targets, read_picks, target_of, write_picks};
 pub use shipped::{shipped_file, shipped_picks, shipped_problems, shipped_programs, stale};
 pub use text::TextEncoder;
@@ -188,6 +190,11 @@ impl Engine {
     /// Starts from a file that [`Artifact::write`] made. It brings its own code.
     pub fn from_artifact(file: impl Into<PathBuf>) -> Builder {
         Builder::new(builder::Start::Artifact(file.into()))
+    }
+
+    /// Starts from a model that was opened already.
+    pub fn from_model(model: ModelFile) -> Builder {
+        Builder::new(builder::Start::Opened(model))
     }
 
     /// A session of its own stream and memory. Sessions of one engine run side by side.

@@ -1,8 +1,7 @@
 //! Picks in files: those that a user gives, and those that are kept beside the cubins.
 
 use std::{
-    fs::File,
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -10,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::{EngineError, emit};
 use crate::{
+    files,
     jit::{Target, write_whole},
     kernels::KernelSpec,
     runtime::cuda::DeviceInfo,
@@ -22,7 +22,7 @@ use crate::{
 /// # Errors
 /// [`EngineError::Read`], or [`EngineError::Picks`] with what is wrong with them.
 pub fn read_picks(file: &Path) -> Result<Picks, EngineError> {
-    let bytes = read_at_most(file, MOST_BYTES).map_err(|source| EngineError::Read {
+    let bytes = files::up_to(file, MOST_BYTES as u64).map_err(|source| EngineError::Read {
         file: file.to_owned(),
         source,
     })?;
@@ -151,15 +151,6 @@ pub fn digests(problems: &[Problem]) -> Result<Vec<String>, EngineError> {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// At most so many bytes and one more, which tells that there are too many.
-fn read_at_most(file: &Path, most: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(file)?
-        .take(most as u64 + 1)
-        .read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Picks beside the cubins: a file for each problem, card, NVRTC and digest of kernels. Processes

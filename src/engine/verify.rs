@@ -10,6 +10,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::{EngineError, Session};
 use crate::{
+    files::{self, Kind},
     runtime::{Output, batch::Batch, weights::decode},
     tensor::DType,
 };
@@ -116,10 +117,7 @@ impl Reference {
             file: file.to_owned(),
             problem,
         };
-        let bytes = std::fs::read(file).map_err(|source| EngineError::Read {
-            file: file.to_owned(),
-            source,
-        })?;
+        let bytes = files::bytes(file, Kind::Reference)?;
         let tensors = SafeTensors::deserialize(&bytes).map_err(|e| broken(e.to_string()))?;
         let names = tensors.names();
         let mut cases = Vec::new();

@@ -7,7 +7,11 @@ use serde::Deserialize;
 
 use super::super::print;
 use crate::{
-    Batch, EngineError, kernels::trial::uniform, names::nearest, runtime::batch::Limits,
+    Batch, EngineError,
+    files::{self, Kind},
+    kernels::trial::uniform,
+    names::nearest,
+    runtime::batch::Limits,
     tensor::Extents,
 };
 
@@ -78,10 +82,7 @@ pub(super) fn load(file: Option<&Path>) -> Result<Vec<Set>, Report> {
     let Some(file) = file else {
         return parse(SHIPPED);
     };
-    let text = std::fs::read_to_string(file).map_err(|source| EngineError::Read {
-        file: file.to_owned(),
-        source,
-    })?;
+    let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
     parse(&text).wrap_err_with(|| {
         format!(
             "`{}` holds no sets of lengths; expected {{\"encoder\": [{{\"name\": …, \"lens\": […]}}, …]}}",

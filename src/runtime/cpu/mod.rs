@@ -45,6 +45,22 @@ pub enum CpuError {
         "the {bytes} bytes of host memory that the intermediate tensors need could not be had; send fewer tokens at once"
     )]
     OutOfMemory { bytes: u64 },
+    #[error(
+        "the {bytes} bytes of host memory that the output `{output}` needs could not be had; send fewer tokens at once, or ask for other outputs"
+    )]
+    OutputMemory { output: String, bytes: u64 },
+}
+
+/// An output's values, in memory that the caller keeps.
+fn copied(output: &str, values: &[f32]) -> Result<Vec<f32>, CpuError> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(values.len())
+        .map_err(|_| CpuError::OutputMemory {
+            output: output.to_owned(),
+            bytes: size_of_val(values) as u64,
+        })?;
+    copy.extend_from_slice(values);
+    Ok(copy)
 }
 
 /// A program with its weights in host memory.
@@ -184,7 +200,8 @@ impl CpuSession {
                 let dims: Option<Vec<u64>> = shape.0.iter().map(|d| d.eval(&extents)).collect();
                 let dims = dims.ok_or_else(overflow)?;
                 // SAFETY: all steps are done, and an output lives to the end of the plan.
-                let values = unsafe { run.slice(*tensor) }.to_vec();
+                let computed = unsafe { run.slice(*tensor) };
+                let values = copied(name, computed)?;
                 Ok(Output {
                     name: name.clone(),
                     shape: dims,

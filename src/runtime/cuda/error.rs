@@ -42,6 +42,10 @@ pub enum CudaError {
         offered: u32,
     },
     #[error(
+        "the {bytes} bytes of host memory that the output `{output}` needs could not be had; send fewer tokens at once, or ask for other outputs"
+    )]
+    OutputMemory { output: String, bytes: u64 },
+    #[error(
         "the device has no {bytes} bytes left for {what}: {free} of {total} bytes are free; {advice}"
     )]
     OutOfMemory {

@@ -16,7 +16,7 @@ use crate::{
     kernels::{KernelSpec, Launch, Role, RowOrder, TensorMap},
     plan::ALIGNMENT,
     program::{Place, Program},
-    runtime::weights::{CheckpointError, WeightSource, encode, evaluate},
+    runtime::weights::{CheckpointError, WeightSource, encode_weight, evaluate},
     tensor::{DType, Extents, Size},
 };
 
@@ -530,7 +530,10 @@ fn upload(
         let encoded: Vec<Result<Vec<u8>, CheckpointError>> = group
             .par_iter()
             .map(|&(index, _)| match &program.tensors[index].place {
-                Place::Weight(expr) => Ok(encode(&evaluate(expr, source)?, program.dtype)),
+                Place::Weight(expr) => {
+                    let values = evaluate(expr, source)?;
+                    encode_weight(&program.tensors[index].name, &values, program.dtype)
+                }
                 _ => Ok(Vec::new()),
             })
             .collect();

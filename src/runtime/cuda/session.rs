@@ -27,7 +27,7 @@ use crate::{
         AllocatorChoice, GraphChoice, GraphUse, MemoryUse, MemoryWork, Output, Planner,
         batch::Batch,
         replay::extents_of,
-        weights::decode,
+        weights::decode_into,
         workspace::{ChunkOwner, NoRoom, Workspace},
     },
     tensor::Extents,
@@ -354,7 +354,13 @@ impl CudaSession {
             let record = &program.tensors[*tensor];
             // Those of the bucket that are not the batch's come behind.
             let bytes = program.bytes(record, &ready.own)? as usize;
-            let mut raw = vec![0u8; bytes];
+            let no_memory = |_| CudaError::OutputMemory {
+                output: name.clone(),
+                bytes: bytes as u64,
+            };
+            let mut raw = Vec::new();
+            raw.try_reserve_exact(bytes).map_err(no_memory)?;
+            raw.resize(bytes, 0u8);
             let at = ready.site.plan.placements[slot];
             let from = self.workspace.chunks().at(at.chunk as usize, at.offset);
             // SAFETY: the output lives at `from` until the session plans again; `raw` is not
@@ -371,10 +377,14 @@ impl CudaSession {
                 tensor: name.clone(),
                 shape: record.shape.clone(),
             })?;
+            let mut values = Vec::new();
+            let n = bytes / record.dtype.bytes() as usize;
+            values.try_reserve_exact(n).map_err(no_memory)?;
+            decode_into(&mut values, &raw, record.dtype);
             outputs.push(Output {
                 name: name.clone(),
                 shape,
-                values: decode(&raw, record.dtype),
+                values,
             });
         }
         Ok(outputs)

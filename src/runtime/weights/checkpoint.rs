@@ -2,15 +2,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     path::{Path, PathBuf},
 };
 
-use memmap2::Mmap;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 
-use super::{WeightSource, decode};
-use crate::{graph::WeightNames, names::nearest, tensor::DType};
+use super::{
+    WeightSource,
+    shard::{Shard, Stored},
+};
+use crate::{
+    files::{self, Kind, ReadError},
+    graph::WeightNames,
+    names::nearest,
+    tensor::DType,
+};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -30,6 +36,24 @@ pub enum CheckpointError {
     NotSafetensors { file: PathBuf, problem: String },
     #[error("`{file}` is no index of shards: {problem}; expected an object with a `weight_map`")]
     Index { file: PathBuf, problem: String },
+    #[error(transparent)]
+    File(ReadError),
+    #[error(
+        "`{index}` says that the tensor `{tensor}` is in `{shard}`, which lacks it; download both again"
+    )]
+    NotInShard {
+        index: PathBuf,
+        shard: String,
+        tensor: String,
+    },
+    #[error(
+        "`{file}`: the tensor `{tensor}` ended early; was it changed while being read? Load it again"
+    )]
+    EndedEarly { file: PathBuf, tensor: String },
+    #[error(
+        "there is no memory for the tensor `{tensor}`, which takes {bytes} bytes; are its sizes right? Free memory, or use a smaller model"
+    )]
+    OutOfMemory { tensor: String, bytes: u64 },
     #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
     MissingShard { index: PathBuf, shard: String },
     #[error(
@@ -60,78 +84,111 @@ pub enum CheckpointError {
     },
 }
 
-/// An open checkpoint. Files stay mapped; nothing is copied until a tensor is read.
+impl From<ReadError> for CheckpointError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io { file, source } => Self::Io { file, source },
+            ReadError::TooLarge { .. } => Self::File(error),
+        }
+    }
+}
+
+/// An open checkpoint. Files stay open; a tensor is read when it is asked for.
 pub struct Checkpoint {
     /// The single file or the index, for messages.
     main: PathBuf,
-    shards: Vec<(PathBuf, Mmap)>,
+    shards: Vec<Shard>,
     /// Where each tensor is.
     entries: BTreeMap<String, Entry>,
+    /// Tensors of shards that the index does not name, or not for their shard.
+    unnamed: BTreeSet<String>,
     names: WeightNames,
 }
 
 struct Entry {
     shard: usize,
-    dtype: Dtype,
-    dims: Vec<u64>,
-    /// Byte range in the shard.
-    start: usize,
-    end: usize,
+    stored: Stored,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `folder`, whose tensors may be called as `names` says.
-    pub fn open(folder: &Path, names: WeightNames) -> Result<Self, CheckpointError> {
-        let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
-        let (main, files) = if single.is_file() {
-            (single.clone(), vec![single])
-        } else if index.is_file() {
-            let shards = shard_files(&index)?;
-            (index, shards)
-        } else {
-            return Err(CheckpointError::NoCheckpoint {
-                folder: folder.to_owned(),
-            });
-        };
+    /// Opens the checkpoint in `folder`, whose tensors may be called as `names` says. Folders with weights of their own
+    /// that `names` has lie in `root`.
+    ///
+    /// # Errors
+    /// Files that are missing or no safetensors files, and an index that does not fit its shards.
+    pub fn open(folder: &Path, root: &Path, names: WeightNames) -> Result<Self, CheckpointError> {
         let mut checkpoint = Self {
-            main,
+            main: PathBuf::new(),
             shards: Vec::new(),
             entries: BTreeMap::new(),
-            names,
+            unnamed: BTreeSet::new(),
+            names: WeightNames::default(),
         };
-        for file in files {
-            checkpoint.map(file)?;
+        checkpoint.main = checkpoint.add_folder(folder, "")?;
+        for module in &names.folders {
+            checkpoint.add_folder(&root.join(module), &format!("{module}/"))?;
         }
+        checkpoint.names = names;
         Ok(checkpoint)
     }
 
-    fn map(&mut self, file: PathBuf) -> Result<(), CheckpointError> {
-        let io = |source| CheckpointError::Io {
-            file: file.clone(),
-            source,
-        };
-        let handle = File::open(&file).map_err(io)?;
-        // SAFETY: the map is read only. Another process that truncates the file while it is
-        // mapped could fault us; a checkpoint is not written while it is in use.
-        let map = unsafe { Mmap::map(&handle) }.map_err(io)?;
-        let broken = |e: safetensors::SafeTensorError| CheckpointError::NotSafetensors {
-            file: file.clone(),
-            problem: e.to_string(),
-        };
-        let tensors = SafeTensors::deserialize(&map).map_err(broken)?;
-        let base = map.as_ptr() as usize;
-        for (name, view) in tensors.iter() {
-            let start = view.data().as_ptr() as usize - base;
-            let entry = Entry {
-                shard: self.shards.len(),
-                dtype: view.dtype(),
-                dims: view.shape().iter().map(|&d| d as u64).collect(),
-                start,
-                end: start + view.data().len(),
-            };
-            self.entries.insert(name.to_owned(), entry);
+    /// Opens the files of a folder, whose tensors are called `prefix` and their own name. The single file or the index.
+    fn add_folder(&mut self, folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
+        let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
+        if single.is_file() {
+            let (shard, tensors) = Shard::open(single.clone())?;
+            let at = self.shards.len();
+            self.shards.push(shard);
+            for (name, stored) in tensors {
+                let entry = Entry { shard: at, stored };
+                self.entries.insert(format!("{prefix}{name}"), entry);
+            }
+            return Ok(single);
         }
-        self.shards.push((file, map));
+        if !index.is_file() {
+            return Err(CheckpointError::NoCheckpoint {
+                folder: folder.to_owned(),
+            });
+        }
+        for (shard, names) in named_by(&index)? {
+            self.add(&index, &shard, names, prefix)?;
+        }
+        self.unnamed.retain(|n| !self.entries.contains_key(n));
+        Ok(index)
+    }
+
+    /// Opens a shard, of which the index names these tensors. Those are read from it and no others,
+    /// whatever else lies in it.
+    fn add(
+        &mut self,
+        index: &Path,
+        shard: &str,
+        names: Vec<String>,
+        prefix: &str,
+    ) -> Result<(), CheckpointError> {
+        let file = index.with_file_name(shard);
+        if !file.is_file() {
+            return Err(CheckpointError::MissingShard {
+                index: index.to_owned(),
+                shard: shard.to_owned(),
+            });
+        }
+        let (opened, mut tensors) = Shard::open(file)?;
+        for tensor in names {
+            let Some(stored) = tensors.remove(&tensor) else {
+                return Err(CheckpointError::NotInShard {
+                    index: index.to_owned(),
+                    shard: shard.to_owned(),
+                    tensor,
+                });
+            };
+            let shard = self.shards.len();
+            let entry = Entry { shard, stored };
+            self.entries.insert(format!("{prefix}{tensor}"), entry);
+        }
+        let unnamed = tensors.into_keys().map(|name| format!("{prefix}{name}"));
+        self.unnamed.extend(unnamed);
+        self.shards.push(opened);
         Ok(())
     }
 
@@ -149,16 +206,16 @@ impl Checkpoint {
         let Some((full, entry)) = self.find(name) else {
             return Err(self.missing(&[name], 1));
         };
-        let file = || self.shards[entry.shard].0.clone();
-        if entry.dims != dims {
+        let file = || self.shards[entry.shard].file().to_owned();
+        if entry.stored.dims != dims {
             return Err(CheckpointError::Shape {
                 file: file(),
                 tensor: full,
                 expected: dims.to_vec(),
-                found: entry.dims.clone(),
+                found: entry.stored.dims.clone(),
             });
         }
-        let dtype = match entry.dtype {
+        let dtype = match entry.stored.dtype {
             Dtype::F32 => DType::F32,
             Dtype::F16 => DType::F16,
             Dtype::BF16 => DType::BF16,
@@ -200,8 +257,8 @@ impl Checkpoint {
 impl WeightSource for Checkpoint {
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
         let (full, entry, dtype) = self.checked(name, dims)?;
-        let values = decode(&self.shards[entry.shard].1[entry.start..entry.end], dtype);
-        let n_bad = values.iter().filter(|v| !v.is_finite()).count();
+        let shard = &self.shards[entry.shard];
+        let (values, n_bad) = shard.read(&full, &entry.stored, dtype)?;
         if n_bad > 0 {
             tracing::warn!(
                 "the tensor `{full}` holds {n_bad} values that are NaN or infinite; results that depend on it will be too"
@@ -229,29 +286,45 @@ impl WeightSource for Checkpoint {
             .iter()
             .filter_map(|(name, _)| self.find(name).map(|(n, _)| n))
             .collect();
-        self.entries
-            .keys()
-            .filter(|&n| !used.contains(n))
-            .cloned()
-            .collect()
+        let named = self.entries.keys().filter(|&n| !used.contains(n));
+        named.chain(&self.unnamed).cloned().collect()
+    }
+
+    fn left_out(&self, used: &[(&str, &[u64])]) -> Vec<String> {
+        let found = used.iter().filter_map(|(name, _)| self.find(name));
+        let read: BTreeSet<String> = found.map(|(name, _)| without_indices(&name)).collect();
+        let is_like_one = |name: &String| {
+            let plain = without_indices(name);
+            plain != *name && read.contains(&plain)
+        };
+        let mut left = self.surplus(used);
+        left.retain(is_like_one);
+        left
     }
 }
 
-fn shard_files(index: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+/// A tensor's name with `#` for each number between its dots.
+fn without_indices(name: &str) -> String {
+    let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
+        true => "#".to_owned(),
+        false => part.to_owned(),
+    };
+    name.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+/// The tensors of each shard, as the index has them.
+fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let broken = |problem: String| CheckpointError::Index {
         file: index.to_owned(),
         problem,
     };
-    let text = std::fs::read_to_string(index).map_err(|source| CheckpointError::Io {
-        file: index.to_owned(),
-        source,
-    })?;
+    let text = files::text(index, Kind::ShardIndex)?;
     let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
     let map = json
         .get("weight_map")
         .and_then(serde_json::Value::as_object)
         .ok_or_else(|| broken("there is no `weight_map`".to_owned()))?;
-    let mut names = BTreeSet::new();
+    let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, shard) in map {
         let name = shard
             .as_str()
@@ -260,21 +333,8 @@ fn shard_files(index: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         if Path::new(name).components().count() != 1 || name.starts_with('.') {
             return Err(broken(format!("`{name}` is no plain file name")));
         }
-        names.insert(name);
+        let tensors = shards.entry(name.to_owned()).or_default();
+        tensors.push(tensor.clone());
     }
-    let folder = index.parent().unwrap_or(Path::new("."));
-    names
-        .into_iter()
-        .map(|name| {
-            let file = folder.join(name);
-            if file.is_file() {
-                Ok(file)
-            } else {
-                Err(CheckpointError::MissingShard {
-                    index: index.to_owned(),
-                    shard: name.to_owned(),
-                })
-            }
-        })
-        .collect()
+    Ok(shards)
 }

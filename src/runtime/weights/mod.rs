@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod random;
+mod shard;
 
 use half::{bf16, f16};
 
@@ -23,14 +24,40 @@ pub trait WeightSource: Send + Sync {
 
     /// Tensors that the source has and none of `used` is; published checkpoints carry some.
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
+
+    /// Those of the surplus that are called as one that is used but for the number of a layer: a description that forgot
+    /// an index, or a config.json with fewer layers, leaves them out.
+    fn left_out(&self, used: &[(&str, &[u64])]) -> Vec<String>;
+}
+
+/// Room for `n` elements of `tensor`, whose size a file or a config says. Where there is none it is
+/// an error; a plain allocation would end the process.
+pub(super) fn room<T>(tensor: &str, n: u64) -> Result<Vec<T>, CheckpointError> {
+    let refused = || CheckpointError::OutOfMemory {
+        tensor: tensor.to_owned(),
+        bytes: n.saturating_mul(size_of::<T>() as u64),
+    };
+    let mut values = Vec::new();
+    let n = usize::try_from(n).map_err(|_| refused())?;
+    values.try_reserve_exact(n).map_err(|_| refused())?;
+    Ok(values)
+}
+
+/// Elements of a tensor; as many as no memory holds where the product is beyond 64 bits.
+fn elements(dims: &[u64]) -> u64 {
+    dims.iter().fold(1, |n: u64, &d| n.saturating_mul(d))
 }
 
 /// Evaluates an expression over stored tensors.
+///
+/// # Errors
+/// As [`WeightSource::read`].
 pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>, CheckpointError> {
     match expr {
         WeightExpr::Stored { name, dims } => source.read(name, dims),
         WeightExpr::ConcatRows(parts) => {
-            let mut out = Vec::with_capacity(expr.dims().iter().product::<u64>() as usize);
+            let name = expr.stored().first().map_or("", |&(name, _)| name);
+            let mut out = room(name, elements(&expr.dims()))?;
             for part in parts {
                 out.extend(evaluate(part, source)?);
             }
@@ -41,30 +68,48 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
 
 /// `values` in their storage type, little-endian.
 pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(values.len() * dtype.bytes() as usize);
+    encode_into(&mut bytes, values, dtype);
+    bytes
+}
+
+/// The elements of the weight `name` in their storage type, little-endian.
+///
+/// # Errors
+/// No memory for them.
+pub fn encode_weight(name: &str, values: &[f32], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
+    let mut bytes = room(name, values.len() as u64 * dtype.bytes())?;
+    encode_into(&mut bytes, values, dtype);
+    Ok(bytes)
+}
+
+fn encode_into(bytes: &mut Vec<u8>, values: &[f32], dtype: DType) {
     match dtype {
-        DType::F16 => values
-            .iter()
-            .flat_map(|&v| f16::from_f32(v).to_le_bytes())
-            .collect(),
-        DType::BF16 => values
-            .iter()
-            .flat_map(|&v| bf16::from_f32(v).to_le_bytes())
-            .collect(),
-        _ => values.iter().flat_map(|&v| v.to_le_bytes()).collect(),
+        DType::F16 => bytes.extend(values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes())),
+        DType::BF16 => bytes.extend(values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes())),
+        _ => bytes.extend(values.iter().flat_map(|&v| v.to_le_bytes())),
     }
 }
 
 /// Stored elements as f32; trailing bytes that make no element are ignored.
 pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    let mut values = Vec::new();
+    decode_into(&mut values, bytes, dtype);
+    values
+}
+
+/// As [`decode`], behind the elements that are there.
+pub(super) fn decode_into(values: &mut Vec<f32>, bytes: &[u8], dtype: DType) {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {
-        DType::F16 => pairs().map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
-        DType::BF16 => pairs().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
-        _ => bytes
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|&b| f32::from_le_bytes(b))
-            .collect(),
+        DType::F16 => values.extend(pairs().map(|&b| f16::from_le_bytes(b).to_f32())),
+        DType::BF16 => values.extend(pairs().map(|&b| bf16::from_le_bytes(b).to_f32())),
+        _ => values.extend(
+            bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|&b| f32::from_le_bytes(b)),
+        ),
     }
 }

@@ -1,4 +1,4 @@
-use super::{CheckpointError, WeightSource};
+use super::{CheckpointError, WeightSource, elements, room};
 use crate::kernels::trial::normal;
 
 /// Weights drawn from a seed: for benchmarks and for tests of sizes that nobody published.
@@ -23,7 +23,8 @@ impl RandomWeights {
 
 impl WeightSource for RandomWeights {
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
-        let n = dims.iter().product::<u64>() as usize;
+        let n = elements(dims);
+        let mut values = room(name, n)?;
         // FNV-1a of the name, started from the seed.
         let mut state = name
             .bytes()
@@ -32,9 +33,8 @@ impl WeightSource for RandomWeights {
             });
         let is_gain = dims.len() == 1 && name.ends_with("weight");
         let mean = if is_gain { 1.0 } else { 0.0 };
-        Ok((0..n)
-            .map(|_| mean + self.deviation * normal(&mut state))
-            .collect())
+        values.extend((0..n).map(|_| mean + self.deviation * normal(&mut state)));
+        Ok(values)
     }
 
     fn check(&self, _: &[(&str, &[u64])]) -> Result<(), CheckpointError> {
@@ -42,6 +42,10 @@ impl WeightSource for RandomWeights {
     }
 
     fn surplus(&self, _: &[(&str, &[u64])]) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn left_out(&self, _: &[(&str, &[u64])]) -> Vec<String> {
         Vec::new()
     }
 }
@@ -57,5 +61,23 @@ mod tests {
         assert_eq!(read(a, "x"), read(a, "x"));
         assert_ne!(read(a, "x"), read(a, "y"));
         assert_ne!(read(a, "x"), read(RandomWeights::new(2), "x"));
+    }
+
+    #[test]
+    fn a_tensor_that_no_memory_holds_is_an_error_with_its_name_and_bytes() {
+        let text = |dims: &[u64]| {
+            let weights = RandomWeights::new(1);
+            weights.read("table", dims).unwrap_err().to_string()
+        };
+        insta::assert_snapshot!(text(&[1 << 40, 1 << 8]), @"");
+        // Beyond 64 bits.
+        insta::assert_snapshot!(text(&[1 << 40, 1 << 40]), @"");
+        let row = |rows| crate::graph::WeightExpr::Stored {
+            name: format!("part of {rows}"),
+            dims: vec![rows, 1 << 20],
+        };
+        let parts = crate::graph::WeightExpr::ConcatRows(vec![row(1 << 31), row(1 << 30)]);
+        let error = super::super::evaluate(&parts, &RandomWeights::new(1)).unwrap_err();
+        insta::assert_snapshot!(error, @"");
     }
 }

@@ -418,7 +418,14 @@ pub(super) fn gemm_residual_layer_norm(
     let beta = args.real("beta", &[n])?;
     let out = args.out(&[rows, n])?;
     let (product, norm) = spec.apart();
-    let mut products = vec![0.0; out.len()];
+    let mut products = Vec::new();
+    products
+        .try_reserve_exact(out.len())
+        .map_err(|_| OpError::OutOfMemory {
+            op,
+            bytes: size_of_val(&*out) as u64,
+        })?;
+    products.resize(out.len(), 0.0);
     let reads = [x, weight].map(Read::Real);
     gemm(
         &product,

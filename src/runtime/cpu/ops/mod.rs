@@ -71,6 +71,10 @@ pub enum OpError {
         expected: &'static str,
         found: &'static str,
     },
+    #[error(
+        "{op}: the {bytes} bytes of host memory for what it computes in between could not be had; send fewer tokens at once"
+    )]
+    OutOfMemory { op: &'static str, bytes: u64 },
     #[error("{op}: `{param}` has {found} elements; expected {expected}")]
     Length {
         op: &'static str,
