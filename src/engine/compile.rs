@@ -7,7 +7,7 @@ use crate::{
     codegen::{Codegen, Source},
     graph::Graph,
     kernels::{Instructions, KernelSpec},
-    model::{Description, Model},
+    model::{Description, EMBEDDING, Model, Module},
     names::nearest,
     passes::{self, Report},
     program::{self, AttentionChoice, LowerOptions, Padding, Program},
@@ -24,6 +24,8 @@ pub struct CompileOptions {
     pub intermediates: Vec<String>,
     /// Passes that do not run.
     pub without: BTreeSet<String>,
+    /// What a sentence-transformers folder computes behind the transformer; none in other folders.
+    pub modules: Vec<Module>,
     pub dtype: DType,
     /// Which kernels to launch where there are several; the cost model's first guess otherwise.
     pub picks: Option<Picks>,
@@ -44,6 +46,7 @@ impl CompileOptions {
             outputs: None,
             intermediates: Vec::new(),
             without: BTreeSet::new(),
+            modules: Vec::new(),
             dtype,
             picks: None,
             padding: Padding::Removed,
@@ -113,7 +116,7 @@ pub fn compile(
     options: &CompileOptions,
 ) -> Result<Compiled, EngineError> {
     let outputs = chosen_outputs(description, options);
-    let model = description.build(config, Some(&outputs))?;
+    let model = description.build_with(config, outputs.as_deref(), &options.modules)?;
     let passes = passes::Options {
         without: options.without.clone(),
     };
@@ -150,21 +153,27 @@ pub fn compile(
     })
 }
 
-/// The asked outputs, or the defaults; and those that are asked for among the intermediates.
-fn chosen_outputs<'a>(description: &'a Description, options: &'a CompileOptions) -> Vec<&'a str> {
-    let further = || options.intermediates.iter().map(String::as_str);
-    let known = description.output_names();
+/// The asked outputs, and those that are asked for among the intermediates; `None` where that is none.
+fn chosen_outputs<'a>(
+    description: &'a Description,
+    options: &'a CompileOptions,
+) -> Option<Vec<&'a str>> {
+    let mut known = description.output_names();
+    known.extend((!options.modules.is_empty()).then_some(EMBEDDING));
+    let further = options.intermediates.iter().map(String::as_str);
+    let further: Vec<&str> = further.filter(|name| known.contains(name)).collect();
     let mut outputs: Vec<&str> = match &options.outputs {
         Some(outputs) => outputs.iter().map(String::as_str).collect(),
-        None if further().any(|name| known.contains(&name)) => Vec::new(),
-        None => description.default_outputs(),
+        None if !further.is_empty() => Vec::new(),
+        // Values that are no outputs are looked for in the graph of the default ones.
+        None => return None,
     };
-    for name in further().filter(|name| known.contains(name)) {
+    for name in further {
         if !outputs.contains(&name) {
             outputs.push(name);
         }
     }
-    outputs
+    Some(outputs)
 }
 
 /// The CUDA source of kernels, in their order.

@@ -10,6 +10,7 @@ use super::{
     config::Values,
     error::{At, File, ModelError, Problem, words},
     expect::Expectation,
+    modules::{EMBEDDING, Module, states},
     need::needed,
     syntax::{Ast, Count, INPUTS, Operator, Pattern, Repeat, Statement, When},
 };
@@ -30,6 +31,7 @@ pub(super) fn model(
     ast: &Ast,
     config: &serde_json::Value,
     outputs: &[&str],
+    modules: &[Module],
 ) -> Result<Model, ModelError> {
     let values = Values::new(file, ast, config, outputs)?;
     let mut builder = Builder {
@@ -45,19 +47,36 @@ pub(super) fn model(
         rows: HashMap::new(),
         expectations: Vec::new(),
     };
-    let asked = |name: &At<String>| outputs.contains(&name.value.as_str());
-    let asked = ast.outputs.iter().filter(|(name, _)| asked(name));
-    let body = needed(&ast.body, asked.map(|(_, value)| value.value.as_str()));
+    // What modules compute is not the description's value of that name.
+    let pooled = !modules.is_empty() && outputs.contains(&EMBEDDING);
+    let described = |name: &At<String>| {
+        let name = name.value.as_str();
+        outputs.contains(&name) && !(pooled && name == EMBEDDING)
+    };
+    let described: Vec<_> = ast.outputs.iter().filter(|(n, _)| described(n)).collect();
+    let wanted = described.iter().map(|(_, value)| value);
+    let wanted = wanted.chain(states(ast).filter(|_| pooled));
+    let body = needed(&ast.body, wanted.map(|value| value.value.as_str()));
     builder.size_of(body.iter().copied())?;
     builder.expect(&ast.expect);
     builder.body(body)?;
-    builder.finish(ast, outputs)
+    for (output, value) in described {
+        let id = builder.value(value)?;
+        builder.graph.add_output(output.value.as_str(), id);
+    }
+    if pooled {
+        let id = builder.modules(ast, modules)?;
+        builder.graph.add_output(EMBEDDING, id);
+    }
+    let folders = modules.iter().filter_map(Module::weights);
+    let folders = folders.filter(|_| pooled).map(str::to_owned).collect();
+    builder.finish(ast, outputs, folders)
 }
 
-struct Builder<'a> {
-    file: &'a File,
+pub(super) struct Builder<'a> {
+    pub(super) file: &'a File,
     values: &'a Values<'a>,
-    graph: Graph,
+    pub(super) graph: Graph,
     /// Values by name, innermost body last.
     scopes: Vec<HashMap<&'a str, NodeId>>,
     /// `layer.3.` inside the fourth iteration.
@@ -179,7 +198,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn value(&self, name: &At<String>) -> Result<NodeId, ModelError> {
+    pub(super) fn value(&self, name: &At<String>) -> Result<NodeId, ModelError> {
         let mut scopes = self.scopes.iter().rev();
         scopes
             .find_map(|scope| scope.get(name.value.as_str()).copied())
@@ -282,7 +301,7 @@ impl<'a> Builder<'a> {
         self.add(full, op, &operands, place)
     }
 
-    fn add(
+    pub(super) fn add(
         &mut self,
         name: String,
         op: Op,
@@ -488,14 +507,12 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn finish(mut self, ast: &Ast, outputs: &[&str]) -> Result<Model, ModelError> {
-        for (output, value) in &ast.outputs {
-            // The rest was not built.
-            if outputs.contains(&output.value.as_str()) {
-                let id = self.value(value)?;
-                self.graph.add_output(output.value.as_str(), id);
-            }
-        }
+    fn finish(
+        mut self,
+        ast: &Ast,
+        outputs: &[&str],
+        folders: Vec<String>,
+    ) -> Result<Model, ModelError> {
         let sound = self
             .graph
             .select_outputs(outputs)
@@ -520,7 +537,7 @@ impl<'a> Builder<'a> {
                 prefixes: ast.prefixes.clone(),
                 endings: ast.endings.clone(),
                 others: self.other_names,
-                folders: Vec::new(),
+                folders,
             },
             expectations: self.expectations,
             dims: self.values.dims(),

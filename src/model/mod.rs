@@ -61,6 +61,7 @@ mod decode;
 mod error;
 mod expect;
 mod expr;
+mod modules;
 mod need;
 mod reader;
 mod scope;
@@ -71,6 +72,7 @@ use std::collections::BTreeMap;
 
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
+pub use modules::{EMBEDDING, Module, Pooling};
 
 use crate::graph::{Graph, WeightNames};
 use error::{File, quoted, suggest};
@@ -145,15 +147,39 @@ impl Description {
         config: &serde_json::Value,
         outputs: Option<&[&str]>,
     ) -> Result<Model, ModelError> {
+        self.build_with(config, outputs, &[])
+    }
+
+    /// As [`build`](Self::build), with the output [`EMBEDDING`] as these modules compute it of the output
+    /// `last_hidden_state`, and by default that one alone. Without modules it is what the description says.
+    ///
+    /// # Errors
+    /// As `build`, a description without the output `last_hidden_state`, and modules whose widths do not fit.
+    pub fn build_with(
+        &self,
+        config: &serde_json::Value,
+        outputs: Option<&[&str]>,
+        modules: &[Module],
+    ) -> Result<Model, ModelError> {
         self.check_model_type(config)?;
-        let default = self.outputs_for(config);
-        let outputs = self.choose(outputs.unwrap_or(&default))?;
-        build::model(&self.file, &self.ast, config, &outputs)
+        let default = match modules {
+            [] => self.outputs_for(config),
+            _ => vec![EMBEDDING],
+        };
+        let outputs = self.choose(outputs.unwrap_or(&default), modules)?;
+        build::model(&self.file, &self.ast, config, &outputs, modules)
     }
 
     /// The outputs that are asked for, each known and named once.
-    fn choose<'o>(&self, asked: &[&'o str]) -> Result<Vec<&'o str>, ModelError> {
-        let known = self.output_names();
+    fn choose<'o>(
+        &self,
+        asked: &[&'o str],
+        modules: &[Module],
+    ) -> Result<Vec<&'o str>, ModelError> {
+        let mut known = self.output_names();
+        if !modules.is_empty() && !known.contains(&EMBEDDING) {
+            known.push(EMBEDDING);
+        }
         let mut chosen = Vec::new();
         for &name in asked {
             if !known.contains(&name) {

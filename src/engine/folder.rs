@@ -1,0 +1,489 @@
+//! A checkpoint's folder as it is published: what stands in its JSON files beside the weights.
+//!
+//! Hugging Face's transformers write `config.json` and `tokenizer_config.json`. sentence-transformers add `modules.json`,
+//! a folder for each module, `sentence_…_config.json` and `config_sentence_transformers.json`; what is read of them and
+//! which file wins is what `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2 do. What a file asks for and
+//! gemmule does not compute is an error that names it.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::Value;
+
+use super::EngineError;
+use crate::{
+    files::{self, Kind},
+    kernels::gemm::Activation,
+    model::{Description, Module, Pooling},
+    names::nearest,
+};
+
+/// A checkpoint's folder.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    root: PathBuf,
+    trunk: PathBuf,
+    config: Value,
+    /// `None` in a folder without `modules.json`, or whose only module is the transformer.
+    modules: Option<Vec<Module>>,
+    /// Whether the prompt's tokens take part in pooling.
+    pools_prompt: bool,
+    pub(super) lower_case: bool,
+    max_seq_length: Option<usize>,
+    prompts: Vec<(String, String)>,
+    default_prompt: Option<String>,
+    score: Option<Score>,
+}
+
+/// What stands before a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prompt<'a> {
+    /// The one that the folder has for texts without a choice; none, where it has none.
+    #[default]
+    Default,
+    /// The folder's prompt of this name. `query` and `document` are always there, if only empty.
+    Named(&'a str),
+    /// This text.
+    Text(&'a str),
+}
+
+/// What a cross-encoder's logits go through to become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Score {
+    Identity,
+    Sigmoid,
+    Tanh,
+}
+
+impl Score {
+    /// The score of a logit.
+    pub fn of(self, logit: f32) -> f32 {
+        match self {
+            Score::Identity => logit,
+            Score::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+            Score::Tanh => logit.tanh(),
+        }
+    }
+}
+
+/// An object of a JSON file, with the file's name for messages.
+struct Json {
+    file: PathBuf,
+    value: Value,
+}
+
+impl Json {
+    /// `None` where there is no such file.
+    fn optional(file: PathBuf) -> Result<Option<Self>, EngineError> {
+        match file.exists() {
+            true => Self::read(file).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn read(file: PathBuf) -> Result<Self, EngineError> {
+        let text = files::text(&file, Kind::Config)?;
+        let value = serde_json::from_str(&text).map_err(|e| EngineError::Folder {
+            file: file.clone(),
+            problem: format!("it is no JSON: {e}"),
+        })?;
+        Ok(Self { file, value })
+    }
+
+    /// The value of a key; null is none.
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.value.get(key).filter(|v| !v.is_null())
+    }
+
+    fn problem(&self, problem: impl Into<String>) -> EngineError {
+        EngineError::Folder {
+            file: self.file.clone(),
+            problem: problem.into(),
+        }
+    }
+
+    fn wrong(&self, key: &str, expected: &str) -> EngineError {
+        let found = self.get(key).unwrap_or(&Value::Null);
+        self.problem(format!("`{key}` is {found}; expected {expected}"))
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&str>, EngineError> {
+        let text = |v: &'_ Value| v.is_string();
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) if text(v) => Ok(v.as_str()),
+            Some(_) => Err(self.wrong(key, "a string")),
+        }
+    }
+
+    fn flag(&self, key: &str, default: bool) -> Result<bool, EngineError> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(v) => v.as_bool().ok_or_else(|| self.wrong(key, "true or false")),
+        }
+    }
+
+    fn count(&self, key: &str) -> Result<Option<u32>, EngineError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) => {
+                let count = v.as_u64().and_then(|n| u32::try_from(n).ok());
+                let count = count.filter(|&n| n > 0);
+                count.map(Some).ok_or_else(|| self.wrong(key, "a whole number above 0"))
+            }
+        }
+    }
+
+    fn needed(&self, key: &str) -> Result<u32, EngineError> {
+        self.count(key)?
+            .ok_or_else(|| self.problem(format!("there is no `{key}`")))
+    }
+
+    /// The class that a key names, `torch.nn.modules.activation.Tanh` for one.
+    fn class(&self, key: &str) -> Result<Option<&str>, EngineError> {
+        let path = self.text(key)?;
+        Ok(path.map(|p| p.rsplit('.').next().unwrap_or(p)))
+    }
+}
+
+impl Folder {
+    /// Reads a folder's JSON files.
+    ///
+    /// # Errors
+    /// Files that are missing or no JSON, and what they ask for that is not there.
+    pub fn open(root: &Path) -> Result<Self, EngineError> {
+        let listed = Json::optional(root.join("modules.json"))?;
+        let listed = listed.as_ref().map(entries).transpose()?.unwrap_or_default();
+        let trunk = match listed.first() {
+            Some(entry) => root.join(&entry.folder),
+            None => root.to_owned(),
+        };
+        let config = super::config(&trunk.join("config.json"))?;
+        let mut folder = Self {
+            root: root.to_owned(),
+            trunk,
+            config,
+            modules: None,
+            pools_prompt: true,
+            lower_case: false,
+            max_seq_length: None,
+            prompts: Vec::new(),
+            default_prompt: None,
+            score: None,
+        };
+        let own = Json::optional(root.join("config_sentence_transformers.json"))?;
+        if !listed.is_empty() {
+            folder.read_modules(&listed, own.as_ref())?;
+            folder.read_lengths()?;
+        }
+        if let Some(own) = &own {
+            folder.read_prompts(own)?;
+        }
+        folder.score = folder.read_score(own.as_ref().filter(|_| !listed.is_empty()))?;
+        Ok(folder)
+    }
+
+    /// Where `config.json`, the transformer's weights and its tokenizer lie.
+    pub fn trunk(&self) -> &Path {
+        &self.trunk
+    }
+
+    /// Where folders of modules lie.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Its `config.json`.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// What is computed behind the transformer, in a sentence-transformers folder.
+    pub fn modules(&self) -> Option<&[Module]> {
+        self.modules.as_deref()
+    }
+
+    /// The description that comes with gemmule for it.
+    ///
+    /// # Errors
+    /// A `model_type` that none is for.
+    pub fn description(&self) -> Result<Description, EngineError> {
+        Ok(Description::for_config(&self.config)?)
+    }
+
+    /// What turns logits of so many labels into scores, as `CrossEncoder.predict` does.
+    pub fn score(&self, n_labels: u64) -> Score {
+        let usual = match n_labels {
+            1 => Score::Sigmoid,
+            _ => Score::Identity,
+        };
+        self.score.unwrap_or(usual)
+    }
+
+    /// The prompt that a choice means.
+    ///
+    /// # Errors
+    /// A name that the folder does not have, and a prompt that its pooling leaves out.
+    pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, EngineError> {
+        let name = match choice {
+            Prompt::Text(text) => return self.pooled(text),
+            Prompt::Named(name) => Some(name),
+            Prompt::Default => self.default_prompt.as_deref(),
+        };
+        let Some(name) = name else {
+            return Ok("");
+        };
+        let known = || self.prompts.iter().map(|(n, _)| n.as_str());
+        match self.prompts.iter().find(|(n, _)| n == name) {
+            Some((_, text)) => self.pooled(text),
+            None if matches!(name, "query" | "document") => Ok(""),
+            None => {
+                let known = known().chain(["query", "document"]);
+                let mut known: Vec<&str> = known.collect();
+                known.sort_unstable();
+                known.dedup();
+                Err(EngineError::NoPrompt {
+                    name: name.to_owned(),
+                    near: nearest(name, known.iter().copied()).map(str::to_owned),
+                    known: known.join(", "),
+                })
+            }
+        }
+    }
+
+    fn pooled<'s>(&'s self, prompt: &'s str) -> Result<&'s str, EngineError> {
+        match self.pools_prompt || prompt.is_empty() {
+            true => Ok(prompt),
+            false => Err(EngineError::PromptLeftOut {
+                folder: self.root.clone(),
+                prompt: prompt.to_owned(),
+            }),
+        }
+    }
+
+    /// The most tokens of a text that are kept, specials included, where the folder says; `positions` are those that the
+    /// model has.
+    ///
+    /// # Errors
+    /// A `tokenizer_config.json` that is no JSON.
+    pub(super) fn limit(&self, positions: Option<u32>) -> Result<Option<usize>, EngineError> {
+        if self.max_seq_length.is_some() {
+            return Ok(self.max_seq_length);
+        }
+        let tokenizer = Json::optional(self.trunk.join("tokenizer_config.json"))?;
+        let length = tokenizer.as_ref().and_then(|t| t.get("model_max_length"));
+        // Tokenizers without a limit are published with 10³⁰.
+        let length = length.and_then(Value::as_u64).map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        let positions = positions.map(|n| n as usize);
+        Ok(length.into_iter().chain(positions).min())
+    }
+
+    fn read_modules(&mut self, listed: &[Entry], own: Option<&Json>) -> Result<(), EngineError> {
+        let mut modules = Vec::new();
+        for entry in &listed[1..] {
+            let folder = entry.folder.clone();
+            let config = || Json::read(self.root.join(&entry.folder).join("config.json"));
+            modules.push(match entry.class.as_str() {
+                "Pooling" => {
+                    let config = config()?;
+                    self.pools_prompt &= config.flag("include_prompt", true)?;
+                    let modes = pooling(&config)?;
+                    Module::Pooling { folder, modes }
+                }
+                "Dense" => dense(&config()?, folder)?,
+                "Normalize" => Module::Normalize { folder },
+                other => {
+                    let file = self.root.join("modules.json");
+                    let problem = format!(
+                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense and Normalize"
+                    );
+                    return Err(EngineError::Folder { file, problem });
+                }
+            });
+        }
+        if modules.is_empty() {
+            return Ok(());
+        }
+        if let Some(width) = own.map(|o| o.count("truncate_dim")).transpose()?.flatten() {
+            modules.push(Module::Truncate { width });
+        }
+        self.modules = Some(modules);
+        Ok(())
+    }
+
+    /// `max_seq_length` and `do_lower_case`, in the one file of several names that older folders have it in.
+    fn read_lengths(&mut self) -> Result<(), EngineError> {
+        let entries = std::fs::read_dir(&self.trunk).map_err(|source| EngineError::Read {
+            file: self.trunk.clone(),
+            source,
+        })?;
+        let is_it = |name: &str| name.starts_with("sentence_") && name.ends_with("_config.json");
+        let mut files: Vec<PathBuf> = entries
+            .filter_map(Result::ok)
+            .filter(|e| e.file_name().to_str().is_some_and(is_it))
+            .map(|e| e.path())
+            .collect();
+        files.sort();
+        let [file] = files.as_slice() else {
+            return match files.as_slice() {
+                [] => Ok(()),
+                [first, ..] => Err(EngineError::Folder {
+                    file: first.clone(),
+                    problem: format!(
+                        "{} files are called `sentence_…_config.json`, so the length of texts is not clear; keep one",
+                        files.len()
+                    ),
+                }),
+            };
+        };
+        let json = Json::read(file.clone())?;
+        self.max_seq_length = json.count("max_seq_length")?.map(|n| n as usize);
+        self.lower_case = json.flag("do_lower_case", false)?;
+        Ok(())
+    }
+
+    fn read_prompts(&mut self, own: &Json) -> Result<(), EngineError> {
+        let prompts = match own.get("prompts") {
+            None => Vec::new(),
+            Some(Value::Object(prompts)) => prompts.iter().collect(),
+            Some(_) => return Err(own.wrong("prompts", "texts by name")),
+        };
+        for (name, text) in prompts {
+            let text = text.as_str();
+            let text = text.ok_or_else(|| own.problem(format!("the prompt `{name}` is no text")))?;
+            self.prompts.push((name.clone(), text.to_owned()));
+        }
+        self.default_prompt = own.text("default_prompt_name")?.map(str::to_owned);
+        let known = |name: &String| self.prompts.iter().any(|(n, _)| n == name);
+        match &self.default_prompt {
+            Some(name) if !known(name) && !matches!(name.as_str(), "query" | "document") => Err(
+                own.problem(format!("`default_prompt_name` is `{name}`, and there is no such prompt")),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The activation of a cross-encoder, where a file says.
+    fn read_score(&self, own: Option<&Json>) -> Result<Option<Score>, EngineError> {
+        let config = Json {
+            file: self.trunk.join("config.json"),
+            value: self.config.clone(),
+        };
+        let nested = config.get("sentence_transformers").map(|value| Json {
+            file: config.file.clone(),
+            value: value.clone(),
+        });
+        let old = "sbert_ce_default_activation_function";
+        let places = [(own, "activation_fn"), (nested.as_ref(), "activation_fn"), (Some(&config), old)];
+        for (json, key) in places {
+            let Some(json) = json else { continue };
+            return Ok(Some(match json.class(key)? {
+                None => continue,
+                Some("Identity") => Score::Identity,
+                Some("Sigmoid") => Score::Sigmoid,
+                Some("Tanh") => Score::Tanh,
+                Some(_) => return Err(json.wrong(key, "Identity, Sigmoid or Tanh of torch.nn")),
+            }));
+        }
+        Ok(None)
+    }
+}
+
+/// An entry of `modules.json`.
+struct Entry {
+    folder: String,
+    class: String,
+}
+
+/// What `modules.json` lists; the first is the transformer.
+fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
+    let list = json.value.as_array();
+    let list = list.ok_or_else(|| json.problem("expected a list of modules"))?;
+    let mut entries = Vec::new();
+    for module in list {
+        let text = |key: &str| module.get(key).and_then(Value::as_str);
+        let (Some(folder), Some(class)) = (text("path"), text("type")) else {
+            return Err(json.problem("expected a `path` and a `type` of every module"));
+        };
+        // The file comes from elsewhere: it may name folders beside itself only.
+        let mut parts = Path::new(folder).components();
+        let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+        if !plain && !(folder.is_empty() && entries.is_empty()) {
+            return Err(json.problem(format!("`{folder}` is no folder beside it")));
+        }
+        entries.push(Entry {
+            folder: folder.to_owned(),
+            class: class.rsplit('.').next().unwrap_or(class).to_owned(),
+        });
+    }
+    match entries.first() {
+        Some(first) if first.class == "Transformer" => Ok(entries),
+        Some(first) => Err(json.problem(format!(
+            "the first module is `{}`; expected a Transformer",
+            first.class
+        ))),
+        None => Err(json.problem("it lists no module")),
+    }
+}
+
+/// What rows a Pooling's config.json asks for, in the order in which they are joined.
+fn pooling(json: &Json) -> Result<Vec<Pooling>, EngineError> {
+    // Their order in the result is this one, whatever the file's.
+    const FLAGS: [&str; 6] = ["cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
+    let mode = |name: &str| match name {
+        "cls" | "cls_token" => Ok(Pooling::First),
+        "lasttoken" => Ok(Pooling::Last),
+        "mean" | "mean_tokens" => Ok(Pooling::Mean),
+        "max" | "max_tokens" => Ok(Pooling::Max),
+        other => Err(json.problem(format!(
+            "pooling by `{other}` is not known; gemmule pools by cls, max, mean and lasttoken"
+        ))),
+    };
+    match json.get("pooling_mode") {
+        Some(Value::String(one)) => Ok(vec![mode(one)?]),
+        Some(Value::Array(several)) if !several.is_empty() => {
+            let names = several.iter().map(|name| name.as_str());
+            let names = names.map(|n| n.ok_or_else(|| json.wrong("pooling_mode", "names")));
+            names.map(|name| mode(name?)).collect()
+        }
+        Some(_) => Err(json.wrong("pooling_mode", "a name or a list of names")),
+        None => {
+            let mut modes = Vec::new();
+            for flag in FLAGS {
+                if json.flag(&format!("pooling_mode_{flag}"), false)? {
+                    modes.push(mode(flag)?);
+                }
+            }
+            Ok(match modes.is_empty() {
+                true => vec![Pooling::Mean],
+                false => modes,
+            })
+        }
+    }
+}
+
+fn dense(json: &Json, folder: String) -> Result<Module, EngineError> {
+    if json.flag("use_residual", false)? {
+        return Err(json.problem("`use_residual` is true, which gemmule does not compute"));
+    }
+    let key = "activation_function";
+    let activation = match json.class(key)? {
+        // The default of the class.
+        None | Some("Tanh") => Some(Activation::Tanh),
+        Some("Identity") => None,
+        Some("ReLU") => Some(Activation::Relu),
+        Some("GELU") => Some(Activation::GeluExact),
+        Some(_) => return Err(json.wrong(key, "Identity, Tanh, ReLU or GELU of torch.nn")),
+    };
+    for (key, usual) in [("module_input_name", super::EMBEDDING), ("module_output_name", super::EMBEDDING)] {
+        if json.text(key)?.is_some_and(|name| name != usual) {
+            return Err(json.wrong(key, &format!("`{usual}`")));
+        }
+    }
+    Ok(Module::Dense {
+        folder,
+        inputs: json.needed("in_features")?,
+        outputs: json.needed("out_features")?,
+        bias: json.flag("bias", true)?,
+        activation,
+    })
+}
