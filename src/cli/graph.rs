@@ -21,7 +21,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let options = args.model.options(DType::F16);
+    let options = args.model.options(DType::F16)?;
     let outputs: Option<Vec<&str>> = options
         .outputs
         .as_ref()
@@ -29,7 +29,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let model = args
         .model
         .description()?
-        .build(&args.model.config()?, outputs.as_deref())
+        .build_with(&args.model.config()?, outputs.as_deref(), &options.modules)
         .map_err(crate::EngineError::from)?;
     let graph = match &args.after {
         None => model.graph,

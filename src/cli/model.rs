@@ -3,7 +3,7 @@
 use std::{
     cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use miette::Report;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     DType, EngineError,
     engine::{Builder, DeviceChoice, Engine},
-    engine::{CompileOptions, Compiled, ModelFile, Stage, TuneMode, compile, config},
+    engine::{CompileOptions, Compiled, Folder, ModelFile, Stage, TuneMode, compile, config},
     kernels::Instructions,
     program::AttentionChoice,
     runtime::{GraphChoice, weights::RandomWeights},
@@ -24,8 +24,10 @@ use super::{memory::Memory, progress::Bars};
 /// A description with its sizes: all that the stages before a run need.
 #[derive(clap::Args)]
 pub(super) struct Model {
-    /// A shipped description (bert, roberta, distilbert, albert) or the path of a RON file
-    model: String,
+    /// A shipped description (`gemmule models` lists them) or the path of a RON file; by default the one for the
+    /// checkpoint
+    #[arg(required_unless_present = "weights")]
+    model: Option<String>,
     /// The checkpoint folder, for its config.json
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
@@ -39,6 +41,8 @@ pub(super) struct Model {
     opened: OnceCell<ModelFile>,
     #[arg(skip)]
     read: OnceCell<Value>,
+    #[arg(skip)]
+    folder: OnceCell<Folder>,
 }
 
 /// What to compute, and with which passes.
@@ -78,8 +82,21 @@ pub(super) struct Tuning {
 }
 
 impl Model {
+    /// MODEL, or the folder that stands for it.
     pub(super) fn name(&self) -> &str {
-        &self.model
+        named(self.model.as_deref(), self.weights.as_deref())
+    }
+
+    /// The checkpoint's folder, if one is given.
+    pub(super) fn folder(&self) -> Result<Option<&Folder>, EngineError> {
+        let Some(path) = &self.weights else {
+            return Ok(None);
+        };
+        if let Some(folder) = self.folder.get() {
+            return Ok(Some(folder));
+        }
+        let folder = Folder::open(path)?;
+        Ok(Some(self.folder.get_or_init(|| folder)))
     }
 
     /// The config: from `--config`, from the checkpoint, or that of the shipped sizes.
@@ -87,9 +104,9 @@ impl Model {
         if let Some(read) = self.read.get() {
             return Ok(read.clone());
         }
-        let read = match (&self.config, &self.weights) {
+        let read = match (&self.config, self.folder()?) {
             (Some(file), _) => config(file)?,
-            (None, Some(folder)) => config(&folder.join("config.json"))?,
+            (None, Some(folder)) => folder.config()?.clone(),
             (None, None) => return Err(EngineError::NoConfig),
         };
         Ok(self.read.get_or_init(|| read).clone())
@@ -100,13 +117,21 @@ impl Model {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
         }
-        let opened = ModelFile::open(&self.model)?;
+        let opened = match &self.model {
+            Some(model) => ModelFile::open(model)?,
+            None => {
+                let description = crate::model::Description::for_config(&self.config()?)?;
+                ModelFile::Description(description)
+            }
+        };
         Ok(self.opened.get_or_init(|| opened))
     }
 
-    pub(super) fn options(&self, dtype: DType) -> CompileOptions {
-        CompileOptions {
+    pub(super) fn options(&self, dtype: DType) -> Result<CompileOptions, EngineError> {
+        let modules = self.folder()?.and_then(Folder::modules);
+        Ok(CompileOptions {
             outputs: self.choices.outputs(),
+            modules: modules.unwrap_or_default().to_vec(),
             without: self
                 .choices
                 .without
@@ -117,7 +142,7 @@ impl Model {
             invariant: self.choices.invariant,
             norms_apart: self.choices.norms_apart,
             ..CompileOptions::new(dtype)
-        }
+        })
     }
 
     pub(super) fn description(&self) -> Result<crate::model::Description, EngineError> {
@@ -137,10 +162,16 @@ impl Model {
     ) -> Result<Compiled, Report> {
         let options = CompileOptions {
             instructions,
-            ..self.options(dtype)
+            ..self.options(dtype)?
         };
         Ok(compile(&self.description()?, &self.config()?, &options)?)
     }
+}
+
+/// MODEL as it was given, else the folder that it was found by.
+fn named<'a>(model: Option<&'a str>, folder: Option<&'a Path>) -> &'a str {
+    let folder = || folder.and_then(Path::to_str).unwrap_or("the checkpoint");
+    model.unwrap_or_else(folder)
 }
 
 impl Choices {
@@ -152,8 +183,10 @@ impl Choices {
 /// A model that runs: description or artifact, weights, device.
 #[derive(clap::Args)]
 pub(super) struct Runnable {
-    /// A shipped description, a RON file, or a file that `gemmule compile` wrote
-    model: String,
+    /// A shipped description (`gemmule models` lists them), a RON file, or a file that `gemmule compile` wrote; by
+    /// default the description for the checkpoint
+    #[arg(required_unless_present = "weights")]
+    model: Option<String>,
     /// The checkpoint folder
     #[arg(long, value_name = "DIR")]
     pub(super) weights: Option<PathBuf>,
@@ -183,6 +216,10 @@ pub(super) struct Runnable {
     tuning: Tuning,
     #[command(flatten)]
     memory: Memory,
+    /// Run although the checkpoint has layers that the model does not read, as with a config.json that was edited to
+    /// fewer of them
+    #[arg(long)]
+    unused_layers: bool,
     /// Begin each kernel when the one before is done, also on cards that can start it early
     /// (compute capability 9.0 and later). Results are the same; for comparisons
     #[arg(long)]
@@ -214,12 +251,17 @@ impl From<Graphs> for GraphChoice {
 }
 
 impl Runnable {
+    /// MODEL, or the folder that stands for it.
     pub(super) fn name(&self) -> &str {
-        &self.model
+        named(self.model.as_deref(), self.weights.as_deref())
     }
 
     pub(super) fn builder(&self) -> Result<Builder, Report> {
-        let mut builder = Engine::from_model(ModelFile::open(&self.model)?);
+        let mut builder = match (&self.model, &self.weights) {
+            (Some(model), _) => Engine::from_model(ModelFile::open(model)?),
+            (None, Some(folder)) => Engine::from_checkpoint(folder),
+            (None, None) => return Err(EngineError::NoWeights.into()),
+        };
         if let Some(folder) = &self.weights {
             builder = builder.checkpoint(folder);
         }
@@ -249,6 +291,7 @@ impl Runnable {
             .device(self.device)
             .invariant(self.choices.invariant)
             .norms_apart(self.choices.norms_apart)
+            .unused_layers(self.unused_layers)
             .allocator(self.memory.choice()?)
             .plain_launches(self.plain_launches)
             .graphs(self.graphs.into())

@@ -11,13 +11,15 @@ use super::{
     Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
     default_dtype,
+    folder::Folder,
     model_file::description,
     shipped,
 };
 use crate::{
     files::{self, Kind},
+    graph::Op,
     jit::{Cubin, Jit},
-    model::Description,
+    model::{Description, Module},
     plan::ChunkPolicy,
     program::{AttentionChoice, Padding, Place, Program},
     runtime::{
@@ -37,6 +39,8 @@ pub(super) enum Start {
     Source { name: String, ron: String },
     Artifact(PathBuf),
     Opened(ModelFile),
+    /// The description that comes with gemmule for the checkpoint's config.json.
+    Checkpoint,
 }
 
 impl Start {
@@ -108,6 +112,7 @@ pub struct Builder {
     attention: Option<AttentionChoice>,
     invariant: bool,
     norms_apart: bool,
+    unused_layers: bool,
     progress: Progress,
 }
 
@@ -133,6 +138,7 @@ impl Builder {
             attention: None,
             invariant: false,
             norms_apart: false,
+            unused_layers: false,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -262,6 +268,13 @@ impl Builder {
         self
     }
 
+    /// Whether a checkpoint may have layers that the model does not read, as one has whose config.json was edited to run
+    /// its first layers alone. Otherwise that is an error, as it is most often a mistake.
+    pub fn unused_layers(mut self, may_be: bool) -> Self {
+        self.unused_layers = may_be;
+        self
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -273,15 +286,16 @@ impl Builder {
         let device = self.device.resolve()?;
         let mut times = LoadTimes::default();
         let began = Instant::now();
+        let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
         let Loaded {
             artifact,
             cubins,
             origins,
-        } = self.artifact(&device, &mut times)?;
+        } = self.artifact(&device, folder.as_ref(), &mut times)?;
         // Whether the allocator can be had for this program is known before any weight is read.
         Planner::new(&artifact.program, &self.allocator)?;
         times.compile = began.elapsed().saturating_sub(times.tune);
-        let source = self.weights(&artifact)?;
+        let source = self.weights(&artifact, folder.as_ref())?;
         let (program, limits) = (artifact.program, artifact.limits);
         let stored: Vec<(&str, &[u64])> = program
             .tensors
@@ -296,6 +310,7 @@ impl Builder {
             .flatten()
             .collect();
         source.check(&stored)?;
+        self.check_left_out(&*source, &stored, folder.as_ref())?;
         for name in source.surplus(&stored) {
             tracing::info!("the checkpoint's tensor `{name}` is not used");
         }
@@ -321,6 +336,7 @@ impl Builder {
         };
         Ok(Engine {
             backend,
+            folder,
             device,
             limits,
             allocator: self.allocator,
@@ -333,7 +349,12 @@ impl Builder {
     }
 
     /// The program with what a run must know of it; from a file also its code.
-    fn artifact(&self, device: &DeviceName, times: &mut LoadTimes) -> Result<Loaded, EngineError> {
+    fn artifact(
+        &self,
+        device: &DeviceName,
+        folder: Option<&Folder>,
+        times: &mut LoadTimes,
+    ) -> Result<Loaded, EngineError> {
         let tuned = self.tune != TuneMode::Off || self.picks.is_some();
         if let (TuneMode::Guess, Some(file)) = (self.tune, &self.picks) {
             return Err(EngineError::GuessWithPicks { file: file.clone() });
@@ -376,6 +397,7 @@ impl Builder {
         let options = CompileOptions {
             outputs: self.outputs.clone(),
             intermediates: self.intermediates.clone(),
+            modules: modules_of(folder),
             without: self.without.clone(),
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
             picks: None,
@@ -391,7 +413,11 @@ impl Builder {
         if options.attention != AttentionChoice::Auto {
             tracing::info!("attention: {} (as asked for)", options.attention);
         }
-        let mut compiled = compile(&self.description()?, &self.config_json()?, &options)?;
+        let mut compiled = compile(
+            &self.description(folder)?,
+            &self.config_json(folder)?,
+            &options,
+        )?;
         let began = Instant::now();
         let mut origins = BTreeMap::new();
         if let Some(chosen) = self.chosen(device, &compiled)? {
@@ -440,34 +466,80 @@ impl Builder {
         Ok(Some(tuner.choose_in(std::slice::from_ref(compiled))?))
     }
 
-    fn description(&self) -> Result<Description, EngineError> {
+    fn description(&self, folder: Option<&Folder>) -> Result<Description, EngineError> {
         match &self.start {
             Start::Named(name) => description(name),
             Start::Source { name, ron } => Ok(Description::parse(name, ron)?),
             Start::Opened(ModelFile::Description(description)) => Ok(description.clone()),
+            Start::Checkpoint => Ok(Description::for_config(&self.config_json(folder)?)?),
             Start::Artifact(_) | Start::Opened(_) => Err(EngineError::NoConfig),
         }
     }
 
-    fn config_json(&self) -> Result<Value, EngineError> {
+    fn config_json(&self, folder: Option<&Folder>) -> Result<Value, EngineError> {
         if let Some(value) = &self.config_value {
             return Ok(value.clone());
         }
-        match (&self.config, &self.checkpoint) {
+        match (&self.config, folder) {
             (Some(file), _) => config(file),
-            (None, Some(folder)) => config(&folder.join("config.json")),
+            (None, Some(folder)) => folder.config().cloned(),
             (None, None) => Err(EngineError::NoConfig),
         }
     }
 
-    fn weights(&self, artifact: &Artifact) -> Result<Box<dyn WeightSource>, EngineError> {
-        match (&self.checkpoint, self.random) {
+    fn weights(
+        &self,
+        artifact: &Artifact,
+        folder: Option<&Folder>,
+    ) -> Result<Box<dyn WeightSource>, EngineError> {
+        match (folder, self.random) {
             (_, Some(random)) => Ok(Box::new(random)),
             (Some(folder), None) => {
                 let names = artifact.weight_names.clone();
-                Ok(Box::new(Checkpoint::open(folder, folder, names)?))
+                let opened = Checkpoint::open(folder.trunk(), folder.root(), names)?;
+                Ok(Box::new(opened))
             }
             (None, None) => Err(EngineError::NoWeights),
+        }
+    }
+
+    /// Refuses a checkpoint whose layers are read in part: one with more of them than config.json says, or a description
+    /// that names a layer's weights without its number. What only other outputs read is no such layer.
+    fn check_left_out(
+        &self,
+        source: &dyn WeightSource,
+        stored: &[(&str, &[u64])],
+        folder: Option<&Folder>,
+    ) -> Result<(), EngineError> {
+        if self.unused_layers || self.start.artifact().is_some() {
+            return Ok(());
+        }
+        if source.left_out(stored).is_empty() {
+            return Ok(());
+        }
+        let (description, config) = (self.description(folder)?, self.config_json(folder)?);
+        let mut of_all: Vec<(String, Vec<u64>)> = Vec::new();
+        for output in description.output_names() {
+            // An output that this checkpoint cannot have reads nothing.
+            let Ok(model) = description.build(&config, Some(&[output])) else {
+                continue;
+            };
+            let graph = &model.graph;
+            for id in graph.topological() {
+                if let Op::Weight(expr) = graph.op(id) {
+                    let read = expr.stored().into_iter();
+                    of_all.extend(read.map(|(name, dims)| (name.to_owned(), dims.to_vec())));
+                }
+            }
+        }
+        let all = of_all.iter().map(|(n, d)| (n.as_str(), d.as_slice()));
+        let all: Vec<(&str, &[u64])> = all.chain(stored.iter().copied()).collect();
+        match source.left_out(&all).as_slice() {
+            [] => Ok(()),
+            [first, rest @ ..] => Err(EngineError::LeftOut {
+                first: first.clone(),
+                n: rest.len() + 1,
+            }),
         }
     }
 
@@ -488,6 +560,12 @@ impl Builder {
         (times.cached, times.compiled) = (jit.stats().hits, jit.stats().misses);
         Ok(cubins)
     }
+}
+
+/// What is computed behind the transformer of a folder.
+pub(super) fn modules_of(folder: Option<&Folder>) -> Vec<Module> {
+    let modules = folder.and_then(Folder::modules);
+    modules.unwrap_or_default().to_vec()
 }
 
 /// A `config.json`.

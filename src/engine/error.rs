@@ -134,6 +134,31 @@ pub enum EngineError {
     TuneInvariant,
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
+    #[error("`{}`: {problem}", .file.display())]
+    Folder { file: PathBuf, problem: String },
+    #[error(
+        "there is no prompt `{name}`{}; the folder has {known}",
+        near.as_ref().map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
+    )]
+    NoPrompt {
+        name: String,
+        near: Option<String>,
+        known: String,
+    },
+    #[error(
+        "the prompt `{prompt}` is to be left out of pooling, as `include_prompt` in `{}` says, which gemmule does not compute; give an empty prompt",
+        .folder.display()
+    )]
+    PromptLeftOut { folder: PathBuf, prompt: String },
+    #[error(
+        "the checkpoint has {n} tensors that the model leaves out although it reads such of other layers, `{first}` first; does config.json have all layers, and the description their index? If they are to be left out, allow unused layers (`--unused-layers`)"
+    )]
+    LeftOut { first: String, n: usize },
+    #[error(
+        "there are no scores: the run has no output `{}`, which a cross-encoder's checkpoint has by default",
+        super::LOGITS
+    )]
+    NoScores,
     #[error("text {index} cannot be tokenized: {problem}")]
     Text { index: usize, problem: String },
     #[error("`{file}` is no reference: {problem}")]

@@ -13,7 +13,7 @@ use super::EngineError;
 use crate::{
     files::{self, Kind},
     kernels::gemm::Activation,
-    model::{Description, Module, Pooling},
+    model::{Description, EMBEDDING, Module, Pooling},
     names::nearest,
 };
 
@@ -22,7 +22,8 @@ use crate::{
 pub struct Folder {
     root: PathBuf,
     trunk: PathBuf,
-    config: Value,
+    /// `None` where there is no config.json, which a compiled model does without.
+    config: Option<Value>,
     /// `None` in a folder without `modules.json`, or whose only module is the transformer.
     modules: Option<Vec<Module>>,
     /// Whether the prompt's tokens take part in pooling.
@@ -55,6 +56,14 @@ pub enum Score {
 }
 
 impl Score {
+    /// What logits of so many labels go through unless a folder says otherwise.
+    pub fn usual(n_labels: u64) -> Self {
+        match n_labels {
+            1 => Score::Sigmoid,
+            _ => Score::Identity,
+        }
+    }
+
     /// The score of a logit.
     pub fn of(self, logit: f32) -> f32 {
         match self {
@@ -157,7 +166,11 @@ impl Folder {
             Some(entry) => root.join(&entry.folder),
             None => root.to_owned(),
         };
-        let config = super::config(&trunk.join("config.json"))?;
+        let config = trunk.join("config.json");
+        let config = match config.exists() {
+            true => Some(super::config(&config)?),
+            false => None,
+        };
         let mut folder = Self {
             root: root.to_owned(),
             trunk,
@@ -193,8 +206,14 @@ impl Folder {
     }
 
     /// Its `config.json`.
-    pub fn config(&self) -> &Value {
-        &self.config
+    ///
+    /// # Errors
+    /// A folder without one.
+    pub fn config(&self) -> Result<&Value, EngineError> {
+        self.config.as_ref().ok_or_else(|| EngineError::Read {
+            file: self.trunk.join("config.json"),
+            source: std::io::ErrorKind::NotFound.into(),
+        })
     }
 
     /// What is computed behind the transformer, in a sentence-transformers folder.
@@ -207,16 +226,12 @@ impl Folder {
     /// # Errors
     /// A `model_type` that none is for.
     pub fn description(&self) -> Result<Description, EngineError> {
-        Ok(Description::for_config(&self.config)?)
+        Ok(Description::for_config(self.config()?)?)
     }
 
     /// What turns logits of so many labels into scores, as `CrossEncoder.predict` does.
     pub fn score(&self, n_labels: u64) -> Score {
-        let usual = match n_labels {
-            1 => Score::Sigmoid,
-            _ => Score::Identity,
-        };
-        self.score.unwrap_or(usual)
+        self.score.unwrap_or_else(|| Score::usual(n_labels))
     }
 
     /// The prompt that a choice means.
@@ -366,7 +381,7 @@ impl Folder {
     fn read_score(&self, own: Option<&Json>) -> Result<Option<Score>, EngineError> {
         let config = Json {
             file: self.trunk.join("config.json"),
-            value: self.config.clone(),
+            value: self.config.clone().unwrap_or_default(),
         };
         let nested = config.get("sentence_transformers").map(|value| Json {
             file: config.file.clone(),
@@ -474,7 +489,7 @@ fn dense(json: &Json, folder: String) -> Result<Module, EngineError> {
         Some("GELU") => Some(Activation::GeluExact),
         Some(_) => return Err(json.wrong(key, "Identity, Tanh, ReLU or GELU of torch.nn")),
     };
-    for (key, usual) in [("module_input_name", super::EMBEDDING), ("module_output_name", super::EMBEDDING)] {
+    for (key, usual) in [("module_input_name", EMBEDDING), ("module_output_name", EMBEDDING)] {
         if json.text(key)?.is_some_and(|name| name != usual) {
             return Err(json.wrong(key, &format!("`{usual}`")));
         }

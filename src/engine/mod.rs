@@ -21,6 +21,7 @@ mod builder;
 mod catalogue;
 mod compile;
 mod error;
+mod folder;
 mod model_file;
 mod padding;
 mod picks;
@@ -37,6 +38,7 @@ pub use builder::{Builder, LoadTimes, Stage, config};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use error::EngineError;
+pub use folder::{Folder, Prompt, Score};
 pub use model_file::{ModelFile, description};
 pub use picks::{digests, picks_for_source, picks_for_targets, read_picks, target_of, write_picks};
 pub use shipped::{shipped_file, shipped_picks, shipped_problems, shipped_programs, stale};
@@ -60,6 +62,9 @@ use crate::{
     tensor::DType,
     tune::Origin,
 };
+
+/// The output that a cross-encoder's scores are computed of.
+pub const LOGITS: &str = "sequence_logits";
 
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -158,6 +163,8 @@ pub fn default_dtype(device: &DeviceName) -> DType {
 /// A model that is ready to run: weights and code, shared by its sessions.
 pub struct Engine {
     backend: Backend,
+    /// Where its weights came from, if that is a folder.
+    folder: Option<Folder>,
     device: DeviceName,
     limits: Limits,
     allocator: AllocatorChoice,
@@ -177,6 +184,13 @@ impl Engine {
     /// Starts from a shipped model (`bert`, `roberta`, …) or the path of a description.
     pub fn builder(model: impl Into<String>) -> Builder {
         Builder::new(builder::Start::Named(model.into()))
+    }
+
+    /// Starts from a checkpoint's folder as it was published: the description is the one that comes with gemmule for the
+    /// `model_type` of its config.json, and what a sentence-transformers folder computes behind the transformer is
+    /// computed. [`Folder`] says what is read of it.
+    pub fn from_checkpoint(folder: impl Into<PathBuf>) -> Builder {
+        Builder::new(builder::Start::Checkpoint).checkpoint(folder)
     }
 
     /// Starts from a description in memory; `name` stands in errors.
@@ -290,6 +304,35 @@ impl Engine {
 
     pub fn device(&self) -> &DeviceName {
         &self.device
+    }
+
+    /// The checkpoint's folder that the weights came from, if they did.
+    pub fn folder(&self) -> Option<&Folder> {
+        self.folder.as_ref()
+    }
+
+    /// The scores of a cross-encoder, `[batch]` of one label or `[batch, labels]` of several: its logits through the
+    /// activation that its folder asks for, a sigmoid of one label by default and none of several, as
+    /// sentence-transformers' `CrossEncoder.predict` gives them.
+    ///
+    /// # Errors
+    /// Outputs without `sequence_logits`.
+    pub fn scores(&self, outputs: &Outputs) -> Result<Output, EngineError> {
+        let logits = outputs.get(LOGITS).map_err(|_| EngineError::NoScores)?;
+        let n_labels = logits.shape.last().copied().unwrap_or(1);
+        let score = match &self.folder {
+            Some(folder) => folder.score(n_labels),
+            None => Score::usual(n_labels),
+        };
+        let mut shape = logits.shape.clone();
+        if n_labels == 1 {
+            shape.pop();
+        }
+        Ok(Output {
+            name: "scores".to_owned(),
+            shape,
+            values: logits.values.iter().map(|&x| score.of(x)).collect(),
+        })
     }
 
     /// What plans the memory of its sessions.
