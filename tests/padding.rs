@@ -100,6 +100,34 @@ fn padded_results_equal_fused_ones_with_all_passes_but_attention() {
 }
 
 #[test]
+fn an_ordinary_session_takes_no_padding_for_tokens() {
+    let ordinary = builder("bert").build().expect("it loads");
+    let padded = batch(&[4, 4, 2]).with_padding().expect("it fits");
+    let mut session = ordinary.session().expect("a session");
+    assert_snapshot!(session.run(&padded).expect_err("it is padded"), @"");
+    assert!(session.time(&padded, 0, 1).is_err());
+    assert!(ordinary.footprint(&padded).is_err());
+    // Where no sequence got any, there is nothing to tell apart.
+    let even = batch(&[3, 3]);
+    let same = even.with_padding().expect("it fits");
+    assert_eq!(run(&ordinary, &same), run(&ordinary, &even));
+    // A session that keeps padding takes it for what it is.
+    let keeping = builder("bert")
+        .outputs(["last_hidden_state"])
+        .without(unfused());
+    let keeping = keeping.padding(Padding::Kept).build().expect("it loads");
+    let own = run(&keeping, &batch(&[4, 4, 2]));
+    let given = run(&keeping, &padded);
+    let rows = |outputs: &Outputs| {
+        outputs
+            .get("last_hidden_state")
+            .expect("it is there")
+            .clone()
+    };
+    assert_eq!(rows(&own), rows(&given));
+}
+
+#[test]
 fn padding_is_computed_and_takes_memory() {
     let of = |padding| {
         let engine = builder("bert").outputs(["last_hidden_state"]);

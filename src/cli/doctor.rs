@@ -3,7 +3,7 @@ use std::process::ExitCode;
 use super::{Outcome, human, print, table};
 use crate::{
     DType,
-    engine::{shipped_picks, shipped_problems, stale, target_of},
+    engine::{shipped_picks, shipped_problems, stale, target_of, threads},
     jit::{DiskCache, Nvrtc, Target},
     kernels::Instructions,
     runtime::cuda::probe,
@@ -147,10 +147,14 @@ pub(super) fn run() -> Outcome {
             rows.add_row(["cache".to_owned(), "none".to_owned(), error.to_string()]);
         }
     }
+    let (threads, advice) = match threads() {
+        Ok(n) => (Some(n), String::new()),
+        Err(error) => (None, error.to_string()),
+    };
     rows.add_row([
         "CPU".to_owned(),
-        format!("{} threads", rayon::current_num_threads()),
-        String::new(),
+        threads.map_or_else(String::new, |n| format!("{n} threads")),
+        advice,
     ]);
     print(&format!("{rows}\nwhere NVRTC was looked for:\n{log}"))?;
     Ok(ExitCode::SUCCESS)

@@ -14,16 +14,19 @@ mod model;
 mod plan;
 mod progress;
 mod run;
+mod shown;
 mod tune;
 mod verify;
 
 use std::{
+    io::Write,
+    panic,
     process::ExitCode,
     sync::OnceLock,
     time::{Duration, Instant},
 };
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, error::ErrorKind as ParseError};
 use miette::{IntoDiagnostic, Report};
 
 pub use run::parse_ids;
@@ -87,7 +90,11 @@ fn since_start() -> Duration {
 /// Runs the command line.
 pub fn main() -> ExitCode {
     since_start();
-    let cli = Cli::parse();
+    silence_contained_panics();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
     let level = if cli.verbose {
         "gemmule=info"
     } else {
@@ -98,6 +105,8 @@ pub fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .without_time()
         .with_target(false)
+        // It would say on standard error that standard error cannot be written.
+        .log_internal_errors(false)
         .init();
     let result = match cli.command {
         Command::Check(args) => check::run(args),
@@ -118,10 +127,36 @@ pub fn main() -> ExitCode {
         // A reader that closed the pipe wanted no more.
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error:?}");
+            say_rendered(&shown::rendered(&*error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Keeps quiet about panics that the library turns into errors; they are told as errors.
+pub fn silence_contained_panics() {
+    let otherwise = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !crate::engine::panics_are_contained() {
+            otherwise(info);
+        }
+    }));
+}
+
+/// Says what is wrong with the arguments, or gives the help that was asked for.
+fn refused(error: &clap::Error) -> ExitCode {
+    let text = error.render();
+    match error.kind() {
+        ParseError::DisplayHelp | ParseError::DisplayVersion => {}
+        // An argument with control characters is shown in one colour.
+        _ if shown::clean(&text.to_string()) != text.to_string() => {
+            say_rendered(shown::clean(&text.to_string()).trim_end());
+            return ExitCode::from(2);
+        }
+        _ => {}
+    }
+    let _ = error.print();
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 /// What a subcommand returns: an error is shown by miette, a code says how a check went.
@@ -132,9 +167,28 @@ type Outcome = Result<ExitCode, Report>;
 #[error("the standard output was closed")]
 struct OutputClosed;
 
-/// Prints to standard output; a closed pipe is [`OutputClosed`], not a panic.
+/// Says something on standard error. If that is closed or full, there is nobody to tell.
+fn say(text: &str) {
+    say_rendered(&shown::clean(text));
+}
+
+fn say_rendered(text: &str) {
+    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+/// Prints to standard output what people read, with names and texts of others made harmless to a
+/// terminal; a closed pipe is [`OutputClosed`], not a panic.
 fn print(text: &str) -> Result<(), Report> {
-    use std::io::{ErrorKind, Write};
+    print_raw(&shown::clean(text))
+}
+
+/// Prints a line of JSON.
+fn print_json(value: &serde_json::Value) -> Result<(), Report> {
+    print_raw(&format!("{}\n", shown::clean_json(&value.to_string())))
+}
+
+fn print_raw(text: &str) -> Result<(), Report> {
+    use std::io::ErrorKind;
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),

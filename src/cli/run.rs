@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{
     Outcome, align_right, human,
     model::{Runnable, chosen_by},
-    print, table,
+    print, print_json, table,
 };
 use crate::{
     Batch, Engine, EngineError, Output, Outputs,
@@ -44,23 +44,17 @@ pub(super) fn run(args: Args) -> Outcome {
     if args.similarities {
         builder = builder.outputs(["sentence_embedding"]);
     }
+    // What is wrong with the input is known before kernels are compiled and weights loaded.
     let texts = args.texts()?;
-    let engine = Runnable::build(builder)?;
     let began = Instant::now();
-    let batch = match &args.ids {
-        Some(file) => ids(file)?,
-        None => {
-            let folder = args.model.weights.as_ref().ok_or_else(|| {
-                miette!("texts need the tokenizer.json of a checkpoint; give --weights, or --ids instead of texts")
-            })?;
-            TextEncoder::open(folder)?.encode(&texts)?
-        }
-    };
+    let batch = args.batch(&texts)?;
     let encoding = began.elapsed();
+    let engine = Runnable::build(builder)?;
     let mut session = engine.session()?;
     let began = Instant::now();
     let outputs = session.run(&batch)?;
     let first = began.elapsed();
+    outputs.check_finite()?;
     let began = Instant::now();
     session.run(&batch)?;
     let again = began.elapsed();
@@ -84,7 +78,7 @@ pub(super) fn run(args: Args) -> Outcome {
             "seconds": {"first": first.as_secs_f64(), "again": again.as_secs_f64()},
             "bytes": {"weights": memory.weights, "activations": memory.activations, "batch": memory.batch_data},
         });
-        print(&format!("{report}\n"))?;
+        print_json(&report)?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.similarities {
@@ -115,6 +109,24 @@ impl Args {
                     .collect())
             }
         }
+    }
+}
+
+impl Args {
+    fn batch(&self, texts: &[String]) -> Result<Batch, miette::Report> {
+        if let Some(file) = &self.ids {
+            return ids(file);
+        }
+        if texts.is_empty() {
+            return Err(match &self.texts_file {
+                Some(file) => miette!("`{}` holds no text; expected one a line", file.display()),
+                None => miette!("there is nothing to run on; give --text, --texts-file or --ids"),
+            });
+        }
+        let folder = self.model.weights.as_ref().ok_or_else(|| {
+            miette!("texts need the tokenizer.json of a checkpoint; give --weights, or --ids instead of texts")
+        })?;
+        Ok(TextEncoder::open(folder)?.encode(texts)?)
     }
 }
 

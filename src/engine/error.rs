@@ -161,6 +161,28 @@ pub enum EngineError {
     NoScores,
     #[error("text {index} cannot be tokenized: {problem}")]
     Text { index: usize, problem: String },
+    #[error(
+        "text {index} cannot be tokenized: `{file}` makes the tokenizers crate panic: {problem}; expected the tokenizer.json of a checkpoint"
+    )]
+    TokenizerPanic {
+        file: PathBuf,
+        index: usize,
+        problem: String,
+    },
+    #[error(
+        "the threads that work is shared out to cannot be started: {problem}; lower RAYON_NUM_THREADS, or raise the limit on processes (`ulimit -u`) or on memory"
+    )]
+    Threads { problem: String },
+    #[error(
+        "the output `{output}` holds {n_bad} values of {n_values} that are NaN or infinite, the first in {first}; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16"
+    )]
+    NotFinite {
+        output: String,
+        n_bad: usize,
+        n_values: usize,
+        /// In words.
+        first: String,
+    },
     #[error("`{file}` is no reference: {problem}")]
     Reference { file: PathBuf, problem: String },
     #[error(

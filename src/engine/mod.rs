@@ -20,13 +20,16 @@ mod breakdown;
 mod builder;
 mod catalogue;
 mod compile;
+mod contain;
 mod error;
+mod finite;
 mod folder;
 mod model_file;
 mod padding;
 mod picks;
 mod shipped;
 mod text;
+mod threads;
 mod tune;
 mod verify;
 
@@ -37,12 +40,14 @@ pub use breakdown::{Breakdown, Share};
 pub use builder::{Builder, LoadTimes, Stage, config};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
 pub use compile::{CompileOptions, Compiled, compile, emit};
+pub use contain::panics_are_contained;
 pub use error::EngineError;
 pub use folder::{Folder, Prompt, Score};
 pub use model_file::{ModelFile, description};
 pub use picks::{digests, picks_for_source, picks_for_targets, read_picks, target_of, write_picks};
 pub use shipped::{shipped_file, shipped_picks, shipped_problems, shipped_programs, stale};
 pub use text::TextEncoder;
+pub use threads::threads;
 pub use tune::{Chosen, TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
 
@@ -132,9 +137,9 @@ impl DeviceName {
 impl DeviceChoice {
     /// The device that this choice means on this machine.
     pub fn resolve(self) -> Result<DeviceName, EngineError> {
-        let cpu = || DeviceName::Cpu {
-            n_threads: rayon::current_num_threads(),
-        };
+        // Loading for a device shares work out too.
+        let n_threads = threads()?;
+        let cpu = || DeviceName::Cpu { n_threads };
         match self {
             Self::Cpu => Ok(cpu()),
             Self::Cuda(ordinal) => Ok(DeviceName::Cuda(
@@ -383,7 +388,7 @@ impl Session {
         }
         Ok(Outputs {
             outputs,
-            lens: batch.lens().to_vec(),
+            lens: batch.own_lens().to_vec(),
         })
     }
 

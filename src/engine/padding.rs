@@ -14,7 +14,7 @@ use crate::{
 /// The batch as a run takes it.
 pub(super) fn laid_out(batch: &Batch, padding: Padding) -> Result<Cow<'_, Batch>, BatchError> {
     match padding {
-        Padding::Removed => Ok(Cow::Borrowed(batch)),
+        Padding::Removed => batch.check_unpadded().map(|()| Cow::Borrowed(batch)),
         Padding::Kept => batch.with_padding().map(Cow::Owned),
     }
 }

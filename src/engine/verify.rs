@@ -112,6 +112,10 @@ impl Bound {
 
 impl Reference {
     /// Reads a reference file.
+    ///
+    /// # Errors
+    /// A file that is none, or that has a case with nothing to compare: a comparison of nothing
+    /// would pass.
     pub fn read(file: &Path) -> Result<Self, EngineError> {
         let broken = |problem: String| EngineError::Reference {
             file: file.to_owned(),
@@ -160,14 +164,34 @@ impl Reference {
                 false => None,
             };
             let mut values = BTreeMap::new();
+            let mut others = Vec::new();
             for (name, view) in tensors.iter() {
                 let Some(bare) = name.strip_prefix(prefix) else {
                     continue;
                 };
-                if view.dtype() == Dtype::F32 {
+                if view.dtype() != Dtype::F32 {
+                    let described =
+                        ["ids", "lens", "rows"].contains(&bare.rsplit('.').next().unwrap_or(bare));
+                    others.extend((!described).then(|| format!("`{name}` is {:?}", view.dtype())));
+                } else if view.data().is_empty() {
+                    return Err(broken(format!(
+                        "the value `{name}` of shape {:?} has no elements, so there is nothing to compare",
+                        view.shape()
+                    )));
+                } else {
                     let shape = view.shape().iter().map(|&d| d as u64).collect();
                     values.insert(bare.to_owned(), (shape, decode(view.data(), DType::F32)));
                 }
+            }
+            if values.is_empty() {
+                others.sort_unstable();
+                let found = match others.is_empty() {
+                    true => String::new(),
+                    false => format!(" ({})", others.join(", ")),
+                };
+                return Err(broken(format!(
+                    "it has `{prefix}ids`, but no F32 value to compare with them{found}"
+                )));
             }
             cases.push(ReferenceCase {
                 name: prefix.trim_end_matches('.').to_owned(),
@@ -283,7 +307,45 @@ fn compare(got: &[f32], want: &[f32], width: usize) -> Comparison {
 
 #[cfg(test)]
 mod tests {
+    use safetensors::tensor::TensorView;
+
     use super::*;
+
+    #[test]
+    fn a_reference_with_nothing_to_compare_is_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("r.safetensors");
+        let long = |v: &[i64]| v.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let (ids, lens) = (long(&[1, 2, 3]), long(&[3]));
+        let error = |more: &[(&str, Dtype, Vec<usize>, &[u8])]| {
+            let own = [
+                ("a.ids", Dtype::I64, vec![3], &ids[..]),
+                ("a.lens", Dtype::I64, vec![1], &lens[..]),
+            ];
+            let views = own.iter().chain(more).map(|(name, dtype, shape, bytes)| {
+                let view = TensorView::new(*dtype, shape.clone(), bytes).expect("it fits");
+                (name.to_string(), view)
+            });
+            let bytes = safetensors::serialize(views, None).expect("it is sound");
+            std::fs::write(&file, bytes).expect("it is written");
+            let error = Reference::read(&file)
+                .map(|r| r.cases)
+                .expect_err("refused");
+            let folder = folder.path().display().to_string();
+            error.to_string().replace(&folder, "[dir]")
+        };
+        let half = [0; 12];
+        insta::assert_snapshot!(error(&[]), @"`[dir]/r.safetensors` is no reference: it has `a.ids`, but no F32 value to compare with them");
+        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F16, vec![3, 2], &half)]), @"`[dir]/r.safetensors` is no reference: it has `a.ids`, but no F32 value to compare with them (`a.hidden` is F16)");
+        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F32, vec![0, 4], &[])]), @"`[dir]/r.safetensors` is no reference: the value `a.hidden` of shape [0, 4] has no elements, so there is nothing to compare");
+        // One case that has values does not make up for another that has none.
+        let other = [
+            ("b.ids", Dtype::I64, vec![3], &ids[..]),
+            ("b.lens", Dtype::I64, vec![1], &lens[..]),
+            ("b.hidden", Dtype::F32, vec![3, 1], &half),
+        ];
+        insta::assert_snapshot!(error(&other), @"`[dir]/r.safetensors` is no reference: it has `a.ids`, but no F32 value to compare with them");
+    }
 
     #[test]
     fn nan_and_missing_values_hold_no_bound() {

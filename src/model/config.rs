@@ -290,10 +290,11 @@ impl<'a> Values<'a> {
         if !real.is_finite() {
             let problem = Problem::OutOfRange {
                 what: format!("`{}`", self.text(&expr.span)),
-                found: value.to_string(),
+                found: number(value),
                 expected: "a finite number in f32".to_owned(),
             };
-            return Err(self.file.error(problem, &expr.span, format!("is {value}")));
+            let label = format!("is {}", number(value));
+            return Err(self.file.error(problem, &expr.span, label));
         }
         Ok(real)
     }
@@ -302,12 +303,19 @@ impl<'a> Values<'a> {
     pub fn eps(&self, expr: &At<Expr>) -> Result<f32, ModelError> {
         let eps = self.real(expr)?;
         if eps <= 0.0 {
+            // As written: what is too small for f32 is 0 in it.
+            let value = self.real_of(&expr.value, &expr.span)?;
+            let expected = match value > 0.0 {
+                true => "a number that is above 0 in f32, too",
+                false => "a number above 0",
+            };
             let problem = Problem::OutOfRange {
                 what: format!("`{}`", self.text(&expr.span)),
-                found: eps.to_string(),
-                expected: "a number above 0".to_owned(),
+                found: number(value),
+                expected: expected.to_owned(),
             };
-            return Err(self.file.error(problem, &expr.span, format!("is {eps}")));
+            let label = format!("is {}", number(value));
+            return Err(self.file.error(problem, &expr.span, label));
         }
         Ok(eps)
     }
@@ -451,11 +459,22 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// A number for a message, without hundreds of zeros.
+fn number(value: f64) -> String {
+    match value.abs() {
+        size if size != 0.0 && !(1e-4..=1e7).contains(&size) => format!("{value:e}"),
+        _ => value.to_string(),
+    }
+}
+
 /// A JSON value for a message.
 fn short(value: &Value) -> String {
     match value {
         Value::Array(_) | Value::Object(_) => kind(value).to_owned(),
         Value::String(text) if text.chars().count() > 40 => "a long string".to_owned(),
+        Value::Number(n) if n.is_f64() => {
+            format!("`{}`", n.as_f64().map_or_else(|| n.to_string(), number))
+        }
         other => format!("`{other}`"),
     }
 }

@@ -23,6 +23,14 @@ pub enum Problem {
         bytes: usize,
         limit: usize,
     },
+    #[error(
+        "line {line}, column {column} has the raw control character U+{code:04X}; leave it out, or write it as an escape in a string"
+    )]
+    Control {
+        line: usize,
+        column: usize,
+        code: u32,
+    },
     #[error("{what}: expected {expected}, found {found}")]
     Form {
         what: String,

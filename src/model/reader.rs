@@ -27,6 +27,13 @@ const MAX_LINE: usize = 1 << 13;
 /// once for each iteration, so this bounds the memory that building takes.
 const MAX_NAME: usize = 64;
 
+/// Characters that no description has, and that a terminal obeys where a message shows them: control
+/// characters but tab and the ends of lines, and those that override the direction of text.
+fn is_raw_control(c: char) -> bool {
+    let overrides = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    overrides || (c.is_control() && !matches!(c, '\t' | '\r' | '\n'))
+}
+
 /// A value's RON text, without surrounding spaces and comments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
@@ -80,6 +87,16 @@ impl<'a> Reader<'a> {
                 line: at + 1,
                 bytes,
                 limit: MAX_LINE,
+            }));
+        }
+        if let Some((at, c)) = text.char_indices().find(|&(_, c)| is_raw_control(c)) {
+            let (before, line) = (&text[..at], text[..at].matches('\n').count() + 1);
+            let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
+            // Without the line itself, as showing it would do what the character asks for.
+            return Err(file.error_elsewhere(Problem::Control {
+                line,
+                column,
+                code: c.into(),
             }));
         }
         let raw = RawValue::from_ron(text).map_err(|e| reader.syntax(&e, 0, text))?;

@@ -55,6 +55,18 @@ pub enum BatchError {
         column: usize,
         value: u32,
     },
+    #[error(
+        "{ids} token ids are no whole rows of width {width}; expected a multiple of {width}, with 0 where a row has padding"
+    )]
+    Width { ids: usize, width: usize },
+    #[error(
+        "sequence {sequence} has {valid} tokens and {padding} of padding, which an ordinary session would take for tokens; run the batch as it was before `with_padding`, or build the engine with `Padding::Kept`"
+    )]
+    Padding {
+        sequence: usize,
+        valid: u32,
+        padding: u32,
+    },
     #[error("segment ids were given, but the model has no segment table")]
     NoSegments,
 }
@@ -115,12 +127,21 @@ impl Batch {
 
     /// A padded batch: `token_ids` and `mask` are `[batch, width]`; the mask is 1 on tokens, which
     /// come first in every row (ByteTransformer III.D).
+    ///
+    /// # Errors
+    /// Ids that are no whole rows, a mask of another length, with other values than 0 and 1, or with a hole.
     pub fn from_padded(token_ids: &[u32], mask: &[u32], width: usize) -> Result<Self, BatchError> {
         if width == 0 || token_ids.is_empty() {
             return Err(LengthsError::Empty.into());
         }
         let found = mask.len();
-        if found != token_ids.len() || !found.is_multiple_of(width) {
+        if !token_ids.len().is_multiple_of(width) {
+            return Err(BatchError::Width {
+                ids: token_ids.len(),
+                width,
+            });
+        }
+        if found != token_ids.len() {
             return Err(BatchError::Count {
                 what: "mask",
                 expected: token_ids.len(),
@@ -188,7 +209,7 @@ impl Batch {
 
     /// The batch with every sequence padded to the longest, at its end and with ids of 0, so that all
     /// have one length. [`valid_lens`](Self::valid_lens) then says how many tokens of each are its
-    /// own. An error where so many tokens do not fit one run.
+    /// own. Only a session that keeps padding runs it. An error where so many tokens do not fit one run.
     pub fn with_padding(&self) -> Result<Self, BatchError> {
         let longest = self.extents.longest as usize;
         let pad = |ids: &[u32]| -> Vec<u32> {
@@ -209,8 +230,21 @@ impl Batch {
             type_ids: self.type_ids.as_deref().map(pad),
             lens,
             padded: None,
-            valid_lens: Some(self.valid().to_vec()),
+            valid_lens: Some(self.own_lens().to_vec()),
         })
+    }
+
+    /// Whether no sequence has padding that [`with_padding`](Self::with_padding) added.
+    pub(crate) fn check_unpadded(&self) -> Result<(), BatchError> {
+        let mut lens = self.lens.iter().zip(self.own_lens()).enumerate();
+        match lens.find(|(_, (len, valid))| len != valid) {
+            Some((sequence, (&len, &valid))) => Err(BatchError::Padding {
+                sequence,
+                valid,
+                padding: len.saturating_sub(valid),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Length of each sequence, padding that [`with_padding`](Self::with_padding) added included.
@@ -329,10 +363,11 @@ impl Batch {
     }
 
     pub(super) fn write_valid_lens(&self, to: &mut [i32]) {
-        to.copy_from_slice(bytemuck::cast_slice(self.valid()));
+        to.copy_from_slice(bytemuck::cast_slice(self.own_lens()));
     }
 
-    fn valid(&self) -> &[u32] {
+    /// Length of each sequence without padding.
+    pub(crate) fn own_lens(&self) -> &[u32] {
         self.valid_lens.as_deref().unwrap_or(&self.lens)
     }
 
@@ -407,6 +442,8 @@ mod tests {
         insta::assert_snapshot!(text(Batch::from_packed(vec![1, 2, 3], &[1, 1])), @"the lengths add up to 2, but 3 token ids were given");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3], &[1, 0, 1], 3)), @"row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[1, 2], 2)), @"row 0, column 1 of the mask is 2; expected 0 or 1");
+        insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3, 4, 5], &[1; 5], 2)), @"5 token ids are no whole rows of width 2; expected a multiple of 2, with 0 where a row has padding");
+        insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3, 4], &[1; 6], 2)), @"mask: expected 4 values, one per token id, found 6");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[0, 0], 2)), @"sequence 0 has no tokens; expected at least one token in every sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[[1]]).unwrap().with_type_ids(vec![2])), @"sequence 0, token 0: the segment id 2 is outside the table of 2 rows; expected an id below 2");
         insta::assert_snapshot!(text(Batch::from_sequences(&[[1]]).unwrap().with_type_ids(vec![0, 1])), @"segment ids: expected 1 values, one per token id, found 2");

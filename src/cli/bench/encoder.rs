@@ -9,7 +9,7 @@ use super::{
         model::{Runnable, chosen_by},
         print,
         progress::Bars,
-        since_start, table, write_file,
+        say, since_start, table, write_file,
     },
     figure::{Figure, Kind, Series},
     peers::{self, PeerTime, Peers},
@@ -177,7 +177,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         print(&format!("{line}\n"))?;
     }
     for remark in remarks {
-        eprintln!("{remark}");
+        say(&remark);
     }
     keep(&rows)?;
     if let Some(file) = &args.figure {

@@ -3,7 +3,7 @@ use std::{collections::HashMap, path::PathBuf, process::ExitCode, str::FromStr};
 use miette::{IntoDiagnostic, miette};
 use serde::Serialize;
 
-use super::super::{Outcome, align_right, print, progress::Bars, table, write_file};
+use super::super::{Outcome, align_right, print, progress::Bars, say, table, write_file};
 use crate::{
     DType, DeviceChoice,
     engine::emit,
@@ -265,8 +265,8 @@ fn show(
         args.dtype
     ))?;
     if !has_library {
-        eprintln!(
-            "cuBLASLt is not in the loader's path: nothing was compared with it, and no result was checked; add its folder to LD_LIBRARY_PATH"
+        say(
+            "cuBLASLt is not in the loader's path: nothing was compared with it, and no result was checked; add its folder to LD_LIBRARY_PATH",
         );
     }
     Ok(())

@@ -21,7 +21,7 @@ use super::{
         model::{Tuning, stage_name},
         print,
         progress::Bars,
-        write_file,
+        say, write_file,
     },
     peers::{self, Answers, Peers},
     sets,
@@ -121,7 +121,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         args.dtype
     ))?;
     for remark in &answers.remarks {
-        eprintln!("{remark}");
+        say(remark);
     }
     if let Some(file) = &args.json {
         write_file(file, &serde_json::to_vec_pretty(&rows).into_diagnostic()?)?;

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 pub(super) use answers::{Answers, PeerTime};
 
+use super::super::say;
 use answers::{printable, probe_line};
 
 /// What the scripts share; written beside each of them, so that an installed binary has it.
@@ -127,7 +128,7 @@ impl Peers {
                 Ok(Some(peers))
             }
             (Err(why), Choice::Auto) => {
-                eprintln!("no peers beside ours: {why}");
+                say(&format!("no peers beside ours: {why}"));
                 Ok(None)
             }
             (Err(why), _) => Err(why).into_diagnostic(),

@@ -104,6 +104,20 @@ fn an_untied_decoder_has_weights_of_its_own() {
 }
 
 #[test]
+fn numbers_of_any_size_are_shown_in_a_few_digits() {
+    let text = |eps: f64| {
+        let error = bert_model(json!({"layer_norm_eps": eps}), None).expect_err("it is refused");
+        error.problem().to_string()
+    };
+    insta::assert_snapshot!(text(1e-310), @"`eps` is 1e-310; expected a number that is above 0 in f32, too");
+    insta::assert_snapshot!(text(-1e-300), @"`eps` is -1e-300; expected a number above 0");
+    insta::assert_snapshot!(text(-0.5), @"`eps` is -0.5; expected a number above 0");
+    insta::assert_snapshot!(text(1e300), @"`eps` is 1e300; expected a finite number in f32");
+    let heads = bert_model(json!({"num_attention_heads": 1e300}), None).expect_err("refused");
+    insta::assert_snapshot!(heads.problem(), @"config.json: `num_attention_heads` is `1e300`; expected a whole number");
+}
+
+#[test]
 fn labels_are_counted_where_config_names_them() {
     let labels = |changes| {
         let model = bert_model(changes, Some(&["sequence_logits"]));

@@ -45,6 +45,37 @@ fn lines_are_short_since_errors_show_them_with_a_mark_below() {
 }
 
 #[test]
+fn raw_control_characters_are_refused_without_being_shown() {
+    for (evil, code) in [
+        ("\u{1b}", "1B"),
+        ("\u{0}", "00"),
+        ("\u{7f}", "7F"),
+        ("\u{9b}", "9B"),
+        ("\u{202e}", "2E"),
+    ] {
+        for source in [
+            changed("dims:", &format!("/*ä{evil}[2J*/ dims:")),
+            changed("\"tiny\"", &format!("\"{evil}\"")),
+        ] {
+            let text = refused(parse(&source));
+            assert!(
+                !text.contains(evil) && text.contains(&format!("{code};")),
+                "{text}"
+            );
+        }
+    }
+    let text = refused(parse(&changed("dims:", "/*ä\u{1b}[2J*/ dims:")));
+    insta::assert_snapshot!(text, @r"
+    × line 3, column 8 has the raw control character U+001B; leave it out, or write it as an escape
+    │ in a string
+    ");
+    // As an escape it may be in a weight's name, and lines end either way.
+    let escaped = changed("table: \"table\"", "table: \"ta\\u{1b}ble\"");
+    assert!(parse(&escaped).is_ok());
+    assert!(parse(&TINY.replace('\n', "\r\n")).is_ok());
+}
+
+#[test]
 fn thousands_of_expectations_are_counted_at_once() {
     let source = changed(
         "body: [",

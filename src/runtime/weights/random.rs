@@ -69,15 +69,15 @@ mod tests {
             let weights = RandomWeights::new(1);
             weights.read("table", dims).unwrap_err().to_string()
         };
-        insta::assert_snapshot!(text(&[1 << 40, 1 << 8]), @"");
+        insta::assert_snapshot!(text(&[1 << 40, 1 << 8]), @"there is no memory for the tensor `table`, which takes 1125899906842624 bytes; are its sizes right? Free memory, or use a smaller model");
         // Beyond 64 bits.
-        insta::assert_snapshot!(text(&[1 << 40, 1 << 40]), @"");
+        insta::assert_snapshot!(text(&[1 << 40, 1 << 40]), @"there is no memory for the tensor `table`, which takes 18446744073709551615 bytes; are its sizes right? Free memory, or use a smaller model");
         let row = |rows| crate::graph::WeightExpr::Stored {
             name: format!("part of {rows}"),
             dims: vec![rows, 1 << 20],
         };
         let parts = crate::graph::WeightExpr::ConcatRows(vec![row(1 << 31), row(1 << 30)]);
         let error = super::super::evaluate(&parts, &RandomWeights::new(1)).unwrap_err();
-        insta::assert_snapshot!(error, @"");
+        insta::assert_snapshot!(error, @"there is no memory for the tensor `part of 2147483648`, which takes 13510798882111488 bytes; are its sizes right? Free memory, or use a smaller model");
     }
 }
