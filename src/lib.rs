@@ -5,6 +5,7 @@
 pub mod cli;
 pub mod codegen;
 pub mod engine;
+mod files;
 pub mod graph;
 pub mod jit;
 pub mod kernels;

@@ -5,10 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Top to bottom. `names` is a helper without dependencies that any room may use.
-const ORDER: [&str; 14] = [
-    "names", "tensor", "kernels", "graph", "model", "passes", "plan", "codegen", "tune", "program",
-    "jit", "runtime", "engine", "cli",
+/// Top to bottom. `names` and `files` are helpers without dependencies that any room may use.
+const ORDER: [&str; 15] = [
+    "names", "files", "tensor", "kernels", "graph", "model", "passes", "plan", "codegen", "tune",
+    "program", "jit", "runtime", "engine", "cli",
 ];
 
 /// Rooms that a room must not name although they are above it.
