@@ -5,12 +5,12 @@ mod common;
 
 use std::path::Path;
 
-use common::{Folder, difference, run, tiny_compiled, tiny_tensors};
+use common::{Folder, difference, nvrtc, run, tiny_compiled, tiny_tensors};
 use gemmule::{
     DType, DeviceChoice, Engine,
-    engine::{Artifact, emit},
+    engine::{Artifact, Sealed, emit},
     graph::WeightExpr,
-    jit::{Jit, Target},
+    jit::{DiskCache, Jit, Source, Target},
     kernels::{KernelSpec, Meta, gemm::Tile},
     program::{Limit, Place},
     runtime::{
@@ -36,17 +36,43 @@ fn from_file(file: &Path, weights: &Folder) -> Result<Engine, gemmule::EngineErr
         .build()
 }
 
+fn kernel<'a, T>(
+    artifact: &'a mut Artifact,
+    pick: impl Fn(&'a mut KernelSpec) -> Option<&'a mut T>,
+) -> &'a mut T {
+    let mut kernels = artifact.program.kernels.iter_mut();
+    kernels.find_map(pick).expect("the model has such a kernel")
+}
+
+macro_rules! kernel {
+    ($artifact:expr, $name:ident) => {
+        kernel($artifact, |k| match k {
+            KernelSpec::$name(k) => Some(k),
+            _ => None,
+        })
+    };
+}
+
+/// The tiny model with code for these targets, and the sources of its kernels.
+fn with_code(targets: &[Target]) -> (Artifact, Vec<Source>) {
+    let compiled = tiny_compiled(DType::F32);
+    let sources = emit(&CudaModel::kernels(&compiled.program)).expect("every kernel has source");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("artifacts");
+    let jit = Jit::new(nvrtc(), Some(DiskCache::at(&folder)));
+    let mut cubins = Vec::new();
+    for &target in targets {
+        let made = jit.compile_all(&sources, target, &|_, _| ());
+        let made = made.expect("it compiles");
+        cubins.extend(Sealed::all(made, &sources, jit.nvrtc().version()));
+    }
+    (Artifact::of(compiled, cubins), sources)
+}
+
 #[test]
 fn an_artifact_runs_as_the_model_itself() {
     let folder = Folder::whole(&tiny_tensors(DType::F32));
-    let compiled = tiny_compiled(DType::F32);
-    let sources = emit(&CudaModel::kernels(&compiled.program)).expect("every kernel has source");
-    let jit = Jit::open().unwrap_or_else(|error| panic!("{error}"));
     let target: Target = "sm_80".parse().expect("a target");
-    let cubins = jit
-        .compile_all(&sources, target, &|_, _| ())
-        .expect("it compiles");
-    let artifact = Artifact::of(compiled, cubins);
+    let (artifact, sources) = with_code(&[target]);
     let file = folder.file("tiny.gemmule");
     let bytes = artifact.write(&file).expect("it is written");
     assert_eq!(bytes, std::fs::metadata(&file).expect("it is there").len());
@@ -90,6 +116,77 @@ fn every_shipped_model_is_sound_in_a_file() {
             }
         }
     }
+}
+
+#[test]
+fn code_that_is_not_of_its_kernels_source_is_refused() {
+    let (artifact, sources) = with_code(&[Target::Sm80, Target::Sm86]);
+    let folder = Folder::new();
+    let file = folder.file("tiny");
+    let refused = |change: &dyn Fn(&mut Vec<Sealed>)| {
+        let mut artifact = artifact.clone();
+        change(&mut artifact.cubins);
+        artifact.write(&file).expect("it is written");
+        folder.text(&Artifact::read(&file).expect_err("its code is mixed up"))
+    };
+    artifact.write(&file).expect("it is written");
+    assert!(Artifact::read(&file).expect("it is sound") == artifact);
+    let n = sources.len();
+
+    // Another kernel's code, and the same kernel's for another target.
+    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[2].cubin.bytes.clone()), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of `gemm_bias_f32_n48_k16_t16x64x16_w1x2_s2` for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[1 + n].cubin.bytes.clone()), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of `gemm_bias_f32_n48_k16_t16x64x16_w1x2_s2` for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    // Two cubins that changed places under their names, seals and all.
+    assert_snapshot!(refused(&|c| {
+        c.swap(1, 2);
+        let (a, b) = (c[1].cubin.symbol.clone(), c[2].cubin.symbol.clone());
+        (c[1].cubin.symbol, c[2].cubin.symbol) = (b, a);
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of `gemm_bias_f32_n48_k16_t16x64x16_w1x2_s2` for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].digest[7] ^= 1), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of `embedding_layernorm_f32_w16_token20_type2_position12_eps1em12` for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].cubin.target = Target::Sm90a), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of `embedding_layernorm_f32_w16_token20_type2_position12_eps1em12` for sm_90a is not what was compiled from the source that this kernel has now; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].nvrtc = (12, 8)), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of `embedding_layernorm_f32_w16_token20_type2_position12_eps1em12` for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].cubin.symbol = "other\n".to_owned()), @r"`[dir]/tiny` is no artifact of this version of gemmule: it has code for `other\n`, which is none of its kernels; compile the model again");
+    // Sealed as it should be, of a source that is not the kernel's.
+    assert_snapshot!(refused(&|c| {
+        let mut source = sources[3].clone();
+        source.text.push(' ');
+        c[3] = Sealed::new(c[3].cubin.clone(), &source, c[3].nvrtc);
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of `mha_short_f32_h2x8_l128_qkv48` for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    // A kernel that changed under its code.
+    let mut changed = artifact.clone();
+    kernel!(&mut changed, BiasResidualLayerNorm).eps *= 2.0;
+    changed.write(&file).expect("it is written");
+    let text = folder.text(&Artifact::read(&file).expect_err("its code is another kernel's"));
+    assert_snapshot!(text, @"`[dir]/tiny` is no artifact of this version of gemmule: it has code for `bias_residual_layernorm_f32_w16_eps1em12`, which is none of its kernels; compile the model again");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_artifact_is_written_as_other_files_are() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = Folder::new();
+    let mode = |file: &Path| file.metadata().expect("it is there").permissions().mode() & 0o777;
+    let usual = folder.write("usual", "");
+    let artifact = without_code(DType::F32);
+    let file = folder.file("tiny");
+    artifact.write(&file).expect("it is written");
+    assert_eq!(mode(&file), mode(&usual));
+    let kept = std::fs::Permissions::from_mode(0o640);
+    std::fs::set_permissions(&file, kept).expect("it is ours");
+    let link = folder.file("link");
+    symlink("tiny", &link).expect("the folder is ours");
+    artifact.write(&link).expect("it is written");
+    assert!(link.symlink_metadata().expect("it is there").is_symlink());
+    assert_eq!(mode(&file), 0o640);
+    artifact
+        .write(Path::new("/dev/null"))
+        .expect("it takes all");
+    assert!(!Path::new("/dev/null").is_file());
+    let refused = artifact.write(folder.path()).expect_err("it is a folder");
+    assert_snapshot!(folder.text(&refused), @r"
+    `[dir]` cannot be written
+    caused by: it is a folder; give the name of a file
+    ");
 }
 
 #[test]
@@ -165,7 +262,7 @@ fn a_damaged_file_is_refused() {
 
 /// A file with this body under a digest that fits.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    [b"GEMMULE4".as_slice(), &Sha256::digest(body), body].concat()
+    [b"GEMMULE5".as_slice(), &Sha256::digest(body), body].concat()
 }
 
 #[test]
@@ -211,23 +308,6 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
     let file = folder.file("tiny");
     artifact.write(&file).expect("it is written");
     folder.text(&Artifact::read(&file).expect_err("it is unsound"))
-}
-
-fn kernel<'a, T>(
-    artifact: &'a mut Artifact,
-    pick: impl Fn(&'a mut KernelSpec) -> Option<&'a mut T>,
-) -> &'a mut T {
-    let mut kernels = artifact.program.kernels.iter_mut();
-    kernels.find_map(pick).expect("the model has such a kernel")
-}
-
-macro_rules! kernel {
-    ($artifact:expr, $name:ident) => {
-        kernel($artifact, |k| match k {
-            KernelSpec::$name(k) => Some(k),
-            _ => None,
-        })
-    };
 }
 
 #[test]

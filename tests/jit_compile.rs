@@ -1,12 +1,11 @@
 //! What NVRTC makes of sources, on every target. Needs NVRTC, and no GPU.
 
+mod common;
+
 use std::time::Instant;
 
-use gemmule::jit::{DiskCache, Jit, JitError, Nvrtc, Source, Target};
-
-fn nvrtc() -> Nvrtc {
-    Nvrtc::find().unwrap_or_else(|error| panic!("{error}"))
-}
+use common::nvrtc;
+use gemmule::jit::{DiskCache, Jit, JitError, Source, Target};
 
 fn source(symbol: &str, text: &str) -> Source {
     Source {

@@ -2,12 +2,15 @@
 //!
 //! A test starts this same executable again, to run `child` alone with a role in its environment.
 
+mod common;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use gemmule::jit::{CacheFault, CacheKey, Cubin, DiskCache, Jit, Nvrtc, Source, Target, options};
+use common::{nvrtc, with_nvrtc};
+use gemmule::jit::{CacheFault, CacheKey, Cubin, DiskCache, Jit, Source, Target, options};
 
 const ROLE: &str = "GEMMULE_TEST_ROLE";
 const ROOT: &str = "GEMMULE_TEST_ROOT";
@@ -43,7 +46,7 @@ fn made_up(number: usize) -> (CacheKey, Cubin) {
 /// This executable again, in a role.
 fn again(role: &str, root: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command
+    with_nvrtc(&mut command)
         .args(["--exact", "child", "--ignored", "--nocapture"])
         .env(ROLE, role)
         .env(ROOT, root)
@@ -82,8 +85,7 @@ fn child() {
     let root = std::path::PathBuf::from(std::env::var_os(ROOT).unwrap());
     match role.as_str() {
         "compile" => {
-            let nvrtc = Nvrtc::find().unwrap_or_else(|error| panic!("{error}"));
-            let jit = Jit::new(nvrtc, Some(DiskCache::at(&root.join("cache"))));
+            let jit = Jit::new(nvrtc(), Some(DiskCache::at(&root.join("cache"))));
             fs::write(root.join(format!("ready-{}", std::process::id())), "").unwrap();
             wait_until("the start", || root.join("go").exists());
             compile(&jit);
@@ -256,7 +258,7 @@ fn the_cache_is_where_the_environment_says() {
     assert_eq!(output[1..], ["0", "8", "[]"]);
     assert_eq!(DiskCache::at(&own).usage().unwrap().n_entries, N_KERNELS);
 
-    let nvrtc = Nvrtc::find().unwrap_or_else(|error| panic!("{error}"));
+    let nvrtc = nvrtc();
     let text = &sources()[0].text;
     let key = CacheKey::new(
         text,

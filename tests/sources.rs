@@ -1,10 +1,12 @@
 //! The generated CUDA of every kernel that the project answers for.
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use gemmule::{
     engine::{Emitted, catalogue, emit},
-    jit::{DiskCache, Jit, Nvrtc, Source, Target},
+    jit::{DiskCache, Jit, Source, Target},
     kernels::KernelSpec,
 };
 
@@ -140,7 +142,7 @@ fn sources_of_the_shipped_models_are_as_reviewed() {
 fn every_source_compiles_for_every_target_without_spills() {
     let emitted = emitted();
     let sources = sources(&emitted);
-    let nvrtc = Nvrtc::find().expect("NVRTC is installed by `make setup`");
+    let nvrtc = common::nvrtc();
     let cache = DiskCache::at(&std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubins"));
     let jit = Jit::new(nvrtc, Some(cache));
     let mut bad = Vec::new();

@@ -11,8 +11,8 @@ use super::{
 use crate::{
     DType, DeviceChoice, EngineError,
     engine::{
-        Artifact, Compiled, DeviceName, TuneMode, Tuner, emit, picks_for_targets, read_picks,
-        target_of,
+        Artifact, Compiled, DeviceName, Sealed, TuneMode, Tuner, emit, picks_for_targets,
+        read_picks, target_of,
     },
     jit::{Jit, Target},
     kernels::Instructions,
@@ -66,7 +66,8 @@ pub(super) fn run(args: Args) -> Outcome {
     let mut cubins = Vec::new();
     for &target in &targets {
         let show = |done, total| bars.show(target.name(), done, total);
-        cubins.extend(jit.compile_all(&sources, target, &show).into_diagnostic()?);
+        let made = jit.compile_all(&sources, target, &show).into_diagnostic()?;
+        cubins.extend(Sealed::all(made, &sources, jit.nvrtc().version()));
     }
     let artifact = Artifact::of(compiled, cubins);
     let bytes = artifact.write(&args.out)?;

@@ -14,6 +14,11 @@ pub(super) fn run() -> Outcome {
     let mut rows = table(&["part", "found", "how to mend"]);
     let presence = probe();
     rows.add_row(match (presence.driver, presence.driver_version) {
+        _ if presence.refused.is_some() => [
+            "driver".into(),
+            "not looked for".into(),
+            presence.refused.iter().map(ToString::to_string).collect(),
+        ],
         (true, Some((major, minor))) => [
             "driver".into(),
             format!("serves CUDA {major}.{minor}"),

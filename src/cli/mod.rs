@@ -196,9 +196,9 @@ fn print_raw(text: &str) -> Result<(), Report> {
     }
 }
 
-/// Writes a file, with its path in the error.
+/// Writes what the user named, with its path in the error.
 fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
-    std::fs::write(path, text).map_err(|source| {
+    crate::files::write(path, text).map_err(|source| {
         crate::EngineError::Write {
             file: path.to_owned(),
             source,

@@ -1,23 +1,23 @@
 //! A compiled model in one file: the program, and cubins for the targets that it was compiled for.
 
-use std::{io::Write, path::Path};
+use std::{collections::HashMap, path::Path};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Compiled, EngineError};
+use super::{Compiled, EngineError, emit};
 use crate::{
     files::{self, Beginning, Kind},
     graph::WeightNames,
-    jit::{Cubin, Target},
+    jit::{CacheKey, Cubin, Source, Target, options},
     kernels::Meta,
     program::Program,
-    runtime::batch::Limits,
+    runtime::{batch::Limits, cuda::CudaModel},
     tune::Picks,
 };
 
 /// First bytes of the file, with the version of its layout.
-const MAGIC: &[u8; 8] = b"GEMMULE4";
+const MAGIC: &[u8; 8] = b"GEMMULE5";
 /// The part of it that all layouts have.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
@@ -27,6 +27,46 @@ pub(super) const N_FIRST: u64 = FAMILY.len() as u64;
 /// Whether these are the first bytes of an artifact of this or another version.
 pub(super) fn begins(bytes: &[u8]) -> bool {
     bytes.starts_with(FAMILY)
+}
+
+/// The code of one kernel, bound to what it was compiled from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sealed {
+    pub cubin: Cubin,
+    /// Version of the NVRTC that compiled it, (major, minor).
+    pub nvrtc: (i32, i32),
+    /// SHA-256 of what determines the code (as in [`CacheKey`]: source text, options, NVRTC's
+    /// version, target), then of the code itself.
+    pub digest: [u8; 32],
+}
+
+impl Sealed {
+    /// `cubin`, which NVRTC `nvrtc` made of `source`.
+    pub fn new(cubin: Cubin, source: &Source, nvrtc: (i32, i32)) -> Self {
+        let digest = seal(&cubin, source, nvrtc);
+        Self {
+            cubin,
+            nvrtc,
+            digest,
+        }
+    }
+
+    /// Cubins and their sources, in one order.
+    pub fn all(cubins: Vec<Cubin>, sources: &[Source], nvrtc: (i32, i32)) -> Vec<Self> {
+        let both = cubins.into_iter().zip(sources);
+        both.map(|(cubin, source)| Self::new(cubin, source, nvrtc))
+            .collect()
+    }
+}
+
+fn seal(cubin: &Cubin, source: &Source, nvrtc: (i32, i32)) -> [u8; 32] {
+    let options = options(cubin.target, nvrtc);
+    let key = CacheKey::new(&source.text, &options, nvrtc, cubin.target);
+    Sha256::new()
+        .chain_update(key.as_bytes())
+        .chain_update(&cubin.bytes)
+        .finalize()
+        .into()
 }
 
 /// A program with what a run must know of it, and its code.
@@ -40,11 +80,11 @@ pub struct Artifact {
     pub weight_names: WeightNames,
     /// What the program's kernels were chosen by, where they were measured.
     pub picks: Option<Picks>,
-    pub cubins: Vec<Cubin>,
+    pub cubins: Vec<Sealed>,
 }
 
 impl Artifact {
-    pub fn of(compiled: Compiled, cubins: Vec<Cubin>) -> Self {
+    pub fn of(compiled: Compiled, cubins: Vec<Sealed>) -> Self {
         let limits = Limits::of(&compiled.model);
         let (name, weight_names) = (compiled.model.name, compiled.model.weight_names);
         Self {
@@ -65,13 +105,14 @@ impl Artifact {
 
     /// The targets that there is code for.
     pub fn targets(&self) -> Vec<Target> {
-        let mut targets: Vec<Target> = self.cubins.iter().map(|c| c.target).collect();
+        let mut targets: Vec<Target> = self.cubins.iter().map(|c| c.cubin.target).collect();
         targets.sort_unstable();
         targets.dedup();
         targets
     }
 
-    /// Writes the file; a failure leaves what was there before. Returns its size in bytes.
+    /// Writes the file; a failure leaves what was there before. A device or a pipe is written to.
+    /// Returns the size in bytes.
     pub fn write(&self, file: &Path) -> Result<u64, EngineError> {
         let failed = |source| EngineError::Write {
             file: file.to_owned(),
@@ -79,18 +120,9 @@ impl Artifact {
         };
         let body =
             postcard::to_stdvec(self).map_err(|e| failed(std::io::Error::other(e.to_string())))?;
-        let folder = file
-            .parent()
-            .filter(|p| !p.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        let mut temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-        temporary.write_all(MAGIC).map_err(failed)?;
-        temporary
-            .write_all(&Sha256::digest(&body))
-            .map_err(failed)?;
-        temporary.write_all(&body).map_err(failed)?;
-        temporary.persist(file).map_err(|e| failed(e.error))?;
-        Ok((MAGIC.len() + DIGEST + body.len()) as u64)
+        let whole = [MAGIC, Sha256::digest(&body).as_slice(), &body].concat();
+        files::write(file, &whole).map_err(failed)?;
+        Ok(whole.len() as u64)
     }
 
     /// Reads a file. Whatever is in it, the result is an artifact that is sound, or an error.
@@ -122,12 +154,47 @@ impl Artifact {
         }
         artifact.program.validate()?;
         artifact.check_limits()?;
+        artifact.check_code()?;
         if let Some(picks) = &artifact.picks {
             picks
                 .check()
                 .map_err(|problem| format!("its picks are impossible: {problem}"))?;
         }
         Ok(artifact)
+    }
+
+    /// Whether each cubin was compiled from the source that its kernel has in this gemmule. The
+    /// source is emitted again: what a kernel does is known of its text, and not of its code.
+    ///
+    /// This finds code that was mixed up or is of another gemmule. Whoever forges code on purpose
+    /// can forge its digest: an artifact is trusted as a program is.
+    fn check_code(&self) -> Result<(), String> {
+        if self.cubins.is_empty() {
+            return Ok(());
+        }
+        let sources = emit(&CudaModel::kernels(&self.program)).map_err(|e| e.to_string())?;
+        let of_symbol: HashMap<&str, &Source> =
+            sources.iter().map(|s| (s.symbol.as_str(), s)).collect();
+        for Sealed {
+            cubin,
+            nvrtc,
+            digest,
+        } in &self.cubins
+        {
+            let (symbol, target) = (cubin.symbol.escape_default(), cubin.target);
+            let Some(source) = of_symbol.get(cubin.symbol.as_str()) else {
+                return Err(format!(
+                    "it has code for `{symbol}`, which is none of its kernels"
+                ));
+            };
+            if seal(cubin, source, *nvrtc) != *digest {
+                return Err(format!(
+                    "its code of `{symbol}` for {target} is not what was compiled from the source \
+                     that this kernel has now"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Whether every id that [`Limits`] lets through picks a row of each table: a device reads

@@ -390,7 +390,12 @@ impl Builder {
             let picked = artifact.picks.iter().flat_map(|p| p.problems.keys());
             return Ok(Loaded {
                 origins: picked.map(|key| (key.clone(), Origin::Given)).collect(),
-                cubins: Some(std::mem::take(&mut artifact.cubins)),
+                cubins: Some(
+                    std::mem::take(&mut artifact.cubins)
+                        .into_iter()
+                        .map(|sealed| sealed.cubin)
+                        .collect(),
+                ),
                 artifact,
             });
         }

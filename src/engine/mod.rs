@@ -35,7 +35,7 @@ mod verify;
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr, sync::Arc};
 
-pub use artifact::Artifact;
+pub use artifact::{Artifact, Sealed};
 pub use breakdown::{Breakdown, Share};
 pub use builder::{Builder, LoadTimes, Stage, config};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
@@ -147,7 +147,11 @@ impl DeviceChoice {
             )),
             Self::Auto => {
                 let usable = |d: &DeviceInfo| d.capability >= (8, 0);
-                Ok(cuda::probe()
+                let presence = cuda::probe();
+                if let Some(refused) = &presence.refused {
+                    tracing::warn!("{refused}");
+                }
+                Ok(presence
                     .devices
                     .into_iter()
                     .find(usable)

@@ -9,8 +9,8 @@ use sha2::{Digest, Sha256};
 
 use super::{EngineError, emit};
 use crate::{
-    files,
-    jit::{Target, write_whole},
+    files::{self, own},
+    jit::Target,
     kernels::KernelSpec,
     runtime::cuda::DeviceInfo,
     tensor::Extents,
@@ -32,7 +32,7 @@ pub fn read_picks(file: &Path) -> Result<Picks, EngineError> {
 /// Writes picks as RON; a failure leaves what was there before.
 pub fn write_picks(file: &Path, picks: &Picks) -> Result<(), EngineError> {
     let text = picks.to_ron().map_err(|problem| refused(file, problem))?;
-    write_whole(file, text.as_bytes()).map_err(|source| EngineError::Write {
+    files::write(file, text.as_bytes()).map_err(|source| EngineError::Write {
         file: file.to_owned(),
         source,
     })
@@ -155,7 +155,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Picks beside the cubins: a file for each problem, card, NVRTC and digest of kernels. Processes
 /// that measure different problems never meet in a file; of those that measure the same, the last
-/// wins with a whole file.
+/// wins with a whole file. As with the cubins, what others may have written is not read.
 pub(super) struct Store {
     folder: PathBuf,
 }
@@ -190,12 +190,12 @@ impl Store {
         digest: &str,
     ) -> Result<Option<Picked>, EngineError> {
         let file = self.file(made, problem, digest);
-        let picks = match read_picks(&file) {
-            Err(EngineError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                return Ok(None);
-            }
-            picks => picks?,
+        let bytes = match own::read(&file, MOST_BYTES as u64).map_err(io::Error::from) {
+            Ok(bytes) => bytes,
+            Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(EngineError::Read { file, source }),
         };
+        let picks = Picks::parse(&bytes).map_err(|problem| refused(&file, problem))?;
         picks
             .check_made(made)
             .and_then(|()| picks.check_problem(problem, digest))
@@ -211,6 +211,11 @@ impl Store {
     ) -> Result<(), EngineError> {
         let mut picks = Picks::new(made.clone());
         picks.problems.insert(problem.key(), picked.clone());
-        write_picks(&self.file(made, problem, &picked.digest), &picks)
+        let file = self.file(made, problem, &picked.digest);
+        let text = picks.to_ron().map_err(|problem| refused(&file, problem))?;
+        own::write(&file, text.as_bytes()).map_err(|trouble| EngineError::Write {
+            file,
+            source: trouble.into(),
+        })
     }
 }

@@ -177,7 +177,7 @@ impl<'a> Tuner<'a> {
             None => shipped::held(&made.card, problems)?,
             Some(_) => HashMap::new(),
         };
-        let store = self.jit.cache().map(|cache| Store::at(cache.path()));
+        let store = self.jit.own_cache().map(|cache| Store::at(cache.path()));
         let usual = match self.mode {
             TuneMode::Full | TuneMode::Chain => WITHIN,
             TuneMode::Off | TuneMode::Guess | TuneMode::Quick => ENDLESS,

@@ -1,5 +1,13 @@
-//! Files that a user names: how they are read.
+//! Files that others may have a hand in: those that a user names, read and written; files of the user's own; and whom a
+//! path belongs to. Any room may use it.
 
+pub(crate) mod own;
+pub(crate) mod trust;
 mod read;
+mod write;
 
 pub use read::{Beginning, Kind, ReadError, bytes, text, up_to};
+pub(crate) use write::write;
+
+#[cfg(all(test, unix))]
+mod tests;

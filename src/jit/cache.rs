@@ -4,7 +4,9 @@
 //! options, NVRTC version, target. It is written beside its place and then renamed, so that readers
 //! see a whole entry or none, also when many processes start at once or one is killed; of writers
 //! that meet, the last wins, with the same content. Its own bytes are hashed too, so that damage is
-//! found out instead of being sent to a card.
+//! found out instead of being sent to a card. A hash is no signature: whoever may write an entry
+//! may forge one. So folder and entries are the user's alone (0700 and 0600), and those of anyone
+//! else, or that others may write to, are neither read nor written.
 //!
 //! The layout of an entry, integers little-endian:
 //!
@@ -29,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{CacheFault, CompileReport, Cubin, JitError, Target};
+use crate::files::own::{self, Trouble, UNFINISHED};
 
 const MAGIC: &[u8; 8] = b"GMCUBIN1";
 const FIXED: usize = MAGIC.len() + 4 + 8 + 32;
@@ -36,8 +39,6 @@ const FIXED: usize = MAGIC.len() + 4 + 8 + 32;
 /// The folder of entries under the cache's root.
 const FOLDER: &str = "cubins";
 const ENTRY: &str = "cubin";
-/// A file that is being written, or that a killed process left behind.
-const UNFINISHED: &str = ".unfinished-";
 /// No write takes as long as this: what is older was left behind.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
@@ -63,6 +64,11 @@ impl CacheKey {
         part(&version.1.to_le_bytes());
         part(target.name().as_bytes());
         CacheKey(hash.finalize().into())
+    }
+
+    /// The hash.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
     }
 }
 
@@ -140,23 +146,28 @@ impl DiskCache {
     ///
     /// # Errors
     /// [`JitError::CacheDamaged`] when the file is not what was written; [`JitError::Cache`] when
-    /// it cannot be read.
+    /// it cannot be read; [`JitError::CacheForeign`] when others may have written it.
     pub fn get(&self, key: &CacheKey) -> Result<Option<Cubin>, JitError> {
         let path = self.entry_path(key);
-        match fs::read(&path) {
+        match own::read(&path, u64::MAX) {
             Ok(bytes) => match decode(key, &bytes) {
                 Ok(cubin) => Ok(Some(cubin)),
                 Err(why) => Err(JitError::CacheDamaged { path, why }),
             },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(trouble("read", path, error)),
+            Err(Trouble::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            // The folder is the user's, so the entry can be replaced.
+            Err(Trouble::Foreign(why)) if why.at() == path => Err(JitError::CacheForeignEntry {
+                path,
+                why: why.what(),
+            }),
+            Err(error) => Err(self.trouble("read", path, error)),
         }
     }
 
     /// Stores `cubin` under `key`, in the place of what is there.
     ///
     /// # Errors
-    /// [`JitError::Cache`]; what was there before is then still there.
+    /// [`JitError::Cache`] and [`JitError::CacheForeign`]; what was there before is then still there.
     pub fn put(&self, key: &CacheKey, cubin: &Cubin) -> Result<(), JitError> {
         let path = self.entry_path(key);
         let bytes = encode(key, cubin);
@@ -165,7 +176,7 @@ impl DiskCache {
                 .map(drop)
                 .map_err(|refused| refused.error)
         })
-        .map_err(|error| trouble("write", path.clone(), error))?;
+        .map_err(|error| self.trouble("write", path.clone(), error))?;
         self.sweep
             .call_once(|| match self.remove_abandoned(ABANDONED) {
                 Ok(0) => {}
@@ -180,10 +191,23 @@ impl DiskCache {
     /// Whether an entry could be stored now; writes one of a few bytes and takes it back.
     ///
     /// # Errors
-    /// [`JitError::Cache`].
+    /// [`JitError::Cache`] and [`JitError::CacheForeign`].
     pub fn check_writable(&self) -> Result<(), JitError> {
         self.write_then(&[0; 4096], tempfile::NamedTempFile::close)
-            .map_err(|error| trouble("write", self.folder.clone(), error))
+            .map_err(|error| self.trouble("write", self.folder.clone(), error))
+    }
+
+    /// Whether nobody but the user may write to the folder, or put another in its place. One that
+    /// is not there yet will be so.
+    ///
+    /// # Errors
+    /// [`JitError::CacheForeign`].
+    pub fn check_owner(&self) -> Result<(), JitError> {
+        match own::check_folder(&self.folder) {
+            Err(why @ Trouble::Foreign(_)) => Err(self.trouble("read", self.folder.clone(), why)),
+            // What the system has against it is told when it is used.
+            Err(Trouble::Io(_)) | Ok(()) => Ok(()),
+        }
     }
 
     /// Counts what is there. A cache that nothing was written to yet is empty.
@@ -231,7 +255,7 @@ impl DiskCache {
         &self,
         mut visit: impl FnMut(&Path, &fs::Metadata) -> io::Result<()>,
     ) -> Result<(), JitError> {
-        let here = |error| trouble("read", self.folder.clone(), error);
+        let here = |error| unusable("read", self.folder.clone(), error);
         let entries = match self.folder.read_dir() {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -245,7 +269,7 @@ impl DiskCache {
                 .and_then(|metadata| visit(&path, &metadata))
             {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(trouble("read", path, error));
+                    return Err(unusable("read", path, error));
                 }
                 _ => {}
             }
@@ -259,41 +283,21 @@ impl DiskCache {
         &self,
         bytes: &[u8],
         finish: impl FnOnce(tempfile::NamedTempFile) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let mut file = unfinished_in(&self.folder)?;
+    ) -> Result<(), Trouble> {
+        let mut file = own::unfinished_in(&self.folder)?;
         (self.write)(file.as_file_mut(), bytes)?;
-        finish(file)
+        Ok(finish(file)?)
     }
-}
 
-/// Writes a file of a cache by the rules of its entries: readers see a whole file or none, whoever
-/// else writes it at the same time. The folder is made if it is not there.
-///
-/// # Errors
-/// What was there before is then still there.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let named = path.parent().filter(|p| !p.as_os_str().is_empty());
-    let folder = named.unwrap_or(Path::new("."));
-    let mut file = unfinished_in(folder)?;
-    file.write_all(bytes)?;
-    file.persist(path)
-        .map(drop)
-        .map_err(|refused| refused.error)
-}
-
-/// A new file in a folder, which takes itself away unless it is given a name.
-fn unfinished_in(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
-    fs::create_dir_all(folder)?;
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(UNFINISHED);
-    #[cfg(unix)]
-    {
-        // A temporary file is the user's alone; an entry is as readable as the user's umask
-        // makes other files, so that a cache can be shared.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
+    fn trouble(&self, action: &'static str, path: PathBuf, trouble: Trouble) -> JitError {
+        match trouble {
+            Trouble::Foreign(why) => JitError::CacheForeign {
+                folder: self.folder.clone(),
+                why: why.to_string(),
+            },
+            Trouble::Io(error) => unusable(action, path, error),
+        }
     }
-    builder.tempfile_in(folder)
 }
 
 impl fmt::Debug for DiskCache {
@@ -320,7 +324,7 @@ fn is_unfinished(path: &Path) -> bool {
         .is_some_and(|name| name.starts_with(UNFINISHED))
 }
 
-fn trouble(action: &'static str, path: PathBuf, error: io::Error) -> JitError {
+fn unusable(action: &'static str, path: PathBuf, error: io::Error) -> JitError {
     JitError::Cache {
         fault: CacheFault::of(&error),
         action,

@@ -99,6 +99,18 @@ impl Jit {
         self.cache.as_ref()
     }
 
+    /// The cache, if there is one that only the user may write to. That others may is told once.
+    pub fn own_cache(&self) -> Option<&DiskCache> {
+        let cache = self.cache.as_ref()?;
+        match cache.check_owner() {
+            Ok(()) => Some(cache),
+            Err(error) => {
+                self.note(&error);
+                None
+            }
+        }
+    }
+
     /// What was done so far.
     pub fn stats(&self) -> JitStats {
         lock(&self.stats).clone()

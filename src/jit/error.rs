@@ -58,8 +58,8 @@ pub enum JitError {
     /// choice is never silently replaced.
     #[error(
         "GEMMULE_NVRTC is set to {}, which cannot be used:\n{}\
-         Set it to the file libnvrtc.so.13 or to the folder that holds it, or unset it to let \
-         NVRTC be searched for",
+         Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, \
+         or unset it to let NVRTC be searched for",
         .value.display(), lines(.looked)
     )]
     NvrtcChoice {
@@ -202,6 +202,33 @@ pub enum JitError {
         error: io::Error,
     },
 
+    /// Another user may have written what the cache holds.
+    #[error(
+        "the kernel cache {} is neither read nor written: {why}. What another user put there would \
+         run on the GPU as yours. Mend that, or set GEMMULE_CACHE to a folder of your own; until \
+         then, kernels are compiled again at each start",
+        .folder.display()
+    )]
+    CacheForeign {
+        /// The folder of entries.
+        folder: PathBuf,
+        /// Which file or folder others may write to, and how to change that.
+        why: String,
+    },
+
+    /// Another user may have written this entry of the cache.
+    #[error(
+        "the kernel cache entry {} is not used: {why}, so its code may be another user's. It is \
+         compiled again and replaced, as any other such entry is",
+        .path.display()
+    )]
+    CacheForeignEntry {
+        /// The entry.
+        path: PathBuf,
+        /// What tells.
+        why: String,
+    },
+
     /// A cache entry whose bytes are not those that were written.
     #[error(
         "the kernel cache entry {} is damaged: {why}. It is compiled again and replaced",
@@ -220,6 +247,9 @@ impl JitError {
     pub fn cache_fault(&self) -> Option<CacheFault> {
         match self {
             JitError::Cache { fault, .. } => Some(*fault),
+            JitError::CacheForeign { .. } | JitError::CacheForeignEntry { .. } => {
+                Some(CacheFault::Foreign)
+            }
             JitError::CacheDamaged { .. } => Some(CacheFault::Damaged),
             JitError::NoCacheFolder => Some(CacheFault::NoFolder),
             _ => None,
@@ -240,6 +270,8 @@ pub enum CacheFault {
     NotAFolder,
     /// No folder is named by the environment.
     NoFolder,
+    /// Others than the user may write there.
+    Foreign,
     /// An entry does not hold what was written.
     Damaged,
     /// Any other trouble of the system's, such as a failing disk.
@@ -265,6 +297,7 @@ impl CacheFault {
             CacheFault::Denied => "change its permissions",
             CacheFault::NotAFolder => "move away the file that stands in the place of a folder",
             CacheFault::NoFolder => "set HOME",
+            CacheFault::Foreign => "make it yours alone",
             CacheFault::Damaged => "delete it",
             CacheFault::Io => "check the disk",
         }

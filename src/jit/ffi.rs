@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
+use crate::files::trust::{self, Writers};
+
 /// `nvrtcProgram`.
 pub(super) type Handle = *mut c_void;
 /// `nvrtcResult`.
@@ -60,12 +62,21 @@ impl Api {
     /// # Errors
     /// The loader's words, or which function is missing, for a person to read.
     pub(super) fn load(name: &Path) -> Result<Loaded, String> {
+        Api::load_as(name, name, Writers::Nobody)
+    }
+
+    /// Loads the file `real`, which is told of as `name`: what a link leads to is loaded as it was
+    /// when it was looked at. `besides` are those who may write to its companion, too.
+    ///
+    /// # Errors
+    /// As [`Api::load`].
+    pub(super) fn load_as(name: &Path, real: &Path, besides: Writers) -> Result<Loaded, String> {
         // SAFETY: the caller names an NVRTC; its initialisers have no preconditions. A file that is
         // some other library runs that library's initialisers, as linking to it would.
-        let library = unsafe { Library::new(name) }.map_err(|error| {
+        let library = unsafe { Library::new(real) }.map_err(|error| {
             // The loader begins with the name, which the caller shows too.
             let why = error.to_string();
-            let prefix = format!("{}: ", name.display());
+            let prefix = format!("{}: ", real.display());
             why.strip_prefix(&prefix).unwrap_or(&why).to_owned()
         })?;
 
@@ -110,7 +121,7 @@ impl Api {
             .is_none_or(|folder| folder.as_os_str().is_empty());
         let path = if bare { file_of(api.version) } else { None };
         let path = path.unwrap_or_else(|| name.to_owned());
-        load_builtins(&path, (major, minor));
+        load_builtins(&path, (major, minor), besides);
         let archs = api.supported()?;
         Ok(Loaded {
             api,
@@ -160,7 +171,7 @@ impl Api {
 /// Loads the companion of an NVRTC by its full path, which NVRTC itself asks for by its bare name
 /// at the first compilation: outside of the loader's path, as in a Python environment, it would not
 /// find it. A library that has none beside it is left to find its own.
-fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32)) {
+fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32), besides: Writers) {
     let real = nvrtc.canonicalize();
     let folders = [Some(nvrtc), real.as_deref().ok()]
         .into_iter()
@@ -171,6 +182,13 @@ fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32)) {
         if !builtins.is_file() {
             continue;
         }
+        let builtins = match trust::resolve(&builtins, besides) {
+            Ok(real) => real,
+            Err(why) => {
+                tracing::warn!("{} is not opened: {why}", builtins.display());
+                continue;
+            }
+        };
         // SAFETY: the file lies beside NVRTC under the name that NVRTC would load by itself.
         match unsafe { Library::new(&builtins) } {
             Ok(library) => return std::mem::forget(library),

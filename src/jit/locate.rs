@@ -2,16 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::env;
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::JitError;
 use super::ffi::{Api, Loaded};
+use crate::files::trust::{self, Distrust, Writers};
 
-/// Asks an interpreter where it imports from. No module is imported but a built-in one, so that
-/// no file of the current folder runs.
-const PYTHON_PATHS: &str = "import sys; print('\\n'.join(sys.path))";
+/// Asks an interpreter where it imports from. With `-I`, which keeps the current folder and
+/// PYTHONPATH out, and leaves out the user's own packages too: these are asked for.
+const PYTHON_ARGUMENTS: [&str; 3] = [
+    "-I",
+    "-c",
+    "import site, sys; print('\\n'.join([*sys.path, site.getusersitepackages()]))",
+];
+/// Why a path is not searched that does not begin at the root.
+const RELATIVE: &str =
+    "not searched, as a relative path depends on the current folder; make it absolute";
 
 /// One place that was looked at, for messages and for `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +45,6 @@ pub enum Origin {
     Cuda,
     /// The Python environment that this variable names.
     Environment(&'static str),
-    /// The environment that `make` sets up in the project's folder.
-    Project,
     /// A folder that this interpreter imports from.
     Python(PathBuf),
 }
@@ -53,6 +60,9 @@ pub enum Outcome {
     Nothing,
     /// A file is there that cannot be used, for this reason.
     Unusable(String),
+    /// It was not looked at or not opened, as others than the user and root could choose what is
+    /// there: how, and what mends it.
+    Refused(String),
     /// The one that was taken, (major, minor).
     Taken(i32, i32),
 }
@@ -74,7 +84,6 @@ impl fmt::Display for Origin {
             Origin::Loader => f.write_str("the loader's path"),
             Origin::Cuda => f.write_str("CUDA"),
             Origin::Environment(name) => f.write_str(name),
-            Origin::Project => f.write_str("the project's environment"),
             Origin::Python(interpreter) => f.write_str(&interpreter.to_string_lossy()),
         }
     }
@@ -86,7 +95,7 @@ impl fmt::Display for Outcome {
             Outcome::NotSet => f.write_str("not set"),
             Outcome::Absent => f.write_str("not there"),
             Outcome::Nothing => f.write_str("no NVRTC in it"),
-            Outcome::Unusable(why) => f.write_str(why),
+            Outcome::Unusable(why) | Outcome::Refused(why) => f.write_str(why),
             Outcome::Taken(major, minor) => write!(f, "NVRTC {major}.{minor}"),
         }
     }
@@ -97,15 +106,16 @@ impl fmt::Display for Outcome {
 pub struct Surroundings {
     /// The value of `GEMMULE_NVRTC`.
     pub choice: Option<PathBuf>,
+    /// Why the loader's own search is left out, if it is.
+    pub loader_refused: Option<String>,
     /// File names for the loader's own search.
     pub loader_names: Vec<PathBuf>,
-    /// Roots of CUDA toolkits.
+    /// Roots of CUDA toolkits; relative ones are noted and not searched.
     pub cuda: Vec<PathBuf>,
-    /// Variables that name Python environments, with their values.
+    /// Variables that name Python environments, with their values; relative ones are noted and not
+    /// searched.
     pub environments: Vec<(&'static str, Option<PathBuf>)>,
-    /// Folders that may be the project's environment.
-    pub projects: Vec<PathBuf>,
-    /// The Python interpreter, by path or by name.
+    /// The Python interpreter, by its absolute path.
     pub python: Option<PathBuf>,
 }
 
@@ -126,18 +136,9 @@ impl Surroundings {
         cuda.push("/opt/cuda".into());
         unique(&mut cuda);
 
-        let executable = env::current_exe().unwrap_or_default();
-        let mut projects: Vec<PathBuf> = env::current_dir()
-            .iter()
-            .map(PathBuf::as_path)
-            .chain(executable.ancestors().skip(1))
-            .map(|folder| folder.join(".gemmule/venv"))
-            .filter(|environment| environment.is_dir())
-            .collect();
-        unique(&mut projects);
-
         Surroundings {
             choice: variable("GEMMULE_NVRTC"),
+            loader_refused: trust::relative_loader_entry(),
             loader_names: ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
                 .map(Into::into)
                 .into(),
@@ -145,8 +146,7 @@ impl Surroundings {
             environments: ["VIRTUAL_ENV", "CONDA_PREFIX"]
                 .map(|name| (name, variable(name)))
                 .into(),
-            projects,
-            python: Some("python3".into()),
+            python: in_path("python3", &env::var_os("PATH").unwrap_or_default()),
         }
     }
 }
@@ -188,10 +188,13 @@ impl Search {
     }
 
     fn choice(&mut self, value: &Path) -> Option<Loaded> {
-        // The loader takes a file of the current folder for a name to search for.
-        let value = &std::path::absolute(value).unwrap_or_else(|_| value.to_owned());
-        if value.is_dir() {
-            let within = [value.to_owned(), value.join("lib64"), value.join("lib")];
+        if value.is_relative() {
+            let why = "a relative path depends on the current folder; make it absolute".to_owned();
+            self.note(&Origin::Choice, value, Outcome::Refused(why));
+            None
+        } else if value.is_dir() {
+            let mut within = vec![value.to_owned(), value.join("lib64")];
+            within.extend(in_environment(value));
             self.folder(&Origin::Choice, value, &within)
         } else if value.exists() {
             self.file(&Origin::Choice, value)
@@ -202,9 +205,17 @@ impl Search {
     }
 
     fn everywhere(&mut self, surroundings: &Surroundings) -> Option<Loaded> {
-        for name in &surroundings.loader_names {
-            if let Some(loaded) = self.file(&Origin::Loader, name) {
-                return Some(loaded);
+        match &surroundings.loader_refused {
+            Some(why) => {
+                let why = Outcome::Refused(format!("not searched: {why}"));
+                self.note(&Origin::Loader, Path::new(""), why);
+            }
+            None => {
+                for name in &surroundings.loader_names {
+                    if let Some(loaded) = self.by_loader(name) {
+                        return Some(loaded);
+                    }
+                }
             }
         }
         for root in &surroundings.cuda {
@@ -223,19 +234,24 @@ impl Search {
                 return Some(loaded);
             }
         }
-        for root in &surroundings.projects {
-            if let Some(loaded) = self.folder(&Origin::Project, root, &in_environment(root)) {
-                return Some(loaded);
-            }
-        }
         // Last, because it starts a process.
         self.python(surroundings.python.as_deref()?)
     }
 
     fn python(&mut self, interpreter: &Path) -> Option<Loaded> {
         let origin = Origin::Python(interpreter.to_owned());
+        // Which interpreter is started depends on no folder that others may write to, and what it
+        // finds on none at all: launchers look for a file in the current one that says which
+        // version to start.
+        if interpreter.exists()
+            && let Err(why) = trust::resolve(interpreter, Writers::Nobody)
+        {
+            self.note(&origin, Path::new(""), refused("not started", &why));
+            return None;
+        }
         let output = Command::new(interpreter)
-            .args(["-c", PYTHON_PATHS])
+            .args(PYTHON_ARGUMENTS)
+            .current_dir("/")
             .stdin(Stdio::null())
             .stderr(Stdio::null())
             .output();
@@ -251,11 +267,12 @@ impl Search {
                 return None;
             }
         };
-        let packages: Vec<PathBuf> = String::from_utf8_lossy(&paths)
+        let mut packages: Vec<PathBuf> = String::from_utf8_lossy(&paths)
             .lines()
             .map(PathBuf::from)
             .filter(|folder| folder.ends_with("site-packages") || folder.ends_with("dist-packages"))
             .collect();
+        unique(&mut packages);
         if packages.is_empty() {
             self.note(&origin, Path::new(""), Outcome::Nothing);
         }
@@ -266,6 +283,10 @@ impl Search {
 
     /// Tries every NVRTC in the folders `within`, and notes them as one place when there is none.
     fn folder(&mut self, origin: &Origin, place: &Path, within: &[PathBuf]) -> Option<Loaded> {
+        if place.is_relative() {
+            self.note(origin, place, Outcome::Refused(RELATIVE.to_owned()));
+            return None;
+        }
         if !place.is_dir() {
             self.note(origin, place, Outcome::Absent);
             return None;
@@ -277,8 +298,33 @@ impl Search {
         files.iter().find_map(|file| self.file(origin, file))
     }
 
+    /// Loads a file that only the user and root can change.
     fn file(&mut self, origin: &Origin, file: &Path) -> Option<Loaded> {
-        match Api::load(file) {
+        // What the user named may be open to the user's group, which is often a group of one.
+        let besides = match origin {
+            Origin::Choice => Writers::Group,
+            _ => Writers::Nobody,
+        };
+        match trust::resolve(file, besides) {
+            Ok(real) => self.load(origin, file, Api::load_as(file, &real, besides)),
+            Err(why) => {
+                self.note(origin, file, refused("not opened", &why));
+                None
+            }
+        }
+    }
+
+    fn by_loader(&mut self, name: &Path) -> Option<Loaded> {
+        self.load(&Origin::Loader, name, Api::load(name))
+    }
+
+    fn load(
+        &mut self,
+        origin: &Origin,
+        file: &Path,
+        loaded: Result<Loaded, String>,
+    ) -> Option<Loaded> {
+        match loaded {
             Ok(loaded) => {
                 let (major, minor) = loaded.version;
                 self.note(origin, &loaded.path, Outcome::Taken(major, minor));
@@ -353,6 +399,32 @@ fn versioned(folder: &Path, prefix: &str, below: &str) -> Vec<PathBuf> {
         .rev()
         .map(|(_, path)| join(path))
         .collect()
+}
+
+/// The program `name` in the first folder of `paths` that has it. The current folder, which an empty
+/// entry means, and other relative ones are passed over.
+fn in_path(name: &str, paths: &OsStr) -> Option<PathBuf> {
+    env::split_paths(paths)
+        .filter(|folder| folder.is_absolute())
+        .map(|folder| folder.join(name))
+        .find(|program| is_program(program))
+}
+
+fn is_program(file: &Path) -> bool {
+    let Ok(metadata) = file.metadata() else {
+        return false;
+    };
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        metadata.is_file() && metadata.permissions().mode() & 0o111 != 0
+    }
+    #[cfg(not(unix))]
+    metadata.is_file()
+}
+
+fn refused(what: &str, why: &Distrust) -> Outcome {
+    Outcome::Refused(format!("{what}: {why}"))
 }
 
 /// Drops the later ones of equal paths.

@@ -19,7 +19,7 @@ mod nvrtc;
 mod report;
 mod target;
 
-pub use cache::{CacheKey, CacheUsage, DiskCache, write_whole};
+pub use cache::{CacheKey, CacheUsage, DiskCache};
 pub use compile_all::{CacheNote, Jit, JitStats};
 pub use error::{CacheFault, JitError};
 pub use locate::{Looked, Origin, Outcome, Surroundings};
@@ -28,6 +28,16 @@ pub use report::{CompileReport, parse_report};
 pub use target::Target;
 
 use serde::{Deserialize, Serialize};
+
+/// The NVRTC for tests: as any, and where no other was chosen that of the project, which
+/// `make setup` installs.
+#[cfg(test)]
+pub(crate) fn nvrtc_for_tests() -> Nvrtc {
+    let mut surroundings = Surroundings::of_this_process();
+    let own = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/venv");
+    surroundings.choice = surroundings.choice.or(own.is_dir().then_some(own));
+    Nvrtc::find_in(&surroundings).unwrap_or_else(|error| panic!("{error}"))
+}
 
 pub use crate::codegen::Source;
 

@@ -44,12 +44,17 @@ impl Nvrtc {
     /// Looks for NVRTC and loads the first that can be used, in this order:
     ///
     /// 1. the file or folder that `GEMMULE_NVRTC` names; when it is set, nothing else is tried;
-    /// 2. the loader's path: `libnvrtc.so.13`, `libnvrtc.so.12`, `libnvrtc.so`;
+    /// 2. the loader's path: `libnvrtc.so.13`, `libnvrtc.so.12`, `libnvrtc.so`; it is left out where
+    ///    `LD_LIBRARY_PATH` has an empty or relative entry;
     /// 3. the usual CUDA folders: `lib64` and `lib` of `$CUDA_PATH` and `$CUDA_HOME`, then of
     ///    `/usr/local/cuda`, `/usr/local/cuda-*` (the newest first), `/opt/cuda`;
     /// 4. Python environments, where `pip install nvidia-cuda-nvrtc` puts it: `$VIRTUAL_ENV`,
-    ///    `$CONDA_PREFIX`, the project's own `.gemmule/venv` (in the current folder, and in the
-    ///    folders above the executable), and the folders that `python3` imports from.
+    ///    `$CONDA_PREFIX`, and the folders that `python3` imports from.
+    ///
+    /// Loading a library runs its code. So no path is searched that depends on the current folder,
+    /// and no file is opened that another user but root could change: it, and every folder above it,
+    /// belong to the user or to root, and neither their group nor others may write there (others, in
+    /// what `GEMMULE_NVRTC` names). The search log says what was refused.
     ///
     /// # Errors
     /// [`JitError::NvrtcMissing`] and [`JitError::NvrtcChoice`] list every place looked at.
@@ -66,7 +71,7 @@ impl Nvrtc {
         Ok(Nvrtc::from_loaded(loaded, looked))
     }
 
-    /// Loads one file.
+    /// Loads one file, whosesoever it is, or by a bare name what the loader finds.
     ///
     /// # Errors
     /// [`JitError::NvrtcUnusable`].

@@ -9,15 +9,44 @@ pub mod mates;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use gemmule::{
     Batch, Builder, DType, DeviceChoice, Engine, EngineError, Outputs,
     engine::{CompileOptions, Compiled, compile, description},
+    jit::{Nvrtc, Surroundings},
     program::Place,
     runtime::weights::{RandomWeights, WeightSource, encode},
 };
 use serde_json::{Value, json};
+
+/// The variable that chooses NVRTC, and its value in tests: as it is set, else the project's own
+/// environment, which `make setup` installs.
+pub fn chosen_nvrtc() -> (&'static str, Option<PathBuf>) {
+    const NAME: &str = "GEMMULE_NVRTC";
+    let set = std::env::var_os(NAME).filter(|value| !value.is_empty());
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/venv");
+    let value = set.map(PathBuf::from).or(own.is_dir().then_some(own));
+    (NAME, value)
+}
+
+/// The NVRTC that [`chosen_nvrtc`] names, or one that is found.
+pub fn nvrtc() -> Nvrtc {
+    let surroundings = Surroundings {
+        choice: chosen_nvrtc().1,
+        ..Surroundings::of_this_process()
+    };
+    Nvrtc::find_in(&surroundings).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Has a process that is started choose the same NVRTC.
+pub fn with_nvrtc(command: &mut Command) -> &mut Command {
+    match chosen_nvrtc() {
+        (name, Some(value)) => command.env(name, value),
+        (_, None) => command,
+    }
+}
 
 /// BERT as small as it gets: one layer, two heads of 8.
 pub fn tiny_config() -> Value {

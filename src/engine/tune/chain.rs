@@ -51,7 +51,7 @@ impl Tuner<'_> {
             Some(file) => given(file, &made, &wanted, self.mode)?,
             None => HashMap::new(),
         };
-        let store = self.jit.cache().map(|cache| Store::at(cache.path()));
+        let store = self.jit.own_cache().map(|cache| Store::at(cache.path()));
         let mut chosen = Chosen::new(made.clone());
         for one in &wanted {
             let key = one.problem.key();

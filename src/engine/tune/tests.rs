@@ -260,6 +260,38 @@ fn what_is_kept_and_damaged_is_measured_anew() {
     assert!(!track.raced.borrow().is_empty());
 }
 
+#[cfg(unix)]
+#[test]
+fn what_others_may_have_written_is_tuned_anew() {
+    use std::os::unix::fs::PermissionsExt;
+    let (problems, folder) = (problems(), tempfile::tempdir().unwrap());
+    let wanted = wanted(&problems);
+    let quick = choosing(folder.path(), Some(Effort::Quick));
+    let mut track = Favourite::new(TILE);
+    quick.picks(&wanted, HashMap::new(), &mut track).unwrap();
+    let store = Store::at(folder.path());
+    let file = store.file(&made(), wanted[0].problem, &wanted[0].digest);
+    let set_mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&file), 0o600);
+    set_mode(&file, 0o666);
+    let error = store
+        .get(&made(), wanted[0].problem, &wanted[0].digest)
+        .unwrap_err();
+    let told = with_causes(&error).replace(&file.display().to_string(), "FILE");
+    insta::assert_snapshot!(told, @"`FILE` cannot be read: others may write to FILE (mode 0666); `chmod go-w FILE` mends it");
+
+    let mut track = Favourite::new(TILE);
+    quick.picks(&wanted, HashMap::new(), &mut track).unwrap();
+    assert!(!track.raced.borrow().is_empty());
+    assert_eq!(mode(&file), 0o600, "it was replaced");
+    let mut track = Favourite::new(TILE);
+    quick.picks(&wanted, HashMap::new(), &mut track).unwrap();
+    assert!(track.raced.borrow().is_empty());
+}
+
 #[test]
 fn a_folder_that_cannot_be_written_stops_nothing() {
     let (problems, folder) = (problems(), tempfile::tempdir().unwrap());

@@ -240,16 +240,101 @@ fn what_a_killed_process_left_is_ignored_and_removed_when_old() {
 }
 
 #[cfg(unix)]
-#[test]
-fn entries_are_as_readable_as_other_files() {
+fn mode(path: &Path) -> u32 {
     use std::os::unix::fs::PermissionsExt;
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[cfg(unix)]
+fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn folders_and_entries_are_the_users_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let cache = DiskCache::at(&root.path().join("a/b"));
+    cache.put(&key("a"), &cubin(b"one")).unwrap();
+    assert_eq!(mode(&cache.entry_path(&key("a"))), 0o600);
+    for folder in [
+        &root.path().join("a"),
+        &root.path().join("a/b"),
+        cache.path(),
+    ] {
+        assert_eq!(mode(folder), 0o700, "{}", folder.display());
+    }
+}
+
+/// Whoever may write to a folder may forge what is in it: the hash of an entry is no secret.
+#[cfg(unix)]
+#[test]
+fn a_folder_that_others_may_write_to_is_neither_read_nor_written() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
-    cache.put(&key("a"), &cubin(b"one")).unwrap();
-    let other = root.path().join("other");
-    fs::write(&other, "").unwrap();
-    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&cache.entry_path(&key("a"))), mode(&other));
+    cache.put(&key("a"), &cubin(b"forged")).unwrap();
+    for open in [0o777, 0o770, 0o702, 0o1777] {
+        set_mode(cache.path(), open);
+        for error in [
+            cache.get(&key("a")).unwrap_err(),
+            cache.put(&key("b"), &cubin(b"two")).unwrap_err(),
+            cache.check_writable().unwrap_err(),
+            cache.check_owner().unwrap_err(),
+        ] {
+            assert_eq!(error.cache_fault(), Some(CacheFault::Foreign), "{open:o}");
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(told(&error, root.path()).replace(&format!("{open:04o}"), "MODE"), @"the kernel cache ROOT/cubins is neither read nor written: others may write to ROOT/cubins (mode MODE); `chmod go-w ROOT/cubins` mends it. What another user put there would run on the GPU as yours. Mend that, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
+            }
+        }
+        assert_eq!(cache.usage().unwrap().n_entries, 1);
+    }
+    set_mode(cache.path(), 0o700);
+    cache.check_owner().unwrap();
+    assert_eq!(cache.get(&key("a")).unwrap(), Some(cubin(b"forged")));
+
+    // Above it, where another folder could be put in its place; none can in a sticky one.
+    set_mode(root.path(), 0o777);
+    insta::assert_snapshot!(told(&cache.get(&key("a")).unwrap_err(), root.path()), @"the kernel cache ROOT/cubins is neither read nor written: others may write to ROOT (mode 0777); `chmod go-w ROOT` mends it. What another user put there would run on the GPU as yours. Mend that, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
+    set_mode(root.path(), 0o1777);
+    assert_eq!(cache.get(&key("a")).unwrap(), Some(cubin(b"forged")));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_entry_that_others_may_have_written_is_not_read_and_is_replaced() {
+    let root = tempfile::tempdir().unwrap();
+    let cache = DiskCache::at(root.path());
+    let key = key("a");
+    let path = cache.entry_path(&key);
+    let refused = || {
+        let error = cache.get(&key).unwrap_err();
+        assert_eq!(error.cache_fault(), Some(CacheFault::Foreign));
+        told(&error, root.path()).replace(&key.to_string(), "KEY")
+    };
+    let replaced = || {
+        cache.put(&key, &cubin(b"right")).unwrap();
+        assert_eq!(cache.get(&key).unwrap(), Some(cubin(b"right")));
+        assert!(path.symlink_metadata().unwrap().is_file());
+    };
+    replaced();
+    set_mode(&path, 0o622);
+    insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: others may write to it (mode 0622), so its code may be another user's. It is compiled again and replaced, as any other such entry is");
+    replaced();
+
+    let elsewhere = root.path().join("elsewhere");
+    fs::rename(&path, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+    insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: it is a symbolic link, so its code may be another user's. It is compiled again and replaced, as any other such entry is");
+    replaced();
+
+    // Only root can give files away.
+    if std::os::unix::fs::chown(&path, Some(12345), None).is_ok() {
+        insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: it belongs to the user 12345, so its code may be another user's. It is compiled again and replaced, as any other such entry is");
+        replaced();
+        std::os::unix::fs::chown(cache.path(), Some(12345), None).unwrap();
+        insta::assert_snapshot!(refused(), @"the kernel cache ROOT/cubins is neither read nor written: ROOT/cubins belongs to the user 12345, not to you; give it to yourself with `chown`, or take one of your own. What another user put there would run on the GPU as yours. Mend that, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
+    }
 }
 
 #[test]

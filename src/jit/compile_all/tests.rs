@@ -3,7 +3,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 
 fn nvrtc() -> Nvrtc {
-    Nvrtc::find().unwrap_or_else(|error| panic!("{error}"))
+    crate::jit::nvrtc_for_tests()
 }
 
 fn kernel(symbol: &str, body: &str) -> Source {
@@ -228,6 +228,32 @@ fn a_cache_that_cannot_be_a_folder_is_told_once_and_stops_no_compilation() {
             CacheFault::NotAFolder
         );
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_cache_that_others_may_write_to_is_told_once_and_its_code_is_not_taken() {
+    use std::os::unix::fs::PermissionsExt;
+    let root = tempfile::tempdir().unwrap();
+    let open = || DiskCache::at(root.path());
+    // Under the right keys, with hashes that fit, and code that is not what is asked for.
+    let nvrtc = nvrtc();
+    for source in kernels(3) {
+        let wrong = kernel(&source.symbol, "y[0] = 666.0f;");
+        let options = options(Target::Sm80, nvrtc.version());
+        let key = CacheKey::new(&source.text, &options, nvrtc.version(), Target::Sm80);
+        let forged = nvrtc.compile(&wrong, Target::Sm80).unwrap();
+        open().put(&key, &forged).unwrap();
+    }
+    fs::set_permissions(open().path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let jit = Jit::new(nvrtc.clone(), Some(open()));
+    assert!(
+        jit.own_cache().is_none(),
+        "for what is kept beside the cubins"
+    );
+    assert_eq!(jit.stats().cache_notes.len(), 1);
+    assert_eq!(compiles_in_spite_of(open()).fault, CacheFault::Foreign);
+    assert_eq!(open().usage().unwrap().n_entries, 3);
 }
 
 #[test]

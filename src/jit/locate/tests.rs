@@ -18,7 +18,7 @@ fn refused(surroundings: &Surroundings) -> JitError {
 
 /// The NVRTC of this machine, linked to as `root/below/libnvrtc.so.13`.
 fn link(root: &Path, below: &str) -> PathBuf {
-    let real = Nvrtc::find().unwrap_or_else(|error| panic!("{error}"));
+    let real = crate::jit::nvrtc_for_tests();
     let folder = root.join(below);
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join("libnvrtc.so.13");
@@ -33,13 +33,12 @@ fn when_nvrtc_is_missing_every_place_and_the_remedy_are_told() {
     fs::create_dir_all(at("cuda/lib64")).unwrap();
     fs::create_dir_all(at("conda/lib")).unwrap();
     fs::write(at("conda/lib/libnvrtc.so.12"), "").unwrap();
-    fs::create_dir_all(at("project/lib/python3.11/site-packages/nvidia/cu13/lib")).unwrap();
     let error = refused(&Surroundings {
         choice: None,
+        loader_refused: None,
         loader_names: vec!["libgemmule-has-no-such.so.13".into()],
         cuda: vec![at("cuda"), at("cuda-13.0")],
         environments: vec![("VIRTUAL_ENV", None), ("CONDA_PREFIX", Some(at("conda")))],
-        projects: vec![at("project")],
         python: Some(at("python3")),
     });
     insta::assert_snapshot!(told(&error, root.path()));
@@ -92,10 +91,15 @@ fn a_library_that_is_not_nvrtc_is_passed_over_by_name() {
 fn a_choice_may_be_a_file_a_folder_or_a_toolkit() {
     let root = tempfile::tempdir().unwrap();
     let file = link(root.path(), "toolkit/lib64");
-    for choice in [
-        file.clone(),
-        root.path().join("toolkit/lib64"),
-        root.path().join("toolkit"),
+    let in_python = link(
+        root.path(),
+        "venv/lib/python3.11/site-packages/nvidia/cu13/lib",
+    );
+    for (choice, file) in [
+        (file.clone(), &file),
+        (root.path().join("toolkit/lib64"), &file),
+        (root.path().join("toolkit"), &file),
+        (root.path().join("venv"), &in_python),
     ] {
         let surroundings = Surroundings {
             choice: Some(choice),
@@ -103,6 +107,188 @@ fn a_choice_may_be_a_file_a_folder_or_a_toolkit() {
         };
         assert_eq!(Nvrtc::find_in(&surroundings).unwrap().path(), file);
     }
+}
+
+/// The search, with nothing to find but what the change adds.
+fn log_of(root: &Path, change: impl FnOnce(&mut Surroundings)) -> String {
+    let mut surroundings = Surroundings::default();
+    change(&mut surroundings);
+    told(&refused(&surroundings), root)
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// NVRTC lies everywhere below the current folder, and none of it is opened.
+#[test]
+fn no_path_that_depends_on_the_current_folder_is_searched() {
+    let root = tempfile::tempdir_in(env::current_dir().unwrap()).unwrap();
+    let below = PathBuf::from(root.path().file_name().unwrap());
+    link(root.path(), "lib64");
+    link(root.path(), "lib/python3.11/site-packages/nvidia/cu13/lib");
+    assert!(below.join("lib64/libnvrtc.so.13").exists());
+    let told = |error: String| error.replace(&below.display().to_string(), "BELOW");
+
+    insta::assert_snapshot!(told(log_of(root.path(), |s| {
+        s.loader_refused = Some("LD_LIBRARY_PATH has an empty entry".to_owned());
+        s.loader_names = vec!["libnvrtc.so.13".into()];
+        s.cuda = vec![below.clone()];
+        s.environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].map(|name| (name, Some(below.clone()))).into();
+    })), @r"
+    NVRTC, which compiles the generated CUDA source, was not found. Looked at:
+      GEMMULE_NVRTC: not set
+      the loader's path: not searched: LD_LIBRARY_PATH has an empty entry
+      CUDA, BELOW: not searched, as a relative path depends on the current folder; make it absolute
+      VIRTUAL_ENV, BELOW: not searched, as a relative path depends on the current folder; make it absolute
+      CONDA_PREFIX, BELOW: not searched, as a relative path depends on the current folder; make it absolute
+    Install it with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to the file libnvrtc.so.13 or to the folder that holds it
+    ");
+    insta::assert_snapshot!(told(log_of(root.path(), |s| s.choice = Some(below.join("lib64")))), @r"
+    GEMMULE_NVRTC is set to BELOW/lib64, which cannot be used:
+      GEMMULE_NVRTC, BELOW/lib64: a relative path depends on the current folder; make it absolute
+    Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, or unset it to let NVRTC be searched for
+    ");
+}
+
+#[test]
+fn what_others_may_write_is_not_opened() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |below: &str| root.path().join(below);
+    // The library itself is safe, where the link to it leads.
+    let safe = link(root.path(), "toolkit/lib64");
+    fs::create_dir_all(at("open/lib64")).unwrap();
+    fs::write(at("open/lib64/libnvrtc.so.13"), "planted").unwrap();
+    set_mode(&at("open/lib64/libnvrtc.so.13"), 0o644);
+    set_mode(&at("open"), 0o777);
+
+    insta::assert_snapshot!(log_of(root.path(), |s| {
+        s.cuda = vec![at("open")];
+        s.environments = vec![("CONDA_PREFIX", Some(at("open")))];
+    }), @r"
+    NVRTC, which compiles the generated CUDA source, was not found. Looked at:
+      GEMMULE_NVRTC: not set
+      CUDA, ROOT/open/lib64/libnvrtc.so.13: not opened: others may write to ROOT/open (mode 0777); `chmod go-w ROOT/open` mends it
+      CONDA_PREFIX, ROOT/open: no NVRTC in it
+    Install it with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to the file libnvrtc.so.13 or to the folder that holds it
+    ");
+    set_mode(&at("open"), 0o755);
+    set_mode(&at("open/lib64/libnvrtc.so.13"), 0o666);
+    insta::assert_snapshot!(log_of(root.path(), |s| s.choice = Some(at("open"))), @r"
+    GEMMULE_NVRTC is set to ROOT/open, which cannot be used:
+      GEMMULE_NVRTC, ROOT/open/lib64/libnvrtc.so.13: not opened: others may write to ROOT/open/lib64/libnvrtc.so.13 (mode 0666); `chmod go-w ROOT/open/lib64/libnvrtc.so.13` mends it
+    Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, or unset it to let NVRTC be searched for
+    ");
+
+    // The search goes on to the next place.
+    let nvrtc = Nvrtc::find_in(&Surroundings {
+        cuda: vec![at("open"), at("toolkit")],
+        ..Default::default()
+    });
+    assert_eq!(nvrtc.unwrap().path(), safe);
+
+    // Open to the group only: not searched, and trusted where the user names it.
+    set_mode(&at("toolkit"), 0o775);
+    let real = safe.canonicalize().unwrap();
+    let copy = at("toolkit/lib64/libnvrtc.so.14");
+    fs::copy(&real, &copy).unwrap();
+    let told = log_of(root.path(), |s| s.cuda = vec![at("toolkit/lib64")]);
+    assert!(told.contains("no NVRTC in it"), "{told}");
+    let nvrtc = |s: Surroundings| Nvrtc::find_in(&s).unwrap().path().to_owned();
+    let searched = Surroundings {
+        cuda: vec![at("toolkit")],
+        ..Default::default()
+    };
+    assert_eq!(nvrtc(searched), safe, "the link is what is left");
+    let chosen = Surroundings {
+        choice: Some(copy.clone()),
+        ..Default::default()
+    };
+    assert_eq!(nvrtc(chosen), copy);
+}
+
+#[test]
+fn an_interpreter_is_taken_from_absolute_folders_and_only_if_nobody_else_could_have_put_it_there() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |below: &str| root.path().join(below);
+    for folder in ["first", "second"] {
+        fs::create_dir(at(folder)).unwrap();
+        fs::write(
+            at(folder).join("python3"),
+            "#!/bin/sh\necho ran > \"$0.ran\"\n",
+        )
+        .unwrap();
+        set_mode(&at(folder).join("python3"), 0o755);
+    }
+    set_mode(&at("first/python3"), 0o644);
+    let paths = |text: String| in_path("python3", OsStr::new(&text));
+    let second = at("second").display().to_string();
+    assert_eq!(
+        paths(format!("{}:{second}", at("first").display())),
+        Some(at("second/python3"))
+    );
+    set_mode(&at("first/python3"), 0o755);
+    assert_eq!(
+        paths(format!("{}:{second}", at("first").display())),
+        Some(at("first/python3"))
+    );
+    assert_eq!(
+        paths(format!(":.:first:{second}")),
+        Some(at("second/python3"))
+    );
+    assert_eq!(paths(":.:first:".to_owned()), None);
+
+    set_mode(&at("first"), 0o777);
+    insta::assert_snapshot!(log_of(root.path(), |s| s.python = Some(at("first/python3"))), @r"
+    NVRTC, which compiles the generated CUDA source, was not found. Looked at:
+      GEMMULE_NVRTC: not set
+      ROOT/first/python3: not started: others may write to ROOT/first (mode 0777); `chmod go-w ROOT/first` mends it
+    Install it with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to the file libnvrtc.so.13 or to the folder that holds it
+    ");
+    assert!(!at("first/python3.ran").exists());
+    log_of(root.path(), |s| s.python = Some(at("second/python3")));
+    assert!(
+        at("second/python3.ran").exists(),
+        "or the test would see nothing"
+    );
+}
+
+/// A real interpreter: modules and variables of the current folder do not come to its mind.
+#[test]
+fn the_interpreter_is_started_away_from_the_current_folder() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |below: &str| root.path().join(below);
+    let script = "#!/bin/sh\npwd > \"$(dirname \"$0\")/where\"\nprintf '%s\\n' \"$@\" > \"$(dirname \"$0\")/arguments\"\n";
+    fs::write(at("python3"), script).unwrap();
+    set_mode(&at("python3"), 0o755);
+    log_of(root.path(), |s| s.python = Some(at("python3")));
+    assert_eq!(fs::read_to_string(at("where")).unwrap(), "/\n");
+    insta::assert_snapshot!(fs::read_to_string(at("arguments")).unwrap(), @r"
+    -I
+    -c
+    import site, sys; print('\n'.join([*sys.path, site.getusersitepackages()]))
+    ");
+
+    // And what it prints is what a real one prints.
+    let Some(python) = in_path("python3", &env::var_os("PATH").unwrap()) else {
+        return;
+    };
+    let output = Command::new(python)
+        .args(PYTHON_ARGUMENTS)
+        .output()
+        .unwrap();
+    let folders = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && folders.contains("site-packages"),
+        "{folders}"
+    );
+    assert!(
+        folders
+            .lines()
+            .all(|folder| Path::new(folder).is_absolute()),
+        "{folders}"
+    );
 }
 
 #[test]
@@ -137,34 +323,20 @@ fn places_are_tried_in_the_documented_order() {
     let origin = expect(&file, &|s| s.python = Some(python.clone()));
     assert_eq!(origin, Origin::Python(python.clone()));
 
-    let file = link(
-        root.path(),
-        "project/lib/python3.9/site-packages/nvidia/cuda_nvrtc/lib",
-    );
-    assert_eq!(
-        expect(&file, &|s| s.projects = vec![at("project")]),
-        Origin::Project
-    );
-    // A later interpreter, and the folder of a later CUDA, come first.
-    let file = link(
-        root.path(),
-        "project/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib",
-    );
-    expect(&file, &|_| ());
-    let file = link(
-        root.path(),
-        "project/lib/python3.11/site-packages/nvidia/cu13/lib",
-    );
-    expect(&file, &|_| ());
-    let file = link(
-        root.path(),
-        "project/lib/python3.11/site-packages/nvidia/cu14/lib",
-    );
-    expect(&file, &|_| ());
-
     let file = link(root.path(), "conda/lib");
     let conda = |s: &mut Surroundings| s.environments = vec![("CONDA_PREFIX", Some(at("conda")))];
     assert_eq!(expect(&file, &conda), Origin::Environment("CONDA_PREFIX"));
+    // Packages come before the environment's own libraries; of these a later interpreter's, and
+    // the folder of a later CUDA, come first.
+    for packages in [
+        "python3.9/site-packages/nvidia/cuda_nvrtc/lib",
+        "python3.11/site-packages/nvidia/cuda_nvrtc/lib",
+        "python3.11/site-packages/nvidia/cu13/lib",
+        "python3.11/site-packages/nvidia/cu14/lib",
+    ] {
+        let file = link(root.path(), &format!("conda/lib/{packages}"));
+        expect(&file, &|_| ());
+    }
 
     let file = link(root.path(), "cuda/lib64");
     assert_eq!(expect(&file, &|s| s.cuda = vec![at("cuda")]), Origin::Cuda);
@@ -182,11 +354,14 @@ fn places_are_tried_in_the_documented_order() {
 
 #[test]
 fn an_interpreter_that_fails_is_passed_over_by_name() {
+    let paths = env::var_os("PATH").unwrap();
+    let false_program = in_path("false", &paths).unwrap();
     let surroundings = Surroundings {
-        python: Some("false".into()),
+        python: Some(false_program.clone()),
         ..Default::default()
     };
-    insta::assert_snapshot!(refused(&surroundings));
+    let told = refused(&surroundings).to_string();
+    insta::assert_snapshot!(told.replace(&false_program.display().to_string(), "/…/false"));
 }
 
 #[test]
@@ -230,5 +405,6 @@ fn the_surroundings_of_a_process_name_the_usual_places() {
         .map(|(name, _)| *name)
         .collect();
     assert_eq!(names, ["VIRTUAL_ENV", "CONDA_PREFIX"]);
-    assert_eq!(surroundings.python, Some("python3".into()));
+    let python = surroundings.python.unwrap_or("/".into());
+    assert!(python.is_absolute(), "{}", python.display());
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, sys};
 
 use super::error::{CudaError, During};
-use crate::jit::Target;
+use crate::{files, jit::Target};
 
 /// What a device says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,11 +23,31 @@ pub struct Presence {
     pub driver_version: Option<(i32, i32)>,
     pub devices: Vec<DeviceInfo>,
     pub cublas_lt: bool,
+    /// Why nothing was loaded, where the loader would look in the current folder too.
+    pub refused: Option<CudaError>,
+}
+
+/// That the loader looks for libraries in no folder that depends on the current one: loading one
+/// runs what is there.
+fn check_loader_path() -> Result<(), CudaError> {
+    match files::trust::relative_loader_entry() {
+        Some(why) => Err(CudaError::LoaderPath { why }),
+        None => Ok(()),
+    }
 }
 
 /// Looks without failing. A missing library is asked for before it is called, since cudarc panics
 /// on a call into one that is not there.
 pub fn probe() -> Presence {
+    if let Err(refused) = check_loader_path() {
+        return Presence {
+            driver: false,
+            driver_version: None,
+            devices: Vec::new(),
+            cublas_lt: false,
+            refused: Some(refused),
+        };
+    }
     // SAFETY: loads the library and drops it again.
     let driver = unsafe { sys::is_culib_present() };
     // SAFETY: as above.
@@ -37,6 +57,7 @@ pub fn probe() -> Presence {
         driver_version: None,
         devices: Vec::new(),
         cublas_lt,
+        refused: None,
     };
     if !driver {
         return presence;
@@ -63,6 +84,7 @@ pub struct Device {
 impl Device {
     /// Opens device `ordinal`, counted from 0.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        check_loader_path()?;
         // SAFETY: loads the library and drops it again.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);

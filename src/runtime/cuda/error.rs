@@ -14,6 +14,14 @@ pub enum CudaError {
     )]
     NoDriver,
     #[error(
+        "libcuda is not loaded: {why}. The loader would run what others put there; the CPU works \
+         without"
+    )]
+    LoaderPath {
+        /// Which entry of the loader's path, and how to mend it.
+        why: String,
+    },
+    #[error(
         "the CUDA driver finds no device; is a GPU visible to this process (CUDA_VISIBLE_DEVICES)? use the CPU otherwise"
     )]
     NoDevice,
