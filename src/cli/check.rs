@@ -27,6 +27,7 @@ pub(super) fn run(args: Args) -> Outcome {
         .model
         .check_expectations(&compiled.graph)
         .map_err(crate::EngineError::from)?;
+    compiled.check_everywhere()?;
     print(&format!(
         "`{}` is sound: {} launches as described, {} after fusion; {} expectations hold\n",
         described.name(),

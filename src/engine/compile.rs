@@ -98,6 +98,25 @@ impl Compiled {
         Ok(program::lower(&self.graph, &options)?)
     }
 
+    /// Whether the graph can be lowered for every storage type and for every card.
+    ///
+    /// # Errors
+    /// What cannot be, whatever this program was compiled for.
+    pub fn check_everywhere(&self) -> Result<(), EngineError> {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for instructions in [Instructions::Ampere, Instructions::Hopper] {
+                let options = LowerOptions {
+                    dtype,
+                    instructions,
+                    picks: None,
+                    ..self.options.lowering()
+                };
+                program::lower(&self.graph, &options)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The same model with other picks.
     pub fn with_picks(mut self, picks: Option<Picks>) -> Result<Self, EngineError> {
         self.options.picks = picks;

@@ -6,6 +6,18 @@ use crate::{
     tensor::{Shape, Size, Symbol},
 };
 
+/// Most elements of a row. Below it the kernels' products in 32 bits hold: heads by head size, projections side by side.
+pub const MAX_WIDTH: u64 = 1 << 24;
+/// Most rows of a table: ids have 32 bits, one of them for the sign.
+const MAX_ROWS: u64 = i32::MAX as u64;
+
+/// Fused attention loads heads in vectors of so many elements.
+pub const HEAD_STEP: u32 = 8;
+/// Most elements of a head in fused attention, which keeps a row of the result in registers.
+pub const MAX_HEAD: u32 = 256;
+/// Tables that one operator sums at most: more than any encoder adds, and the kernel takes two pointers for each.
+pub const MAX_TABLES: usize = 4;
+
 impl Graph {
     pub(super) fn infer(
         &self,
@@ -41,11 +53,15 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
     match op {
         Op::Input(_) => Ok(Shape::new([tokens()])),
         Op::Weight(expr) => Ok(Shape::fixed(&expr.dims())),
-        Op::Embedding { .. } => Ok(Shape(vec![of[0].0[0].clone(), table_width(of[1])?])),
+        Op::Embedding { .. } => {
+            ids(of[0])?;
+            Ok(Shape(vec![tokens(), table_width(of[1])?.into()]))
+        }
         Op::Linear { epilogue } => {
             let k = matrix(of[0])?;
             let [n, weight_k] = dims(of[1], "the weight is a matrix [out, in]")?;
-            if k != weight_k {
+            constant_width(&n)?;
+            if Size::constant(k) != weight_k {
                 return Err(format!(
                     "the input is {k} wide, but the weight takes {weight_k}"
                 ));
@@ -56,10 +72,11 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             Ok(Shape(vec![of[0].0[0].clone(), n]))
         }
         Op::AddBias => {
-            vector(of[1], &matrix(of[0])?, "bias")?;
+            vector(of[1], &matrix(of[0])?.into(), "bias")?;
             Ok(of[0].clone())
         }
         Op::Add => {
+            pointwise(of[0])?;
             if of[0] != of[1] {
                 return Err(format!(
                     "both sides must have one shape, found {} and {}",
@@ -68,10 +85,10 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
             Ok(of[0].clone())
         }
-        Op::Activate(_) | Op::Scale { .. } => Ok(of[0].clone()),
+        Op::Activate(_) | Op::Scale { .. } => pointwise(of[0]).map(|()| of[0].clone()),
         Op::L2Normalize { .. } => matrix(of[0]).map(|_| of[0].clone()),
         Op::LayerNorm { .. } => {
-            let width = matrix(of[0])?;
+            let width = matrix(of[0])?.into();
             vector(of[1], &width, "weight")?;
             vector(of[2], &width, "bias")?;
             Ok(of[0].clone())
@@ -86,19 +103,23 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             let head = Size::constant(width / u64::from(*heads));
             Ok(Shape(vec![constant(*heads), tokens(), head]))
         }
-        Op::MergeHeads => match of[0].0.as_slice() {
-            [heads, t, head] if *t == tokens() => Ok(Shape(vec![tokens(), heads * head])),
-            _ => Err("expected [heads, tokens, head]".to_owned()),
-        },
+        Op::MergeHeads => {
+            let [heads, head] = heads_apart(of[0])
+                .ok_or_else(|| format!("expected [heads, tokens, head], found {}", of[0]))?;
+            Ok(Shape(vec![tokens(), (heads * head).into()]))
+        }
         Op::Scores { heads, head, q, k } => {
             headed(of[0], *heads, *head, *q, "q")?;
             headed(of[1], *heads, *head, *k, "k")?;
             Ok(Shape(vec![constant(*heads), Symbol::Pairs.into()]))
         }
-        Op::Softmax { .. } => match of[0].0.as_slice() {
-            [_, pairs] if *pairs == Size::from(Symbol::Pairs) => Ok(of[0].clone()),
-            _ => Err("expected scores [heads, pairs]".to_owned()),
-        },
+        Op::Softmax { scale } => {
+            positive(*scale)?;
+            match is_scores(of[0]) {
+                true => Ok(of[0].clone()),
+                false => Err(format!("expected scores [heads, pairs], found {}", of[0])),
+            }
+        }
         Op::Context {
             heads,
             head,
@@ -109,10 +130,16 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 return Err(format!("expected probabilities [{heads}, pairs]"));
             }
             headed(of[1], *heads, *head, *v, "v")?;
-            Ok(match out {
-                HeadView::HeadMajor => Shape(vec![constant(*heads), tokens(), constant(*head)]),
-                HeadView::TokenMajor { .. } => Shape(vec![tokens(), constant(heads * head)]),
-            })
+            let width = heads * head;
+            match *out {
+                HeadView::HeadMajor => Ok(Shape(vec![constant(*heads), tokens(), constant(*head)])),
+                HeadView::TokenMajor { offset, stride } if (offset, stride) == (0, width) => {
+                    Ok(Shape(vec![tokens(), constant(width)]))
+                }
+                HeadView::TokenMajor { .. } => {
+                    Err(format!("the result has rows of {width}, from column 0 on"))
+                }
+            }
         }
         Op::FirstToken | Op::MeanPool | Op::MeanPoolNormalize { .. } => {
             let width = per_token(of[0])?;
@@ -120,31 +147,31 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         }
         Op::SliceColumns { start, width } => {
             let from = matrix(of[0])?;
-            if from
-                .as_constant()
-                .is_none_or(|from| u64::from(start + width) > from)
-            {
-                return Err(format!(
-                    "columns {start}..{} are not inside {from}",
-                    start + width
-                ));
+            let end = u64::from(*start) + u64::from(*width);
+            if *width == 0 || end > from {
+                return Err(format!("columns {start}..{end} are not inside {from}"));
             }
             Ok(Shape(vec![of[0].0[0].clone(), constant(*width)]))
         }
         Op::EmbeddingLayerNorm { offsets, .. } => {
             let n = offsets.len();
-            let width = table_width(of.get(n).ok_or("expected at least one table")?)?;
+            if !(1..=MAX_TABLES).contains(&n) {
+                return Err(format!("expected 1 to {MAX_TABLES} tables, found {n}"));
+            }
+            let width = table_width(of[n])?;
+            of[..n].iter().try_for_each(|of| ids(of))?;
             for table in &of[n..2 * n] {
                 if table_width(table)? != width {
                     return Err("all tables must have one width".to_owned());
                 }
             }
+            let width = Size::constant(width);
             vector(of[2 * n], &width, "weight")?;
             vector(of[2 * n + 1], &width, "bias")?;
-            Ok(Shape(vec![of[0].0[0].clone(), width]))
+            Ok(Shape(vec![tokens(), width]))
         }
         Op::BiasResidualLayerNorm { bias, .. } => {
-            let width = matrix(of[0])?;
+            let width = matrix(of[0])?.into();
             let rest = if *bias {
                 vector(of[1], &width, "bias")?;
                 &of[2..]
@@ -161,13 +188,24 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         Op::Attention {
             heads,
             head,
+            scale,
             q,
             k,
             v,
-            ..
         } => {
+            positive(*scale)?;
+            if *head == 0 || *head > MAX_HEAD || !head.is_multiple_of(HEAD_STEP) {
+                return Err(format!(
+                    "a head has {head} elements; expected a multiple of {HEAD_STEP} up to {MAX_HEAD}"
+                ));
+            }
             for (shape, view, name) in [(of[0], q, "q"), (of[1], k, "k"), (of[2], v, "v")] {
                 headed(shape, *heads, *head, *view, name)?;
+                if !view.is_aligned(*head, HEAD_STEP) {
+                    return Err(format!(
+                        "{name} is read from a column, or of rows, of no multiple of {HEAD_STEP}"
+                    ));
+                }
             }
             Ok(Shape(vec![tokens(), constant(heads * head)]))
         }
@@ -178,15 +216,82 @@ fn dims<const N: usize>(shape: &Shape, expected: &str) -> Result<[Size; N], Stri
     <[Size; N]>::try_from(shape.0.clone()).map_err(|_| format!("{expected}, found {shape}"))
 }
 
-/// The last dimension of a `[rows, width]` tensor.
-fn matrix(shape: &Shape) -> Result<Size, String> {
-    let [_, width] = dims(shape, "expected [rows, width]")?;
-    Ok(width)
+/// The width of rows of tokens, of sequences, or of a weight.
+fn matrix(shape: &Shape) -> Result<u64, String> {
+    match shape.0.as_slice() {
+        [rows, width] if is_rows(rows) && width.as_constant().is_some() => constant_width(width),
+        _ => Err(format!(
+            "expected [tokens, width] or [batch, width], found {shape}"
+        )),
+    }
 }
 
-fn table_width(shape: &Shape) -> Result<Size, String> {
-    let [_, width] = dims(shape, "a table is a matrix [rows, width]")?;
-    Ok(width)
+/// What one kernel may go over as a stream: rows, heads apart, scores.
+fn pointwise(shape: &Shape) -> Result<(), String> {
+    match is_scores(shape) || heads_apart(shape).is_some() {
+        true => Ok(()),
+        false => matrix(shape).map(|_| ()),
+    }
+}
+
+/// Whether a tensor may have so many rows: tokens, sequences, or those of a weight.
+fn is_rows(rows: &Size) -> bool {
+    match rows.as_symbol() {
+        Some(symbol) => matches!(symbol, Symbol::Tokens | Symbol::Batch),
+        None => rows.as_constant().is_some(),
+    }
+}
+
+/// `[heads, pairs]`.
+fn is_scores(shape: &Shape) -> bool {
+    match shape.0.as_slice() {
+        [heads, pairs] => heads.as_constant().is_some() && *pairs == Size::from(Symbol::Pairs),
+        _ => false,
+    }
+}
+
+/// Heads and elements of a head, of `[heads, tokens, head]`.
+fn heads_apart(shape: &Shape) -> Option<[u64; 2]> {
+    match shape.0.as_slice() {
+        [heads, t, head] if *t == Size::from(Symbol::Tokens) => {
+            Some([heads.as_constant()?, head.as_constant()?])
+        }
+        _ => None,
+    }
+}
+
+fn constant_width(width: &Size) -> Result<u64, String> {
+    match width.as_constant() {
+        Some(width) if (1..=MAX_WIDTH).contains(&width) => Ok(width),
+        _ => Err(format!(
+            "a row has {width} elements; expected 1 to {MAX_WIDTH}"
+        )),
+    }
+}
+
+fn ids(shape: &Shape) -> Result<(), String> {
+    match *shape == Shape::new([Symbol::Tokens.into()]) {
+        true => Ok(()),
+        false => Err(format!("expected ids [tokens], found {shape}")),
+    }
+}
+
+fn table_width(shape: &Shape) -> Result<u64, String> {
+    let [rows, width] = dims(shape, "a table is a matrix [rows, width]")?;
+    match rows.as_constant() {
+        Some(1..=MAX_ROWS) => constant_width(&width),
+        _ => Err(format!("a table has {rows} rows; expected 1 to {MAX_ROWS}")),
+    }
+}
+
+/// A factor of scores: the softmax takes the largest before it scales.
+fn positive(scale: f32) -> Result<(), String> {
+    match scale.is_finite() && scale > 0.0 {
+        true => Ok(()),
+        false => Err(format!(
+            "scores are scaled by {scale}; expected a number above 0"
+        )),
+    }
 }
 
 fn vector(shape: &Shape, width: &Size, what: &str) -> Result<(), String> {
@@ -199,10 +304,8 @@ fn vector(shape: &Shape, width: &Size, what: &str) -> Result<(), String> {
 
 fn per_token(shape: &Shape) -> Result<u64, String> {
     match shape.0.as_slice() {
-        [t, width] if *t == Size::from(Symbol::Tokens) => width
-            .as_constant()
-            .ok_or_else(|| format!("the width {width} is not constant")),
-        _ => Err("expected [tokens, width]".to_owned()),
+        [t, width] if *t == Size::from(Symbol::Tokens) => constant_width(width),
+        _ => Err(format!("expected [tokens, width], found {shape}")),
     }
 }
 
@@ -219,10 +322,10 @@ fn headed(shape: &Shape, heads: u32, head: u32, view: HeadView, name: &str) -> R
             }
         }
         HeadView::TokenMajor { offset, stride } => {
-            if per_token(shape)? != u64::from(stride) || offset + heads * head > stride {
+            let end = u64::from(offset) + u64::from(heads) * u64::from(head);
+            if per_token(shape)? != u64::from(stride) || end > u64::from(stride) {
                 return Err(format!(
-                    "{name} reads columns {offset}..{} of rows of {stride}",
-                    offset + heads * head
+                    "{name} reads columns {offset}..{end} of rows of {stride}"
                 ));
             }
         }

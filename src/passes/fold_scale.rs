@@ -1,6 +1,6 @@
 use super::{
     Pass, Report,
-    matching::{first, kept},
+    matching::{first, kept, quoted},
     report::Group,
 };
 use crate::graph::{Graph, GraphError, Op};
@@ -29,9 +29,18 @@ impl Pass for FoldScale {
                     report.refuse(self.name(), graph.node(id).name.clone(), condition);
                     break;
                 }
-                let group = Group::of(graph, [x, id]);
                 // One rounding instead of two.
-                let scale = (f64::from(scale) * f64::from(by)) as f32;
+                let product = f64::from(scale) * f64::from(by);
+                let scale = product as f32;
+                if !(scale.is_finite() && scale > 0.0) {
+                    let condition = format!(
+                        "{} scales by {by}, and the softmax, which takes the largest score before it scales, only by numbers above 0",
+                        quoted(graph, x)
+                    );
+                    report.refuse(self.name(), graph.node(id).name.clone(), condition);
+                    break;
+                }
+                let group = Group::of(graph, [x, id]);
                 graph.rewrite(id, Op::Softmax { scale }, &[source])?;
                 group.fused(self.name(), graph, id, &[], report);
             }
@@ -74,6 +83,23 @@ mod tests {
         refused `probabilities` by fold_scale
             because `scaled` is an output, so it must be stored
         ");
+    }
+
+    #[test]
+    fn a_scale_that_turns_the_order_of_scores_stays() {
+        for (by, said) in [(-0.5, "-0.5"), (0.0, "0"), (-0.0, "-0")] {
+            let mut b = Builder::default();
+            let x = b.tokens(16);
+            let x = b.split("heads", x, 2);
+            b.attention("", [x, x, x], by);
+            let report = refusals("fold_scale", b.with_outputs(&["merged"]));
+            assert_eq!(
+                report,
+                format!(
+                    "refused `probabilities` by fold_scale\n    because `scaled` scales by {said}, and the softmax, which takes the largest score before it scales, only by numbers above 0\n"
+                )
+            );
+        }
     }
 
     #[test]

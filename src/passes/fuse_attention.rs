@@ -4,13 +4,9 @@ use super::{
     report::Group,
 };
 use crate::{
-    graph::{Graph, GraphError, NodeId, Op},
+    graph::{Graph, GraphError, HEAD_STEP, MAX_HEAD, NodeId, Op},
     kernels::attention::HeadView,
 };
-
-/// The kernels load heads in vectors of eight elements, and keep a row of the result in registers.
-const HEAD_STEP: u32 = 8;
-const MAX_HEAD: u32 = 256;
 
 /// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, which grow with
 /// the square of the length, never reach device memory (ByteTransformer III.E). The result is

@@ -3,10 +3,7 @@ use super::{
     matching::{kept, operands, quoted},
     report::Group,
 };
-use crate::graph::{Graph, GraphError, NodeId, Op};
-
-/// More tables than any encoder adds; the kernel takes two pointers for each.
-const MAX_TABLES: usize = 4;
+use crate::graph::{Graph, GraphError, MAX_TABLES, NodeId, Op};
 
 /// `layer_norm(T₁[i₁] + … + Tₙ[iₙ]) = embedding_layer_norm(i₁…iₙ, T₁…Tₙ)`: the sum of the rows
 /// stays in registers. The tables are listed as the sum reads from left to right.

@@ -6,7 +6,7 @@ use super::{
     report::Group,
 };
 use crate::{
-    graph::{Graph, GraphError, NodeId, Op, WeightExpr},
+    graph::{Graph, GraphError, MAX_WIDTH, NodeId, Op, WeightExpr},
     kernels::gemm::Epilogue,
 };
 
@@ -127,7 +127,7 @@ impl MergeProjections {
             report.refuse(
                 self.name(),
                 at,
-                "together they are wider than 32 bits count".to_owned(),
+                format!("together they are wider than a row of {MAX_WIDTH}"),
             );
             return Ok(());
         };
@@ -235,7 +235,7 @@ fn columns(graph: &Graph, group: &[Projection]) -> Option<Vec<(u32, u32)>> {
             let width = u32::try_from(graph.shape(p.value).width()?).ok()?;
             let column = (start, width);
             start = start.checked_add(width)?;
-            Some(column)
+            (u64::from(start) <= MAX_WIDTH).then_some(column)
         })
         .collect()
 }

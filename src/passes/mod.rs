@@ -129,4 +129,4 @@ pub fn optimize_observed(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,6 +1,6 @@
 //! What all passes keep, on whole models; the tests of one pass stand in its file.
 
-mod interpret;
+pub(crate) mod interpret;
 pub(super) mod models;
 
 use proptest::prelude::*;

@@ -392,7 +392,7 @@ impl<'a> Lowering<'a> {
                 dtype,
             })),
             Op::Add => one(KernelSpec::Add(Add {
-                width: operand_width(0)?,
+                width: self.row_width(id)?,
                 dtype,
             })),
             Op::Activate(activation) => one(KernelSpec::Activate(Activate {
@@ -483,7 +483,7 @@ impl<'a> Lowering<'a> {
         let shape = self.graph.shape(id);
         match shape.0.as_slice() {
             [width, pairs] if pairs.as_symbol() == Some(Symbol::Pairs) => constant(width),
-            [heads, _, head] => Ok(constant(heads)? * constant(head)?),
+            [heads, _, head] => constant(&(heads * head)),
             _ => width(shape),
         }
     }
@@ -554,3 +554,6 @@ fn constant(size: &Size) -> Result<u32, String> {
         .and_then(|v| u32::try_from(v).ok())
         .ok_or_else(|| format!("expected a constant below 2³², found {size}"))
 }
+
+#[cfg(test)]
+mod tests;

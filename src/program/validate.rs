@@ -16,9 +16,8 @@ use crate::{
     tensor::{DType, Shape, Size, Symbol},
 };
 
-/// Largest width of a row, or number of rows of a table; with it 32-bit products of the kernels
-/// (heads by head size, three projections side by side) hold.
-const MAX_WIDTH: u32 = 1 << 24;
+/// As of the graph that a program is lowered from.
+const MAX_WIDTH: u32 = crate::graph::MAX_WIDTH as u32;
 /// Ids are 32-bit and signed on a device.
 const MAX_ROWS: u32 = i32::MAX as u32;
 /// As in descriptions: no machine holds a larger weight.

@@ -69,7 +69,7 @@ impl HeadView {
     }
 
     /// Whether every head's row starts at a multiple of this many elements.
-    pub(super) fn is_aligned(self, head: u32, elements: u32) -> bool {
+    pub(crate) fn is_aligned(self, head: u32, elements: u32) -> bool {
         match self {
             HeadView::HeadMajor => head.is_multiple_of(elements),
             HeadView::TokenMajor { offset, stride } => [head, offset, stride]

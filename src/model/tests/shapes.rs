@@ -35,6 +35,14 @@ refuses! {
         "    ],\n    outputs",
         "        Let(\"m\", mean_pool(x: \"x\")),\n        Let(\"n\", first_token(x: \"m\")),\n    ],\n    outputs"
     );
+    scores_are_no_rows_to_normalise: changed(
+        "    ],\n    outputs",
+        r#"        Let("h", split_heads(x: "x", heads: 2)),
+        Let("s", matmul(a: "h", b: "h", transpose_b: true)),
+        Let("n", l2_normalize(x: "s", eps: 0.001)),
+    ],
+    outputs"#
+    );
     one_weight_has_one_shape: changed(
         r#"Let("x", add(a: "x", b: "y"))"#,
         r#"Let("x", linear(x: "y", out: "hidden + hidden", weight: "layers.{i}.weight"))"#

@@ -35,7 +35,7 @@ impl Batch {
         self.starts.windows(2).map(|w| (w[0], w[1] - w[0]))
     }
 
-    fn ids(&self, meta: Meta) -> Vec<f64> {
+    pub fn ids(&self, meta: Meta) -> Vec<f64> {
         let mut ids = Vec::new();
         for (start, n) in self.sequences() {
             ids.extend((0..n).map(|i| match meta {
@@ -71,7 +71,7 @@ fn width(graph: &Graph, id: NodeId) -> usize {
 }
 
 /// Element `i` of the weight `name`, in −1..1.
-fn stored(name: &str, i: u64) -> f64 {
+pub fn stored(name: &str, i: u64) -> f64 {
     let mut h = name
         .bytes()
         .fold(i.wrapping_mul(0x9e37_79b9_7f4a_7c15), |h, b| {

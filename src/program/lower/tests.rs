@@ -1,0 +1,257 @@
+//! Every operator on every shape that inference accepts: it lowers, and runs as the interpreter says.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{LowerOptions, lower};
+use crate::{
+    graph::{Graph, NodeId, Op, WeightExpr},
+    kernels::{
+        Instructions, Meta,
+        attention::HeadView,
+        gemm::{Activation, Epilogue},
+    },
+    passes::tests::interpret,
+    program::{AttentionChoice, Padding},
+    runtime::{
+        AllocatorChoice,
+        batch::Batch,
+        cpu::{CpuModel, CpuSession},
+        weights::{CheckpointError, WeightSource},
+    },
+    tensor::DType,
+};
+
+const LENS: [u32; 4] = [3, 1, 5, 2];
+
+/// The weights that the interpreter computes with.
+struct Interpreted;
+
+impl WeightSource for Interpreted {
+    fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
+        let n = dims.iter().product();
+        let values = (0..n).map(|i| interpret::stored(name, i) as f32);
+        Ok(values.collect())
+    }
+
+    fn check(&self, _: &[(&str, &[u64])]) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+
+    fn surplus(&self, _: &[(&str, &[u64])]) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// Operands of every kind of shape, and of several sizes of each.
+struct Operands {
+    graph: Graph,
+    all: Vec<NodeId>,
+}
+
+impl Operands {
+    fn add(&mut self, name: &str, op: Op, operands: &[NodeId]) -> NodeId {
+        let id = self.graph.add(name, op, operands).expect("it can be");
+        self.all.push(id);
+        id
+    }
+
+    fn weight(&mut self, dims: &[u64]) -> NodeId {
+        let words: Vec<String> = dims.iter().map(u64::to_string).collect();
+        let name = format!("weight.{}", words.join("x"));
+        let dims = dims.to_vec();
+        let expr = WeightExpr::Stored {
+            name: name.clone(),
+            dims,
+        };
+        self.add(&name, Op::Weight(expr), &[])
+    }
+
+    fn new() -> Self {
+        let mut to = Self {
+            graph: Graph::new(),
+            all: Vec::new(),
+        };
+        let ids = to.add("ids", Op::Input(Meta::TokenIds), &[]);
+        let [mut wide, mut heads_of] = [Vec::new(), Vec::new()];
+        for width in [6, 9, 16] {
+            to.weight(&[width]);
+            let table = to.weight(&[13, width]);
+            let embedded = Op::Embedding { offset: 0 };
+            let x = to.add(&format!("tokens.{width}"), embedded, &[ids, table]);
+            to.add(&format!("batch.{width}"), Op::FirstToken, &[x]);
+            wide.push(x);
+        }
+        // As many rows as ids pick from.
+        to.weight(&[14, 6]);
+        to.weight(&[14]);
+        for (x, heads, head) in [(wide[0], 3, 2), (wide[0], 2, 3), (wide[2], 2, 8)] {
+            let split = Op::SplitHeads { heads };
+            let x = to.add(&format!("heads.{heads}x{head}"), split, &[x]);
+            let (q, k) = (HeadView::HeadMajor, HeadView::HeadMajor);
+            let scores = Op::Scores { heads, head, q, k };
+            to.add(&format!("scores.{heads}x{head}"), scores, &[x, x]);
+            heads_of.push(x);
+        }
+        to
+    }
+}
+
+/// Every operator, with attributes that fit some of the operands.
+fn operators() -> Vec<Op> {
+    let eps = 1e-3;
+    let side = |offset, stride| HeadView::TokenMajor { offset, stride };
+    let mut ops = vec![
+        Op::Embedding { offset: 0 },
+        Op::AddBias,
+        Op::Add,
+        Op::Scale { by: -0.5 },
+        Op::LayerNorm { eps },
+        Op::SplitHeads { heads: 3 },
+        Op::SplitHeads { heads: 2 },
+        Op::MergeHeads,
+        Op::Softmax { scale: 0.5 },
+        Op::FirstToken,
+        Op::MeanPool,
+        Op::L2Normalize { eps },
+        Op::SliceColumns { start: 0, width: 4 },
+        Op::SliceColumns { start: 3, width: 6 },
+        Op::EmbeddingLayerNorm {
+            eps,
+            offsets: vec![0],
+        },
+        Op::BiasResidualLayerNorm { eps, bias: false },
+        Op::BiasResidualLayerNorm { eps, bias: true },
+        Op::MeanPoolNormalize { eps },
+    ];
+    ops.extend(Activation::ALL.map(Op::Activate));
+    for bias in [false, true] {
+        for activation in Activation::ALL.map(Some).into_iter().chain([None]) {
+            let epilogue = Epilogue { bias, activation };
+            ops.push(Op::Linear { epilogue });
+        }
+    }
+    for (heads, head) in [(3, 2), (2, 3), (2, 8)] {
+        let stride = heads * head;
+        for view in [HeadView::HeadMajor, side(0, stride)] {
+            let (q, k, v) = (view, view, view);
+            ops.push(Op::Scores { heads, head, q, k });
+            for out in [HeadView::HeadMajor, side(0, stride), side(1, stride + 1)] {
+                ops.push(Op::Context {
+                    heads,
+                    head,
+                    v,
+                    out,
+                });
+            }
+            ops.push(Op::Attention {
+                heads,
+                head,
+                scale: 0.5,
+                q,
+                k,
+                v,
+            });
+        }
+    }
+    // One head, read from the middle of a row.
+    for (head, offset) in [(4, 1), (8, 8)] {
+        let view = side(offset, 16);
+        let (heads, q, k, v) = (1, view, view, view);
+        ops.push(Op::Scores { heads, head, q, k });
+        ops.push(Op::Attention {
+            heads,
+            head,
+            scale: 0.5,
+            q,
+            k,
+            v,
+        });
+    }
+    ops
+}
+
+/// Every choice of `n` of the operands; of five, of those that come from rows of six.
+fn tuples(graph: &Graph, all: &[NodeId], n: usize) -> Vec<Vec<NodeId>> {
+    const SIX: [&str; 6] = [
+        "tokens.6",
+        "batch.6",
+        "heads.3x2",
+        "scores.3x2",
+        "weight.6",
+        "weight.13x6",
+    ];
+    let is_one = |id: &NodeId| n < 5 || SIX.contains(&graph.node(*id).name.as_str());
+    let all: Vec<NodeId> = all.iter().copied().filter(is_one).collect();
+    (0..n).fold(vec![Vec::new()], |tuples, _| {
+        let longer = |tuple: Vec<NodeId>| {
+            let tuples = all.iter().map(|&id| [tuple.as_slice(), &[id]].concat());
+            tuples.collect::<Vec<_>>()
+        };
+        tuples.into_iter().flat_map(longer).collect()
+    })
+}
+
+#[test]
+fn what_inference_accepts_lowers_and_runs_as_the_interpreter_says() {
+    let Operands { mut graph, all } = Operands::new();
+    let mut n_accepted: BTreeMap<&'static str, usize> = BTreeMap::new();
+    let mut names = Vec::new();
+    for op in operators() {
+        let n = n_accepted.entry(op.name()).or_default();
+        for operands in tuples(&graph, &all, op.arity()) {
+            let name = format!("value.{}", names.len());
+            if let Ok(id) = graph.add(name.clone(), op.clone(), &operands) {
+                graph.add_output(name.clone(), id);
+                names.push(name);
+                *n += 1;
+            }
+        }
+    }
+    for (op, n) in &n_accepted {
+        assert!(*n > 0, "no operands fit {op}");
+    }
+    graph.verify().expect("the graph is sound");
+    let options = |dtype, instructions| LowerOptions {
+        dtype,
+        padding: Padding::Removed,
+        instructions,
+        picks: None,
+        attention: AttentionChoice::Auto,
+        invariant: false,
+        norms_apart: false,
+    };
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        for instructions in [Instructions::Hopper, Instructions::Ampere] {
+            let program = lower(&graph, &options(dtype, instructions)).expect("all of it lowers");
+            program.validate().expect("it is sound");
+        }
+    }
+    let program = lower(&graph, &options(DType::F32, Instructions::Ampere)).expect("it lowers");
+    let model = CpuModel::load(program, &Interpreted, &|_, _| ()).expect("it loads");
+    let mut session =
+        CpuSession::new(Arc::new(model), &AllocatorChoice::default()).expect("a session");
+    let plain = interpret::Batch::new(&LENS);
+    let ids = plain.ids(Meta::TokenIds).into_iter().map(|id| id as u32);
+    let batch = Batch::from_packed(ids.collect(), &LENS).expect("a batch");
+    let outputs = session.run(&batch).expect("it runs");
+    let wanted = interpret::evaluate(&graph, &plain);
+    assert_eq!(outputs.len(), names.len());
+    for output in outputs {
+        let want = &wanted[&output.name];
+        let id = graph.outputs().iter().find(|(n, _)| *n == output.name);
+        let text = || {
+            id.map(|&(_, id)| format!("{} {}", graph.op(id), graph.shape(id)))
+                .unwrap_or_default()
+        };
+        assert_eq!(output.values.len(), want.len(), "{}", text());
+        let largest = want.iter().fold(1.0, |m: f64, v| m.max(v.abs()));
+        for (got, want) in output.values.iter().zip(want) {
+            let error = (f64::from(*got) - want).abs();
+            assert!(
+                error <= 2e-5 * largest,
+                "{}: {got}, expected {want}",
+                text()
+            );
+        }
+    }
+}
