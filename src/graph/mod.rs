@@ -14,7 +14,7 @@ use petgraph::{
     visit::EdgeRef,
 };
 
-pub use infer::{HEAD_STEP, MAX_HEAD, MAX_TABLES, MAX_WIDTH};
+pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
 pub use op::{Op, WeightExpr};
 pub use weight_names::{WeightNames, in_folder};
 

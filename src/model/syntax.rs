@@ -179,6 +179,15 @@ pub(super) enum Operator {
     MeanPool {
         x: At<String>,
     },
+    MaxPool {
+        x: At<String>,
+    },
+    LastToken {
+        x: At<String>,
+    },
+    Concat {
+        of: Vec<At<String>>,
+    },
     L2Normalize {
         x: At<String>,
         eps: At<Expr>,
@@ -190,6 +199,7 @@ impl Operator {
     pub fn values(&self) -> Vec<&At<String>> {
         match self {
             Operator::Embedding { .. } => Vec::new(),
+            Operator::Concat { of } => of.iter().collect(),
             Operator::Add { a, b } | Operator::Matmul { a, b, .. } => vec![a, b],
             Operator::Linear { x, .. }
             | Operator::AddBias { x, .. }
@@ -202,6 +212,8 @@ impl Operator {
             | Operator::Softmax { x }
             | Operator::FirstToken { x }
             | Operator::MeanPool { x }
+            | Operator::MaxPool { x }
+            | Operator::LastToken { x }
             | Operator::L2Normalize { x, .. } => vec![x],
         }
     }
