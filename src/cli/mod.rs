@@ -7,10 +7,12 @@ mod doctor;
 mod emit;
 mod explain;
 mod graph;
+mod input;
 mod kernels;
 mod ledger;
 mod memory;
 mod model;
+mod models;
 mod plan;
 mod progress;
 mod run;
@@ -29,13 +31,13 @@ use std::{
 use clap::{Parser, Subcommand, error::ErrorKind as ParseError};
 use miette::{IntoDiagnostic, Report};
 
-pub use run::parse_ids;
+pub use input::parse_ids;
 
 /// Compiles a description of a transformer into CUDA kernels written for that model, and runs it
 /// on batches of any lengths without padding.
 ///
-/// MODEL is a shipped description (bert, roberta, distilbert, albert) or the path of a RON file.
-/// A checkpoint is a folder as published on the Hugging Face hub, with config.json,
+/// MODEL is a description that comes with gemmule (`gemmule models` lists them) or the path of a RON file; where a
+/// checkpoint is given with --weights, it may be left out. A checkpoint is a folder as published on the Hugging Face hub, with config.json,
 /// model.safetensors and tokenizer.json.
 #[derive(Parser)]
 #[command(name = "gemmule", version, max_term_width = 100)]
@@ -49,6 +51,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// List the descriptions that come with gemmule, or print one to start from
+    Models(models::Args),
     /// Parse, build and verify a description, and check what it expects of the compiler
     Check(check::Args),
     /// Print the graph, as it is described or after a pass
@@ -109,6 +113,7 @@ pub fn main() -> ExitCode {
         .log_internal_errors(false)
         .init();
     let result = match cli.command {
+        Command::Models(args) => models::run(args),
         Command::Check(args) => check::run(args),
         Command::Graph(args) => graph::run(args),
         Command::Explain(args) => explain::run(args),

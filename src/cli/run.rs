@@ -1,36 +1,28 @@
 use std::{
-    path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
 
-use miette::{IntoDiagnostic, WrapErr, miette};
 use serde_json::{Value, json};
 
 use super::{
     Outcome, align_right, human,
+    input::{Input, Read, Texts},
     model::{Runnable, chosen_by},
     print, print_json, table,
 };
 use crate::{
-    Batch, Engine, EngineError, Output, Outputs,
-    engine::TextEncoder,
-    files::{self, Kind},
+    Engine, Output, Outputs,
+    engine::LOGITS,
+    model::EMBEDDING,
 };
 
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// A text (several times for several)
-    #[arg(long = "text", value_name = "TEXT")]
-    texts: Vec<String>,
-    /// A file with one text a line
-    #[arg(long, value_name = "FILE", conflicts_with = "texts")]
-    texts_file: Option<PathBuf>,
-    /// Token ids as JSON: [[101, 102], …], or {"ids": …, "mask": …} for a padded batch
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "texts_file"])]
-    ids: Option<PathBuf>,
+    #[command(flatten)]
+    input: Input,
     /// Print a table of the similarities of the sentence embeddings
     #[arg(long)]
     similarities: bool,
@@ -42,12 +34,11 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Outcome {
     let mut builder = args.model.builder()?;
     if args.similarities {
-        builder = builder.outputs(["sentence_embedding"]);
+        builder = builder.outputs([EMBEDDING]);
     }
     // What is wrong with the input is known before kernels are compiled and weights loaded.
-    let texts = args.texts()?;
     let began = Instant::now();
-    let batch = args.batch(&texts)?;
+    let Read { texts, batch } = args.input.read(args.model.weights.as_deref())?;
     let encoding = began.elapsed();
     let engine = Runnable::build(builder)?;
     let mut session = engine.session()?;
@@ -59,9 +50,14 @@ pub(super) fn run(args: Args) -> Outcome {
     session.run(&batch)?;
     let again = began.elapsed();
     let memory = session.memory();
+    let scores = match texts {
+        Texts::Pairs(_) if outputs.get(LOGITS).is_ok() => Some(engine.scores(&outputs)?),
+        _ => None,
+    };
     if args.json {
         let values: serde_json::Map<String, Value> = outputs
             .iter()
+            .chain(&scores)
             .map(|o| {
                 (
                     o.name.clone(),
@@ -81,10 +77,10 @@ pub(super) fn run(args: Args) -> Outcome {
         print_json(&report)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if args.similarities {
-        print(&similarities(&texts, outputs.get("sentence_embedding")?))?;
-    } else {
-        print(&summary(&outputs))?;
+    match (&texts, &scores) {
+        _ if args.similarities => print(&similarities(&texts, outputs.get(EMBEDDING)?))?,
+        (Texts::Pairs(pairs), Some(scores)) => print(&scored(pairs, scores))?,
+        _ => print(&summary(&outputs))?,
     }
     print(&times(&engine, encoding, first, again))?;
     print(&format!(
@@ -94,71 +90,6 @@ pub(super) fn run(args: Args) -> Outcome {
         human(memory.batch_data)
     ))?;
     Ok(ExitCode::SUCCESS)
-}
-
-impl Args {
-    fn texts(&self) -> Result<Vec<String>, EngineError> {
-        match &self.texts_file {
-            None => Ok(self.texts.clone()),
-            Some(file) => {
-                let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
-                Ok(text
-                    .lines()
-                    .filter(|l| !l.trim().is_empty())
-                    .map(str::to_owned)
-                    .collect())
-            }
-        }
-    }
-}
-
-impl Args {
-    fn batch(&self, texts: &[String]) -> Result<Batch, miette::Report> {
-        if let Some(file) = &self.ids {
-            return ids(file);
-        }
-        if texts.is_empty() {
-            return Err(match &self.texts_file {
-                Some(file) => miette!("`{}` holds no text; expected one a line", file.display()),
-                None => miette!("there is nothing to run on; give --text, --texts-file or --ids"),
-            });
-        }
-        let folder = self.model.weights.as_ref().ok_or_else(|| {
-            miette!("texts need the tokenizer.json of a checkpoint; give --weights, or --ids instead of texts")
-        })?;
-        Ok(TextEncoder::open(folder)?.encode(texts)?)
-    }
-}
-
-/// Reads a batch of token ids, packed or padded.
-fn ids(file: &Path) -> Result<Batch, miette::Report> {
-    let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
-    parse_ids(file, &text)
-}
-
-/// Reads a batch of token ids from JSON text; `file` is its name in errors.
-pub fn parse_ids(file: &Path, text: &str) -> Result<Batch, miette::Report> {
-    let expected = || {
-        format!(
-            "`{}`: expected [[101, 102], …], or {{\"ids\": [[…], …], \"mask\": [[…], …]}} with rows of one length",
-            file.display()
-        )
-    };
-    let value: Value = serde_json::from_str(text)
-        .into_diagnostic()
-        .wrap_err_with(expected)?;
-    let rows = |value: &Value| serde_json::from_value::<Vec<Vec<u32>>>(value.clone());
-    let (Some(padded), Some(mask)) = (value.get("ids"), value.get("mask")) else {
-        let rows = rows(&value).into_diagnostic().wrap_err_with(expected)?;
-        return Ok(Batch::from_sequences(&rows).map_err(EngineError::from)?);
-    };
-    let padded = rows(padded).into_diagnostic().wrap_err_with(expected)?;
-    let mask = rows(mask).into_diagnostic().wrap_err_with(expected)?;
-    let width = padded.first().map_or(0, Vec::len);
-    if padded.iter().chain(&mask).any(|row| row.len() != width) {
-        return Err(miette!("{}; the rows differ in length", expected()));
-    }
-    Ok(Batch::from_padded(&padded.concat(), &mask.concat(), width).map_err(EngineError::from)?)
 }
 
 /// Each output's shape and first values.
@@ -180,26 +111,54 @@ fn summary(outputs: &Outputs) -> String {
     format!("{rows}\n")
 }
 
-/// Cosines between all pairs; the embeddings have unit length.
-fn similarities(texts: &[String], embeddings: &Output) -> String {
+/// As much of a text as a column shows.
+fn shortened(text: &str, n: usize) -> String {
+    match text.chars().count() > n {
+        true => format!("{}…", text.chars().take(n - 1).collect::<String>()),
+        false => text.to_owned(),
+    }
+}
+
+/// Cosines between all pairs of embeddings.
+fn similarities(texts: &Texts, embeddings: &Output) -> String {
     let width = embeddings.shape.last().copied().unwrap_or(1).max(1) as usize;
     let vectors: Vec<&[f32]> = embeddings.values.chunks_exact(width).collect();
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
     let mut header = vec!["".to_owned(), "text".to_owned()];
     header.extend((1..=vectors.len()).map(|i| i.to_string()));
     let mut rows = table(&header.iter().map(String::as_str).collect::<Vec<_>>());
     for (i, a) in vectors.iter().enumerate() {
-        let text: String = texts
-            .get(i)
-            .map_or(String::new(), |t| t.chars().take(56).collect());
-        let mut row = vec![(i + 1).to_string(), text];
-        row.extend(
-            vectors
-                .iter()
-                .map(|b| format!("{:.3}", a.iter().zip(*b).map(|(x, y)| x * y).sum::<f32>())),
-        );
+        let text = match texts {
+            Texts::Single(texts) => texts.get(i).map(|text| shortened(text, 56)),
+            Texts::Pairs(pairs) => pairs.get(i).map(|(a, b)| shortened(&format!("{a} / {b}"), 56)),
+            Texts::None => None,
+        };
+        let mut row = vec![(i + 1).to_string(), text.unwrap_or_default()];
+        row.extend(vectors.iter().map(|b| {
+            let lengths = (dot(a, a) * dot(b, b)).sqrt();
+            format!("{:.3}", dot(a, b) / lengths.max(f32::MIN_POSITIVE))
+        }));
         rows.add_row(row);
     }
     align_right(&mut rows, 2..2 + vectors.len());
+    format!("{rows}\n")
+}
+
+/// Each pair with its scores, one for each label.
+fn scored(pairs: &[(String, String)], scores: &Output) -> String {
+    let n_labels = scores.shape.get(1).copied().unwrap_or(1).max(1) as usize;
+    let mut header = vec!["query".to_owned(), "document".to_owned()];
+    match n_labels {
+        1 => header.push("score".to_owned()),
+        n => header.extend((0..n).map(|label| format!("label {label}"))),
+    }
+    let mut rows = table(&header.iter().map(String::as_str).collect::<Vec<_>>());
+    for ((query, document), scores) in pairs.iter().zip(scores.values.chunks(n_labels)) {
+        let mut row = vec![shortened(query, 40), shortened(document, 56)];
+        row.extend(scores.iter().map(|score| format!("{score:.5}")));
+        rows.add_row(row);
+    }
+    align_right(&mut rows, 2..2 + n_labels);
     format!("{rows}\n")
 }
 

@@ -134,6 +134,15 @@ pub enum EngineError {
     TuneInvariant,
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
+    #[error(
+        "no description `{name}` comes with gemmule{}; there are {known}",
+        near.as_ref().map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
+    )]
+    NotShipped {
+        name: String,
+        near: Option<String>,
+        known: String,
+    },
     #[error("`{}`: {problem}", .file.display())]
     Folder { file: PathBuf, problem: String },
     #[error(

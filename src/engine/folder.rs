@@ -275,6 +275,23 @@ impl Folder {
         }
     }
 
+    /// What the model takes of tokens: the longest sequence that it has positions for, and whether it tells segments
+    /// apart. A description that does not come with gemmule is not known here: the config says what it can.
+    pub(super) fn inputs(&self) -> (Option<u32>, bool) {
+        let config = self.config.as_ref();
+        let built = config.and_then(|config| {
+            let description = Description::for_config(config).ok()?;
+            description.build(config, None).ok()
+        });
+        match built {
+            Some(model) => (model.max_positions, model.type_rows.is_some()),
+            None => {
+                let positions = config.and_then(|c| c.get("max_position_embeddings")?.as_u64());
+                (positions.and_then(|n| u32::try_from(n).ok()), true)
+            }
+        }
+    }
+
     /// The most tokens of a text that are kept, specials included, where the folder says; `positions` are those that the
     /// model has.
     ///
@@ -284,12 +301,29 @@ impl Folder {
         if self.max_seq_length.is_some() {
             return Ok(self.max_seq_length);
         }
-        let tokenizer = Json::optional(self.trunk.join("tokenizer_config.json"))?;
+        let tokenizer = self.tokenizer_config()?;
         let length = tokenizer.as_ref().and_then(|t| t.get("model_max_length"));
         // Tokenizers without a limit are published with 10³⁰.
-        let length = length.and_then(Value::as_u64).map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        let length = length.and_then(Value::as_u64);
+        let length = length.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
         let positions = positions.map(|n| n as usize);
         Ok(length.into_iter().chain(positions).min())
+    }
+
+    /// Whether a text that is too long loses its beginning.
+    pub(super) fn cuts_the_front(&self) -> Result<bool, EngineError> {
+        let Some(tokenizer) = self.tokenizer_config()? else {
+            return Ok(false);
+        };
+        match tokenizer.text("truncation_side")? {
+            None | Some("right") => Ok(false),
+            Some("left") => Ok(true),
+            Some(_) => Err(tokenizer.wrong("truncation_side", "left or right")),
+        }
+    }
+
+    fn tokenizer_config(&self) -> Result<Option<Json>, EngineError> {
+        Json::optional(self.trunk.join("tokenizer_config.json"))
     }
 
     fn read_modules(&mut self, listed: &[Entry], own: Option<&Json>) -> Result<(), EngineError> {

@@ -1,28 +1,44 @@
 use std::path::{Path, PathBuf};
 
-use tokenizers::Tokenizer;
+use tokenizers::{
+    EncodeInput, NormalizerWrapper, Tokenizer, TruncationDirection, TruncationParams,
+    normalizers::{Lowercase, Sequence},
+};
 
-use super::{EngineError, contain::contain};
+use super::{EngineError, Folder, Prompt, contain::contain};
 use crate::{
     files::{self, Kind},
     runtime::batch::Batch,
 };
 
-/// The tokenizer of a checkpoint.
+/// The tokenizer of a checkpoint, with what its folder says of texts: how long they may be, whether they are in lower
+/// case, and what stands before them.
 pub struct TextEncoder {
     tokenizer: Tokenizer,
+    folder: Folder,
     /// For messages.
     file: PathBuf,
+    /// Whether the model tells the texts of a pair apart by segment ids.
+    has_segments: bool,
 }
 
 impl TextEncoder {
-    /// Loads `tokenizer.json` from a checkpoint folder. Its truncation is kept, its padding is not:
-    /// batches are packed.
+    /// Loads `tokenizer.json` of a checkpoint's folder.
+    ///
+    /// # Errors
+    /// As [`TextEncoder::of`], and those of [`Folder::open`].
+    pub fn open(folder: &Path) -> Result<Self, EngineError> {
+        Self::of(Folder::open(folder)?)
+    }
+
+    /// Loads `tokenizer.json` of a folder. Texts are cut to `max_seq_length` tokens where the folder gives that, else to the
+    /// tokenizer's `model_max_length` and the model's positions; tokenizer.json's own truncation counts only where none of
+    /// these is known. Its padding never does: batches are packed.
     ///
     /// # Errors
     /// A file that is missing, too large, or no tokenizer, one on which the tokenizers crate panics included.
-    pub fn open(folder: &Path) -> Result<Self, EngineError> {
-        let file = folder.join("tokenizer.json");
+    pub fn of(folder: Folder) -> Result<Self, EngineError> {
+        let file = folder.trunk().join("tokenizer.json");
         let broken = |problem: String| EngineError::Tokenizer {
             file: file.clone(),
             problem,
@@ -31,24 +47,95 @@ impl TextEncoder {
             return Err(broken("there is no such file".to_owned()));
         }
         let bytes = files::bytes(&file, Kind::Tokenizer)?;
+        let (positions, has_segments) = folder.inputs();
+        let limit = folder.limit(positions)?;
+        let direction = match folder.cuts_the_front()? {
+            true => TruncationDirection::Left,
+            false => TruncationDirection::Right,
+        };
         // The tokenizers crate takes some settings as they are and panics on them, here or later.
         let loaded = contain(|| {
-            Tokenizer::from_bytes(&bytes).map(|mut tokenizer| {
-                tokenizer.with_padding(None);
-                tokenizer
-            })
+            let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
+            tokenizer.with_padding(None);
+            if let Some(max_length) = limit {
+                let truncation = TruncationParams {
+                    max_length,
+                    direction,
+                    ..TruncationParams::default()
+                };
+                tokenizer.with_truncation(Some(truncation))?;
+            }
+            if folder.lower_case {
+                let own = tokenizer.get_normalizer().cloned();
+                let lower = NormalizerWrapper::Lowercase(Lowercase);
+                let both = [lower].into_iter().chain(own).collect();
+                tokenizer.with_normalizer(Some(Sequence::new(both)))?;
+            }
+            tokenizers::Result::Ok(tokenizer)
         });
         let tokenizer = loaded
             .map_err(|panic| broken(format!("the tokenizers crate panics on it: {panic}")))?
             .map_err(|e| broken(e.to_string()))?;
-        Ok(Self { tokenizer, file })
+        Ok(Self {
+            tokenizer,
+            folder,
+            file,
+            has_segments,
+        })
     }
 
-    /// Token ids and segment ids of texts. A text that the tokenizer cuts is warned about.
+    /// What stands in the folder beside the tokenizer.
+    pub fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// Token ids and segment ids of texts, each behind the folder's default prompt. A text that is cut is warned about.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses or panics on, and too many tokens for one batch.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Batch, EngineError> {
+        self.encode_with(texts, Prompt::Default)
+    }
+
+    /// As [`encode`](Self::encode), behind another prompt.
+    ///
+    /// # Errors
+    /// As `encode`, and those of [`Folder::prompt`].
+    pub fn encode_with<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        prompt: Prompt,
+    ) -> Result<Batch, EngineError> {
+        let prompt = self.folder.prompt(prompt)?;
+        let texts = texts.iter().map(|t| format!("{prompt}{}", t.as_ref()));
+        self.batch(texts.map(EncodeInput::from))
+    }
+
+    /// Token ids and segment ids of pairs of texts, as a cross-encoder takes them: a query and a document. Of a pair that is
+    /// too long the longer text is cut first. The prompt stands before the first.
+    ///
+    /// # Errors
+    /// As [`encode_with`](Self::encode_with).
+    pub fn encode_pairs<S: AsRef<str>>(
+        &self,
+        pairs: &[(S, S)],
+        prompt: Prompt,
+    ) -> Result<Batch, EngineError> {
+        let prompt = self.folder.prompt(prompt)?;
+        let pairs = pairs.iter().map(|(a, b)| {
+            let (a, b) = (format!("{prompt}{}", a.as_ref()), b.as_ref().to_owned());
+            EncodeInput::from((a, b))
+        });
+        self.batch(pairs)
+    }
+
+    fn batch<'s>(
+        &self,
+        inputs: impl Iterator<Item = EncodeInput<'s>>,
+    ) -> Result<Batch, EngineError> {
         let (mut ids, mut types, mut lens) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, text) in texts.iter().enumerate() {
-            let encoding = contain(|| self.tokenizer.encode(text.as_ref(), true))
+        for (index, input) in inputs.enumerate() {
+            let encoding = contain(|| self.tokenizer.encode(input, true))
                 .map_err(|problem| EngineError::TokenizerPanic {
                     file: self.file.clone(),
                     index,
@@ -60,7 +147,7 @@ impl TextEncoder {
                 })?;
             if !encoding.get_overflowing().is_empty() {
                 tracing::warn!(
-                    "text {index} is cut to {} tokens, as tokenizer.json says",
+                    "text {index} is cut to {} tokens, the most that the checkpoint takes",
                     encoding.len()
                 );
             }
@@ -69,10 +156,9 @@ impl TextEncoder {
             lens.push(encoding.len() as u32);
         }
         let batch = Batch::from_packed(ids, &lens)?;
-        Ok(if types.iter().any(|&t| t != 0) {
-            batch.with_type_ids(types)?
-        } else {
-            batch
+        Ok(match self.has_segments && types.iter().any(|&t| t != 0) {
+            true => batch.with_type_ids(types)?,
+            false => batch,
         })
     }
 }

@@ -1,0 +1,185 @@
+//! Checkpoint folders as they are published, against what Hugging Face's transformers, `SentenceTransformer(DIR).encode`
+//! and `CrossEncoder(DIR).predict` give on them. `scripts/folders.py` makes the folders, of random weights, and stores the
+//! results beside them, so that no Python is needed here.
+
+use std::path::{Path, PathBuf};
+
+use gemmule::{
+    Batch, DType, DeviceChoice, Engine, EngineError, Output, Session,
+    engine::{Bound, Comparison, Prompt, TextEncoder},
+};
+use serde::Deserialize;
+
+/// `expected.json`.
+#[derive(Deserialize)]
+struct Expected {
+    runs: Vec<Run>,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    texts: Option<Vec<String>>,
+    pairs: Option<Vec<(String, String)>>,
+    prompt: Option<String>,
+    prompt_name: Option<String>,
+    output: String,
+    shape: Vec<u64>,
+    values: Vec<f32>,
+    ids: Vec<Vec<u32>>,
+    types: Option<Vec<Vec<u32>>>,
+    /// Of a cross-encoder, before their activation.
+    logits: Option<Vec<f32>>,
+    /// As many of each row are stored.
+    columns: Option<usize>,
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(name)
+}
+
+fn expected(name: &str) -> Vec<Run> {
+    let text = std::fs::read_to_string(folder(name).join("expected.json")).expect("results");
+    serde_json::from_str::<Expected>(&text).expect("results of a known form").runs
+}
+
+impl Run {
+    fn prompt(&self) -> Prompt<'_> {
+        match (&self.prompt, &self.prompt_name) {
+            (Some(text), _) => Prompt::Text(text),
+            (None, Some(name)) => Prompt::Named(name),
+            (None, None) => Prompt::Default,
+        }
+    }
+
+    fn encode(&self, encoder: &TextEncoder) -> Result<Batch, EngineError> {
+        match (&self.texts, &self.pairs) {
+            (Some(texts), _) => encoder.encode_with(texts, self.prompt()),
+            (None, Some(pairs)) => encoder.encode_pairs(pairs, self.prompt()),
+            (None, None) => panic!("a run has texts or pairs"),
+        }
+    }
+
+    /// Runs the folder as it is and compares ids and values.
+    #[track_caller]
+    fn check(&self, name: &str, sessions: &mut Vec<(String, Engine, Session)>, encoder: &TextEncoder) {
+        let what = format!("{name}, {:?} {:?}", self.output, self.prompt_name);
+        let batch = self.encode(encoder).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let ids: Vec<i32> = self.ids.iter().flatten().map(|&id| id as i32).collect();
+        assert_eq!(batch.token_ids(), ids, "{what}");
+        if let Some(types) = &self.types {
+            let types: Vec<i32> = types.iter().flatten().map(|&id| id as i32).collect();
+            assert_eq!(batch.type_ids(), types, "{what}");
+        }
+        let is_scores = self.output == "scores";
+        let asked = if is_scores { "sequence_logits" } else { &self.output };
+        if !sessions.iter().any(|(o, ..)| o == asked) {
+            let built = Engine::from_checkpoint(folder(name))
+                .device(DeviceChoice::Cpu)
+                .outputs([asked])
+                .build();
+            let engine = built.unwrap_or_else(|e| panic!("{what}: {:?}", miette::Report::new(e)));
+            let session = engine.session().expect("a session");
+            sessions.push((asked.to_owned(), engine, session));
+        }
+        let of_output = sessions.iter_mut().find(|(o, ..)| o == asked);
+        let (_, engine, session) = of_output.expect("it was built");
+        let outputs = session.run(&batch).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let got = match is_scores {
+            true => engine.scores(&outputs).expect("scores"),
+            false => outputs.get(&self.output).expect("it was asked for").clone(),
+        };
+        compare(&what, &cut(&got, self.columns), &self.shape, &self.values);
+        if let Some(logits) = &self.logits {
+            let got = outputs.get("sequence_logits").expect("it was asked for");
+            compare(&what, got, &got.shape, logits);
+        }
+    }
+}
+
+/// The first columns of each row.
+fn cut(output: &Output, columns: Option<usize>) -> Output {
+    let (Some(columns), Some(&width)) = (columns, output.shape.last()) else {
+        return output.clone();
+    };
+    let rows = output.values.chunks(width as usize);
+    Output {
+        name: output.name.clone(),
+        shape: vec![output.shape[0], columns as u64],
+        values: rows.flat_map(|row| &row[..columns]).copied().collect(),
+    }
+}
+
+#[track_caller]
+fn compare(what: &str, got: &Output, shape: &[u64], values: &[f32]) {
+    assert_eq!(got.shape, shape, "{what}");
+    let want = Output {
+        name: got.name.clone(),
+        shape: shape.to_vec(),
+        values: values.to_vec(),
+    };
+    let comparison = Comparison::between(got, &want);
+    assert!(Bound::of(DType::F32).holds(&comparison), "{what}: {comparison:?}");
+}
+
+#[track_caller]
+fn matches(name: &str, n_runs: usize) {
+    let encoder = TextEncoder::open(&folder(name)).expect("a tokenizer");
+    let mut sessions = Vec::new();
+    let runs = expected(name);
+    assert_eq!(runs.len(), n_runs, "{name}");
+    for run in &runs {
+        run.check(name, &mut sessions, &encoder);
+    }
+}
+
+macro_rules! as_published {
+    ($($test:ident: $folder:literal, $n:literal runs;)*) => {
+        $(#[test]
+        fn $test() {
+            matches($folder, $n);
+        })*
+
+        #[test]
+        fn every_folder_has_a_test() {
+            let refused = ["st-default-prompt", "st-sqrt", "st-weighted"];
+            let tested = [$($folder),*];
+            let folders = std::fs::read_dir(folder("")).expect("the folders are there");
+            for entry in folders.filter_map(Result::ok).filter(|e| e.path().is_dir()) {
+                let name = entry.file_name().into_string().expect("a plain name");
+                let is_known = |names: &[&str]| names.contains(&name.as_str());
+                assert!(is_known(&tested) || is_known(&refused), "{name} has no test");
+            }
+        }
+    };
+}
+
+as_published! {
+    mean_pooling_with_prompts_and_a_limit: "st-mean", 6 runs;
+    the_oldest_form_of_a_folder: "st-cls", 4 runs;
+    max_pooling: "st-max", 4 runs;
+    the_last_token: "st-last", 3 runs;
+    several_poolings_joined_by_flags: "st-joined", 3 runs;
+    several_poolings_joined_by_a_list: "st-joined-list", 3 runs;
+    dense_modules_with_weights_of_their_own: "st-dense", 3 runs;
+    a_trunk_without_prefix_whose_positions_start_late: "st-xlmr", 3 runs;
+    sentences_by_distilbert: "st-distil", 3 runs;
+    sentences_by_groups_of_shared_layers: "st-albert", 3 runs;
+    sentences_by_narrow_embeddings: "st-electra", 3 runs;
+    a_cross_encoder_of_one_label: "ce-one", 2 runs;
+    a_cross_encoder_whose_config_has_the_old_key: "ce-identity", 2 runs;
+    a_cross_encoder_of_three_labels: "ce-nli", 2 runs;
+    a_cross_encoder_whose_config_has_the_new_key: "ce-new", 2 runs;
+    a_cross_encoder_with_modules: "ce-modules", 3 runs;
+    a_cross_encoder_by_electra: "ce-electra", 2 runs;
+    layer_norms_with_the_words_of_tensorflow: "hf-gamma", 4 runs;
+    an_untied_decoder: "hf-untied", 2 runs;
+    camembert: "hf-camembert", 3 runs;
+    token_classes_by_xlm_roberta: "hf-xlmr-token", 3 runs;
+    masked_words_by_roberta: "hf-roberta-mlm", 3 runs;
+    a_discriminator: "hf-electra-disc", 3 runs;
+    a_trunk_with_narrow_embeddings: "hf-electra-small", 2 runs;
+    token_classes_by_electra: "hf-electra-token", 2 runs;
+    a_generator: "hf-electra-mlm", 2 runs;
+    three_groups_of_two_layers: "hf-albert-groups", 3 runs;
+    a_classifier_by_distilbert: "hf-distil-seq", 3 runs;
+}
