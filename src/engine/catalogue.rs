@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Published sizes: name, description, config.
-const CONFIGS: [(&str, &str, &str); 6] = [
+const CONFIGS: [(&str, &str, &str); 7] = [
     (
         "bert-base",
         "bert",
@@ -69,6 +69,14 @@ const CONFIGS: [(&str, &str, &str); 6] = [
         include_str!(concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/models/configs/albert-base.json"
+        )),
+    ),
+    (
+        "electra-base",
+        "electra",
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/models/configs/electra-base.json"
         )),
     ),
 ];
