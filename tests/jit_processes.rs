@@ -301,6 +301,27 @@ fn a_cache_in_a_folder_that_nobody_may_write_to_is_told_and_gone_without() {
     );
 }
 
+/// Another user has filled a folder that all may write to.
+#[cfg(unix)]
+#[test]
+fn a_cache_that_others_may_write_to_is_told_and_gone_without() {
+    use std::os::unix::fs::PermissionsExt;
+    let root = tempfile::tempdir().unwrap();
+    let start = || {
+        let mut command = again("open and compile", root.path());
+        said(&command.env("GEMMULE_CACHE", root.path()).output().unwrap())
+    };
+    let code = start();
+    assert_eq!(code[1..], ["0", "8", "[]"]);
+    let folder = DiskCache::at(root.path()).path().to_owned();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o1777)).unwrap();
+    let before = DiskCache::at(root.path()).usage().unwrap();
+    assert_eq!(start(), [&code[0], "0", "8", "[Foreign]"]);
+    assert_eq!(DiskCache::at(root.path()).usage().unwrap(), before);
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(start(), [&code[0], "8", "0", "[]"]);
+}
+
 #[test]
 fn an_nvrtc_that_is_chosen_and_not_there_is_an_error_of_the_process() {
     let root = tempfile::tempdir().unwrap();
@@ -315,6 +336,6 @@ fn an_nvrtc_that_is_chosen_and_not_there_is_an_error_of_the_process() {
     insta::assert_snapshot!(told, @r"
     GEMMULE_NVRTC is set to ROOT/nowhere, which cannot be used:
       GEMMULE_NVRTC, ROOT/nowhere: not there
-    Set it to the file libnvrtc.so.13 or to the folder that holds it, or unset it to let NVRTC be searched for
+    Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, or unset it to let NVRTC be searched for
     ");
 }

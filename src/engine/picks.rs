@@ -29,13 +29,18 @@ pub fn read_picks(file: &Path) -> Result<Picks, EngineError> {
     Picks::parse(&bytes).map_err(|problem| refused(file, problem))
 }
 
-/// Writes picks as RON; a failure leaves what was there before.
+/// Writes picks as RON, in a folder that is made if it is not there; a failure leaves what was there
+/// before.
 pub fn write_picks(file: &Path, picks: &Picks) -> Result<(), EngineError> {
     let text = picks.to_ron().map_err(|problem| refused(file, problem))?;
-    files::write(file, text.as_bytes()).map_err(|source| EngineError::Write {
-        file: file.to_owned(),
-        source,
-    })
+    let folder = file.parent().filter(|p| !p.as_os_str().is_empty());
+    folder
+        .map_or(Ok(()), std::fs::create_dir_all)
+        .and_then(|()| files::write(file, text.as_bytes()))
+        .map_err(|source| EngineError::Write {
+            file: file.to_owned(),
+            source,
+        })
 }
 
 pub(super) fn refused(file: &Path, problem: PicksError) -> EngineError {

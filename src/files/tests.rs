@@ -104,18 +104,27 @@ fn what_another_user_owns_is_not_trusted_in_any_mode() {
 }
 
 #[test]
-fn entries_of_the_loaders_path_that_depend_on_the_current_folder_are_found() {
-    let found = |paths| trust::relative_entry_of(paths).unwrap_or_default();
-    for paths in ["", "/a", "/a:/b", "$ORIGIN/lib:${ORIGIN}/../lib", "/a;/b"] {
+fn libraries_that_the_loader_would_take_from_the_current_folder_are_found() {
+    let root = tempfile::tempdir().unwrap();
+    let found = |paths: &str| trust::planted_in(paths, root.path()).unwrap_or_default();
+    fs::create_dir(root.path().join("lib64")).unwrap();
+    fs::write(root.path().join("libother.so"), "").unwrap();
+    let harmless = ["", ":", "/a:", "/a:/b", "$ORIGIN/lib:${ORIGIN}/../lib", "lib64", "nowhere:/a"];
+    for paths in harmless {
+        assert_eq!(found(paths), "", "{paths}");
+    }
+    fs::write(root.path().join("libcuda.so.1"), "").unwrap();
+    fs::write(root.path().join("lib64/libnvrtc.so.13"), "").unwrap();
+    for paths in ["", "/a:/b", "$ORIGIN/lib:${ORIGIN}/../lib", "/a;/b"] {
         assert_eq!(found(paths), "", "{paths}");
     }
     for paths in [":", "/a:", ":/a", "/a::/b", "/a;"] {
         insta::allow_duplicates! {
-            insta::assert_snapshot!(found(paths), @"LD_LIBRARY_PATH has an empty entry, which means the current folder; take the surplus colon out");
+            insta::assert_snapshot!(found(paths), @"LD_LIBRARY_PATH has an empty entry, which means the current folder, where `libcuda.so.1` lies; take the surplus colon out");
         }
     }
-    insta::assert_snapshot!(found("/a:lib64"), @"LD_LIBRARY_PATH has the entry `lib64`, which depends on the current folder; make it absolute");
-    insta::assert_snapshot!(found(".:/a"), @"LD_LIBRARY_PATH has the entry `.`, which depends on the current folder; make it absolute");
+    insta::assert_snapshot!(found("/a:lib64"), @"LD_LIBRARY_PATH has the entry `lib64`, which depends on the current folder and holds `libnvrtc.so.13`; make it absolute");
+    insta::assert_snapshot!(found(".:/a"), @"LD_LIBRARY_PATH has the entry `.`, which depends on the current folder and holds `libcuda.so.1`; make it absolute");
 }
 
 /// What a program's own writing leaves here under the umask of this process.

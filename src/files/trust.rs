@@ -126,30 +126,47 @@ pub(crate) fn check_one(path: &Path) -> Result<(), Distrust> {
     Ok(())
 }
 
-/// An entry of the variable by which the loader finds libraries that means the current folder, or
-/// one that depends on it: whoever fills that folder would choose what is loaded.
-pub(crate) fn relative_loader_entry() -> Option<String> {
-    relative_entry(&std::env::var("LD_LIBRARY_PATH").ok()?)
+/// An entry of the variable by which the loader finds libraries that means the current folder, or one that depends on
+/// it, where such a folder holds a library that this program loads by name: whoever filled it chose what would run. A
+/// surplus colon alone does no harm, and is common.
+pub(crate) fn planted_library() -> Option<String> {
+    let here = std::env::current_dir().ok()?;
+    planted(&std::env::var("LD_LIBRARY_PATH").ok()?, &here)
 }
 
-/// The reason for [`relative_loader_entry`], given the variable's value.
-fn relative_entry(paths: &str) -> Option<String> {
+/// How the names of the libraries begin that are loaded by name, and of those that these load.
+const LOADED: [&str; 6] = [
+    "libcuda",
+    "libnvrtc",
+    "libcublas",
+    "libnvidia",
+    "libnvcuda",
+    "libnvJitLink",
+];
+
+/// The reason for [`planted_library`], given the variable's value and the current folder.
+fn planted(paths: &str, here: &Path) -> Option<String> {
     // The loader takes an empty variable for none, and splits at both signs.
     if paths.is_empty() {
         return None;
     }
-    let entry = paths.split([':', ';']).find(|entry| {
+    let is_relative = |entry: &&str| {
         let origin = entry.starts_with("$ORIGIN") || entry.starts_with("${ORIGIN}");
         !(entry.starts_with('/') || origin)
-    })?;
-    Some(match entry {
-        "" => "LD_LIBRARY_PATH has an empty entry, which means the current folder; take the \
-               surplus colon out"
-            .to_owned(),
-        entry => format!(
-            "LD_LIBRARY_PATH has the entry `{entry}`, which depends on the current folder; make it \
-             absolute"
-        ),
+    };
+    paths.split([':', ';']).filter(is_relative).find_map(|entry| {
+        let files = here.join(entry).read_dir().ok()?;
+        let names = files.filter_map(|file| file.ok()?.file_name().into_string().ok());
+        let is_loaded = |name: &String| LOADED.iter().any(|start| name.starts_with(start));
+        let library = names.filter(is_loaded).min()?;
+        Some(match entry {
+            "" => format!(
+                "LD_LIBRARY_PATH has an empty entry, which means the current folder, where `{library}` lies; take the surplus colon out"
+            ),
+            entry => format!(
+                "LD_LIBRARY_PATH has the entry `{entry}`, which depends on the current folder and holds `{library}`; make it absolute"
+            ),
+        })
     })
 }
 
@@ -214,6 +231,6 @@ mod unix {
 pub(in crate::files) use unix::check_own;
 
 #[cfg(test)]
-pub(super) fn relative_entry_of(paths: &str) -> Option<String> {
-    relative_entry(paths)
+pub(super) fn planted_in(paths: &str, here: &Path) -> Option<String> {
+    planted(paths, here)
 }

@@ -138,7 +138,7 @@ impl Surroundings {
 
         Surroundings {
             choice: variable("GEMMULE_NVRTC"),
-            loader_refused: trust::relative_loader_entry(),
+            loader_refused: trust::planted_library(),
             loader_names: ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
                 .map(Into::into)
                 .into(),

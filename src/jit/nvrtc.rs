@@ -45,7 +45,7 @@ impl Nvrtc {
     ///
     /// 1. the file or folder that `GEMMULE_NVRTC` names; when it is set, nothing else is tried;
     /// 2. the loader's path: `libnvrtc.so.13`, `libnvrtc.so.12`, `libnvrtc.so`; it is left out where
-    ///    `LD_LIBRARY_PATH` has an empty or relative entry;
+    ///    `LD_LIBRARY_PATH` has an empty or relative entry whose folder holds such a library;
     /// 3. the usual CUDA folders: `lib64` and `lib` of `$CUDA_PATH` and `$CUDA_HOME`, then of
     ///    `/usr/local/cuda`, `/usr/local/cuda-*` (the newest first), `/opt/cuda`;
     /// 4. Python environments, where `pip install nvidia-cuda-nvrtc` puts it: `$VIRTUAL_ENV`,

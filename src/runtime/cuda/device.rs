@@ -30,7 +30,7 @@ pub struct Presence {
 /// That the loader looks for libraries in no folder that depends on the current one: loading one
 /// runs what is there.
 fn check_loader_path() -> Result<(), CudaError> {
-    match files::trust::relative_loader_entry() {
+    match files::trust::planted_library() {
         Some(why) => Err(CudaError::LoaderPath { why }),
         None => Ok(()),
     }
