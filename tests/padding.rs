@@ -132,6 +132,32 @@ fn what_would_mix_padding_into_results_is_refused() {
 }
 
 #[test]
+fn other_pools_would_read_padding_too() {
+    let kept = |pool: &str| {
+        let source = format!(
+            r#"Model(
+                name: "pooled",
+                graph: [
+                    Let("x", embedding(ids: "token_ids", rows: 9, width: 4, table: "words")),
+                    Let("y", {pool}(x: "x")),
+                    Let("z", concat(of: ["y", "y"])),
+                ],
+                outputs: {{"z": "z"}},
+                default: ["z"],
+            )"#
+        );
+        let builder = Engine::from_source("pooled.ron", source)
+            .config_value(serde_json::json!({}))
+            .random_weights(WEIGHTS)
+            .device(DeviceChoice::Cpu);
+        builder.padding(Padding::Kept)
+    };
+    assert!(kept("first_token").build().is_ok());
+    assert_snapshot!(error(kept("max_pool")), @"the output `z` takes the largest over tokens (`y`), which may be padding; to keep padding, ask for other outputs, such as values per token");
+    assert_snapshot!(error(kept("last_token")), @"the output `z` reads last tokens (`y`), which may be padding; to keep padding, ask for other outputs, such as values per token");
+}
+
+#[test]
 fn an_artifact_does_not_keep_padding() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("tiny");

@@ -10,6 +10,8 @@ use crate::{
 pub const MAX_WIDTH: u64 = 1 << 24;
 /// Most rows of a table: ids have 32 bits, one of them for the sign.
 const MAX_ROWS: u64 = i32::MAX as u64;
+/// Values that one operator puts side by side at most.
+pub const MAX_PARTS: usize = 16;
 
 /// Fused attention loads heads in vectors of so many elements.
 pub const HEAD_STEP: u32 = 8;
@@ -141,9 +143,32 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 }
             }
         }
-        Op::FirstToken | Op::MeanPool | Op::MeanPoolNormalize { .. } => {
+        Op::FirstToken
+        | Op::LastToken
+        | Op::MeanPool
+        | Op::MaxPool
+        | Op::MeanPoolNormalize { .. } => {
             let width = per_token(of[0])?;
             Ok(Shape(vec![Symbol::Batch.into(), Size::constant(width)]))
+        }
+        Op::Concat { .. } => {
+            if !(2..=MAX_PARTS).contains(&of.len()) {
+                let n = of.len();
+                return Err(format!("expected 2 to {MAX_PARTS} parts, found {n}"));
+            }
+            let mut width = 0;
+            for part in of {
+                width += matrix(part)?;
+                if part.0[0] != of[0].0[0] {
+                    return Err(format!(
+                        "all parts must have one number of rows, found {} and {}",
+                        of[0].0[0], part.0[0]
+                    ));
+                }
+            }
+            let width = Size::constant(width);
+            constant_width(&width)?;
+            Ok(Shape(vec![of[0].0[0].clone(), width]))
         }
         Op::SliceColumns { start, width } => {
             let from = matrix(of[0])?;

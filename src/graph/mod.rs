@@ -13,7 +13,7 @@ use petgraph::{
     visit::EdgeRef,
 };
 
-pub use infer::{HEAD_STEP, MAX_HEAD, MAX_TABLES, MAX_WIDTH};
+pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
 pub use op::{Op, WeightExpr};
 
 use crate::tensor::Shape;

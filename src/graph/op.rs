@@ -99,8 +99,14 @@ pub enum Op {
     },
     /// First token of each sequence: `[tokens, width]` → `[batch, width]`.
     FirstToken,
+    /// `[tokens, width]` → `[batch, width]`.
+    LastToken,
     /// Mean over each sequence: `[tokens, width]` → `[batch, width]`.
     MeanPool,
+    /// `[tokens, width]` → `[batch, width]`: the largest of each column.
+    MaxPool,
+    /// So many of one number of rows, side by side: `[rows, w1]`, `[rows, w2]`, … → `[rows, w1 + w2 + …]`.
+    Concat { parts: u32 },
     /// Each row over `max(‖row‖₂, eps)`.
     L2Normalize { eps: f32 },
 
@@ -161,7 +167,10 @@ impl Op {
             Op::Softmax { .. } => "softmax",
             Op::Context { .. } => "context",
             Op::FirstToken => "first_token",
+            Op::LastToken => "last_token",
             Op::MeanPool => "mean_pool",
+            Op::MaxPool => "max_pool",
+            Op::Concat { .. } => "concat",
             Op::L2Normalize { .. } => "l2_normalize",
             Op::SliceColumns { .. } => "slice_columns",
             Op::EmbeddingLayerNorm { .. } => "embedding_layer_norm",
@@ -183,6 +192,7 @@ impl Op {
             | Op::Scores { .. }
             | Op::Context { .. } => 2,
             Op::LayerNorm { .. } | Op::Attention { .. } => 3,
+            Op::Concat { parts } => *parts as usize,
             Op::EmbeddingLayerNorm { offsets, .. } => 2 * offsets.len() + 2,
             Op::BiasResidualLayerNorm { bias, .. } => 4 + usize::from(*bias),
             _ => 1,

@@ -1,10 +1,12 @@
 //! Pointwise kernels: what runs between GEMMs when fusion is off. Those that only move elements
 //! are in the file `copies.rs`.
 
+mod concat;
 mod copies;
 
 use serde::{Deserialize, Serialize};
 
+pub use concat::Concat;
 pub use copies::{MergeHeads, SliceColumns, SplitHeads};
 
 use super::{
@@ -289,6 +291,7 @@ const ONE_OPERATION: &str = "one f32 operation, rounded to storage";
 /// Instances for the device check and the compile tests; the copies are among them.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = copies::representative();
+    kernels.extend(concat::representative());
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096] {
             kernels.push(KernelSpec::from(AddBias { width, dtype }));

@@ -12,16 +12,42 @@ use super::{
 };
 use crate::tensor::{DType, Extents, Symbol};
 
-/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: each sequence's first token.
+/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: a token of each sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct FirstToken {
+pub struct TokenOfSequence {
+    pub which: Which,
     pub width: u32,
     pub dtype: DType,
+}
+
+/// A token of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Which {
+    First,
+    Last,
+}
+
+impl Which {
+    /// The kernel's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::First => "first_token",
+            Self::Last => "last_token",
+        }
+    }
 }
 
 /// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: mean over each sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MeanPool {
+    pub width: u32,
+    pub dtype: DType,
+}
+
+/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: the largest of each column over each sequence,
+/// or NaN where one is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MaxPool {
     pub width: u32,
     pub dtype: DType,
 }
@@ -42,7 +68,7 @@ pub struct MeanPoolNormalize {
     pub dtype: DType,
 }
 
-/// Threads of the block that a sequence's mean takes: enough loads in flight for one
+/// Threads of the block that a sequence's mean or maximum takes: enough loads in flight for one
 /// multiprocessor, which has the sequence for itself.
 const POOL_THREADS: u32 = 512;
 
@@ -65,7 +91,7 @@ fn pool_launch(extents: &Extents) -> Launch {
     }
 }
 
-/// What `partials/mean_pool.cu` reads.
+/// What `partials/pool_groups.cu` reads.
 fn pool_constants(width: u32, dtype: DType) -> Constants {
     Constants::from([
         ("storage", storage(dtype)),
@@ -108,6 +134,11 @@ fn means(x: &[f32], cu_lens: &[i64], width: usize) -> Vec<Vec<f64>> {
         .collect()
 }
 
+/// The larger of two; NaN if one is, unlike `f32::max`.
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
+    if b > a || b.is_nan() { b } else { a }
+}
+
 /// `row / max(‖row‖₂, eps)`.
 fn normalized(row: &[f64], eps: f32) -> impl Iterator<Item = f32> {
     let norm = row.iter().map(|v| v * v).sum::<f64>().sqrt();
@@ -115,18 +146,19 @@ fn normalized(row: &[f64], eps: f32) -> impl Iterator<Item = f32> {
     row.iter().map(move |v| (v / divisor) as f32)
 }
 
-impl Kernel for FirstToken {
+impl Kernel for TokenOfSequence {
     fn symbol(&self) -> String {
-        format!("first_token_{}_w{}", self.dtype, self.width)
+        format!("{}_{}_w{}", self.which.name(), self.dtype, self.width)
     }
 
     fn template(&self) -> &'static str {
-        "first_token"
+        "token_of_sequence"
     }
 
     fn constants(&self) -> Constants {
         let mut constants = stream_constants(self.dtype, vector_width(self.dtype, &[self.width]));
         constants.insert("width", self.width.into());
+        constants.insert("is_last", (self.which == Which::Last).into());
         constants
     }
 
@@ -146,9 +178,13 @@ impl Kernel for FirstToken {
     fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (x, cu_lens) = pool_reads(reads);
         let width = self.width as usize;
+        let token = |ends: &[i64]| match self.which {
+            Which::First => ends[0],
+            Which::Last => ends[1] - 1,
+        };
         let out = cu_lens
             .windows(2)
-            .flat_map(|ends| &x[ends[0] as usize * width..][..width])
+            .flat_map(|ends| &x[token(ends) as usize * width..][..width])
             .copied()
             .collect();
         vec![HostTensor::Real(out)]
@@ -202,6 +238,54 @@ impl Kernel for MeanPool {
             "a thread adds up to a few hundred values of magnitude 1 in f32 before the division \
              by their number; the mean is then rounded to storage",
         )
+    }
+}
+
+impl Kernel for MaxPool {
+    fn symbol(&self) -> String {
+        format!("max_pool_{}_w{}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "max_pool"
+    }
+
+    fn constants(&self) -> Constants {
+        pool_constants(self.width, self.dtype)
+    }
+
+    fn params(&self) -> Vec<Param> {
+        pool_params(self.width, self.dtype)
+    }
+
+    fn launch(&self, extents: &Extents) -> Launch {
+        pool_launch(extents)
+    }
+
+    fn threads(&self) -> u32 {
+        POOL_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (x, cu_lens) = pool_reads(reads);
+        let width = self.width as usize;
+        let mut out = Vec::new();
+        for ends in cu_lens.windows(2) {
+            let rows = ends[0] as usize..ends[1] as usize;
+            for c in 0..width {
+                let column = rows.clone().map(|row| x[row * width + c]);
+                out.push(column.fold(f32::NEG_INFINITY, larger));
+            }
+        }
+        vec![HostTensor::Real(out)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        pool_cases()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        COPIED
     }
 }
 
@@ -322,10 +406,26 @@ pub fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096, 8191] {
-            kernels.push(KernelSpec::from(FirstToken { width, dtype }));
+            let which = Which::First;
+            kernels.push(KernelSpec::from(TokenOfSequence {
+                which,
+                width,
+                dtype,
+            }));
             kernels.push(KernelSpec::from(MeanPool { width, dtype }));
             kernels.push(KernelSpec::from(L2Normalize { width, eps, dtype }));
             kernels.push(KernelSpec::from(MeanPoolNormalize { width, eps, dtype }));
+        }
+        for width in [768, 1003] {
+            let which = Which::Last;
+            kernels.push(KernelSpec::from(TokenOfSequence {
+                which,
+                width,
+                dtype,
+            }));
+        }
+        for width in [768, 100, 1003] {
+            kernels.push(KernelSpec::from(MaxPool { width, dtype }));
         }
     }
     kernels
@@ -345,11 +445,23 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_becomes_its_first_row_or_its_mean() {
+    fn a_sequence_becomes_its_first_or_last_row_its_largest_values_or_its_mean() {
         let (extents, x, cu_lens) = batch();
         let (width, dtype) = (2, DType::F32);
-        let first = FirstToken { width, dtype }.reference(&extents, &[&x, &cu_lens]);
-        assert_eq!(first[0].real(), [3.0, -4.0, 1.0, 0.0]);
+        let token = |which| {
+            let kernel = TokenOfSequence {
+                which,
+                width,
+                dtype,
+            };
+            kernel.reference(&extents, &[&x, &cu_lens])[0]
+                .real()
+                .to_vec()
+        };
+        assert_eq!(token(Which::First), [3.0, -4.0, 1.0, 0.0]);
+        assert_eq!(token(Which::Last), [3.0, -4.0, 6.0, 0.0]);
+        let largest = MaxPool { width, dtype }.reference(&extents, &[&x, &cu_lens]);
+        assert_eq!(largest[0].real(), [3.0, -4.0, 6.0, 0.0]);
         let mean = MeanPool { width, dtype }.reference(&extents, &[&x, &cu_lens]);
         assert_eq!(mean[0].real(), [3.0, -4.0, 3.0, 0.0]);
     }

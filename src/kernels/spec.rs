@@ -34,8 +34,8 @@ macro_rules! kernels {
 kernels! {
     Gemm, GemmWgmma, GemmOneTile, GemmSplitK, GemmSkinny, GemmResidualLayerNorm, ResidualLayerNormGemm, GemmResidualMoments,
     MomentsLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
-    MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, FirstToken, MeanPool, L2Normalize,
-    MeanPoolNormalize, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
+    MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
+    MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens, Upload,
 }
 

@@ -233,6 +233,14 @@ impl<'a> Builder<'a> {
             Operator::Softmax { x } => (Op::Softmax { scale: 1.0 }, vec![self.value(x)?]),
             Operator::FirstToken { x } => (Op::FirstToken, vec![self.value(x)?]),
             Operator::MeanPool { x } => (Op::MeanPool, vec![self.value(x)?]),
+            Operator::MaxPool { x } => (Op::MaxPool, vec![self.value(x)?]),
+            Operator::LastToken { x } => (Op::LastToken, vec![self.value(x)?]),
+            Operator::Concat { of } => {
+                let operands = of.iter().map(|x| self.value(x));
+                let operands: Vec<NodeId> = operands.collect::<Result<_, _>>()?;
+                let parts = operands.len() as u32;
+                (Op::Concat { parts }, operands)
+            }
             Operator::L2Normalize { x, eps } => {
                 let eps = values.eps(eps)?;
                 (Op::L2Normalize { eps }, vec![self.value(x)?])

@@ -10,7 +10,10 @@ use super::{
         Requirement, Statement, activation,
     },
 };
-use crate::kernels::{Meta, gemm::Activation};
+use crate::{
+    graph::MAX_PARTS,
+    kernels::{Meta, gemm::Activation},
+};
 
 /// `Model(…)`.
 pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
@@ -284,7 +287,7 @@ fn repeat<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<Repeat> {
 }
 
 /// The primitive operators.
-const OPERATORS: [&str; 17] = [
+const OPERATORS: [&str; 20] = [
     "embedding",
     "linear",
     "add_bias",
@@ -302,6 +305,9 @@ const OPERATORS: [&str; 17] = [
     "first_token",
     "mean_pool",
     "l2_normalize",
+    "max_pool",
+    "last_token",
+    "concat",
 ];
 
 fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
@@ -320,6 +326,7 @@ fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
         "split_heads" => &["x", "heads"],
         "matmul" => &["a", "b", "transpose_b"],
         "l2_normalize" => &["x", "eps"],
+        "concat" => &["of"],
         _ => &["x"],
     };
     let args = call.named(r, fields)?;
@@ -397,6 +404,19 @@ fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
         "softmax" => Ok(Operator::Softmax { x: value("x")? }),
         "first_token" => Ok(Operator::FirstToken { x: value("x")? }),
         "mean_pool" => Ok(Operator::MeanPool { x: value("x")? }),
+        "max_pool" => Ok(Operator::MaxPool { x: value("x")? }),
+        "last_token" => Ok(Operator::LastToken { x: value("x")? }),
+        "concat" => {
+            let piece = args.required(r, "of")?;
+            let of = each(r, "`of` of `concat`", piece, |p| r.string("a value", p))?;
+            match of.len() {
+                2..=MAX_PARTS => Ok(Operator::Concat { of }),
+                _ => {
+                    let expected = format!("a list of 2 to {MAX_PARTS} values");
+                    Err(r.form("`of` of `concat`", &expected, piece))
+                }
+            }
+        }
         _ => Ok(Operator::L2Normalize {
             x: value("x")?,
             eps: size("eps")?,

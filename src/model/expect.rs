@@ -7,7 +7,7 @@ use crate::graph::{Graph, Op};
 
 /// What `expect:` can count: all launches, all GEMMs whatever their epilogue, or one operator by
 /// the name of [`Op::name`].
-pub(super) const COUNTED: [&str; 35] = [
+pub(super) const COUNTED: [&str; 38] = [
     "launches",
     "gemms",
     "embedding",
@@ -36,6 +36,9 @@ pub(super) const COUNTED: [&str; 35] = [
     "context",
     "first_token",
     "mean_pool",
+    "max_pool",
+    "last_token",
+    "concat",
     "l2_normalize",
     "slice_columns",
     "embedding_layer_norm",

@@ -49,7 +49,8 @@
 //! | `merge_heads` | `x` | the way back |
 //! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`; each sequence by itself |
 //! | `softmax` | `x` | of scores, over the keys |
-//! | `first_token`, `mean_pool` | `x` | one row for each sequence |
+//! | `first_token`, `last_token`, `mean_pool`, `max_pool` | `x` | one row for each sequence |
+//! | `concat` | `of` (2 to 16 values) | values of one number of rows, side by side |
 //! | `l2_normalize` | `x`, `eps` | rows of length 1 |
 //!
 //! Weights (`table`, `weight`, `bias`) are named as published, with `{i}` for the index of a loop

@@ -130,6 +130,15 @@ pub(super) enum Operator {
     MeanPool {
         x: At<String>,
     },
+    MaxPool {
+        x: At<String>,
+    },
+    LastToken {
+        x: At<String>,
+    },
+    Concat {
+        of: Vec<At<String>>,
+    },
     L2Normalize {
         x: At<String>,
         eps: At<Expr>,
@@ -141,6 +150,7 @@ impl Operator {
     pub fn values(&self) -> Vec<&At<String>> {
         match self {
             Operator::Embedding { .. } => Vec::new(),
+            Operator::Concat { of } => of.iter().collect(),
             Operator::Add { a, b } | Operator::Matmul { a, b, .. } => vec![a, b],
             Operator::Linear { x, .. }
             | Operator::AddBias { x, .. }
@@ -153,6 +163,8 @@ impl Operator {
             | Operator::Softmax { x }
             | Operator::FirstToken { x }
             | Operator::MeanPool { x }
+            | Operator::MaxPool { x }
+            | Operator::LastToken { x }
             | Operator::L2Normalize { x, .. } => vec![x],
         }
     }

@@ -305,7 +305,7 @@ fn elements_read(graph: &Graph, id: NodeId, slot: usize, operand: NodeId) -> Siz
         &Size::constant(u64::from(heads) * u64::from(head)) * &Symbol::Tokens.into()
     };
     match graph.op(id) {
-        Op::SliceColumns { .. } | Op::FirstToken => graph.shape(id).elements(),
+        Op::SliceColumns { .. } | Op::FirstToken | Op::LastToken => graph.shape(id).elements(),
         Op::Scores { heads, head, .. } | Op::Attention { heads, head, .. } => headed(*heads, *head),
         Op::Context { heads, head, .. } if slot == 1 => headed(*heads, *head),
         _ => graph.shape(operand).elements(),

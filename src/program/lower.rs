@@ -59,6 +59,15 @@ pub enum LowerError {
         "the output `{output}` is a mean over tokens (`{node}`), which would average padding too; to keep padding, ask for other outputs, such as values per token"
     )]
     MeanOfPadding { output: String, node: String },
+    #[error(
+        "the output `{output}` {reads} (`{node}`), which may be padding; to keep padding, ask for other outputs, such as values per token"
+    )]
+    ReadsPadding {
+        output: String,
+        node: String,
+        /// In words.
+        reads: &'static str,
+    },
 }
 
 /// What a graph is lowered for.
@@ -444,8 +453,22 @@ impl<'a> Lowering<'a> {
                 out: *out,
                 dtype,
             })),
-            Op::FirstToken => one(KernelSpec::FirstToken(FirstToken {
+            Op::FirstToken | Op::LastToken => one(KernelSpec::TokenOfSequence(TokenOfSequence {
+                which: match op {
+                    Op::LastToken => Which::Last,
+                    _ => Which::First,
+                },
                 width: operand_width(0)?,
+                dtype,
+            })),
+            Op::MaxPool => one(KernelSpec::MaxPool(MaxPool {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::Concat { .. } => one(KernelSpec::Concat(Concat {
+                widths: (0..operands.len())
+                    .map(operand_width)
+                    .collect::<Result<_, _>>()?,
                 dtype,
             })),
             Op::MeanPool => one(KernelSpec::MeanPool(MeanPool {
@@ -519,7 +542,11 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             &[Meta::CuLens, Meta::PairOffsets]
         }
-        Op::FirstToken | Op::MeanPool | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
+        Op::FirstToken
+        | Op::LastToken
+        | Op::MeanPool
+        | Op::MaxPool
+        | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
         _ => &[],
     }
 }

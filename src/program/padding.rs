@@ -41,6 +41,16 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
             output: output.to_owned(),
             node: node(),
         }),
+        Op::MaxPool => Err(LowerError::ReadsPadding {
+            output: output.to_owned(),
+            node: node(),
+            reads: "takes the largest over tokens",
+        }),
+        Op::LastToken => Err(LowerError::ReadsPadding {
+            output: output.to_owned(),
+            node: node(),
+            reads: "reads last tokens",
+        }),
         // Every row from its own row, or from the first token, which is never padding.
         Op::Input(_)
         | Op::Weight(_)
@@ -56,6 +66,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::SplitHeads { .. }
         | Op::MergeHeads
         | Op::SliceColumns { .. }
+        | Op::Concat { .. }
         | Op::FirstToken
         | Op::L2Normalize { .. } => Ok(()),
         // The softmax is masked, so the scores of padding count for nothing in the context.

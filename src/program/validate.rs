@@ -9,6 +9,7 @@ use crate::{
     kernels::{
         KernelSpec, Role,
         attention::{HeadView, MhaSplitKeys},
+        elementwise::Concat,
         embedding::Table,
         gemm::{Gemm, Tile},
         layernorm::Teams,
@@ -391,8 +392,10 @@ fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
             .and_then(|()| eps(k.eps))
             .and_then(|()| check_tables(&k.tables))
             .map(|()| k.dtype),
-        K::FirstToken(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::Concat(k) => check_parts(k).map(|()| k.dtype),
+        K::TokenOfSequence(k) => widths(&[k.width]).map(|()| k.dtype),
         K::MeanPool(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::MaxPool(k) => widths(&[k.width]).map(|()| k.dtype),
         K::L2Normalize(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
@@ -445,6 +448,15 @@ fn widths(all: &[u32]) -> Result<(), String> {
         None => Ok(()),
         Some(width) => Err(format!("a width of {width}, expected 1 to {MAX_WIDTH}")),
     }
+}
+
+fn check_parts(concat: &Concat) -> Result<(), String> {
+    let n = concat.widths.len();
+    if !(2..=Concat::MAX_PARTS).contains(&n) {
+        return Err(format!("{n} parts, expected 2 to {}", Concat::MAX_PARTS));
+    }
+    widths(&concat.widths)?;
+    widths(&[concat.width()])
 }
 
 fn check_teams(teams: Teams, width: u32, dtype: DType) -> Result<(), String> {

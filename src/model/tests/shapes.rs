@@ -43,6 +43,18 @@ refuses! {
     ],
     outputs"#
     );
+    tokens_are_not_put_beside_sequences: changed(
+        "    ],\n    outputs",
+        r#"        Let("m", max_pool(x: "x")),
+        Let("n", concat(of: ["m", "x"])),
+    ],
+    outputs"#
+    );
+    what_is_put_side_by_side_is_no_wider_than_a_row:
+        last(r#"concat(of: ["x", "y"])"#)
+            .replace(r#"linear(x: "x", out: "hidden", weight: "layers.{i}.weight")"#, r#"relu(x: "x")"#)
+            .replace(r#"Key("hidden_size")"#, "9000000");
+    a_single_value_is_not_put_side_by_side: last(r#"concat(of: ["x"])"#);
     one_weight_has_one_shape: changed(
         r#"Let("x", add(a: "x", b: "y"))"#,
         r#"Let("x", linear(x: "y", out: "hidden + hidden", weight: "layers.{i}.weight"))"#
@@ -137,7 +149,10 @@ fn the_countable_names_are_the_names_of_operators() {
             out: view,
         },
         Op::FirstToken,
+        Op::LastToken,
         Op::MeanPool,
+        Op::MaxPool,
+        Op::Concat { parts: 2 },
         Op::L2Normalize { eps },
         Op::SliceColumns { start: 0, width: 1 },
         Op::EmbeddingLayerNorm {

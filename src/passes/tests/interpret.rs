@@ -310,7 +310,27 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             .sequences()
             .flat_map(|(start, _)| reads[0][start * widths[0]..][..widths[0]].to_vec())
             .collect(),
+        Op::LastToken => batch
+            .sequences()
+            .flat_map(|(start, n)| reads[0][(start + n - 1) * widths[0]..][..widths[0]].to_vec())
+            .collect(),
         Op::MeanPool => mean_pool(reads[0], widths[0], batch),
+        Op::MaxPool => batch
+            .sequences()
+            .flat_map(|(start, n)| {
+                let column = |c| (start..start + n).map(move |t| reads[0][t * widths[0] + c]);
+                let largest = |c| column(c).fold(f64::NEG_INFINITY, f64::max);
+                (0..widths[0]).map(largest).collect::<Vec<_>>()
+            })
+            .collect(),
+        Op::Concat { .. } => {
+            let n_rows = reads[0].len() / widths[0];
+            let row = |r: usize| {
+                let parts = reads.iter().zip(widths);
+                parts.flat_map(move |(part, &width)| &part[r * width..][..width])
+            };
+            (0..n_rows).flat_map(row).copied().collect()
+        }
         Op::L2Normalize { eps } => l2_normalize(reads[0], widths[0], *eps),
         Op::SliceColumns { start, width } => rows(reads[0], widths[0], |row| {
             row[*start as usize..][..*width as usize].to_vec()

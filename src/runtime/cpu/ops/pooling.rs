@@ -6,9 +6,14 @@ use super::OpError;
 use super::args::{Args, Sequence};
 use super::parallel::for_row_blocks;
 use super::simd::{self, Times};
-use crate::kernels::pooling::{FirstToken, L2Normalize, MeanPool, MeanPoolNormalize};
+use crate::kernels::pooling::{
+    L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, Which, larger,
+};
 
-pub(super) fn first_token(spec: &FirstToken, mut args: Args<'_, '_>) -> Result<(), OpError> {
+pub(super) fn token_of_sequence(
+    spec: &TokenOfSequence,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
     let (tokens, batch) = (args.extents.tokens, args.extents.batch);
     let width = u64::from(spec.width);
     let x = args.real("x", &[tokens, width])?;
@@ -17,7 +22,35 @@ pub(super) fn first_token(spec: &FirstToken, mut args: Args<'_, '_>) -> Result<(
     let width = width as usize;
     for_row_blocks(out, width, |first, out| {
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            out.copy_from_slice(&x[sequences[first + i].start * width..][..width]);
+            let sequence = &sequences[first + i];
+            let token = match spec.which {
+                Which::First => sequence.start,
+                Which::Last => sequence.start + sequence.len - 1,
+            };
+            out.copy_from_slice(&x[token * width..][..width]);
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn max_pool(spec: &MaxPool, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (tokens, batch) = (args.extents.tokens, args.extents.batch);
+    let width = u64::from(spec.width);
+    let x = args.real("x", &[tokens, width])?;
+    let sequences = args.sequences()?;
+    let out = args.out(&[batch, width])?;
+    let width = width as usize;
+    for_row_blocks(out, width, |first, out| {
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let sequence = &sequences[first + i];
+            let x = &x[sequence.start * width..][..sequence.len * width];
+            out.fill(f32::NEG_INFINITY);
+            for row in x.chunks_exact(width) {
+                // Branches on each element would keep this from being vectorised.
+                for (top, &x) in out.iter_mut().zip(row) {
+                    *top = larger(*top, x);
+                }
+            }
         }
     });
     Ok(())

@@ -123,6 +123,30 @@ pub(super) fn slice_columns(spec: &SliceColumns, mut args: Args<'_, '_>) -> Resu
     Ok(())
 }
 
+pub(super) fn concat(spec: &Concat, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let rows = args.extents.rows;
+    let parts = spec
+        .parts()
+        .map(|(name, width)| {
+            let part = args.real(name, &[rows, u64::from(width)])?;
+            Ok((part, width as usize))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let width = u64::from(spec.width());
+    let out = args.out(&[rows, width])?;
+    let width = width as usize;
+    for_row_blocks(out, width, |first, out| {
+        for (i, mut out) in out.chunks_exact_mut(width).enumerate() {
+            for &(part, width) in &parts {
+                let (to, rest) = out.split_at_mut(width);
+                to.copy_from_slice(&part[(first + i) * width..][..width]);
+                out = rest;
+            }
+        }
+    });
+    Ok(())
+}
+
 pub(super) fn split_heads(spec: &SplitHeads, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (tokens, heads, head) = (
         args.extents.tokens,

@@ -29,6 +29,7 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 }
 
 /// A batch with what describes it.
+#[derive(Clone)]
 struct Batch {
     extents: Extents,
     lens: Vec<usize>,

@@ -1,5 +1,7 @@
 use super::*;
-use crate::kernels::pooling::{FirstToken, L2Normalize, MeanPool, MeanPoolNormalize};
+use crate::kernels::pooling::{
+    L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, Which,
+};
 
 const WIDTHS: [usize; 4] = [1, 7, 16, 40];
 
@@ -26,11 +28,15 @@ fn unit_rows(x: &[f64], width: usize, eps: f64) -> Vec<f64> {
 }
 
 #[test]
-fn first_token_is_the_first_row_of_each_sequence() {
-    for batch in batches() {
+fn a_token_of_a_sequence_is_its_first_or_last_row() {
+    for (batch, which) in batches()
+        .into_iter()
+        .flat_map(|batch| [(batch.clone(), Which::First), (batch, Which::Last)])
+    {
         for width in WIDTHS {
             let x = noise(batch.tokens() * width, 1);
-            let spec = KernelSpec::FirstToken(FirstToken {
+            let spec = KernelSpec::TokenOfSequence(TokenOfSequence {
+                which,
                 width: width as u32,
                 dtype: F32,
             });
@@ -38,10 +44,44 @@ fn first_token_is_the_first_row_of_each_sequence() {
             let got = output(&spec, &batch.extents, &reads, batch.lens.len() * width);
             let want: Vec<f32> = batch
                 .sequences()
-                .flat_map(|(start, ..)| &x[start * width..][..width])
+                .map(|(start, _, len)| match which {
+                    Which::First => start,
+                    Which::Last => start + len - 1,
+                })
+                .flat_map(|token| &x[token * width..][..width])
                 .copied()
                 .collect();
             assert_eq!(got, want);
+        }
+    }
+}
+
+#[test]
+fn max_pool_is_the_largest_of_each_column_and_keeps_a_nan() {
+    for batch in batches() {
+        for width in WIDTHS {
+            // All below zero, so that nothing but the values can be the largest.
+            let noise = noise(batch.tokens() * width, 1);
+            let mut x: Vec<f32> = noise.iter().map(|x| x - 2.0).collect();
+            let spec = KernelSpec::MaxPool(MaxPool {
+                width: width as u32,
+                dtype: F32,
+            });
+            let pooled = |x: &[f32]| {
+                let reads = [Read::Real(x), Read::I32(&batch.cu_lens)];
+                output(&spec, &batch.extents, &reads, batch.lens.len() * width)
+            };
+            let got = pooled(&x);
+            for (row, (start, _, len)) in got.chunks(width).zip(batch.sequences()) {
+                for (c, &got) in row.iter().enumerate() {
+                    let column = (start..start + len).map(|t| x[t * width + c]);
+                    assert_eq!(got, column.fold(f32::NEG_INFINITY, f32::max));
+                }
+            }
+            x[0] = f32::NAN;
+            let with_nan = pooled(&x);
+            assert!(with_nan[0].is_nan());
+            assert_eq!(with_nan[1..], got[1..]);
         }
     }
 }

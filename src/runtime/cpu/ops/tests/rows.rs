@@ -145,6 +145,27 @@ fn slice_columns_takes_columns_of_every_row() {
 }
 
 #[test]
+fn concat_lays_rows_side_by_side() {
+    for widths in [vec![3, 4], vec![1, 7, 2], (1..=16).collect()] {
+        let parts: Vec<Vec<f32>> = widths
+            .iter()
+            .map(|&width: &u32| noise(7 * width as usize, width.into()))
+            .collect();
+        let reads: Vec<Read<'_>> = parts.iter().map(|part| Read::Real(part)).collect();
+        let want: Vec<f32> = (0..7)
+            .flat_map(|row| {
+                let parts = parts.iter().zip(&widths);
+                parts.flat_map(move |(part, &w)| &part[row * w as usize..][..w as usize])
+            })
+            .copied()
+            .collect();
+        let dtype = F32;
+        let spec = KernelSpec::Concat(Concat { widths, dtype });
+        assert_eq!(output(&spec, &extents(7), &reads, want.len()), want);
+    }
+}
+
+#[test]
 fn split_heads_moves_heads_before_tokens_and_merge_heads_moves_them_back() {
     for batch in batches() {
         let (heads, head, tokens) = (3, 5, batch.tokens());
