@@ -11,6 +11,7 @@
 //! - A value that is an output of the model or has a reader outside the pattern does not vanish.
 //! - The graph is verified after every pass.
 
+mod explanation;
 mod fold_head_layout;
 mod fold_scale;
 mod fuse_attention;
@@ -24,7 +25,8 @@ mod report;
 
 use std::collections::BTreeSet;
 
-pub use report::{Entry, Explanation, Moved, Part, Report};
+pub use explanation::Explanation;
+pub use report::{Entry, Moved, Part, Report};
 
 use crate::graph::{Graph, GraphError};
 

@@ -4,7 +4,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::all;
+use super::{
+    all,
+    explanation::{Explanation, launches},
+};
 use crate::{
     graph::{Graph, NodeId, Op},
     tensor::{DType, Extents, Size, Symbol},
@@ -106,11 +109,7 @@ impl Report {
 
     /// The report with bytes for a batch at hand, to be printed.
     pub fn explain(&self, extents: Extents, dtype: DType) -> Explanation<'_> {
-        Explanation {
-            report: self,
-            extents,
-            dtype,
-        }
+        Explanation::new(self, extents, dtype)
     }
 }
 
@@ -118,7 +117,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.entries {
-            write_entry(f, entry)?;
+            write_entry(f, entry, 1)?;
             if let Entry::Fused { moved, .. } = entry {
                 writeln!(
                     f,
@@ -131,48 +130,13 @@ impl fmt::Display for Report {
     }
 }
 
-/// A [`Report`] as text for one batch, with bytes; see [`Report::explain`].
-#[derive(Clone, Copy, Debug)]
-pub struct Explanation<'a> {
-    report: &'a Report,
-    extents: Extents,
-    dtype: DType,
-}
-
-impl fmt::Display for Explanation<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut n_fused, mut n_refused) = (0, 0);
-        for entry in &self.report.entries {
-            write_entry(f, entry)?;
-            match entry {
-                Entry::Fused { moved, .. } => {
-                    n_fused += 1;
-                    writeln!(
-                        f,
-                        ", {}",
-                        bytes(moved.bytes_saved(&self.extents, self.dtype))
-                    )?;
-                }
-                Entry::Refused { .. } => n_refused += 1,
-            }
-        }
-        writeln!(
-            f,
-            "{n_fused} fused, {n_refused} refused: {}, {} for {} tokens in {} ({})",
-            launches(self.report.launches_saved()),
-            bytes(self.report.bytes_saved(&self.extents, self.dtype)),
-            self.extents.tokens,
-            match self.extents.batch {
-                1 => "1 sequence".to_owned(),
-                n => format!("{n} sequences"),
-            },
-            self.dtype,
-        )
-    }
-}
-
 /// All of an entry but what it moves. A fusion's last line is left open for that.
-fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry) -> fmt::Result {
+/// `n` is how many entries it stands for.
+pub(super) fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Result {
+    let times = match n {
+        1 => String::new(),
+        n => format!(", × {n}"),
+    };
     match entry {
         Entry::Fused {
             pass,
@@ -182,7 +146,7 @@ fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry) -> fmt::Result {
             ..
         } => {
             let merged: Vec<String> = merged.iter().map(Part::to_string).collect();
-            writeln!(f, "fused `{anchor}` by {pass}")?;
+            writeln!(f, "fused `{anchor}` by {pass}{times}")?;
             writeln!(f, "    merges {}", merged.join(", "))?;
             if let Some(pass) = all().iter().find(|p| p.name() == *pass) {
                 writeln!(f, "    as {}", pass.equation())?;
@@ -193,30 +157,11 @@ fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry) -> fmt::Result {
             pass,
             at,
             condition,
-        } => writeln!(f, "refused `{at}` by {pass}\n    because {condition}"),
+        } => writeln!(
+            f,
+            "refused `{at}` by {pass}{times}\n    because {condition}"
+        ),
     }
-}
-
-fn launches(n: i64) -> String {
-    let verb = if n < 0 { "adds" } else { "saves" };
-    match n.unsigned_abs() {
-        1 => format!("{verb} 1 launch"),
-        n => format!("{verb} {n} launches"),
-    }
-}
-
-fn bytes(saved: Option<i64>) -> String {
-    let Some(saved) = saved else {
-        return "moves more bytes than 64 bits count".to_owned();
-    };
-    let than_before = if saved < 0 { "more" } else { "less" };
-    // Shown with one decimal, for which f64 is exact enough.
-    let amount = match saved.unsigned_abs() {
-        n @ 0..1024 => format!("{n} bytes"),
-        n @ 1024..1_048_576 => format!("{:.1} KiB", n as f64 / 1024.0),
-        n => format!("{:.1} MiB", n as f64 / 1_048_576.0),
-    };
-    format!("moves {amount} {than_before}")
 }
 
 /// A group of operators before it is rewritten.

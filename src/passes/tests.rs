@@ -222,11 +222,7 @@ fn bytes_saved_are_what_a_batch_moves_less() {
 
 #[test]
 fn the_explanation_reads_well() {
-    let graph = Encoder {
-        layers: 1,
-        ..Encoder::SMALL
-    };
-    let mut graph = graph.build();
+    let mut graph = Encoder::SMALL.build();
     let mean = graph.topological();
     let mean = mean.into_iter().find(|&id| *graph.op(id) == Op::MeanPool);
     graph.add_output("average", mean.unwrap());

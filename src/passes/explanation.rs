@@ -1,0 +1,280 @@
+//! A report for people, with the bytes of one batch: what is said of layers that are alike is said once.
+
+use std::fmt;
+
+use super::report::{Entry, Part, Report, write_entry};
+use crate::tensor::{DType, Extents};
+
+/// A [`Report`] as text for one batch, with bytes; see [`Report::explain`].
+#[derive(Clone, Copy, Debug)]
+pub struct Explanation<'a> {
+    report: &'a Report,
+    extents: Extents,
+    dtype: DType,
+}
+
+impl<'a> Explanation<'a> {
+    pub(super) fn new(report: &'a Report, extents: Extents, dtype: DType) -> Self {
+        Self {
+            report,
+            extents,
+            dtype,
+        }
+    }
+}
+
+impl fmt::Display for Explanation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries = &self.report.entries;
+        for alike in alike(entries) {
+            let n = alike.indices.len().max(1);
+            write_entry(f, &alike.shown(), n)?;
+            let Entry::Fused {
+                moved,
+                launches_saved,
+                ..
+            } = alike.first
+            else {
+                continue;
+            };
+            let each = moved.bytes_saved(&self.extents, self.dtype);
+            match n {
+                1 => writeln!(f, ", {}", bytes(each))?,
+                n => {
+                    let n = n as i64;
+                    writeln!(
+                        f,
+                        ", {} each; {}, {} in all",
+                        bytes(each),
+                        launches(launches_saved.saturating_mul(n)),
+                        bytes(each.and_then(|each| each.checked_mul(n)))
+                    )?;
+                }
+            }
+        }
+        let is_fused = |entry: &&Entry| matches!(entry, Entry::Fused { .. });
+        let n_fused = entries.iter().filter(is_fused).count();
+        writeln!(
+            f,
+            "{n_fused} fused, {} refused: {}, {} for {} tokens in {} ({})",
+            entries.len() - n_fused,
+            launches(self.report.launches_saved()),
+            bytes(self.report.bytes_saved(&self.extents, self.dtype)),
+            self.extents.tokens,
+            match self.extents.batch {
+                1 => "1 sequence".to_owned(),
+                n => format!("{n} sequences"),
+            },
+            self.dtype,
+        )
+    }
+}
+
+/// Entries that say the same of different iterations of a loop.
+struct Alike<'a> {
+    first: &'a Entry,
+    /// What names have before the index, and the iterations, the first entry's first; empty where the entry is of none.
+    prefix: &'a str,
+    indices: Vec<u64>,
+}
+
+impl Alike<'_> {
+    /// The first entry, with all iterations in the place of its own. A name of the iteration behind it, as of a reader,
+    /// has those that are behind all.
+    fn shown(&self) -> Entry {
+        let [own, _, ..] = self.indices.as_slice() else {
+            return self.first.clone();
+        };
+        let all = |n: u64| {
+            let shifted = |&index: &u64| (index + n).saturating_sub(*own);
+            ranges(self.indices.iter().map(shifted).collect())
+        };
+        renamed(self.first, |name| indexed(name, self.prefix, all))
+    }
+}
+
+/// The entries, each with those that are alike, in the order of the first of them.
+fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
+    let mut all: Vec<(Entry, Alike<'_>)> = Vec::new();
+    for entry in entries {
+        let (Entry::Fused { anchor: name, .. } | Entry::Refused { at: name, .. }) = entry;
+        let (prefix, index) = iteration(name).unzip();
+        let prefix = prefix.unwrap_or_default();
+        // Indices count from the entry's own.
+        let from = |n: u64| format!("{{{}}}", i128::from(n) - i128::from(index.unwrap_or(0)));
+        let general = match index {
+            Some(_) => renamed(entry, |name| indexed(name, prefix, from)),
+            None => entry.clone(),
+        };
+        let same = all.iter_mut().find(|(known, alike)| {
+            let is_new = |index| !alike.indices.contains(&index);
+            index.is_some_and(is_new) && alike.prefix == prefix && *known == general
+        });
+        match same {
+            Some((_, alike)) => alike.indices.extend(index),
+            None => {
+                let (first, indices) = (entry, index.into_iter().collect());
+                let alike = Alike {
+                    first,
+                    prefix,
+                    indices,
+                };
+                all.push((general, alike));
+            }
+        }
+    }
+    all.into_iter().map(|(_, alike)| alike).collect()
+}
+
+/// The iteration of a `Repeat` that a value is of: `layer.` and 3, of `layer.3.query`.
+fn iteration(name: &str) -> Option<(&str, u64)> {
+    let mut at = 0;
+    for part in name.split_inclusive('.') {
+        let index = part.strip_suffix('.').and_then(|part| part.parse().ok());
+        match index {
+            Some(index) if at > 0 => return Some((&name[..at], index)),
+            _ => at += part.len(),
+        }
+    }
+    None
+}
+
+/// `text` with what `show` makes of the index in every name that begins with `prefix` and an index.
+fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(prefix) {
+        let (before, from) = rest.split_at(at);
+        let after = &from[prefix.len()..];
+        out.push_str(before);
+        let begins = !out.ends_with(|c: char| c.is_alphanumeric() || "._".contains(c));
+        out.push_str(prefix);
+        let digits = after.find(|c: char| !c.is_ascii_digit());
+        let (index, behind) = after.split_at(digits.unwrap_or(after.len()));
+        rest = match index.parse() {
+            Ok(index) if begins && behind.starts_with('.') => {
+                out.push_str(&show(index));
+                behind
+            }
+            _ => after,
+        };
+    }
+    out + rest
+}
+
+/// `{0..11}`, or `{0..3,6}` where some are missing.
+fn ranges(mut indices: Vec<u64>) -> String {
+    indices.sort_unstable();
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for index in indices {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == index => *last = index,
+            _ => runs.push((index, index)),
+        }
+    }
+    let words: Vec<String> = runs
+        .into_iter()
+        .map(|(first, last)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}..{last}"),
+        })
+        .collect();
+    format!("{{{}}}", words.join(","))
+}
+
+/// The entry with other names; what a refusal says has names in it.
+fn renamed(entry: &Entry, name: impl Fn(&str) -> String) -> Entry {
+    let mut entry = entry.clone();
+    match &mut entry {
+        Entry::Fused { anchor, merged, .. } => {
+            *anchor = name(anchor);
+            for Part { name: of, .. } in merged {
+                *of = name(of);
+            }
+        }
+        Entry::Refused { at, condition, .. } => {
+            *at = name(at);
+            *condition = name(condition);
+        }
+    }
+    entry
+}
+
+pub(super) fn launches(n: i64) -> String {
+    let verb = if n < 0 { "adds" } else { "saves" };
+    match n.unsigned_abs() {
+        1 => format!("{verb} 1 launch"),
+        n => format!("{verb} {n} launches"),
+    }
+}
+
+fn bytes(saved: Option<i64>) -> String {
+    let Some(saved) = saved else {
+        return "moves more bytes than 64 bits count".to_owned();
+    };
+    let than_before = if saved < 0 { "more" } else { "less" };
+    // Shown with one decimal, for which f64 is exact enough.
+    let amount = match saved.unsigned_abs() {
+        n @ 0..1024 => format!("{n} bytes"),
+        n @ 1024..1_048_576 => format!("{:.1} KiB", n as f64 / 1024.0),
+        n => format!("{:.1} MiB", n as f64 / 1_048_576.0),
+    };
+    format!("moves {amount} {than_before}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(at: &str, condition: &str) -> Entry {
+        Entry::Refused {
+            pass: "fold_scale",
+            at: at.to_owned(),
+            condition: condition.to_owned(),
+        }
+    }
+
+    fn explained(entries: Vec<Entry>) -> String {
+        let report = Report { entries };
+        let extents = Extents::of(&[8]).unwrap();
+        report.explain(extents, DType::F16).to_string()
+    }
+
+    #[test]
+    fn what_is_said_of_every_iteration_is_said_once() {
+        let entries = (0..4).map(|i| {
+            let condition = format!("`layer.{i}.b` is also read by `layer.{}.c`", i + 1);
+            refused(&format!("layer.{i}.a"), &condition)
+        });
+        insta::assert_snapshot!(explained(entries.collect()), @r"
+        refused `layer.{0..3}.a` by fold_scale, × 4
+            because `layer.{0..3}.b` is also read by `layer.{1..4}.c`
+        0 fused, 4 refused: saves 0 launches, moves 0 bytes less for 8 tokens in 1 sequence (f16)
+        ");
+    }
+
+    #[test]
+    fn what_differs_in_more_than_the_index_is_said_by_itself() {
+        let entries = vec![
+            refused("layer.0.a", "`layer.0.b` is an output"),
+            refused("layer.1.a", "`layer.0.b` is an output"),
+            refused("layer.3.a", "`layer.3.b` is an output"),
+            refused("player.4.a", "`player.4.b` is an output"),
+            refused("7.a", "`7.b` is an output"),
+            refused("8.a", "`8.b` is an output"),
+        ];
+        insta::assert_snapshot!(explained(entries), @r"
+        refused `layer.{0,3}.a` by fold_scale, × 2
+            because `layer.{0,3}.b` is an output
+        refused `layer.1.a` by fold_scale
+            because `layer.0.b` is an output
+        refused `player.4.a` by fold_scale
+            because `player.4.b` is an output
+        refused `7.a` by fold_scale
+            because `7.b` is an output
+        refused `8.a` by fold_scale
+            because `8.b` is an output
+        0 fused, 6 refused: saves 0 launches, moves 0 bytes less for 8 tokens in 1 sequence (f16)
+        ");
+    }
+}

@@ -1,0 +1,523 @@
+//! A random description from a seed.
+
+use std::fmt::Write as _;
+
+use crate::common::mates::Numbers;
+
+/// Whose rows a value has.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    Tokens,
+    Batch,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Shape {
+    Rows(Of, u32),
+    /// Heads, and elements of each.
+    Heads(u32, u32),
+    Scores(u32),
+}
+
+#[derive(Clone)]
+struct Value {
+    name: String,
+    shape: Shape,
+    /// About how large its elements are.
+    size: f32,
+}
+
+impl Value {
+    fn width(&self) -> u32 {
+        match self.shape {
+            Shape::Rows(_, width) => width,
+            Shape::Heads(heads, head) => heads * head,
+            Shape::Scores(heads) => heads,
+        }
+    }
+}
+
+/// Widths of rows: odd and even, with and without a factor of eight.
+const WIDTHS: [u32; 8] = [1, 2, 3, 7, 8, 16, 24, 33];
+const HEADS: [u32; 3] = [1, 2, 3];
+const HEAD: [u32; 6] = [1, 2, 3, 5, 8, 16];
+
+struct Writer {
+    numbers: Numbers,
+    text: String,
+    values: Vec<Value>,
+    n_names: u32,
+    /// Weights that any statement may read: name, dimensions.
+    weights: Vec<(String, Vec<u32>)>,
+    in_loop: bool,
+}
+
+/// The source of a model, and whether it is right; few are wrong on purpose.
+pub fn description(seed: u64) -> (String, bool) {
+    let mut to = Writer {
+        numbers: Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        text: String::new(),
+        values: Vec::new(),
+        n_names: 0,
+        weights: Vec::new(),
+        in_loop: false,
+    };
+    to.embedded();
+    for _ in 0..1 + to.numbers.below(3) {
+        match to.chance(40) {
+            true => to.repeated(),
+            false => to.block(),
+        }
+    }
+    for _ in 0..to.numbers.below(5) {
+        to.any();
+    }
+    for _ in 0..to.numbers.below(4) {
+        to.pooled();
+    }
+    for _ in 0..to.numbers.below(3) {
+        to.any();
+    }
+    let is_right = !to.chance(5);
+    if !is_right {
+        to.wrong();
+    }
+    (to.finish(), is_right)
+}
+
+impl Writer {
+    fn chance(&mut self, percent: u32) -> bool {
+        self.numbers.below(100) < percent
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.numbers.below(all.len() as u32) as usize]
+    }
+
+    fn fresh(&mut self) -> u32 {
+        self.n_names += 1;
+        self.n_names
+    }
+
+    /// A statement, and its value.
+    fn value(&mut self, op: &str, shape: Shape, size: f32) -> Value {
+        let name = format!("v{}", self.fresh());
+        self.named(&name, op);
+        let value = Value { name, shape, size };
+        self.values.push(value.clone());
+        value
+    }
+
+    fn named(&mut self, name: &str, op: &str) {
+        writeln!(self.text, "        Let(\"{name}\", {op}),").expect("a string takes everything");
+    }
+
+    /// A value for which `fits` holds, later ones more often.
+    fn pick(&mut self, fits: impl Fn(&Value) -> bool) -> Option<Value> {
+        let fitting: Vec<usize> = (0..self.values.len())
+            .filter(|&i| fits(&self.values[i]))
+            .collect();
+        if fitting.is_empty() {
+            return None;
+        }
+        let n = fitting.len() as u32;
+        let at = self.numbers.below(n).max(self.numbers.below(n));
+        Some(self.values[fitting[at as usize]].clone())
+    }
+
+    fn tokens(&mut self) -> Value {
+        let is_rows = |v: &Value| matches!(v.shape, Shape::Rows(Of::Tokens, _));
+        self.pick(is_rows).expect("embeddings come first")
+    }
+
+    /// The name of a weight, some of them read elsewhere too.
+    fn weight(&mut self, dims: &[u32], kind: &str) -> String {
+        let same: Vec<String> = self
+            .weights
+            .iter()
+            .filter(|(name, of)| of == dims && name.ends_with(kind))
+            .map(|(name, _)| name.clone())
+            .collect();
+        if !same.is_empty() && self.chance(20) {
+            return same[self.numbers.below(same.len() as u32) as usize].clone();
+        }
+        let n = self.fresh();
+        if self.in_loop && self.chance(60) {
+            return format!("layer.{{i}}.w{n}.{kind}");
+        }
+        let name = format!("w{n}.{kind}");
+        self.weights.push((name.clone(), dims.to_vec()));
+        name
+    }
+
+    /// A sum of embeddings, in any order, normalised or not.
+    fn embedded(&mut self) {
+        let width = self.one_of(&WIDTHS);
+        let n = 1 + self.numbers.below(5);
+        let mut sum: Option<Value> = None;
+        for i in 0..n {
+            let ids = match i {
+                0 => "token_ids",
+                _ => self.one_of(&["token_ids", "type_ids", "positions"]),
+            };
+            let offset = self.one_of(&[0, 0, 1, 2]);
+            let rows = match ids {
+                "type_ids" => 2 + offset,
+                _ => 8 + offset + self.numbers.below(5),
+            };
+            let table = self.weight(&[rows, width], "table");
+            let op = match offset {
+                0 => format!(
+                    "embedding(ids: \"{ids}\", rows: {rows}, width: {width}, table: \"{table}\")"
+                ),
+                _ => format!(
+                    "embedding(ids: \"{ids}\", rows: {rows}, width: {width}, table: \"{table}\", offset: {offset})"
+                ),
+            };
+            let x = self.value(&op, Shape::Rows(Of::Tokens, width), 0.2);
+            sum = Some(match sum {
+                None => x,
+                Some(sum) => self.add(&sum, &x),
+            });
+        }
+        let sum = sum.expect("there is one at least");
+        if self.chance(75) {
+            self.layer_norm(&sum);
+        }
+    }
+
+    fn add(&mut self, a: &Value, b: &Value) -> Value {
+        let (a, b) = match self.chance(50) {
+            true => (a, b),
+            false => (b, a),
+        };
+        let op = format!("add(a: \"{}\", b: \"{}\")", a.name, b.name);
+        let size = a.size + b.size;
+        let sum = self.value(&op, a.shape, size);
+        self.tamed(sum)
+    }
+
+    fn tamed(&mut self, x: Value) -> Value {
+        if x.size <= 4.0 {
+            return x;
+        }
+        let op = format!("scale(x: \"{}\", by: \"1 / {}\")", x.name, x.size.ceil());
+        self.value(&op, x.shape, 1.0)
+    }
+
+    fn norm(&mut self, x: &Value) -> String {
+        let dims = [x.width()];
+        let (weight, bias) = (self.weight(&dims, "weight"), self.weight(&dims, "bias"));
+        let eps = self.one_of(&["0.01", "0.001"]);
+        format!(
+            "layer_norm(x: \"{}\", weight: \"{weight}\", bias: \"{bias}\", eps: {eps})",
+            x.name
+        )
+    }
+
+    fn layer_norm(&mut self, x: &Value) -> Value {
+        let op = self.norm(x);
+        self.value(&op, x.shape, 1.0)
+    }
+
+    fn l2_normalize(&mut self, x: &Value) -> Value {
+        let eps = self.one_of(&["0.01", "0.001"]);
+        let op = format!("l2_normalize(x: \"{}\", eps: {eps})", x.name);
+        self.value(&op, x.shape, 1.0)
+    }
+
+    fn linear(&mut self, x: &Value, out: u32, bias: bool) -> Value {
+        let Shape::Rows(of, width) = x.shape else {
+            unreachable!("only rows are multiplied by weights")
+        };
+        let weight = self.weight(&[out, width], "weight");
+        let size = x.size * 0.2 * (width as f32).sqrt() + 0.1;
+        let op = match (bias, self.chance(15)) {
+            (true, false) => {
+                let bias = self.weight(&[out], "bias");
+                format!(
+                    "linear(x: \"{}\", out: {out}, weight: \"{weight}\", bias: \"{bias}\")",
+                    x.name
+                )
+            }
+            _ => format!(
+                "linear(x: \"{}\", out: {out}, weight: \"{weight}\")",
+                x.name
+            ),
+        };
+        let y = self.value(&op, Shape::Rows(of, out), size);
+        match bias && !op.contains("bias") {
+            true => self.add_bias(&y),
+            false => y,
+        }
+    }
+
+    fn add_bias(&mut self, x: &Value) -> Value {
+        let bias = self.weight(&[x.width()], "bias");
+        let op = format!("add_bias(x: \"{}\", bias: \"{bias}\")", x.name);
+        self.value(&op, x.shape, x.size + 0.2)
+    }
+
+    fn activate(&mut self, x: &Value) -> Value {
+        let x = &x.name;
+        let (op, size) = match self.numbers.below(5) {
+            0 => (format!("relu(x: \"{x}\")"), 1.0),
+            1 => (format!("tanh(x: \"{x}\")"), 1.0),
+            2 => (format!("gelu(x: \"{x}\", form: exact)"), 1.0),
+            3 => (format!("gelu(x: \"{x}\", form: tanh)"), 1.0),
+            _ => (format!("activation(x: \"{x}\", kind: \"act\")"), 1.0),
+        };
+        let like = self.values.iter().find(|v| v.name == *x);
+        let (shape, before) = like.map_or((Shape::Scores(1), 1.0), |v| (v.shape, v.size));
+        self.value(
+            &op,
+            shape,
+            if op.starts_with("tanh") { size } else { before },
+        )
+    }
+
+    fn scale(&mut self, x: &Value) -> Value {
+        let (by, factor) = self.one_of(&[
+            ("0.5", 0.5),
+            ("\"1 / sqrt(8)\"", 0.35),
+            ("\"0 - 1\"", 1.0),
+            ("2", 2.0),
+            ("\"1 / width\"", 0.05),
+        ]);
+        let op = format!("scale(x: \"{}\", by: {by})", x.name);
+        self.value(&op, x.shape, x.size * factor)
+    }
+
+    /// Attention of some rows of tokens, with what may stand between its operators.
+    fn attention(&mut self, x: &Value) -> Value {
+        let (heads, head) = (self.one_of(&HEADS), self.one_of(&HEAD));
+        let bias = self.chance(60);
+        let same = self.chance(85);
+        let mut split: Vec<Value> = Vec::new();
+        for role in 0..3 {
+            if role == 1 && self.chance(10) {
+                split.push(split[0].clone());
+                continue;
+            }
+            let from = match same {
+                true => x.clone(),
+                false => self.tokens(),
+            };
+            let head = match role == 2 && self.chance(10) {
+                true => self.one_of(&HEAD),
+                false => head,
+            };
+            let has_bias = if self.chance(90) { bias } else { !bias };
+            let y = self.linear(&from, heads * head, has_bias);
+            let op = format!("split_heads(x: \"{}\", heads: {heads})", y.name);
+            split.push(self.value(&op, Shape::Heads(heads, head), y.size));
+        }
+        let (q, k, mut v) = (split[0].clone(), split[1].clone(), split[2].clone());
+        let op = format!(
+            "matmul(a: \"{}\", b: \"{}\", transpose_b: true)",
+            q.name, k.name
+        );
+        let size = q.size * k.size * (head as f32).sqrt();
+        let mut scores = self.value(&op, Shape::Scores(heads), size);
+        for _ in 0..self.one_of(&[0, 1, 1, 1, 2]) {
+            scores = self.scale(&scores);
+        }
+        scores = self.pointwise(scores, 12);
+        scores = self.tamed(scores);
+        let op = format!("softmax(x: \"{}\")", scores.name);
+        let mut weights = self.value(&op, scores.shape, 1.0);
+        weights = self.pointwise(weights, 5);
+        v = self.pointwise(v, 5);
+        let op = format!("matmul(a: \"{}\", b: \"{}\")", weights.name, v.name);
+        let mut context = self.value(&op, v.shape, v.size * weights.size);
+        context = self.pointwise(context, 8);
+        let op = format!("merge_heads(x: \"{}\")", context.name);
+        let shape = Shape::Rows(Of::Tokens, context.width());
+        self.value(&op, shape, context.size)
+    }
+
+    /// With these chances in a hundred each, a sum with another value of the shape, an activation, and a scale.
+    fn pointwise(&mut self, mut x: Value, percent: u32) -> Value {
+        if self.chance(percent) {
+            let shape = x.shape;
+            let other = self.pick(|v| v.shape == shape).unwrap_or_else(|| x.clone());
+            x = self.add(&x, &other);
+        }
+        if self.chance(percent) {
+            x = self.activate(&x);
+        }
+        if self.chance(percent) {
+            x = self.scale(&x);
+        }
+        x
+    }
+
+    /// Attention or a feed-forward part on some rows, then most often the residual and LayerNorm.
+    fn block(&mut self) {
+        let x = self.tokens();
+        let y = self.branch(&x);
+        let sum = self.add(&x, &y);
+        let sum = match self.chance(15) {
+            true => {
+                let shape = sum.shape;
+                let other = self.pick(|v| v.shape == shape);
+                self.add(&sum, &other.unwrap_or(x))
+            }
+            false => sum,
+        };
+        if self.chance(80) {
+            self.layer_norm(&sum);
+        }
+    }
+
+    /// What is added to `x`, as wide as it is.
+    fn branch(&mut self, x: &Value) -> Value {
+        let bias = self.chance(70);
+        let inner = match self.chance(60) {
+            true => self.attention(x),
+            false => {
+                let out = self.one_of(&WIDTHS);
+                let y = self.linear(x, out, bias);
+                self.activate(&y)
+            }
+        };
+        self.linear(&inner, x.width(), bias)
+    }
+
+    /// Layers, each of which gives the next its value.
+    fn repeated(&mut self) {
+        let x = self.tokens();
+        let n = self.fresh();
+        let times = self.one_of(&["2", "\"n_layers\"", "\"n_layers - 1\""]);
+        writeln!(
+            self.text,
+            "        Repeat(times: {times}, index: \"i\", name: \"layer{n}\", body: ["
+        )
+        .expect("a string takes everything");
+        let n_values = self.values.len();
+        self.in_loop = true;
+        let mut last = x.clone();
+        for _ in 0..1 + self.numbers.below(2) {
+            let y = self.branch(&last);
+            last = self.add(&last, &y);
+            if self.chance(50) {
+                last = self.layer_norm(&last);
+            }
+        }
+        let op = self.norm(&last);
+        self.named(&x.name, &op);
+        self.in_loop = false;
+        self.values.truncate(n_values);
+        for value in self.values.iter_mut().filter(|v| v.name == x.name) {
+            value.size = 1.0;
+        }
+        self.text.push_str("        ]),\n");
+    }
+
+    /// One row for each sequence, and what is made of it.
+    fn pooled(&mut self) {
+        let x = self.tokens();
+        let op = self.one_of(&["first_token", "last_token", "mean_pool", "max_pool"]);
+        let op = format!("{op}(x: \"{}\")", x.name);
+        let mut x = self.value(&op, Shape::Rows(Of::Batch, x.width()), x.size);
+        if self.chance(40) {
+            x = self.l2_normalize(&x);
+        }
+        if self.chance(40) {
+            let out = self.one_of(&WIDTHS);
+            x = self.linear(&x, out, true);
+            x = self.activate(&x);
+        }
+        if self.chance(30) {
+            self.concat(&x);
+        }
+    }
+
+    /// Values with the rows of `x`, beside it.
+    fn concat(&mut self, x: &Value) -> Value {
+        let Shape::Rows(of, mut width) = x.shape else {
+            return x.clone();
+        };
+        let mut names = vec![format!("\"{}\"", x.name)];
+        let mut size = x.size;
+        for _ in 0..1 + self.one_of(&[0, 0, 1, 2, 14]) {
+            let is_one = |v: &Value| matches!(v.shape, Shape::Rows(o, w) if o == of && w <= 40);
+            if let Some(other) = self.pick(is_one) {
+                names.push(format!("\"{}\"", other.name));
+                width += other.width();
+                size = size.max(other.size);
+            }
+        }
+        if names.len() < 2 {
+            return x.clone();
+        }
+        let op = format!("concat(of: [{}])", names.join(", "));
+        self.value(&op, Shape::Rows(of, width), size)
+    }
+
+    /// An operator on any value.
+    fn any(&mut self) {
+        let Some(x) = self.pick(|_| true) else { return };
+        let x = self.tamed(x);
+        let is_rows = matches!(x.shape, Shape::Rows(..));
+        match (self.numbers.below(10), is_rows) {
+            (0, _) => self.scale(&x),
+            (1, _) => self.activate(&x),
+            (2 | 3, _) => {
+                let shape = x.shape;
+                let other = self.pick(|v| v.shape == shape).unwrap_or_else(|| x.clone());
+                self.add(&x, &other)
+            }
+            (4, true) => self.layer_norm(&x),
+            (5, true) => self.l2_normalize(&x),
+            (6, true) => self.add_bias(&x),
+            (7, true) => {
+                let (out, bias) = (self.one_of(&WIDTHS), self.chance(50));
+                self.linear(&x, out, bias)
+            }
+            (8, true) => self.concat(&x),
+            _ => self.scale(&x),
+        };
+    }
+
+    /// A statement that cannot be.
+    fn wrong(&mut self) {
+        let x = self.tokens();
+        let (name, width) = (x.name.as_str(), x.width());
+        let op = match self.numbers.below(8) {
+            0 => format!("split_heads(x: \"{name}\", heads: {})", width + 1),
+            1 => format!("merge_heads(x: \"{name}\")"),
+            2 => format!("softmax(x: \"{name}\")"),
+            3 => format!("matmul(a: \"{name}\", b: \"{name}\", transpose_b: true)"),
+            4 => format!("concat(of: [\"{name}\"])"),
+            5 => format!("linear(x: \"{name}\", out: 0, weight: \"wrong\")"),
+            6 => format!("max_pool(x: \"no{name}\")"),
+            _ => format!("l2_normalize(x: \"{name}\", eps: 0)"),
+        };
+        self.value(&op, x.shape, 1.0);
+    }
+
+    /// The whole, with some of its values as outputs, the last among them.
+    fn finish(mut self) -> String {
+        let last = self.values.last().map(|v| v.name.clone());
+        let mut outputs: Vec<String> = last.into_iter().collect();
+        for _ in 0..self.numbers.below(4) {
+            if let Some(value) = self.pick(|_| true)
+                && !outputs.contains(&value.name)
+            {
+                outputs.push(value.name);
+            }
+        }
+        let map: Vec<String> = outputs
+            .iter()
+            .map(|name| format!("\"out_{name}\": \"{name}\""))
+            .collect();
+        let names: Vec<String> = outputs.iter().map(|n| format!("\"out_{n}\"")).collect();
+        format!(
+            "Model(\n    name: \"random\",\n    dims: {{\"width\": Key(\"width\"), \"n_layers\": Key(\"n_layers\")}},\n    activations: {{\"act\": Key(\"hidden_act\")}},\n    graph: [\n{}    ],\n    outputs: {{{}}},\n    default: [{}],\n)\n",
+            self.text,
+            map.join(", "),
+            names.join(", ")
+        )
+    }
+}
