@@ -148,7 +148,10 @@ fn a_tensor_that_the_index_does_not_name_is_surplus() {
 
 #[test]
 fn a_file_that_becomes_shorter_is_an_error() {
-    use gemmule::{graph::WeightNames, runtime::weights::{Checkpoint, WeightSource}};
+    use gemmule::{
+        graph::WeightNames,
+        runtime::weights::{Checkpoint, WeightSource},
+    };
     let folder = whole();
     let checkpoint = Checkpoint::open(folder.path(), folder.path(), WeightNames::default());
     let checkpoint = checkpoint.expect("it opens");

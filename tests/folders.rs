@@ -34,12 +34,16 @@ struct Run {
 }
 
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/checkpoints")
+        .join(name)
 }
 
 fn expected(name: &str) -> Vec<Run> {
     let text = std::fs::read_to_string(folder(name).join("expected.json")).expect("results");
-    serde_json::from_str::<Expected>(&text).expect("results of a known form").runs
+    serde_json::from_str::<Expected>(&text)
+        .expect("results of a known form")
+        .runs
 }
 
 impl Run {
@@ -61,9 +65,16 @@ impl Run {
 
     /// Runs the folder as it is and compares ids and values.
     #[track_caller]
-    fn check(&self, name: &str, sessions: &mut Vec<(String, Engine, Session)>, encoder: &TextEncoder) {
+    fn check(
+        &self,
+        name: &str,
+        sessions: &mut Vec<(String, Engine, Session)>,
+        encoder: &TextEncoder,
+    ) {
         let what = format!("{name}, {:?} {:?}", self.output, self.prompt_name);
-        let batch = self.encode(encoder).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let batch = self
+            .encode(encoder)
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
         let ids: Vec<i32> = self.ids.iter().flatten().map(|&id| id as i32).collect();
         assert_eq!(batch.token_ids(), ids, "{what}");
         if let Some(types) = &self.types {
@@ -71,7 +82,11 @@ impl Run {
             assert_eq!(batch.type_ids(), types, "{what}");
         }
         let is_scores = self.output == "scores";
-        let asked = if is_scores { "sequence_logits" } else { &self.output };
+        let asked = if is_scores {
+            "sequence_logits"
+        } else {
+            &self.output
+        };
         if !sessions.iter().any(|(o, ..)| o == asked) {
             let built = Engine::from_checkpoint(folder(name))
                 .device(DeviceChoice::Cpu)
@@ -83,7 +98,9 @@ impl Run {
         }
         let of_output = sessions.iter_mut().find(|(o, ..)| o == asked);
         let (_, engine, session) = of_output.expect("it was built");
-        let outputs = session.run(&batch).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let outputs = session
+            .run(&batch)
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
         let got = match is_scores {
             true => engine.scores(&outputs).expect("scores"),
             false => outputs.get(&self.output).expect("it was asked for").clone(),
@@ -118,7 +135,10 @@ fn compare(what: &str, got: &Output, shape: &[u64], values: &[f32]) {
         values: values.to_vec(),
     };
     let comparison = Comparison::between(got, &want);
-    assert!(Bound::of(DType::F32).holds(&comparison), "{what}: {comparison:?}");
+    assert!(
+        Bound::of(DType::F32).holds(&comparison),
+        "{what}: {comparison:?}"
+    );
 }
 
 #[track_caller]

@@ -118,7 +118,10 @@ fn pairs(file: &Path) -> Result<Vec<(String, String)>, Report> {
         pairs.push((a.to_owned(), b.to_owned()));
     }
     match pairs.is_empty() {
-        true => Err(miette!("`{}` holds no pair; expected one a line", file.display())),
+        true => Err(miette!(
+            "`{}` holds no pair; expected one a line",
+            file.display()
+        )),
         false => Ok(pairs),
     }
 }
@@ -162,7 +165,9 @@ pub fn parse_ids(file: &Path, text: &str) -> Result<Batch, Report> {
     let Some(mask) = mask else {
         let batch = Batch::from_sequences(&ids).map_err(EngineError::from)?;
         return Ok(match types {
-            Some(types) => batch.with_type_ids(types.concat()).map_err(EngineError::from)?,
+            Some(types) => batch
+                .with_type_ids(types.concat())
+                .map_err(EngineError::from)?,
             None => batch,
         });
     };

@@ -30,7 +30,10 @@ pub(super) fn run(args: Args) -> Outcome {
 /// Each description with what it is for and what it computes.
 fn list() -> Result<String, EngineError> {
     let mut rows = table(&["MODEL", "model_type", "outputs"]);
-    for description in Description::shipped_names().iter().filter_map(|n| Description::shipped(n)) {
+    for description in Description::shipped_names()
+        .iter()
+        .filter_map(|n| Description::shipped(n))
+    {
         let description = description?;
         rows.add_row([
             description.name().to_owned(),

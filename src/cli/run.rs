@@ -11,11 +11,7 @@ use super::{
     model::{Runnable, chosen_by},
     print, print_json, table,
 };
-use crate::{
-    Engine, Output, Outputs,
-    engine::LOGITS,
-    model::EMBEDDING,
-};
+use crate::{Engine, Output, Outputs, engine::LOGITS, model::EMBEDDING};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -130,7 +126,9 @@ fn similarities(texts: &Texts, embeddings: &Output) -> String {
     for (i, a) in vectors.iter().enumerate() {
         let text = match texts {
             Texts::Single(texts) => texts.get(i).map(|text| shortened(text, 56)),
-            Texts::Pairs(pairs) => pairs.get(i).map(|(a, b)| shortened(&format!("{a} / {b}"), 56)),
+            Texts::Pairs(pairs) => pairs
+                .get(i)
+                .map(|(a, b)| shortened(&format!("{a} / {b}"), 56)),
             Texts::None => None,
         };
         let mut row = vec![(i + 1).to_string(), text.unwrap_or_default()];

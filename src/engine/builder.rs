@@ -36,7 +36,10 @@ use crate::{
 /// Where a [`Builder`] starts from.
 pub(super) enum Start {
     Named(String),
-    Source { name: String, ron: String },
+    Source {
+        name: String,
+        ron: String,
+    },
     Artifact(PathBuf),
     Opened(ModelFile),
     /// The description that comes with gemmule for the checkpoint's config.json.

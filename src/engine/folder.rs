@@ -137,7 +137,9 @@ impl Json {
             Some(v) => {
                 let count = v.as_u64().and_then(|n| u32::try_from(n).ok());
                 let count = count.filter(|&n| n > 0);
-                count.map(Some).ok_or_else(|| self.wrong(key, "a whole number above 0"))
+                count
+                    .map(Some)
+                    .ok_or_else(|| self.wrong(key, "a whole number above 0"))
             }
         }
     }
@@ -161,7 +163,11 @@ impl Folder {
     /// Files that are missing or no JSON, and what they ask for that is not there.
     pub fn open(root: &Path) -> Result<Self, EngineError> {
         let listed = Json::optional(root.join("modules.json"))?;
-        let listed = listed.as_ref().map(entries).transpose()?.unwrap_or_default();
+        let listed = listed
+            .as_ref()
+            .map(entries)
+            .transpose()?
+            .unwrap_or_default();
         let trunk = match listed.first() {
             Some(entry) => root.join(&entry.folder),
             None => root.to_owned(),
@@ -398,15 +404,18 @@ impl Folder {
         };
         for (name, text) in prompts {
             let text = text.as_str();
-            let text = text.ok_or_else(|| own.problem(format!("the prompt `{name}` is no text")))?;
+            let text =
+                text.ok_or_else(|| own.problem(format!("the prompt `{name}` is no text")))?;
             self.prompts.push((name.clone(), text.to_owned()));
         }
         self.default_prompt = own.text("default_prompt_name")?.map(str::to_owned);
         let known = |name: &String| self.prompts.iter().any(|(n, _)| n == name);
         match &self.default_prompt {
-            Some(name) if !known(name) && !matches!(name.as_str(), "query" | "document") => Err(
-                own.problem(format!("`default_prompt_name` is `{name}`, and there is no such prompt")),
-            ),
+            Some(name) if !known(name) && !matches!(name.as_str(), "query" | "document") => {
+                Err(own.problem(format!(
+                    "`default_prompt_name` is `{name}`, and there is no such prompt"
+                )))
+            }
             _ => Ok(()),
         }
     }
@@ -422,7 +431,11 @@ impl Folder {
             value: value.clone(),
         });
         let old = "sbert_ce_default_activation_function";
-        let places = [(own, "activation_fn"), (nested.as_ref(), "activation_fn"), (Some(&config), old)];
+        let places = [
+            (own, "activation_fn"),
+            (nested.as_ref(), "activation_fn"),
+            (Some(&config), old),
+        ];
         for (json, key) in places {
             let Some(json) = json else { continue };
             return Ok(Some(match json.class(key)? {
@@ -455,7 +468,10 @@ fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
         };
         // The file comes from elsewhere: it may name folders beside itself only.
         let mut parts = Path::new(folder).components();
-        let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+        let plain = matches!(
+            (parts.next(), parts.next()),
+            (Some(Component::Normal(_)), None)
+        );
         if !plain && !(folder.is_empty() && entries.is_empty()) {
             return Err(json.problem(format!("`{folder}` is no folder beside it")));
         }
@@ -477,7 +493,14 @@ fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
 /// What rows a Pooling's config.json asks for, in the order in which they are joined.
 fn pooling(json: &Json) -> Result<Vec<Pooling>, EngineError> {
     // Their order in the result is this one, whatever the file's.
-    const FLAGS: [&str; 6] = ["cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
+    const FLAGS: [&str; 6] = [
+        "cls_token",
+        "max_tokens",
+        "mean_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    ];
     let mode = |name: &str| match name {
         "cls" | "cls_token" => Ok(Pooling::First),
         "lasttoken" => Ok(Pooling::Last),
@@ -523,7 +546,10 @@ fn dense(json: &Json, folder: String) -> Result<Module, EngineError> {
         Some("GELU") => Some(Activation::GeluExact),
         Some(_) => return Err(json.wrong(key, "Identity, Tanh, ReLU or GELU of torch.nn")),
     };
-    for (key, usual) in [("module_input_name", EMBEDDING), ("module_output_name", EMBEDDING)] {
+    for (key, usual) in [
+        ("module_input_name", EMBEDDING),
+        ("module_output_name", EMBEDDING),
+    ] {
         if json.text(key)?.is_some_and(|name| name != usual) {
             return Err(json.wrong(key, &format!("`{usual}`")));
         }

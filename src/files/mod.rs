@@ -2,8 +2,8 @@
 //! path belongs to. Any room may use it.
 
 pub(crate) mod own;
-pub(crate) mod trust;
 mod read;
+pub(crate) mod trust;
 mod write;
 
 pub use read::{Beginning, Kind, ReadError, bytes, text, up_to};

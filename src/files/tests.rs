@@ -109,7 +109,15 @@ fn libraries_that_the_loader_would_take_from_the_current_folder_are_found() {
     let found = |paths: &str| trust::planted_in(paths, root.path()).unwrap_or_default();
     fs::create_dir(root.path().join("lib64")).unwrap();
     fs::write(root.path().join("libother.so"), "").unwrap();
-    let harmless = ["", ":", "/a:", "/a:/b", "$ORIGIN/lib:${ORIGIN}/../lib", "lib64", "nowhere:/a"];
+    let harmless = [
+        "",
+        ":",
+        "/a:",
+        "/a:/b",
+        "$ORIGIN/lib:${ORIGIN}/../lib",
+        "lib64",
+        "nowhere:/a",
+    ];
     for paths in harmless {
         assert_eq!(found(paths), "", "{paths}");
     }

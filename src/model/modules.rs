@@ -1,11 +1,6 @@
 //! What a sentence-transformers folder computes behind the transformer, as operators of the graph.
 
-use super::{
-    ModelError, Problem,
-    build::Builder,
-    error::At,
-    syntax::Ast,
-};
+use super::{ModelError, Problem, build::Builder, error::At, syntax::Ast};
 use crate::{
     graph::{NodeId, Op, WeightExpr},
     kernels::gemm::{Activation, Epilogue},
@@ -91,7 +86,12 @@ impl Builder<'_> {
                         [one] => *one,
                         several => {
                             let parts = several.len() as u32;
-                            self.add(format!("{folder}.joined"), Op::Concat { parts }, several, place)?
+                            self.add(
+                                format!("{folder}.joined"),
+                                Op::Concat { parts },
+                                several,
+                                place,
+                            )?
                         }
                     }
                 }
@@ -106,7 +106,8 @@ impl Builder<'_> {
                     let weight = self.stored(folder, "weight", &[outputs, inputs], place)?;
                     let epilogue = Epilogue::default();
                     let linear = Op::Linear { epilogue };
-                    let mut y = self.add(format!("{folder}.product"), linear, &[x, weight], place)?;
+                    let mut y =
+                        self.add(format!("{folder}.product"), linear, &[x, weight], place)?;
                     if *bias {
                         let bias = self.stored(folder, "bias", &[outputs], place)?;
                         y = self.add(format!("{folder}.sum"), Op::AddBias, &[y, bias], place)?;
@@ -121,7 +122,12 @@ impl Builder<'_> {
                 }
                 Module::Normalize { folder } => {
                     let eps = NORMALIZE_EPS;
-                    self.add(format!("{folder}.normalized"), Op::L2Normalize { eps }, &[x], place)?
+                    self.add(
+                        format!("{folder}.normalized"),
+                        Op::L2Normalize { eps },
+                        &[x],
+                        place,
+                    )?
                 }
                 Module::Truncate { width } => {
                     let is = self.graph.shape(x).width();

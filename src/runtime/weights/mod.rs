@@ -26,8 +26,10 @@ pub trait WeightSource: Send + Sync {
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
 
     /// Those of the surplus that are called as one that is used but for the number of a layer: a description that forgot
-    /// an index, or a config.json with fewer layers, leaves them out.
-    fn left_out(&self, used: &[(&str, &[u64])]) -> Vec<String>;
+    /// an index, or a config.json with fewer layers, leaves them out. A source that makes what it is asked for has none.
+    fn left_out(&self, _used: &[(&str, &[u64])]) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Room for `n` elements of `tensor`, whose size a file or a config says. Where there is none it is

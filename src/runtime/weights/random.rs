@@ -44,10 +44,6 @@ impl WeightSource for RandomWeights {
     fn surplus(&self, _: &[(&str, &[u64])]) -> Vec<String> {
         Vec::new()
     }
-
-    fn left_out(&self, _: &[(&str, &[u64])]) -> Vec<String> {
-        Vec::new()
-    }
 }
 
 #[cfg(test)]
