@@ -529,8 +529,9 @@ fn a_text_that_no_kernel_has_is_no_check_of_nothing() {
 #[test]
 fn what_is_not_given_is_asked_for() {
     let cli = Cli::new();
+    cli.0.write("ids.json", "[[1, 2]]");
     assert_snapshot!(cli.error(&["graph", "bert"]), @"× the sizes of the model are unknown; give a checkpoint folder or a config.json");
-    assert_snapshot!(cli.error(&["run", "bert", "--config", "config.json", "--device", "cpu"]), @"× there are no weights to run with; give a checkpoint folder, or a seed for random weights");
+    assert_snapshot!(cli.error(&["run", "bert", "--config", "config.json", "--device", "cpu", "--ids", "ids.json"]), @"× there are no weights to run with; give a checkpoint folder, or a seed for random weights");
     let texts = [
         "run",
         "bert",
@@ -550,7 +551,9 @@ fn what_is_not_given_is_asked_for() {
 #[test]
 fn a_device_that_is_not_there_is_named() {
     let cli = Cli::new();
-    let on = |device| cli.error(&["run", "bert", "--weights", ".", "--device", device]);
+    cli.0.write("ids.json", "[[1, 2]]");
+    let run = ["run", "bert", "--weights", ".", "--ids", "ids.json"];
+    let on = |device| cli.error(&[&run[..], &["--device", device]].concat());
     let presence = gemmule::runtime::cuda::probe();
     if !presence.driver {
         assert_snapshot!(on("cuda:0"), @"× no CUDA driver: libcuda is not in the loader's path; install the NVIDIA driver, or use the CPU");

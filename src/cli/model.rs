@@ -121,7 +121,7 @@ impl Model {
             Some(model) => ModelFile::open(model)?,
             None => {
                 let description = crate::model::Description::for_config(&self.config()?)?;
-                ModelFile::Description(description)
+                ModelFile::Description(Box::new(description))
             }
         };
         Ok(self.opened.get_or_init(|| opened))

@@ -478,7 +478,7 @@ impl Builder {
         match &self.start {
             Start::Named(name) => description(name),
             Start::Source { name, ron } => Ok(Description::parse(name, ron)?),
-            Start::Opened(ModelFile::Description(description)) => Ok(description.clone()),
+            Start::Opened(ModelFile::Description(description)) => Ok((**description).clone()),
             Start::Checkpoint => Ok(Description::for_config(&self.config_json(folder)?)?),
             Start::Artifact(_) | Start::Opened(_) => Err(EngineError::NoConfig),
         }

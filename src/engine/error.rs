@@ -38,7 +38,7 @@ pub enum EngineError {
     )]
     NotText { file: PathBuf },
     #[error(
-        "`{file}` is a compiled model, and this needs its description; give the RON file that it was compiled from"
+        "`{file}` is a compiled model, and a description is needed here; give the RON file that it was compiled from"
     )]
     NotDescription { file: PathBuf },
     #[error(transparent)]

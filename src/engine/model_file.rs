@@ -12,7 +12,7 @@ use crate::{
 /// say which kind it is.
 #[derive(Clone, Debug)]
 pub enum ModelFile {
-    Description(Description),
+    Description(Box<Description>),
     /// A file that [`Artifact::write`] made.
     Artifact {
         file: PathBuf,
@@ -27,7 +27,7 @@ impl ModelFile {
     /// A name of neither; a file that is neither kind, is not sound, or is larger than any model.
     pub fn open(name: &str) -> Result<Self, EngineError> {
         let beginning = match Self::beginning(name)? {
-            Named::Shipped(description) => return Ok(Self::Description(*description)),
+            Named::Shipped(description) => return Ok(Self::Description(description)),
             Named::File(beginning) => beginning,
         };
         let file = Path::new(name);
@@ -38,7 +38,7 @@ impl ModelFile {
                 artifact: Box::new(artifact),
             });
         }
-        described(name, beginning).map(Self::Description)
+        Ok(Self::Description(Box::new(described(name, beginning)?)))
     }
 
     fn beginning(name: &str) -> Result<Named, EngineError> {
@@ -63,7 +63,7 @@ impl ModelFile {
     /// The description; an error where the file is a compiled model.
     pub fn description(self) -> Result<Description, EngineError> {
         match self {
-            Self::Description(description) => Ok(description),
+            Self::Description(description) => Ok(*description),
             Self::Artifact { file, .. } => Err(EngineError::NotDescription { file }),
         }
     }
