@@ -1,7 +1,14 @@
 use std::process::ExitCode;
 
+use miette::Report;
+
 use super::{Outcome, model::Model, print};
-use crate::DType;
+use crate::{
+    DType, EngineError,
+    engine::{CompileOptions, Compiled, check_layers, compile, open_checkpoint},
+    model::{Description, ModelError, Problem},
+    runtime::weights::CheckpointError,
+};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -13,7 +20,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let described = args.model.description()?;
     let compiled = match args.model.config() {
         // Without sizes only the description itself can be checked.
-        Err(crate::EngineError::NoConfig) => {
+        Err(EngineError::NoConfig) => {
             print(&format!(
                 "`{}` is sound as far as it can be told without sizes; give --config or --weights to check shapes and fusion\n",
                 described.name()
@@ -26,14 +33,78 @@ pub(super) fn run(args: Args) -> Outcome {
     compiled
         .model
         .check_expectations(&compiled.graph)
-        .map_err(crate::EngineError::from)?;
+        .map_err(EngineError::from)?;
     compiled.check_everywhere()?;
-    print(&format!(
+    let mut lines = format!(
         "`{}` is sound: {} launches as described, {} after fusion; {} expectations hold\n",
         described.name(),
         compiled.model.graph.n_launches(),
         compiled.graph.n_launches(),
         compiled.model.expectations.len()
-    ))?;
+    );
+    lines.push_str(&others(&args, &described, &compiled)?);
+    lines.push_str(&weights(&args, &described, &compiled)?);
+    print(&lines)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The outputs that are not computed by default. One that config.json has not what it needs for is told; any other problem is
+/// the description's.
+fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<String, Report> {
+    let mut lines = String::new();
+    for output in described.output_names() {
+        if compiled
+            .graph
+            .outputs()
+            .iter()
+            .any(|(name, _)| name == output)
+        {
+            continue;
+        }
+        let options = CompileOptions {
+            outputs: Some(vec![output.to_owned()]),
+            ..args.model.options(DType::F16)?
+        };
+        match compile(described, &args.model.config()?, &options) {
+            Ok(other) => other
+                .model
+                .check_expectations(&other.graph)
+                .map_err(EngineError::from)?,
+            Err(EngineError::Model(error)) if is_of_config(&error) => {
+                lines.push_str(&format!(
+                    "`{output}` cannot be had of this config: {error}\n"
+                ));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(lines)
+}
+
+fn is_of_config(error: &ModelError) -> bool {
+    matches!(
+        error.problem(),
+        Problem::Requirement { .. } | Problem::NoValue { .. }
+    )
+}
+
+/// Whether the folder's weights, if it has some, are those that are read.
+fn weights(args: &Args, described: &Description, compiled: &Compiled) -> Result<String, Report> {
+    let Some(folder) = args.model.folder()? else {
+        return Ok(String::new());
+    };
+    let names = &compiled.model.weight_names;
+    let checkpoint = match open_checkpoint(folder, names, &compiled.program) {
+        Err(EngineError::Checkpoint(CheckpointError::NoCheckpoint { .. })) => {
+            return Ok("the folder holds no weights\n".to_owned());
+        }
+        opened => opened?,
+    };
+    check_layers(
+        &checkpoint,
+        &compiled.program,
+        described,
+        &args.model.config()?,
+    )?;
+    Ok("the checkpoint has all weights that are read, and no layer is left out\n".to_owned())
 }

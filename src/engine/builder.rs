@@ -13,15 +13,14 @@ use super::{
     default_dtype,
     folder::Folder,
     model_file::description,
-    shipped,
+    shipped, weights,
 };
 use crate::{
     files::{self, Kind},
-    graph::Op,
     jit::{Cubin, Jit},
     model::{Description, Module},
     plan::ChunkPolicy,
-    program::{AttentionChoice, Padding, Place, Program},
+    program::{AttentionChoice, Padding, Program},
     runtime::{
         AllocatorChoice, GraphChoice, Planner,
         batch::Limits,
@@ -299,24 +298,19 @@ impl Builder {
         Planner::new(&artifact.program, &self.allocator)?;
         times.compile = began.elapsed().saturating_sub(times.tune);
         let source = self.weights(&artifact, folder.as_ref())?;
-        let (program, limits) = (artifact.program, artifact.limits);
-        let stored: Vec<(&str, &[u64])> = program
-            .tensors
-            .iter()
-            .filter_map(|t| {
-                if let Place::Weight(expr) = &t.place {
-                    Some(expr.stored())
-                } else {
-                    None
-                }
-            })
-            .flatten()
-            .collect();
+        let program = &artifact.program;
+        let stored = weights::stored(program);
         source.check(&stored)?;
-        self.check_left_out(&*source, &stored, folder.as_ref())?;
+        // A compiled model has no description to ask what else is read.
+        if !self.unused_layers && self.start.artifact().is_none() {
+            let folder = folder.as_ref();
+            let (description, config) = (self.description(folder)?, self.config_json(folder)?);
+            weights::check_layers(&*source, program, &description, &config)?;
+        }
         for name in source.surplus(&stored) {
             tracing::info!("the checkpoint's tensor `{name}` is not used");
         }
+        let (program, limits) = (artifact.program, artifact.limits);
         let weights_done = |done, total| (self.progress)(Stage::Weights, done, total);
         let backend = match &device {
             DeviceName::Cpu { .. } => {
@@ -508,46 +502,6 @@ impl Builder {
                 Ok(Box::new(opened))
             }
             (None, None) => Err(EngineError::NoWeights),
-        }
-    }
-
-    /// Refuses a checkpoint whose layers are read in part: one with more of them than config.json says, or a description
-    /// that names a layer's weights without its number. What only other outputs read is no such layer.
-    fn check_left_out(
-        &self,
-        source: &dyn WeightSource,
-        stored: &[(&str, &[u64])],
-        folder: Option<&Folder>,
-    ) -> Result<(), EngineError> {
-        if self.unused_layers || self.start.artifact().is_some() {
-            return Ok(());
-        }
-        if source.left_out(stored).is_empty() {
-            return Ok(());
-        }
-        let (description, config) = (self.description(folder)?, self.config_json(folder)?);
-        let mut of_all: Vec<(String, Vec<u64>)> = Vec::new();
-        for output in description.output_names() {
-            // An output that this checkpoint cannot have reads nothing.
-            let Ok(model) = description.build(&config, Some(&[output])) else {
-                continue;
-            };
-            let graph = &model.graph;
-            for id in graph.topological() {
-                if let Op::Weight(expr) = graph.op(id) {
-                    let read = expr.stored().into_iter();
-                    of_all.extend(read.map(|(name, dims)| (name.to_owned(), dims.to_vec())));
-                }
-            }
-        }
-        let all = of_all.iter().map(|(n, d)| (n.as_str(), d.as_slice()));
-        let all: Vec<(&str, &[u64])> = all.chain(stored.iter().copied()).collect();
-        match source.left_out(&all).as_slice() {
-            [] => Ok(()),
-            [first, rest @ ..] => Err(EngineError::LeftOut {
-                first: first.clone(),
-                n: rest.len() + 1,
-            }),
         }
     }
 

@@ -32,6 +32,7 @@ mod text;
 mod threads;
 mod tune;
 mod verify;
+mod weights;
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr, sync::Arc};
 
@@ -50,6 +51,7 @@ pub use text::TextEncoder;
 pub use threads::threads;
 pub use tune::{Chosen, TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
+pub use weights::{check_layers, open_checkpoint};
 
 pub use crate::program::Padding;
 

@@ -13,8 +13,11 @@
 //! | field | holds |
 //! |---|---|
 //! | `name` | the model's name |
+//! | `model_types` | the values of `model_type` in config.json that the description is for: other checkpoints are refused, and a folder is run by the shipped description that names its own. Any, if left out |
+//! | `architectures` | `{"BertForTokenClassification": ["token_logits"]}`: what is computed by default of checkpoints with this entry in config.json's `architectures` |
 //! | `prefixes` | what published weight names may start with; `[""]` if left out |
-//! | `require` | `Must(key: "…", is: …)`: a key of config.json that, if there, has this value; with `outputs: […]` only where one of them is asked for |
+//! | `endings` | `{".weight": ".gamma"}`: what some checkpoints write instead of an ending; one, or a list |
+//! | `require` | `Must(key: "…", is: …)`: a key of config.json that, if there, has this value, or one of a list; with `outputs: […]` only where one of them is asked for |
 //! | `dims` | whole numbers by name |
 //! | `reals` | real numbers by name |
 //! | `activations` | activations by name |
@@ -25,14 +28,31 @@
 //!
 //! A number is `Key("key of config.json")`, `Length("key")` (entries of a list or an object), a
 //! number, an expression such as `"hidden / heads"`, or a list of these: the first that is there
-//! counts. A key with null is not there. Expressions have names, `+ - * /`, `sqrt(…)` and
-//! parentheses; in whole numbers every division must come out even.
+//! counts. A key with null is not there; `text_config.hidden_size` is a key inside another. Expressions have names (also the
+//! indices of the loops around them), `+ - * /`, `sqrt(…)`, a sign and parentheses; in whole numbers every division must come
+//! out even. A value is found when a statement reads it that an asked output needs, so that what only other outputs read may
+//! be missing.
 //!
-//! A statement is `Let("name", operator(…))` or `Repeat(times: "layers", index: "i", name: "layer",
-//! body: […], expect: {…})`. A name is given once. Inside a `Repeat`, `Let` of a name from outside
-//! gives it the value that the next iteration, and what follows the loop, reads; other names end
-//! with the iteration. Values of iteration 3 are called `layer.3.…` in the graph. `expect` counts
-//! in every iteration: `launches`, `gemms`, or an operator of the graph.
+//! An activation is `Key("…")`, or one of the names that config.json files have: `gelu` and `gelu_python` (exact), `gelu_new`,
+//! `gelu_pytorch_tanh` and `gelu_fast` (by tanh), `relu`, `tanh`; or a list of these.
+//!
+//! # Statements
+//!
+//! - `Let("name", operator(…))`. A name is given once.
+//! - `Repeat(times: "layers", from: 0, index: "i", name: "layer", body: […], expect: {…})`, any number of times, none included.
+//!   Inside, `Let` of a name from outside gives it the value that the next iteration, and what follows the loop, reads; other
+//!   names end with the iteration. Values of index 3 are called `layer.3.…` in the graph. `expect` counts in every iteration.
+//! - `When(key: "…", is: …, name: "…", body: […], otherwise: […])`: the one body where the key of config.json has the value, or one
+//!   of a list (absent is `null`), else the other, which may be left out. `When(holds: "embedding != hidden", …)` compares two
+//!   sizes by `== != < <= > >=`. `Let` of a name from outside gives it its new value; a name that both bodies give goes on to
+//!   what follows. With `name`, values of either body are called `name.…` in the graph.
+//!
+//! `expect` counts `launches` (all), `gemms` (of any epilogue), or an operator after the passes: those of the table below by
+//! their names (`gelu`, `gelu_tanh`, `relu`, `tanh` of any activation), and `bias_linear`, `linear_gelu`, `bias_gelu_linear` and
+//! so on with `gelu_tanh`, `relu` and `tanh`, `scores` and `context` (what `matmul` becomes), `slice_columns`,
+//! `embedding_layer_norm`, `residual_layer_norm`, `bias_residual_layer_norm`, `attention`, `mean_pool_normalize`.
+//!
+//! # Operators
 //!
 //! | operator | fields | result |
 //! |---|---|---|
@@ -53,8 +73,20 @@
 //! | `concat` | `of` (2 to 16 values) | values of one number of rows, side by side |
 //! | `l2_normalize` | `x`, `eps` | rows of length 1 |
 //!
-//! Weights (`table`, `weight`, `bias`) are named as published, with `{i}` for the index of a loop
-//! around them. A name that is read twice is one tensor.
+//! Weights (`table`, `weight`, `bias`) are named as published, with an index or an expression in braces, `layers.{i}.w` or
+//! `h.{3 * i + 1}.w`. A list has further names under which a checkpoint may have the tensor: with every prefix and ending,
+//! the first that is there is read. A name that is read twice is one tensor.
+//!
+//! # What it can describe, and what not
+//!
+//! Encoders of the Transformer with absolute positions, LayerNorm before or after (or both), full attention of one number of
+//! heads, pointwise activations of the list, any head: BERT and its like (RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ALBERT,
+//! ELECTRA, MiniLM, and checkpoints such as BGE and E5 that have their form). `gemmule models` lists what is shipped.
+//!
+//! Operators are missing for: rotary positions and ALiBi (NomicBERT, ModernBERT, GTE's new form, JinaBERT), relative bias (T5,
+//! MPNet), disentangled attention (DeBERTa), causal masks and windows (decoders, CLIP's text tower, ModernBERT), RMSNorm and gated
+//! activations (`silu`, GLU; T5's newer form, Qwen3, EmbeddingGemma), grouped-query heads, a LayerNorm without bias, sparse
+//! outputs (SPLADE's `log1p`). Decoders' caches and generation are not there either.
 
 mod build;
 mod config;
