@@ -247,10 +247,13 @@ fn names_do_not_steer_a_terminal() {
     assert_snapshot!(shell.error(line), @r"× `./model.safetensors` lacks 1 of the 21 tensors that the model needs: `evil\u{1b}[2J\u{9b}`; is it a checkpoint of this model, with its own config.json?");
     let mut tensors = tiny_tensors(DType::F32);
     let tensor = tensors["embeddings.LayerNorm.bias"].clone();
-    tensors.insert(evil.replace('\u{202e}', ""), tensor);
+    tensors.insert(evil.to_owned(), tensor);
     common::write_tensors(&shell.0.file("model.safetensors"), &tensors);
     let said = shell.run(&format!("{RUN} --ids ids.json --verbose")).errors;
-    assert!(said.contains("a\\x1b[2J\\u{9b}31mb` is not used"), "{said}");
+    assert!(
+        said.contains("a\\x1b[2J\\u{9b}31m\\u{202e}b` is not used"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -106,7 +106,7 @@ pub fn main() -> ExitCode {
     };
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
-        .with_writer(std::io::stderr)
+        .with_writer(|| shown::Log)
         .without_time()
         .with_target(false)
         // It would say on standard error that standard error cannot be written.

@@ -4,6 +4,7 @@
 use std::{
     borrow::Cow,
     fmt::{self, Write},
+    io,
 };
 
 use miette::{
@@ -52,6 +53,22 @@ pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(cleaned)
+}
+
+/// Standard error for the log, which comes in whole lines. Its names are without escape characters
+/// already, and its own colours begin with one; what is left of the rest is escaped here.
+pub(super) struct Log;
+
+impl io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        let parts: Vec<Cow<'_, str>> = text.split('\u{1b}').map(clean).collect();
+        io::stderr().write_all(parts.join("\u{1b}").as_bytes())?;
+        Ok(line.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }
 
 /// A diagnostic as miette shows it, in miette's own colours, with everything in it cleaned.
