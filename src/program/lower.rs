@@ -3,6 +3,7 @@
 mod attention;
 mod by_moments;
 mod choices;
+mod error;
 mod joined;
 mod memo;
 mod on_load;
@@ -11,6 +12,7 @@ mod rare;
 use std::{cell::Cell, collections::HashMap};
 
 use by_moments::Triple;
+pub use error::LowerError;
 use joined::Pair;
 use memo::Memo;
 use on_load::{OnLoad, left, reached};
@@ -27,48 +29,6 @@ use crate::{
     tensor::{DType, Shape, Size, Symbol},
     tune::{Picks, Problem, Range},
 };
-
-#[derive(Debug, thiserror::Error)]
-pub enum LowerError {
-    #[error("`{node}` ({op}): {problem}")]
-    Unsupported {
-        node: String,
-        op: &'static str,
-        problem: String,
-    },
-    #[error("`{node}` cannot be {choice} attention: {problem}")]
-    Attention {
-        node: String,
-        choice: AttentionChoice,
-        problem: AttentionError,
-    },
-    #[error(
-        "{choice} attention was asked for, but `{node}` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto"
-    )]
-    AttentionInPieces {
-        node: String,
-        choice: AttentionChoice,
-    },
-    #[error("activations are stored as f32, f16 or bf16, not as {0}")]
-    DType(DType),
-    #[error(
-        "`{node}` is fused attention, which has no mask for padding; to keep padding, switch the pass `fuse_attention` off"
-    )]
-    UnmaskedAttention { node: String },
-    #[error(
-        "the output `{output}` is a mean over tokens (`{node}`), which would average padding too; to keep padding, ask for other outputs, such as values per token"
-    )]
-    MeanOfPadding { output: String, node: String },
-    #[error(
-        "the output `{output}` {reads} (`{node}`), which may be padding; to keep padding, ask for other outputs, such as values per token"
-    )]
-    ReadsPadding {
-        output: String,
-        node: String,
-        /// In words.
-        reads: &'static str,
-    },
-}
 
 /// What a graph is lowered for.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,43 @@
+use crate::{kernels::attention::AttentionError, program::AttentionChoice, tensor::DType};
+
+#[derive(Debug, thiserror::Error)]
+pub enum LowerError {
+    #[error("`{node}` ({op}): {problem}")]
+    Unsupported {
+        node: String,
+        op: &'static str,
+        problem: String,
+    },
+    #[error("`{node}` cannot be {choice} attention: {problem}")]
+    Attention {
+        node: String,
+        choice: AttentionChoice,
+        problem: AttentionError,
+    },
+    #[error(
+        "{choice} attention was asked for, but `{node}` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto"
+    )]
+    AttentionInPieces {
+        node: String,
+        choice: AttentionChoice,
+    },
+    #[error("activations are stored as f32, f16 or bf16, not as {0}")]
+    DType(DType),
+    #[error(
+        "`{node}` is fused attention, which has no mask for padding; to keep padding, switch the pass `fuse_attention` off"
+    )]
+    UnmaskedAttention { node: String },
+    #[error(
+        "the output `{output}` is a mean over tokens (`{node}`), which would average padding too; to keep padding, ask for other outputs, such as values per token"
+    )]
+    MeanOfPadding { output: String, node: String },
+    #[error(
+        "the output `{output}` {reads} (`{node}`), which may be padding; to keep padding, ask for other outputs, such as values per token"
+    )]
+    ReadsPadding {
+        output: String,
+        node: String,
+        /// In words.
+        reads: &'static str,
+    },
+}
