@@ -15,7 +15,7 @@ export GEMMULE_NVRTC ?= $(abspath $(VENV))
 .PHONY: help setup demo test lint bench-load clean
 
 help:
-	@echo "make demo        compile models/bert.ron for all-MiniLM-L6-v2 and compare a few sentences"
+	@echo "make demo        run the folder of all-MiniLM-L6-v2 and compare a few sentences"
 	@echo "make test        format, lints, docs, licences and sources of dependencies, all tests"
 	@echo "make bench-load  time the steps before the first run"
 
@@ -33,7 +33,7 @@ demo: $(STAMP)
 
 .PHONY: run-demo
 run-demo:
-	target/release/gemmule run bert --weights "$(CHECKPOINT)" --texts-file examples/sentences.txt --similarities
+	target/release/gemmule run --weights "$(CHECKPOINT)" --texts-file examples/sentences.txt --similarities
 
 test: $(STAMP)
 	@$(MAKE) --no-print-directory run-test

@@ -506,7 +506,7 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
 #[test]
 fn unknown_names_are_answered_with_known_ones() {
     let cli = Cli::new();
-    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bert`?); shipped are bert, roberta, distilbert, albert");
+    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bert`?); shipped are bert, roberta, distilbert, albert, electra");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_bias_activation, fuse_pool_normalize, or `all`");
     assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_bias_activation, fuse_pool_normalize");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`? The outputs are `last_hidden_state`, `sentence_embedding`, `pooler_output`, `sequence_logits`, `token_logits` and `mlm_logits`.");
@@ -575,7 +575,7 @@ fn bad_batches_are_refused() {
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 0, 1]]}"#), @"× row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 2, 0]]}"#), @"× row 0, column 1 of the mask is 2; expected 0 or 1");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[0, 0, 0]]}"#), @"× sequence 0 has no tokens; expected at least one token in every sequence");
-    assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2], [3]], "mask": [[1, 1], [1]]}"#), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …]} with rows of one length; the rows differ in length"#);
+    assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2], [3]], "mask": [[1, 1], [1]]}"#), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …], "types": [[…], …]} with rows of one length, of which `mask` and `types` may be left out; the rows differ in length"#);
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2], [3, 4]], "mask": [[1, 1]]}"#), @"× mask: expected 4 values, one per token id, found 2");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1]]}"#), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …]} with rows of one length ╰─▶ invalid type: map, expected a sequence"#);
     assert_snapshot!(cli.ids_error("[[-1]]"), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …]} with rows of one length ╰─▶ invalid value: integer `-1`, expected u32"#);
@@ -789,4 +789,164 @@ fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {
     let output = program.wait_with_output().expect("it ends");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert!(output.status.success());
+}
+
+/// A folder that is published with the project's tests.
+fn published(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/checkpoints")
+        .join(name);
+    folder.to_str().expect("a plain path").to_owned()
+}
+
+#[test]
+fn the_shipped_descriptions_are_listed_and_printed() {
+    let cli = Cli::new();
+    let list = cli.ok(&["models"]);
+    assert!(list.contains("roberta, xlm-roberta, camembert"), "{list}");
+    let bert = gemmule::model::Description::shipped_source("bert");
+    assert_eq!(Some(cli.ok(&["models", "bert"]).as_str()), bert);
+    assert_snapshot!(cli.error(&["models", "brt"]), @"");
+}
+
+#[test]
+fn a_folder_runs_without_model_and_pairs_are_scored() {
+    let cli = Cli::new();
+    let run = |folder: &str, more: &[&str]| {
+        let folder = published(folder);
+        let args = ["run", "--weights", &folder, "--device", "cpu", "--json"];
+        let json = cli.ok(&[&args[..], more].concat());
+        serde_json::from_str::<serde_json::Value>(&json).expect("JSON")
+    };
+    let embedded = run("st-mean", &["--text", "Rain"]);
+    let outputs = embedded["outputs"].as_object().expect("outputs");
+    assert_eq!(outputs.keys().collect::<Vec<_>>(), ["sentence_embedding"]);
+    let prompted = run("st-mean", &["--text", "Rain", "--prompt-name", "query"]);
+    assert_ne!(embedded["lens"], prompted["lens"]);
+    assert_eq!(
+        prompted["lens"],
+        run("st-mean", &["--text", "Rain", "--prompt", "find: "])["lens"]
+    );
+    // As `CrossEncoder.predict` has it, of one pair and of a file.
+    let text = std::fs::read_to_string(Path::new(&published("ce-one")).join("expected.json"));
+    let expected: serde_json::Value =
+        serde_json::from_str(&text.expect("it is there")).expect("JSON");
+    let first = &expected["runs"][0];
+    let pairs: Vec<[String; 2]> = serde_json::from_value(first["pairs"].clone()).expect("pairs");
+    let lines: Vec<String> = pairs.iter().map(|pair| pair.join("\t")).collect();
+    cli.0.write("pairs.tsv", lines.join("\n"));
+    let of_file = run("ce-one", &["--pairs-file", "pairs.tsv"]);
+    let scores = |json: &serde_json::Value| -> Vec<f64> {
+        serde_json::from_value(json["outputs"]["scores"]["values"].clone()).expect("scores")
+    };
+    let want: Vec<f64> = serde_json::from_value(first["values"].clone()).expect("scores");
+    for (got, want) in scores(&of_file).iter().zip(&want) {
+        assert!((got - want).abs() < 1e-5, "{got} {want}");
+    }
+    let one = run("ce-one", &["--pair", &pairs[0][0], &pairs[0][1]]);
+    assert!((scores(&one)[0] - want[0]).abs() < 1e-5);
+    let table = cli.ok(&[
+        "run",
+        "--weights",
+        &published("ce-one"),
+        "--device",
+        "cpu",
+        "--pair",
+        "who?",
+        "nobody",
+    ]);
+    assert!(
+        table.contains("score") && table.contains("nobody"),
+        "{table}"
+    );
+    cli.0.write("pairs.tsv", "one text\n");
+    let args = [
+        "run",
+        "--weights",
+        &published("ce-one"),
+        "--device",
+        "cpu",
+        "--pairs-file",
+        "pairs.tsv",
+    ];
+    assert_snapshot!(cli.error(&args), @"");
+}
+
+#[test]
+fn segment_ids_of_a_file_are_read() {
+    let cli = Cli::new();
+    let folder = published("ce-identity");
+    let score = |ids: &str| -> f64 {
+        cli.0.write("ids.json", ids);
+        let args = [
+            "run",
+            "--weights",
+            &folder,
+            "--device",
+            "cpu",
+            "--json",
+            "--ids",
+            "ids.json",
+        ];
+        let json: serde_json::Value = serde_json::from_str(&cli.ok(&args)).expect("JSON");
+        json["outputs"]["sequence_logits"]["values"][0]
+            .as_f64()
+            .expect("a number")
+    };
+    let plain = score("[[2, 5, 3, 7, 8, 3]]");
+    assert_eq!(
+        plain,
+        score(r#"{"ids": [[2, 5, 3, 7, 8, 3]], "types": [[0, 0, 0, 0, 0, 0]]}"#)
+    );
+    let typed = score(r#"{"ids": [[2, 5, 3, 7, 8, 3]], "types": [[0, 0, 0, 1, 1, 1]]}"#);
+    assert!((plain - typed).abs() > 1e-3, "{plain} {typed}");
+    let padded = r#"{"ids": [[2, 5, 3, 7, 8, 3, 0]], "mask": [[1, 1, 1, 1, 1, 1, 0]], "types": [[0, 0, 0, 1, 1, 1, 0]]}"#;
+    assert!((typed - score(padded)).abs() < 1e-6);
+    let error = |ids: &str| {
+        cli.0.write("ids.json", ids);
+        cli.error(&[
+            "run",
+            "--weights",
+            &folder,
+            "--device",
+            "cpu",
+            "--ids",
+            "ids.json",
+        ])
+    };
+    assert_snapshot!(error(r#"{"ids": [[2, 3]], "token_type_ids": [[0, 0]]}"#), @"");
+    assert_snapshot!(error(r#"{"ids": [[2, 3]], "types": [[0]]}"#), @"");
+    assert_snapshot!(error(r#"{"ids": [[2, 3]], "types": [[0, 2]]}"#), @"");
+}
+
+#[test]
+fn a_check_with_a_folder_looks_at_its_weights_and_at_every_output() {
+    let cli = Cli::new();
+    let gamma = published("hf-gamma");
+    assert_snapshot!(cli.ok(&["check", "--weights", &gamma]), @"");
+    let short =
+        std::fs::read_to_string(Path::new(&gamma).join("config.json")).expect("it is there");
+    cli.0.write(
+        "one.json",
+        short.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"),
+    );
+    let error = cli.error(&["check", "--weights", &gamma, "--config", "one.json"]);
+    assert!(
+        error.contains("leaves out `bert.encoder.layer.1."),
+        "{error}"
+    );
+    // An output of a user's own that does not fit is the description's fault, though it is not the default.
+    let bert = gemmule::model::Description::shipped_source("bert").expect("it is shipped");
+    let broken = bert.replace(
+        "Let(\"pooler_dense\", linear(x: \"first\"",
+        "Let(\"pooler_dense\", linear(x: \"scores\"",
+    );
+    cli.0.write(
+        "broken.ron",
+        broken
+            .replace("\"scores\"", "\"hidden\"")
+            .replace("tanh(x: \"pooler_dense\")", "first_token(x: \"first\")"),
+    );
+    let error = cli.error(&["check", "broken.ron", "--weights", &gamma]);
+    assert!(error.contains("pooler_output"), "{error}");
 }

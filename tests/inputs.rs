@@ -202,7 +202,7 @@ fn values_that_are_no_numbers_are_an_error_in_every_form() {
 #[test]
 fn what_is_missing_is_said_before_kernels_are_compiled() {
     let shell = Shell::new();
-    assert_snapshot!(shell.error(RUN), @"× there is nothing to run on; give --text, --texts-file or --ids");
+    assert_snapshot!(shell.error(RUN), @"× there is nothing to run on; give --text, --texts-file, --pair, --pairs- file or --ids");
     shell.0.write("texts", "\n \n");
     assert_snapshot!(shell.error(&format!("{RUN} --texts-file texts")), @"× `texts` holds no text; expected one a line");
     // Also before weights are looked for.
@@ -218,7 +218,7 @@ fn what_is_missing_is_said_before_kernels_are_compiled() {
         "ids.json",
         r#"{"ids": [[1, 2], [3]], "mask": [[1, 1], [1]]}"#,
     );
-    assert_snapshot!(shell.error(&format!("{RUN} --ids ids.json")), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …]} with rows of one length; the rows differ in length"#);
+    assert_snapshot!(shell.error(&format!("{RUN} --ids ids.json")), @r#"× `ids.json`: expected [[101, 102], …], or {"ids": [[…], …], "mask": [[…], …], "types": [[…], …]} with rows of one length, of which `mask` and `types` may be left out; the rows differ in length"#);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn names_do_not_steer_a_terminal() {
     assert_snapshot!(shell.error("gemmule check evil.ron"), @"× line 1, column 15 has the raw control character U+001B; leave it out, or write it as an escape in a string");
     shell.0.write(&format!("{evil}.ron"), "Model(");
     assert_snapshot!(shell.error("gemmule check a*.ron"), @r"× this is not RON: the file ends too early ╭─[a\u{1b}[2J\u{9b}31m\u{202e}b.ron:1:7] 1 Model( ╰──── help: a description is one `Model(…)`, and all its brackets are closed");
-    assert_snapshot!(shell.error(&format!("gemmule check '{evil}'")), @r"× there is no description `a\u{1b}[2J\u{9b}31m\u{202e}b`: it is neither a file nor shipped; shipped are bert, roberta, distilbert, albert");
+    assert_snapshot!(shell.error(&format!("gemmule check '{evil}'")), @r"× there is no description `a\u{1b}[2J\u{9b}31m\u{202e}b`: it is neither a file nor shipped; shipped are bert, roberta, distilbert, albert, electra");
     assert_eq!(shell.run(&format!("gemmule check bert '--{evil}'")).code, 2);
     let mut config = tiny_config();
     config["hidden_act"] = json!(evil);

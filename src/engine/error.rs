@@ -160,7 +160,8 @@ pub enum EngineError {
     )]
     PromptLeftOut { folder: PathBuf, prompt: String },
     #[error(
-        "the checkpoint has {n} tensors that the model leaves out although it reads such of other layers, `{first}` first; does config.json have all layers, and the description their index? If they are to be left out, allow unused layers (`--unused-layers`)"
+        "the model leaves out `{first}`{} of the checkpoint, although it reads such a tensor of other layers; does config.json have all layers, and the description their index? If they are to be left out, allow unused layers (`--unused-layers`)",
+        match n { 1 => String::new(), n => format!(" and {} more tensors", n - 1) }
     )]
     LeftOut { first: String, n: usize },
     #[error(

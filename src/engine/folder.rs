@@ -216,10 +216,13 @@ impl Folder {
     /// # Errors
     /// A folder without one.
     pub fn config(&self) -> Result<&Value, EngineError> {
-        self.config.as_ref().ok_or_else(|| EngineError::Read {
-            file: self.trunk.join("config.json"),
-            source: std::io::ErrorKind::NotFound.into(),
-        })
+        match &self.config {
+            Some(config) => Ok(config),
+            // Reading it says why there is none.
+            None => Err(super::config(&self.trunk.join("config.json"))
+                .err()
+                .unwrap_or(EngineError::NoConfig)),
+        }
     }
 
     /// What is computed behind the transformer, in a sentence-transformers folder.

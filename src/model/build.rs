@@ -1,5 +1,7 @@
 //! A checked description and config.json to a [`Graph`].
 
+mod unroll;
+
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     ops::Range,
@@ -12,16 +14,15 @@ use super::{
     expect::Expectation,
     modules::{EMBEDDING, Module, states},
     need::needed,
-    syntax::{Ast, Count, INPUTS, Operator, Pattern, Repeat, Statement, When},
+    syntax::{Ast, Count, INPUTS, Operator, Pattern},
 };
+use unroll::reads_tokens;
+
 use crate::{
     graph::{Graph, GraphError, NodeId, Op, WeightExpr, WeightNames},
     kernels::{Meta, attention::HeadView, gemm::Epilogue},
     tensor::{Shape, Size, Symbol},
 };
-
-/// A model of 24 layers has about 700 values; the limit bounds the time that building takes.
-const MAX_VALUES: u64 = 20_000;
 
 /// More elements than any tensor of a checkpoint; below it, counts of bytes cannot overflow.
 const MAX_ELEMENTS: u64 = 1 << 40;
@@ -93,91 +94,6 @@ pub(super) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// The most values after unrolling, found without unrolling: of two bodies, both count.
-    fn size_of<'b>(
-        &self,
-        body: impl IntoIterator<Item = &'b Statement>,
-    ) -> Result<u64, ModelError> {
-        let mut n: u64 = 0;
-        for statement in body {
-            n = match statement {
-                Statement::Let { .. } => n.saturating_add(1),
-                Statement::When(when) => {
-                    let both = when.body.iter().chain(&when.otherwise);
-                    n.saturating_add(self.size_of(both)?)
-                }
-                Statement::Repeat(repeat) => {
-                    let times = self.values.count(&repeat.times)?;
-                    let inner = self.size_of(&repeat.body)?.max(1);
-                    let unrolled = n.saturating_add(times.saturating_mul(inner));
-                    if unrolled > MAX_VALUES {
-                        let problem = Problem::TooManyValues { limit: MAX_VALUES };
-                        let label = format!("{times} iterations of {inner} values");
-                        let error = self.file.error(problem, &repeat.times.span, label);
-                        return Err(error.help("a model of 24 layers has about 700"));
-                    }
-                    unrolled
-                }
-            };
-        }
-        Ok(n)
-    }
-
-    fn body(&mut self, body: impl IntoIterator<Item = &'a Statement>) -> Result<(), ModelError> {
-        for statement in body {
-            match statement {
-                Statement::Let { name, op } => {
-                    let id = self.operator(name, op)?;
-                    self.bind(&name.value, id);
-                }
-                Statement::Repeat(repeat) => self.repeat(repeat)?,
-                Statement::When(when) => self.when(when)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn repeat(&mut self, repeat: &'a Repeat) -> Result<(), ModelError> {
-        let outer = self.prefix.clone();
-        let first = match &repeat.from {
-            Some(from) => self.values.count(from)?,
-            None => 0,
-        };
-        for k in first..first.saturating_add(self.values.count(&repeat.times)?) {
-            self.prefix = format!("{outer}{}.{k}.", repeat.label.value);
-            self.expect(&repeat.expect);
-            self.values.push_index(&repeat.index.value, k);
-            self.scopes.push(HashMap::new());
-            self.body(&repeat.body)?;
-            self.scopes.pop();
-            self.values.pop_index();
-        }
-        self.prefix = outer;
-        Ok(())
-    }
-
-    /// The body that is taken. Of its own names those that the other one gives too go on to what follows.
-    fn when(&mut self, when: &'a When) -> Result<(), ModelError> {
-        let body = match self.values.holds(&when.test)? {
-            true => &when.body,
-            false => &when.otherwise,
-        };
-        let outer = self.prefix.clone();
-        if let Some(label) = &when.label {
-            self.prefix = format!("{outer}{}.", label.value);
-        }
-        self.scopes.push(HashMap::new());
-        self.body(body)?;
-        self.prefix = outer;
-        let own = self.scopes.pop().unwrap_or_default();
-        for name in when.given_by_both() {
-            if let Some((name, &id)) = own.get_key_value(name.value.as_str()) {
-                self.bind(name, id);
-            }
-        }
-        Ok(())
-    }
-
     fn expect(&mut self, counts: &[Count]) {
         let scope = self.prefix.strip_suffix('.').map(str::to_owned);
         for count in counts {
@@ -526,11 +442,13 @@ impl<'a> Builder<'a> {
             .select_outputs(outputs)
             .and_then(|()| self.graph.verify());
         sound.map_err(|error| self.file.error_elsewhere(Problem::Graph(error)))?;
-        let vocab = self.rows.get(&Meta::TokenIds).copied().ok_or_else(|| {
-            self.file
-                .error_elsewhere(Problem::NoTokens)
-                .help("start from `embedding(ids: \"token_ids\", …)`")
-        })?;
+        if !reads_tokens(&ast.body) {
+            let error = self.file.error_elsewhere(Problem::NoTokens);
+            return Err(error.help("start from `embedding(ids: \"token_ids\", …)`"));
+        }
+        // Outputs that read no token take any: no table has a row for them.
+        let vocab = self.rows.get(&Meta::TokenIds).copied();
+        let vocab = vocab.unwrap_or(i32::MAX as u32);
         // An iteration that no chosen output needs is not in the graph, so nothing is expected of it.
         let nodes = self.graph.topological();
         let names = nodes.iter().map(|&id| self.graph.node(id).name.as_str());

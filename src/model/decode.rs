@@ -565,9 +565,15 @@ fn ids<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Meta>> {
 }
 
 fn pattern<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Pattern>> {
-    let spellings = one_or_more(r, "a weight's name", piece, |p| {
-        let (text, start) = plain(r, "a weight's name", "a weight's name", p)?;
-        Spelling::parse(text, start).map_err(|expected| r.form("a weight's name", &expected, p))
+    let what = "a weight's name";
+    let spellings = one_or_more(r, what, piece, |p| {
+        let name = r.string(what, p)?;
+        // Places inside braces are those of the file; without braces there is none to tell.
+        let start = match name.value.contains(['{', '}']) {
+            true => plain(r, what, what, p)?.1,
+            false => p.span().start,
+        };
+        Spelling::parse(&name.value, start).map_err(|expected| r.form(what, &expected, p))
     })?;
     Ok(At::new(Pattern(spellings), piece.span()))
 }

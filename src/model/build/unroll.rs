@@ -1,0 +1,126 @@
+//! Statements one after another: loops unrolled, one body of two taken.
+
+use std::collections::HashMap;
+
+use super::Builder;
+use crate::{
+    kernels::Meta,
+    model::{
+        error::{ModelError, Problem},
+        syntax::{Operator, Repeat, Statement, When},
+    },
+};
+
+/// A model of 24 layers has about 700 values; the limit bounds the time that building takes.
+const MAX_VALUES: u64 = 20_000;
+
+impl<'a> Builder<'a> {
+    /// The most values after unrolling, found without unrolling: of two bodies, both count.
+    pub(super) fn size_of<'b>(
+        &self,
+        body: impl IntoIterator<Item = &'b Statement>,
+    ) -> Result<u64, ModelError> {
+        let mut n: u64 = 0;
+        for statement in body {
+            n = match statement {
+                Statement::Let { .. } => n.saturating_add(1),
+                Statement::When(when) => {
+                    let both = when.body.iter().chain(&when.otherwise);
+                    n.saturating_add(self.size_of(both)?)
+                }
+                Statement::Repeat(repeat) => {
+                    let times = self.values.count(&repeat.times)?;
+                    let inner = self.size_of(&repeat.body)?.max(1);
+                    let unrolled = n.saturating_add(times.saturating_mul(inner));
+                    if unrolled > MAX_VALUES {
+                        let problem = Problem::TooManyValues { limit: MAX_VALUES };
+                        let label = format!("{times} iterations of {inner} values");
+                        let error = self.file.error(problem, &repeat.times.span, label);
+                        return Err(error.help("a model of 24 layers has about 700"));
+                    }
+                    unrolled
+                }
+            };
+        }
+        Ok(n)
+    }
+
+    pub(super) fn body(
+        &mut self,
+        body: impl IntoIterator<Item = &'a Statement>,
+    ) -> Result<(), ModelError> {
+        for statement in body {
+            match statement {
+                Statement::Let { name, op } => {
+                    let id = self.operator(name, op)?;
+                    self.bind(&name.value, id);
+                }
+                Statement::Repeat(repeat) => self.repeat(repeat)?,
+                Statement::When(when) => self.when(when)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn repeat(&mut self, repeat: &'a Repeat) -> Result<(), ModelError> {
+        let outer = self.prefix.clone();
+        let first = match &repeat.from {
+            Some(from) => self.values.count(from)?,
+            None => 0,
+        };
+        for k in first..first.saturating_add(self.values.count(&repeat.times)?) {
+            self.prefix = format!("{outer}{}.{k}.", repeat.label.value);
+            self.expect(&repeat.expect);
+            self.values.push_index(&repeat.index.value, k);
+            self.scopes.push(HashMap::new());
+            self.body(&repeat.body)?;
+            self.scopes.pop();
+            self.values.pop_index();
+        }
+        self.prefix = outer;
+        Ok(())
+    }
+
+    /// The body that is taken. Of its own names those that the other one gives too go on to what follows.
+    fn when(&mut self, when: &'a When) -> Result<(), ModelError> {
+        let body = match self.values.holds(&when.test)? {
+            true => &when.body,
+            false => &when.otherwise,
+        };
+        let outer = self.prefix.clone();
+        if let Some(label) = &when.label {
+            self.prefix = format!("{outer}{}.", label.value);
+        }
+        self.scopes.push(HashMap::new());
+        self.body(body)?;
+        self.prefix = outer;
+        let own = self.scopes.pop().unwrap_or_default();
+        for name in when.given_by_both() {
+            if let Some((name, &id)) = own.get_key_value(name.value.as_str()) {
+                self.bind(name, id);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether an embedding reads the token ids.
+pub(super) fn reads_tokens(body: &[Statement]) -> bool {
+    let mut open = vec![body];
+    while let Some(body) = open.pop() {
+        for statement in body {
+            match statement {
+                Statement::Let { op, .. } => {
+                    if let Operator::Embedding { ids, .. } = &op.value
+                        && ids.value == Meta::TokenIds
+                    {
+                        return true;
+                    }
+                }
+                Statement::Repeat(repeat) => open.push(&repeat.body),
+                Statement::When(when) => open.extend([&when.body[..], &when.otherwise[..]]),
+            }
+        }
+    }
+    false
+}

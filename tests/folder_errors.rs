@@ -1,0 +1,254 @@
+//! What a published folder asks for and is not there, a description that does not fit a folder, and folders that are damaged
+//! or hostile: each is an error with its full text here, never another result.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::Folder;
+use gemmule::{
+    DeviceChoice, Engine, EngineError,
+    engine::{Prompt, TextEncoder},
+    model::Description,
+};
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+fn published(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/checkpoints")
+        .join(name)
+}
+
+/// A copy of a published folder, to change one thing in.
+fn copy(name: &str) -> Folder {
+    fn into(from: &Path, to: &Path) {
+        std::fs::create_dir_all(to).expect("room for a folder");
+        for entry in std::fs::read_dir(from)
+            .expect("it is there")
+            .filter_map(Result::ok)
+        {
+            let (from, to) = (entry.path(), to.join(entry.file_name()));
+            match from.is_dir() {
+                true => into(&from, &to),
+                false => drop(std::fs::copy(from, to).expect("room for a file")),
+            }
+        }
+    }
+    let folder = Folder::new();
+    into(&published(name), folder.path());
+    folder
+}
+
+/// A JSON file of a folder with some keys changed; null takes a key away.
+fn change(folder: &Folder, file: &str, changes: Value) {
+    let text = std::fs::read_to_string(folder.file(file)).expect("it is there");
+    let mut json: Value = serde_json::from_str(&text).expect("it is JSON");
+    for (key, value) in changes.as_object().expect("changes are an object") {
+        match value {
+            Value::Null => drop(json.as_object_mut().expect("an object").remove(key)),
+            value => json[key] = value.clone(),
+        }
+    }
+    folder.write(file, json.to_string());
+}
+
+/// Why a folder does not run.
+#[track_caller]
+fn refused(folder: &Folder) -> String {
+    let built = Engine::from_checkpoint(folder.path())
+        .device(DeviceChoice::Cpu)
+        .build();
+    folder.text(&built.err().expect("it is refused"))
+}
+
+#[test]
+fn a_description_that_is_not_for_the_folder_names_the_one_that_is() {
+    let folder = copy("st-xlmr");
+    let built = Engine::builder("bert")
+        .checkpoint(folder.path())
+        .device(DeviceChoice::Cpu)
+        .build();
+    assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"config.json: `model_type` is `xlm-roberta`, but the description `bert` is for `bert`");
+    change(&folder, "config.json", json!({"model_type": "gpt_neox"}));
+    assert_snapshot!(refused(&folder), @"no description that comes with gemmule is for the `model_type` `gpt_neox` of config.json");
+    change(&folder, "config.json", json!({"model_type": null}));
+    assert_snapshot!(refused(&folder), @"config.json has no `model_type`, so no description can be chosen by it");
+}
+
+#[test]
+fn layers_that_would_be_left_out_are_an_error() {
+    let folder = copy("hf-gamma");
+    change(&folder, "config.json", json!({"num_hidden_layers": 1}));
+    assert_snapshot!(refused(&folder), @"the model leaves out `bert.encoder.layer.1.attention.output.LayerNorm.beta` and 15 more tensors of the checkpoint, although it reads such a tensor of other layers; does config.json have all layers, and the description their index? If they are to be left out, allow unused layers (`--unused-layers`)");
+    let cut = Engine::from_checkpoint(folder.path()).unused_layers(true);
+    assert!(cut.device(DeviceChoice::Cpu).build().is_ok());
+    // A description that names the weights of the first layer for all of them.
+    let folder = copy("hf-gamma");
+    let bert = Description::shipped_source("bert").expect("it is shipped");
+    let named = "encoder.layer.{i}.output.dense.bias";
+    assert_eq!(bert.matches(named).count(), 1);
+    let forgot = bert.replace(named, "encoder.layer.0.output.dense.bias");
+    let built = Engine::from_source("mine.ron", forgot).checkpoint(folder.path());
+    let built = built.device(DeviceChoice::Cpu).build();
+    assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"the model leaves out `bert.encoder.layer.1.output.dense.bias` of the checkpoint, although it reads such a tensor of other layers; does config.json have all layers, and the description their index? If they are to be left out, allow unused layers (`--unused-layers`)");
+}
+
+#[test]
+fn layers_of_outputs_that_are_not_asked_for_are_not_left_out() {
+    // An output after the first layer reads one of two; the others are read for the rest.
+    let bert = Description::shipped_source("bert").expect("it is shipped");
+    let early = bert
+        .replacen("        Repeat(times: \"layers\",", "        Repeat(times: 1, index: \"i\", name: \"first\", body: [Let(\"hidden\", linear(x: \"hidden\", out: \"hidden\", weight: \"encoder.layer.{i}.attention.self.query.weight\"))]),\n        Let(\"early\", relu(x: \"hidden\")),\n        Repeat(times: \"layers\",", 1)
+        .replacen("    outputs: {", "    outputs: {\n        \"early\": \"early\",", 1);
+    let engine = Engine::from_source("mine.ron", early).checkpoint(published("hf-gamma"));
+    let engine = engine.outputs(["early"]).device(DeviceChoice::Cpu).build();
+    assert!(
+        engine.is_ok(),
+        "{:?}",
+        engine.err().map(miette::Report::new)
+    );
+}
+
+#[test]
+fn poolings_that_are_not_known_are_named() {
+    assert_snapshot!(refused(&copy("st-sqrt")), @"`[dir]/1_Pooling/config.json`: pooling by `mean_sqrt_len_tokens` is not known; gemmule pools by cls, max, mean and lasttoken");
+    assert_snapshot!(refused(&copy("st-weighted")), @"`[dir]/1_Pooling/config.json`: pooling by `weightedmean_tokens` is not known; gemmule pools by cls, max, mean and lasttoken");
+    let folder = copy("st-max");
+    change(&folder, "1_Pooling/config.json", json!({"pooling_mode": 3}));
+    assert_snapshot!(refused(&folder), @"`[dir]/1_Pooling/config.json`: `pooling_mode` is 3; expected a name or a list of names");
+    change(
+        &folder,
+        "1_Pooling/config.json",
+        json!({"pooling_mode": ["max", "median"]}),
+    );
+    assert_snapshot!(refused(&folder), @"`[dir]/1_Pooling/config.json`: pooling by `median` is not known; gemmule pools by cls, max, mean and lasttoken");
+    std::fs::remove_file(folder.file("1_Pooling/config.json")).expect("it was there");
+    assert_snapshot!(refused(&folder), @r"
+    `[dir]/1_Pooling/config.json` cannot be read
+    caused by: No such file or directory (os error 2)
+    ");
+}
+
+#[test]
+fn modules_that_are_not_known_are_named() {
+    let folder = copy("st-dense");
+    let with = |entry: Value| {
+        folder.write(
+            "modules.json",
+            json!([{"path": "", "type": "a.Transformer"}, entry]).to_string(),
+        );
+        refused(&folder)
+    };
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "a.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense and Normalize");
+    assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "a.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is no folder beside it");
+    assert_snapshot!(with(json!({"path": "/etc", "type": "a.Pooling"})), @"`[dir]/modules.json`: `/etc` is no folder beside it");
+    assert_snapshot!(with(json!({"path": "", "type": "a.Pooling"})), @"`[dir]/modules.json`: `` is no folder beside it");
+    assert_snapshot!(with(json!({"type": "a.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
+    folder.write("modules.json", "[]");
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it lists no module");
+    folder.write("modules.json", r#"[{"path": "", "type": "a.CLIPModel"}]"#);
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer");
+    folder.write("modules.json", "{");
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it is no JSON: EOF while parsing an object at line 1 column 1");
+}
+
+#[test]
+fn dense_modules_are_held_to_their_weights() {
+    let with = |changes: Value| {
+        let folder = copy("st-dense");
+        change(&folder, "2_Dense/config.json", changes);
+        refused(&folder)
+    };
+    assert_snapshot!(with(json!({"in_features": 30})), @"shapes that cannot be: `2_Dense.product` (linear): the input is 32 wide, but the weight takes 30; operands are `1_Pooling.mean` [batch, 32], `2_Dense/linear.weight` [24, 30]");
+    assert_snapshot!(with(json!({"out_features": null})), @"`[dir]/2_Dense/config.json`: there is no `out_features`");
+    assert_snapshot!(with(json!({"activation_function": "torch.nn.modules.activation.SiLU"})), @r#"`[dir]/2_Dense/config.json`: `activation_function` is "torch.nn.modules.activation.SiLU"; expected Identity, Tanh, ReLU or GELU of torch.nn"#);
+    assert_snapshot!(with(json!({"use_residual": true})), @"`[dir]/2_Dense/config.json`: `use_residual` is true, which gemmule does not compute");
+    assert_snapshot!(with(json!({"bias": "yes"})), @r#"`[dir]/2_Dense/config.json`: `bias` is "yes"; expected true or false"#);
+    let folder = copy("st-dense");
+    std::fs::remove_file(folder.file("2_Dense/model.safetensors")).expect("it was there");
+    assert_snapshot!(refused(&folder), @"`[dir]/2_Dense` holds neither `model.safetensors` nor `model.safetensors.index.json`; expected a checkpoint folder as published on the Hugging Face hub");
+}
+
+#[test]
+fn prompts_go_by_their_names() {
+    let encoder = TextEncoder::open(&published("st-mean")).expect("a tokenizer");
+    let error = |prompt| {
+        encoder
+            .encode_with(&["a text"], prompt)
+            .expect_err("refused")
+            .to_string()
+    };
+    assert_snapshot!(error(Prompt::Named("querry")), @"there is no prompt `querry` (did you mean `query`?); the folder has document, query");
+    assert_snapshot!(error(Prompt::Named("passage")), @"there is no prompt `passage`; the folder has document, query");
+    let folder = copy("st-mean");
+    let own = "config_sentence_transformers.json";
+    change(&folder, own, json!({"default_prompt_name": "passage"}));
+    assert_snapshot!(refused(&folder), @"`[dir]/config_sentence_transformers.json`: `default_prompt_name` is `passage`, and there is no such prompt");
+    change(
+        &folder,
+        own,
+        json!({"default_prompt_name": null, "prompts": {"query": 3}}),
+    );
+    assert_snapshot!(refused(&folder), @"`[dir]/config_sentence_transformers.json`: the prompt `query` is no text");
+}
+
+#[test]
+fn a_prompt_that_pooling_leaves_out_is_refused_and_an_empty_one_is_none() {
+    let encoder = TextEncoder::open(&published("st-default-prompt")).expect("a tokenizer");
+    let error = |e: EngineError| {
+        let root = published("").display().to_string();
+        e.to_string().replace(&root, "[checkpoints]/")
+    };
+    assert_snapshot!(error(encoder.encode(&["a text"]).expect_err("refused")), @"the prompt `find: ` is to be left out of pooling, as `include_prompt` in `[checkpoints]/st-default-prompt` says, which gemmule does not compute; give an empty prompt");
+    let alone = encoder
+        .encode_with(&["a text"], Prompt::Text(""))
+        .expect("nothing to leave out");
+    let mean = TextEncoder::open(&published("st-mean")).expect("a tokenizer");
+    assert_eq!(
+        alone.lens(),
+        mean.encode(&["a text"]).expect("a text").lens()
+    );
+}
+
+#[test]
+fn scores_need_logits_and_a_known_activation() {
+    let folder = copy("ce-one");
+    change(
+        &folder,
+        "config.json",
+        json!({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Softplus"}),
+    );
+    assert_snapshot!(refused(&folder), @r#"`[dir]/config.json`: `sbert_ce_default_activation_function` is "torch.nn.modules.activation.Softplus"; expected Identity, Sigmoid or Tanh of torch.nn"#);
+    let engine = Engine::from_checkpoint(published("st-mean"))
+        .device(DeviceChoice::Cpu)
+        .build();
+    let engine = engine.expect("it is whole");
+    let batch = gemmule::Batch::from_sequences(&[[2u32, 5, 3]]).expect("a batch");
+    let outputs = engine
+        .session()
+        .expect("a session")
+        .run(&batch)
+        .expect("it runs");
+    assert_snapshot!(engine.scores(&outputs).expect_err("there are none").to_string(), @"there are no scores: the run has no output `sequence_logits`, which a cross-encoder's checkpoint has by default");
+}
+
+#[test]
+fn the_length_of_texts_is_said_once() {
+    let folder = copy("st-mean");
+    folder.write("sentence_other_config.json", "{}");
+    assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: 2 files are called `sentence_…_config.json`, so the length of texts is not clear; keep one");
+    let folder = copy("st-mean");
+    folder.write("sentence_bert_config.json", r#"{"max_seq_length": 0}"#);
+    assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: `max_seq_length` is 0; expected a whole number above 0");
+    let folder = copy("ce-new");
+    change(
+        &folder,
+        "tokenizer_config.json",
+        json!({"truncation_side": "middle"}),
+    );
+    let error = TextEncoder::open(folder.path())
+        .err()
+        .expect("it is refused");
+    assert_snapshot!(folder.text(&error), @r#"`[dir]/tokenizer_config.json`: `truncation_side` is "middle"; expected left or right"#);
+}
