@@ -5,17 +5,20 @@
 //! which file wins is what `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2 do. What a file asks for and
 //! gemmule does not compute is an error that names it.
 
-use std::path::{Component, Path, PathBuf};
+mod json;
+mod modules;
+
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::EngineError;
 use crate::{
-    files::{self, Kind},
-    kernels::gemm::Activation,
-    model::{Description, EMBEDDING, Module, Pooling},
+    model::{Description, Module},
     names::nearest,
 };
+use json::Json;
+use modules::{Entry, dense, entries, pooling};
 
 /// A checkpoint's folder.
 #[derive(Clone, Debug)]
@@ -71,88 +74,6 @@ impl Score {
             Score::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
             Score::Tanh => logit.tanh(),
         }
-    }
-}
-
-/// An object of a JSON file, with the file's name for messages.
-struct Json {
-    file: PathBuf,
-    value: Value,
-}
-
-impl Json {
-    /// `None` where there is no such file.
-    fn optional(file: PathBuf) -> Result<Option<Self>, EngineError> {
-        match file.exists() {
-            true => Self::read(file).map(Some),
-            false => Ok(None),
-        }
-    }
-
-    fn read(file: PathBuf) -> Result<Self, EngineError> {
-        let text = files::text(&file, Kind::Config)?;
-        let value = serde_json::from_str(&text).map_err(|e| EngineError::Folder {
-            file: file.clone(),
-            problem: format!("it is no JSON: {e}"),
-        })?;
-        Ok(Self { file, value })
-    }
-
-    /// The value of a key; null is none.
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.value.get(key).filter(|v| !v.is_null())
-    }
-
-    fn problem(&self, problem: impl Into<String>) -> EngineError {
-        EngineError::Folder {
-            file: self.file.clone(),
-            problem: problem.into(),
-        }
-    }
-
-    fn wrong(&self, key: &str, expected: &str) -> EngineError {
-        let found = self.get(key).unwrap_or(&Value::Null);
-        self.problem(format!("`{key}` is {found}; expected {expected}"))
-    }
-
-    fn text(&self, key: &str) -> Result<Option<&str>, EngineError> {
-        let text = |v: &'_ Value| v.is_string();
-        match self.get(key) {
-            None => Ok(None),
-            Some(v) if text(v) => Ok(v.as_str()),
-            Some(_) => Err(self.wrong(key, "a string")),
-        }
-    }
-
-    fn flag(&self, key: &str, default: bool) -> Result<bool, EngineError> {
-        match self.get(key) {
-            None => Ok(default),
-            Some(v) => v.as_bool().ok_or_else(|| self.wrong(key, "true or false")),
-        }
-    }
-
-    fn count(&self, key: &str) -> Result<Option<u32>, EngineError> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(v) => {
-                let count = v.as_u64().and_then(|n| u32::try_from(n).ok());
-                let count = count.filter(|&n| n > 0);
-                count
-                    .map(Some)
-                    .ok_or_else(|| self.wrong(key, "a whole number above 0"))
-            }
-        }
-    }
-
-    fn needed(&self, key: &str) -> Result<u32, EngineError> {
-        self.count(key)?
-            .ok_or_else(|| self.problem(format!("there is no `{key}`")))
-    }
-
-    /// The class that a key names, `torch.nn.modules.activation.Tanh` for one.
-    fn class(&self, key: &str) -> Result<Option<&str>, EngineError> {
-        let path = self.text(key)?;
-        Ok(path.map(|p| p.rsplit('.').next().unwrap_or(p)))
     }
 }
 
@@ -451,117 +372,4 @@ impl Folder {
         }
         Ok(None)
     }
-}
-
-/// An entry of `modules.json`.
-struct Entry {
-    folder: String,
-    class: String,
-}
-
-/// What `modules.json` lists; the first is the transformer.
-fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
-    let list = json.value.as_array();
-    let list = list.ok_or_else(|| json.problem("expected a list of modules"))?;
-    let mut entries = Vec::new();
-    for module in list {
-        let text = |key: &str| module.get(key).and_then(Value::as_str);
-        let (Some(folder), Some(class)) = (text("path"), text("type")) else {
-            return Err(json.problem("expected a `path` and a `type` of every module"));
-        };
-        // The file comes from elsewhere: it may name folders beside itself only.
-        let mut parts = Path::new(folder).components();
-        let plain = matches!(
-            (parts.next(), parts.next()),
-            (Some(Component::Normal(_)), None)
-        );
-        if !plain && !(folder.is_empty() && entries.is_empty()) {
-            return Err(json.problem(format!("`{folder}` is no folder beside it")));
-        }
-        entries.push(Entry {
-            folder: folder.to_owned(),
-            class: class.rsplit('.').next().unwrap_or(class).to_owned(),
-        });
-    }
-    match entries.first() {
-        Some(first) if first.class == "Transformer" => Ok(entries),
-        Some(first) => Err(json.problem(format!(
-            "the first module is `{}`; expected a Transformer",
-            first.class
-        ))),
-        None => Err(json.problem("it lists no module")),
-    }
-}
-
-/// What rows a Pooling's config.json asks for, in the order in which they are joined.
-fn pooling(json: &Json) -> Result<Vec<Pooling>, EngineError> {
-    // Their order in the result is this one, whatever the file's.
-    const FLAGS: [&str; 6] = [
-        "cls_token",
-        "max_tokens",
-        "mean_tokens",
-        "mean_sqrt_len_tokens",
-        "weightedmean_tokens",
-        "lasttoken",
-    ];
-    let mode = |name: &str| match name {
-        "cls" | "cls_token" => Ok(Pooling::First),
-        "lasttoken" => Ok(Pooling::Last),
-        "mean" | "mean_tokens" => Ok(Pooling::Mean),
-        "max" | "max_tokens" => Ok(Pooling::Max),
-        other => Err(json.problem(format!(
-            "pooling by `{other}` is not known; gemmule pools by cls, max, mean and lasttoken"
-        ))),
-    };
-    match json.get("pooling_mode") {
-        Some(Value::String(one)) => Ok(vec![mode(one)?]),
-        Some(Value::Array(several)) if !several.is_empty() => {
-            let names = several.iter().map(|name| name.as_str());
-            let names = names.map(|n| n.ok_or_else(|| json.wrong("pooling_mode", "names")));
-            names.map(|name| mode(name?)).collect()
-        }
-        Some(_) => Err(json.wrong("pooling_mode", "a name or a list of names")),
-        None => {
-            let mut modes = Vec::new();
-            for flag in FLAGS {
-                if json.flag(&format!("pooling_mode_{flag}"), false)? {
-                    modes.push(mode(flag)?);
-                }
-            }
-            Ok(match modes.is_empty() {
-                true => vec![Pooling::Mean],
-                false => modes,
-            })
-        }
-    }
-}
-
-fn dense(json: &Json, folder: String) -> Result<Module, EngineError> {
-    if json.flag("use_residual", false)? {
-        return Err(json.problem("`use_residual` is true, which gemmule does not compute"));
-    }
-    let key = "activation_function";
-    let activation = match json.class(key)? {
-        // The default of the class.
-        None | Some("Tanh") => Some(Activation::Tanh),
-        Some("Identity") => None,
-        Some("ReLU") => Some(Activation::Relu),
-        Some("GELU") => Some(Activation::GeluExact),
-        Some(_) => return Err(json.wrong(key, "Identity, Tanh, ReLU or GELU of torch.nn")),
-    };
-    for (key, usual) in [
-        ("module_input_name", EMBEDDING),
-        ("module_output_name", EMBEDDING),
-    ] {
-        if json.text(key)?.is_some_and(|name| name != usual) {
-            return Err(json.wrong(key, &format!("`{usual}`")));
-        }
-    }
-    Ok(Module::Dense {
-        folder,
-        inputs: json.needed("in_features")?,
-        outputs: json.needed("out_features")?,
-        bias: json.flag("bias", true)?,
-        activation,
-    })
 }

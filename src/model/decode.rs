@@ -1,19 +1,18 @@
 //! RON to [`Ast`].
 
+mod operator;
+
 use super::{
     error::{At, ModelError, Problem, other_activations, suggest},
     expect,
     expr::{Condition, Expr},
     reader::{Args, Call, Piece, Reader, is_string},
     syntax::{
-        Ast, Count, Decoded, Definition, INPUTS, Operator, Origin, Pattern, Repeat, Requirement,
-        Spelling, Statement, Test, When, activation,
+        Ast, Count, Decoded, Definition, Origin, Repeat, Requirement, Statement, Test, When,
+        activation,
     },
 };
-use crate::{
-    graph::MAX_PARTS,
-    kernels::{Meta, gemm::Activation},
-};
+use operator::{OPERATORS, operator};
 
 /// `Model(…)`.
 pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
@@ -406,176 +405,6 @@ fn when<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<When> {
         body: statements("body")?,
         otherwise: statements("otherwise")?,
     })
-}
-
-/// The primitive operators.
-const OPERATORS: [&str; 20] = [
-    "embedding",
-    "linear",
-    "add_bias",
-    "add",
-    "scale",
-    "gelu",
-    "relu",
-    "tanh",
-    "activation",
-    "layer_norm",
-    "split_heads",
-    "merge_heads",
-    "matmul",
-    "softmax",
-    "first_token",
-    "mean_pool",
-    "l2_normalize",
-    "max_pool",
-    "last_token",
-    "concat",
-];
-
-fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
-    let call = r.call("a value", "an operator `operator(field: …)`", piece)?;
-    word(r, "operator", &call.name, &OPERATORS)?;
-    let name = call.name.value.clone();
-    let fields: &[&'static str] = match name.as_str() {
-        "embedding" => &["ids", "table", "rows", "width", "offset"],
-        "linear" => &["x", "out", "weight", "bias"],
-        "add_bias" => &["x", "bias"],
-        "add" => &["a", "b"],
-        "scale" => &["x", "by"],
-        "gelu" => &["x", "form"],
-        "activation" => &["x", "kind"],
-        "layer_norm" => &["x", "weight", "bias", "eps"],
-        "split_heads" => &["x", "heads"],
-        "matmul" => &["a", "b", "transpose_b"],
-        "l2_normalize" => &["x", "eps"],
-        "concat" => &["of"],
-        _ => &["x"],
-    };
-    let args = call.named(r, fields)?;
-    let value = |field| r.string("a value", args.required(r, field)?);
-    let size = |field| expression(r, args.required(r, field)?);
-    let weight = |field| pattern(r, args.required(r, field)?);
-    let activate = |kind| {
-        Ok(Operator::Activate {
-            x: value("x")?,
-            kind,
-        })
-    };
-    match name.as_str() {
-        "embedding" => Ok(Operator::Embedding {
-            ids: ids(r, args.required(r, "ids")?)?,
-            table: weight("table")?,
-            rows: size("rows")?,
-            width: size("width")?,
-            offset: args
-                .optional("offset")
-                .map(|p| expression(r, p))
-                .transpose()?,
-        }),
-        "linear" => Ok(Operator::Linear {
-            x: value("x")?,
-            weight: weight("weight")?,
-            bias: args.optional("bias").map(|p| pattern(r, p)).transpose()?,
-            out: size("out")?,
-        }),
-        "add_bias" => Ok(Operator::AddBias {
-            x: value("x")?,
-            bias: weight("bias")?,
-        }),
-        "add" => Ok(Operator::Add {
-            a: value("a")?,
-            b: value("b")?,
-        }),
-        "scale" => Ok(Operator::Scale {
-            x: value("x")?,
-            by: size("by")?,
-        }),
-        "gelu" => {
-            let form = args.required(r, "form")?;
-            match form.text {
-                "exact" => activate(Activation::GeluExact),
-                "tanh" => activate(Activation::GeluTanh),
-                _ => Err(r.form("`form` of `gelu`", "`exact` or `tanh`", form)),
-            }
-        }
-        "relu" => activate(Activation::Relu),
-        "tanh" => activate(Activation::Tanh),
-        "activation" => Ok(Operator::NamedActivation {
-            x: value("x")?,
-            kind: r.string("`kind`", args.required(r, "kind")?)?,
-        }),
-        "layer_norm" => Ok(Operator::LayerNorm {
-            x: value("x")?,
-            weight: weight("weight")?,
-            bias: weight("bias")?,
-            eps: size("eps")?,
-        }),
-        "split_heads" => Ok(Operator::SplitHeads {
-            x: value("x")?,
-            heads: size("heads")?,
-        }),
-        "merge_heads" => Ok(Operator::MergeHeads { x: value("x")? }),
-        "matmul" => Ok(Operator::Matmul {
-            a: value("a")?,
-            b: value("b")?,
-            transpose_b: match args.optional("transpose_b") {
-                Some(piece) => r.flag("`transpose_b`", piece)?,
-                None => false,
-            },
-        }),
-        "softmax" => Ok(Operator::Softmax { x: value("x")? }),
-        "first_token" => Ok(Operator::FirstToken { x: value("x")? }),
-        "mean_pool" => Ok(Operator::MeanPool { x: value("x")? }),
-        "max_pool" => Ok(Operator::MaxPool { x: value("x")? }),
-        "last_token" => Ok(Operator::LastToken { x: value("x")? }),
-        "concat" => {
-            let piece = args.required(r, "of")?;
-            let of = each(r, "`of` of `concat`", piece, |p| r.string("a value", p))?;
-            match of.len() {
-                2..=MAX_PARTS => Ok(Operator::Concat { of }),
-                _ => {
-                    let expected = format!("a list of 2 to {MAX_PARTS} values");
-                    Err(r.form("`of` of `concat`", &expected, piece))
-                }
-            }
-        }
-        _ => Ok(Operator::L2Normalize {
-            x: value("x")?,
-            eps: size("eps")?,
-        }),
-    }
-}
-
-fn ids<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Meta>> {
-    let name = r.string("`ids`", piece)?;
-    match INPUTS.iter().find(|(n, _)| *n == name.value) {
-        Some(&(_, meta)) => Ok(At::new(meta, name.span)),
-        None => {
-            let problem = Problem::Undefined {
-                what: "input",
-                name: name.value.clone(),
-            };
-            let help = suggest(&name.value, INPUTS.iter().map(|&(n, _)| n));
-            Err(r
-                .file
-                .error(problem, &name.span, "unknown input")
-                .help(help))
-        }
-    }
-}
-
-fn pattern<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Pattern>> {
-    let what = "a weight's name";
-    let spellings = one_or_more(r, what, piece, |p| {
-        let name = r.string(what, p)?;
-        // Places inside braces are those of the file; without braces there is none to tell.
-        let start = match name.value.contains(['{', '}']) {
-            true => plain(r, what, what, p)?.1,
-            false => p.span().start,
-        };
-        Spelling::parse(&name.value, start).map_err(|expected| r.form(what, &expected, p))
-    })?;
-    Ok(At::new(Pattern(spellings), piece.span()))
 }
 
 /// `found` must be one of `known`.

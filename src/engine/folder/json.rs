@@ -1,0 +1,92 @@
+//! JSON files of a folder, and what is wrong with them.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::{
+    engine::EngineError,
+    files::{self, Kind},
+};
+
+/// An object of a JSON file, with the file's name for messages.
+pub(super) struct Json {
+    pub(super) file: PathBuf,
+    pub(super) value: Value,
+}
+
+impl Json {
+    /// `None` where there is no such file.
+    pub(super) fn optional(file: PathBuf) -> Result<Option<Self>, EngineError> {
+        match file.exists() {
+            true => Self::read(file).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    pub(super) fn read(file: PathBuf) -> Result<Self, EngineError> {
+        let text = files::text(&file, Kind::Config)?;
+        let value = serde_json::from_str(&text).map_err(|e| EngineError::Folder {
+            file: file.clone(),
+            problem: format!("it is no JSON: {e}"),
+        })?;
+        Ok(Self { file, value })
+    }
+
+    /// The value of a key; null is none.
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        self.value.get(key).filter(|v| !v.is_null())
+    }
+
+    pub(super) fn problem(&self, problem: impl Into<String>) -> EngineError {
+        EngineError::Folder {
+            file: self.file.clone(),
+            problem: problem.into(),
+        }
+    }
+
+    pub(super) fn wrong(&self, key: &str, expected: &str) -> EngineError {
+        let found = self.get(key).unwrap_or(&Value::Null);
+        self.problem(format!("`{key}` is {found}; expected {expected}"))
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, EngineError> {
+        let text = |v: &'_ Value| v.is_string();
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) if text(v) => Ok(v.as_str()),
+            Some(_) => Err(self.wrong(key, "a string")),
+        }
+    }
+
+    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, EngineError> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(v) => v.as_bool().ok_or_else(|| self.wrong(key, "true or false")),
+        }
+    }
+
+    pub(super) fn count(&self, key: &str) -> Result<Option<u32>, EngineError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) => {
+                let count = v.as_u64().and_then(|n| u32::try_from(n).ok());
+                let count = count.filter(|&n| n > 0);
+                count
+                    .map(Some)
+                    .ok_or_else(|| self.wrong(key, "a whole number above 0"))
+            }
+        }
+    }
+
+    pub(super) fn needed(&self, key: &str) -> Result<u32, EngineError> {
+        self.count(key)?
+            .ok_or_else(|| self.problem(format!("there is no `{key}`")))
+    }
+
+    /// The class that a key names, `torch.nn.modules.activation.Tanh` for one.
+    pub(super) fn class(&self, key: &str) -> Result<Option<&str>, EngineError> {
+        let path = self.text(key)?;
+        Ok(path.map(|p| p.rsplit('.').next().unwrap_or(p)))
+    }
+}

@@ -1,0 +1,126 @@
+//! What `modules.json` lists, and the folders of its entries.
+
+use std::path::{Component, Path};
+
+use serde_json::Value;
+
+use super::json::Json;
+use crate::{
+    engine::EngineError,
+    kernels::gemm::Activation,
+    model::{EMBEDDING, Module, Pooling},
+};
+
+/// An entry of `modules.json`.
+pub(super) struct Entry {
+    pub(super) folder: String,
+    pub(super) class: String,
+}
+
+/// What `modules.json` lists; the first is the transformer.
+pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
+    let list = json.value.as_array();
+    let list = list.ok_or_else(|| json.problem("expected a list of modules"))?;
+    let mut entries = Vec::new();
+    for module in list {
+        let text = |key: &str| module.get(key).and_then(Value::as_str);
+        let (Some(folder), Some(class)) = (text("path"), text("type")) else {
+            return Err(json.problem("expected a `path` and a `type` of every module"));
+        };
+        // The file comes from elsewhere: it may name folders beside itself only.
+        let mut parts = Path::new(folder).components();
+        let plain = matches!(
+            (parts.next(), parts.next()),
+            (Some(Component::Normal(_)), None)
+        );
+        let is_root = folder.is_empty() && entries.is_empty();
+        if !(plain || is_root) {
+            return Err(json.problem(format!("`{folder}` is no folder beside it")));
+        }
+        entries.push(Entry {
+            folder: folder.to_owned(),
+            class: class.rsplit('.').next().unwrap_or(class).to_owned(),
+        });
+    }
+    match entries.first() {
+        Some(first) if first.class == "Transformer" => Ok(entries),
+        Some(first) => Err(json.problem(format!(
+            "the first module is `{}`; expected a Transformer",
+            first.class
+        ))),
+        None => Err(json.problem("it lists no module")),
+    }
+}
+
+/// What rows a Pooling's config.json asks for, in the order in which they are joined.
+pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, EngineError> {
+    // Their order in the result is this one, whatever the file's.
+    const FLAGS: [&str; 6] = [
+        "cls_token",
+        "max_tokens",
+        "mean_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    ];
+    let mode = |name: &str| match name {
+        "cls" | "cls_token" => Ok(Pooling::First),
+        "lasttoken" => Ok(Pooling::Last),
+        "mean" | "mean_tokens" => Ok(Pooling::Mean),
+        "max" | "max_tokens" => Ok(Pooling::Max),
+        other => Err(json.problem(format!(
+            "pooling by `{other}` is not known; gemmule pools by cls, max, mean and lasttoken"
+        ))),
+    };
+    match json.get("pooling_mode") {
+        Some(Value::String(one)) => Ok(vec![mode(one)?]),
+        Some(Value::Array(several)) if !several.is_empty() => {
+            let names = several.iter().map(|name| name.as_str());
+            let names = names.map(|n| n.ok_or_else(|| json.wrong("pooling_mode", "names")));
+            names.map(|name| mode(name?)).collect()
+        }
+        Some(_) => Err(json.wrong("pooling_mode", "a name or a list of names")),
+        None => {
+            let mut modes = Vec::new();
+            for flag in FLAGS {
+                if json.flag(&format!("pooling_mode_{flag}"), false)? {
+                    modes.push(mode(flag)?);
+                }
+            }
+            Ok(match modes.is_empty() {
+                true => vec![Pooling::Mean],
+                false => modes,
+            })
+        }
+    }
+}
+
+pub(super) fn dense(json: &Json, folder: String) -> Result<Module, EngineError> {
+    if json.flag("use_residual", false)? {
+        return Err(json.problem("`use_residual` is true, which gemmule does not compute"));
+    }
+    let key = "activation_function";
+    let activation = match json.class(key)? {
+        // The default of the class.
+        None | Some("Tanh") => Some(Activation::Tanh),
+        Some("Identity") => None,
+        Some("ReLU") => Some(Activation::Relu),
+        Some("GELU") => Some(Activation::GeluExact),
+        Some(_) => return Err(json.wrong(key, "Identity, Tanh, ReLU or GELU of torch.nn")),
+    };
+    for (key, usual) in [
+        ("module_input_name", EMBEDDING),
+        ("module_output_name", EMBEDDING),
+    ] {
+        if json.text(key)?.is_some_and(|name| name != usual) {
+            return Err(json.wrong(key, &format!("`{usual}`")));
+        }
+    }
+    Ok(Module::Dense {
+        folder,
+        inputs: json.needed("in_features")?,
+        outputs: json.needed("out_features")?,
+        bias: json.flag("bias", true)?,
+        activation,
+    })
+}
