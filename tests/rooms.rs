@@ -134,6 +134,9 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"roberta\"",
                 "\"distilbert\"",
                 "\"albert\"",
+                "\"electra\"",
+                "\"xlm-roberta\"",
+                "\"camembert\"",
                 "\"gpt2\"",
             ] {
                 assert!(
