@@ -252,3 +252,23 @@ fn the_length_of_texts_is_said_once() {
         .expect("it is refused");
     assert_snapshot!(folder.text(&error), @r#"`[dir]/tokenizer_config.json`: `truncation_side` is "middle"; expected left or right"#);
 }
+
+#[test]
+fn a_padding_token_in_a_text_is_refused_where_positions_leave_it_out() {
+    // transformers gives it the position before the first and counts on without it.
+    let folder = published("st-xlmr");
+    let engine = Engine::from_checkpoint(&folder)
+        .device(DeviceChoice::Cpu)
+        .build();
+    let engine = engine.expect("it is whole");
+    let encoder = TextEncoder::open(&folder).expect("a tokenizer");
+    let batch = encoder
+        .encode(&["a text", "rain <pad> snow"])
+        .expect("texts");
+    let error = engine
+        .session()
+        .expect("a session")
+        .run(&batch)
+        .expect_err("refused");
+    assert_snapshot!(error.to_string(), @"");
+}

@@ -29,6 +29,7 @@ fuzz_target!(|text: &str| {
     let limits = Limits {
         vocabulary: 100,
         segments: Some(2),
+        skipped: Some(1),
         longest: Some(4),
     };
     if batch.check(&limits).is_ok() {

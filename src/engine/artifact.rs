@@ -204,6 +204,7 @@ impl Artifact {
             vocabulary,
             segments,
             longest,
+            skipped: _,
         } = self.limits;
         for table in self.program.tables() {
             let n_ids = match table.ids {

@@ -544,6 +544,7 @@ impl Limits {
         Self {
             vocabulary: model.vocab,
             segments: model.type_rows,
+            skipped: model.skipped,
             longest: model.max_positions,
         }
     }

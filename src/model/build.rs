@@ -46,6 +46,7 @@ pub(super) fn model(
         names: HashMap::new(),
         inputs: HashMap::new(),
         rows: HashMap::new(),
+        skipped: None,
         expectations: Vec::new(),
     };
     // What modules compute is not the description's value of that name.
@@ -90,6 +91,8 @@ pub(super) struct Builder<'a> {
     inputs: HashMap<Meta, NodeId>,
     /// The fewest ids that the tables of an input have rows for.
     rows: HashMap<Meta, u32>,
+    /// The token id that positions are not counted for.
+    skipped: Option<u32>,
     expectations: Vec<Expectation>,
 }
 
@@ -138,10 +141,14 @@ impl<'a> Builder<'a> {
                 rows,
                 width,
                 offset,
+                skips,
             } => {
                 let n = values.size(rows)?;
                 let by = offset.as_ref().map_or(Ok(0), |o| values.offset(o))?;
                 self.ids_below(ids.value, n, by, &offset.as_ref().unwrap_or(rows).span)?;
+                if let Some(id) = skips {
+                    self.skipped = Some(values.offset(id)?);
+                }
                 let dims = [n.into(), values.size(width)?.into()];
                 let operands = [self.input(ids, place)?, self.weight(table, &dims)?];
                 (Op::Embedding { offset: by }, operands.to_vec())
@@ -470,6 +477,7 @@ impl<'a> Builder<'a> {
             vocab,
             max_positions: self.rows.get(&Meta::Positions).copied(),
             type_rows: self.rows.get(&Meta::TypeIds).copied(),
+            skipped: self.skipped,
             graph: self.graph,
         })
     }

@@ -56,7 +56,7 @@
 //!
 //! | operator | fields | result |
 //! |---|---|---|
-//! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table`, `rows`, `width`, `offset` (0) | rows of the table |
+//! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table`, `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count positions of the other tokens only: here there is no padding, and a sequence that holds it is refused |
 //! | `linear` | `x`, `out`, `weight`, `bias` (none) | `x · weightᵀ + bias`, `out` wide |
 //! | `add_bias` | `x`, `bias` | a vector added to every row |
 //! | `add` | `a`, `b` | the sum of two values of one shape |
@@ -253,6 +253,8 @@ pub struct Model {
     pub max_positions: Option<u32>,
     /// Type ids are below this; `None` where the model reads none.
     pub type_rows: Option<u32>,
+    /// The token id that the model counts no position for, and that no sequence may hold.
+    pub skipped: Option<u32>,
 }
 
 impl Model {

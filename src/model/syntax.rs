@@ -123,6 +123,8 @@ pub(super) enum Operator {
         rows: At<Expr>,
         width: At<Expr>,
         offset: Option<At<Expr>>,
+        /// A token id that positions are not counted for.
+        skips: Option<At<Expr>>,
     },
     Linear {
         x: At<String>,
@@ -225,8 +227,13 @@ impl Operator {
                 rows,
                 width,
                 offset,
+                skips,
                 ..
-            } => [rows, width].into_iter().chain(offset).collect(),
+            } => [rows, width]
+                .into_iter()
+                .chain(offset)
+                .chain(skips)
+                .collect(),
             Operator::Linear { out, .. } => vec![out],
             Operator::SplitHeads { heads, .. } => vec![heads],
             _ => Vec::new(),

@@ -11,8 +11,22 @@ pub struct Limits {
     pub vocabulary: u32,
     /// Segment ids lie below this; `None` where the model has no segments.
     pub segments: Option<u32>,
+    /// A token id that the model counts no position for, its padding token: no sequence may hold it.
+    pub skipped: Option<u32>,
     /// Longest sequence that the position table serves.
     pub longest: Option<u32>,
+}
+
+impl Limits {
+    /// The token id that a drawn number stands for: any that a sequence may hold.
+    pub fn token_id(&self, drawn: u64) -> u32 {
+        let vocabulary = self.vocabulary.max(1);
+        let id = (drawn % u64::from(vocabulary)) as u32;
+        match Some(id) == self.skipped {
+            true => (id + 1) % vocabulary,
+            false => id,
+        }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +50,14 @@ pub enum BatchError {
         token: usize,
         id: u32,
         rows: u32,
+    },
+    #[error(
+        "sequence {sequence}, token {token}: the id {id} is the model's padding token, for which it counts no position; take it out of the sequence"
+    )]
+    Skipped {
+        sequence: usize,
+        token: usize,
+        id: u32,
     },
     #[error(
         "sequence {sequence} has {len} tokens, but the position table serves at most {limit}; shorten or split it"
@@ -272,6 +294,16 @@ impl Batch {
             });
         }
         self.check_ids("token", &self.token_ids, limits.vocabulary)?;
+        if let Some(id) = limits.skipped
+            && let Some(at) = self.token_ids.iter().position(|&i| i == id)
+        {
+            let (sequence, token) = self.place(at);
+            return Err(BatchError::Skipped {
+                sequence,
+                token,
+                id,
+            });
+        }
         match (&self.type_ids, limits.segments) {
             (Some(ids), Some(rows)) => self.check_ids("segment", ids, rows),
             (Some(ids), None) if ids.iter().any(|&id| id != 0) => Err(BatchError::NoSegments),
@@ -283,6 +315,18 @@ impl Batch {
         let Some(at) = ids.iter().position(|&id| id >= rows) else {
             return Ok(());
         };
+        let (sequence, token) = self.place(at);
+        Err(BatchError::Id {
+            what,
+            sequence,
+            token,
+            id: ids[at],
+            rows,
+        })
+    }
+
+    /// The sequence that a packed token lies in, and its index there.
+    fn place(&self, at: usize) -> (usize, usize) {
         let (mut sequence, mut token) = (0, at);
         for (i, &n) in self.lens.iter().enumerate() {
             sequence = i;
@@ -291,13 +335,7 @@ impl Batch {
             }
             token -= n as usize;
         }
-        Err(BatchError::Id {
-            what,
-            sequence,
-            token,
-            id: ids[at],
-            rows,
-        })
+        (sequence, token)
     }
 
     /// Token ids in packed order, `[tokens]`.
@@ -393,6 +431,7 @@ mod tests {
     const LIMITS: Limits = Limits {
         vocabulary: 100,
         segments: Some(2),
+        skipped: Some(99),
         longest: Some(4),
     };
 
@@ -438,6 +477,7 @@ mod tests {
         insta::assert_snapshot!(text(Batch::from_sequences(&none)), @"the batch is empty; expected at least one sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1], vec![]])), @"sequence 1 has no tokens; expected at least one token in every sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 100]])), @"sequence 1, token 1: the token id 100 is outside the table of 100 rows; expected an id below 100");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 99]])), @"sequence 1, token 1: the id 99 is the model's padding token, for which it counts no position; take it out of the sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1; 5]])), @"sequence 0 has 5 tokens, but the position table serves at most 4; shorten or split it");
         insta::assert_snapshot!(text(Batch::from_packed(vec![1, 2, 3], &[1, 1])), @"the lengths add up to 2, but 3 token ids were given");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3], &[1, 0, 1], 3)), @"row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");

@@ -255,13 +255,13 @@ fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
 
 fn time(args: &Args, engine: &Engine, sets: &[Set]) -> Result<Vec<Row>, Report> {
     let mut session = engine.session()?;
-    let vocabulary = u64::from(engine.limits().vocabulary);
+    let limits = engine.limits();
     let bars = Bars::new();
     let mut rows = Vec::new();
     for set in sets {
         let mut state = 1;
         let ids = (0..set.tokens())
-            .map(|_| (uniform(&mut state) % vocabulary) as u32)
+            .map(|_| limits.token_id(uniform(&mut state)))
             .collect();
         let batch = Batch::from_packed(ids, &set.lens).map_err(EngineError::from)?;
         std::thread::sleep(REST);

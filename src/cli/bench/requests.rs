@@ -61,10 +61,9 @@ impl Requests {
         limits: &Limits,
     ) -> Result<Vec<Batch>, EngineError> {
         let mut state = self.seed;
-        let vocabulary = u64::from(limits.vocabulary.max(1));
         let batches = lens.iter().map(|lens| {
             let n_tokens: u32 = lens.iter().sum();
-            let ids = (0..n_tokens).map(|_| (uniform(&mut state) % vocabulary) as u32);
+            let ids = (0..n_tokens).map(|_| limits.token_id(uniform(&mut state)));
             Batch::from_packed(ids.collect(), lens)
         });
         Ok(batches.collect::<Result<_, BatchError>>()?)

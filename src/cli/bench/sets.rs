@@ -61,9 +61,8 @@ impl Set {
     /// A batch of these lengths with ids drawn from the vocabulary, the same every time.
     pub(super) fn batch(&self, limits: &Limits) -> Result<Batch, EngineError> {
         let mut state = 1;
-        let vocabulary = u64::from(limits.vocabulary.max(1));
         let ids = (0..self.tokens())
-            .map(|_| (uniform(&mut state) % vocabulary) as u32)
+            .map(|_| limits.token_id(uniform(&mut state)))
             .collect();
         Ok(Batch::from_packed(ids, &self.lens)?)
     }

@@ -268,7 +268,7 @@ fn in_turn(n: usize) -> Vec<usize> {
 fn batch_of(lens: &[u32], limits: &Limits) -> Result<Batch, EngineError> {
     let mut state = 1;
     let tokens: u32 = lens.iter().sum();
-    let id = |_| (uniform(&mut state) % u64::from(limits.vocabulary.max(1))) as u32;
+    let id = |_| limits.token_id(uniform(&mut state));
     Ok(Batch::from_packed((0..tokens).map(id).collect(), lens)?)
 }
 

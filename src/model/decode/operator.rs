@@ -40,7 +40,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
     word(r, "operator", &call.name, &OPERATORS)?;
     let name = call.name.value.clone();
     let fields: &[&'static str] = match name.as_str() {
-        "embedding" => &["ids", "table", "rows", "width", "offset"],
+        "embedding" => &["ids", "table", "rows", "width", "offset", "skips"],
         "linear" => &["x", "out", "weight", "bias"],
         "add_bias" => &["x", "bias"],
         "add" => &["a", "b"],
@@ -57,6 +57,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
     let args = call.named(r, fields)?;
     let value = |field| r.string("a value", args.required(r, field)?);
     let size = |field| expression(r, args.required(r, field)?);
+    let optional = |field| args.optional(field).map(|p| expression(r, p)).transpose();
     let weight = |field| pattern(r, args.required(r, field)?);
     let activate = |kind| {
         Ok(Operator::Activate {
@@ -70,10 +71,8 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             table: weight("table")?,
             rows: size("rows")?,
             width: size("width")?,
-            offset: args
-                .optional("offset")
-                .map(|p| expression(r, p))
-                .transpose()?,
+            offset: optional("offset")?,
+            skips: optional("skips")?,
         }),
         "linear" => Ok(Operator::Linear {
             x: value("x")?,
