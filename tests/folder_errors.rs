@@ -270,5 +270,5 @@ fn a_padding_token_in_a_text_is_refused_where_positions_leave_it_out() {
         .expect("a session")
         .run(&batch)
         .expect_err("refused");
-    assert_snapshot!(error.to_string(), @"");
+    assert_snapshot!(error.to_string(), @"sequence 1, token 2: the id 1 is the model's padding token, for which it counts no position; take it out of the sequence");
 }
