@@ -1,6 +1,7 @@
 //! `act(x · weightᵀ + bias)`, with the epilogue applied while a block of the result is in cache.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
+use gemm_f32::gemm::f32::get_gemm_fn;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -61,23 +62,24 @@ pub(super) unsafe fn multiply(
     a.check(m, k);
     b.check(k, n);
     let dst = out.block(at, m, n, stride);
+    // The micro-kernel writes columns, so it computes the transpose: outᵀ = bᵀ · aᵀ, `n` rows of `m` columns.
     // SAFETY: the operands and the block are in bounds by the checks above; the block is ours by
     // the caller's promise. Strides of slices in memory fit an isize.
     unsafe {
-        gemm::gemm(
-            m,
+        get_gemm_fn()(
             n,
+            m,
             k,
             dst,
-            1,
             stride as isize,
+            1,
             into == Into::Accumulate,
-            a.data.as_ptr(),
-            a.col as isize,
-            a.row as isize,
             b.data.as_ptr(),
-            b.col as isize,
             b.row as isize,
+            b.col as isize,
+            a.data.as_ptr(),
+            a.row as isize,
+            a.col as isize,
             1.0,
             scale,
             false,
