@@ -20,9 +20,9 @@ use gemmule::{
 use serde_json::{Value, json};
 
 const GRAPHS: u64 = 1000;
-/// Of [`GRAPHS`], those that must be accepted, so that most of the test compares.
+/// How many of [`GRAPHS`] must be accepted, so that most of the test compares.
 const ACCEPTED: usize = 900;
-/// Of the largest value of an output.
+/// The largest difference, as a share of the largest value of an output.
 const TOLERANCE: f32 = 1e-4;
 
 /// Every operator of the language, as the unfused graph names it.

@@ -27,7 +27,7 @@ struct Run {
     values: Vec<f32>,
     ids: Vec<Vec<u32>>,
     types: Option<Vec<Vec<u32>>>,
-    /// Of a cross-encoder, before their activation.
+    /// What a cross-encoder gives before its activation.
     logits: Option<Vec<f32>>,
     /// As many of each row are stored.
     columns: Option<usize>,

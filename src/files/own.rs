@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::trust::Distrust;
 
-/// Of a file that is being written, or that a killed process left behind.
+/// How the name of a file begins that is being written, or that a killed process left behind.
 pub(crate) const UNFINISHED: &str = ".unfinished-";
 
 /// Why a file of the user's own cannot be had.
