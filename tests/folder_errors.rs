@@ -136,18 +136,23 @@ fn modules_that_are_not_known_are_named() {
     let with = |entry: Value| {
         folder.write(
             "modules.json",
-            json!([{"path": "", "type": "a.Transformer"}, entry]).to_string(),
+            json!([{"path": "", "type": "sentence_transformers.models.Transformer"}, entry])
+                .to_string(),
         );
         refused(&folder)
     };
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "a.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense and Normalize");
-    assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "a.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is no folder beside it");
-    assert_snapshot!(with(json!({"path": "/etc", "type": "a.Pooling"})), @"`[dir]/modules.json`: `/etc` is no folder beside it");
-    assert_snapshot!(with(json!({"path": "", "type": "a.Pooling"})), @"`[dir]/modules.json`: `` is no folder beside it");
-    assert_snapshot!(with(json!({"type": "a.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense and Normalize");
+    assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is no folder beside it");
+    assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is no folder beside it");
+    assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is no folder beside it");
+    assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense and Normalize");
     folder.write("modules.json", "[]");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it lists no module");
-    folder.write("modules.json", r#"[{"path": "", "type": "a.CLIPModel"}]"#);
+    folder.write(
+        "modules.json",
+        r#"[{"path": "", "type": "sentence_transformers.models.CLIPModel"}]"#,
+    );
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer");
     folder.write("modules.json", "{");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it is no JSON: EOF while parsing an object at line 1 column 1");
@@ -163,6 +168,7 @@ fn dense_modules_are_held_to_their_weights() {
     assert_snapshot!(with(json!({"in_features": 30})), @"shapes that cannot be: `2_Dense.product` (linear): the input is 32 wide, but the weight takes 30; operands are `1_Pooling.mean` [batch, 32], `2_Dense/linear.weight` [24, 30]");
     assert_snapshot!(with(json!({"out_features": null})), @"`[dir]/2_Dense/config.json`: there is no `out_features`");
     assert_snapshot!(with(json!({"activation_function": "torch.nn.modules.activation.SiLU"})), @r#"`[dir]/2_Dense/config.json`: `activation_function` is "torch.nn.modules.activation.SiLU"; expected Identity, Tanh, ReLU or GELU of torch.nn"#);
+    assert_snapshot!(with(json!({"activation_function": "mine.Tanh"})), @r#"`[dir]/2_Dense/config.json`: `activation_function` is "mine.Tanh"; expected a class of torch"#);
     assert_snapshot!(with(json!({"use_residual": true})), @"`[dir]/2_Dense/config.json`: `use_residual` is true, which gemmule does not compute");
     assert_snapshot!(with(json!({"bias": "yes"})), @r#"`[dir]/2_Dense/config.json`: `bias` is "yes"; expected true or false"#);
     let folder = copy("st-dense");

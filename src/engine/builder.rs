@@ -301,8 +301,10 @@ impl Builder {
         let program = &artifact.program;
         let stored = weights::stored(program);
         source.check(&stored)?;
-        // A compiled model has no description to ask what else is read.
-        if !self.unused_layers && self.start.artifact().is_none() {
+        // A compiled model has no description to ask what else is read; others are asked only where that matters, as
+        // it is parsed anew.
+        let asks = !self.unused_layers && self.start.artifact().is_none();
+        if asks && !source.left_out(&stored).is_empty() {
             let folder = folder.as_ref();
             let (description, config) = (self.description(folder)?, self.config_json(folder)?);
             weights::check_layers(&*source, program, &description, &config)?;

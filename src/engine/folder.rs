@@ -115,9 +115,7 @@ impl Folder {
             folder.read_modules(&listed, own.as_ref())?;
             folder.read_lengths()?;
         }
-        if let Some(own) = &own {
-            folder.read_prompts(own)?;
-        }
+        folder.read_prompts(own.as_ref())?;
         folder.score = folder.read_score(own.as_ref().filter(|_| !listed.is_empty()))?;
         Ok(folder)
     }
@@ -151,14 +149,6 @@ impl Folder {
         self.modules.as_deref()
     }
 
-    /// The description that comes with gemmule for it.
-    ///
-    /// # Errors
-    /// A `model_type` that none is for.
-    pub fn description(&self) -> Result<Description, EngineError> {
-        Ok(Description::for_config(self.config()?)?)
-    }
-
     /// What turns logits of so many labels into scores, as `CrossEncoder.predict` does.
     pub fn score(&self, n_labels: u64) -> Score {
         self.score.unwrap_or_else(|| Score::usual(n_labels))
@@ -177,15 +167,12 @@ impl Folder {
         let Some(name) = name else {
             return Ok("");
         };
-        let known = || self.prompts.iter().map(|(n, _)| n.as_str());
         match self.prompts.iter().find(|(n, _)| n == name) {
             Some((_, text)) => self.pooled(text),
-            None if matches!(name, "query" | "document") => Ok(""),
             None => {
-                let known = known().chain(["query", "document"]);
+                let known = self.prompts.iter().map(|(n, _)| n.as_str());
                 let mut known: Vec<&str> = known.collect();
                 known.sort_unstable();
-                known.dedup();
                 Err(EngineError::NoPrompt {
                     name: name.to_owned(),
                     near: nearest(name, known.iter().copied()).map(str::to_owned),
@@ -320,7 +307,12 @@ impl Folder {
         Ok(())
     }
 
-    fn read_prompts(&mut self, own: &Json) -> Result<(), EngineError> {
+    fn read_prompts(&mut self, own: Option<&Json>) -> Result<(), EngineError> {
+        // These are there in every folder.
+        self.prompts = ["query", "document"]
+            .map(|name| (name.to_owned(), String::new()))
+            .into();
+        let Some(own) = own else { return Ok(()) };
         let prompts = match own.get("prompts") {
             None => Vec::new(),
             Some(Value::Object(prompts)) => prompts.iter().collect(),
@@ -330,16 +322,15 @@ impl Folder {
             let text = text.as_str();
             let text =
                 text.ok_or_else(|| own.problem(format!("the prompt `{name}` is no text")))?;
+            self.prompts.retain(|(n, _)| n != name);
             self.prompts.push((name.clone(), text.to_owned()));
         }
         self.default_prompt = own.text("default_prompt_name")?.map(str::to_owned);
         let known = |name: &String| self.prompts.iter().any(|(n, _)| n == name);
         match &self.default_prompt {
-            Some(name) if !known(name) && !matches!(name.as_str(), "query" | "document") => {
-                Err(own.problem(format!(
-                    "`default_prompt_name` is `{name}`, and there is no such prompt"
-                )))
-            }
+            Some(name) if !known(name) => Err(own.problem(format!(
+                "`default_prompt_name` is `{name}`, and there is no such prompt"
+            ))),
             _ => Ok(()),
         }
     }

@@ -84,9 +84,13 @@ impl Json {
             .ok_or_else(|| self.problem(format!("there is no `{key}`")))
     }
 
-    /// The class that a key names, `torch.nn.modules.activation.Tanh` for one.
+    /// The class of torch that a key names, `torch.nn.modules.activation.Tanh` for one. Another's class of the same name
+    /// may be another function.
     pub(super) fn class(&self, key: &str) -> Result<Option<&str>, EngineError> {
-        let path = self.text(key)?;
-        Ok(path.map(|p| p.rsplit('.').next().unwrap_or(p)))
+        match self.text(key)? {
+            None => Ok(None),
+            Some(path) if path.starts_with("torch.") => Ok(path.rsplit('.').next()),
+            Some(_) => Err(self.wrong(key, "a class of torch")),
+        }
     }
 }

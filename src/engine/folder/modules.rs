@@ -39,7 +39,11 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
         }
         entries.push(Entry {
             folder: folder.to_owned(),
-            class: class.rsplit('.').next().unwrap_or(class).to_owned(),
+            // Another's class of the same name may be another module.
+            class: match class.starts_with("sentence_transformers.") {
+                true => class.rsplit('.').next().unwrap_or(class).to_owned(),
+                false => class.to_owned(),
+            },
         });
     }
     match entries.first() {
