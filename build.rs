@@ -1,10 +1,42 @@
-//! `include_dir!` embeds these folders whole, and Cargo knows only the files that were in them when it last
-//! built: without this a file that is new would not be in the binary.
+//! `include_dir!` embeds folders whole, and Cargo knows only the files that were in them when it last built: without this a
+//! file that is new would not be in the binary. And timings are of kernels as they are: a digest of all that makes their
+//! sources goes into the binary.
 
-const EMBEDDED: [&str; 2] = ["templates", "picks"];
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+const EMBEDDED: [&str; 2] = ["templates", "machines"];
+/// Folders that decide what kernels are.
+const KERNELS: [&str; 2] = ["templates", "src/kernels"];
 
 fn main() {
-    for folder in EMBEDDED {
+    for folder in EMBEDDED.iter().chain(&KERNELS) {
         println!("cargo::rerun-if-changed={folder}");
+    }
+    let mut files = Vec::new();
+    for folder in KERNELS {
+        collect(Path::new(folder), &mut files);
+    }
+    files.sort();
+    // FNV-1a (Fowler, Noll, Vo), which tells versions apart and needs no crate.
+    let mut digest: u64 = 0xcbf2_9ce4_8422_2325;
+    for file in files {
+        let text = fs::read(&file).unwrap_or_default();
+        for byte in text.into_iter().chain([0]) {
+            digest = (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+    println!("cargo::rustc-env=GEMMULE_KERNELS={digest:016x}");
+}
+
+fn collect(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match path.is_dir() {
+            true => collect(&path, into),
+            false => into.push(path),
+        }
     }
 }

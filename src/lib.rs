@@ -9,14 +9,15 @@ pub mod files;
 pub mod graph;
 pub mod jit;
 pub mod kernels;
+pub mod machine;
 pub mod model;
 mod names;
 pub mod passes;
 pub mod plan;
 pub mod program;
 pub mod runtime;
+pub mod select;
 pub mod tensor;
-pub mod tune;
 
 pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};
 pub use plan::ChunkPolicy;

@@ -2,7 +2,11 @@ use std::process::ExitCode;
 
 use miette::Report;
 
-use super::{Outcome, model::Model, print};
+use super::{
+    Outcome,
+    model::{Card, Model},
+    print,
+};
 use crate::{
     DType, EngineError,
     engine::{CompileOptions, Compiled, check_layers, compile, open_checkpoint},
@@ -14,6 +18,8 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
+    #[command(flatten)]
+    card: Card,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
@@ -28,7 +34,7 @@ pub(super) fn run(args: Args) -> Outcome {
             return Ok(ExitCode::SUCCESS);
         }
         Err(error) => return Err(error.into()),
-        Ok(_) => args.model.compile(DType::F16)?,
+        Ok(_) => args.model.compile_for(DType::F16, args.card.machine(&[])?)?,
     };
     compiled
         .model
@@ -63,7 +69,7 @@ fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<S
         }
         let options = CompileOptions {
             outputs: Some(vec![output.to_owned()]),
-            ..args.model.options(DType::F16)?
+            ..args.model.options(DType::F16, compiled.options.machine.clone())?
         };
         match compile(described, &args.model.config()?, &options) {
             Ok(other) => other

@@ -4,20 +4,19 @@ use miette::{IntoDiagnostic, Report, miette};
 
 use super::{
     Outcome, human,
-    model::{Model, Tuning, stage_name},
+    model::{Card, Model, Tuning, stage_name},
     print,
     progress::Bars,
 };
 use crate::{
     DType, DeviceChoice, EngineError,
     engine::{
-        Artifact, Compiled, DeviceName, Sealed, TuneMode, Tuner, emit, picks_for_targets,
-        read_picks, target_of,
+        Artifact, Compiled, DeviceName, Sealed, TuneMode, Tuner, emit, read_timings,
     },
     jit::{Jit, Target},
-    kernels::Instructions,
+    machine::Machine,
     runtime::cuda::{CudaModel, Device},
-    tune::Picks,
+    select::Timings,
 };
 
 /// Those of the cards in data centres before Blackwell.
@@ -30,9 +29,11 @@ pub(super) struct Args {
     #[arg(long, default_value = "f16")]
     dtype: DType,
     /// Targets to hold code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120); by default the first four,
-    /// or with picks that of their card. All run one program: sm_90a alone has Hopper's instructions
+    /// or that of --card. All run one program: sm_90a alone has Hopper's instructions
     #[arg(long, value_delimiter = ',')]
     arch: Option<Vec<Target>>,
+    #[command(flatten)]
+    card: Card,
     #[command(flatten)]
     tuning: Tuning,
     /// The CUDA device to tune on
@@ -49,18 +50,17 @@ pub(super) fn run(args: Args) -> Outcome {
     let device = args.device()?;
     let targets = args.targets(device.as_ref())?;
     // One program serves all targets, with what they have in common.
-    let hopper = targets.iter().all(|t| t.has(Instructions::Hopper));
-    let instructions = match hopper && !targets.is_empty() {
-        true => Instructions::Hopper,
-        false => Instructions::Ampere,
+    let machine = match &device {
+        Some(device) => device.info().machine().into_diagnostic()?.0,
+        None => args.card.machine(&targets)?,
     };
-    let mut compiled = args.model.compile_with(args.dtype, instructions)?;
-    if compiled.options.invariant && device.is_some() {
+    let mut compiled = args.model.compile_for(args.dtype, machine)?;
+    let is_tuned = device.is_some() || args.tuning.timings.is_some();
+    if compiled.options.invariant && is_tuned {
         return Err(EngineError::TuneInvariant.into());
     }
-    let picks = args.picks(device.as_ref(), &targets, &compiled, &jit, &bars)?;
-    if picks.is_some() {
-        compiled = compiled.with_picks(picks)?;
+    if let Some(timings) = args.timings(device.as_ref(), &compiled, &jit, &bars)? {
+        compiled = compiled.with_timings(Some(timings))?;
     }
     let sources = emit(&CudaModel::kernels(&compiled.program))?;
     let mut cubins = Vec::new();
@@ -72,12 +72,12 @@ pub(super) fn run(args: Args) -> Outcome {
     let artifact = Artifact::of(compiled, cubins);
     let bytes = artifact.write(&args.out)?;
     let targets: Vec<&str> = targets.iter().map(|t| t.name()).collect();
-    let picked = artifact.picks.as_ref().map(|picks| {
-        let n = picks.problems.len();
-        format!(", {n} problems as picked on {}", picks.made.card)
-    });
+    let corrected = match artifact.timings {
+        0 => String::new(),
+        n => format!(", corrected by {n} timings"),
+    };
     print(&format!(
-        "{}: {} launches of {} kernels in {}{}, for {}{}, {}\n",
+        "{}: {} launches of {} kernels in {}{}, for {}, kernels by the cost model of {}{corrected}, {}\n",
         args.out.display(),
         artifact.program.steps.len(),
         artifact.program.kernels.len(),
@@ -88,16 +88,16 @@ pub(super) fn run(args: Args) -> Outcome {
             ""
         },
         targets.join(", "),
-        picked.unwrap_or_else(|| ", kernels by the cost model's guess".to_owned()),
+        artifact.card,
         human(bytes)
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
 impl Args {
-    /// What kernels are to be tuned on, if they are.
+    /// What kernels are to be timed on, if they are.
     fn device(&self) -> Result<Option<Device>, Report> {
-        if matches!(self.tuning.tune, TuneMode::Off | TuneMode::Guess) {
+        if self.tuning.tune == TuneMode::Off {
             return Ok(None);
         }
         match self.device.resolve()? {
@@ -109,62 +109,52 @@ impl Args {
         }
     }
 
-    /// What there will be code for: as asked, else for the card of the picks.
+    /// What there will be code for: as asked, else for the card that was named or timed.
     fn targets(&self, device: Option<&Device>) -> Result<Vec<Target>, Report> {
-        match (&self.arch, device, &self.tuning.picks) {
-            (asked, Some(device), _) => {
+        match (&self.arch, device) {
+            (asked, Some(device)) => {
                 let target = device.target().into_diagnostic()?;
                 let asked = asked.as_deref().unwrap_or_default();
                 match asked.iter().find(|&&t| t != target) {
                     Some(other) => Err(miette!(
-                        "kernels are tuned on {}, whose code is for {target}, not for {other}; give --arch {target} alone",
+                        "kernels are timed on {}, whose code is for {target}, not for {other}; give --arch {target} alone",
                         device.info().name
                     )),
                     None => Ok(vec![target]),
                 }
             }
-            (Some(asked), None, _) => Ok(asked.clone()),
-            (None, None, Some(file)) => {
-                let card = read_picks(file)?.made.card;
-                Ok(target_of(&card).into_iter().collect())
+            (Some(asked), None) => Ok(asked.clone()),
+            (None, None) => {
+                let capability = match (&self.card.card, &self.tuning.timings) {
+                    (Some(name), _) => Machine::named(name).into_diagnostic()?.capability,
+                    (None, Some(file)) => read_timings(file)?.1.capability,
+                    (None, None) => return Ok(DEFAULT_TARGETS.to_vec()),
+                };
+                let (major, minor) = capability;
+                Ok(vec![Target::for_capability(major, minor).into_diagnostic()?])
             }
-            (None, None, None) => Ok(DEFAULT_TARGETS.to_vec()),
         }
     }
 
-    /// The picks to compile with: measured on a device if asked for, else as a file says, which needs
-    /// no device.
-    fn picks(
+    /// The timings to compile with: measured on a device if asked for, else as a file says, which needs no device.
+    fn timings(
         &self,
         device: Option<&Device>,
-        targets: &[Target],
         compiled: &Compiled,
         jit: &Jit,
         bars: &Bars,
-    ) -> Result<Option<Picks>, Report> {
-        let Tuning { tune, picks: file } = &self.tuning;
+    ) -> Result<Option<Timings>, Report> {
+        let Tuning { tune, timings: file } = &self.tuning;
         match (device, file) {
-            (None, Some(file)) if *tune == TuneMode::Guess => {
-                Err(EngineError::GuessWithPicks { file: file.clone() }.into())
-            }
             (None, None) => Ok(None),
-            (None, Some(file)) => {
-                let nvrtc = jit.nvrtc().version();
-                Ok(Some(picks_for_targets(
-                    file,
-                    &compiled.problems()?,
-                    targets,
-                    nvrtc,
-                )?))
-            }
+            (None, Some(file)) => Ok(Some(read_timings(file)?.0)),
             (Some(device), file) => {
                 let show = |stage, done, total| bars.show(stage_name(stage), done, total);
-                let picks = Tuner::new(device, jit, *tune)
+                let timings = Tuner::new(device, jit, *tune)
                     .given(file.as_deref())
                     .progress(&show)
-                    .choose_in(std::slice::from_ref(compiled))?
-                    .picks;
-                Ok(Some(picks))
+                    .time(compiled)?;
+                Ok(Some(timings))
             }
         }
     }

@@ -2,12 +2,10 @@ use std::process::ExitCode;
 
 use super::{Outcome, human, print, table};
 use crate::{
-    DType,
-    engine::{shipped_picks, shipped_problems, stale, target_of, threads},
+    engine::threads,
     jit::{DiskCache, Nvrtc, Target},
-    kernels::Instructions,
+    machine::{Fit, Machine, Served},
     runtime::cuda::probe,
-    tune::Card,
 };
 
 pub(super) fn run() -> Outcome {
@@ -59,37 +57,30 @@ pub(super) fn run() -> Outcome {
             advice,
         ]);
     }
-    for (file, picks) in shipped_picks()? {
-        let card = &picks.made.card;
-        let instructions = target_of(card).map_or_else(Instructions::default, Target::instructions);
-        let problems = shipped_problems(&[DType::F16, DType::BF16], instructions)?;
-        let n_stale = stale(&picks, &problems)?.len();
-        let (major, minor) = picks.made.nvrtc;
-        rows.add_row([
-            format!("picks {file}"),
-            format!(
-                "{card}, NVRTC {major}.{minor}: {} problems",
-                picks.problems.len()
-            ),
-            match n_stale {
-                0 => String::new(),
-                n => format!(
-                    "{n} are of kernels as they were, and not used: `gemmule tune` measures them"
-                ),
-            },
-        ]);
-    }
     for device in &presence.devices {
-        let card = Card::from(device);
-        if !shipped_picks()?.iter().any(|(_, p)| p.made.card == card) {
-            rows.add_row([
-                format!("picks for cuda:{}", device.ordinal),
-                "none come with gemmule for this card: kernels are the cost model's guess"
-                    .to_owned(),
-                "`--tune quick` measures, once a card".to_owned(),
-            ]);
-        }
+        let part = format!("description of cuda:{}", device.ordinal);
+        rows.add_row(match device.machine() {
+            Ok((machine, served)) => {
+                let file = format!("machines/{}.ron", machine.name);
+                let found = match served {
+                    Served::Own => format!("{file}; {}", fit(machine.fit)),
+                    Served::Nearest => format!("{file}, of the nearest card; {}", fit(machine.fit)),
+                };
+                let advice = match (served, machine.fit) {
+                    (Served::Own, Fit::Timings) => "",
+                    _ => "`--tune quick` times kernels on this card",
+                };
+                [part, found, advice.to_owned()]
+            }
+            Err(error) => [part, "none".to_owned(), error.to_string()],
+        });
     }
+    let described: Vec<&str> = Machine::all()?.iter().map(|m| m.name.as_str()).collect();
+    rows.add_row([
+        "cards".to_owned(),
+        format!("{} are described, for --card", described.join(", ")),
+        String::new(),
+    ]);
     let mut log = String::new();
     match Nvrtc::find() {
         Ok(nvrtc) => {
@@ -163,4 +154,13 @@ pub(super) fn run() -> Outcome {
     ]);
     print(&format!("{rows}\nwhere NVRTC was looked for:\n{log}"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the costs of a card's description are worth, in words.
+fn fit(fit: Fit) -> &'static str {
+    match fit {
+        Fit::Timings => "its costs were fitted to timings on it",
+        Fit::Relative => "its costs were fitted on another card of its capability",
+        Fit::DataSheet => "its costs are from its data sheet, and not fitted",
+    }
 }

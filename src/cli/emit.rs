@@ -2,12 +2,15 @@ use std::{path::PathBuf, process::ExitCode};
 
 use miette::IntoDiagnostic;
 
-use super::{Outcome, model::Model, print, write_file};
+use super::{
+    Outcome,
+    model::{Card, Model},
+    print, write_file,
+};
 use crate::{
     DType,
-    engine::{emit, picks_for_source, read_picks, target_of},
+    engine::{emit, read_timings},
     jit::{Jit, Target},
-    kernels::Instructions,
 };
 
 #[derive(clap::Args)]
@@ -20,28 +23,23 @@ pub(super) struct Args {
     /// otherwise source that runs on all of them
     #[arg(long, value_name = "sm_XX", requires = "out")]
     arch: Option<Target>,
-    /// Kernels as picked in this file, which `gemmule tune --export` wrote; the cost model's guess otherwise.
-    /// Without --arch the source is for the card of the picks
+    #[command(flatten)]
+    card: Card,
+    /// Kernels as they are chosen with the timings in this file, which `gemmule tune --export` wrote
     #[arg(long, value_name = "FILE")]
-    picks: Option<PathBuf>,
+    timings: Option<PathBuf>,
     /// Folder for one .cu file per kernel; standard output otherwise
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let of_picks = match &args.picks {
-        Some(file) => target_of(&read_picks(file)?.made.card),
-        None => None,
-    };
-    let instructions = args
-        .arch
-        .or(of_picks)
-        .map_or_else(Instructions::default, Target::instructions);
-    let mut compiled = args.model.compile_with(args.dtype, instructions)?;
-    if let Some(file) = &args.picks {
-        let picks = picks_for_source(file, &compiled.problems()?, args.arch)?;
-        compiled = compiled.with_picks(Some(picks))?;
+    let targets: Vec<Target> = args.arch.into_iter().collect();
+    let mut compiled = args
+        .model
+        .compile_for(args.dtype, args.card.machine(&targets)?)?;
+    if let Some(file) = &args.timings {
+        compiled = compiled.with_timings(Some(read_timings(file)?.0))?;
     }
     let sources = emit(&compiled.program.kernels)?;
     let Some(folder) = args.out else {

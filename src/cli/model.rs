@@ -13,10 +13,10 @@ use crate::{
     DType, EngineError,
     engine::{Builder, DeviceChoice, Engine},
     engine::{CompileOptions, Compiled, Folder, ModelFile, Stage, TuneMode, compile, config},
-    kernels::Instructions,
+    jit::Target,
+    machine::Machine,
     program::AttentionChoice,
     runtime::{GraphChoice, weights::RandomWeights},
-    tune::Origin,
 };
 
 use super::{memory::Memory, progress::Bars};
@@ -62,23 +62,64 @@ pub(super) struct Choices {
     /// each operator, whatever the batch
     #[arg(long)]
     invariant: bool,
-    /// LayerNorm always by a launch of its own, also where Hopper has a faster one for it and the
-    /// linear layer before; for comparisons
+    /// Launches of its own for every operator of the fused graph, also where one that covers several, as a linear layer
+    /// and the LayerNorm behind it, is faster; for comparisons
     #[arg(long)]
-    norms_apart: bool,
+    no_joint_launches: bool,
 }
 
-/// Which kernels to launch where there are several.
+/// The card that kernels are chosen for.
+#[derive(clap::Args, Clone, Default)]
+pub struct Card {
+    /// Choose kernels for this card, which need not be there: a100, h200, …; `gemmule doctor` lists them
+    #[arg(long, value_name = "NAME")]
+    pub card: Option<String>,
+}
+
+impl Card {
+    /// The card that was named, else the one that stands for what all of these targets have in common, else the usual one.
+    pub fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
+        let runs_on = |machine: &Machine, target: Target| {
+            let (major, minor) = machine.capability;
+            Target::for_capability(major, minor).is_ok_and(|own| own == target)
+        };
+        if let Some(name) = &self.card {
+            let machine = Machine::named(name)?;
+            return match targets {
+                [] => Ok(machine),
+                // Code for several targets is one program, with what they have in common.
+                _ if targets.iter().all(|t| t.has(machine.instructions))
+                    && targets.iter().any(|&target| runs_on(&machine, target)) =>
+                {
+                    Ok(machine)
+                }
+                [target, ..] => Err(EngineError::CardOfOtherTarget {
+                    card: name.clone(),
+                    capability: machine.capability,
+                    target: target.to_string(),
+                }),
+            };
+        }
+        match targets {
+            [only] => {
+                let found = Machine::of_capability(only.capability())?;
+                found.map_or_else(|| Ok(Machine::usual()?), Ok)
+            }
+            _ => Ok(Machine::usual()?),
+        }
+    }
+}
+
+/// Timings of kernels.
 #[derive(clap::Args, Clone)]
 pub(super) struct Tuning {
-    /// Choose kernels by measurement on the CUDA device: quick (seconds), full or chain (two minutes at most); what was
-    /// measured is kept on disk. off: picks that come with gemmule for the card, else the cost model's guess. guess:
-    /// that alone, to time it against picks
+    /// Time kernels in whole runs on the CUDA device, which corrects the cost model: quick (seconds) or full (two minutes at
+    /// most); what was timed is kept on disk
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub(super) tune: TuneMode,
-    /// Kernels as picked in this file, which `gemmule tune --export` wrote
+    /// Timings of kernels in this file, which `gemmule tune --export` wrote
     #[arg(long, value_name = "FILE")]
-    pub(super) picks: Option<PathBuf>,
+    pub(super) timings: Option<PathBuf>,
 }
 
 impl Model {
@@ -127,7 +168,7 @@ impl Model {
         Ok(self.opened.get_or_init(|| opened))
     }
 
-    pub(super) fn options(&self, dtype: DType) -> Result<CompileOptions, EngineError> {
+    pub(super) fn options(&self, dtype: DType, machine: Machine) -> Result<CompileOptions, EngineError> {
         let modules = self.folder()?.and_then(Folder::modules);
         Ok(CompileOptions {
             outputs: self.choices.outputs(),
@@ -140,8 +181,8 @@ impl Model {
                 .collect::<BTreeSet<_>>(),
             attention: self.choices.attention.unwrap_or_default(),
             invariant: self.choices.invariant,
-            norms_apart: self.choices.norms_apart,
-            ..CompileOptions::new(dtype)
+            no_joint_launches: self.choices.no_joint_launches,
+            ..CompileOptions::new(dtype, machine)
         })
     }
 
@@ -149,21 +190,14 @@ impl Model {
         self.opened()?.clone().description()
     }
 
-    /// For any card.
+    /// For the usual card.
     pub(super) fn compile(&self, dtype: DType) -> Result<Compiled, Report> {
-        self.compile_with(dtype, Instructions::default())
+        self.compile_for(dtype, Machine::usual()?)
     }
 
-    /// For cards that have these instructions.
-    pub(super) fn compile_with(
-        &self,
-        dtype: DType,
-        instructions: Instructions,
-    ) -> Result<Compiled, Report> {
-        let options = CompileOptions {
-            instructions,
-            ..self.options(dtype)?
-        };
+    /// For this card.
+    pub(super) fn compile_for(&self, dtype: DType, machine: Machine) -> Result<Compiled, Report> {
+        let options = self.options(dtype, machine)?;
         Ok(compile(&self.description()?, &self.config()?, &options)?)
     }
 }
@@ -283,14 +317,14 @@ impl Runnable {
         if let Some(attention) = self.choices.attention {
             builder = builder.attention(attention);
         }
-        if let Some(file) = &self.tuning.picks {
-            builder = builder.picks(file);
+        if let Some(file) = &self.tuning.timings {
+            builder = builder.timings(file);
         }
         Ok(builder
             .tune(self.tuning.tune)
             .device(self.device)
             .invariant(self.choices.invariant)
-            .norms_apart(self.choices.norms_apart)
+            .no_joint_launches(self.choices.no_joint_launches)
             .unused_layers(self.unused_layers)
             .allocator(self.memory.choice()?)
             .plain_launches(self.plain_launches)
@@ -316,23 +350,6 @@ impl Runnable {
             })
             .build()
     }
-}
-
-/// Who chose the kernels where there are several, in words; `None` where nobody had to.
-pub(super) fn chosen_by(engine: &Engine) -> Option<String> {
-    let mut counts: BTreeMap<Origin, usize> = BTreeMap::new();
-    for &origin in engine.origins().values() {
-        *counts.entry(origin).or_default() += 1;
-    }
-    let parts: Vec<String> = counts
-        .iter()
-        .map(|(origin, n)| format!("{n} by {}", origin.by()))
-        .collect();
-    let invariant = match engine.program().invariant {
-        true => ", one for all sizes",
-        false => "",
-    };
-    (!parts.is_empty()).then(|| format!("{}{invariant}", parts.join(", ")))
 }
 
 /// What a progress bar is of.

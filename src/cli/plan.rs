@@ -2,7 +2,12 @@ use std::{path::PathBuf, process::ExitCode};
 
 use miette::IntoDiagnostic;
 
-use super::{Outcome, align_right, human, memory::Memory, model::Model, print, table, write_file};
+use super::{
+    Outcome, align_right, human,
+    memory::Memory,
+    model::{Card, Model},
+    print, table, write_file,
+};
 use crate::{
     DType,
     plan::{chart, lower_bound},
@@ -21,6 +26,8 @@ pub(super) struct Args {
     lens: Vec<u32>,
     #[arg(long, default_value = "f16")]
     dtype: DType,
+    #[command(flatten)]
+    card: Card,
     /// Plan for these very lengths, as a session on the CPU does, not for the bucket of similar batches that
     /// a CUDA device launches alike
     #[arg(long)]
@@ -31,7 +38,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let program = args.model.compile(args.dtype)?.program;
+    let program = args.model.compile_for(args.dtype, args.card.machine(&[])?)?.program;
     let extents = Extents::of(&args.lens).into_diagnostic()?;
     let choice = args.memory.choice()?;
     let bucket = match args.exact {

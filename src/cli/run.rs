@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{
     Outcome, align_right, human,
     input::{Input, Read, Texts},
-    model::{Runnable, chosen_by},
+    model::Runnable,
     print, print_json, table,
 };
 use crate::{Engine, Output, Outputs, engine::LOGITS, model::EMBEDDING};
@@ -64,7 +64,7 @@ pub(super) fn run(args: Args) -> Outcome {
         let report = json!({
             "device": engine.device().to_string(),
             "dtype": engine.program().dtype.name(),
-            "kernels": engine.origins(),
+            "kernels": engine.chosen_by().to_string(),
             "lens": batch.lens(),
             "outputs": values,
             "seconds": {"first": first.as_secs_f64(), "again": again.as_secs_f64()},
@@ -182,6 +182,6 @@ fn times(engine: &Engine, encoding: Duration, first: Duration, again: Duration) 
         "{rows}\ndevice: {}, {}\n{}",
         engine.device(),
         engine.program().dtype,
-        chosen_by(engine).map_or_else(String::new, |line| format!("kernels: {line}\n"))
+        format!("kernels: {}\n", engine.chosen_by())
     )
 }

@@ -13,11 +13,10 @@ use crate::{
     kernels::Meta,
     program::Program,
     runtime::{batch::Limits, cuda::CudaModel},
-    tune::Picks,
 };
 
 /// First bytes of the file, with the version of its layout.
-const MAGIC: &[u8; 8] = b"GEMMULE5";
+const MAGIC: &[u8; 8] = b"GEMMULE6";
 /// The part of it that all layouts have.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
@@ -78,8 +77,9 @@ pub struct Artifact {
     pub limits: Limits,
     /// What checkpoints may call its weights.
     pub weight_names: WeightNames,
-    /// What the program's kernels were chosen by, where they were measured.
-    pub picks: Option<Picks>,
+    /// The card that the program was lowered for, and the number of timings that its kernels were chosen by.
+    pub card: String,
+    pub timings: usize,
     pub cubins: Vec<Sealed>,
 }
 
@@ -92,7 +92,8 @@ impl Artifact {
             program: compiled.program,
             limits,
             weight_names,
-            picks: compiled.options.picks,
+            card: compiled.options.machine.name,
+            timings: compiled.options.timings.map_or(0, |timings| timings.len()),
             cubins,
         }
     }
@@ -155,11 +156,6 @@ impl Artifact {
         artifact.program.validate()?;
         artifact.check_limits()?;
         artifact.check_code()?;
-        if let Some(picks) = &artifact.picks {
-            picks
-                .check()
-                .map_err(|problem| format!("its picks are impossible: {problem}"))?;
-        }
         Ok(artifact)
     }
 

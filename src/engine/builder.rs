@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -7,17 +7,18 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Artifact, Backend, Chosen, DeviceChoice, DeviceName, Engine, EngineError, ModelFile, TuneMode,
+    Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile, TuneMode,
     Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
     default_dtype,
     folder::Folder,
     model_file::description,
-    shipped, weights,
+    weights,
 };
 use crate::{
     files::{self, Kind},
     jit::{Cubin, Jit},
+    machine::Served,
     model::{Description, Module},
     plan::ChunkPolicy,
     program::{AttentionChoice, Padding, Program},
@@ -28,8 +29,8 @@ use crate::{
         cuda::{CudaModel, Device},
         weights::{Checkpoint, RandomWeights, WeightSource},
     },
+    select::Timings,
     tensor::DType,
-    tune::Origin,
 };
 
 /// Where a [`Builder`] starts from.
@@ -61,7 +62,7 @@ struct Loaded {
     artifact: Artifact,
     /// From a file.
     cubins: Option<Vec<Cubin>>,
-    origins: BTreeMap<String, Origin>,
+    chosen_by: ChosenBy,
 }
 
 /// How long each step of loading took; zero where a step was not needed.
@@ -69,7 +70,7 @@ struct Loaded {
 pub struct LoadTimes {
     /// Description to program.
     pub compile: Duration,
-    /// Choosing kernels by measurement, or checking the picks that were given.
+    /// Timing kernels, or reading the timings that were given.
     pub tune: Duration,
     /// Program to CUDA source.
     pub emit: Duration,
@@ -106,14 +107,14 @@ pub struct Builder {
     device: DeviceChoice,
     dtype: Option<DType>,
     tune: TuneMode,
-    picks: Option<PathBuf>,
+    timings: Option<PathBuf>,
     allocator: AllocatorChoice,
     padding: Padding,
     plain_launches: bool,
     graphs: GraphChoice,
     attention: Option<AttentionChoice>,
     invariant: bool,
-    norms_apart: bool,
+    no_joint_launches: bool,
     unused_layers: bool,
     progress: Progress,
 }
@@ -132,14 +133,14 @@ impl Builder {
             device: DeviceChoice::Auto,
             dtype: None,
             tune: TuneMode::Off,
-            picks: None,
+            timings: None,
             allocator: AllocatorChoice::default(),
             padding: Padding::Removed,
             plain_launches: false,
             graphs: GraphChoice::default(),
             attention: None,
             invariant: false,
-            norms_apart: false,
+            no_joint_launches: false,
             unused_layers: false,
             progress: Box::new(|_, _, _| ()),
         }
@@ -198,18 +199,16 @@ impl Builder {
         self
     }
 
-    /// Whether kernels are chosen by measurement, on a CUDA device. What was measured is kept on disk.
-    /// [`TuneMode::Guess`] measures nothing and keeps picks out.
+    /// Whether kernels are timed, on a CUDA device. What was timed is kept on disk.
     pub fn tune(mut self, mode: TuneMode) -> Self {
         self.tune = mode;
         self
     }
 
-    /// Kernels as this file says that [`write_picks`](super::write_picks) wrote. Where it is of
-    /// another card or other kernels, or damaged, building fails, or tunes anew if
-    /// [`Builder::tune`] asks for it.
-    pub fn picks(mut self, file: impl Into<PathBuf>) -> Self {
-        self.picks = Some(file.into());
+    /// Timings in this file, which [`write_timings`](super::write_timings) wrote, correct the cost model. Where they are of another
+    /// card or other kernels, or damaged, building fails, or times anew if [`Builder::tune`] asks for it.
+    pub fn timings(mut self, file: impl Into<PathBuf>) -> Self {
+        self.timings = Some(file.into());
         self
     }
 
@@ -255,18 +254,16 @@ impl Builder {
 
     /// Whether a sequence's results shall not depend on its batch-mates, not by a bit. There is then
     /// one kernel for each operator, chosen to serve every size, where otherwise there are several for
-    /// batches of different sizes; so it costs time, most for small batches. It needs fused attention,
-    /// and picks only of one range for each problem.
+    /// batches of different sizes; so it costs time, most for small batches. It needs fused attention.
     pub fn invariant(mut self, invariant: bool) -> Self {
         self.invariant = invariant;
         self
     }
 
-    /// Whether LayerNorm is always computed by a launch of its own. By default, on Hopper, one launch
-    /// computes it together with the linear layer before for those numbers of tokens where that is
-    /// faster; the other is to compare with.
-    pub fn norms_apart(mut self, apart: bool) -> Self {
-        self.norms_apart = apart;
+    /// Whether every operator of the fused graph has launches of its own. By default an implementation may cover several of
+    /// them, as a linear layer and the LayerNorm behind it, where that is estimated to be faster; the other is to compare with.
+    pub fn no_joint_launches(mut self, none: bool) -> Self {
+        self.no_joint_launches = none;
         self
     }
 
@@ -292,7 +289,7 @@ impl Builder {
         let Loaded {
             artifact,
             cubins,
-            origins,
+            chosen_by,
         } = self.artifact(&device, folder.as_ref(), &mut times)?;
         // Whether the allocator can be had for this program is known before any weight is read.
         Planner::new(&artifact.program, &self.allocator)?;
@@ -343,7 +340,7 @@ impl Builder {
             plain_launches: self.plain_launches,
             graphs: self.graphs,
             times,
-            origins,
+            chosen_by,
         })
     }
 
@@ -354,10 +351,7 @@ impl Builder {
         folder: Option<&Folder>,
         times: &mut LoadTimes,
     ) -> Result<Loaded, EngineError> {
-        let tuned = self.tune != TuneMode::Off || self.picks.is_some();
-        if let (TuneMode::Guess, Some(file)) = (self.tune, &self.picks) {
-            return Err(EngineError::GuessWithPicks { file: file.clone() });
-        }
+        let tuned = self.tune != TuneMode::Off || self.timings.is_some();
         if let Some((file, read)) = self.start.artifact() {
             if tuned {
                 return Err(EngineError::TuneArtifact { file: file.clone() });
@@ -382,13 +376,14 @@ impl Builder {
             if self.invariant && !artifact.program.invariant {
                 return Err(EngineError::ArtifactInvariant { file: file.clone() });
             }
-            if let Some(picks) = &artifact.picks {
-                let (n, card) = (picks.problems.len(), &picks.made.card);
-                tracing::info!("{n} problems as picked on {card}; `gemmule tune` shows them");
-            }
-            let picked = artifact.picks.iter().flat_map(|p| p.problems.keys());
+            let chosen_by = ChosenBy {
+                card: artifact.card.clone(),
+                fit: None,
+                served: Served::Own,
+                timings: artifact.timings,
+            };
             return Ok(Loaded {
-                origins: picked.map(|key| (key.clone(), Origin::Given)).collect(),
+                chosen_by,
                 cubins: Some(
                     std::mem::take(&mut artifact.cubins)
                         .into_iter()
@@ -398,20 +393,27 @@ impl Builder {
                 artifact,
             });
         }
+        let (machine, served) = device.machine()?;
+        let mut chosen_by = ChosenBy {
+            card: machine.name.clone(),
+            fit: Some(machine.fit),
+            served,
+            timings: 0,
+        };
         let options = CompileOptions {
             outputs: self.outputs.clone(),
             intermediates: self.intermediates.clone(),
             modules: modules_of(folder),
             without: self.without.clone(),
             dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
-            picks: None,
+            timings: None,
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),
-            instructions: device.instructions(),
+            machine,
             invariant: self.invariant,
-            norms_apart: self.norms_apart,
+            no_joint_launches: self.no_joint_launches,
         };
-        if self.invariant && self.tune.effort().is_some() {
+        if self.invariant && tuned {
             return Err(EngineError::TuneInvariant);
         }
         if options.attention != AttentionChoice::Auto {
@@ -423,51 +425,30 @@ impl Builder {
             &options,
         )?;
         let began = Instant::now();
-        let mut origins = BTreeMap::new();
-        if let Some(chosen) = self.chosen(device, &compiled)? {
-            origins = chosen.origins;
-            let is_guess = self.tune == TuneMode::Guess;
-            if (tuned && !is_guess) || !chosen.picks.problems.is_empty() {
-                compiled = compiled.with_picks(Some(chosen.picks))?;
-            }
+        if tuned {
+            let timings = self.timed(device, &compiled)?;
+            chosen_by.timings = timings.len();
+            compiled = compiled.with_timings(Some(timings))?;
             times.tune = began.elapsed();
         }
         Ok(Loaded {
             artifact: Artifact::of(compiled, Vec::new()),
             cubins: None,
-            origins,
+            chosen_by,
         })
     }
 
-    /// Which kernels to launch where there are several: as tuned or given, else as shipped for the card,
-    /// else as guessed. `None` on the CPU, where all are one.
-    fn chosen(
-        &self,
-        device: &DeviceName,
-        compiled: &Compiled,
-    ) -> Result<Option<Chosen>, EngineError> {
-        let tuned = self.tune != TuneMode::Off || self.picks.is_some();
+    /// What corrects the cost model: what was given or timed.
+    fn timed(&self, device: &DeviceName, compiled: &Compiled) -> Result<Timings, EngineError> {
         let DeviceName::Cuda(info) = device else {
             let device = device.to_string();
-            return match tuned {
-                true => Err(EngineError::TuneOnCpu { device }),
-                false => Ok(None),
-            };
+            return Err(EngineError::TuneOnCpu { device });
         };
-        let problems = compiled.problems()?;
-        match (self.tune, &self.picks) {
-            (TuneMode::Off | TuneMode::Guess, None) if self.invariant => {
-                return Chosen::for_all_sizes(&info.into(), &problems).map(Some);
-            }
-            (TuneMode::Guess, None) => return Ok(Some(Chosen::guesses(&info.into(), &problems))),
-            (TuneMode::Off, None) => return shipped::choose(&info.into(), &problems).map(Some),
-            _ => {}
-        }
         let (device, jit) = (Device::open(info.ordinal)?, Jit::open()?);
-        let tuner = Tuner::new(&device, &jit, self.tune)
-            .given(self.picks.as_deref())
-            .progress(&self.progress);
-        Ok(Some(tuner.choose_in(std::slice::from_ref(compiled))?))
+        Tuner::new(&device, &jit, self.tune)
+            .given(self.timings.as_deref())
+            .progress(&self.progress)
+            .time(compiled)
     }
 
     fn description(&self, folder: Option<&Folder>) -> Result<Description, EngineError> {

@@ -8,17 +8,15 @@ use serde_json::Value;
 
 use super::{
     EngineError,
-    compile::{CompileOptions, Compiled, compile},
-    picks::target_of,
-    shipped::{of_picks, shipped_picks},
+    compile::{CompileOptions, compile},
 };
 use crate::{
-    kernels::{Instructions, KernelSpec, representative},
+    kernels::{KernelSpec, representative},
+    machine::{Fit, Machine},
     model::Description,
     passes,
     program::AttentionChoice,
     tensor::DType,
-    tune::Picks,
 };
 
 /// Published sizes: name, description, config.
@@ -107,21 +105,11 @@ pub struct Emitted {
     pub models: Vec<String>,
 }
 
-/// What a program launches on the cards for which picks ship.
-fn picked(compiled: &Compiled) -> Result<Vec<KernelSpec>, EngineError> {
-    let mut kernels = Vec::new();
-    for (_, picks) in shipped_picks()? {
-        let card = picks.made.card.clone();
-        let target = target_of(&card);
-        if target.is_none_or(|t| t.instructions() != compiled.options.instructions) {
-            continue;
-        }
-        let problems = compiled.problems()?;
-        let mut held = Picks::new(picks.made.clone());
-        held.problems = of_picks(&picks, &card, &problems)?.into_iter().collect();
-        kernels.extend(compiled.program_with(&held)?.kernels);
-    }
-    Ok(kernels)
+/// The cards whose programs the project answers for, kernel by kernel: those with costs that were fitted on them, and the
+/// usual one, of whose kind all others are.
+fn answered_for() -> Result<Vec<Machine>, EngineError> {
+    let fitted = Machine::all()?.iter().filter(|machine| machine.fit == Fit::Timings);
+    Ok(fitted.cloned().chain([Machine::usual()?]).collect())
 }
 
 /// All kernels, by symbol.
@@ -137,6 +125,7 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
             entry.models.push(model.to_owned());
         }
     };
+    let machines = answered_for()?;
     for (name, description, config) in shipped_configs()? {
         let Some(description) = Description::shipped(description) else {
             continue;
@@ -148,19 +137,16 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
             .map(str::to_owned)
             .collect();
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for (fused, instructions) in [
-                (true, Instructions::Ampere),
-                (true, Instructions::Hopper),
-                (false, Instructions::Ampere),
-                (false, Instructions::Hopper),
-            ] {
+            for (fused, machine) in [true, false].into_iter().flat_map(|fused| {
+                let fitted = machines.iter().map(move |machine| (fused, machine));
+                fitted.collect::<Vec<_>>()
+            }) {
                 if FUSED_ONLY.contains(&name) && (!fused || dtype == DType::F32) {
                     continue;
                 }
                 let mut options = CompileOptions {
                     outputs: Some(Vec::clone(&outputs)),
-                    instructions,
-                    ..CompileOptions::new(dtype)
+                    ..CompileOptions::new(dtype, (*machine).clone())
                 };
                 if !fused {
                     options.without = passes::all().iter().map(|p| p.name().to_owned()).collect();
@@ -176,11 +162,7 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                     }
                     (options.attention, options.invariant) = (attention, invariant);
                     let compiled = compile(&description, &config, &options)?;
-                    let mut kernels = compiled.program.kernels.clone();
-                    if !invariant {
-                        kernels.extend(picked(&compiled)?);
-                    }
-                    for kernel in kernels {
+                    for kernel in compiled.program.kernels {
                         add(kernel, Some(name));
                     }
                 }

@@ -6,13 +6,14 @@ use super::EngineError;
 use crate::{
     codegen::{Codegen, Source},
     graph::Graph,
-    kernels::{Instructions, KernelSpec},
+    kernels::KernelSpec,
+    machine::Machine,
     model::{Description, EMBEDDING, Model, Module},
     names::nearest,
     passes::{self, Report},
     program::{self, AttentionChoice, LowerOptions, Padding, Program},
+    select::{Alternative, Timings},
     tensor::DType,
-    tune::{Picks, Problem},
 };
 
 /// What to compile a description for.
@@ -27,33 +28,34 @@ pub struct CompileOptions {
     /// What a sentence-transformers folder computes behind the transformer; none in other folders.
     pub modules: Vec<Module>,
     pub dtype: DType,
-    /// Which kernels to launch where there are several; the cost model's first guess otherwise.
-    pub picks: Option<Picks>,
+    /// What kernels took in place on the card, which corrects the cost model.
+    pub timings: Option<Timings>,
     pub padding: Padding,
     /// Which kernels compute fused attention.
     pub attention: AttentionChoice,
-    /// What the kernels may use.
-    pub instructions: Instructions,
+    /// The card that the program is for.
+    pub machine: Machine,
     /// One kernel for each operator, so that a sequence's results do not depend on its batch-mates.
     pub invariant: bool,
-    /// LayerNorm always by a launch of its own.
-    pub norms_apart: bool,
+    /// Every operator by launches of its own.
+    pub no_joint_launches: bool,
 }
 
 impl CompileOptions {
-    pub fn new(dtype: DType) -> Self {
+    /// For a card.
+    pub fn new(dtype: DType, machine: Machine) -> Self {
         Self {
             outputs: None,
             intermediates: Vec::new(),
             without: BTreeSet::new(),
             modules: Vec::new(),
             dtype,
-            picks: None,
+            timings: None,
             padding: Padding::Removed,
             attention: AttentionChoice::Auto,
-            instructions: Instructions::default(),
+            machine,
             invariant: false,
-            norms_apart: false,
+            no_joint_launches: false,
         }
     }
 
@@ -61,11 +63,11 @@ impl CompileOptions {
         LowerOptions {
             dtype: self.dtype,
             padding: self.padding,
-            instructions: self.instructions,
-            picks: self.picks.as_ref(),
+            machine: &self.machine,
+            timings: self.timings.as_ref(),
             attention: self.attention,
             invariant: self.invariant,
-            norms_apart: self.norms_apart,
+            no_joint_launches: self.no_joint_launches,
         }
     }
 }
@@ -82,36 +84,33 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// What has several kernels to choose from.
-    pub fn problems(&self) -> Result<Vec<Problem>, EngineError> {
-        Ok(program::problems(&self.graph, &self.options.lowering())?)
+    /// Kernels that may be as good for batches of so many tokens as those that are launched, as
+    /// [`Question::alternatives`](crate::select::Question::alternatives).
+    pub fn alternatives(&self, tokens: u64, more: f64) -> Result<Vec<Alternative>, EngineError> {
+        let options = self.options.lowering();
+        Ok(program::alternatives(&self.graph, &options, tokens, more)?)
     }
 
-    /// What one choice is made of, and how often a run has it.
-    pub fn groups(&self) -> Result<Vec<(Vec<Problem>, usize)>, EngineError> {
-        Ok(program::groups(&self.graph, &self.options.lowering())?)
-    }
-
-    /// The program with other picks.
-    pub fn program_with(&self, picks: &Picks) -> Result<Program, EngineError> {
+    /// The program with other timings.
+    pub fn program_with(&self, timings: &Timings) -> Result<Program, EngineError> {
         let options = LowerOptions {
-            picks: Some(picks),
+            timings: Some(timings),
             ..self.options.lowering()
         };
         Ok(program::lower(&self.graph, &options)?)
     }
 
-    /// Whether the graph can be lowered for every storage type and for every card.
+    /// Whether the graph can be lowered for every storage type and for every card that is described.
     ///
     /// # Errors
     /// What cannot be, whatever this program was compiled for.
     pub fn check_everywhere(&self) -> Result<(), EngineError> {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for instructions in [Instructions::Ampere, Instructions::Hopper] {
+            for machine in Machine::all()? {
                 let options = LowerOptions {
                     dtype,
-                    instructions,
-                    picks: None,
+                    machine,
+                    timings: None,
                     ..self.options.lowering()
                 };
                 program::lower(&self.graph, &options)?;
@@ -120,9 +119,9 @@ impl Compiled {
         Ok(())
     }
 
-    /// The same model with other picks.
-    pub fn with_picks(mut self, picks: Option<Picks>) -> Result<Self, EngineError> {
-        self.options.picks = picks;
+    /// The same model with other timings.
+    pub fn with_timings(mut self, timings: Option<Timings>) -> Result<Self, EngineError> {
+        self.options.timings = timings;
         self.program = program::lower(&self.graph, &self.options.lowering())?;
         Ok(self)
     }

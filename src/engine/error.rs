@@ -1,9 +1,11 @@
 use std::path::PathBuf;
 
+use super::timings::TimingsError;
 use crate::{
     codegen::CodegenError,
     files::ReadError,
     jit::JitError,
+    machine::MachineError,
     model::ModelError,
     names::nearest,
     passes::PassError,
@@ -11,7 +13,6 @@ use crate::{
     runtime::{
         PlannerError, batch::BatchError, cpu::CpuError, cuda::CudaError, weights::CheckpointError,
     },
-    tune::PicksError,
 };
 
 /// Anything that loading or running a model can fail with.
@@ -75,43 +76,33 @@ pub enum EngineError {
         asked: String,
     },
     #[error(
-        "the picks in `{file}` are refused: {problem}; measure anew with `--tune quick`, or leave the file out"
+        "the timings in `{file}` are refused: {problem}; measure anew with `gemmule tune`, or leave the file out"
     )]
-    Picks {
+    Timings {
         file: PathBuf,
-        problem: Box<PicksError>,
+        problem: Box<TimingsError>,
     },
-    #[error("`{text}` is no way to tune; expected off, guess, quick, full or chain")]
+    #[error("`{text}` is no way to tune; expected off, quick or full")]
     UnknownTuneMode { text: String },
     #[error(
-        "`--tune guess` keeps all picks out, and there are those in `{}`; leave one of the two out",
-        .file.display()
-    )]
-    GuessWithPicks { file: PathBuf },
-    #[error(
-        "kernels are tuned, and picks are used, on a CUDA device only, and this is the {device}; leave `--tune` and `--picks` out"
+        "kernels are timed on a CUDA device only, and this is the {device}; leave `--tune` and `--timings` out"
     )]
     TuneOnCpu { device: String },
     #[error(
-        "a chain of launches is raced in a program, and there are only kernels; ask for quick or full"
-    )]
-    NoChain,
-    #[error(
-        "the artifact `{file}` was compiled with its own picks; give `--tune` or `--picks` to `gemmule compile`"
+        "the artifact `{file}` has its kernels already; give `--tune` or `--timings` to `gemmule compile`"
     )]
     TuneArtifact { file: PathBuf },
+    #[error(transparent)]
+    Machine(#[from] MachineError),
     #[error(
-        "`{problem}` could not be timed at size {size}, the smallest of its sizes; is there memory left on the device?"
+        "--card {card} has compute capability {}.{}, and code for it is not code for {target}; leave one of the two out",
+        capability.0,
+        capability.1
     )]
-    NothingTimed { problem: String, size: u64 },
-    #[error(
-        "no candidate of `{problem}` on {size} {counted} has the result of the first guess, {choice}; `gemmule kernels check` tells which are wrong"
-    )]
-    Disagree {
-        problem: String,
-        size: u64,
-        counted: String,
-        choice: String,
+    CardOfOtherTarget {
+        card: String,
+        capability: (u32, u32),
+        target: String,
     },
     #[error(
         "the artifact `{file}` was compiled to run without padding; build the engine from the description to keep padding"
@@ -129,7 +120,7 @@ pub enum EngineError {
     )]
     ArtifactInvariant { file: PathBuf },
     #[error(
-        "the tuner picks kernels by size, and --invariant asks for one kernel for all sizes; leave `--tune` out, or give picks of one range with `--picks`"
+        "timings choose kernels by size, and --invariant asks for one kernel for all sizes; leave one of the two out"
     )]
     TuneInvariant,
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]

@@ -26,15 +26,14 @@ mod finite;
 mod folder;
 mod model_file;
 mod padding;
-mod picks;
-mod shipped;
 mod text;
 mod threads;
+mod timings;
 mod tune;
 mod verify;
 mod weights;
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr, sync::Arc};
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 pub use artifact::{Artifact, Sealed};
 pub use breakdown::{Breakdown, Share};
@@ -45,19 +44,17 @@ pub use contain::panics_are_contained;
 pub use error::EngineError;
 pub use folder::{Folder, Prompt, Score};
 pub use model_file::{ModelFile, description};
-pub use picks::{digests, picks_for_source, picks_for_targets, read_picks, target_of, write_picks};
-pub use shipped::{shipped_file, shipped_picks, shipped_problems, shipped_programs, stale};
 pub use text::TextEncoder;
 pub use threads::threads;
-pub use tune::{Chosen, TuneMode, Tuner};
+pub use timings::{TimedOn, TimingsError, read_timings, write_timings};
+pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
 pub use weights::{check_layers, open_checkpoint};
 
 pub use crate::program::Padding;
 
 use crate::{
-    jit::Target,
-    kernels::Instructions,
+    machine::{Fit, Machine, Served},
     program::{Program, Step},
     runtime::{
         AllocatorChoice, Footprint, GraphChoice, GraphUse, MemoryUse, MemoryWork, Output, Planner,
@@ -67,7 +64,6 @@ use crate::{
         cuda::{self, CudaModel, CudaSession, DeviceInfo, Timing},
     },
     tensor::DType,
-    tune::Origin,
 };
 
 /// The output that a cross-encoder's scores are computed of.
@@ -120,18 +116,51 @@ impl fmt::Display for DeviceName {
 }
 
 impl DeviceName {
-    /// What kernels for this device may use.
-    pub fn instructions(&self) -> Instructions {
-        match self {
-            Self::Cpu { .. } => Instructions::default(),
-            Self::Cuda(info) => {
-                let (major, minor) = info.capability;
-                Target::for_capability(major, minor).map_or_else(
-                    // Running there fails later, with what is wrong with the card.
-                    |_| Instructions::default(),
-                    Target::instructions,
-                )
-            }
+    /// The card that programs for this device are lowered for, and how well its description fits. The CPU runs the kernels of
+    /// the usual card.
+    ///
+    /// # Errors
+    /// A card that no kernel runs on.
+    pub fn machine(&self) -> Result<(Machine, Served), EngineError> {
+        Ok(match self {
+            Self::Cpu { .. } => (Machine::usual()?, Served::Own),
+            Self::Cuda(info) => info.machine()?,
+        })
+    }
+}
+
+/// What an engine's kernels were chosen by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChosenBy {
+    /// The description of a card, by its name.
+    pub card: String,
+    /// `None` of an artifact, which was compiled elsewhere.
+    pub fit: Option<Fit>,
+    pub served: Served,
+    /// Timings that corrected the cost model.
+    pub timings: usize,
+}
+
+impl fmt::Display for ChosenBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            card,
+            fit,
+            served,
+            timings,
+        } = self;
+        write!(f, "by the cost model of {card}")?;
+        match fit {
+            Some(Fit::Relative) => f.write_str(", which was fitted on another card of its kind")?,
+            Some(Fit::DataSheet) => f.write_str(", which is from its data sheet")?,
+            Some(Fit::Timings) | None => {}
+        }
+        if *served == Served::Nearest {
+            f.write_str(", the nearest card that gemmule describes")?;
+        }
+        match timings {
+            0 => Ok(()),
+            n => write!(f, ", corrected by {n} timings"),
         }
     }
 }
@@ -183,7 +212,7 @@ pub struct Engine {
     plain_launches: bool,
     graphs: GraphChoice,
     times: LoadTimes,
-    origins: BTreeMap<String, Origin>,
+    chosen_by: ChosenBy,
 }
 
 enum Backend {
@@ -356,10 +385,9 @@ impl Engine {
         self.limits
     }
 
-    /// Who chose the kernels of each problem that has several, by [`Problem::key`](crate::tune::Problem::key):
-    /// on a CUDA device of all, of an artifact of those that it has picks for, on the CPU of none.
-    pub fn origins(&self) -> &BTreeMap<String, Origin> {
-        &self.origins
+    /// What its kernels were chosen by.
+    pub fn chosen_by(&self) -> &ChosenBy {
+        &self.chosen_by
     }
 
     /// How long each step of loading took.

@@ -25,8 +25,9 @@ pub enum Kind {
     Batch,
     Reference,
     Artifact,
-    /// What gemmule itself keeps of the kernels that it checked.
+    /// What gemmule itself keeps of the kernels that it checked, and of those that it timed.
     Ledger,
+    Timings,
 }
 
 impl Kind {
@@ -34,7 +35,7 @@ impl Kind {
     pub fn limit(self) -> u64 {
         match self {
             Self::Description => 128 * KIB,
-            Self::Config | Self::Ledger => 16 * MIB,
+            Self::Config | Self::Ledger | Self::Timings => 16 * MIB,
             Self::Tokenizer | Self::ShardIndex => 256 * MIB,
             Self::Batch => GIB,
             Self::Reference | Self::Artifact => 4 * GIB,
@@ -53,6 +54,7 @@ impl fmt::Display for Kind {
             Self::Reference => "reference needs",
             Self::Artifact => "compiled model has",
             Self::Ledger => "ledger has",
+            Self::Timings => "timings have",
         })
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::JitError;
-use crate::kernels::Instructions;
+use crate::machine::Instructions;
 
 /// A code generation target, named as NVRTC's `--gpu-architecture` names it.
 ///
@@ -79,6 +79,18 @@ impl Target {
             (10, 0) => Ok(Target::Sm100a),
             (12, _) => Ok(Target::Sm120),
             _ => Err(JitError::NoTargetForCard { major, minor }),
+        }
+    }
+
+    /// The compute capability that code for this target is made for.
+    pub fn capability(self) -> (u32, u32) {
+        match self {
+            Target::Sm80 => (8, 0),
+            Target::Sm86 => (8, 6),
+            Target::Sm89 => (8, 9),
+            Target::Sm90a => (9, 0),
+            Target::Sm100a => (10, 0),
+            Target::Sm120 => (12, 0),
         }
     }
 

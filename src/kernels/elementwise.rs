@@ -17,6 +17,7 @@ use super::{
         vector_width, word, write,
     },
 };
+use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// `x [rows, width]`, `bias [width]` → `out [rows, width]`: `x + bias`.
@@ -94,7 +95,7 @@ impl Kernel for AddBias {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         stream_launch(extents.rows * u64::from(packs))
     }
@@ -140,7 +141,7 @@ impl Kernel for Add {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         flat_launch(extents, self.width, self.dtype)
     }
 
@@ -191,7 +192,7 @@ impl Kernel for Activate {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         flat_launch(extents, self.width, self.dtype)
     }
 
@@ -260,7 +261,7 @@ impl Kernel for Scale {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         flat_launch(extents, self.width, self.dtype)
     }
 

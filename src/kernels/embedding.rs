@@ -10,6 +10,7 @@ use super::{
         stream_launch, vector_width, word, write,
     },
 };
+use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// One table `[rows, width]`, and which ids of the batch pick its rows.
@@ -114,7 +115,7 @@ impl Kernel for Embedding {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         stream_launch(extents.rows * u64::from(packs))
     }
@@ -222,7 +223,7 @@ impl Kernel for EmbeddingLayerNorm {
         params
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Teams::usual(self.width, self.dtype).launch(extents.rows)
     }
 

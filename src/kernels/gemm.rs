@@ -1,14 +1,10 @@
 //! `out = act(x · weightᵀ + bias)`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
 mod activate;
-mod by_moments;
-mod either;
-mod few;
 mod instances;
 mod moments_layernorm;
 mod normalised_tile;
 mod one_tile;
-mod ranges;
 mod residual_layernorm;
 mod residual_layernorm_gemm;
 mod residual_moments;
@@ -21,15 +17,11 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
-pub use by_moments::ByMoments;
-pub use either::EitherGemm;
-pub use few::FewRows;
 pub use instances::representative;
 pub use moments_layernorm::MomentsLayerNormGemm;
 pub use normalised_tile::NormalisedTile;
 pub use one_tile::{GemmOneTile, OneTile};
-pub use ranges::{RowRange, ranges_of_times};
-pub use residual_layernorm::{GemmResidualLayerNorm, without_slivers};
+pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_layernorm_gemm::ResidualLayerNormGemm;
 pub use residual_moments::GemmResidualMoments;
 pub use skinny::{GemmSkinny, SkinnyTile};
@@ -38,6 +30,7 @@ pub use wgmma::{GemmWgmma, WgmmaTile};
 pub(crate) use {moments_layernorm::normalised, residual_moments::scaled_and_moments};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
+use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};
 
 /// A pointwise function of one value.
@@ -248,7 +241,7 @@ impl Kernel for Gemm {
         params
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
         let shared_bytes = if self.on_tensor_cores() {
             self.tile.shared_bytes(self.dtype)
@@ -256,6 +249,11 @@ impl Kernel for Gemm {
             0 // Declared in the source: below the 48 KB that need no asking.
         };
         Launch::of_blocks(blocks, self.threads(), shared_bytes)
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.tile
+            .cycles(rows, self.n, self.k, self.dtype, machine))
     }
 
     fn threads(&self) -> u32 {

@@ -10,6 +10,7 @@ use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
     rows::{count, read, rounded_once, rows_by, word, write},
 };
+use crate::machine::{Machine, SMALL_M};
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 pub use super::rows::Teams;
@@ -61,8 +62,8 @@ macro_rules! choices {
         impl $kernel {
             /// The kernels for every number of rows: each serves up to its number of rows, inclusive;
             /// the last serves all the rest. Few rows have several warps each.
-            pub fn by_rows(&self) -> Vec<(Option<u64>, Self)> {
-                $by_rows(self.width, self.dtype)
+            pub fn by_rows(&self, machine: &Machine) -> Vec<(Option<u64>, Self)> {
+                $by_rows(self.width, self.dtype, machine)
                     .into_iter()
                     .map(|(rows, teams)| {
                         let kernel = Self {
@@ -72,6 +73,20 @@ macro_rules! choices {
                         (rows, kernel)
                     })
                     .collect()
+            }
+
+            /// The launch and each element, and a little more where another sharing of rows is the better one: rows of
+            /// memory decide, so that sharings differ by little.
+            fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
+                const OTHER_SHARING: f64 = 1.03;
+                let ranges = $by_rows(self.width, self.dtype, machine);
+                let serves = |(most, _): &&(Option<u64>, Teams)| most.is_none_or(|most| rows <= most);
+                let is_best = ranges.iter().find(serves).is_some_and(|(_, teams)| *teams == self.teams);
+                let cost = &machine.costs.norm;
+                let elements = rows as f64 * f64::from(self.width);
+                let launch = if rows <= SMALL_M { cost.launch_small_m } else { cost.launch };
+                let cycles = launch + elements * cost.element;
+                if is_best { cycles } else { cycles * OTHER_SHARING }
             }
 
             /// Every kernel that may take this one's place, this one's sharing with both variances
@@ -106,11 +121,6 @@ impl LayerNorm {
             variance: Variance::default(),
         }
     }
-
-    /// [`LayerNorm::by_rows`] of [`LayerNorm::new`].
-    pub fn variants(width: u32, eps: f32, dtype: DType) -> Vec<(Option<u64>, Self)> {
-        Self::new(width, eps, dtype).by_rows()
-    }
 }
 
 impl BiasResidualLayerNorm {
@@ -124,11 +134,6 @@ impl BiasResidualLayerNorm {
             teams: Teams::usual(width, dtype),
             variance: Variance::default(),
         }
-    }
-
-    /// [`BiasResidualLayerNorm::by_rows`] of [`BiasResidualLayerNorm::new`].
-    pub fn variants(width: u32, eps: f32, dtype: DType, bias: bool) -> Vec<(Option<u64>, Self)> {
-        Self::new(width, eps, dtype, bias).by_rows()
     }
 }
 
@@ -178,8 +183,12 @@ impl Kernel for LayerNorm {
         params
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         self.teams.launch(extents.rows)
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.estimate(rows, machine))
     }
 
     fn threads(&self) -> u32 {
@@ -247,8 +256,12 @@ impl Kernel for BiasResidualLayerNorm {
         params
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         self.teams.launch(extents.rows)
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.estimate(rows, machine))
     }
 
     fn threads(&self) -> u32 {

@@ -25,8 +25,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use class::Class;
+pub use crate::machine::Instructions;
 pub use spec::{KernelSpec, representative};
 
+use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Size};
 
 /// Where a kernel's argument comes from, and what it holds.
@@ -102,16 +104,6 @@ impl Meta {
             _ => DType::I32,
         }
     }
-}
-
-/// The instructions that a kernel is written with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Instructions {
-    /// Those of compute capability 8.0, which every newer card has.
-    #[default]
-    Ampere,
-    /// Those of 9.0a alone: `wgmma`, and the tensor memory accelerator.
-    Hopper,
 }
 
 /// A matrix that a kernel moves box by box through the tensor memory accelerator: its parameter is
@@ -322,8 +314,19 @@ pub trait Kernel {
         Vec::new()
     }
 
-    /// Geometry for a batch. `extents.rows` is bound by the step that launches.
-    fn launch(&self, extents: &Extents) -> Launch;
+    /// Geometry for a batch on a card. `extents.rows` is bound by the step that launches.
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch;
+
+    /// The cost model's estimate of a launch over so many rows, in cycles of [`Machine::clock_mhz`], infinite where the
+    /// card cannot run it; `None` of kernels that are never chosen by their cost.
+    fn cycles(&self, _rows: u64, _machine: &Machine) -> Option<f64> {
+        None
+    }
+
+    /// The most rows that it serves; `None` where it serves any number.
+    fn most_rows(&self) -> Option<u64> {
+        None
+    }
 
     /// Most threads in a block, for `__launch_bounds__`.
     fn threads(&self) -> u32;

@@ -11,6 +11,7 @@ use super::{
     Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
     rows::{COPIED, blocks, count, offsets, one_per, read, read_meta, write},
 };
+use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// `mask [batch, longest]` → `cu_lens [batch + 1]`, `pair_offsets [batch + 1]`. One warp counts a
@@ -72,7 +73,7 @@ impl Kernel for PackScan {
         ]
     }
 
-    fn launch(&self, _: &Extents) -> Launch {
+    fn launch(&self, _: &Extents, _: &Machine) -> Launch {
         Launch {
             grid: [1, 1, 1],
             threads: SCAN_THREADS,
@@ -140,7 +141,7 @@ impl Kernel for PackTokens {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
             grid: [blocks(extents.batch, (MOVE_THREADS / 32).into()), 1, 1],
             threads: MOVE_THREADS,

@@ -10,6 +10,7 @@ use super::{
         rows_by, storage, stream_constants, stream_launch, vector_width, word, write,
     },
 };
+use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Symbol};
 
 /// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: a token of each sequence.
@@ -166,7 +167,7 @@ impl Kernel for TokenOfSequence {
         pool_params(self.width, self.dtype)
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         stream_launch(extents.batch * u64::from(packs))
     }
@@ -212,7 +213,7 @@ impl Kernel for MeanPool {
         pool_params(self.width, self.dtype)
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         pool_launch(extents)
     }
 
@@ -258,7 +259,7 @@ impl Kernel for MaxPool {
         pool_params(self.width, self.dtype)
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         pool_launch(extents)
     }
 
@@ -318,7 +319,7 @@ impl Kernel for L2Normalize {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Teams::usual(self.width, self.dtype).launch(extents.rows)
     }
 
@@ -367,7 +368,7 @@ impl Kernel for MeanPoolNormalize {
         pool_params(self.width, self.dtype)
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         pool_launch(extents)
     }
 

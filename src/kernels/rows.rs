@@ -4,7 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Constant, Constants, Fill, Launch, Meta, Param, Role, Tolerance, f32_literal};
-use crate::tensor::{DType, Shape, Size, Symbol};
+use crate::{
+    machine::Machine,
+    tensor::{DType, Shape, Size, Symbol},
+};
 
 /// Threads of a block where nothing else decides.
 pub(super) const STREAM_THREADS: u32 = 256;
@@ -57,10 +60,8 @@ impl Teams {
     const USUAL_HELD: u32 = 32;
     /// Elements that one thread can hold, over all rows of its team, without spilling.
     const MAX_HELD: u32 = 64;
-    /// Rows up to which a large card has them all at once, measured at a width of 384.
-    const FEW_ROWS: u64 = 3600;
-    /// Multiprocessors of the card that the choices by rows were measured on, an H200.
-    const MULTIPROCESSORS: u64 = 132;
+    /// Narrow rows that an SM has at once, measured at a width of 384.
+    const FEW_ROWS_PER_SM: u64 = 27;
     /// Warps that a multiprocessor of it runs side by side, and 32-bit registers of each of its four parts.
     const WARPS_AT_ONCE: u32 = 64;
     const PART_REGISTERS: u32 = 16384;
@@ -99,12 +100,12 @@ impl Teams {
     ///
     /// Several warps a row are the fastest while their rows fill half of the card; then a warp for a row, which has
     /// more rows at once. Measured on an H200 with 16-bit rows of 768 and 1024.
-    pub fn by_rows(width: u32, dtype: DType) -> Vec<(Option<u64>, Self)> {
+    pub fn by_rows(width: u32, dtype: DType, machine: &Machine) -> Vec<(Option<u64>, Self)> {
         let few = Self::for_few_rows(width, dtype);
         let many = Self::usual(width, dtype);
         let limit = match Self::is_wide(width, dtype) {
-            true => few.rows_at_once(width, dtype) / 2,
-            false => Self::FEW_ROWS,
+            true => few.rows_at_once(width, dtype, machine) / 2,
+            false => Self::FEW_ROWS_PER_SM * u64::from(machine.sms),
         };
         match few == many {
             true => vec![(None, few)],
@@ -117,9 +118,13 @@ impl Teams {
     /// While all rows are on the card at once, what counts is that they are: a few rows more take as long as
     /// twice as many. So it is the first sharing that has them all at once, the one for few rows before others. When none
     /// has, its small blocks fill the gaps best. Measured on an H200 with 16-bit rows of 768 and 1024.
-    pub fn by_rows_of_sums(width: u32, dtype: DType) -> Vec<(Option<u64>, Self)> {
+    pub fn by_rows_of_sums(
+        width: u32,
+        dtype: DType,
+        machine: &Machine,
+    ) -> Vec<(Option<u64>, Self)> {
         if !Self::is_wide(width, dtype) {
-            return Self::by_rows(width, dtype);
+            return Self::by_rows(width, dtype, machine);
         }
         let few = Self::for_few_rows(width, dtype);
         let usual = Self::usual(width, dtype);
@@ -127,7 +132,7 @@ impl Teams {
         let mut ranges: Vec<(Option<u64>, Self)> = Vec::new();
         let mut most = 0;
         for teams in [few, two(few), two(usual)] {
-            let rows = teams.rows_at_once(width, dtype);
+            let rows = teams.rows_at_once(width, dtype, machine);
             if rows > most && teams.fits(width, dtype) {
                 ranges.push((Some(rows), teams));
                 most = rows;
@@ -159,10 +164,10 @@ impl Teams {
         (warps / (self.threads() / 32)).clamp(1, 32)
     }
 
-    /// Rows that a large card has at once.
-    fn rows_at_once(self, width: u32, dtype: DType) -> u64 {
+    /// Rows that a card has at once.
+    fn rows_at_once(self, width: u32, dtype: DType, machine: &Machine) -> u64 {
         let of_block = self.threads() / (32 * self.warps) * self.x_rows;
-        Self::MULTIPROCESSORS * u64::from(self.blocks_at_once(width, dtype) * of_block)
+        u64::from(machine.sms) * u64::from(self.blocks_at_once(width, dtype) * of_block)
     }
 
     /// Blocks that the compiler is to leave room for on a multiprocessor: as many as are counted upon, and no

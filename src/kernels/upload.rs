@@ -8,6 +8,7 @@ use super::{
     Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance,
     rows::{COPIED, STREAM_THREADS, count, read, rows_by, stream_launch, write},
 };
+use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Symbol};
 
 /// `from` → `to`, both `[rows, 4]` whole numbers of 32 bits: pieces of 16 bytes.
@@ -41,7 +42,7 @@ impl Kernel for Upload {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         stream_launch(extents.rows)
     }
 

@@ -4,14 +4,6 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    kernels::{
-        Instructions,
-        attention::{AttentionError, MhaShort, MhaTile},
-    },
-    tune::{Choice, Problem, Range},
-};
-
 /// Which kernels compute fused attention. What is asked for by name is never replaced by another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionChoice {
@@ -54,50 +46,6 @@ impl AttentionChoice {
             Self::Online => "online",
             Self::Wgmma => "wgmma",
         }
-    }
-
-    /// What a problem of attention is computed with; `None` where that is left open.
-    ///
-    /// # Errors
-    /// Where these kernels cannot be made for its sizes.
-    pub(super) fn ranges(self, problem: &Problem) -> Result<Option<Vec<Range>>, AttentionError> {
-        let Problem::Attention {
-            head,
-            dtype,
-            instructions,
-            ..
-        } = *problem
-        else {
-            return Ok(None);
-        };
-        let (up_to, choice) = match self {
-            Self::Auto => return Ok(None),
-            Self::Short => {
-                let max_len = MhaShort::max_len_for(head, dtype);
-                (Some(max_len.into()), Choice::MhaShort { max_len })
-            }
-            Self::Grouped => (None, Choice::MhaGrouped),
-            Self::Online => (None, Choice::MhaOnline),
-            Self::Wgmma if instructions != Instructions::Hopper => {
-                return Err(AttentionError::WarpgroupInstructions);
-            }
-            Self::Wgmma => {
-                let ranges: Vec<Range> = MhaTile::by_length(head)
-                    .into_iter()
-                    .map(|(up_to, tile)| Range {
-                        up_to,
-                        choice: Choice::MhaWgmma(tile),
-                    })
-                    .collect();
-                if ranges.is_empty() {
-                    return Err(AttentionError::WarpgroupHead { head });
-                }
-                ranges.iter().try_for_each(|r| problem.check(r.choice))?;
-                return Ok(Some(ranges));
-            }
-        };
-        problem.check(choice)?;
-        Ok(Some(vec![Range { up_to, choice }]))
     }
 }
 

@@ -1,9 +1,10 @@
 //! Buckets of batch shapes: batches of similar sizes are planned and launched alike, so that plans and
 //! CUDA graphs of one serve the others.
 
-use super::{BatchRange, Limit, Measure, Program, Step};
+use super::{Program, Step};
 use crate::{
     kernels::Role,
+    select::{Batches, Interval},
     tensor::{Extents, Shape, Size, Symbol},
 };
 
@@ -21,14 +22,14 @@ pub struct Buckets {
     batch: Vec<u64>,
     longest: Vec<u64>,
     /// Batches that are their own buckets.
-    exact: Vec<BatchRange>,
+    exact: Vec<Batches>,
 }
 
 impl Buckets {
     /// No two shapes share a bucket.
     pub fn none() -> Self {
         Self {
-            exact: vec![BatchRange::ALL],
+            exact: vec![Batches::ALL],
             ..Self::default()
         }
     }
@@ -54,54 +55,36 @@ impl Buckets {
     }
 
     fn add(&mut self, program: &Program, step: &Step) {
-        let range = step.range();
-        self.end_at(range);
-        let rows = step.rows.as_symbol();
-        for limit in step.variants.iter().filter_map(|v| v.limit) {
-            match (limit, rows) {
-                (Limit::Longest(most), _) => self.longest.push(most),
-                (Limit::Rows(most), Some(Symbol::Batch)) => self.batch.push(most),
-                (Limit::Rows(most), _) => self.tokens.push(most),
-            }
+        let rows = match step.rows.as_symbol() {
+            Some(Symbol::Batch) => &mut self.batch,
+            _ => &mut self.tokens,
+        };
+        for part in step.dispatch.covered() {
+            rows.extend(ends(part.rows));
+            self.longest.extend(ends(part.longest));
         }
-        // No kernel takes longer ones: the error that says so is to have the batch's own length.
-        let last = step.variants.last().and_then(|v| v.limit);
-        if let Some(Limit::Longest(most)) = last {
-            self.own(BatchRange {
-                by: Measure::Longest,
-                above: most,
-                up_to: None,
-            });
+        // The error that says that a sequence is too long is to have the batch's own length.
+        if let Some(most) = step.most_longest {
+            self.own(Batches::by_longest(Interval::new(most, None)));
         }
         if !goes_by_tokens_and_sequences(program, step) {
-            self.own(range);
+            step.batches().into_iter().for_each(|part| self.own(part));
         }
     }
 
-    /// No bucket has batches of the range and others.
-    fn end_at(&mut self, range: BatchRange) {
-        let limits = match range.by {
-            Measure::Longest => &mut self.longest,
-            Measure::Tokens => &mut self.tokens,
-        };
-        limits.extend(range.up_to);
-        if range.above > 0 {
-            limits.push(range.above);
-        }
-    }
-
-    /// Each batch of the range is its own bucket.
-    fn own(&mut self, range: BatchRange) {
-        self.end_at(range);
-        if !self.exact.contains(&range) {
-            self.exact.push(range);
+    /// Each of these batches is its own bucket.
+    fn own(&mut self, batches: Batches) {
+        self.tokens.extend(ends(batches.rows));
+        self.longest.extend(ends(batches.longest));
+        if !self.exact.contains(&batches) {
+            self.exact.push(batches);
         }
     }
 
     /// The bucket of a batch: nowhere smaller than it, and its own bucket. Where it is not the batch's own
     /// shape, nothing depends on its `longest` and `pairs` but which kernels are launched.
     pub fn of_batch(&self, batch: &Extents) -> Extents {
-        if self.exact.iter().any(|range| range.holds(batch)) {
+        if self.exact.iter().any(|part| part.contains(batch.tokens, batch.longest)) {
             return *batch;
         }
         let tokens = rounded_tokens(batch.tokens).min(next(&self.tokens, batch.tokens));
@@ -119,6 +102,12 @@ impl Buckets {
             rows: tokens,
         }
     }
+}
+
+/// The sizes that a bucket must not cross, so that it lies inside of an interval or outside.
+fn ends(interval: Interval) -> impl Iterator<Item = u64> {
+    let above = (interval.above > 0).then_some(interval.above);
+    above.into_iter().chain(interval.up_to)
 }
 
 /// Few tokens by eights, as the products of few rows take them; more in steps of at most 1/32 of them, up to
@@ -152,8 +141,8 @@ fn goes_by_tokens_and_sequences(program: &Program, step: &Step) -> bool {
         let others = [Symbol::Longest, Symbol::Pairs, Symbol::KeyTiles];
         !others.into_iter().any(|symbol| size.depends_on(symbol))
     };
-    let counts = step.variants.iter().all(|variant| {
-        let params = program.kernels[variant.kernel].as_kernel().params();
+    let counts = step.kernels().into_iter().all(|kernel| {
+        let params = program.kernels[kernel].as_kernel().params();
         params.iter().all(|param| match &param.role {
             Role::Count(size) => simple(size),
             Role::Read { .. } | Role::Write { .. } => true,

@@ -1,33 +1,22 @@
-//! From the fused graph to launches: one kernel for every operator that computes.
+//! From the fused graph to launches: kernels for every operator that computes, as `select` says.
 
 mod attention;
-mod by_moments;
-mod choices;
+mod chains;
 mod error;
-mod joined;
-mod memo;
-mod on_load;
-mod rare;
 
-use std::{cell::Cell, collections::HashMap};
+use std::collections::HashMap;
 
-use by_moments::Triple;
+use chains::Chains;
+pub use chains::alternatives;
 pub use error::LowerError;
-use joined::Pair;
-use memo::Memo;
-use on_load::{OnLoad, left, reached};
 
-use super::{
-    AttentionChoice, BatchRange, Limit, Padding, Place, Program, Step, Tensor, TensorIndex,
-    Variant, padding::check_kept,
-};
+use super::{AttentionChoice, Padding, Place, Program, Step, Tensor, TensorIndex, padding::check_kept};
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{
-        Instructions, KernelSpec, Meta, attention::*, elementwise::*, embedding::*, pooling::*,
-    },
+    kernels::{KernelSpec, Meta, attention::*, elementwise::*, embedding::*, pooling::*},
+    machine::Machine,
+    select::{Dispatch, Timings},
     tensor::{DType, Shape, Size, Symbol},
-    tune::{Picks, Problem, Range},
 };
 
 /// What a graph is lowered for.
@@ -36,18 +25,16 @@ pub struct LowerOptions<'a> {
     /// Storage type of reals.
     pub dtype: DType,
     pub padding: Padding,
-    /// What the kernels may use: those of the card that the program is for.
-    pub instructions: Instructions,
-    /// Where several kernels serve an operator, which to launch; what they do not say is the cost
-    /// model's first guess.
-    pub picks: Option<&'a Picks>,
-    /// Which kernels compute fused attention; unless that is [`AttentionChoice::Auto`], picks have
-    /// no say in it.
+    /// The card that the program is for.
+    pub machine: &'a Machine,
+    /// What kernels took in place on such a card; without them the cost model decides alone.
+    pub timings: Option<&'a Timings>,
+    /// Which kernels compute fused attention.
     pub attention: AttentionChoice,
     /// One kernel for each operator, whatever the batch ([`Program::invariant`]).
     pub invariant: bool,
-    /// Linear layers and the LayerNorms behind them in launches of their own, whatever is faster.
-    pub norms_apart: bool,
+    /// Every operator by launches of its own, also where one for several is faster.
+    pub no_joint_launches: bool,
 }
 
 /// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
@@ -59,7 +46,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerErro
     if options.padding == Padding::Kept {
         check_kept(graph)?;
     }
-    let mut lowering = Lowering::new(graph, options);
+    let mut lowering = Lowering::new(graph, options)?;
     for id in graph.topological() {
         lowering.node(id)?;
     }
@@ -67,107 +54,31 @@ pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerErro
         let tensor = lowering.tensor_of[id];
         lowering.program.outputs.push((name.clone(), tensor));
     }
-    lowering.share_rare_kernels();
     lowering.lifetimes();
     Ok(lowering.program)
 }
 
-/// What of a graph has several kernels to choose from, each once, in the order of its first launch.
-pub fn problems(graph: &Graph, options: &LowerOptions) -> Result<Vec<Problem>, LowerError> {
-    let lowering = Lowering::new(graph, options);
-    let mut problems: Vec<Problem> = Vec::new();
-    for id in graph.topological() {
-        let op = graph.op(id);
-        if matches!(op, Op::Attention { .. }) && options.attention != AttentionChoice::Auto {
-            continue;
-        }
-        let problem = lowering
-            .problem(id, op)
-            .map_err(|problem| unsupported(graph, id, op, problem))?;
-        problems.extend(problem.filter(|p| !problems.contains(p)));
-        let pair = match op {
-            Op::BiasResidualLayerNorm { .. } => lowering.pair_problem(id),
-            _ => Ok(None),
-        };
-        let pair = pair.map_err(|problem| unsupported(graph, id, op, problem))?;
-        problems.extend(pair.map(|(_, _, p)| p).filter(|p| !problems.contains(p)));
-    }
-    Ok(problems)
-}
-
-/// The problems of operators over tokens, those together that one choice is made of: a linear layer and the LayerNorm
-/// behind it in one launch or two, and the linear layer's kernel if they are two. Each group once, in the order of its
-/// first launch, with the number of times that a run has it.
-pub fn groups(
-    graph: &Graph,
-    options: &LowerOptions,
-) -> Result<Vec<(Vec<Problem>, usize)>, LowerError> {
-    let lowering = Lowering::new(graph, options);
-    let mut groups: Vec<(Vec<Problem>, usize)> = Vec::new();
-    for id in graph.topological() {
-        let op = graph.op(id);
-        let is_chosen = match op {
-            Op::Attention { .. } => options.attention == AttentionChoice::Auto,
-            Op::Linear { .. } => rows(graph.shape(id)).as_symbol() == Some(Symbol::Tokens),
-            _ => false,
-        };
-        if !is_chosen {
-            continue;
-        }
-        let failed = |problem| unsupported(graph, id, op, problem);
-        let own = lowering.problem(id, op).map_err(failed)?;
-        let pair = lowering.pair_problem(id).map_err(failed)?;
-        let group: Vec<Problem> = pair
-            .map(|(_, _, pair)| pair)
-            .into_iter()
-            .chain(own)
-            .collect();
-        match groups.iter_mut().find(|(known, _)| *known == group) {
-            Some((_, n)) => *n += 1,
-            None => groups.push((group, 1)),
-        }
-    }
-    Ok(groups)
-}
-
 struct Lowering<'a> {
     graph: &'a Graph,
+    options: LowerOptions<'a>,
     dtype: DType,
-    padding: Padding,
-    instructions: Instructions,
-    picks: Option<&'a Picks>,
-    attention: AttentionChoice,
-    norms_apart: bool,
-    /// Layers ask for the same things, and a guess takes longer than all else in lowering.
-    ranges_of: Memo<(Problem, Vec<BatchRange>), Vec<Range>>,
-    /// Whether a range came from picks.
-    has_picked: Cell<bool>,
-    on_load_of: Memo<on_load::Asked, on_load::Found>,
-    by_moments_of: Memo<by_moments::Asked, by_moments::Found>,
+    /// What computes the nodes that are chosen by rows.
+    chains: Chains,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
-    /// Where each node comes in the order of the launches.
-    order_of: HashMap<NodeId, usize>,
     meta_of: HashMap<Meta, TensorIndex>,
-    /// Rows before a LayerNorm, scaled, and their moments.
-    left_of: HashMap<NodeId, [TensorIndex; 2]>,
+    /// Tensors of implementations' own, by the node that they are named after.
+    scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
 }
 
 impl<'a> Lowering<'a> {
-    fn new(graph: &'a Graph, options: &LowerOptions<'a>) -> Self {
+    fn new(graph: &'a Graph, options: &LowerOptions<'a>) -> Result<Self, LowerError> {
         let dtype = options.dtype;
-        Self {
+        Ok(Self {
             graph,
+            options: *options,
             dtype,
-            padding: options.padding,
-            instructions: options.instructions,
-            picks: options.picks,
-            attention: options.attention,
-            norms_apart: options.norms_apart,
-            ranges_of: Memo::default(),
-            has_picked: Cell::new(false),
-            on_load_of: Memo::default(),
-            by_moments_of: Memo::default(),
+            chains: Chains::of(graph, options)?,
             program: Program {
                 dtype,
                 invariant: options.invariant,
@@ -177,10 +88,9 @@ impl<'a> Lowering<'a> {
                 outputs: Vec::new(),
             },
             tensor_of: HashMap::new(),
-            order_of: graph.topological().into_iter().zip(0..).collect(),
             meta_of: HashMap::new(),
-            left_of: HashMap::new(),
-        }
+            scratch_of: HashMap::new(),
+        })
     }
 
     fn node(&mut self, id: NodeId) -> Result<(), LowerError> {
@@ -204,63 +114,44 @@ impl<'a> Lowering<'a> {
         if matches!(op, Op::Attention { .. }) {
             return self.attention(id, op);
         }
-        if matches!(op, Op::Softmax { .. }) && self.attention != AttentionChoice::Auto {
+        if matches!(op, Op::Softmax { .. }) && self.options.attention != AttentionChoice::Auto {
             return Err(LowerError::AttentionInPieces {
                 node: node.name.clone(),
-                choice: self.attention,
+                choice: self.options.attention,
             });
         }
-        let graph = self.graph;
-        let failed = |problem| unsupported(graph, id, op, problem);
-        let pair = self.pair(id).map_err(failed)?;
-        let on_load = self.on_load(id).map_err(failed)?;
-        let triples = self.triples(id).map_err(failed)?;
-        let joined: Vec<BatchRange> = pair.iter().flat_map(Pair::ranges).collect();
-        let variants = self.kernels(id, op, &joined).map_err(failed)?;
-        let few = on_load.iter().map(OnLoad::range);
-        let few = few.chain(triples.iter().map(Triple::range));
-        let taken: Vec<BatchRange> = joined.into_iter().chain(few).collect();
+        if self.chains.holds(id) {
+            return Ok(self.chained(id));
+        }
+        let dispatch = self
+            .kernels(id, op)
+            .map_err(|problem| unsupported(self.graph, id, op, problem))?;
         let mut operands: Vec<TensorIndex> = self
             .graph
             .operands(id)
             .iter()
             .map(|o| self.tensor_of[o])
             .collect();
-        for &meta in metas(op, self.padding) {
+        for &meta in metas(op, self.options.padding) {
             operands.push(self.meta(meta));
         }
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         operands.push(out);
-        let variants = self.variants(reached(variants, &taken));
-        for when in left(taken) {
-            self.program.steps.push(Step {
-                name: node.name.clone(),
-                when,
-                variants: variants.clone(),
-                operands: operands.clone(),
-                rows: rows(&node.shape),
-            });
-        }
-        if let (Some(pair), Op::BiasResidualLayerNorm { .. }) = (pair, op) {
-            self.join(pair, out);
-        }
-        if let (Some(pair), Op::Linear { .. }) = (on_load, op) {
-            self.load(&pair, out);
-        }
-        for triple in &triples {
-            self.launch_of(triple, id, out);
-        }
+        self.step(id, dispatch, operands);
         Ok(out)
     }
 
-    fn variants(&mut self, kernels: Vec<(Option<Limit>, KernelSpec)>) -> Vec<Variant> {
-        kernels
-            .into_iter()
-            .map(|(limit, kernel)| Variant {
-                kernel: self.kernel(kernel),
-                limit,
-            })
-            .collect()
+    /// Appends a launch that computes a node's value.
+    fn step(&mut self, id: NodeId, dispatch: Dispatch<KernelSpec>, operands: Vec<TensorIndex>) {
+        let node = self.graph.node(id);
+        let dispatch = dispatch.map(|kernel| self.kernel(kernel));
+        self.program.steps.push(Step {
+            name: node.name.clone(),
+            dispatch,
+            most_longest: None,
+            operands,
+            rows: rows(&node.shape),
+        });
     }
 
     fn tensor(&mut self, name: &str, dtype: DType, shape: Shape, place: Place) -> TensorIndex {
@@ -315,29 +206,21 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The kernels for an operator, with the batches that each is for, where launches of several operators take some.
-    fn kernels(
-        &mut self,
-        id: NodeId,
-        op: &Op,
-        taken: &[BatchRange],
-    ) -> Result<Vec<(Option<Limit>, KernelSpec)>, String> {
-        if let Some(problem) = self.problem(id, op)? {
-            return self.chosen(&problem, taken);
-        }
+    /// The kernels for an operator that is no site of a chain.
+    fn kernels(&self, id: NodeId, op: &Op) -> Result<Dispatch<KernelSpec>, String> {
         let dtype = self.dtype;
         let operands = self.graph.operands(id);
         let operand_width = |slot: usize| width(self.graph.shape(operands[slot]));
-        let one = |kernel: KernelSpec| Ok(vec![(None, kernel)]);
+        let one = |kernel: KernelSpec| Ok(Dispatch::always(kernel));
         match op {
             Op::Input(_) | Op::Weight(_) => Err("names data and computes nothing".to_owned()),
             Op::Linear { .. }
             | Op::Attention { .. }
             | Op::LayerNorm { .. }
-            | Op::BiasResidualLayerNorm { .. }
-            | Op::Softmax { .. } => {
-                unreachable!("`problem` has these operators, so they were lowered above")
+            | Op::BiasResidualLayerNorm { .. } => {
+                unreachable!("these are lowered as sites of chains and as attention")
             }
+            Op::Softmax { scale } => self.softmax(id, *scale),
             Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
                 table: self.table(operands[0], operands[1], *offset)?,
                 width: operand_width(1)?,
@@ -448,6 +331,20 @@ impl<'a> Lowering<'a> {
                 }))
             }
         }
+    }
+
+    /// Softmax of stored scores, by the longest sequence.
+    fn softmax(&self, id: NodeId, scale: f32) -> Result<Dispatch<KernelSpec>, String> {
+        if self.options.invariant {
+            return Err("sums rows in an order that depends on where they begin in memory, and so on the sequences before; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out".to_owned());
+        }
+        let heads = constant(&self.graph.shape(id).0[0])?;
+        let softmax = AttentionSoftmax {
+            masked: self.options.padding == Padding::Kept,
+            ..AttentionSoftmax::new(heads, scale, self.dtype)
+        };
+        let kernels = softmax.by_length().into_iter();
+        Ok(Dispatch::by_longest(kernels.map(|(up_to, kernel)| (up_to, Some(kernel.into())))))
     }
 
     fn table(&self, ids: NodeId, table: NodeId, offset: u32) -> Result<Table, String> {

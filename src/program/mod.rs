@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionChoice, UnknownAttention};
 pub use buckets::Buckets;
-pub use lower::{LowerError, LowerOptions, groups, lower, problems};
+pub use lower::{LowerError, LowerOptions, alternatives, lower};
 pub use padding::Padding;
-pub use step::{BatchRange, LaunchError, Limit, Measure, Step, Variant};
+pub use step::{LaunchError, Step};
 
 use crate::{
     graph::WeightExpr,
@@ -126,7 +126,7 @@ impl Program {
     pub fn most_usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, SizeOverflow> {
         let mut touched = vec![false; self.tensors.len()];
         for step in &self.steps {
-            if step.range().begins_within(extents) {
+            if step.begins_within(extents) {
                 step.operands.iter().for_each(|&o| touched[o] = true);
             }
         }
@@ -167,13 +167,12 @@ impl Program {
     }
 
     /// Floating-point operations of the products of one class, for any batch (ByteTransformer,
-    /// table II). All variants of a step compute the same, and so do steps for different lengths, of
-    /// which those without an upper limit are counted.
+    /// table II). Steps that compute one value for different batches compute the same, so that those of the largest batches
+    /// are counted.
     pub fn flop(&self, class: Class) -> Size {
         self.steps
             .iter()
-            .filter(|step| step.range().up_to.is_none())
-            .filter_map(|step| Some((step, &self.kernels[step.variants.last()?.kernel])))
+            .filter_map(|step| Some((step, &self.kernels[*step.dispatch.at(u64::MAX, u64::MAX)?])))
             .filter(|(_, kernel)| kernel.class() == class)
             .fold(Size::default(), |sum, (step, kernel)| {
                 &sum + &kernel.flop().bind(Symbol::Rows, &step.rows)

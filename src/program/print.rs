@@ -2,23 +2,11 @@ use std::fmt;
 
 use super::{Place, Program};
 
-/// One line per launch: value, kernels with their limits, operands.
+/// One line per launch, value, operands and rows, and one for each part of its dispatch.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, step) in self.steps.iter().enumerate() {
-            write!(f, "{at:3} {} =", step.name)?;
-            for variant in &step.variants {
-                write!(f, " {}", self.kernels[variant.kernel].as_kernel().symbol())?;
-                if let Some(limit) = variant.limit {
-                    let or = if Some(variant) == step.variants.last() {
-                        ""
-                    } else {
-                        " or"
-                    };
-                    write!(f, " if {limit:?}{or}")?;
-                }
-            }
-            f.write_str(" (")?;
+            write!(f, "{at:3} {} (", step.name)?;
             for (i, &operand) in step.operands.iter().enumerate() {
                 let tensor = &self.tensors[operand];
                 let comma = if i == 0 { "" } else { ", " };
@@ -29,10 +17,10 @@ impl fmt::Display for Program {
                 };
                 write!(f, "{comma}{mark}{}", tensor.name)?;
             }
-            write!(f, ") over {}", step.rows)?;
-            match step.when {
-                Some(range) => writeln!(f, " if {range}")?,
-                None => writeln!(f)?,
+            writeln!(f, ") over {}", step.rows)?;
+            for entry in step.dispatch.entries() {
+                let symbol = self.kernels[entry.choice].as_kernel().symbol();
+                writeln!(f, "      {}: {symbol}", entry.batches)?;
             }
         }
         Ok(())

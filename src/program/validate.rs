@@ -3,7 +3,7 @@
 //! Executors trust a program: they index, multiply and launch by what it says. A program from
 //! [`lower`](super::lower()) keeps these rules by how it is made; any other is checked here first.
 
-use super::{BatchRange, Limit, Place, Program, Step, Variant, lower::meta_layout};
+use super::{Place, Program, Step, lower::meta_layout};
 use crate::{
     graph::WeightExpr,
     kernels::{
@@ -14,6 +14,7 @@ use crate::{
         gemm::{Gemm, Tile},
         layernorm::Teams,
     },
+    select::{Batches, Interval},
     tensor::{DType, Shape, Size, Symbol},
 };
 
@@ -26,6 +27,9 @@ const MAX_ELEMENTS: u64 = 1 << 40;
 /// Dimensions of a tensor, terms of a size and factors of a term; a lowered program has three,
 /// two and two. Products of sizes take time with the power of these.
 const MAX_PARTS: usize = 4;
+
+/// Parts of a dispatch; a lowered program has some thirty. Comparing them takes time with the square of their number.
+const MAX_DISPATCH: usize = 1024;
 
 impl Program {
     /// Checks what an executor relies on, for programs that were read from a file: every size is
@@ -44,7 +48,7 @@ impl Program {
             check_shape(&tensor.shape).map_err(|problem| format!("`{}` {problem}", tensor.name))?;
         }
         self.places()?;
-        let mut written: Vec<Vec<BatchRange>> = vec![Vec::new(); self.tensors.len()];
+        let mut written: Vec<Vec<Batches>> = vec![Vec::new(); self.tensors.len()];
         for (at, step) in self.steps.iter().enumerate() {
             self.step(at as u32, step, &mut written)
                 .map_err(|problem| format!("the step `{}` {problem}", step.name))?;
@@ -57,7 +61,7 @@ impl Program {
             return Err(format!("no step computes `{}`", tensor.name));
         }
         for (name, tensor) in &self.outputs {
-            if !BatchRange::ALL.is_covered_by(&written[*tensor]) {
+            if !Batches::ALL.is_covered_by(&written[*tensor]) {
                 return Err(format!(
                     "the output `{name}` is not computed for every batch"
                 ));
@@ -71,7 +75,8 @@ impl Program {
         if !self.invariant {
             return Ok(());
         }
-        let varies = |step: &&Step| step.variants.len() != 1 || step.when.is_some();
+        let is_one = |step: &Step| matches!(step.dispatch.covered()[..], [Batches::ALL]);
+        let varies = |step: &&Step| step.most_longest.is_none() && !is_one(step);
         if let Some(step) = self.steps.iter().find(varies) {
             return Err(format!(
                 "it is invariant, but which kernel computes `{}` depends on the batch",
@@ -135,43 +140,57 @@ impl Program {
         Ok(())
     }
 
-    fn step(&self, at: u32, step: &Step, written: &mut [Vec<BatchRange>]) -> Result<(), String> {
+    fn step(&self, at: u32, step: &Step, written: &mut [Vec<Batches>]) -> Result<(), String> {
         check_size(&step.rows).map_err(|problem| format!("runs over rows that {problem}"))?;
-        let last = step.variants.last().map(|v| v.limit);
-        // A sequence that is too long is an error that says so; rows that are too many are not.
-        if matches!(last, None | Some(Some(Limit::Rows(_)))) {
-            return Err("has no kernel for every batch".to_owned());
+        let n_parts = step.dispatch.entries().len();
+        if !(1..=MAX_DISPATCH).contains(&n_parts) {
+            return Err(format!(
+                "has kernels for {n_parts} ranges of batches; 1 to {MAX_DISPATCH} are possible"
+            ));
         }
-        let range = step.range();
-        if range.up_to.is_some_and(|up_to| up_to <= range.above) {
-            return Err("is for no batch".to_owned());
+        let covered = step.dispatch.covered();
+        if let Some(empty) = covered.iter().find(|part| part.is_empty()) {
+            return Err(format!("has a kernel for no batch ({empty})"));
+        }
+        if let Some((a, b)) = step.dispatch.overlap() {
+            return Err(format!("has two kernels for one batch ({a}; {b})"));
+        }
+        // Tokens are what all steps have in common.
+        let by_rows = covered.iter().any(|part| part.rows != Interval::ALL);
+        if by_rows && !step.is_over_tokens() && !Batches::ALL.is_covered_by(&covered) {
+            return Err(format!("has no kernel for some numbers of {}", step.rows));
         }
         let n_tensors = self.tensors.len();
         if let Some(&operand) = step.operands.iter().find(|&&o| o >= n_tensors) {
             return Err(format!("binds tensor {operand} of {n_tensors}"));
         }
         let mut n_writes = None;
-        for variant in &step.variants {
-            let Some(kernel) = self.kernels.get(variant.kernel) else {
+        for entry in step.dispatch.entries() {
+            let Some(kernel) = self.kernels.get(entry.choice) else {
                 return Err(format!(
                     "launches kernel {} of {}",
-                    variant.kernel,
+                    entry.choice,
                     self.kernels.len()
                 ));
             };
-            check_limit(step, variant, kernel)?;
+            check_limit(step, entry.batches, kernel)?;
             self.bindings(at, step, kernel, written)?;
             if *n_writes.get_or_insert(kernel.n_writes()) != kernel.n_writes() {
                 return Err("has kernels that write different tensors".to_owned());
             }
         }
-        // All variants bind alike, and every kernel of a program writes its last tensors only.
+        // All kernels bind alike, and every kernel of a program writes its last tensors only.
         let n_reads = step.operands.len().saturating_sub(n_writes.unwrap_or(0));
         for &out in &step.operands[n_reads..] {
-            if written[out].iter().any(|&before| before.meets(range)) {
+            let own = step.batches();
+            let again = |before: &Batches| own.iter().any(|part| part.meets(*before));
+            if written[out].iter().any(again) {
                 return Err(format!("computes `{}` again", self.tensors[out].name));
             }
-            written[out].push(range);
+            written[out].extend(own);
+            // Longer sequences are an error before anything runs.
+            let beyond = step.most_longest.map(|most| Interval::new(most, None));
+            written[out].extend(beyond.map(Batches::by_longest));
         }
         Ok(())
     }
@@ -182,7 +201,7 @@ impl Program {
         at: u32,
         step: &Step,
         kernel: &KernelSpec,
-        written: &[Vec<BatchRange>],
+        written: &[Vec<Batches>],
     ) -> Result<(), String> {
         let params = kernel.as_kernel().params();
         let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
@@ -220,7 +239,7 @@ impl Program {
                     return Err(format!("binds `{}` outside its life", tensor.name));
                 }
                 Place::Planned { .. }
-                    if !writes && !step.range().is_covered_by(&written[operand]) =>
+                    if !writes && !all_are_covered(step, &written[operand]) =>
                 {
                     return Err(format!(
                         "reads `{}`, which is not computed for all its batches",
@@ -259,24 +278,29 @@ fn tables(kernel: &KernelSpec) -> &[Table] {
     }
 }
 
-/// Whether a variant is only for batches that its kernel takes.
-fn check_limit(step: &Step, variant: &Variant, kernel: &KernelSpec) -> Result<(), String> {
+/// Whether a tensor that was computed for some batches is there for all that a step is launched for.
+fn all_are_covered(step: &Step, written: &[Batches]) -> bool {
+    step.batches().iter().all(|part| part.is_covered_by(written))
+}
+
+/// Whether a kernel is launched for batches only that it takes.
+fn check_limit(step: &Step, batches: Batches, kernel: &KernelSpec) -> Result<(), String> {
     let max_len = match kernel {
         KernelSpec::MhaShort(k) => Some(k.max_len),
         KernelSpec::MhaSplitKeys(_) => Some(MhaSplitKeys::MAX_LEN),
         KernelSpec::AttentionSoftmax(k) => k.form.max_len(),
         _ => None,
     };
-    match (max_len, variant.limit) {
-        (None, _) => Ok(()),
-        (Some(max_len), Some(Limit::Longest(most))) if most <= max_len.into() => Ok(()),
-        // No sequence has more tokens than all have.
-        (Some(max_len), Some(Limit::Rows(most)))
-            if most <= max_len.into() && step.rows.as_symbol() == Some(Symbol::Tokens) =>
-        {
-            Ok(())
-        }
-        (Some(max_len), _) => Err(format!(
+    let Some(max_len) = max_len else {
+        return Ok(());
+    };
+    let is_within = |interval: Interval| interval.up_to.is_some_and(|most| most <= max_len.into());
+    let is_limited = step.most_longest.is_some_and(|most| most <= max_len.into());
+    // No sequence has more tokens than all have.
+    let by_tokens = step.is_over_tokens() && is_within(batches.rows);
+    match is_limited || by_tokens || is_within(batches.longest) {
+        true => Ok(()),
+        false => Err(format!(
             "launches a kernel for at most {max_len} tokens a sequence on longer ones"
         )),
     }

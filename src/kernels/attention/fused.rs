@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     kernels::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance},
+    machine::Machine,
     tensor::{DType, Extents},
 };
 
@@ -228,7 +229,7 @@ impl Kernel for MhaShort {
         self.operands().params()
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         self.plan().launch(extents, self.heads)
     }
 
@@ -287,7 +288,7 @@ impl Kernel for MhaOnline {
         self.operands().params()
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         self.plan().launch(extents, self.heads)
     }
 

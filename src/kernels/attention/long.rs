@@ -14,6 +14,7 @@ mod tests;
 use super::fused::edge_cases;
 use crate::{
     kernels::{Case, Constants, Launch},
+    machine::Machine,
     tensor::{Extents, Shape, Size, Symbol},
 };
 
@@ -25,11 +26,9 @@ pub use scores::MhaLongScores;
 /// Keys of a tile.
 const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 
-/// Most blocks of a grouped GEMM. They stay, and each takes every so many tiles. A launch knows the
-/// batch and not the device, so this is what divides evenly over 132 multiprocessors that hold one,
-/// two or four blocks, and is some waves elsewhere; what a block needs to start is small beside the
-/// tiles that it takes.
-const MOST_BLOCKS: u64 = 4 * 132;
+/// CTAs of a grouped GEMM for each SM: they are persistent, and this divides evenly over SMs that hold one, two or four of
+/// them. What a CTA needs to start is small beside the tiles that it takes.
+const CTAS_PER_SM: u64 = 4;
 
 /// Where the tensors between the three kernels hold what, for one batch. A sequence is named by what
 /// lies before it: the sum of the squared lengths, `pairs`, and that of the lengths, `tokens`.
@@ -137,10 +136,12 @@ pub(super) fn visitor_launch(
     heads: u32,
     threads: u32,
     shared_bytes: u32,
+    machine: &Machine,
 ) -> Launch {
+    let most = CTAS_PER_SM * u64::from(machine.sms);
     let tiles = tiles_of_head.saturating_mul(heads.into());
     Launch {
-        grid: [tiles.clamp(1, MOST_BLOCKS) as u32, 1, 1],
+        grid: [tiles.clamp(1, most) as u32, 1, 1],
         threads,
         shared_bytes,
     }

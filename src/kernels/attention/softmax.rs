@@ -15,6 +15,7 @@ use crate::{
     kernels::{
         Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
     },
+    machine::Machine,
     tensor::{DType, Extents},
 };
 
@@ -273,7 +274,7 @@ impl Kernel for AttentionSoftmax {
         all
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
             // At most 2^24 tokens, so this fits.
             grid: [

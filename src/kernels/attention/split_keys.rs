@@ -7,12 +7,12 @@ use super::{
     fused::edge_cases,
     storage,
     view::{scale_log2, usual_scale},
-    wgmma::SMS,
 };
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
     },
+    machine::Machine,
     tensor::{DType, Extents},
 };
 
@@ -89,7 +89,6 @@ impl Kernel for MhaSplitKeys {
             ("q_stride", q.stride(head).into()),
             ("k_stride", k.stride(head).into()),
             ("v_stride", v.stride(head).into()),
-            ("multiprocessors", SMS.into()),
         ])
     }
 
@@ -98,7 +97,7 @@ impl Kernel for MhaSplitKeys {
     }
 
     /// Numbers are given to tiles as by the other fused kernels; the heads of a tile are neighbours.
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
         Launch::of_blocks(
             tiles.saturating_mul(self.plain.heads.into()),

@@ -22,6 +22,7 @@ use crate::{
         Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
         f32_literal,
     },
+    machine::Machine,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
@@ -261,13 +262,13 @@ impl Kernel for AttentionScores {
         all
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         if !self.tensor_cores() {
             return simt_launch(extents.pairs, self.heads);
         }
         let plan = self.plan();
         let of_head = most_tiles(extents, plan.tile);
-        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes)
+        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes, machine)
     }
 
     fn threads(&self) -> u32 {
@@ -387,14 +388,14 @@ impl Kernel for AttentionContext {
         all
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         if !self.tensor_cores() {
             return simt_launch(extents.tokens * u64::from(self.head), self.heads);
         }
         let plan = self.plan();
         // ⌈n / rows⌉, summed over the sequences, is at most this.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
-        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes)
+        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes, machine)
     }
 
     fn threads(&self) -> u32 {

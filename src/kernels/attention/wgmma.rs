@@ -14,6 +14,7 @@ use crate::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
         TensorMap, Tolerance, f32_literal,
     },
+    machine::Machine,
     tensor::{DType, Extents},
 };
 
@@ -59,8 +60,6 @@ const RECORD: u32 = 16 + 8;
 /// Registers of a multiprocessor, and the unit that threads get them in.
 const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 8;
-/// Multiprocessors of the cards that this is for.
-pub(super) const SMS: u32 = 132;
 
 impl MhaTile {
     /// Queries by keys by blocks.
@@ -359,7 +358,6 @@ impl Kernel for MhaWgmma {
                     ("q_stride", self.q.stride(self.head).into()),
                     ("k_stride", self.k.stride(self.head).into()),
                     ("v_stride", self.v.stride(self.head).into()),
-                    ("multiprocessors", SMS.into()),
                 ]
             }
         });
@@ -390,17 +388,17 @@ impl Kernel for MhaWgmma {
 
     /// Numbers are given to tiles as by the other fused kernels; the heads of a tile are neighbours.
     /// Blocks that stay take each other's.
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(self.tile.rows) + extents.batch;
         let blocks = tiles.saturating_mul(self.heads.into());
         let most = if self.tile.stays {
-            SMS.into()
+            machine.sms.into()
         } else {
             u64::MAX
         };
         let bytes = self.tile.bytes(self.head, self.tile.stages(self.head));
         // As many as there are multiprocessors or fewer get one each: two on one share its products and its copies.
-        let alone = !self.tile.stays && blocks <= SMS.into();
+        let alone = !self.tile.stays && blocks <= machine.sms.into();
         let shared = if alone {
             bytes.max(SHARED_OF_SM / 2)
         } else {

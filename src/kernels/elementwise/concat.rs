@@ -8,6 +8,7 @@ use crate::{
             vector_width, write,
         },
     },
+    machine::Machine,
     tensor::{DType, Extents, Symbol},
 };
 
@@ -87,7 +88,7 @@ impl Kernel for Concat {
         params
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         stream_launch(extents.rows * u64::from(self.width() / self.vector()))
     }
 

@@ -10,6 +10,7 @@ use crate::{
             vector_width, write,
         },
     },
+    machine::Machine,
     tensor::{DType, Extents, Shape, Symbol},
 };
 
@@ -73,7 +74,7 @@ impl Kernel for SliceColumns {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         stream_launch(extents.rows * u64::from(self.width / self.vector()))
     }
 
@@ -139,7 +140,7 @@ impl Kernel for SplitHeads {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         head_launch(extents, self.heads, self.head, self.dtype)
     }
 
@@ -190,7 +191,7 @@ impl Kernel for MergeHeads {
         ]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         head_launch(extents, self.heads, self.head, self.dtype)
     }
 

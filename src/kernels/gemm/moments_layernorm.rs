@@ -11,6 +11,7 @@ use crate::{
         Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, rows::word,
     },
+    machine::Machine,
     tensor::{DType, Extents},
 };
 
@@ -72,7 +73,7 @@ impl MomentsLayerNormGemm {
     }
 
     /// Whether x lies beside all weights.
-    pub(super) fn has_room_for_all(&self) -> bool {
+    pub fn has_room_for_all(&self) -> bool {
         let operands = self.operands();
         operands.before_x() == Some(operands.steps)
     }
@@ -172,9 +173,13 @@ impl Kernel for MomentsLayerNormGemm {
         SplitKTile::new(self.tokens, 1).tensor_maps("scaled")
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let blocks = SplitKTile::new(self.tokens, 1).blocks(extents.rows, self.n);
         Launch::of_blocks(blocks, THREADS, self.laid().1)
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(SplitKTile::new(self.tokens, 1).cycles(rows, self.n, self.k, machine))
     }
 
     fn threads(&self) -> u32 {

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::machine::{Hopper, Machine};
+
 /// How the kernel is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NormalisedTile {
@@ -22,37 +24,22 @@ const OTHER_REGISTERS: u32 = 40;
 /// Bytes of a warp's accesses to shared memory.
 const WARP_BYTES: u32 = 32 * 16;
 
-/// Multiprocessors of an H100 or H200 SXM, and registers of each.
-pub(super) const SMS: u32 = 132;
+/// Registers of an SM on every card that has the instructions.
 const REGISTERS: u32 = 1 << 16;
 /// Rows that times were measured of.
-pub(super) const MOST_ROWS: u64 = 32;
-
-/// What times are estimated for: an H200. Fitted to runs of two encoders at 5 to 32 rows, of which the difference
-/// to launches apart is what is measured of a kernel. In cycles, and cycles a byte.
-pub(super) mod machine {
-    pub const FILL: f64 = 1905.0;
-    /// Of a further tile of 16 rows, whether there are rows in it or not.
-    pub const TILE: f64 = 600.0;
-    /// Of x and the residual, to one multiprocessor.
-    pub const ROWS: f64 = 0.018;
-    /// Of the weight, to all together.
-    pub const WEIGHT: f64 = 0.00034;
-    /// LayerNorm as a launch of its own.
-    pub const APART: f64 = 1755.0;
-}
+const MOST_ROWS: u64 = 32;
 
 impl NormalisedTile {
     /// The tiles for a GEMM, fewest tokens first.
-    pub(super) fn candidates(n: u32, k: u32) -> Vec<Self> {
+    pub(super) fn candidates(n: u32, k: u32, machine: &Machine) -> Vec<Self> {
         let tiles = [16, 32].into_iter();
-        tiles.filter_map(|tokens| Self::of(tokens, n, k)).collect()
+        tiles.filter_map(|tokens| Self::of(tokens, n, k, machine)).collect()
     }
 
     /// As wide a tile as loads its weights in one trip to memory, or where there would be too many
     /// blocks of it, as wide as needed for all to be there at once; by the fewest warps that share out k
     /// evenly in three chunks.
-    fn of(tokens: u32, n: u32, k: u32) -> Option<Self> {
+    fn of(tokens: u32, n: u32, k: u32, machine: &Machine) -> Option<Self> {
         const ONE_TRIP: u32 = 24 << 10;
         // Wider ones leave the GEMMs of narrow encoders too few blocks.
         const USUAL_COLUMNS: u32 = 24;
@@ -65,7 +52,7 @@ impl NormalisedTile {
             columns,
             warps,
         };
-        let at_once = |t: &Self| n.div_ceil(t.columns) <= SMS * t.side_by_side(k);
+        let at_once = |t: &Self| n.div_ceil(t.columns) <= machine.sms * t.side_by_side(k, machine);
         let widths = || {
             let widths = [8, 16, 24, 32].into_iter().map(tile);
             widths.filter(|t| t.fits(k)).filter(at_once)
@@ -76,26 +63,29 @@ impl NormalisedTile {
     }
 
     /// Blocks of a multiprocessor, by their registers: what is held, and some for all else.
-    pub(super) const fn side_by_side(self, k: u32) -> u32 {
-        REGISTERS / (32 * self.warps * (self.held(k) + 16))
+    fn side_by_side(self, k: u32, machine: &Machine) -> u32 {
+        machine.registers_per_sm / (32 * self.warps * (self.held(k) + 16))
     }
 
     /// Up to two tiles of tokens, if all of their blocks are there at once.
-    pub(super) fn most_rows(self, n: u32, k: u32) -> u64 {
-        let room = SMS * self.side_by_side(k) / n.div_ceil(self.columns);
+    pub fn most_rows(self, n: u32, k: u32, machine: &Machine) -> u64 {
+        let room = machine.sms * self.side_by_side(k, machine) / n.div_ceil(self.columns);
         u64::from(room.min(2) * self.tokens).min(MOST_ROWS)
     }
 
-    /// Estimated cycles at 1755 MHz, comparable with those of [`FewRows`](super::FewRows).
-    pub(super) fn cycles(self, rows: u64, n: u32, k: u32) -> f64 {
+    /// Estimated cycles on a card with these instructions.
+    pub(super) fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
+        let Some(Hopper { norm_prologue: cost, .. }) = &machine.costs.hopper else {
+            return f64::INFINITY;
+        };
         let tiles = rows.div_ceil(self.tokens.into()) * u64::from(self.tokens.div_ceil(16));
         let octets = rows.min(self.tokens.into()).div_ceil(8) as f64;
-        let blocks = self.blocks(rows, n) as f64 / f64::from(SMS);
+        let blocks = self.blocks(rows, n) as f64 / f64::from(machine.sms);
         let row_bytes = f64::from(k) * 2.0;
-        machine::FILL
-            + (tiles - 1) as f64 * machine::TILE
-            + blocks.max(1.0) * octets * 8.0 * 2.0 * row_bytes * machine::ROWS
-            + f64::from(n) * row_bytes * machine::WEIGHT
+        cost.launch
+            + (tiles - 1) as f64 * cost.tile
+            + blocks.max(1.0) * octets * 8.0 * 2.0 * row_bytes * cost.row_byte
+            + f64::from(n) * row_bytes * cost.weight_byte
     }
 
     /// As in symbols.

@@ -9,6 +9,7 @@ use crate::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
         TensorMap, Tolerance,
     },
+    machine::{Hopper, Machine, SMALL_M},
     tensor::{DType, Extents},
 };
 
@@ -49,29 +50,6 @@ const MOST_STAGES: u32 = 8;
 /// Bytes of a warp's 16 rows by 64 columns on their way to memory.
 const PATCH_BYTES: u32 = 16 * 128;
 
-/// What times are estimated for: an H200, cycles of 1755 MHz. Fitted to what each tile adds to or takes from a layer of
-/// three encoders at 160 to 1843 rows, with the times of [`WgmmaTile`](super::WgmmaTile) as they are: what
-/// both estimates pick together is 0.15 µs slower than the best tile in the mean, and 1 µs at worst.
-mod machine {
-    /// Multiply-adds a cycle, by the data sheet.
-    pub const TENSOR_RATE: f64 = 2048.0;
-    /// Bytes a cycle from L2, for one multiprocessor.
-    pub const L2_BANDWIDTH_OF_SM: f64 = 93.0;
-    /// Cycles for each byte that all multiprocessors read at a time.
-    pub const POWER: f64 = 0.003;
-    /// Of an output: rounding and storing.
-    pub const OUTPUT: f64 = 0.064;
-    pub const ACTIVATION: f64 = 0.07;
-    /// From launch to the end without products.
-    pub const FILL: f64 = 3950.0;
-    /// For each byte of the first stage, which all multiprocessors ask for at once.
-    pub const FILL_OF_STAGE: f64 = 0.025;
-    pub const FILL_OF_TILE: f64 = 600.0;
-    /// Of blocks that wait for each other, and of a sum that one sends to another.
-    pub const CLUSTER: f64 = 500.0;
-    pub const SENT: f64 = 0.12;
-}
-
 impl OneTile {
     /// The tiles that a GEMM may have, smallest first.
     pub const CANDIDATES: [OneTile; 9] = [
@@ -103,11 +81,14 @@ impl OneTile {
         }
     }
 
-    /// Estimated cycles at 1755 MHz, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles).
+    /// Estimated cycles on a card with these instructions, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles).
     ///
     /// A block that is gone hides nothing of the next one's beginning, so a further wave costs all of it once more.
-    pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, n_sms: u32) -> f64 {
-        let n_sms = u64::from(n_sms.max(1));
+    pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
+        let Some(Hopper { one_tile: cost, small_m, .. }) = &machine.costs.hopper else {
+            return f64::INFINITY;
+        };
+        let n_sms = u64::from(machine.sms);
         let blocks = self.blocks(rows, n);
         let slots = if self.two { 2 } else { 1 };
         let waves = blocks.div_ceil(n_sms * slots) as f64;
@@ -115,19 +96,22 @@ impl OneTile {
         let busy = blocks.min(n_sms) as f64 / n_sms as f64;
         let outputs = f64::from(self.m) * f64::from(self.n);
         let bytes = f64::from(self.stage_bytes());
-        let step = (outputs * f64::from(BLOCK_K) / machine::TENSOR_RATE)
-            .max(bytes / machine::L2_BANDWIDTH_OF_SM)
-            + bytes * busy * machine::POWER;
+        let step = (outputs * f64::from(BLOCK_K) / machine.rates.tensor)
+            .max(bytes / cost.l2_per_sm)
+            + bytes * busy * cost.power;
         let products = f64::from(k.div_ceil(BLOCK_K).div_ceil(self.splits)) * step;
         let own = outputs / f64::from(self.splits);
         let activated = own * f64::from(u8::from(epilogue.activation.is_some()));
-        let finish = own * machine::OUTPUT + activated * machine::ACTIVATION;
+        let finish = own * cost.output + activated * cost.activation;
         let exchange = match self.splits {
             1 => 0.0,
-            splits => machine::CLUSTER + f64::from(splits - 1) * own * machine::SENT,
+            splits if rows <= SMALL_M => {
+                small_m.exchange + cost.cluster + f64::from(splits - 1) * own * cost.exchange_byte
+            }
+            splits => cost.cluster + f64::from(splits - 1) * own * cost.exchange_byte,
         };
-        let fill = machine::FILL + bytes * machine::FILL_OF_STAGE;
-        waves * (fill + beside * (machine::FILL_OF_TILE + products) + finish + exchange)
+        let fill = cost.launch + bytes * cost.stage_byte;
+        waves * (fill + beside * (cost.tile + products) + finish + exchange)
     }
 
     /// Blocks of a launch.
@@ -266,9 +250,18 @@ impl Kernel for GemmOneTile {
         vec![map("x", self.tile.m), map("weight", self.tile.n)]
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
         Launch::of_blocks(blocks, self.tile.threads(), self.tile.shared_bytes())
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.tile
+            .cycles(rows, self.n, self.k, self.epilogue, machine))
+    }
+
+    fn most_rows(&self) -> Option<u64> {
+        Some(OneTile::MOST_ROWS)
     }
 
     fn threads(&self) -> u32 {

@@ -4,15 +4,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Epilogue, FewRows, Gemm, GemmWgmma,
-    normalised_tile::{MOST_ROWS, NormalisedTile, machine},
-    ranges::ranges_of,
+    Epilogue, Gemm, GemmWgmma, normalised_tile::NormalisedTile,
 };
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, rows::word,
     },
+    machine::Machine,
     tensor::{DType, Extents},
 };
 
@@ -33,51 +32,12 @@ pub struct ResidualLayerNormGemm {
 }
 
 impl ResidualLayerNormGemm {
-    /// The kernels for the fewest rows, each up to its number of rows; none for those of which a launch
-    /// each is estimated to be faster.
-    pub fn by_rows(
-        n: u32,
-        k: u32,
-        eps: f32,
-        dtype: DType,
-        x_bias: bool,
-        epilogue: Epilogue,
-    ) -> Vec<(u64, Self)> {
-        // Longer than any time: a tile is not taken beyond the rows that it serves.
-        const NEVER: f64 = 1e12;
-        let tiles = match GemmWgmma::serves(n, k, dtype) {
-            true => NormalisedTile::candidates(n, k),
+    /// The tiles for these sizes, fewest tokens first; none where the kernel does not serve them.
+    pub fn tiles(n: u32, k: u32, dtype: DType, machine: &Machine) -> Vec<NormalisedTile> {
+        match GemmWgmma::serves(n, k, dtype) && machine.instructions == Instructions::Hopper {
+            true => NormalisedTile::candidates(n, k, machine),
             false => Vec::new(),
-        };
-        let cycles = |rows, at: usize| match tiles[at].most_rows(n, k) < rows {
-            true => NEVER,
-            false => tiles[at].cycles(rows, n, k),
-        };
-        let faster = |&rows: &u64| {
-            let least = (0..tiles.len()).map(|at| cycles(rows, at));
-            let least = least.fold(f64::INFINITY, f64::min);
-            let apart = FewRows::fastest(rows, n, k, dtype, epilogue);
-            apart.is_some_and(|apart| least < apart + machine::APART)
-        };
-        let rows: Vec<u64> = (1..=MOST_ROWS).take_while(faster).collect();
-        let Some(&most) = rows.last() else {
-            return Vec::new();
-        };
-        let ranges = ranges_of(&rows, tiles.len(), cycles).into_iter();
-        ranges
-            .map(|(end, at)| {
-                let kernel = Self {
-                    n,
-                    k,
-                    eps,
-                    dtype,
-                    x_bias,
-                    epilogue,
-                    tile: tiles[at],
-                };
-                (end.unwrap_or(most), kernel)
-            })
-            .collect()
+        }
     }
 
     /// Whether the kernel can be generated as described; otherwise what is wrong.
@@ -165,9 +125,13 @@ impl Kernel for ResidualLayerNormGemm {
         params
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
         Launch::of_blocks(blocks, self.threads(), self.tile.shared_bytes())
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.tile.cycles(rows, self.n, self.k, machine))
     }
 
     fn threads(&self) -> u32 {
@@ -256,63 +220,22 @@ pub fn representative() -> Vec<KernelSpec> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::normalised_tile::SMS, *};
-
-    fn found(n: u32, k: u32, dtype: DType) -> Vec<(u64, ResidualLayerNormGemm)> {
-        ResidualLayerNormGemm::by_rows(n, k, 1e-12, dtype, true, Epilogue::default())
-    }
+    use super::*;
 
     fn any() -> ResidualLayerNormGemm {
-        found(768, 768, DType::F16).remove(0).1
-    }
-
-    #[test]
-    fn linear_layers_of_encoders_normalise_the_fewest_rows_with_all_blocks_at_once() {
-        for width in [320, 384, 512, 768, 1024] {
-            for n in [width, 3 * width, 4 * width] {
-                let kernels = found(n, width, DType::F16);
-                assert!((1..=2).contains(&kernels.len()), "{n} {width}: {kernels:?}");
-                assert!(kernels.is_sorted_by_key(|&(most, _)| most));
-                for (most, kernel) in kernels {
-                    assert_eq!(kernel.check(), Ok(()));
-                    assert!((8..=MOST_ROWS).contains(&most), "{n} {width}: {most}");
-                    let extents = Extents::default().with_rows(most);
-                    let room = SMS * kernel.tile.side_by_side(width);
-                    assert!(kernel.launch(&extents).grid[0] <= room, "{n} {width}");
-                }
-            }
+        ResidualLayerNormGemm {
+            n: 768,
+            k: 768,
+            eps: 1e-12,
+            dtype: DType::F16,
+            x_bias: true,
+            epilogue: Epilogue::default(),
+            tile: NormalisedTile {
+                tokens: 16,
+                columns: 16,
+                warps: 8,
+            },
         }
-    }
-
-    #[test]
-    fn what_was_measured_to_be_fastest_is_launched() {
-        let tiles = |n, k| {
-            let kernels = found(n, k, DType::F16).into_iter();
-            let tile = |(most, kernel): (u64, ResidualLayerNormGemm)| {
-                let NormalisedTile {
-                    tokens,
-                    columns,
-                    warps,
-                } = kernel.tile;
-                (most, [tokens, columns, warps])
-            };
-            kernels.map(tile).collect::<Vec<_>>()
-        };
-        for n in [2304, 3072] {
-            assert_eq!(tiles(n, 768), [(16, [16, 16, 8]), (32, [32, 24, 8])]);
-        }
-        for n in [1152, 1536] {
-            assert_eq!(tiles(n, 384), [(32, [16, 24, 4])]);
-        }
-    }
-
-    #[test]
-    fn other_shapes_and_types_have_no_such_kernel() {
-        assert_eq!(found(768, 768, DType::F32), []);
-        assert_eq!(found(770, 768, DType::F16), []);
-        // More columns than all multiprocessors have room for, and rows beyond the registers.
-        assert_eq!(found(16384, 768, DType::F16), []);
-        assert_eq!(found(768, 8192, DType::F16), []);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role, TensorMap,
         Tolerance, layernorm::BiasResidualLayerNorm,
     },
+    machine::Machine,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
@@ -102,9 +103,9 @@ impl GemmResidualMoments {
         }
     }
 
-    /// Numbers that it leaves beside each row.
-    pub fn moments(&self) -> u64 {
-        moments_of(self.n)
+    /// Numbers that it leaves beside each row of so many columns.
+    pub fn moments_of(columns: u32) -> u64 {
+        moments_of(columns)
     }
 
     /// Beside them are the sums that come from other blocks, and the moments that its warps add up.
@@ -201,9 +202,13 @@ impl Kernel for GemmResidualMoments {
         self.tile.tensor_maps("x")
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
         Launch::of_blocks(blocks, self.threads(), self.laid().1)
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.tile.cycles(rows, self.n, self.k, machine))
     }
 
     fn threads(&self) -> u32 {

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Epilogue, Gemm, GemmWgmma, instances::at_odd_sizes};
 use crate::{
     kernels::{Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance},
+    machine::{Hopper, Machine},
     tensor::{DType, Extents},
 };
 
@@ -39,20 +40,6 @@ const WARP_BYTES: u32 = 32 * 16;
 /// Shared memory of a block.
 const SHARED_LIMIT: u32 = 226 * 1024;
 
-/// What times are estimated for: an H200. Fitted to 61 timings at 5 to 64 rows, as those of
-/// [`SplitKTile`](super::SplitKTile), which the estimate meets within 14 %; where it is best, closer. In cycles, and
-/// cycles a byte.
-mod machine {
-    pub const FILL: f64 = 1973.0;
-    /// Of a further block on the busiest multiprocessor.
-    pub const BESIDE: f64 = 753.0;
-    pub const X: f64 = 0.011;
-    pub const WARP: f64 = 4.7;
-    /// Of a warp's part of k.
-    pub const CHUNK: f64 = 78.0;
-    pub const L2: f64 = 0.000128;
-}
-
 impl SkinnyTile {
     /// The tiles that a GEMM may have, fewest tokens first.
     pub const CANDIDATES: [SkinnyTile; 12] = [
@@ -84,22 +71,25 @@ impl SkinnyTile {
         2 * self.tokens as u64
     }
 
-    /// Estimated cycles at 1755 MHz, comparable with
+    /// Estimated cycles on a card with these instructions, comparable with
     /// [`SplitKTile::cycles`](super::SplitKTile::cycles).
-    pub fn cycles(self, rows: u64, n: u32, k: u32, n_sms: u32) -> f64 {
+    pub fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
+        let Some(Hopper { skinny: cost, .. }) = &machine.costs.hopper else {
+            return f64::INFINITY;
+        };
         let blocks = self.blocks(rows, n);
-        let of_busiest = blocks.div_ceil(n_sms.max(1).into()) as f64;
+        let of_busiest = blocks.div_ceil(machine.sms.into()) as f64;
         // Warps that have no part of k read for nothing.
         let read = f64::from(self.chunks(k) * self.warps * CHUNK) * 2.0;
         let x_bytes = f64::from(self.tokens) * read;
         let weight_bytes = f64::from(COLUMNS) * read;
-        machine::FILL
-            + (of_busiest - 1.0) * machine::BESIDE
+        cost.launch
+            + (of_busiest - 1.0) * cost.beside
             + of_busiest
-                * (x_bytes * machine::X
-                    + f64::from(self.warps) * machine::WARP
-                    + f64::from(self.chunks(k)) * machine::CHUNK)
-            + blocks as f64 * (x_bytes + weight_bytes) * machine::L2
+                * (x_bytes * cost.x_byte
+                    + f64::from(self.warps) * cost.warp
+                    + f64::from(self.chunks(k)) * cost.chunk)
+            + blocks as f64 * (x_bytes + weight_bytes) * cost.l2_byte
     }
 
     /// Blocks of a launch.
@@ -198,9 +188,17 @@ impl Kernel for GemmSkinny {
         self.plain().params()
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
         Launch::of_blocks(blocks, self.threads(), self.tile.shared_bytes(self.k))
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.tile.cycles(rows, self.n, self.k, machine))
+    }
+
+    fn most_rows(&self) -> Option<u64> {
+        Some(self.tile.most_rows())
     }
 
     fn threads(&self) -> u32 {

@@ -8,6 +8,7 @@ use crate::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
         TensorMap, Tolerance,
     },
+    machine::{Hopper, Machine},
     tensor::{DType, Extents},
 };
 
@@ -44,36 +45,8 @@ const THREADS: u32 = 128;
 pub(super) const ALIGNMENT: u32 = 1024;
 /// Dynamic shared memory of a block, beside the barriers.
 pub(super) const SHARED_LIMIT: u32 = 226 * 1024;
-/// Shared memory of a multiprocessor, of which each block takes 1 KiB beside its own.
-const MULTIPROCESSOR_BYTES: u32 = 227 * 1024;
 /// Bytes of the sums of a block for eight tokens.
 pub(super) const PART_BYTES: u32 = THREADS * 16;
-
-/// What times are estimated for: an H200. Fitted to 498 timings at 5 to 128 rows of the GEMMs of two
-/// encoders, each launched so that it begins early, which the estimate meets within 7 % (root mean
-/// square). In cycles, and cycles a byte.
-mod machine {
-    pub const FILL: f64 = 2002.0;
-    /// Of a further wave of blocks.
-    pub const WAVE: f64 = 1715.0;
-    /// Where the next kernel finds no room beside this one.
-    pub const CROWD: f64 = 1471.0;
-    pub const STEP: f64 = 34.4;
-    /// Of blocks that wait for each other.
-    pub const CLUSTER: f64 = 844.0;
-    /// Of blocks that must find room at once, beside those of the kernel before: by the square of how many
-    /// more than one. From runs of an encoder at 10 to 64 rows, in which clusters of 8 take 0.7 to 1.8 µs longer
-    /// than one after the other without other kernels.
-    pub const AT_ONCE: f64 = 45.0;
-    pub const SENT: f64 = 0.0511;
-    /// To one multiprocessor; weights are on their way before the kernel before is done.
-    pub const WEIGHT: f64 = 0.0034;
-    pub const X: f64 = 0.0144;
-    /// Of tokens that a tile has and x has not.
-    pub const ZEROS: f64 = 0.0263;
-    /// To all together.
-    pub const L2: f64 = 0.000137;
-}
 
 impl SplitKTile {
     /// The tiles that a GEMM may have, fewest tokens first.
@@ -96,7 +69,7 @@ impl SplitKTile {
         SplitKTile::new(64, 8),
     ];
 
-    pub(super) const fn new(tokens: u32, splits: u32) -> Self {
+    pub const fn new(tokens: u32, splits: u32) -> Self {
         Self { tokens, splits }
     }
 
@@ -105,14 +78,17 @@ impl SplitKTile {
         2 * self.tokens as u64
     }
 
-    /// Estimated cycles at 1755 MHz, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles)
+    /// Estimated cycles on a card with these instructions, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles)
     /// of a kernel that begins early.
-    pub fn cycles(self, rows: u64, n: u32, k: u32, n_sms: u32) -> f64 {
-        let n_sms = u64::from(n_sms.max(1));
+    pub fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
+        let Some(Hopper { split_k: cost, .. }) = &machine.costs.hopper else {
+            return f64::INFINITY;
+        };
+        let n_sms = u64::from(machine.sms);
         let here = rows.min(self.tokens.into()) as f64;
         let steps = f64::from(self.steps(k));
         let blocks = self.blocks(rows, n);
-        let side_by_side = (MULTIPROCESSOR_BYTES / (self.shared_bytes(k) + 1024)).clamp(1, 16);
+        let side_by_side = machine.ctas_by_shared(self.shared_bytes(k)).clamp(1, 16);
         let waves = blocks.div_ceil(n_sms * u64::from(side_by_side)) as f64;
         let room = (n_sms * u64::from(side_by_side)) as f64;
         let crowd = (2.0 * blocks as f64 / room - 1.0).clamp(0.0, 1.0);
@@ -122,23 +98,23 @@ impl SplitKTile {
         let sums = match self.splits {
             1 => 0.0,
             splits => {
-                machine::CLUSTER
-                    + f64::from((splits - 1).pow(2)) * machine::AT_ONCE
-                    + of_busiest * here * 256.0 * machine::SENT
+                cost.cluster
+                    + f64::from((splits - 1).pow(2)) * cost.cluster_at_once
+                    + of_busiest * here * 256.0 * cost.exchange_byte
             }
         };
-        machine::FILL
-            + (waves - 1.0) * machine::WAVE
-            + crowd * machine::CROWD
-            + steps * machine::STEP
+        cost.launch
+            + (waves - 1.0) * cost.wave
+            + crowd * cost.crowd
+            + steps * cost.step
             + of_busiest
-                * (weight_bytes * machine::WEIGHT + x_bytes * machine::X + zeros * machine::ZEROS)
-            + blocks as f64 * (weight_bytes + x_bytes) * machine::L2
+                * (weight_bytes * cost.weight_byte + x_bytes * cost.x_byte + zeros * cost.zero_byte)
+            + blocks as f64 * (weight_bytes + x_bytes) * cost.l2_byte
             + sums
     }
 
     /// Blocks of a launch.
-    pub(super) fn blocks(self, rows: u64, n: u32) -> u64 {
+    pub fn blocks(self, rows: u64, n: u32) -> u64 {
         rows.div_ceil(self.tokens.into())
             .saturating_mul(n.div_ceil(BLOCK_N).into())
             .saturating_mul(self.splits.into())
@@ -283,9 +259,17 @@ impl Kernel for GemmSplitK {
         self.tile.tensor_maps("x")
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
         Launch::of_blocks(blocks, THREADS, self.tile.shared_bytes(self.k))
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.tile.cycles(rows, self.n, self.k, machine))
+    }
+
+    fn most_rows(&self) -> Option<u64> {
+        Some(self.tile.most_rows())
     }
 
     fn threads(&self) -> u32 {

@@ -8,6 +8,7 @@ use crate::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
         TensorMap, Tolerance,
     },
+    machine::{Hopper, Machine, SMALL_M},
     tensor::{DType, Extents},
 };
 
@@ -56,50 +57,8 @@ const MOST_STAGES: u32 = 8;
 const ENOUGH_STAGES: u32 = 4;
 /// Rows of one warp in 64 rows of a warpgroup.
 const PIECE_ROWS: u32 = 16;
-/// Multiprocessors of an H100 or H200 SXM: a block of its own for each.
-pub(super) const SMS: u64 = 132;
 /// One warpgroup that copies and two that compute.
 const THREADS: u32 = 384;
-/// What times are estimated for: an H200. Cycles are of 1755 MHz. The constants were fitted to 1800 timings of single
-/// kernels, at 452 to 5114 rows of the GEMMs of four encoders with 512 to 1280 columns and an activation or none, and to 1000
-/// of whole encoders with one kernel exchanged. Of 73 GEMMs and numbers of rows the tile that it picks is 2 % slower than the best one in
-/// the mean, and 15 % at worst.
-mod machine {
-    /// Multiply-adds a cycle, by the data sheet: products alone reach 98 % of it.
-    pub const TENSOR_RATE: f64 = 2048.0;
-    /// Bytes a cycle from L2, for one multiprocessor, and for all of them together: that all ask at once is what makes
-    /// full waves of tiles with up to 112 rows slow.
-    pub const L2_BANDWIDTH_OF_SM: f64 = 106.0;
-    pub const L2_BANDWIDTH: f64 = 8310.0;
-    /// Cycles for each byte that all multiprocessors read at a time: the card is at the limit of its
-    /// power, so that what is read costs clock.
-    pub const POWER: f64 = 0.00105;
-    /// How sharply the slower of products and L2 decides: the exponent of their norm.
-    pub const OVERLAP: f64 = 12.7;
-    /// Of an output: rounding and storing.
-    pub const OUTPUT: f64 = 0.122;
-    /// The same of products with the weight's rows, which store fewer bytes of a row at a time.
-    pub const SWAPPED: f64 = 1.13;
-    /// More of one that leaves through shared memory.
-    pub const BY_BOXES: f64 = 0.127;
-    /// Of an activation by two warpgroups, and by one.
-    pub const ACTIVATION: f64 = 0.0281;
-    pub const ACTIVATION_BY_ONE: f64 = 0.0434;
-    /// What storing by one warpgroup takes of the time that it takes two, which is what memory takes.
-    pub const ONE_WARPGROUP: f64 = 0.63;
-    /// Of an activation under another tile's products, whose registers it competes for.
-    pub const CONTENTION: f64 = 0.0688;
-    /// The part of that which is left with so many outputs of a warpgroup, or more: with registers as scarce as
-    /// that, instructions of an activation are far enough apart to lie between the products.
-    pub const SPREAD: f64 = 0.38;
-    pub const SPREAD_FROM: f64 = 128.0 * 192.0;
-    /// From launch to the end without products.
-    pub const FILL: f64 = 3610.0;
-    /// For each byte of the first stage, which all multiprocessors ask for at once.
-    pub const FILL_OF_STAGE: f64 = 0.0111;
-    pub const FILL_OF_TILE: f64 = 573.0;
-}
-
 impl WgmmaTile {
     /// The tiles that a GEMM may have, largest first.
     pub const CANDIDATES: [WgmmaTile; 24] = [
@@ -208,52 +167,59 @@ impl WgmmaTile {
         stages * self.stage_bytes() + self.bytes_beside_stages(self.buffers(results), stages)
     }
 
-    /// Estimated cycles at 1755 MHz, comparable with [`Tile::cycles`](super::Tile::cycles).
+    /// Estimated cycles on a card with these instructions, comparable with [`Tile::cycles`](super::Tile::cycles).
     ///
     /// `fill + tiles of the busiest multiprocessor × (k-steps × cost of a step + epilogue)`, where
     /// a step costs what the slower of products and L2 does, and what its bytes cost of the clock, both for as many
     /// multiprocessors as have a tile in the mean over the waves,
     /// and tiles that take turns hide what of the epilogues fits under products.
-    pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, n_sms: u32) -> f64 {
-        let n_sms = u64::from(n_sms.max(1));
+    pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
+        let Some(Hopper { wgmma: cost, small_m, .. }) = &machine.costs.hopper else {
+            return f64::INFINITY;
+        };
+        let n_sms = u64::from(machine.sms);
         let tiles = self.tiles(rows, n);
         let of_busiest = tiles.div_ceil(n_sms) as f64;
         let busy = tiles as f64 / (of_busiest * n_sms as f64).max(1.0);
         let outputs = f64::from(self.m) * f64::from(self.n);
         let bytes = f64::from(self.stage_bytes());
         let limits = [
-            outputs * f64::from(BLOCK_K) / machine::TENSOR_RATE,
-            bytes / machine::L2_BANDWIDTH_OF_SM,
-            bytes * busy * n_sms as f64 / machine::L2_BANDWIDTH,
+            outputs * f64::from(BLOCK_K) / machine.rates.tensor,
+            bytes / cost.l2_per_sm,
+            bytes * busy * n_sms as f64 / cost.l2,
         ];
-        let norm: f64 = limits.iter().map(|l| l.powf(machine::OVERLAP)).sum();
-        let step = norm.powf(machine::OVERLAP.recip()) + bytes * busy * machine::POWER;
+        let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
+        let step = norm.powf(cost.overlap.recip()) + bytes * busy * cost.power;
         let products = f64::from(k.div_ceil(BLOCK_K)) * step;
         let activated = outputs * f64::from(u8::from(epilogue.activation.is_some()));
         let boxed = match self.results(n) {
             Results::ByLanes | Results::Swapped => 0.0,
-            Results::ByBoxes => outputs * machine::BY_BOXES,
+            Results::ByBoxes => outputs * cost.boxed,
         };
         let work = if self.together {
-            let finish = outputs * machine::OUTPUT + boxed + activated * machine::ACTIVATION;
+            let finish = outputs * cost.output + boxed + activated * cost.activation;
             of_busiest * (products + finish)
         } else {
             let swapped = if self.is_swapped() {
-                machine::SWAPPED
+                cost.swap_ab
             } else {
                 1.0
             };
-            let stored = outputs * machine::OUTPUT * machine::ONE_WARPGROUP * swapped + boxed;
-            let finish = stored + activated * machine::ACTIVATION_BY_ONE;
-            let spread = match outputs < machine::SPREAD_FROM {
+            let stored = outputs * cost.output * cost.one_warpgroup * swapped + boxed;
+            let finish = stored + activated * cost.activation_by_one;
+            let spread = match outputs < cost.spread_from {
                 true => 1.0,
-                false => machine::SPREAD,
+                false => cost.spread,
             };
-            let contention = activated * machine::CONTENTION * spread;
+            let contention = activated * cost.contention * spread;
             let hidden = products.max((products + finish) / 2.0) + contention;
             (of_busiest - 1.0) * hidden + products + finish
         };
-        machine::FILL + bytes * machine::FILL_OF_STAGE + of_busiest * machine::FILL_OF_TILE + work
+        let waits = match rows <= SMALL_M && outputs / 32.0 < small_m.short_mma {
+            true => small_m.wait * f64::from(k.div_ceil(BLOCK_K).saturating_sub(small_m.fitted_steps)),
+            false => 0.0,
+        };
+        cost.launch + bytes * cost.stage_byte + of_busiest * cost.tile + work + waits
     }
 
     /// Tiles of an output.
@@ -394,12 +360,17 @@ impl Kernel for GemmWgmma {
         }
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         Launch {
-            grid: [self.tile.tiles(extents.rows, self.n).min(SMS) as u32, 1, 1],
+            grid: [self.tile.tiles(extents.rows, self.n).min(machine.sms.into()) as u32, 1, 1],
             threads: THREADS,
             shared_bytes: self.tile.shared_bytes(self.results()),
         }
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.tile
+            .cycles(rows, self.n, self.k, self.epilogue, machine))
     }
 
     fn threads(&self) -> u32 {

@@ -3,7 +3,11 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, sys};
 
 use super::error::{CudaError, During};
-use crate::{files, jit::Target};
+use crate::{
+    files,
+    jit::Target,
+    machine::{Live, Machine, MachineError, Served},
+};
 
 /// What a device says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +17,31 @@ pub struct DeviceInfo {
     pub capability: (u32, u32),
     pub n_sms: u32,
     pub memory: u64,
+    pub threads_per_sm: u32,
+    pub registers_per_sm: u32,
+    /// Bytes of shared memory.
+    pub shared_per_sm: u32,
+    pub shared_per_cta: u32,
+    pub l2_bytes: u64,
+}
+
+impl DeviceInfo {
+    /// The card as kernels are chosen and launched for it, and how well its description fits.
+    ///
+    /// # Errors
+    /// [`MachineError::TooOld`] for a card that no kernel runs on.
+    pub fn machine(&self) -> Result<(Machine, Served), MachineError> {
+        Machine::of(&Live {
+            name: self.name.clone(),
+            capability: self.capability,
+            sms: self.n_sms,
+            threads_per_sm: self.threads_per_sm,
+            registers_per_sm: self.registers_per_sm,
+            shared_per_sm: self.shared_per_sm,
+            shared_per_cta: self.shared_per_cta,
+            l2_bytes: self.l2_bytes,
+        })
+    }
 }
 
 /// What there is of CUDA on this machine.
@@ -105,13 +134,19 @@ impl Device {
         unsafe { context.disable_event_tracking() };
         let about = || format!("describe device {ordinal}");
         let (major, minor) = context.compute_capability().during(about)?;
-        let sms = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        use sys::CUdevice_attribute as Attribute;
+        let attribute = |which| context.attribute(which).during(about).map(|value| value as u32);
         let info = DeviceInfo {
             ordinal,
             name: context.name().during(about)?,
             capability: (major as u32, minor as u32),
-            n_sms: context.attribute(sms).during(about)? as u32,
+            n_sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             memory: context.total_mem().during(about)? as u64,
+            threads_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
+            registers_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
+            shared_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+            shared_per_cta: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
         };
         Ok(Self { context, info })
     }

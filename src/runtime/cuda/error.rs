@@ -2,6 +2,7 @@ use cudarc::{cublaslt::result::CublasError, driver::DriverError};
 
 use crate::{
     jit::JitError,
+    machine::MachineError,
     program::{LaunchError, SizeOverflow},
     runtime::{PlannerError, weights::CheckpointError},
     tensor::LengthsError,
@@ -29,6 +30,8 @@ pub enum CudaError {
     NoSuchDevice { wanted: usize, found: usize },
     #[error("the driver failed to {action}")]
     Driver { action: String, source: DriverError },
+    #[error(transparent)]
+    Machine(#[from] MachineError),
     #[error(transparent)]
     Jit(#[from] JitError),
     #[error(transparent)]

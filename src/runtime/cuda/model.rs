@@ -14,6 +14,7 @@ use super::{
 use crate::{
     jit::{Cubin, Target},
     kernels::{KernelSpec, Launch, Role, RowOrder, TensorMap},
+    machine::Machine,
     plan::ALIGNMENT,
     program::{Place, Program},
     runtime::weights::{CheckpointError, WeightSource, encode_weight, evaluate},
@@ -30,6 +31,8 @@ pub(super) struct Loaded {
     symbol: String,
     args: Vec<Arg>,
     max_shared: u32,
+    /// The card that it is launched on.
+    machine: Machine,
 }
 
 enum Arg {
@@ -115,6 +118,7 @@ impl Loaded {
             symbol,
             args,
             max_shared,
+            machine: device.info().machine()?.0,
         })
     }
 
@@ -135,7 +139,7 @@ impl Loaded {
         step: &str,
         start: Start,
     ) -> Result<(), CudaError> {
-        let geometry = self.kernel.as_kernel().launch(extents);
+        let geometry = self.kernel.as_kernel().launch(extents, &self.machine);
         if geometry.shared_bytes > self.max_shared {
             return Err(CudaError::SharedMemory {
                 symbol: self.symbol.clone(),

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     kernels::{Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance},
+    machine::Machine,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
@@ -160,11 +161,11 @@ impl Kernel for MhaLongContext {
         all
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let plan = self.plan();
         // ⌈n / rows⌉, summed over the sequences, is at most this.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
-        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes)
+        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes, machine)
     }
 
     fn threads(&self) -> u32 {

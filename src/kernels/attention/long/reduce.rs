@@ -3,6 +3,7 @@ use serde::{Deserialize, Serialize};
 use super::{super::params, KEY_TILE, Layout, cases, partials_shape, problems, statistics_shape};
 use crate::{
     kernels::{Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance},
+    machine::Machine,
     tensor::{DType, Extents},
 };
 
@@ -54,7 +55,7 @@ impl Kernel for MhaLongReduce {
         all
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let rows = u64::from(THREADS / LANES);
         Launch {
             // At most 2^24 tokens, so this fits.

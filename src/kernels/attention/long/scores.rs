@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     kernels::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal},
+    machine::Machine,
     tensor::{DType, Extents, Shape},
 };
 
@@ -136,10 +137,10 @@ impl Kernel for MhaLongScores {
         all
     }
 
-    fn launch(&self, extents: &Extents) -> Launch {
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let plan = self.plan();
         let of_head = most_tiles(extents, [plan.rows, KEY_TILE]);
-        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes)
+        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes, machine)
     }
 
     fn threads(&self) -> u32 {

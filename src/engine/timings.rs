@@ -1,0 +1,353 @@
+//! What kernels took in place on a card, as a file.
+//!
+//! The file is RON, to be read and compared by people. It holds times, no choices: whatever is in it, kernels are chosen among
+//! those that gemmule would make itself.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::EngineError;
+use crate::{
+    files::{self, Kind, own},
+    runtime::cuda::DeviceInfo,
+    select::Timings,
+};
+
+/// Number of the layout; another one is refused.
+const FORMAT: u32 = 1;
+/// What kernels are made from, as a digest: timings of others say nothing.
+const KERNELS: &str = env!("GEMMULE_KERNELS");
+/// Longest name of a card or a kernel.
+const MOST_NAME: usize = 512;
+/// Numbers of rows that one kernel was timed at.
+const MOST_TIMED: usize = 256;
+
+/// A card and a compiler, as far as timings depend on them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimedOn {
+    /// As the driver calls the card.
+    pub card: String,
+    /// Compute capability, (major, minor).
+    pub capability: (u32, u32),
+    /// A part of a card has fewer than the whole.
+    pub sms: u32,
+    /// Version of NVRTC, (major, minor).
+    pub nvrtc: (i32, i32),
+}
+
+impl TimedOn {
+    pub fn new(device: &DeviceInfo, nvrtc: (i32, i32)) -> Self {
+        Self {
+            card: device.name.clone(),
+            capability: device.capability,
+            sms: device.n_sms,
+            nvrtc,
+        }
+    }
+}
+
+/// Why a file of timings is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum TimingsError {
+    #[error("they are no RON as gemmule writes it: {0}")]
+    Syntax(String),
+    #[error("their format is {found}, this version of gemmule reads format {FORMAT}")]
+    Format { found: u32 },
+    #[error("their checksum does not fit: they were damaged, or changed by hand")]
+    Checksum,
+    #[error("they were measured on {}, and this is {}", said(found), said(expected))]
+    Card { found: TimedOn, expected: TimedOn },
+    #[error("they were measured with NVRTC {}.{}, and this is {}.{}", found.0, found.1, expected.0, expected.1)]
+    Nvrtc {
+        found: (i32, i32),
+        expected: (i32, i32),
+    },
+    #[error("they were measured on kernels of another version of gemmule")]
+    Kernels,
+    #[error("{what} is {found}; expected {expected}")]
+    Value {
+        what: &'static str,
+        found: String,
+        expected: String,
+    },
+}
+
+fn said(on: &TimedOn) -> String {
+    let (major, minor) = on.capability;
+    format!(
+        "{} (capability {major}.{minor}, {} SMs)",
+        shown(&on.card),
+        on.sms
+    )
+}
+
+/// The file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    format: u32,
+    /// Version of gemmule, for people.
+    gemmule: String,
+    kernels: String,
+    on: TimedOn,
+    /// SHA-256, in hexadecimal, of all the other values.
+    checksum: String,
+    /// Kernel, and rows with microseconds of a launch.
+    timings: BTreeMap<String, Vec<(u64, f64)>>,
+}
+
+/// Only the number of the layout, whatever else there is.
+#[derive(Deserialize)]
+struct Versioned {
+    format: u32,
+}
+
+/// The file's content. Equal timings give equal bytes.
+pub fn to_ron(timings: &Timings, on: &TimedOn) -> Result<String, TimingsError> {
+    let mut document = Document {
+        format: FORMAT,
+        gemmule: env!("CARGO_PKG_VERSION").to_owned(),
+        kernels: KERNELS.to_owned(),
+        on: on.clone(),
+        checksum: String::new(),
+        timings: timings.by_symbol().clone(),
+    };
+    document.checksum = document.sum()?;
+    let pretty = ron::ser::PrettyConfig::new().depth_limit(2);
+    let text = ron::ser::to_string_pretty(&document, pretty)
+        .map_err(|e| TimingsError::Syntax(e.to_string()))?;
+    Ok(format!(
+        "// Microseconds that kernels took in a program, by rows. gemmule's cost model is corrected by them.\n{text}\n"
+    ))
+}
+
+/// The timings in a file's content, and what they were measured on.
+pub fn parse(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
+    let text = std::str::from_utf8(bytes).map_err(|e| TimingsError::Syntax(e.to_string()))?;
+    let document = ron::from_str::<Document>(text).map_err(|error| {
+        // Another layout has other fields: its number says more than they do.
+        match ron::from_str::<Versioned>(text) {
+            Ok(Versioned { format }) if format != FORMAT => TimingsError::Format { found: format },
+            _ => TimingsError::Syntax(shown(&error.to_string())),
+        }
+    })?;
+    if document.format != FORMAT {
+        return Err(TimingsError::Format {
+            found: document.format,
+        });
+    }
+    if document.checksum != document.sum()? {
+        return Err(TimingsError::Checksum);
+    }
+    if document.kernels != KERNELS {
+        return Err(TimingsError::Kernels);
+    }
+    check_name("the name of their card", &document.on.card)?;
+    let mut timings = Timings::default();
+    for (symbol, timed) in &document.timings {
+        check_name("the name of a kernel", symbol)?;
+        if timed.len() > MOST_TIMED {
+            return Err(TimingsError::Value {
+                what: "the number of timings of a kernel",
+                found: timed.len().to_string(),
+                expected: format!("at most {MOST_TIMED}"),
+            });
+        }
+        for &(rows, us) in timed {
+            if !us.is_finite() || us <= 0.0 || rows == 0 {
+                return Err(TimingsError::Value {
+                    what: "a timing",
+                    found: format!("{us} µs for {rows} rows"),
+                    expected: "numbers above 0".to_owned(),
+                });
+            }
+            timings.add(symbol, rows, us);
+        }
+    }
+    Ok((timings, document.on))
+}
+
+impl Document {
+    fn sum(&self) -> Result<String, TimingsError> {
+        // Numbers and strings have one form here, however the file was laid out.
+        let all = (
+            self.format,
+            &self.gemmule,
+            &self.kernels,
+            &self.on,
+            &self.timings,
+        );
+        let text = ron::to_string(&all).map_err(|e| TimingsError::Syntax(e.to_string()))?;
+        Ok(hex(&Sha256::digest(text)))
+    }
+}
+
+/// The timings of a file that a user names.
+pub fn read_timings(file: &Path) -> Result<(Timings, TimedOn), EngineError> {
+    let bytes = files::bytes(file, Kind::Timings)?;
+    parse(&bytes).map_err(|problem| refused(file, problem))
+}
+
+/// Writes a file that [`read_timings`] reads.
+pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(), EngineError> {
+    let text = to_ron(timings, on).map_err(|problem| refused(file, problem))?;
+    files::write(file, text.as_bytes()).map_err(|source| EngineError::Write {
+        file: file.to_owned(),
+        source,
+    })
+}
+
+/// Whether timings hold on a card with a compiler.
+pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), TimingsError> {
+    let without_nvrtc = |on: &TimedOn| (on.card.clone(), on.capability, on.sms);
+    if without_nvrtc(found) != without_nvrtc(expected) {
+        return Err(TimingsError::Card {
+            found: found.clone(),
+            expected: expected.clone(),
+        });
+    }
+    match found.nvrtc == expected.nvrtc {
+        true => Ok(()),
+        false => Err(TimingsError::Nvrtc {
+            found: found.nvrtc,
+            expected: expected.nvrtc,
+        }),
+    }
+}
+
+pub(super) fn refused(file: &Path, problem: TimingsError) -> EngineError {
+    EngineError::Timings {
+        file: file.to_owned(),
+        problem: Box::new(problem),
+    }
+}
+
+/// Timings beside the cubins: a file for each card and NVRTC. As with the cubins, what others may have written is not read.
+pub(super) struct Store {
+    file: PathBuf,
+}
+
+impl Store {
+    /// In the folder of a cache.
+    pub(super) fn at(folder: &Path, on: &TimedOn) -> Self {
+        let all = format!("{on:?}\n{KERNELS}");
+        let hash = hex(&Sha256::digest(all)[..8]);
+        Self {
+            file: folder.join(format!("{hash}.timings.ron")),
+        }
+    }
+
+    /// What is kept; nothing where nothing is.
+    pub(super) fn get(&self, on: &TimedOn) -> Result<Timings, EngineError> {
+        let most = Kind::Timings.limit();
+        let bytes = match own::read(&self.file, most).map_err(io::Error::from) {
+            Ok(bytes) => bytes,
+            Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Timings::default()),
+            Err(source) => {
+                let file = self.file.clone();
+                return Err(EngineError::Read { file, source });
+            }
+        };
+        let refused = |problem| refused(&self.file, problem);
+        let (timings, found) = parse(&bytes).map_err(refused)?;
+        check_on(&found, on).map_err(refused)?;
+        Ok(timings)
+    }
+
+    pub(super) fn put(&self, timings: &Timings, on: &TimedOn) -> Result<(), EngineError> {
+        let text = to_ron(timings, on).map_err(|problem| refused(&self.file, problem))?;
+        own::write(&self.file, text.as_bytes()).map_err(|trouble| EngineError::Write {
+            file: self.file.clone(),
+            source: trouble.into(),
+        })
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Names are shown to people: on one line, and not long.
+fn check_name(what: &'static str, name: &str) -> Result<(), TimingsError> {
+    match name.is_empty() || name.len() > MOST_NAME || name.chars().any(char::is_control) {
+        false => Ok(()),
+        true => Err(TimingsError::Value {
+            what,
+            found: format!("`{}`", shown(name)),
+            expected: format!("1 to {MOST_NAME} bytes without control characters"),
+        }),
+    }
+}
+
+/// What came from a file, fit to stand in a message.
+fn shown(text: &str) -> String {
+    const MOST: usize = 160;
+    let plain = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    let mut shown: String = text.chars().take(MOST).map(plain).collect();
+    if text.chars().nth(MOST).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on() -> TimedOn {
+        TimedOn {
+            card: "Card".to_owned(),
+            capability: (9, 0),
+            sms: 132,
+            nvrtc: (13, 0),
+        }
+    }
+
+    fn timings() -> Timings {
+        let mut timings = Timings::default();
+        timings.add("gemm_f16_n768_k768_wgmma128x128", 1024, 9.25);
+        timings.add("gemm_f16_n768_k768_wgmma128x128", 256, 4.5);
+        timings
+    }
+
+    #[test]
+    fn a_file_reads_back_as_it_was_written() {
+        let text = to_ron(&timings(), &on()).expect("a text");
+        let (read, found) = parse(text.as_bytes()).expect("it reads back");
+        assert_eq!((read, found), (timings(), on()));
+    }
+
+    #[test]
+    fn files_that_are_none_or_of_others_are_refused_with_the_reason() {
+        let text = to_ron(&timings(), &on()).expect("a text");
+        let refused = |text: &str| parse(text.as_bytes()).expect_err("refused").to_string();
+        insta::assert_snapshot!(refused("(format: 7)"), @"their format is 7, this version of gemmule reads format 1");
+        insta::assert_snapshot!(refused(&text.replace("9.25", "0.25")), @"their checksum does not fit: they were damaged, or changed by hand");
+        assert!(refused("no RON").starts_with("they are no RON as gemmule writes it"));
+        let other = TimedOn { sms: 66, ..on() };
+        insta::assert_snapshot!(check_on(&other, &on()).expect_err("refused"), @"they were measured on Card (capability 9.0, 66 SMs), and this is Card (capability 9.0, 132 SMs)");
+        let other = TimedOn { nvrtc: (12, 8), ..on() };
+        insta::assert_snapshot!(check_on(&other, &on()).expect_err("refused"), @"they were measured with NVRTC 12.8, and this is 13.0");
+        let document = |timings: &[(u64, f64)]| {
+            let mut document = Document {
+                format: FORMAT,
+                gemmule: "0".to_owned(),
+                kernels: KERNELS.to_owned(),
+                on: on(),
+                checksum: String::new(),
+                timings: [("k".to_owned(), timings.to_vec())].into(),
+            };
+            document.checksum = document.sum().expect("a sum");
+            ron::to_string(&document).expect("a text")
+        };
+        insta::assert_snapshot!(refused(&document(&[(8, -1.0)])), @"a timing is -1 µs for 8 rows; expected numbers above 0");
+        insta::assert_snapshot!(refused(&document(&[(0, 1.0)])), @"a timing is 1 µs for 0 rows; expected numbers above 0");
+    }
+}

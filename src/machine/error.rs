@@ -1,0 +1,36 @@
+use super::Machine;
+use crate::names::nearest;
+
+/// Why there is no description of a card.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MachineError {
+    #[error("the description `{name}` of a card is wrong: {problem}")]
+    File { name: String, problem: String },
+    #[error("`{name}` is no card that gemmule describes{near}; there are {known}")]
+    Unknown {
+        name: String,
+        /// Empty, or the nearest name in a half-sentence.
+        near: String,
+        known: String,
+    },
+    #[error(
+        "no description serves {card}: its compute capability {}.{} is older than all of them; gemmule needs 8.0 or newer",
+        capability.0,
+        capability.1
+    )]
+    TooOld {
+        card: String,
+        capability: (u32, u32),
+    },
+}
+
+impl MachineError {
+    pub(super) fn unknown(name: &str, all: &[Machine]) -> Self {
+        let known: Vec<&str> = all.iter().map(|machine| machine.name.as_str()).collect();
+        Self::Unknown {
+            name: name.to_owned(),
+            near: nearest(name, known.iter().copied()).map_or_else(String::new, |near| format!("; the nearest is `{near}`")),
+            known: known.join(", "),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Cards as data: what a launch and the choice of kernels need to know of the card that runs them.
+//!
+//! Each file of `machines/` describes one card. What the driver knows of the card at hand ([`Live`]) replaces
+//! what its file says, so that a part of a card (MIG) has its own number of SMs. A card without a file is
+//! served by the nearest one of its capability, and [`Served`] says so.
+
+mod cost;
+mod error;
+
+use std::{cmp::Reverse, sync::LazyLock};
+
+use include_dir::{Dir, include_dir};
+use serde::{Deserialize, Serialize};
+
+pub use cost::{
+    Costs, GemmNorm, Hopper, MmaSync, Norm, NormPrologue, OneTile, SMALL_M, Skinny, SmallM,
+    SplitK, Wgmma,
+};
+pub use error::MachineError;
+
+static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/machines");
+
+/// The card that programs are lowered for where none was named and none is there: one of the oldest
+/// capability, whose kernels every other card runs.
+const DEFAULT: &str = "a100";
+
+/// The instructions that a kernel is written with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Instructions {
+    /// Those of compute capability 8.0, which every newer card has.
+    #[default]
+    Ampere,
+    /// Those of 9.0a alone: `wgmma`, and the tensor memory accelerator.
+    Hopper,
+}
+
+/// A card.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Name of its file without the ending, which `--card` takes.
+    #[serde(default)]
+    pub name: String,
+    /// The driver's names of the cards that the file describes.
+    pub cards: Vec<String>,
+    /// Compute capability, (major, minor).
+    pub capability: (u32, u32),
+    /// The most that kernels for it may use.
+    pub instructions: Instructions,
+    pub sms: u32,
+    pub threads_per_sm: u32,
+    /// 32-bit registers.
+    pub registers_per_sm: u32,
+    /// Bytes, of which each CTA takes 1 KiB beside its own.
+    pub shared_per_sm: u32,
+    /// The most that a CTA may opt into, in bytes.
+    pub shared_per_cta: u32,
+    pub l2_bytes: u64,
+    /// What cycles are counted at.
+    pub clock_mhz: u32,
+    /// Clusters of 2, 3, … 8 CTAs that run at once, with an SM for each CTA; none on cards without clusters.
+    pub clusters: Vec<u32>,
+    pub rates: Rates,
+    pub fit: Fit,
+    pub costs: Costs,
+}
+
+/// Where the constants of the cost model come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fit {
+    /// They were fitted to timings on the card.
+    Timings,
+    /// They were fitted to timings on another card of the same capability.
+    Relative,
+    /// They are estimates from the card's data sheet.
+    DataSheet,
+}
+
+/// What a card can do at most, by its data sheet.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rates {
+    /// Multiply-adds of 16-bit elements into f32, in tensor cores, a cycle and SM.
+    pub tensor: f64,
+    /// Multiply-adds in f32 outside of them, a cycle and SM.
+    pub fma: f64,
+    /// Bytes of shared memory a cycle and SM.
+    pub shared: f64,
+    /// Bytes of device memory a cycle, for all SMs together.
+    pub dram: f64,
+}
+
+/// What the driver says of a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// As the driver calls it.
+    pub name: String,
+    pub capability: (u32, u32),
+    pub sms: u32,
+    pub threads_per_sm: u32,
+    pub registers_per_sm: u32,
+    pub shared_per_sm: u32,
+    pub shared_per_cta: u32,
+    pub l2_bytes: u64,
+}
+
+/// How well a file describes a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// It is the card's own.
+    Own,
+    /// It is that of another card of the same capability, or the nearest older one.
+    Nearest,
+}
+
+static ALL: LazyLock<Result<Vec<Machine>, MachineError>> = LazyLock::new(|| {
+    let mut machines = FILES
+        .files()
+        .map(|file| {
+            let name = file.path().file_stem().unwrap_or_default().to_string_lossy();
+            let text = file.contents_utf8().unwrap_or_default();
+            Machine::parse(&name, text)
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    machines.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(machines)
+});
+
+impl Machine {
+    /// The cards that are described, in the order of their names.
+    ///
+    /// # Errors
+    /// [`MachineError::File`] of a file that is none, which a test of the project would have told.
+    pub fn all() -> Result<&'static [Self], MachineError> {
+        match &*ALL {
+            Ok(machines) => Ok(machines),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    fn parse(name: &str, text: &str) -> Result<Self, MachineError> {
+        let options = ron::Options::default()
+            .with_default_extension(ron::extensions::Extensions::IMPLICIT_SOME);
+        let mut machine: Self = options.from_str(text).map_err(|e| MachineError::File {
+            name: name.to_owned(),
+            problem: e.to_string(),
+        })?;
+        machine.name = name.to_owned();
+        Ok(machine)
+    }
+
+    /// The card of this name, which is its file's.
+    ///
+    /// # Errors
+    /// [`MachineError::Unknown`], with the nearest name.
+    pub fn named(name: &str) -> Result<Self, MachineError> {
+        let all = Self::all()?;
+        match all.iter().find(|machine| machine.name == name) {
+            Some(machine) => Ok(machine.clone()),
+            None => Err(MachineError::unknown(name, all)),
+        }
+    }
+
+    /// What programs are lowered for where no card was named and none is there.
+    ///
+    /// # Errors
+    /// As [`Machine::all`].
+    pub fn usual() -> Result<Self, MachineError> {
+        Self::named(DEFAULT)
+    }
+
+    /// The card that stands for all of a compute capability: the one whose costs were fitted on it, else the first by name.
+    /// `None` where none of it is described.
+    ///
+    /// # Errors
+    /// As [`Machine::all`].
+    pub fn of_capability(capability: (u32, u32)) -> Result<Option<Self>, MachineError> {
+        let all = Self::all()?.iter().filter(|machine| machine.capability == capability);
+        Ok(all.min_by_key(|machine| machine.fit != Fit::Timings).cloned())
+    }
+
+    /// The card that the driver describes, and whose file serves it: its own, else that of the card of its capability with
+    /// the nearest number of SMs, else that of the newest older capability.
+    ///
+    /// # Errors
+    /// As [`Machine::all`]; [`MachineError::TooOld`] for a card older than all that are described.
+    pub fn of(live: &Live) -> Result<(Self, Served), MachineError> {
+        let all = Self::all()?;
+        let own = all.iter().find(|machine| machine.cards.contains(&live.name));
+        if let Some(own) = own {
+            return Ok((own.with(live), Served::Own));
+        }
+        let older = all.iter().filter(|machine| machine.capability <= live.capability);
+        let nearness = |machine: &&Self| (machine.capability, Reverse(machine.sms.abs_diff(live.sms)));
+        match older.max_by_key(nearness) {
+            Some(nearest) => Ok((nearest.with(live), Served::Nearest)),
+            None => Err(MachineError::TooOld {
+                card: live.name.clone(),
+                capability: live.capability,
+            }),
+        }
+    }
+
+    /// The card with what the driver says of it in the place of what the file says.
+    fn with(&self, live: &Live) -> Self {
+        let mut machine = self.with_sms(live.sms);
+        if machine.capability != live.capability {
+            // Code for one generation does not run on another.
+            machine.instructions = Instructions::default();
+            machine.clusters.clear();
+        }
+        machine.capability = live.capability;
+        machine.threads_per_sm = live.threads_per_sm;
+        machine.registers_per_sm = live.registers_per_sm;
+        machine.shared_per_sm = live.shared_per_sm;
+        machine.shared_per_cta = live.shared_per_cta;
+        machine.l2_bytes = live.l2_bytes;
+        machine
+    }
+
+    /// The same card with another number of SMs, and as many clusters at once as are left of them.
+    pub fn with_sms(&self, sms: u32) -> Self {
+        let mut machine = self.clone();
+        let scaled = |&at_once: &u32| {
+            let part = u64::from(at_once) * u64::from(sms) / u64::from(self.sms.max(1));
+            u32::try_from(part).unwrap_or(u32::MAX).max(1)
+        };
+        machine.sms = sms.max(1);
+        machine.clusters = self.clusters.iter().map(scaled).collect();
+        machine
+    }
+
+    /// Clusters of so many CTAs that run at once, where each CTA needs an SM of its own.
+    pub fn clusters_at_once(&self, ctas: u32) -> u64 {
+        match ctas {
+            0 | 1 => self.sms.into(),
+            ctas => self.clusters.get(ctas as usize - 2).copied().unwrap_or(1).into(),
+        }
+    }
+
+    /// CTAs that an SM holds at once by their dynamic shared memory.
+    pub fn ctas_by_shared(&self, bytes: u32) -> u32 {
+        /// What the driver keeps of it for each CTA.
+        const OF_DRIVER: u32 = 1024;
+        self.shared_per_sm / (bytes + OF_DRIVER)
+    }
+}

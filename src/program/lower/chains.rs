@@ -1,0 +1,197 @@
+//! Nodes whose kernels are chosen by rows: the chains that they form, and the launches that compute them.
+
+use std::collections::HashMap;
+
+use super::{LowerError, LowerOptions, Lowering, UNPLACED, rows, unsupported, width};
+use crate::{
+    graph::{Graph, NodeId, Op},
+    kernels::layernorm::{BiasResidualLayerNorm, LayerNorm},
+    program::TensorIndex,
+    select::{Alternative, Chain, Covered, Link, Operand, Question, Site},
+    tensor::{DType, Shape, Symbol},
+};
+
+/// The chains of a graph, and what covers them.
+pub(super) struct Chains {
+    /// By chain, its nodes.
+    nodes: Vec<Vec<NodeId>>,
+    /// By chain, the number of its cover among those that differ.
+    covers: Vec<usize>,
+    launches: Vec<Vec<Covered>>,
+    /// The chain that a node is in, and its place.
+    place_of: HashMap<NodeId, (usize, usize)>,
+}
+
+/// Kernels that may be as good for batches of so many tokens as those that a program launches, as
+/// [`Question::alternatives`].
+pub fn alternatives(
+    graph: &Graph,
+    options: &LowerOptions,
+    tokens: u64,
+    more: f64,
+) -> Result<Vec<Alternative>, LowerError> {
+    let found = Found::of(graph, options.dtype)?;
+    Ok(found.question(options).alternatives(tokens, more))
+}
+
+/// The chains of a graph, without what covers them.
+struct Found {
+    nodes: Vec<Vec<NodeId>>,
+    place_of: HashMap<NodeId, (usize, usize)>,
+    /// Chains that differ, with the number of times that each occurs.
+    different: Vec<(Chain, usize)>,
+    covers: Vec<usize>,
+}
+
+impl Found {
+    fn question<'a>(&'a self, options: &LowerOptions<'a>) -> Question<'a> {
+        Question {
+            chains: &self.different,
+            machine: options.machine,
+            timings: options.timings,
+            may_fuse: !options.no_joint_launches,
+            invariant: options.invariant,
+        }
+    }
+
+    fn of(graph: &Graph, dtype: DType) -> Result<Self, LowerError> {
+        let order = graph.topological();
+        let order_of: HashMap<NodeId, usize> = order.iter().copied().zip(0..).collect();
+        let mut nodes: Vec<Vec<NodeId>> = Vec::new();
+        let mut place_of: HashMap<NodeId, (usize, usize)> = HashMap::new();
+        let mut chains: Vec<Chain> = Vec::new();
+        for &id in &order {
+            let op = graph.op(id);
+            let failed = |problem| unsupported(graph, id, op, problem);
+            let Some(site) = site(graph, id, dtype).map_err(failed)? else {
+                continue;
+            };
+            let link = Link {
+                site,
+                is_private: graph.sole_consumer(id).is_some(),
+            };
+            let feeder = feeder(graph, id, &order_of).and_then(|before| place_of.get(&before));
+            match feeder.copied() {
+                Some((chain, _)) => {
+                    nodes[chain].push(id);
+                    chains[chain].links.push(link);
+                    place_of.insert(id, (chain, nodes[chain].len() - 1));
+                }
+                None => {
+                    place_of.insert(id, (chains.len(), 0));
+                    nodes.push(vec![id]);
+                    chains.push(Chain { links: vec![link] });
+                }
+            }
+        }
+        let mut different: Vec<(Chain, usize)> = Vec::new();
+        let mut covers = Vec::new();
+        for chain in chains {
+            match different.iter().position(|(known, _)| *known == chain) {
+                Some(at) => {
+                    different[at].1 += 1;
+                    covers.push(at);
+                }
+                None => {
+                    covers.push(different.len());
+                    different.push((chain, 1));
+                }
+            }
+        }
+        Ok(Self {
+            nodes,
+            place_of,
+            different,
+            covers,
+        })
+    }
+}
+
+impl Chains {
+    pub(super) fn of(graph: &Graph, options: &LowerOptions) -> Result<Self, LowerError> {
+        let found = Found::of(graph, options.dtype)?;
+        let launches = found.question(options).answer();
+        Ok(Self {
+            nodes: found.nodes,
+            covers: found.covers,
+            launches,
+            place_of: found.place_of,
+        })
+    }
+
+    /// Whether a node is a site of a chain.
+    pub(super) fn holds(&self, id: NodeId) -> bool {
+        self.place_of.contains_key(&id)
+    }
+}
+
+/// What a node asks for, where its kernels are chosen by rows.
+fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String> {
+    let first_width = || width(graph.shape(graph.operands(id)[0]));
+    Ok(match *graph.op(id) {
+        Op::Linear { epilogue } => Some(Site::Linear {
+            n: width(graph.shape(id))?,
+            k: first_width()?,
+            dtype,
+            epilogue,
+        }),
+        Op::LayerNorm { eps } => Some(Site::LayerNorm(LayerNorm::new(first_width()?, eps, dtype))),
+        Op::BiasResidualLayerNorm { eps, bias } => Some(Site::SumLayerNorm(
+            BiasResidualLayerNorm::new(first_width()?, eps, dtype, bias),
+        )),
+        _ => None,
+    })
+}
+
+/// The node that feeds another one in a chain: of which it is the first reader, by its first operand alone. A later reader
+/// could not be launched with it, as an earlier one reads the value before.
+fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Option<NodeId> {
+    let operands = graph.operands(id);
+    let before = *operands.first()?;
+    let over_tokens = |id| rows(graph.shape(id)).as_symbol() == Some(Symbol::Tokens);
+    let readers = graph.consumers(before).into_iter();
+    let first = readers.min_by_key(|reader| order_of.get(reader));
+    let feeds = first == Some(id)
+        && !operands[1..].contains(&before)
+        && over_tokens(before)
+        && over_tokens(id);
+    feeds.then_some(before)
+}
+
+impl Lowering<'_> {
+    /// The launches in the place of a chain's node, and the tensor of its value.
+    pub(super) fn chained(&mut self, id: NodeId) -> TensorIndex {
+        let node = self.graph.node(id);
+        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
+        self.tensor_of.insert(id, out);
+        let (chain, place) = self.chains.place_of[&id];
+        let nodes = self.chains.nodes[chain].clone();
+        let launches = &self.chains.launches[self.chains.covers[chain]];
+        let own: Vec<Covered> = launches.iter().filter(|l| l.site == place).cloned().collect();
+        for launch in own {
+            let of_site = |site: usize| nodes[launch.first + site];
+            let operands = launch.operands.iter().map(|&operand| match operand {
+                Operand::Of { site, place } => self.tensor_of[&self.graph.operands(of_site(site))[place]],
+                Operand::Value(site) => self.tensor_of[&of_site(site)],
+                Operand::Scratch { site, name, dtype, columns } => {
+                    self.scratch(of_site(site), name, dtype, columns)
+                }
+            });
+            let operands = operands.collect();
+            self.step(id, launch.dispatch, operands);
+        }
+        out
+    }
+
+    /// A tensor of an implementation's own, made where it is named first.
+    fn scratch(&mut self, id: NodeId, name: &'static str, dtype: DType, columns: u64) -> TensorIndex {
+        if let Some(&known) = self.scratch_of.get(&(id, name)) {
+            return known;
+        }
+        let node = self.graph.node(id);
+        let shape = Shape::new([rows(&node.shape), columns.into()]);
+        let tensor = self.tensor(&format!("{}.{name}", node.name), dtype, shape, UNPLACED);
+        self.scratch_of.insert((id, name), tensor);
+        tensor
+    }
+}

@@ -1,0 +1,219 @@
+//! What computes attention for which longest sequences.
+
+use super::{Batches, Dispatch, Entry, Interval};
+use crate::{
+    kernels::{
+        Instructions, KernelSpec,
+        attention::{
+            AttentionError, HeadView, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline,
+            MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
+        },
+        chain::Chain,
+    },
+    machine::Machine,
+    tensor::DType,
+};
+
+/// Lengths that the short kernel is compiled for, besides the longest that it can take: one for shorter sequences loads and
+/// skips less.
+const SHORT_LENGTHS: [u32; 2] = [64, 128];
+
+/// Softmax of `scale · q·kᵀ` times `v`, in each sequence and head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    pub heads: u32,
+    pub head: u32,
+    pub scale: f32,
+    pub q: HeadView,
+    pub k: HeadView,
+    pub v: HeadView,
+    pub dtype: DType,
+}
+
+
+impl Attention {
+    /// By the longest sequence, and on Hopper with a kernel of its own for few tokens in all; sequences have at most `longest`.
+    pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
+        let tiles = MhaWgmma::tiles(self.head, self.dtype, &[self.q, self.k, self.v], machine.instructions);
+        let ranges: Vec<(Option<u64>, KernelSpec)> = match tiles {
+            [] => {
+                let most = MhaShort::max_len_for(self.head, self.dtype);
+                let lengths = SHORT_LENGTHS.into_iter().filter(|&length| length < most);
+                let lengths = lengths.chain((most > 0).then_some(most));
+                let short = lengths.map(|length| (Some(length.into()), self.short(length)));
+                short.chain([(None, self.online().into())]).collect()
+            }
+            _ => self.tiles_by_length(),
+        };
+        let dispatch = Dispatch::by_longest(within(ranges, longest).into_iter().map(|(up_to, k)| (up_to, Some(k))));
+        match self.of_few_tokens(machine) {
+            Some(few) => with_few_tokens(dispatch, few),
+            None => dispatch,
+        }
+    }
+
+    /// One kernel for every length: the one for the longest.
+    pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
+        let all = self.by_length(machine, None);
+        let last = all.choices().last().cloned();
+        Dispatch::always(last.unwrap_or_else(|| self.online().into()))
+    }
+
+    /// The kernel with all keys of a sequence on the chip, for sequences of at most so many tokens.
+    pub fn short(&self, max_len: u32) -> KernelSpec {
+        let &Self { heads, head, scale, q, k, v, dtype } = self;
+        MhaShort { heads, head, scale, q, k, v, max_len, dtype }.into()
+    }
+
+    /// The kernel with online softmax, for any length and card.
+    pub fn online(&self) -> MhaOnline {
+        let &Self { heads, head, scale, q, k, v, dtype } = self;
+        MhaOnline { heads, head, scale, q, k, v, dtype }
+    }
+
+    /// By warpgroup MMA, for any length, on Hopper.
+    pub fn wgmma(&self, machine: &Machine) -> Result<Dispatch<KernelSpec>, AttentionError> {
+        if machine.instructions != Instructions::Hopper {
+            return Err(AttentionError::WarpgroupInstructions);
+        }
+        let ranges = self.tiles_by_length();
+        if ranges.is_empty() {
+            return Err(AttentionError::WarpgroupHead { head: self.head });
+        }
+        for (_, kernel) in &ranges {
+            if let KernelSpec::MhaWgmma(kernel) = kernel {
+                kernel.check()?;
+            }
+        }
+        Ok(Dispatch::by_longest(ranges.into_iter().map(|(up_to, k)| (up_to, Some(k)))))
+    }
+
+    /// Two grouped GEMMs with the softmax taken apart between them, each of which reads what the one before wrote, by the
+    /// names of their parameters.
+    pub fn grouped(&self) -> Result<Chain, AttentionError> {
+        let &Self { heads, head, scale, q, k, v, dtype } = self;
+        let scores = MhaLongScores { heads, head, scale, q, k, dtype };
+        let context = MhaLongContext { heads, head, v, dtype };
+        scores.check()?;
+        context.check()?;
+        let chain = Chain::of(scores).then(MhaLongReduce { heads }, &[]);
+        Ok(chain.then(context, &[]))
+    }
+
+    fn tiles_by_length(&self) -> Vec<(Option<u64>, KernelSpec)> {
+        let &Self { heads, head, scale, q, k, v, dtype } = self;
+        let kernel = |tile| MhaWgmma { heads, head, scale, q, k, v, dtype, tile };
+        let tiles = MhaTile::by_length(head).into_iter();
+        tiles.map(|(up_to, tile)| (up_to, kernel(tile).into())).collect()
+    }
+
+    /// What is launched for few tokens, where that was measured to be faster than any other.
+    fn of_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
+        let few = MhaSplitKeys { plain: self.online() };
+        let serves = machine.instructions == Instructions::Hopper && few.check().is_ok();
+        serves.then_some(few)
+    }
+}
+
+/// Batches of few tokens get this kernel, whatever serves their lengths among more: CTAs of small tiles.
+fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatch<KernelSpec> {
+    let most = u64::from(MhaSplitKeys::MAX_LEN);
+    let more = Interval::new(most, None);
+    let rest = dispatch.entries().iter().map(|entry| Entry {
+        batches: Batches {
+            rows: more,
+            longest: entry.batches.longest,
+        },
+        choice: entry.choice.clone(),
+    });
+    let first = Entry {
+        batches: Batches::by_rows(Interval::new(0, Some(most))),
+        choice: few.into(),
+    };
+    Dispatch::of([first].into_iter().chain(rest).collect())
+}
+
+/// The ranges that sequences of at most `longest` tokens reach: kernels for longer ones need not be compiled. The last is of a
+/// kernel that any length can be given to, so that nothing rests on the lengths having been checked.
+fn within(
+    mut ranges: Vec<(Option<u64>, KernelSpec)>,
+    longest: Option<u64>,
+) -> Vec<(Option<u64>, KernelSpec)> {
+    let Some(longest) = longest else {
+        return ranges;
+    };
+    let is_last = |(up_to, kernel): &(Option<u64>, KernelSpec)| {
+        let serves_any = !matches!(kernel, KernelSpec::MhaShort(_));
+        serves_any && up_to.is_none_or(|up_to| up_to >= longest)
+    };
+    if let Some(last) = ranges.iter().position(is_last) {
+        ranges.truncate(last + 1);
+        ranges[last].0 = None;
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attention(head: u32, dtype: DType) -> Attention {
+        let column = |i| HeadView::TokenMajor {
+            offset: i * 12 * head,
+            stride: 36 * head,
+        };
+        Attention {
+            heads: 12,
+            head,
+            scale: 0.125,
+            q: column(0),
+            k: column(1),
+            v: column(2),
+            dtype,
+        }
+    }
+
+    fn shown(dispatch: &Dispatch<KernelSpec>) -> Vec<String> {
+        let entries = dispatch.entries().iter();
+        let template = |kernel: &KernelSpec| kernel.as_kernel().template();
+        entries.map(|e| format!("{}: {}", e.batches, template(&e.choice))).collect()
+    }
+
+    #[test]
+    fn lengths_that_no_position_reaches_are_left_out_but_any_length_is_served() {
+        let machine = Machine::usual().expect("a machine");
+        let problem = attention(64, DType::F16);
+        let all = shown(&problem.by_length(&machine, None));
+        assert_eq!(all.last().map(String::as_str), Some("longest above 320: mha_online"));
+        let few = problem.by_length(&machine, Some(100));
+        assert!(Batches::ALL.is_covered_by(&few.covered()));
+        assert_eq!(shown(&few).len(), all.len());
+    }
+
+    #[test]
+    fn few_tokens_have_a_kernel_of_their_own_on_hopper_whatever_their_lengths() {
+        let machine = Machine::all().expect("machines").iter();
+        let mut hopper = machine.filter(|m| m.instructions == Instructions::Hopper);
+        let machine = hopper.next().expect("one");
+        let dispatch = attention(64, DType::F16).by_length(machine, Some(512));
+        assert_eq!(
+            shown(&dispatch),
+            [
+                "rows up to 64: mha_split_keys",
+                "rows above 64, longest up to 192: mha_wgmma",
+                "rows above 64, longest above 192: mha_wgmma_streams",
+            ]
+        );
+        assert_eq!(dispatch.overlap(), None);
+        assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
+        let f32 = attention(64, DType::F32).by_length(machine, None);
+        assert!(shown(&f32).iter().all(|line| !line.contains("wgmma")));
+    }
+
+    #[test]
+    fn an_invariant_program_has_the_kernel_for_the_longest() {
+        let machine = Machine::usual().expect("a machine");
+        let one = attention(64, DType::F16).invariant(&machine);
+        assert_eq!(shown(&one), ["any batch: mha_online"]);
+    }
+}

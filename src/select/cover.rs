@@ -1,0 +1,327 @@
+//! Which implementations cover a chain at which numbers of rows: for one number the cheapest cover, which is a shortest path
+//! over the chain's sites, and over all numbers the covers that lose least for few kernels and few changes.
+
+use std::collections::HashMap;
+
+use super::{
+    Dispatch, Timings,
+    implementations::{ALL, Candidate, Implementation, Operand},
+    prune::{Kernels, prune},
+    site::Chain,
+};
+use crate::{kernels::KernelSpec, machine::Machine};
+
+/// What covers are sought for.
+pub struct Question<'a> {
+    /// Chains that differ, each with the number of times that a run has it.
+    pub chains: &'a [(Chain, usize)],
+    pub machine: &'a Machine,
+    /// Corrections of the cost model.
+    pub timings: Option<&'a Timings>,
+    /// Whether an implementation may cover several sites.
+    pub may_fuse: bool,
+    /// Whether each site has one kernel for every number of rows.
+    pub invariant: bool,
+}
+
+/// One launch of a covered chain.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Covered {
+    /// The implementation's first site in the chain, which operands are counted from.
+    pub first: usize,
+    /// The site in whose place it is launched, in the chain.
+    pub site: usize,
+    pub operands: Vec<Operand>,
+    pub dispatch: Dispatch<KernelSpec>,
+}
+
+/// A kernel that is not launched for some number of rows, with those beside it in the cheapest cover that has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alternative {
+    pub kernel: KernelSpec,
+    pub cover: Vec<KernelSpec>,
+}
+
+/// An implementation at a place of a chain, with its candidates by their numbers.
+struct Edge {
+    from: usize,
+    implementation: Implementation,
+    /// By launch.
+    kernels: Vec<Vec<usize>>,
+}
+
+/// The implementations of a chain that a cover consists of, each with one kernel for each launch.
+pub(super) type Cover = Vec<(usize, Vec<usize>)>;
+
+/// All that may cover a chain.
+pub(super) struct Edges {
+    edges: Vec<Edge>,
+    n_sites: usize,
+    pub times: usize,
+}
+
+impl Edges {
+    /// The cheapest cover with kernels that are kept, by their times in cycles (infinite where one does not serve), and what it
+    /// takes. `None` where none covers the chain.
+    pub(super) fn cheapest(&self, times: &[f64], is_kept: &[bool]) -> Option<(f64, Cover)> {
+        // By number of sites that are covered: the least time, and the last edge with its kernels.
+        let mut best: Vec<(f64, Option<(usize, Vec<usize>)>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
+        best[0].0 = 0.0;
+        for (at, edge) in self.edges.iter().enumerate() {
+            let before = best[edge.from].0;
+            let to = edge.from + edge.implementation.sites;
+            let mut sum = before - edge.implementation.saved;
+            let mut kernels = Vec::with_capacity(edge.kernels.len());
+            for candidates in &edge.kernels {
+                let kept = candidates.iter().filter(|&&kernel| is_kept[kernel]);
+                let Some(&fastest) = kept.min_by(|a, b| times[**a].total_cmp(&times[**b])) else {
+                    sum = f64::INFINITY;
+                    break;
+                };
+                sum += times[fastest];
+                kernels.push(fastest);
+            }
+            if sum < best[to].0 {
+                best[to] = (sum, Some((at, kernels)));
+            }
+        }
+        let mut cover = Vec::new();
+        let mut at = self.n_sites;
+        let total = best[at].0;
+        while at > 0 {
+            let (edge, kernels) = best[at].1.take()?;
+            at = self.edges[edge].from;
+            cover.push((edge, kernels));
+        }
+        cover.reverse();
+        total.is_finite().then_some((total, cover))
+    }
+
+    /// The site's own launch with the kernel that is fastest at large numbers of rows: little time is lost there, and where
+    /// batches are small there is little to lose.
+    fn invariant(&self, kernels: &Kernels) -> Vec<Covered> {
+        let (_, times) = kernels.times_on(&[MOST_ROWS]).remove(0);
+        let mut covered = Vec::new();
+        for edge in &self.edges {
+            for (launch, candidates) in edge.implementation.launches.iter().zip(&edge.kernels) {
+                let fastest = candidates.iter().min_by(|a, b| times[**a].total_cmp(&times[**b]));
+                covered.extend(fastest.map(|&kernel| Covered {
+                    first: edge.from,
+                    site: edge.from + launch.site,
+                    operands: launch.operands.clone(),
+                    dispatch: Dispatch::always(kernels.spec(kernel).clone()),
+                }));
+            }
+        }
+        covered
+    }
+
+    /// What a cover takes.
+    pub(super) fn cycles(&self, cover: &Cover, times: &[f64]) -> f64 {
+        let of_edge = |(edge, kernels): &(usize, Vec<usize>)| {
+            let sum: f64 = kernels.iter().map(|&kernel| times[kernel]).sum();
+            sum - self.edges[*edge].implementation.saved
+        };
+        cover.iter().map(of_edge).sum()
+    }
+
+    /// Kernels of edges that cover a chain with a cover's kernels exchanged for others that are hardly slower.
+    pub(super) fn near(&self, cover: &Cover, times: &[f64], part: f64) -> Vec<usize> {
+        let mut near = Vec::new();
+        for (edge, kernels) in cover {
+            for (candidates, &chosen) in self.edges[*edge].kernels.iter().zip(kernels) {
+                let most = times[chosen] * part;
+                near.extend(candidates.iter().copied().filter(|&c| times[c] <= most));
+            }
+        }
+        near
+    }
+}
+
+impl Question<'_> {
+    /// What covers each chain, in the order of the launches of each.
+    pub fn answer(&self) -> Vec<Vec<Covered>> {
+        let (mut kernels, edges) = self.edges();
+        if self.invariant {
+            return edges.iter().map(|edges| edges.invariant(&kernels)).collect();
+        }
+        let is_kept = prune(&edges, &kernels);
+        kernels.keep(&is_kept);
+        let grid = kernels.times_on(&fine_rows());
+        edges.iter().map(|edges| covered(edges, &kernels, &grid, &is_kept)).collect()
+    }
+
+    /// Kernels that may be as good for so many rows as those that are launched, though they are not estimated to be: the
+    /// cheapest covers with each of them take at most the part `more` of what they change longer.
+    pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
+        let (kernels, all) = self.edges();
+        let (_, times) = kernels.times_on(&[rows]).remove(0);
+        let every = vec![true; times.len()];
+        let mut alternatives: Vec<Alternative> = Vec::new();
+        for edges in &all {
+            let Some((least, best)) = edges.cheapest(&times, &every) else {
+                continue;
+            };
+            let of = |cover: &Cover| -> Vec<usize> {
+                cover.iter().flat_map(|(_, kernels)| kernels.iter().copied()).collect()
+            };
+            let in_best = of(&best);
+            for kernel in (0..times.len()).filter(|&k| times[k].is_finite() && !in_best.contains(&k)) {
+                // Nothing is cheaper than a cover with it.
+                let mut forced = times.clone();
+                forced[kernel] = -1e12;
+                let Some((_, cover)) = edges.cheapest(&forced, &every) else {
+                    continue;
+                };
+                let in_cover = of(&cover);
+                let changed = in_cover.iter().filter(|k| !in_best.contains(k)).map(|&k| times[k]);
+                let is_near = edges.cycles(&cover, &times) - least <= more * changed.sum::<f64>();
+                let spec = kernels.spec(kernel);
+                let is_new = alternatives.iter().all(|known| known.kernel != *spec);
+                if in_cover.contains(&kernel) && is_near && is_new {
+                    alternatives.push(Alternative {
+                        kernel: spec.clone(),
+                        cover: in_cover.iter().map(|&k| kernels.spec(k).clone()).collect(),
+                    });
+                }
+            }
+        }
+        alternatives
+    }
+
+    fn edges(&self) -> (Kernels<'_>, Vec<Edges>) {
+        let mut kernels = Kernels::new(self.machine, self.timings);
+        let mut all = Vec::new();
+        for (chain, times) in self.chains {
+            let mut edges = Vec::new();
+            for from in 0..chain.links.len() {
+                let implementations = ALL.iter().filter_map(|f| f(&chain.links[from..], self.machine));
+                for mut implementation in implementations {
+                    if implementation.sites > 1 && (self.invariant || !self.may_fuse) {
+                        continue;
+                    }
+                    let launches = implementation.launches.iter_mut();
+                    let numbers = launches.map(|launch| {
+                        let candidates = std::mem::take(&mut launch.candidates).into_iter();
+                        candidates.map(|candidate| kernels.number(candidate)).collect()
+                    });
+                    edges.push(Edge {
+                        from,
+                        kernels: numbers.collect(),
+                        implementation,
+                    });
+                }
+            }
+            all.push(Edges {
+                edges,
+                n_sites: chain.links.len(),
+                times: *times,
+            });
+        }
+        (kernels, all)
+    }
+}
+
+/// Numbers of rows at which covers are compared, ascending: the last of each run of numbers with equal tiles of the usual sizes.
+fn fine_rows() -> Vec<u64> {
+    const FEWEST: u64 = 64;
+    const STEP: u64 = 64;
+    let few = (1..=16).chain((18..=32).step_by(2)).chain((36..FEWEST).step_by(4));
+    few.chain((FEWEST..=MOST_ROWS).step_by(STEP as usize)).collect()
+}
+
+/// Beyond so many rows the cover serves that is best in the mean of the last octave before.
+pub(super) const MOST_ROWS: u64 = 16384;
+/// What a change of the cover must save: a part of the chain's time, times the octaves that it is saved over, by the natural
+/// logarithm. What saves less costs every launch a further entry, and is within what estimates are off by.
+const CHANGE: f64 = 0.0007;
+
+/// The covers of one chain by rows: of all ways to change from one to another the one that loses least.
+fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)], is_kept: &[bool]) -> Vec<Covered> {
+    let mut covers: Vec<Cover> = Vec::new();
+    let mut index: HashMap<Cover, usize> = HashMap::new();
+    let mut best = Vec::new();
+    for (_, times) in grid {
+        let found = edges.cheapest(times, is_kept);
+        best.push(found.as_ref().map_or(f64::INFINITY, |(cycles, _)| *cycles));
+        if let Some((_, cover)) = found
+            && !index.contains_key(&cover)
+        {
+            index.insert(cover.clone(), covers.len());
+            covers.push(cover);
+        }
+    }
+    let ranges = path(covers.len(), grid, &best, |at, times| edges.cycles(&covers[at], times));
+    let mut answer = Vec::new();
+    for (number, edge) in edges.edges.iter().enumerate() {
+        for (at, launch) in edge.implementation.launches.iter().enumerate() {
+            let kernel_of = |cover: usize| {
+                let own = covers[cover].iter().find(|(edge, _)| *edge == number)?;
+                Some(kernels.spec(own.1[at]).clone())
+            };
+            let ranges = ranges.iter().map(|&(up_to, cover)| (up_to, kernel_of(cover)));
+            let dispatch = Dispatch::by_rows(ranges);
+            if !dispatch.is_empty() {
+                answer.push(Covered {
+                    first: edge.from,
+                    site: edge.from + launch.site,
+                    operands: launch.operands.clone(),
+                    dispatch,
+                });
+            }
+        }
+    }
+    answer.sort_by_key(|covered| covered.site);
+    answer
+}
+
+/// Ranges of rows with the choice for each, so that what is lost to the best at each number of rows and to changes is least.
+/// The last range, which has no end, is weighed by the last octave.
+pub(super) fn path(
+    n_choices: usize,
+    grid: &[(u64, Vec<f64>)],
+    best: &[f64],
+    cycles: impl Fn(usize, &[f64]) -> f64,
+) -> Vec<(Option<u64>, usize)> {
+    // By choice: the least loss so far where it serves the last number of rows, and the choice before at each number.
+    let mut losses = vec![0.0; n_choices];
+    let mut from: Vec<Vec<usize>> = Vec::new();
+    let mut of_last_octave = vec![0.0; n_choices];
+    let mut before = 0;
+    for ((rows, times), best) in grid.iter().zip(best) {
+        let octaves = (*rows as f64 / (before.max(1)) as f64).ln().max(1e-3);
+        let cheapest = (0..n_choices).min_by(|&a, &b| losses[a].total_cmp(&losses[b])).unwrap_or(0);
+        let least: f64 = losses.get(cheapest).copied().unwrap_or(0.0);
+        let mut origin = Vec::with_capacity(n_choices);
+        let mut next = Vec::with_capacity(n_choices);
+        for choice in 0..n_choices {
+            let stays = losses[choice] <= least + CHANGE;
+            origin.push(if stays { choice } else { cheapest });
+            let so_far = if stays { losses[choice] } else { least + CHANGE };
+            let lost = cycles(choice, times) / best - 1.0;
+            if *rows > MOST_ROWS / 2 {
+                of_last_octave[choice] += lost * octaves;
+            }
+            next.push(so_far + lost * octaves);
+        }
+        losses = next;
+        from.push(origin);
+        before = *rows;
+    }
+    for (loss, rest) in losses.iter_mut().zip(&of_last_octave) {
+        *loss += rest;
+    }
+    let Some(mut choice) = (0..n_choices).min_by(|&a, &b| losses[a].total_cmp(&losses[b])) else {
+        return Vec::new();
+    };
+    let mut ranges = vec![(None, choice)];
+    for at in (1..grid.len()).rev() {
+        let earlier = from[at][choice];
+        if earlier != choice {
+            ranges.push((Some(grid[at - 1].0), earlier));
+            choice = earlier;
+        }
+    }
+    ranges.reverse();
+    ranges
+}

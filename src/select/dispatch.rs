@@ -1,0 +1,314 @@
+//! What serves which batches.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Sizes above one number, up to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interval {
+    pub above: u64,
+    /// `None` for all that are left.
+    pub up_to: Option<u64>,
+}
+
+impl Interval {
+    pub const ALL: Self = Self {
+        above: 0,
+        up_to: None,
+    };
+
+    pub const fn new(above: u64, up_to: Option<u64>) -> Self {
+        Self { above, up_to }
+    }
+
+    pub fn contains(self, size: u64) -> bool {
+        size > self.above && size <= self.end()
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.end() <= self.above
+    }
+
+    pub fn meets(self, other: Self) -> bool {
+        self.above.max(other.above) < self.end().min(other.end())
+    }
+
+    fn end(self) -> u64 {
+        self.up_to.unwrap_or(u64::MAX)
+    }
+}
+
+/// As `up to 64`, `65 to 192`, `above 192`.
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.above, self.up_to) {
+            (0, None) => f.write_str("any"),
+            (above, None) => write!(f, "above {above}"),
+            (0, Some(up_to)) => write!(f, "up to {up_to}"),
+            (above, Some(up_to)) => write!(f, "{} to {up_to}", above.saturating_add(1)),
+        }
+    }
+}
+
+/// Batches by their rows, which are tokens unless a step runs over something else, and by the tokens of their longest
+/// sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Batches {
+    pub rows: Interval,
+    pub longest: Interval,
+}
+
+impl Batches {
+    pub const ALL: Self = Self {
+        rows: Interval::ALL,
+        longest: Interval::ALL,
+    };
+
+    pub const fn by_rows(rows: Interval) -> Self {
+        Self {
+            rows,
+            longest: Interval::ALL,
+        }
+    }
+
+    pub const fn by_longest(longest: Interval) -> Self {
+        Self {
+            rows: Interval::ALL,
+            longest,
+        }
+    }
+
+    pub fn contains(self, rows: u64, longest: u64) -> bool {
+        self.rows.contains(rows) && self.longest.contains(longest)
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.rows.is_empty() || self.longest.is_empty()
+    }
+
+    pub fn meets(self, other: Self) -> bool {
+        self.rows.meets(other.rows) && self.longest.meets(other.longest)
+    }
+
+    /// Whether every one of these batches is in one of `others`.
+    pub fn is_covered_by(self, others: &[Self]) -> bool {
+        // Between two neighbouring bounds all sizes are alike, so that one of them, the first, tells of all.
+        let first = |of: fn(&Self) -> Interval| {
+            let bounds = others.iter().flat_map(|o| [Some(of(o).above), of(o).up_to]);
+            let own = of(&self);
+            let inner = bounds.flatten().filter(|&bound| own.contains(bound.saturating_add(1)));
+            let mut all: Vec<u64> = inner.chain([own.above]).map(|b| b.saturating_add(1)).collect();
+            all.sort_unstable();
+            all.dedup();
+            all
+        };
+        let (rows, longest) = (first(|b| b.rows), first(|b| b.longest));
+        self.is_empty()
+            || rows.iter().all(|&rows| {
+                let in_one = |&longest: &u64| others.iter().any(|o| o.contains(rows, longest));
+                longest.iter().all(in_one)
+            })
+    }
+}
+
+impl fmt::Display for Batches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.rows, self.longest) {
+            (Interval::ALL, Interval::ALL) => f.write_str("any batch"),
+            (rows, Interval::ALL) => write!(f, "rows {rows}"),
+            (Interval::ALL, longest) => write!(f, "longest {longest}"),
+            (rows, longest) => write!(f, "rows {rows}, longest {longest}"),
+        }
+    }
+}
+
+/// A partition of batches: each is served by at most one choice.
+///
+/// Equal choices of neighbouring intervals are one entry, and entries ascend. Batches that are in none are uncovered:
+/// another step computes the value for them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Dispatch<T> {
+    entries: Vec<Entry<T>>,
+}
+
+/// One part of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry<T> {
+    pub batches: Batches,
+    pub choice: T,
+}
+
+impl<T> Dispatch<T> {
+    /// One choice for every batch.
+    pub fn always(choice: T) -> Self {
+        Self {
+            entries: vec![Entry {
+                batches: Batches::ALL,
+                choice,
+            }],
+        }
+    }
+
+    /// These parts, of which no two may meet; [`Dispatch::overlap`] tells.
+    pub fn of(entries: Vec<Entry<T>>) -> Self {
+        Self { entries }
+    }
+
+    pub fn entries(&self) -> &[Entry<T>] {
+        &self.entries
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The choice that serves a batch.
+    pub fn at(&self, rows: u64, longest: u64) -> Option<&T> {
+        let serves = |entry: &&Entry<T>| entry.batches.contains(rows, longest);
+        self.entries.iter().find(serves).map(|entry| &entry.choice)
+    }
+
+    /// The batches that are served.
+    pub fn covered(&self) -> Vec<Batches> {
+        self.entries.iter().map(|entry| entry.batches).collect()
+    }
+
+    /// Two parts that meet, where there are some.
+    pub fn overlap(&self) -> Option<(Batches, Batches)> {
+        let all = self.covered();
+        let each = all.iter().enumerate();
+        each.flat_map(|(at, &a)| all[..at].iter().map(move |&b| (a, b)))
+            .find(|(a, b)| a.meets(*b))
+    }
+
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Dispatch<U> {
+        let entries = self.entries.into_iter();
+        let entries = entries.map(|Entry { batches, choice }| Entry {
+            batches,
+            choice: f(choice),
+        });
+        Dispatch {
+            entries: entries.collect(),
+        }
+    }
+
+    /// Only batches whose longest sequence has at most so many tokens, the last of which then stand for all longer ones.
+    pub fn choices(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().map(|entry| &entry.choice)
+    }
+}
+
+impl<T: PartialEq> Dispatch<T> {
+    /// By rows: each choice serves up to its number, inclusive, and no choice leaves its rows uncovered.
+    pub fn by_rows(ranges: impl IntoIterator<Item = (Option<u64>, Option<T>)>) -> Self {
+        Self::by(ranges, Batches::by_rows)
+    }
+
+    /// As [`Dispatch::by_rows`], by the tokens of the longest sequence.
+    pub fn by_longest(ranges: impl IntoIterator<Item = (Option<u64>, Option<T>)>) -> Self {
+        Self::by(ranges, Batches::by_longest)
+    }
+
+    fn by(
+        ranges: impl IntoIterator<Item = (Option<u64>, Option<T>)>,
+        batches: fn(Interval) -> Batches,
+    ) -> Self {
+        let mut parts: Vec<(Interval, T)> = Vec::new();
+        let mut above = 0;
+        for (up_to, choice) in ranges {
+            let interval = Interval { above, up_to };
+            above = up_to.unwrap_or(u64::MAX);
+            match (choice, parts.last_mut()) {
+                _ if interval.is_empty() => {}
+                (None, _) => {}
+                (Some(choice), Some((last, before)))
+                    if *before == choice && last.up_to == Some(interval.above) =>
+                {
+                    last.up_to = up_to;
+                }
+                (Some(choice), _) => parts.push((interval, choice)),
+            }
+        }
+        let entry = |(interval, choice)| Entry {
+            batches: batches(interval),
+            choice,
+        };
+        Self {
+            entries: parts.into_iter().map(entry).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(above: u64, up_to: Option<u64>) -> Batches {
+        Batches::by_rows(Interval { above, up_to })
+    }
+
+    fn longest(above: u64, up_to: Option<u64>) -> Batches {
+        Batches::by_longest(Interval { above, up_to })
+    }
+
+    #[test]
+    fn batches_are_covered_where_no_gap_is_left_in_either_size() {
+        let (few, many) = (rows(0, Some(64)), rows(64, None));
+        assert!(Batches::ALL.is_covered_by(&[many, few]) && !Batches::ALL.is_covered_by(&[few]));
+        assert!(Batches::ALL.is_covered_by(&[Batches::ALL]));
+        let (short, long) = (longest(0, Some(256)), longest(256, None));
+        assert!(many.is_covered_by(&[long, short]) && !many.is_covered_by(&[long]));
+        let corner = Batches {
+            rows: many.rows,
+            longest: short.longest,
+        };
+        assert!(Batches::ALL.is_covered_by(&[few, corner, long]));
+        assert!(!Batches::ALL.is_covered_by(&[few, corner]));
+        assert!(corner.is_covered_by(&[short]) && !short.is_covered_by(&[corner]));
+        assert!(rows(10, Some(10)).is_empty() && rows(10, Some(10)).is_covered_by(&[]));
+    }
+
+    #[test]
+    fn batches_meet_where_both_sizes_do() {
+        assert!(rows(0, Some(64)).meets(longest(900, None)));
+        assert!(!rows(0, Some(64)).meets(rows(64, None)));
+        assert!(rows(0, Some(65)).meets(rows(64, None)));
+    }
+
+    #[test]
+    fn equal_neighbours_are_one_part_and_gaps_stay() {
+        let ranges = [
+            (Some(8), Some('a')),
+            (Some(16), Some('a')),
+            (Some(32), None),
+            (Some(32), Some('b')),
+            (None, Some('a')),
+        ];
+        let dispatch = Dispatch::by_rows(ranges);
+        let shown: Vec<String> = dispatch
+            .entries()
+            .iter()
+            .map(|entry| format!("{}: {}", entry.batches, entry.choice))
+            .collect();
+        assert_eq!(shown, ["rows up to 16: a", "rows above 32: a"]);
+        let at = |rows| dispatch.at(rows, 1).copied();
+        assert_eq!([16, 17, 32, 33].map(at), [Some('a'), None, None, Some('a')]);
+        assert_eq!(dispatch.overlap(), None);
+        assert!(!Batches::ALL.is_covered_by(&dispatch.covered()));
+    }
+
+    #[test]
+    fn parts_that_meet_are_told() {
+        let entry = |batches| Entry { batches, choice: 0 };
+        let dispatch = Dispatch::of(vec![
+            entry(rows(0, Some(64))),
+            entry(longest(0, Some(64))),
+        ]);
+        assert!(dispatch.overlap().is_some());
+    }
+}

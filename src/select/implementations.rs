@@ -1,0 +1,79 @@
+//! What can compute one site, or several neighbours at once: a file for each, and a line in [`ALL`].
+
+mod deferred_norm;
+mod gemm;
+mod gemm_norm;
+mod norm;
+mod norm_prologue;
+
+use super::site::Link;
+use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
+
+/// All implementations. Where two take the same time, the first is launched.
+pub(super) const ALL: [fn(&[Link], &Machine) -> Option<Implementation>; 5] = [
+    gemm::implement,
+    norm::implement,
+    gemm_norm::implement,
+    deferred_norm::implement,
+    norm_prologue::implement,
+];
+
+/// How the first sites of a chain are computed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Implementation {
+    /// In tables and messages.
+    pub name: &'static str,
+    /// Sites that it covers, from the first on.
+    pub sites: usize,
+    /// In the order of the launches.
+    pub launches: Vec<Launch>,
+    /// Cycles that the launches take less than their kernels' estimates say.
+    pub saved: f64,
+}
+
+/// One launch of an implementation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// The site in whose place it is launched.
+    pub site: usize,
+    /// What its parameters are bound to, counts left out.
+    pub operands: Vec<Operand>,
+    /// Kernels that compute it, with equal parameters.
+    pub candidates: Vec<Candidate>,
+}
+
+/// A kernel, and how far it serves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    pub kernel: KernelSpec,
+    pub most_rows: Option<u64>,
+}
+
+/// What a parameter of a launch is bound to. Sites are counted from the implementation's first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Operand {
+    /// An operand of a site's node, by its place.
+    Of { site: usize, place: usize },
+    /// The value of a site.
+    Value(usize),
+    /// A tensor of the implementation's own, `[rows, columns]`, named after a site's value.
+    Scratch {
+        site: usize,
+        name: &'static str,
+        dtype: DType,
+        columns: u64,
+    },
+}
+
+impl Candidate {
+    pub fn new(kernel: impl Into<KernelSpec>) -> Self {
+        let kernel = kernel.into();
+        let most_rows = kernel.as_kernel().most_rows();
+        Self { kernel, most_rows }
+    }
+}
+
+/// Places of a node's operands.
+fn operands(site: usize, places: std::ops::Range<usize>) -> impl Iterator<Item = Operand> {
+    places.map(move |place| Operand::Of { site, place })
+}

@@ -1,0 +1,126 @@
+//! Deferred normalisation at small M: a linear layer, the LayerNorm behind it and the linear layer that reads it first, by two
+//! launches. The first leaves row statistics beside its rows, by which the second normalises its accumulators.
+
+use super::{Candidate, Implementation, Launch, Operand, operands};
+use crate::{
+    kernels::{
+        Instructions,
+        gemm::{Epilogue, GemmResidualMoments, MomentsLayerNormGemm, SplitKTile},
+    },
+    machine::Machine,
+    select::site::{Link, Site},
+    tensor::DType,
+};
+
+/// Rows that times were measured of.
+const MOST_ROWS: u64 = 128;
+/// Row tiles of the first launch: where each CTA has all of k, twice as many CTAs of half the rows are faster.
+const MOST_TILES: u64 = 4;
+/// Rows of the tiles that are tried, with those for weights so wide that they and 48 rows are too many for shared memory.
+/// Smaller ones have more CTAs, which leave the next kernel's no room to fetch their weights early.
+const FIRST_ROWS: [u32; 3] = [32, 48, 64];
+const SECOND_ROWS: [u32; 2] = [48, 64];
+const FIRST_ROWS_OF_WIDE: [u32; 4] = [16, 32, 48, 64];
+const SECOND_ROWS_OF_WIDE: [u32; 4] = [24, 40, 48, 64];
+
+pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+    let [before, norm, behind, ..] = chain else {
+        return None;
+    };
+    let (
+        &Site::Linear { n, k, dtype, epilogue: none },
+        Site::SumLayerNorm(norm),
+        &Site::Linear { n: n_behind, epilogue, .. },
+    ) = (&before.site, &norm.site, &behind.site)
+    else {
+        return None;
+    };
+    let hopper = machine.costs.hopper.as_ref()?;
+    let serves = machine.instructions == Instructions::Hopper
+        && before.is_private
+        && none == Epilogue::default();
+    if !serves {
+        return None;
+    }
+    // All CTAs of a launch are there at once: the row statistics of the first are read as soon as they are written.
+    let first = |tile: SplitKTile| {
+        let kernel = GemmResidualMoments {
+            n,
+            k,
+            dtype,
+            bias: norm.bias,
+            tile,
+        };
+        kernel.check().ok()?;
+        let at_once = u64::from(machine.sms) / tile.blocks(1, n);
+        let most = at_once.min(MOST_TILES) * u64::from(tile.tokens);
+        candidate(kernel.into(), most)
+    };
+    let second_kernel = |tokens| MomentsLayerNormGemm {
+        n: n_behind,
+        k: n,
+        eps: norm.eps,
+        dtype,
+        epilogue,
+        tokens,
+    };
+    let (first_rows, second_rows): (&[u32], &[u32]) =
+        match second_kernel(SECOND_ROWS[0]).has_room_for_all() {
+            true => (&FIRST_ROWS, &SECOND_ROWS),
+            false => (&FIRST_ROWS_OF_WIDE, &SECOND_ROWS_OF_WIDE),
+        };
+    let second = |&tokens: &u32| {
+        let kernel = second_kernel(tokens);
+        kernel.check().ok()?;
+        let tile = SplitKTile::new(tokens, 1);
+        let at_once = u64::from(machine.sms) / tile.blocks(1, n_behind);
+        candidate(kernel.into(), (at_once * u64::from(tokens)).min(tile.most_rows()))
+    };
+    let splits = [1, 2, 4, 8].into_iter();
+    let tiles = splits.flat_map(|splits| first_rows.iter().map(move |&tokens| SplitKTile::new(tokens, splits)));
+    let scratch = |name, dtype, columns| Operand::Scratch {
+        site: 1,
+        name,
+        dtype,
+        columns,
+    };
+    let scaled = scratch("scaled", dtype, n.into());
+    let statistics = scratch("moments", DType::F32, GemmResidualMoments::moments_of(n));
+    let n_norm = 4 + usize::from(norm.bias);
+    let launches = vec![
+        Launch {
+            site: 1,
+            // All that LayerNorm reads but beta.
+            operands: operands(0, 0..2)
+                .chain(operands(1, 1..n_norm - 1))
+                .chain([scaled, statistics])
+                .collect(),
+            candidates: tiles.filter_map(first).collect(),
+        },
+        Launch {
+            site: 2,
+            operands: [scaled, statistics]
+                .into_iter()
+                .chain(operands(1, n_norm - 2..n_norm))
+                .chain(operands(2, 1..2 + usize::from(epilogue.bias)))
+                .chain([Operand::Value(1), Operand::Value(2)])
+                .collect(),
+            candidates: second_rows.iter().filter_map(second).collect(),
+        },
+    ];
+    let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());
+    is_served.then(|| Implementation {
+        name: "deferred norm",
+        sites: 3,
+        launches,
+        saved: hopper.split_k.two_warpgroups,
+    })
+}
+
+fn candidate(kernel: crate::kernels::KernelSpec, most: u64) -> Option<Candidate> {
+    let most = most.min(MOST_ROWS);
+    (most > 0).then_some(Candidate {
+        kernel,
+        most_rows: Some(most),
+    })
+}

@@ -1,0 +1,82 @@
+//! A linear layer by one GEMM with its epilogue.
+
+use super::{Candidate, Implementation, Launch, Operand, operands};
+use crate::{
+    kernels::gemm::{Gemm, GemmOneTile, GemmSkinny, GemmSplitK, GemmWgmma, Tile},
+    machine::Machine,
+    select::site::{Link, Site},
+};
+
+pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+    let Site::Linear {
+        n,
+        k,
+        dtype,
+        epilogue,
+    } = chain.first()?.site
+    else {
+        return None;
+    };
+    let on = machine.instructions;
+    let any = Tile::fitting(n, dtype).into_iter().map(|tile| {
+        Candidate::new(Gemm {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        })
+    });
+    let persistent = GemmWgmma::tiles(n, k, dtype, on).into_iter().map(|tile| {
+        Candidate::new(GemmWgmma {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        })
+    });
+    let one_tile = GemmOneTile::tiles(n, k, dtype, on).into_iter().map(|tile| {
+        Candidate::new(GemmOneTile {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        })
+    });
+    let split_k = GemmSplitK::tiles(n, k, dtype, on).into_iter().map(|tile| {
+        Candidate::new(GemmSplitK {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        })
+    });
+    let skinny = GemmSkinny::tiles(n, k, dtype, on).into_iter().map(|tile| {
+        Candidate::new(GemmSkinny {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        })
+    });
+    let small_m = split_k.chain(skinny);
+    let launch = Launch {
+        site: 0,
+        operands: operands(0, 0..2 + usize::from(epilogue.bias))
+            .chain([Operand::Value(0)])
+            .collect(),
+        candidates: (any.chain(persistent).chain(one_tile))
+            .chain(small_m)
+            .collect(),
+    };
+    Some(Implementation {
+        name: "gemm",
+        sites: 1,
+        launches: vec![launch],
+        saved: 0.0,
+    })
+}

@@ -1,0 +1,33 @@
+//! LayerNorm, with or without sums before it, by a launch of its own.
+
+use super::{Candidate, Implementation, Launch, Operand, operands};
+use crate::{
+    machine::Machine,
+    select::site::{Link, Site},
+};
+
+pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+    let (n_operands, candidates) = match &chain.first()?.site {
+        Site::LayerNorm(norm) => {
+            let kernels = norm.by_rows(machine).into_iter();
+            (3, kernels.map(|(_, kernel)| Candidate::new(kernel)).collect())
+        }
+        Site::SumLayerNorm(norm) => {
+            let kernels = norm.by_rows(machine).into_iter();
+            let n_operands = 4 + usize::from(norm.bias);
+            (n_operands, kernels.map(|(_, kernel)| Candidate::new(kernel)).collect())
+        }
+        Site::Linear { .. } => return None,
+    };
+    let launch = Launch {
+        site: 0,
+        operands: operands(0, 0..n_operands).chain([Operand::Value(0)]).collect(),
+        candidates,
+    };
+    Some(Implementation {
+        name: "norm",
+        sites: 1,
+        launches: vec![launch],
+        saved: 0.0,
+    })
+}

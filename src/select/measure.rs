@@ -1,0 +1,104 @@
+//! From timings to corrections of the cost model.
+
+use std::collections::BTreeMap;
+
+use crate::{kernels::KernelSpec, machine::Machine};
+
+/// What kernels took in place.
+///
+/// A timing corrects the estimate of its kernel by a factor. Between two numbers of rows that were timed the factor is that of
+/// both, by the logarithm of rows, and beyond the outermost ones it fades out within an octave: the model's own waves tell
+/// neighbouring numbers apart.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timings {
+    /// By the kernel's symbol: rows, ascending, with microseconds of a launch.
+    by_symbol: BTreeMap<String, Vec<(u64, f64)>>,
+}
+
+impl Timings {
+    /// Adds what a kernel took at a number of rows, in place of what was known of it there.
+    pub fn add(&mut self, symbol: &str, rows: u64, us: f64) {
+        let all = self.by_symbol.entry(symbol.to_owned()).or_default();
+        match all.binary_search_by_key(&rows, |&(rows, _)| rows) {
+            Ok(at) => all[at].1 = us,
+            Err(at) => all.insert(at, (rows, us)),
+        }
+    }
+
+    /// Whether a kernel was timed at a number of rows.
+    pub fn has(&self, symbol: &str, rows: u64) -> bool {
+        let all = self.by_symbol.get(symbol);
+        all.is_some_and(|all| all.iter().any(|&(known, _)| known == rows))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_symbol.is_empty()
+    }
+
+    /// Of all kernels together.
+    pub fn len(&self) -> usize {
+        self.by_symbol.values().map(Vec::len).sum()
+    }
+
+    /// By symbol: rows, ascending, with microseconds of a launch.
+    pub fn by_symbol(&self) -> &BTreeMap<String, Vec<(u64, f64)>> {
+        &self.by_symbol
+    }
+
+    /// A kernel's rows that were timed, with the factor of its estimate at each.
+    pub(super) fn factors(&self, kernel: &KernelSpec, machine: &Machine) -> Vec<(u64, f64)> {
+        let kernel = kernel.as_kernel();
+        let all = self.by_symbol.get(&kernel.symbol());
+        let factor = |&(rows, us): &(u64, f64)| {
+            let cycles = kernel.cycles(rows, machine).filter(|cycles| cycles.is_finite())?;
+            Some((rows, us * f64::from(machine.clock_mhz) / cycles))
+        };
+        all.into_iter().flatten().filter_map(factor).collect()
+    }
+}
+
+/// What the estimate at a number of rows is to be multiplied by, from the factors at some, ascending.
+pub(super) fn correction(factors: &[(u64, f64)], rows: u64) -> f64 {
+    let position = |rows: u64| (rows.max(1) as f64).log2();
+    let at = position(rows);
+    let next = factors.partition_point(|&(known, _)| known < rows);
+    let faded = |&(known, factor): &(u64, f64)| {
+        let left = (1.0 - (position(known) - at).abs()).max(0.0);
+        1.0 + (factor - 1.0) * left
+    };
+    match (next.checked_sub(1).map(|before| &factors[before]), factors.get(next)) {
+        (None, None) => 1.0,
+        (Some(only), None) | (None, Some(only)) => faded(only),
+        (Some(before), Some(behind)) => {
+            let (from, to) = (position(before.0), position(behind.0));
+            let part = if to > from { (at - from) / (to - from) } else { 1.0 };
+            before.1 + (behind.1 - before.1) * part
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn corrections_are_interpolated_and_fade_within_an_octave() {
+        let factors = [(256, 1.0), (1024, 1.4)];
+        let at = |rows| (correction(&factors, rows) * 1e3).round() / 1e3;
+        assert_eq!([256, 512, 1024].map(at), [1.0, 1.2, 1.4]);
+        assert_eq!([2048, 4096, 1].map(at), [1.0, 1.0, 1.0]);
+        assert!(at(1448) > 1.15 && at(1448) < 1.25);
+        assert_eq!(correction(&[], 512), 1.0);
+    }
+
+    #[test]
+    fn a_later_timing_replaces_an_earlier_one_and_rows_ascend() {
+        let mut timings = Timings::default();
+        for (rows, us) in [(1024, 9.0), (256, 3.0), (1024, 8.0)] {
+            timings.add("a", rows, us);
+        }
+        assert_eq!(timings.by_symbol()["a"], [(256, 3.0), (1024, 8.0)]);
+        assert!(timings.has("a", 256) && !timings.has("a", 512) && !timings.has("b", 256));
+        assert_eq!(timings.len(), 2);
+    }
+}

@@ -1,0 +1,28 @@
+//! Which kernel computes what, for which batches, on which card: everything about choosing, and nothing else does.
+//!
+//! 1. A [`Site`] is what one node of a graph asks for; sites that feed each other are a [`Chain`].
+//! 2. An implementation covers the first sites of a chain by some launches, each with candidate kernels
+//!    (`implementations`, a file for each).
+//! 3. A kernel estimates its time for a number of rows on a [`Machine`](crate::machine::Machine)
+//!    ([`Kernel::cycles`](crate::kernels::Kernel::cycles)); timings on the card correct the estimate ([`Timings`]).
+//! 4. For one number of rows, the cheapest cover of a chain by implementations is a shortest path (`cover`).
+//! 5. Kernels that save too little over all numbers of rows are not compiled (`prune`).
+//! 6. Over all numbers of rows, the covers that lose least with few changes make a [`Dispatch`] for each launch.
+//!
+//! Attention goes by the longest sequence instead of rows, and has rules ([`Attention`]).
+//! The lowering builds the chains and emits what the answer says.
+
+mod attention;
+mod cover;
+mod dispatch;
+mod implementations;
+mod measure;
+mod prune;
+mod site;
+
+pub use attention::Attention;
+pub use cover::{Alternative, Covered, Question};
+pub use dispatch::{Batches, Dispatch, Entry, Interval};
+pub use implementations::Operand;
+pub use measure::Timings;
+pub use site::{Chain, Link, Site};
