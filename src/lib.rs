@@ -10,7 +10,8 @@ pub mod graph;
 pub mod jit;
 pub mod kernels;
 pub mod model;
-mod names;
+#[doc(hidden)]
+pub mod names;
 pub mod passes;
 pub mod plan;
 pub mod program;

@@ -128,7 +128,7 @@ pub(super) fn run() -> Outcome {
         if presence.cublas_lt {
             ""
         } else {
-            "nothing needs it; `bench gemm` compares with it where it is"
+            "nothing needs it; `gemmule-bench gemm` compares with it where it is"
         },
     ]);
     match DiskCache::open_default() {

@@ -70,15 +70,15 @@ pub(super) struct Choices {
 
 /// Which kernels to launch where there are several.
 #[derive(clap::Args, Clone)]
-pub(super) struct Tuning {
+pub struct Tuning {
     /// Choose kernels by measurement on the CUDA device: quick (seconds), full or chain (two minutes at most); what was
     /// measured is kept on disk. off: picks that come with gemmule for the card, else the cost model's guess. guess:
     /// that alone, to time it against picks
     #[arg(long, value_name = "MODE", default_value = "off")]
-    pub(super) tune: TuneMode,
+    pub tune: TuneMode,
     /// Kernels as picked in this file, which `gemmule tune --export` wrote
     #[arg(long, value_name = "FILE")]
-    pub(super) picks: Option<PathBuf>,
+    pub picks: Option<PathBuf>,
 }
 
 impl Model {
@@ -182,7 +182,7 @@ impl Choices {
 
 /// A model that runs: description or artifact, weights, device.
 #[derive(clap::Args)]
-pub(super) struct Runnable {
+pub struct Runnable {
     /// A shipped description (`gemmule models` lists them), a RON file, or a file that `gemmule compile` wrote; by
     /// default the description for the checkpoint
     #[arg(required_unless_present = "weights")]
@@ -252,11 +252,12 @@ impl From<Graphs> for GraphChoice {
 
 impl Runnable {
     /// MODEL, or the folder that stands for it.
-    pub(super) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         named(self.model.as_deref(), self.weights.as_deref())
     }
 
-    pub(super) fn builder(&self) -> Result<Builder, Report> {
+    /// An engine of it, as these arguments ask for it.
+    pub fn builder(&self) -> Result<Builder, Report> {
         let mut builder = match (&self.model, &self.weights) {
             (Some(model), _) => Engine::from_model(ModelFile::open(model)?),
             (None, Some(folder)) => Engine::from_checkpoint(folder),
@@ -299,7 +300,7 @@ impl Runnable {
     }
 
     /// The config.json with the model's sizes: from `--config`, or the checkpoint's.
-    pub(super) fn config(&self) -> Result<Value, EngineError> {
+    pub fn config(&self) -> Result<Value, EngineError> {
         match (&self.config, &self.weights) {
             (Some(file), _) => config(file),
             (None, Some(folder)) => config(&folder.join("config.json")),
@@ -308,7 +309,7 @@ impl Runnable {
     }
 
     /// Builds with progress bars on standard error.
-    pub(super) fn build(builder: Builder) -> Result<Engine, EngineError> {
+    pub fn build(builder: Builder) -> Result<Engine, EngineError> {
         let bars = Bars::new();
         builder
             .progress(move |stage, done, total| {
@@ -336,7 +337,7 @@ pub(super) fn chosen_by(engine: &Engine) -> Option<String> {
 }
 
 /// What a progress bar is of.
-pub(super) fn stage_name(stage: Stage) -> &'static str {
+pub fn stage_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Kernels => "kernels",
         Stage::Tuning => "tuning",

@@ -4,7 +4,7 @@ use miette::{IntoDiagnostic, miette};
 use serde::Serialize;
 
 use super::{
-    Outcome, align_right, model::Model, model::stage_name, print, progress::Bars, table, write_file,
+    Outcome, align_right, model::Model, model::stage_name, print, progress::Bars, table, write_json,
 };
 use crate::{
     DType, DeviceChoice, EngineError,
@@ -84,7 +84,7 @@ pub(super) fn run(args: Args) -> Outcome {
         .collect();
     show(&picks, &rows)?;
     if let Some(file) = &args.json {
-        write_file(file, &serde_json::to_vec_pretty(&rows).into_diagnostic()?)?;
+        write_json(file, &rows)?;
     }
     if let Some(file) = &args.export {
         write_picks(file, &picks)?;

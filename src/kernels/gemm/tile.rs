@@ -5,7 +5,7 @@ use crate::tensor::DType;
 
 /// What the time of a GEMM is estimated for: an H200. Cycles are those of a streaming
 /// multiprocessor (SM) at 1755 MHz, bandwidths are bytes a cycle. The constants of the tensor cores
-/// were fitted to 108 timings of `gemmule bench gemm --all-tiles`, which the model then meets within
+/// were fitted to 108 timings of `gemmule-bench gemm --all-tiles`, which the model then meets within
 /// 10 % (root mean square); the tile that it picks is at most 6 % slower than the best of them. Those
 /// of f32 are estimates.
 mod machine {

@@ -3,38 +3,88 @@
 
 use std::path::PathBuf;
 
-use serde_json::Value;
-
-use super::sets;
-use crate::{
+use gemmule::{
     DType, DeviceChoice, Engine, EngineError,
+    cli::{
+        bench::sets::{self, Set},
+        print,
+    },
     engine::{Builder, shipped_configs},
-    runtime::weights::RandomWeights,
+    runtime::{batch::Limits, weights::RandomWeights},
 };
+use miette::{Report, miette};
+use serde_json::Value;
 
 /// The arguments of `bench ladder` and `bench breakdown`.
 #[derive(clap::Args)]
-pub(in crate::cli) struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
-    pub(super) subject: Subject,
+    pub(crate) subject: Subject,
     #[command(flatten)]
-    pub(super) sets: sets::Choice,
+    pub(crate) sets: Sets,
     /// Write what was measured
     #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
     /// Draw it as SVG: of the ladder each rung's time as a share of the first one's, of the breakdown the
     /// shares of a run
     #[arg(long, value_name = "FILE")]
-    pub(super) figure: Option<PathBuf>,
+    pub(crate) figure: Option<PathBuf>,
     #[arg(long, default_value_t = 4)]
-    pub(super) warm_up: usize,
+    pub(crate) warm_up: usize,
     #[arg(long, default_value_t = 20)]
-    pub(super) runs: usize,
+    pub(crate) runs: usize,
+}
+
+/// Which sets of lengths a benchmark runs.
+#[derive(clap::Args)]
+pub(crate) struct Sets {
+    /// Sets of lengths as JSON: {"encoder": [{"name": …, "lens": […]}, …]}; the project's own
+    /// otherwise
+    #[arg(long, value_name = "FILE")]
+    workloads: Option<PathBuf>,
+    /// Names of the sets to time; those of the paper's figure, or all of FILE, otherwise
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    sets: Vec<String>,
+}
+
+impl Sets {
+    /// The chosen sets that a model's position table serves; without a choice and without a file, those named
+    /// in `usual`.
+    pub(crate) fn read(&self, usual: &[&str], limits: &Limits) -> Result<Vec<Set>, Report> {
+        let all = sets::load(self.workloads.as_deref())?;
+        let usual = || usual.iter().map(|&name| name.to_owned()).collect();
+        let names = match (self.sets.is_empty(), &self.workloads) {
+            (true, None) => usual(),
+            _ => self.sets.clone(),
+        };
+        served(sets::named(all, &names)?, limits)
+    }
+}
+
+/// The sets that a model's position table serves; a line is printed for each that it does not.
+fn served(mut sets: Vec<Set>, limits: &Limits) -> Result<Vec<Set>, Report> {
+    let Some(limit) = limits.longest else {
+        return Ok(sets);
+    };
+    for set in sets.iter().filter(|s| s.longest() > limit) {
+        print(&format!(
+            "{}: left out, as it has a sequence of {} tokens and the position table serves {limit}\n",
+            set.name,
+            set.longest()
+        ))?;
+    }
+    sets.retain(|s| s.longest() <= limit);
+    if sets.is_empty() {
+        return Err(miette!(
+            "no set is short enough for a position table of {limit}; choose others with --sets or --workloads, or sizes with a larger table"
+        ));
+    }
+    Ok(sets)
 }
 
 /// A model, of which a benchmark itself says what is computed and by which passes.
 #[derive(clap::Args)]
-pub(super) struct Subject {
+pub(crate) struct Subject {
     /// A shipped description or the path of a RON file
     #[arg(default_value = "bert")]
     model: String,
@@ -67,7 +117,7 @@ const DEVIATION: f32 = 0.04;
 
 impl Subject {
     /// A builder of the model's hidden states, one row a token.
-    pub(super) fn builder(&self) -> Result<Builder, EngineError> {
+    pub(crate) fn builder(&self) -> Result<Builder, EngineError> {
         let mut builder = Engine::builder(&self.model)
             .device(self.device)
             .outputs(["last_hidden_state"]);
@@ -94,7 +144,7 @@ impl Subject {
     }
 
     /// What is measured, in words.
-    pub(super) fn name(&self) -> Result<String, EngineError> {
+    pub(crate) fn name(&self) -> Result<String, EngineError> {
         Ok(match (&self.config, &self.weights) {
             (Some(file), _) => format!("{} with {}", self.model, file.display()),
             (None, Some(folder)) => format!("{} with {}", self.model, folder.display()),

@@ -6,23 +6,21 @@ use std::{
     time::Instant,
 };
 
-use miette::{IntoDiagnostic, Report, WrapErr};
-use serde::Serialize;
-
-use super::{
-    super::{
-        Outcome, align_right, human, model::Runnable, print, progress::Bars, table, write_file,
-    },
-    figure::{Figure, Kind, Series},
-    requests::Requests,
-};
-use crate::{
+use gemmule::{
     AllocatorChoice, Batch, DType, DeviceChoice, Engine, EngineError,
+    cli::{Bars, Outcome, Runnable, align_right, human, print, table, write_file, write_json},
     engine::{CompileOptions, DeviceName, compile, config, description, shipped_configs},
     plan::lower_bound,
     program::{Buckets, Program},
-    runtime::{GraphChoice, Planner, weights::RandomWeights},
+    runtime::{GraphChoice, Planner, PlannerError, weights::RandomWeights},
     tensor::Extents,
+};
+use miette::{IntoDiagnostic, Report, WrapErr};
+use serde::Serialize;
+
+use crate::{
+    figure::{Figure, Kind, Series},
+    requests::Requests,
 };
 
 /// Passes over the stream of which each planning time is the median.
@@ -30,7 +28,7 @@ const PLANNING_PASSES: usize = 5;
 const MIB: f64 = (1u64 << 20) as f64;
 
 #[derive(clap::Args)]
-pub(in crate::cli) struct Args {
+pub(crate) struct Args {
     /// A shipped description or the path of a RON file
     #[arg(default_value = "bert")]
     model: String,
@@ -86,7 +84,7 @@ struct Stream {
     memory_us: Vec<f64>,
 }
 
-pub(in crate::cli) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Outcome {
     args.requests.check(&args.model, None)?;
     let (program, limit, engine) = args.model()?;
     args.requests.check(&args.model, limit)?;
@@ -129,10 +127,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     };
     print(&summary(&measured, &args))?;
     if let Some(file) = &args.json {
-        write_file(
-            file,
-            &serde_json::to_vec_pretty(&measured).into_diagnostic()?,
-        )?;
+        write_json(file, &measured)?;
     }
     if let Some(folder) = &args.figures {
         draw(&measured, folder)?;
@@ -198,7 +193,7 @@ fn plan(
     program: &Program,
     choice: &AllocatorChoice,
     extents: &[Extents],
-) -> Result<Stream, crate::runtime::PlannerError> {
+) -> Result<Stream, PlannerError> {
     let mut stream = Stream::default();
     let mut times = vec![Vec::new(); extents.len()];
     for pass in 0..PLANNING_PASSES {

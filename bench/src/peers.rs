@@ -1,5 +1,5 @@
 //! Other implementations, timed beside ours: a Python script of the project's own that runs PyTorch
-//! in a process of its own and answers in JSON lines. `scripts/peers.py` says what the lines are.
+//! in a process of its own and answers in JSON lines. `bench/scripts/peers.py` says what the lines are.
 
 mod answers;
 #[cfg(test)]
@@ -17,9 +17,10 @@ use std::{
 use miette::{IntoDiagnostic, Report};
 use serde::Serialize;
 
-pub(super) use answers::{Answers, PeerTime};
+pub(crate) use answers::{Answers, PeerTime};
 
-use super::super::say;
+use gemmule::cli::{say, write_file};
+
 use answers::{printable, probe_line};
 
 /// What the scripts share; written beside each of them, so that an installed binary has it.
@@ -27,7 +28,7 @@ const SHARED: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/
 
 /// Which Python runs the peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(crate) enum Choice {
     /// `python3` where it has PyTorch and PyTorch has the device; else there are no peers, and a
     /// line says why.
     Auto,
@@ -50,12 +51,12 @@ impl FromStr for Choice {
 
 /// A script that times peers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Script {
+pub(crate) struct Script {
     pub name: &'static str,
     pub text: &'static str,
 }
 
-pub(super) const KERNELS: Script = Script {
+pub(crate) const KERNELS: Script = Script {
     name: "kernel_peers.py",
     text: include_str!(concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -63,7 +64,7 @@ pub(super) const KERNELS: Script = Script {
     )),
 };
 
-pub(super) const ENCODER: Script = Script {
+pub(crate) const ENCODER: Script = Script {
     name: "encoder_peers.py",
     text: include_str!(concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -73,7 +74,7 @@ pub(super) const ENCODER: Script = Script {
 
 /// Why there are no peers.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoPeers {
+pub(crate) enum NoPeers {
     #[error(
         "`{}` cannot be run ({source}); give the Python that has PyTorch with --peers PYTHON",
         python.display()
@@ -93,7 +94,7 @@ pub(super) enum NoPeers {
 }
 
 /// A Python that can time peers.
-pub(super) struct Peers {
+pub(crate) struct Peers {
     python: PathBuf,
     /// Holds the script, what it shares and the request.
     folder: tempfile::TempDir,
@@ -113,7 +114,7 @@ impl Peers {
         };
         let folder = tempfile::tempdir().into_diagnostic()?;
         for (name, text) in [("peers.py", SHARED), (script.name, script.text)] {
-            super::super::write_file(&folder.path().join(name), text.as_bytes())?;
+            write_file(&folder.path().join(name), text.as_bytes())?;
         }
         let mut peers = Self {
             python: python.to_owned(),
@@ -164,7 +165,7 @@ impl Peers {
         progress: &dyn Fn(usize),
     ) -> Result<Answers, Report> {
         let file = self.folder.path().join("request.json");
-        super::super::write_file(&file, &serde_json::to_vec(request).into_diagnostic()?)?;
+        write_file(&file, &serde_json::to_vec(request).into_diagnostic()?)?;
         let (mut answers, status, said) = self
             .call(&["--request", "request.json"], |out| {
                 Answers::read(out, items, progress)

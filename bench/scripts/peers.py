@@ -1,6 +1,6 @@
 """What the peer scripts share: the device, the request, and one JSON object a line as the answer.
 
-`gemmule bench` writes this file and a script beside it to a temporary folder, and runs the script
+`gemmule-bench` writes this file and a script beside it to a temporary folder, and runs the script
 with a request, a JSON file. The script prints lines of three kinds:
 
     {"item": 3, "who": "torch", "us": 1.25}          what was measured: microseconds

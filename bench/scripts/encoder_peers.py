@@ -1,4 +1,4 @@
-"""Time PyTorch on an encoder beside `gemmule bench encoder`: token ids in, last hidden state out.
+"""Time PyTorch on an encoder beside `gemmule-bench encoder`: token ids in, last hidden state out.
 
 Random weights, one GPU; the median of CUDA-event times after a rest and a warm-up. The sizes are a published
 config.json's. The contenders:
@@ -10,7 +10,7 @@ config.json's. The contenders:
 The request is {"dtype", "config", "contenders", "runs", "warm_up", "sets": [{"name", "lens"}]}; how
 answers look is in peers.py.
 
-    python3 scripts/encoder_peers.py --request FILE
+    python3 bench/scripts/encoder_peers.py --request FILE
 """
 import statistics
 import time

@@ -27,7 +27,7 @@ const MOST_SPAN: f64 = 1e12;
 
 /// What the values of a [`Figure`] are drawn as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cli) enum Kind {
+pub(crate) enum Kind {
     /// In every group, a bar for each series, side by side.
     Bars,
     /// In every group one bar, which is the sum of the series.
@@ -38,7 +38,7 @@ pub(in crate::cli) enum Kind {
 
 /// A chart: values of several series in several groups.
 #[derive(Clone, Debug)]
-pub(in crate::cli) struct Figure {
+pub(crate) struct Figure {
     pub title: String,
     /// What the groups are.
     pub x_label: String,
@@ -54,7 +54,7 @@ pub(in crate::cli) struct Figure {
 
 /// The values of one contender, or of one part of a stack.
 #[derive(Clone, Debug)]
-pub(in crate::cli) struct Series {
+pub(crate) struct Series {
     pub name: String,
     /// One for each group, finite and from 0 on; `None` where nothing was measured.
     pub values: Vec<Option<f64>>,
@@ -63,7 +63,7 @@ pub(in crate::cli) struct Series {
 }
 
 impl Series {
-    pub(in crate::cli) fn new(name: impl Into<String>, values: Vec<Option<f64>>) -> Self {
+    pub(crate) fn new(name: impl Into<String>, values: Vec<Option<f64>>) -> Self {
         Self {
             name: name.into(),
             values,
@@ -79,7 +79,7 @@ impl Figure {
     /// # Errors
     /// A value that is negative or not finite, a series that has not one value a group, more than
     /// 16 series, or a stack on a logarithmic axis; the message names the series and the group.
-    pub(in crate::cli) fn svg(&self) -> Result<String, Report> {
+    pub(crate) fn svg(&self) -> Result<String, Report> {
         self.check()?;
         let layout = Layout::new(self);
         let mut svg = String::new();

@@ -1,11 +1,12 @@
 //! Softmax over the keys, as attention in pieces has it (TurboTransformers, figure 5).
 
-use super::problem::{Contender, HEADS, Launched, Problem, Task, variants};
-use crate::{
+use gemmule::{
     DType,
     kernels::attention::{AttentionSoftmax, SoftmaxForm},
     tune::{self, Choice},
 };
+
+use super::problem::{Contender, HEADS, Launched, Problem, Task, variants};
 
 /// Sequences and their length.
 const SHAPES: [(u32, u32); 7] = [

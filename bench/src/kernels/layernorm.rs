@@ -1,8 +1,7 @@
 //! LayerNorm alone (TurboTransformers, figure 5), and with the bias and the residual before it in
 //! one kernel or in three (ByteTransformer, figure 9).
 
-use super::problem::{Contender, Launched, Problem, Task, variants};
-use crate::{
+use gemmule::{
     DType,
     kernels::{
         chain::Chain,
@@ -11,6 +10,8 @@ use crate::{
     },
     tune::{self, Choice, Origin},
 };
+
+use super::problem::{Contender, Launched, Problem, Task, variants};
 
 const EPS: f32 = 1e-12;
 /// Tokens of the shapes of figure 5, by a width of 768; the last leaves L2 three times.

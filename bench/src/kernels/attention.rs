@@ -1,14 +1,9 @@
 //! Attention on packed sequences, fused or with the scores in memory (ByteTransformer, figures 11
 //! and 12).
 
-use miette::Report;
-
-use super::{
-    super::sets::{Set, named},
-    problem::{Contender, Launched, Problem, Task, by_limit},
-};
-use crate::{
+use gemmule::{
     DType,
+    cli::bench::sets::{Set, named},
     kernels::{
         Instructions,
         attention::{
@@ -18,6 +13,9 @@ use crate::{
     },
     tune::{self, Choice},
 };
+use miette::Report;
+
+use super::problem::{Contender, Launched, Problem, Task, by_limit};
 
 /// Sets of the project's own that are timed with 12 heads of 64; and with other heads.
 const SETS: [&str; 8] = [

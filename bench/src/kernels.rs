@@ -12,31 +12,22 @@ mod tests;
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
-use miette::{IntoDiagnostic, Report, WrapErr, miette};
-use serde::Serialize;
-
-use super::{
-    super::{
-        Outcome,
-        model::{Tuning, stage_name},
-        print,
-        progress::Bars,
-        say, write_file,
-    },
-    peers::{self, Answers, Peers},
-    sets,
-};
-use crate::{
+use gemmule::{
     DType, DeviceChoice,
+    cli::{Bars, Outcome, Tuning, bench::sets, print, say, stage_name, write_file, write_json},
     engine::{Tuner, emit},
     jit::{Cubin, Jit},
     kernels::{Instructions, KernelSpec},
     runtime::cuda::{Device, Lap, Stopwatch},
 };
+use miette::{IntoDiagnostic, Report, WrapErr, miette};
+use serde::Serialize;
+
+use crate::peers::{self, Answers, Peers};
 use problem::{Family, Launched, Problem, Task};
 
 #[derive(clap::Args)]
-pub(in crate::cli) struct Args {
+pub(crate) struct Args {
     /// Kernels to time: softmax, layernorm, attention, gemm; all of them otherwise
     #[arg(long, value_delimiter = ',', value_name = "KERNELS")]
     only: Vec<Family>,
@@ -64,7 +55,7 @@ pub(in crate::cli) struct Args {
     /// Draw the papers' figures into this folder, as SVG
     #[arg(long, value_name = "DIR")]
     figures: Option<PathBuf>,
-    /// Only print the problems, as scripts/kernel_peers.py reads them; no device is needed
+    /// Only print the problems, as bench/scripts/kernel_peers.py reads them; no device is needed
     #[arg(long, conflicts_with_all = ["json", "figures"])]
     problems: bool,
 }
@@ -76,7 +67,7 @@ struct Request<'a> {
     problems: Vec<&'a Task>,
 }
 
-pub(in crate::cli) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Outcome {
     let device = args.device()?;
     let instructions = match &device {
         Some(device) => device.target().into_diagnostic()?.instructions(),
@@ -124,7 +115,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         say(remark);
     }
     if let Some(file) = &args.json {
-        write_file(file, &serde_json::to_vec_pretty(&rows).into_diagnostic()?)?;
+        write_json(file, &rows)?;
     }
     if let Some(folder) = &args.figures {
         for (name, figure) in report::figures(&problems, &rows, &device.info().name, args.dtype) {

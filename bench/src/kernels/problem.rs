@@ -2,15 +2,14 @@
 
 use std::{cell::RefCell, fmt, str::FromStr};
 
-use serde::Serialize;
-
-use crate::{
+use gemmule::{
     DType,
     engine::Chosen,
     kernels::{KernelSpec, chain::Chain},
     names::nearest,
     tune::{self, Choice, Origin, choice_at},
 };
+use serde::Serialize;
 
 /// Heads of the softmax problems, and of most others.
 pub(super) const HEADS: u32 = 12;

@@ -3,17 +3,18 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use miette::{IntoDiagnostic, miette};
+use gemmule::{
+    Batch, Engine, EngineError, GraphChoice,
+    cli::{Bars, Outcome, Runnable, align_right, human, print, table, write_json},
+    engine::DeviceName,
+};
+use miette::miette;
 use serde::Serialize;
 
-use super::{
-    super::{Outcome, align_right, model::Runnable, print, progress::Bars, table, write_file},
-    requests::Requests,
-};
-use crate::{Batch, Engine, EngineError, GraphChoice, engine::DeviceName};
+use crate::requests::Requests;
 
 #[derive(clap::Args)]
-pub(in crate::cli) struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     model: Runnable,
     #[command(flatten)]
@@ -45,7 +46,7 @@ struct Stream {
     held: u64,
 }
 
-pub(in crate::cli) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Outcome {
     let engine = Runnable::build(args.model.builder()?.outputs(["last_hidden_state"]))?;
     if !matches!(engine.device(), DeviceName::Cuda(_)) {
         return Err(miette!(
@@ -72,10 +73,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         requests.in_words(),
     ))?;
     if let Some(file) = &args.json {
-        write_file(
-            file,
-            &serde_json::to_vec_pretty(&streams).into_diagnostic()?,
-        )?;
+        write_json(file, &streams)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -142,7 +140,7 @@ fn shown(streams: &[Stream]) -> comfy_table::Table {
             format!("{:.1} %", 100.0 * s.replayed as f64 / runs),
             s.captured.to_string(),
             s.kept.to_string(),
-            super::super::human(s.held),
+            human(s.held),
         ]);
     }
     align_right(&mut rows, 1..header.len());

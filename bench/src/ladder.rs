@@ -19,20 +19,19 @@
 
 use std::process::ExitCode;
 
-use miette::{IntoDiagnostic, Report};
-use serde::Serialize;
-
-use super::{
-    super::{Outcome, align_right, model::Runnable, print, table, write_file},
-    figure::{Figure, Kind, Series},
-    sets::{self, Set},
-    subject::Args,
-};
-use crate::{
+use gemmule::{
     Engine, EngineError,
+    cli::{Outcome, Runnable, align_right, bench::sets::Set, print, table, write_file, write_json},
     engine::{Bound, Comparison, Padding},
     passes,
     program::Step,
+};
+use miette::Report;
+use serde::Serialize;
+
+use crate::{
+    figure::{Figure, Kind, Series},
+    subject::Args,
 };
 
 /// Batches of 16, as in the paper's figure.
@@ -142,7 +141,7 @@ struct Row {
     agrees: bool,
 }
 
-pub(in crate::cli) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Outcome {
     let engines = (0..RUNGS.len())
         .map(|index| {
             let builder = args.subject.builder()?;
@@ -156,7 +155,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     let Some(last) = engines.last() else {
         return Ok(ExitCode::SUCCESS);
     };
-    let sets = sets::served(args.sets.read(&SETS)?, &last.limits())?;
+    let sets = args.sets.read(&SETS, &last.limits())?;
     let mut rows = Vec::with_capacity(sets.len() * RUNGS.len());
     for set in &sets {
         rows.extend(climb(&engines, set, &args)?);
@@ -172,8 +171,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     };
     measured.show(Bound::of(last.program().dtype))?;
     if let Some(file) = &args.json {
-        let text = serde_json::to_vec_pretty(&measured).into_diagnostic()?;
-        write_file(file, &text)?;
+        write_json(file, &measured)?;
     }
     if let Some(file) = &args.figure {
         write_file(file, measured.figure(&sets).svg()?.as_bytes())?;

@@ -1,8 +1,8 @@
 use clap::Parser;
+use gemmule::{kernels::trial::Difference, tensor::Extents};
 
-use super::super::peers::PeerTime;
 use super::{problem::Work, report::*, *};
-use crate::{kernels::trial::Difference, tensor::Extents};
+use crate::peers::PeerTime;
 
 #[derive(Parser)]
 struct Cli {
@@ -77,7 +77,7 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
             labels.sort_unstable();
             assert!(labels.is_sorted_by(|a, b| a < b), "{name}: {labels:?}");
             let extents = Extents::of(&problem.lens).unwrap();
-            let shapes = |chain: &crate::kernels::chain::Chain| {
+            let shapes = |chain: &gemmule::kernels::chain::Chain| {
                 let of = |&t: &usize| chain.tensors[t].shape.elements().eval(&extents);
                 chain.results.iter().map(of).collect::<Vec<_>>()
             };
@@ -306,7 +306,7 @@ fn a_missing_peer_is_a_gap_in_the_figure() {
 
 #[test]
 fn what_was_picked_is_what_a_model_launches_and_the_table_says_by_whom() {
-    use crate::tune::{Card, Effort, Made, Origin, Picked, Picks, Range};
+    use gemmule::tune::{Card, Effort, Made, Origin, Picked, Picks, Range};
     let args = args(&["--only", "gemm,layernorm,softmax,attention"]);
     let guess = Launched::default();
     let guessed = problems(&args, &guess, Instructions::default()).unwrap();
@@ -321,7 +321,7 @@ fn what_was_picked_is_what_a_model_launches_and_the_table_says_by_whom() {
         },
         nvrtc: (13, 0),
     };
-    let mut chosen = crate::engine::Chosen {
+    let mut chosen = gemmule::engine::Chosen {
         picks: Picks::new(made),
         origins: BTreeMap::new(),
     };

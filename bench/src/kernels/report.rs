@@ -1,17 +1,19 @@
 //! What was measured, as rows, as a table and as the papers' figures.
 
+use gemmule::{
+    DType,
+    cli::{align_right, print, table},
+    runtime::cuda::Lap,
+    tune::Origin,
+};
 use miette::Report;
 use serde::Serialize;
 
-use super::{
-    super::{
-        super::{align_right, print, table},
-        figure::{Figure, Kind, Series},
-        peers::PeerTime,
-    },
-    problem::{Contender, Problem, Task, Work},
+use super::problem::{Contender, Problem, Task, Work};
+use crate::{
+    figure::{Figure, Kind, Series},
+    peers::PeerTime,
 };
-use crate::{DType, runtime::cuda::Lap, tune::Origin};
 
 /// Every launch but the last stores what the next one reads, rounded once more than in the fused
 /// kernel. Values are of size 4 at most, and so is what becomes of their rounding, whatever the

@@ -1,11 +1,8 @@
 use std::{collections::HashMap, path::PathBuf, process::ExitCode, str::FromStr};
 
-use miette::{IntoDiagnostic, miette};
-use serde::Serialize;
-
-use super::super::{Outcome, align_right, print, progress::Bars, say, table, write_file};
-use crate::{
+use gemmule::{
     DType, DeviceChoice,
+    cli::{Bars, Outcome, align_right, print, say, table, write_json},
     engine::emit,
     jit::{Cubin, Jit},
     kernels::{
@@ -16,9 +13,11 @@ use crate::{
     tensor::Extents,
     tune::{Choice, Problem, choice_at},
 };
+use miette::{IntoDiagnostic, miette};
+use serde::Serialize;
 
 #[derive(clap::Args)]
-pub(in crate::cli) struct Args {
+pub(crate) struct Args {
     /// The CUDA device
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
@@ -111,7 +110,7 @@ struct Row {
     agrees: Option<bool>,
 }
 
-pub(in crate::cli) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Outcome {
     let DeviceChoice::Cuda(ordinal) = args.device else {
         return Err(miette!(
             "GEMMs are timed on a CUDA device; give --device cuda:N"
@@ -162,7 +161,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     }
     show(&rows, &args, &device, contest.has_cublas_lt())?;
     if let Some(file) = &args.json {
-        write_file(file, &serde_json::to_vec_pretty(&rows).into_diagnostic()?)?;
+        write_json(file, &rows)?;
     }
     Ok(if rows.iter().any(|r| r.agrees == Some(false)) {
         ExitCode::FAILURE

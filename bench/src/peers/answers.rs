@@ -13,7 +13,7 @@ const MOST_US: f64 = 3.6e9;
 
 /// What the peers answered.
 #[derive(Debug, Default)]
-pub(in crate::cli::bench) struct Answers {
+pub(crate) struct Answers {
     pub times: Vec<PeerTime>,
     /// Peers that failed, and lines that are no answer.
     pub remarks: Vec<String>,
@@ -21,7 +21,7 @@ pub(in crate::cli::bench) struct Answers {
 
 /// How long one peer took for one item of the request.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::cli::bench) struct PeerTime {
+pub(crate) struct PeerTime {
     pub item: usize,
     pub who: String,
     pub us: f64,

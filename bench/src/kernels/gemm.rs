@@ -1,8 +1,7 @@
 //! GEMMs alone, and with bias and GELU in the epilogue or in kernels of their own (ByteTransformer,
 //! figure 10).
 
-use super::problem::{Contender, Launched, Problem, Task};
-use crate::{
+use gemmule::{
     DType,
     kernels::{
         Instructions,
@@ -12,6 +11,8 @@ use crate::{
     },
     tune::{self, Origin},
 };
+
+use super::problem::{Contender, Launched, Problem, Task};
 
 const ROWS: [u32; 8] = [10, 40, 128, 500, 1229, 2458, 4915, 9830];
 /// Outputs and inputs of the weights of BERT-base, then BERT-large.

@@ -3,22 +3,21 @@
 
 use std::process::ExitCode;
 
-use miette::{IntoDiagnostic, Report};
-use serde::Serialize;
-
-use super::{
-    super::{Outcome, align_right, model::Runnable, print, table, write_file},
-    figure::{Figure, Kind, Series},
-    sets::{self, Set},
-    subject::Args,
-};
-use crate::{
+use gemmule::{
     Engine, EngineError,
+    cli::{Outcome, Runnable, align_right, bench::sets::Set, print, table, write_file, write_json},
     engine::{Breakdown, DeviceName},
     kernels::Class,
     passes,
     program::Program,
     tensor::Extents,
+};
+use miette::Report;
+use serde::Serialize;
+
+use crate::{
+    figure::{Figure, Kind, Series},
+    subject::Args,
 };
 
 /// Batches of 16, as in the paper's figure.
@@ -70,7 +69,7 @@ struct Count {
     packed: u64,
 }
 
-pub(in crate::cli) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Outcome {
     let all: Vec<&str> = passes::all().iter().map(|p| p.name()).collect();
     let programs = [("unfused", all), ("fused", Vec::new())]
         .into_iter()
@@ -84,7 +83,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     let Some((_, fused)) = programs.last() else {
         return Ok(ExitCode::SUCCESS);
     };
-    let sets = sets::served(args.sets.read(&SETS)?, &fused.limits())?;
+    let sets = args.sets.read(&SETS, &fused.limits())?;
     let (mut rows, mut counts) = (Vec::new(), Vec::new());
     for set in &sets {
         let batch = set.batch(&fused.limits())?;
@@ -110,8 +109,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     };
     measured.show(fused.device())?;
     if let Some(file) = &args.json {
-        let text = serde_json::to_vec_pretty(&measured).into_diagnostic()?;
-        write_file(file, &text)?;
+        write_json(file, &measured)?;
     }
     if let Some(file) = &args.figure {
         write_file(file, measured.figure().svg()?.as_bytes())?;

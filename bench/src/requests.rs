@@ -1,35 +1,34 @@
 //! A stream of requests of random lengths, as the benchmarks of allocators and of graphs take it.
 
-use miette::{Report, miette};
-
-use crate::{
+use gemmule::{
     Batch, EngineError,
     kernels::trial::uniform,
     runtime::batch::{BatchError, Limits},
 };
+use miette::{Report, miette};
 
 #[derive(clap::Args)]
-pub(super) struct Requests {
+pub(crate) struct Requests {
     /// Requests in the stream
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
-    pub(super) requests: u16,
+    pub(crate) requests: u16,
     /// Sequences of a request
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-    pub(super) batch: u16,
+    pub(crate) batch: u16,
     /// Shortest sequence
     #[arg(long, value_name = "TOKENS", default_value_t = 5)]
-    pub(super) shortest: u32,
+    pub(crate) shortest: u32,
     /// Longest sequence
     #[arg(long, value_name = "TOKENS", default_value_t = 500)]
-    pub(super) longest: u32,
+    pub(crate) longest: u32,
     /// Of all that is random: lengths, ids, and weights where nothing else gives them
     #[arg(long, default_value_t = 1)]
-    pub(super) seed: u64,
+    pub(crate) seed: u64,
 }
 
 impl Requests {
     /// Whether there are such lengths, and whether the position table of `model` serves them.
-    pub(super) fn check(&self, model: &str, limit: Option<u32>) -> Result<(), Report> {
+    pub(crate) fn check(&self, model: &str, limit: Option<u32>) -> Result<(), Report> {
         let (shortest, longest) = (self.shortest, self.longest);
         if shortest == 0 || shortest > longest {
             return Err(miette!(
@@ -45,7 +44,7 @@ impl Requests {
     }
 
     /// The lengths of each request.
-    pub(super) fn lens(&self) -> Vec<Vec<u32>> {
+    pub(crate) fn lens(&self) -> Vec<Vec<u32>> {
         let mut state = self.seed;
         let n_lengths = u64::from(self.longest - self.shortest) + 1;
         let mut length = || self.shortest + (uniform(&mut state) % n_lengths) as u32;
@@ -55,7 +54,7 @@ impl Requests {
     }
 
     /// Requests of these lengths with random ids.
-    pub(super) fn batches(
+    pub(crate) fn batches(
         &self,
         lens: &[Vec<u32>],
         limits: &Limits,
@@ -70,7 +69,7 @@ impl Requests {
     }
 
     /// The stream in words.
-    pub(super) fn in_words(&self) -> String {
+    pub(crate) fn in_words(&self) -> String {
         format!(
             "seed {}; requests: {}; sequences in each: {}; tokens of each: {} to {}",
             self.seed, self.requests, self.batch, self.shortest, self.longest

@@ -1,9 +1,9 @@
-"""Time PyTorch's operators beside `gemmule bench kernels`: one GPU, its kernels in CUDA graphs.
+"""Time PyTorch's operators beside `gemmule-bench kernels`: one GPU, its kernels in CUDA graphs.
 
-The request is {"dtype": "f16", "problems": [...]}; `gemmule bench kernels --problems` prints one.
+The request is {"dtype": "f16", "problems": [...]}; `gemmule-bench kernels --problems` prints one.
 How times are taken and answered is in peers.py.
 
-    python3 scripts/kernel_peers.py --request problems.json
+    python3 bench/scripts/kernel_peers.py --request problems.json
 """
 import peers
 
