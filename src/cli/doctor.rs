@@ -2,6 +2,7 @@ use std::process::ExitCode;
 
 use super::{Outcome, human, print, table};
 use crate::{
+    EngineError,
     engine::threads,
     jit::{DiskCache, Nvrtc, Target},
     machine::{Fit, Machine, Served},
@@ -75,7 +76,11 @@ pub(super) fn run() -> Outcome {
             Err(error) => [part, "none".to_owned(), error.to_string()],
         });
     }
-    let described: Vec<&str> = Machine::all()?.iter().map(|m| m.name.as_str()).collect();
+    let described: Vec<&str> = Machine::all()
+        .map_err(EngineError::from)?
+        .iter()
+        .map(|m| m.name.as_str())
+        .collect();
     rows.add_row([
         "cards".to_owned(),
         format!("{} are described, for --card", described.join(", ")),
@@ -119,7 +124,7 @@ pub(super) fn run() -> Outcome {
         if presence.cublas_lt {
             ""
         } else {
-            "nothing needs it; `bench gemm` compares with it where it is"
+            "nothing needs it; `gemmule-bench gemm` compares with it where it is"
         },
     ]);
     match DiskCache::open_default() {

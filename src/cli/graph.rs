@@ -3,7 +3,7 @@ use std::{path::PathBuf, process::ExitCode};
 use miette::{IntoDiagnostic, miette};
 
 use super::{Outcome, model::Model, print, write_file};
-use crate::{DType, graph::Graph, passes};
+use crate::{DType, graph::Graph, machine::Machine, passes};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -21,7 +21,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let options = args.model.options(DType::F16)?;
+    let options = args.model.options(
+        DType::F16,
+        Machine::usual().map_err(crate::EngineError::from)?,
+    )?;
     let outputs: Option<Vec<&str>> = options
         .outputs
         .as_ref()

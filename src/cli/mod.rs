@@ -1,6 +1,9 @@
 //! The command line: one file per subcommand, each a caller of the public API.
+//!
+//! What is public here is for the other programs of this repository: a command line starts, prints and
+//! complains in one way ([`start`]), and says by the same arguments which model it is of ([`Runnable`]).
 
-mod bench;
+pub mod bench;
 mod check;
 mod compile;
 mod doctor;
@@ -32,6 +35,8 @@ use clap::{Parser, Subcommand, error::ErrorKind as ParseError};
 use miette::{IntoDiagnostic, Report};
 
 pub use input::parse_ids;
+pub use model::{Runnable, Tuning, stage_name};
+pub use progress::Bars;
 
 /// Compiles a description of a transformer into CUDA kernels written for that model, and runs it
 /// on batches of any lengths without padding.
@@ -93,26 +98,11 @@ fn since_start() -> Duration {
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
-    since_start();
-    silence_contained_panics();
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return refused(&error),
-    };
-    let level = if cli.verbose {
-        "gemmule=info"
-    } else {
-        "gemmule=warn"
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(level))
-        .with_writer(|| shown::Log)
-        .without_time()
-        .with_target(false)
-        // It would say on standard error that standard error cannot be written.
-        .log_internal_errors(false)
-        .init();
-    let result = match cli.command {
+    start(|cli: &Cli| cli.verbose, |cli| run(cli.command))
+}
+
+fn run(command: Command) -> Outcome {
+    match command {
         Command::Models(args) => models::run(args),
         Command::Check(args) => check::run(args),
         Command::Graph(args) => graph::run(args),
@@ -126,8 +116,35 @@ pub fn main() -> ExitCode {
         Command::Kernels(command) => kernels::run(command),
         Command::Bench(command) => bench::run(command),
         Command::Doctor => doctor::run(),
+    }
+}
+
+/// Runs a program: parses its arguments, starts the log, which says more where they are `verbose`, and shows
+/// how `run` ends.
+pub fn start<C: Parser>(
+    verbose: impl FnOnce(&C) -> bool,
+    run: impl FnOnce(C) -> Outcome,
+) -> ExitCode {
+    since_start();
+    silence_contained_panics();
+    let cli = match C::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
     };
-    match result {
+    let level = if verbose(&cli) {
+        "gemmule=info"
+    } else {
+        "gemmule=warn"
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(level))
+        .with_writer(|| shown::Log)
+        .without_time()
+        .with_target(false)
+        // It would say on standard error that standard error cannot be written.
+        .log_internal_errors(false)
+        .init();
+    match run(cli) {
         Ok(code) => code,
         // A reader that closed the pipe wanted no more.
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
@@ -165,7 +182,7 @@ fn refused(error: &clap::Error) -> ExitCode {
 }
 
 /// What a subcommand returns: an error is shown by miette, a code says how a check went.
-type Outcome = Result<ExitCode, Report>;
+pub type Outcome = Result<ExitCode, Report>;
 
 /// The reader of the standard output closed it.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
@@ -173,7 +190,7 @@ type Outcome = Result<ExitCode, Report>;
 struct OutputClosed;
 
 /// Says something on standard error. If that is closed or full, there is nobody to tell.
-fn say(text: &str) {
+pub fn say(text: &str) {
     say_rendered(&shown::clean(text));
 }
 
@@ -182,8 +199,8 @@ fn say_rendered(text: &str) {
 }
 
 /// Prints to standard output what people read, with names and texts of others made harmless to a
-/// terminal; a closed pipe is [`OutputClosed`], not a panic.
-fn print(text: &str) -> Result<(), Report> {
+/// terminal; a closed pipe is an error with which a program ends well, not a panic.
+pub fn print(text: &str) -> Result<(), Report> {
     print_raw(&shown::clean(text))
 }
 
@@ -202,7 +219,7 @@ fn print_raw(text: &str) -> Result<(), Report> {
 }
 
 /// Writes what the user named, with its path in the error.
-fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
+pub fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
     crate::files::write(path, text).map_err(|source| {
         crate::EngineError::Write {
             file: path.to_owned(),
@@ -212,13 +229,21 @@ fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
     })
 }
 
+/// Writes what was measured, or chosen, where the user named a file for it.
+pub fn write_json<T: serde::Serialize + ?Sized>(
+    path: &std::path::Path,
+    value: &T,
+) -> Result<(), Report> {
+    write_file(path, &serde_json::to_vec_pretty(value).into_diagnostic()?)
+}
+
 /// Bytes for people.
-fn human(bytes: u64) -> String {
+pub fn human(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }
 
 /// A table without lines between rows.
-fn table(header: &[&str]) -> comfy_table::Table {
+pub fn table(header: &[&str]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
     table
         .load_style(comfy_table::presets::UTF8_FULL_CONDENSED)
@@ -227,7 +252,7 @@ fn table(header: &[&str]) -> comfy_table::Table {
 }
 
 /// Right-aligns columns of numbers.
-fn align_right(table: &mut comfy_table::Table, columns: impl IntoIterator<Item = usize>) {
+pub fn align_right(table: &mut comfy_table::Table, columns: impl IntoIterator<Item = usize>) {
     for column in columns {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(comfy_table::CellAlignment::Right);

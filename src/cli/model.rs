@@ -112,14 +112,14 @@ impl Card {
 
 /// Timings of kernels.
 #[derive(clap::Args, Clone)]
-pub(super) struct Tuning {
+pub struct Tuning {
     /// Time kernels in whole runs on the CUDA device, which corrects the cost model: quick (seconds) or full (two minutes at
     /// most); what was timed is kept on disk
     #[arg(long, value_name = "MODE", default_value = "off")]
-    pub(super) tune: TuneMode,
+    pub tune: TuneMode,
     /// Timings of kernels in this file, which `gemmule tune --export` wrote
     #[arg(long, value_name = "FILE")]
-    pub(super) timings: Option<PathBuf>,
+    pub timings: Option<PathBuf>,
 }
 
 impl Model {
@@ -168,7 +168,11 @@ impl Model {
         Ok(self.opened.get_or_init(|| opened))
     }
 
-    pub(super) fn options(&self, dtype: DType, machine: Machine) -> Result<CompileOptions, EngineError> {
+    pub(super) fn options(
+        &self,
+        dtype: DType,
+        machine: Machine,
+    ) -> Result<CompileOptions, EngineError> {
         let modules = self.folder()?.and_then(Folder::modules);
         Ok(CompileOptions {
             outputs: self.choices.outputs(),
@@ -192,7 +196,7 @@ impl Model {
 
     /// For the usual card.
     pub(super) fn compile(&self, dtype: DType) -> Result<Compiled, Report> {
-        self.compile_for(dtype, Machine::usual()?)
+        self.compile_for(dtype, Machine::usual().map_err(EngineError::from)?)
     }
 
     /// For this card.
@@ -216,7 +220,7 @@ impl Choices {
 
 /// A model that runs: description or artifact, weights, device.
 #[derive(clap::Args)]
-pub(super) struct Runnable {
+pub struct Runnable {
     /// A shipped description (`gemmule models` lists them), a RON file, or a file that `gemmule compile` wrote; by
     /// default the description for the checkpoint
     #[arg(required_unless_present = "weights")]
@@ -286,11 +290,12 @@ impl From<Graphs> for GraphChoice {
 
 impl Runnable {
     /// MODEL, or the folder that stands for it.
-    pub(super) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         named(self.model.as_deref(), self.weights.as_deref())
     }
 
-    pub(super) fn builder(&self) -> Result<Builder, Report> {
+    /// An engine of it, as these arguments ask for it.
+    pub fn builder(&self) -> Result<Builder, Report> {
         let mut builder = match (&self.model, &self.weights) {
             (Some(model), _) => Engine::from_model(ModelFile::open(model)?),
             (None, Some(folder)) => Engine::from_checkpoint(folder),
@@ -333,7 +338,7 @@ impl Runnable {
     }
 
     /// The config.json with the model's sizes: from `--config`, or the checkpoint's.
-    pub(super) fn config(&self) -> Result<Value, EngineError> {
+    pub fn config(&self) -> Result<Value, EngineError> {
         match (&self.config, &self.weights) {
             (Some(file), _) => config(file),
             (None, Some(folder)) => config(&folder.join("config.json")),
@@ -342,7 +347,7 @@ impl Runnable {
     }
 
     /// Builds with progress bars on standard error.
-    pub(super) fn build(builder: Builder) -> Result<Engine, EngineError> {
+    pub fn build(builder: Builder) -> Result<Engine, EngineError> {
         let bars = Bars::new();
         builder
             .progress(move |stage, done, total| {
@@ -353,7 +358,7 @@ impl Runnable {
 }
 
 /// What a progress bar is of.
-pub(super) fn stage_name(stage: Stage) -> &'static str {
+pub fn stage_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Kernels => "kernels",
         Stage::Tuning => "tuning",

@@ -38,7 +38,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let program = args.model.compile_for(args.dtype, args.card.machine(&[])?)?.program;
+    let program = args
+        .model
+        .compile_for(args.dtype, args.card.machine(&[])?)?
+        .program;
     let extents = Extents::of(&args.lens).into_diagnostic()?;
     let choice = args.memory.choice()?;
     let bucket = match args.exact {

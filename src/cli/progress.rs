@@ -3,19 +3,18 @@ use std::sync::Mutex;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar for the stage at hand, on standard error; nothing where that is no terminal.
-pub(super) struct Bars {
+#[derive(Default)]
+pub struct Bars {
     current: Mutex<Option<(&'static str, ProgressBar)>>,
 }
 
 impl Bars {
-    pub(super) fn new() -> Self {
-        Self {
-            current: Mutex::new(None),
-        }
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Shows that `done` of `total` are done of `what`.
-    pub(super) fn show(&self, what: &'static str, done: usize, total: usize) {
+    pub fn show(&self, what: &'static str, done: usize, total: usize) {
         // A poisoned lock means that another thread died while drawing; the bar is no loss.
         let Ok(mut current) = self.current.lock() else {
             return;

@@ -7,7 +7,7 @@ use super::{
     model::{Model, stage_name},
     print,
     progress::Bars,
-    table,
+    table, write_json,
 };
 use crate::{
     DType, DeviceChoice, EngineError,
@@ -41,6 +41,9 @@ pub(super) struct Args {
     /// Write the timings, for --timings elsewhere
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
+    /// Write the timings as JSON: by kernel, rows and microseconds
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
@@ -66,16 +69,21 @@ pub(super) fn run(args: Args) -> Outcome {
         .within(args.seconds.map(Duration::from_secs))
         .progress(&show);
     let timings = tuner.time(&compiled)?;
-    drop(bars);
     let now = compiled.program_with(&timings)?;
     show_timings(&timings)?;
-    let changed = now.kernels.iter().filter(|k| !compiled.program.kernels.contains(k));
+    let changed = now
+        .kernels
+        .iter()
+        .filter(|k| !compiled.program.kernels.contains(k));
     print(&format!(
         "{} timings; of {} kernels {} are others than those of the cost model alone\n",
         timings.len(),
         now.kernels.len(),
         changed.count()
     ))?;
+    if let Some(file) = &args.json {
+        write_json(file, timings.by_symbol())?;
+    }
     if let Some(file) = &args.export {
         write_timings(file, &timings, &tuner.timed_on())?;
         print(&format!("written to {}\n", file.display()))?;

@@ -108,7 +108,9 @@ pub struct Emitted {
 /// The cards whose programs the project answers for, kernel by kernel: those with costs that were fitted on them, and the
 /// usual one, of whose kind all others are.
 fn answered_for() -> Result<Vec<Machine>, EngineError> {
-    let fitted = Machine::all()?.iter().filter(|machine| machine.fit == Fit::Timings);
+    let fitted = Machine::all()?
+        .iter()
+        .filter(|machine| machine.fit == Fit::Timings);
     Ok(fitted.cloned().chain([Machine::usual()?]).collect())
 }
 

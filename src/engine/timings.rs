@@ -62,7 +62,11 @@ pub enum TimingsError {
     Format { found: u32 },
     #[error("their checksum does not fit: they were damaged, or changed by hand")]
     Checksum,
-    #[error("they were measured on {}, and this is {}", said(found), said(expected))]
+    #[error(
+        "they were measured on {}, and this is {}",
+        said(found),
+        said(expected)
+    )]
     Card { found: TimedOn, expected: TimedOn },
     #[error("they were measured with NVRTC {}.{}, and this is {}.{}", found.0, found.1, expected.0, expected.1)]
     Nvrtc {
@@ -249,7 +253,9 @@ impl Store {
         let most = Kind::Timings.limit();
         let bytes = match own::read(&self.file, most).map_err(io::Error::from) {
             Ok(bytes) => bytes,
-            Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Timings::default()),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(Timings::default());
+            }
             Err(source) => {
                 let file = self.file.clone();
                 return Err(EngineError::Read { file, source });
@@ -333,7 +339,10 @@ mod tests {
         assert!(refused("no RON").starts_with("they are no RON as gemmule writes it"));
         let other = TimedOn { sms: 66, ..on() };
         insta::assert_snapshot!(check_on(&other, &on()).expect_err("refused"), @"they were measured on Card (capability 9.0, 66 SMs), and this is Card (capability 9.0, 132 SMs)");
-        let other = TimedOn { nvrtc: (12, 8), ..on() };
+        let other = TimedOn {
+            nvrtc: (12, 8),
+            ..on()
+        };
         insta::assert_snapshot!(check_on(&other, &on()).expect_err("refused"), @"they were measured with NVRTC 12.8, and this is 13.0");
         let document = |timings: &[(u64, f64)]| {
             let mut document = Document {

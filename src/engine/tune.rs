@@ -177,7 +177,9 @@ impl<'a> Tuner<'a> {
             match race.run(&batch, tokens, &mut timings) {
                 Ok(()) => {}
                 Err(EngineError::Cuda(CudaError::OutOfMemory { .. })) => {
-                    tracing::warn!("{tokens} tokens are not timed: the device has no memory for them");
+                    tracing::warn!(
+                        "{tokens} tokens are not timed: the device has no memory for them"
+                    );
                 }
                 Err(error) => return Err(error),
             }
@@ -202,10 +204,12 @@ impl<'a> Tuner<'a> {
             }
         }
         match self.store(on) {
-            Some(store) if self.mode != TuneMode::Off && !self.again => store.get(on).or_else(|error| {
-                tracing::warn!("{error}; kernels are timed anew");
-                Ok(Timings::default())
-            }),
+            Some(store) if self.mode != TuneMode::Off && !self.again => {
+                store.get(on).or_else(|error| {
+                    tracing::warn!("{error}; kernels are timed anew");
+                    Ok(Timings::default())
+                })
+            }
             _ => Ok(Timings::default()),
         }
     }

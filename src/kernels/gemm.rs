@@ -252,8 +252,7 @@ impl Kernel for Gemm {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        Some(self.tile
-            .cycles(rows, self.n, self.k, self.dtype, machine))
+        Some(self.tile.cycles(rows, self.n, self.k, self.dtype, machine))
     }
 
     fn threads(&self) -> u32 {

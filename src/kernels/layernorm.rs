@@ -80,13 +80,25 @@ macro_rules! choices {
             fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
                 const OTHER_SHARING: f64 = 1.03;
                 let ranges = $by_rows(self.width, self.dtype, machine);
-                let serves = |(most, _): &&(Option<u64>, Teams)| most.is_none_or(|most| rows <= most);
-                let is_best = ranges.iter().find(serves).is_some_and(|(_, teams)| *teams == self.teams);
+                let serves =
+                    |(most, _): &&(Option<u64>, Teams)| most.is_none_or(|most| rows <= most);
+                let is_best = ranges
+                    .iter()
+                    .find(serves)
+                    .is_some_and(|(_, teams)| *teams == self.teams);
                 let cost = &machine.costs.norm;
                 let elements = rows as f64 * f64::from(self.width);
-                let launch = if rows <= SMALL_M { cost.launch_small_m } else { cost.launch };
+                let launch = if rows <= SMALL_M {
+                    cost.launch_small_m
+                } else {
+                    cost.launch
+                };
                 let cycles = launch + elements * cost.element;
-                if is_best { cycles } else { cycles * OTHER_SHARING }
+                if is_best {
+                    cycles
+                } else {
+                    cycles * OTHER_SHARING
+                }
             }
 
             /// Every kernel that may take this one's place, this one's sharing with both variances

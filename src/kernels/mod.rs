@@ -24,8 +24,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use class::Class;
 pub use crate::machine::Instructions;
+pub use class::Class;
 pub use spec::{KernelSpec, representative};
 
 use crate::machine::Machine;

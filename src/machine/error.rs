@@ -29,7 +29,8 @@ impl MachineError {
         let known: Vec<&str> = all.iter().map(|machine| machine.name.as_str()).collect();
         Self::Unknown {
             name: name.to_owned(),
-            near: nearest(name, known.iter().copied()).map_or_else(String::new, |near| format!("; the nearest is `{near}`")),
+            near: nearest(name, known.iter().copied())
+                .map_or_else(String::new, |near| format!("; the nearest is `{near}`")),
             known: known.join(", "),
         }
     }

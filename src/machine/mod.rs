@@ -13,8 +13,8 @@ use include_dir::{Dir, include_dir};
 use serde::{Deserialize, Serialize};
 
 pub use cost::{
-    Costs, GemmNorm, Hopper, MmaSync, Norm, NormPrologue, OneTile, SMALL_M, Skinny, SmallM,
-    SplitK, Wgmma,
+    Costs, GemmNorm, Hopper, MmaSync, Norm, NormPrologue, OneTile, SMALL_M, Skinny, SmallM, SplitK,
+    Wgmma,
 };
 pub use error::MachineError;
 
@@ -117,7 +117,11 @@ static ALL: LazyLock<Result<Vec<Machine>, MachineError>> = LazyLock::new(|| {
     let mut machines = FILES
         .files()
         .map(|file| {
-            let name = file.path().file_stem().unwrap_or_default().to_string_lossy();
+            let name = file
+                .path()
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy();
             let text = file.contents_utf8().unwrap_or_default();
             Machine::parse(&name, text)
         })
@@ -175,8 +179,12 @@ impl Machine {
     /// # Errors
     /// As [`Machine::all`].
     pub fn of_capability(capability: (u32, u32)) -> Result<Option<Self>, MachineError> {
-        let all = Self::all()?.iter().filter(|machine| machine.capability == capability);
-        Ok(all.min_by_key(|machine| machine.fit != Fit::Timings).cloned())
+        let all = Self::all()?
+            .iter()
+            .filter(|machine| machine.capability == capability);
+        Ok(all
+            .min_by_key(|machine| machine.fit != Fit::Timings)
+            .cloned())
     }
 
     /// The card that the driver describes, and whose file serves it: its own, else that of the card of its capability with
@@ -186,12 +194,17 @@ impl Machine {
     /// As [`Machine::all`]; [`MachineError::TooOld`] for a card older than all that are described.
     pub fn of(live: &Live) -> Result<(Self, Served), MachineError> {
         let all = Self::all()?;
-        let own = all.iter().find(|machine| machine.cards.contains(&live.name));
+        let own = all
+            .iter()
+            .find(|machine| machine.cards.contains(&live.name));
         if let Some(own) = own {
             return Ok((own.with(live), Served::Own));
         }
-        let older = all.iter().filter(|machine| machine.capability <= live.capability);
-        let nearness = |machine: &&Self| (machine.capability, Reverse(machine.sms.abs_diff(live.sms)));
+        let older = all
+            .iter()
+            .filter(|machine| machine.capability <= live.capability);
+        let nearness =
+            |machine: &&Self| (machine.capability, Reverse(machine.sms.abs_diff(live.sms)));
         match older.max_by_key(nearness) {
             Some(nearest) => Ok((nearest.with(live), Served::Nearest)),
             None => Err(MachineError::TooOld {
@@ -223,18 +236,22 @@ impl Machine {
         let mut machine = self.clone();
         let scaled = |&at_once: &u32| {
             let part = u64::from(at_once) * u64::from(sms) / u64::from(self.sms.max(1));
-            u32::try_from(part).unwrap_or(u32::MAX).max(1)
+            u32::try_from(part).unwrap_or(u32::MAX)
         };
         machine.sms = sms.max(1);
         machine.clusters = self.clusters.iter().map(scaled).collect();
         machine
     }
 
-    /// Clusters of so many CTAs that run at once, where each CTA needs an SM of its own.
+    /// Clusters of so many CTAs that run at once, where each CTA needs an SM of its own; none where the card has no room for one.
     pub fn clusters_at_once(&self, ctas: u32) -> u64 {
         match ctas {
             0 | 1 => self.sms.into(),
-            ctas => self.clusters.get(ctas as usize - 2).copied().unwrap_or(1).into(),
+            ctas if ctas > self.sms => 0,
+            ctas => {
+                let known = self.clusters.get(ctas as usize - 2);
+                known.copied().unwrap_or_default().into()
+            }
         }
     }
 

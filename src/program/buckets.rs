@@ -84,7 +84,11 @@ impl Buckets {
     /// The bucket of a batch: nowhere smaller than it, and its own bucket. Where it is not the batch's own
     /// shape, nothing depends on its `longest` and `pairs` but which kernels are launched.
     pub fn of_batch(&self, batch: &Extents) -> Extents {
-        if self.exact.iter().any(|part| part.contains(batch.tokens, batch.longest)) {
+        if self
+            .exact
+            .iter()
+            .any(|part| part.contains(batch.tokens, batch.longest))
+        {
             return *batch;
         }
         let tokens = rounded_tokens(batch.tokens).min(next(&self.tokens, batch.tokens));

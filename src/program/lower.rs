@@ -10,7 +10,9 @@ use chains::Chains;
 pub use chains::alternatives;
 pub use error::LowerError;
 
-use super::{AttentionChoice, Padding, Place, Program, Step, Tensor, TensorIndex, padding::check_kept};
+use super::{
+    AttentionChoice, Padding, Place, Program, Step, Tensor, TensorIndex, padding::check_kept,
+};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{KernelSpec, Meta, attention::*, elementwise::*, embedding::*, pooling::*},
@@ -103,6 +105,10 @@ impl<'a> Lowering<'a> {
                 node.shape.clone(),
                 Place::Weight(expr.clone()),
             ),
+            _ if self.chains.holds(id) => {
+                self.chained(id);
+                return Ok(());
+            }
             op => self.compute(id, op)?,
         };
         self.tensor_of.insert(id, tensor);
@@ -119,9 +125,6 @@ impl<'a> Lowering<'a> {
                 node: node.name.clone(),
                 choice: self.options.attention,
             });
-        }
-        if self.chains.holds(id) {
-            return Ok(self.chained(id));
         }
         let dispatch = self
             .kernels(id, op)
@@ -344,7 +347,9 @@ impl<'a> Lowering<'a> {
             ..AttentionSoftmax::new(heads, scale, self.dtype)
         };
         let kernels = softmax.by_length().into_iter();
-        Ok(Dispatch::by_longest(kernels.map(|(up_to, kernel)| (up_to, Some(kernel.into())))))
+        Ok(Dispatch::by_longest(
+            kernels.map(|(up_to, kernel)| (up_to, Some(kernel.into()))),
+        ))
     }
 
     fn table(&self, ids: NodeId, table: NodeId, offset: u32) -> Result<Table, String> {

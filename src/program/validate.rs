@@ -238,9 +238,7 @@ impl Program {
                 {
                     return Err(format!("binds `{}` outside its life", tensor.name));
                 }
-                Place::Planned { .. }
-                    if !writes && !all_are_covered(step, &written[operand]) =>
-                {
+                Place::Planned { .. } if !writes && !all_are_covered(step, &written[operand]) => {
                     return Err(format!(
                         "reads `{}`, which is not computed for all its batches",
                         tensor.name
@@ -280,7 +278,9 @@ fn tables(kernel: &KernelSpec) -> &[Table] {
 
 /// Whether a tensor that was computed for some batches is there for all that a step is launched for.
 fn all_are_covered(step: &Step, written: &[Batches]) -> bool {
-    step.batches().iter().all(|part| part.is_covered_by(written))
+    step.batches()
+        .iter()
+        .all(|part| part.is_covered_by(written))
 }
 
 /// Whether a kernel is launched for batches only that it takes.

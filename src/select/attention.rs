@@ -30,11 +30,15 @@ pub struct Attention {
     pub dtype: DType,
 }
 
-
 impl Attention {
     /// By the longest sequence, and on Hopper with a kernel of its own for few tokens in all; sequences have at most `longest`.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
-        let tiles = MhaWgmma::tiles(self.head, self.dtype, &[self.q, self.k, self.v], machine.instructions);
+        let tiles = MhaWgmma::tiles(
+            self.head,
+            self.dtype,
+            &[self.q, self.k, self.v],
+            machine.instructions,
+        );
         let ranges: Vec<(Option<u64>, KernelSpec)> = match tiles {
             [] => {
                 let most = MhaShort::max_len_for(self.head, self.dtype);
@@ -45,7 +49,11 @@ impl Attention {
             }
             _ => self.tiles_by_length(),
         };
-        let dispatch = Dispatch::by_longest(within(ranges, longest).into_iter().map(|(up_to, k)| (up_to, Some(k))));
+        let dispatch = Dispatch::by_longest(
+            within(ranges, longest)
+                .into_iter()
+                .map(|(up_to, k)| (up_to, Some(k))),
+        );
         match self.of_few_tokens(machine) {
             Some(few) => with_few_tokens(dispatch, few),
             None => dispatch,
@@ -61,14 +69,48 @@ impl Attention {
 
     /// The kernel with all keys of a sequence on the chip, for sequences of at most so many tokens.
     pub fn short(&self, max_len: u32) -> KernelSpec {
-        let &Self { heads, head, scale, q, k, v, dtype } = self;
-        MhaShort { heads, head, scale, q, k, v, max_len, dtype }.into()
+        let &Self {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+        } = self;
+        MhaShort {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            max_len,
+            dtype,
+        }
+        .into()
     }
 
     /// The kernel with online softmax, for any length and card.
     pub fn online(&self) -> MhaOnline {
-        let &Self { heads, head, scale, q, k, v, dtype } = self;
-        MhaOnline { heads, head, scale, q, k, v, dtype }
+        let &Self {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+        } = self;
+        MhaOnline {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+        }
     }
 
     /// By warpgroup MMA, for any length, on Hopper.
@@ -85,15 +127,37 @@ impl Attention {
                 kernel.check()?;
             }
         }
-        Ok(Dispatch::by_longest(ranges.into_iter().map(|(up_to, k)| (up_to, Some(k)))))
+        Ok(Dispatch::by_longest(
+            ranges.into_iter().map(|(up_to, k)| (up_to, Some(k))),
+        ))
     }
 
     /// Two grouped GEMMs with the softmax taken apart between them, each of which reads what the one before wrote, by the
     /// names of their parameters.
     pub fn grouped(&self) -> Result<Chain, AttentionError> {
-        let &Self { heads, head, scale, q, k, v, dtype } = self;
-        let scores = MhaLongScores { heads, head, scale, q, k, dtype };
-        let context = MhaLongContext { heads, head, v, dtype };
+        let &Self {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+        } = self;
+        let scores = MhaLongScores {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            dtype,
+        };
+        let context = MhaLongContext {
+            heads,
+            head,
+            v,
+            dtype,
+        };
         scores.check()?;
         context.check()?;
         let chain = Chain::of(scores).then(MhaLongReduce { heads }, &[]);
@@ -101,15 +165,36 @@ impl Attention {
     }
 
     fn tiles_by_length(&self) -> Vec<(Option<u64>, KernelSpec)> {
-        let &Self { heads, head, scale, q, k, v, dtype } = self;
-        let kernel = |tile| MhaWgmma { heads, head, scale, q, k, v, dtype, tile };
+        let &Self {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+        } = self;
+        let kernel = |tile| MhaWgmma {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+            tile,
+        };
         let tiles = MhaTile::by_length(head).into_iter();
-        tiles.map(|(up_to, tile)| (up_to, kernel(tile).into())).collect()
+        tiles
+            .map(|(up_to, tile)| (up_to, kernel(tile).into()))
+            .collect()
     }
 
     /// What is launched for few tokens, where that was measured to be faster than any other.
     fn of_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
-        let few = MhaSplitKeys { plain: self.online() };
+        let few = MhaSplitKeys {
+            plain: self.online(),
+        };
         let serves = machine.instructions == Instructions::Hopper && few.check().is_ok();
         serves.then_some(few)
     }
@@ -176,7 +261,9 @@ mod tests {
     fn shown(dispatch: &Dispatch<KernelSpec>) -> Vec<String> {
         let entries = dispatch.entries().iter();
         let template = |kernel: &KernelSpec| kernel.as_kernel().template();
-        entries.map(|e| format!("{}: {}", e.batches, template(&e.choice))).collect()
+        entries
+            .map(|e| format!("{}: {}", e.batches, template(&e.choice)))
+            .collect()
     }
 
     #[test]
@@ -184,7 +271,10 @@ mod tests {
         let machine = Machine::usual().expect("a machine");
         let problem = attention(64, DType::F16);
         let all = shown(&problem.by_length(&machine, None));
-        assert_eq!(all.last().map(String::as_str), Some("longest above 320: mha_online"));
+        assert_eq!(
+            all.last().map(String::as_str),
+            Some("longest above 320: mha_online")
+        );
         let few = problem.by_length(&machine, Some(100));
         assert!(Batches::ALL.is_covered_by(&few.covered()));
         assert_eq!(shown(&few).len(), all.len());

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::{
     Dispatch, Timings,
-    implementations::{ALL, Candidate, Implementation, Operand},
+    implementations::{ALL, Implementation, Operand},
     prune::{Kernels, prune},
     site::Chain,
 };
@@ -65,7 +65,8 @@ impl Edges {
     /// takes. `None` where none covers the chain.
     pub(super) fn cheapest(&self, times: &[f64], is_kept: &[bool]) -> Option<(f64, Cover)> {
         // By number of sites that are covered: the least time, and the last edge with its kernels.
-        let mut best: Vec<(f64, Option<(usize, Vec<usize>)>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
+        let mut best: Vec<(f64, Option<(usize, Vec<usize>)>)> =
+            vec![(f64::INFINITY, None); self.n_sites + 1];
         best[0].0 = 0.0;
         for (at, edge) in self.edges.iter().enumerate() {
             let before = best[edge.from].0;
@@ -104,7 +105,9 @@ impl Edges {
         let mut covered = Vec::new();
         for edge in &self.edges {
             for (launch, candidates) in edge.implementation.launches.iter().zip(&edge.kernels) {
-                let fastest = candidates.iter().min_by(|a, b| times[**a].total_cmp(&times[**b]));
+                let fastest = candidates
+                    .iter()
+                    .min_by(|a, b| times[**a].total_cmp(&times[**b]));
                 covered.extend(fastest.map(|&kernel| Covered {
                     first: edge.from,
                     site: edge.from + launch.site,
@@ -143,12 +146,18 @@ impl Question<'_> {
     pub fn answer(&self) -> Vec<Vec<Covered>> {
         let (mut kernels, edges) = self.edges();
         if self.invariant {
-            return edges.iter().map(|edges| edges.invariant(&kernels)).collect();
+            return edges
+                .iter()
+                .map(|edges| edges.invariant(&kernels))
+                .collect();
         }
         let is_kept = prune(&edges, &kernels);
         kernels.keep(&is_kept);
         let grid = kernels.times_on(&fine_rows());
-        edges.iter().map(|edges| covered(edges, &kernels, &grid, &is_kept)).collect()
+        edges
+            .iter()
+            .map(|edges| covered(edges, &kernels, &grid, &is_kept))
+            .collect()
     }
 
     /// Kernels that may be as good for so many rows as those that are launched, though they are not estimated to be: the
@@ -163,10 +172,15 @@ impl Question<'_> {
                 continue;
             };
             let of = |cover: &Cover| -> Vec<usize> {
-                cover.iter().flat_map(|(_, kernels)| kernels.iter().copied()).collect()
+                cover
+                    .iter()
+                    .flat_map(|(_, kernels)| kernels.iter().copied())
+                    .collect()
             };
             let in_best = of(&best);
-            for kernel in (0..times.len()).filter(|&k| times[k].is_finite() && !in_best.contains(&k)) {
+            for kernel in
+                (0..times.len()).filter(|&k| times[k].is_finite() && !in_best.contains(&k))
+            {
                 // Nothing is cheaper than a cover with it.
                 let mut forced = times.clone();
                 forced[kernel] = -1e12;
@@ -174,7 +188,10 @@ impl Question<'_> {
                     continue;
                 };
                 let in_cover = of(&cover);
-                let changed = in_cover.iter().filter(|k| !in_best.contains(k)).map(|&k| times[k]);
+                let changed = in_cover
+                    .iter()
+                    .filter(|k| !in_best.contains(k))
+                    .map(|&k| times[k]);
                 let is_near = edges.cycles(&cover, &times) - least <= more * changed.sum::<f64>();
                 let spec = kernels.spec(kernel);
                 let is_new = alternatives.iter().all(|known| known.kernel != *spec);
@@ -195,7 +212,9 @@ impl Question<'_> {
         for (chain, times) in self.chains {
             let mut edges = Vec::new();
             for from in 0..chain.links.len() {
-                let implementations = ALL.iter().filter_map(|f| f(&chain.links[from..], self.machine));
+                let implementations = ALL
+                    .iter()
+                    .filter_map(|f| f(&chain.links[from..], self.machine));
                 for mut implementation in implementations {
                     if implementation.sites > 1 && (self.invariant || !self.may_fuse) {
                         continue;
@@ -203,7 +222,9 @@ impl Question<'_> {
                     let launches = implementation.launches.iter_mut();
                     let numbers = launches.map(|launch| {
                         let candidates = std::mem::take(&mut launch.candidates).into_iter();
-                        candidates.map(|candidate| kernels.number(candidate)).collect()
+                        candidates
+                            .map(|candidate| kernels.number(candidate))
+                            .collect()
                     });
                     edges.push(Edge {
                         from,
@@ -226,8 +247,11 @@ impl Question<'_> {
 fn fine_rows() -> Vec<u64> {
     const FEWEST: u64 = 64;
     const STEP: u64 = 64;
-    let few = (1..=16).chain((18..=32).step_by(2)).chain((36..FEWEST).step_by(4));
-    few.chain((FEWEST..=MOST_ROWS).step_by(STEP as usize)).collect()
+    let few = (1..=16)
+        .chain((18..=32).step_by(2))
+        .chain((36..FEWEST).step_by(4));
+    few.chain((FEWEST..=MOST_ROWS).step_by(STEP as usize))
+        .collect()
 }
 
 /// Beyond so many rows the cover serves that is best in the mean of the last octave before.
@@ -237,7 +261,12 @@ pub(super) const MOST_ROWS: u64 = 16384;
 const CHANGE: f64 = 0.0007;
 
 /// The covers of one chain by rows: of all ways to change from one to another the one that loses least.
-fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)], is_kept: &[bool]) -> Vec<Covered> {
+fn covered(
+    edges: &Edges,
+    kernels: &Kernels,
+    grid: &[(u64, Vec<f64>)],
+    is_kept: &[bool],
+) -> Vec<Covered> {
     let mut covers: Vec<Cover> = Vec::new();
     let mut index: HashMap<Cover, usize> = HashMap::new();
     let mut best = Vec::new();
@@ -251,7 +280,9 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)], is_kept: 
             covers.push(cover);
         }
     }
-    let ranges = path(covers.len(), grid, &best, |at, times| edges.cycles(&covers[at], times));
+    let ranges = path(covers.len(), grid, &best, |at, times| {
+        edges.cycles(&covers[at], times)
+    });
     let mut answer = Vec::new();
     for (number, edge) in edges.edges.iter().enumerate() {
         for (at, launch) in edge.implementation.launches.iter().enumerate() {
@@ -259,7 +290,9 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)], is_kept: 
                 let own = covers[cover].iter().find(|(edge, _)| *edge == number)?;
                 Some(kernels.spec(own.1[at]).clone())
             };
-            let ranges = ranges.iter().map(|&(up_to, cover)| (up_to, kernel_of(cover)));
+            let ranges = ranges
+                .iter()
+                .map(|&(up_to, cover)| (up_to, kernel_of(cover)));
             let dispatch = Dispatch::by_rows(ranges);
             if !dispatch.is_empty() {
                 answer.push(Covered {
@@ -284,20 +317,26 @@ pub(super) fn path(
     cycles: impl Fn(usize, &[f64]) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
     // By choice: the least loss so far where it serves the last number of rows, and the choice before at each number.
-    let mut losses = vec![0.0; n_choices];
+    let mut losses: Vec<f64> = vec![0.0; n_choices];
     let mut from: Vec<Vec<usize>> = Vec::new();
     let mut of_last_octave = vec![0.0; n_choices];
     let mut before = 0;
     for ((rows, times), best) in grid.iter().zip(best) {
         let octaves = (*rows as f64 / (before.max(1)) as f64).ln().max(1e-3);
-        let cheapest = (0..n_choices).min_by(|&a, &b| losses[a].total_cmp(&losses[b])).unwrap_or(0);
+        let cheapest = (0..n_choices)
+            .min_by(|&a, &b| losses[a].total_cmp(&losses[b]))
+            .unwrap_or(0);
         let least: f64 = losses.get(cheapest).copied().unwrap_or(0.0);
         let mut origin = Vec::with_capacity(n_choices);
         let mut next = Vec::with_capacity(n_choices);
         for choice in 0..n_choices {
             let stays = losses[choice] <= least + CHANGE;
             origin.push(if stays { choice } else { cheapest });
-            let so_far = if stays { losses[choice] } else { least + CHANGE };
+            let so_far = if stays {
+                losses[choice]
+            } else {
+                least + CHANGE
+            };
             let lost = cycles(choice, times) / best - 1.0;
             if *rows > MOST_ROWS / 2 {
                 of_last_octave[choice] += lost * octaves;

@@ -99,8 +99,13 @@ impl Batches {
         let first = |of: fn(&Self) -> Interval| {
             let bounds = others.iter().flat_map(|o| [Some(of(o).above), of(o).up_to]);
             let own = of(&self);
-            let inner = bounds.flatten().filter(|&bound| own.contains(bound.saturating_add(1)));
-            let mut all: Vec<u64> = inner.chain([own.above]).map(|b| b.saturating_add(1)).collect();
+            let inner = bounds
+                .flatten()
+                .filter(|&bound| own.contains(bound.saturating_add(1)));
+            let mut all: Vec<u64> = inner
+                .chain([own.above])
+                .map(|b| b.saturating_add(1))
+                .collect();
             all.sort_unstable();
             all.dedup();
             all
@@ -305,10 +310,7 @@ mod tests {
     #[test]
     fn parts_that_meet_are_told() {
         let entry = |batches| Entry { batches, choice: 0 };
-        let dispatch = Dispatch::of(vec![
-            entry(rows(0, Some(64))),
-            entry(longest(0, Some(64))),
-        ]);
+        let dispatch = Dispatch::of(vec![entry(rows(0, Some(64))), entry(longest(0, Some(64)))]);
         assert!(dispatch.overlap().is_some());
     }
 }

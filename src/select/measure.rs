@@ -50,7 +50,9 @@ impl Timings {
         let kernel = kernel.as_kernel();
         let all = self.by_symbol.get(&kernel.symbol());
         let factor = |&(rows, us): &(u64, f64)| {
-            let cycles = kernel.cycles(rows, machine).filter(|cycles| cycles.is_finite())?;
+            let cycles = kernel
+                .cycles(rows, machine)
+                .filter(|cycles| cycles.is_finite())?;
             Some((rows, us * f64::from(machine.clock_mhz) / cycles))
         };
         all.into_iter().flatten().filter_map(factor).collect()
@@ -66,12 +68,19 @@ pub(super) fn correction(factors: &[(u64, f64)], rows: u64) -> f64 {
         let left = (1.0 - (position(known) - at).abs()).max(0.0);
         1.0 + (factor - 1.0) * left
     };
-    match (next.checked_sub(1).map(|before| &factors[before]), factors.get(next)) {
+    match (
+        next.checked_sub(1).map(|before| &factors[before]),
+        factors.get(next),
+    ) {
         (None, None) => 1.0,
         (Some(only), None) | (None, Some(only)) => faded(only),
         (Some(before), Some(behind)) => {
             let (from, to) = (position(before.0), position(behind.0));
-            let part = if to > from { (at - from) / (to - from) } else { 1.0 };
+            let part = if to > from {
+                (at - from) / (to - from)
+            } else {
+                1.0
+            };
             before.1 + (behind.1 - before.1) * part
         }
     }

@@ -1,6 +1,11 @@
 //! How many kernels are worth NVRTC's time: each takes 0.1 to 0.4 s of it.
 
-use super::{Timings, measure::correction, cover::{Cover, Edges, MOST_ROWS}, implementations::Candidate};
+use super::{
+    Timings,
+    cover::{Cover, Edges, MOST_ROWS},
+    implementations::Candidate,
+    measure::correction,
+};
 use crate::{kernels::KernelSpec, machine::Machine};
 
 /// What a kernel must save: a part of the time of the chains that a run has, in the mean over numbers of rows that are
@@ -34,7 +39,9 @@ impl<'a> Kernels<'a> {
         if let Some(known) = self.candidates.iter().position(|c| *c == candidate) {
             return known;
         }
-        let factors = self.timings.map(|timings| timings.factors(&candidate.kernel, self.machine));
+        let factors = self
+            .timings
+            .map(|timings| timings.factors(&candidate.kernel, self.machine));
         self.factors.push(factors.unwrap_or_default());
         self.candidates.push(candidate);
         self.is_kept.push(true);
@@ -64,7 +71,9 @@ impl<'a> Kernels<'a> {
             return f64::INFINITY;
         }
         let cycles = candidate.kernel.as_kernel().cycles(rows, self.machine);
-        cycles.map_or(f64::INFINITY, |cycles| cycles * correction(&self.factors[at], rows))
+        cycles.map_or(f64::INFINITY, |cycles| {
+            cycles * correction(&self.factors[at], rows)
+        })
     }
 }
 
@@ -81,7 +90,10 @@ pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
         for edges in edges {
             if let Some((cycles, cover)) = edges.cheapest(times, &all) {
                 sum += cycles * edges.times as f64;
-                edges.near(&cover, times, NEAR).into_iter().for_each(|k| is_kept[k] = true);
+                edges
+                    .near(&cover, times, NEAR)
+                    .into_iter()
+                    .for_each(|k| is_kept[k] = true);
             }
         }
         best.push(sum);
@@ -109,15 +121,18 @@ struct Thinning<'a> {
 impl Thinning<'_> {
     /// Kernels that no cover uses stay until the end: they take the place of those that go.
     fn run(&mut self) {
-        self.covers = (0..self.samples.len()).map(|at| self.cover(at, None)).collect();
+        self.covers = (0..self.samples.len())
+            .map(|at| self.cover(at, None))
+            .collect();
         // By kernel: what is lost without it, and whether that is so with what is kept now. As kernels go, others are
         // missed more, so that what was found before is no more than what is true.
-        let mut losses = vec![(0.0, false); self.is_kept.len()];
+        let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.is_kept.len()];
         loop {
             let used = self.used();
             let each = used.iter().enumerate().filter(|&(_, &used)| used);
             let each = each.map(|(kernel, _)| (kernel, losses[kernel]));
-            let Some((kernel, (loss, is_known))) = each.min_by(|a, b| a.1.0.total_cmp(&b.1.0)) else {
+            let Some((kernel, (loss, is_known))) = each.min_by(|a, b| a.1.0.total_cmp(&b.1.0))
+            else {
                 break;
             };
             if loss >= WORTH_A_KERNEL {
@@ -147,7 +162,9 @@ impl Thinning<'_> {
     fn used(&self) -> Vec<bool> {
         let mut used = vec![false; self.is_kept.len()];
         let covers = self.covers.iter().flatten().flat_map(|(_, cover)| cover);
-        covers.flat_map(|(_, kernels)| kernels).for_each(|&kernel| used[kernel] = true);
+        covers
+            .flat_map(|(_, kernels)| kernels)
+            .for_each(|&kernel| used[kernel] = true);
         used
     }
 
@@ -171,7 +188,8 @@ impl Thinning<'_> {
             (!used.any(|&k| k == kernel)).then(|| own.clone())
         };
         let covers = self.edges.iter().enumerate();
-        let covers = covers.map(|(chain, edges)| is_as_before(chain).unwrap_or_else(|| cheapest(edges)));
+        let covers =
+            covers.map(|(chain, edges)| is_as_before(chain).unwrap_or_else(|| cheapest(edges)));
         let covers = covers.collect();
         if let Some(kernel) = without {
             self.is_kept[kernel] = true;
@@ -186,7 +204,9 @@ impl Thinning<'_> {
             if self.uses(at, kernel) {
                 let others = self.cover(at, Some(kernel));
                 let more = self.edges.iter().zip(&others).zip(&self.covers[at]);
-                let more: f64 = more.map(|((edges, (other, _)), (now, _))| (other - now) * edges.times as f64).sum();
+                let more: f64 = more
+                    .map(|((edges, (other, _)), (now, _))| (other - now) * edges.times as f64)
+                    .sum();
                 lost += more / self.best[at];
             }
         }
@@ -197,7 +217,8 @@ impl Thinning<'_> {
 /// Twelve numbers of rows in each octave, and all of the fewest.
 fn coarse_rows() -> Vec<u64> {
     let octaves = (MOST_ROWS as f64).log2();
-    let numbers = (0..=(octaves * 12.0) as u32).map(|twelfths| 2f64.powf(f64::from(twelfths) / 12.0).round() as u64);
+    let numbers = (0..=(octaves * 12.0) as u32)
+        .map(|twelfths| 2f64.powf(f64::from(twelfths) / 12.0).round() as u64);
     let mut rows: Vec<u64> = numbers.collect();
     rows.dedup();
     rows

@@ -5,6 +5,7 @@
 )]
 
 pub mod mates;
+mod tiny;
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +20,8 @@ use gemmule::{
     program::Place,
     runtime::weights::{RandomWeights, WeightSource, encode},
 };
-use serde_json::{Value, json};
+
+pub use tiny::{Folder, tiny_config};
 
 /// The variable that chooses NVRTC, and its value in tests: as it is set, else the project's own
 /// environment, which `make setup` installs.
@@ -46,15 +48,6 @@ pub fn with_nvrtc(command: &mut Command) -> &mut Command {
         (name, Some(value)) => command.env(name, value),
         (_, None) => command,
     }
-}
-
-/// BERT as small as it gets: one layer, two heads of 8.
-pub fn tiny_config() -> Value {
-    json!({
-        "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1,
-        "intermediate_size": 32, "vocab_size": 20, "max_position_embeddings": 12,
-        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
-    })
 }
 
 pub fn tiny_compiled(dtype: DType) -> Compiled {
@@ -126,39 +119,13 @@ pub fn write_tensors(file: &Path, tensors: &Tensors) {
     std::fs::write(file, bytes).expect("the folder is there");
 }
 
-/// A checkpoint folder that lives as long as the test.
-pub struct Folder(tempfile::TempDir);
-
 impl Folder {
-    pub fn new() -> Self {
-        Self(tempfile::tempdir().expect("a temporary folder"))
-    }
-
     /// With config.json and model.safetensors.
     pub fn whole(tensors: &Tensors) -> Self {
         let folder = Self::new();
         folder.write("config.json", tiny_config().to_string());
         write_tensors(&folder.file("model.safetensors"), tensors);
         folder
-    }
-
-    pub fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.path().join(name)
-    }
-
-    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
-        let file = self.file(name);
-        std::fs::write(&file, content).expect("the folder is there");
-        file
-    }
-
-    /// `text` with this folder's name taken out.
-    pub fn redact(&self, text: &str) -> String {
-        text.replace(&self.path().display().to_string(), "[dir]")
     }
 
     /// The whole text of an error and of what caused it, this folder's name taken out.

@@ -5,7 +5,11 @@ use std::{
 
 use miette::IntoDiagnostic;
 
-use super::super::{Outcome, align_right, model::Model, print, table};
+use super::super::{
+    Outcome, align_right,
+    model::{Card, Model},
+    print, table,
+};
 use crate::{
     DType,
     engine::emit,
@@ -22,6 +26,8 @@ pub(in crate::cli) struct Args {
     dtype: DType,
     #[arg(long, default_value = "sm_90a")]
     arch: Target,
+    #[command(flatten)]
+    card: Card,
     /// Lengths of the batch that is planned
     #[arg(
         long,
@@ -35,10 +41,8 @@ pub(in crate::cli) struct Args {
 }
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
-    let lowered = || {
-        args.model
-            .compile_with(args.dtype, args.arch.instructions())
-    };
+    let machine = args.card.machine(&[args.arch])?;
+    let lowered = || args.model.compile_for(args.dtype, machine.clone());
     let program = lowered()?.program;
     let sources = emit(&CudaModel::kernels(&program))?;
     let extents = Extents::of(&args.lens).into_diagnostic()?;

@@ -1,11 +1,10 @@
 //! Sets of lengths that the benchmarks run on.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use miette::{IntoDiagnostic, Report, WrapErr, miette};
 use serde::Deserialize;
 
-use super::super::print;
 use crate::{
     Batch, EngineError,
     files::{self, Kind},
@@ -21,8 +20,9 @@ const SHIPPED: &str = include_str!(concat!(
     "/benches/workloads.json"
 ));
 
+/// The lengths of a batch, by name.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Set {
+pub struct Set {
     pub name: String,
     pub lens: Vec<u32>,
 }
@@ -32,34 +32,9 @@ struct Workloads {
     encoder: Vec<Set>,
 }
 
-/// Which sets a benchmark runs.
-#[derive(clap::Args)]
-pub(super) struct Choice {
-    /// Sets of lengths as JSON: {"encoder": [{"name": …, "lens": […]}, …]}; the project's own
-    /// otherwise
-    #[arg(long, value_name = "FILE")]
-    workloads: Option<PathBuf>,
-    /// Names of the sets to time; those of the paper's figure, or all of FILE, otherwise
-    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
-    sets: Vec<String>,
-}
-
-impl Choice {
-    /// The chosen sets; without a choice and without a file, those named in `usual`.
-    pub(super) fn read(&self, usual: &[&str]) -> Result<Vec<Set>, Report> {
-        let all = load(self.workloads.as_deref())?;
-        let usual = || usual.iter().map(|&name| name.to_owned()).collect();
-        let names = match (self.sets.is_empty(), &self.workloads) {
-            (true, None) => usual(),
-            _ => self.sets.clone(),
-        };
-        named(all, &names)
-    }
-}
-
 impl Set {
     /// A batch of these lengths with ids drawn from the vocabulary, the same every time.
-    pub(super) fn batch(&self, limits: &Limits) -> Result<Batch, EngineError> {
+    pub fn batch(&self, limits: &Limits) -> Result<Batch, EngineError> {
         let mut state = 1;
         let ids = (0..self.tokens())
             .map(|_| limits.token_id(uniform(&mut state)))
@@ -67,17 +42,19 @@ impl Set {
         Ok(Batch::from_packed(ids, &self.lens)?)
     }
 
+    /// Tokens of the longest sequence.
     pub fn longest(&self) -> u32 {
         self.lens.iter().copied().max().unwrap_or(0)
     }
 
+    /// Tokens of all sequences.
     pub fn tokens(&self) -> u64 {
         self.lens.iter().map(|&n| u64::from(n)).sum()
     }
 }
 
 /// The sets of a file, or the project's: `{"encoder": [{"name": …, "lens": […]}, …]}`.
-pub(super) fn load(file: Option<&Path>) -> Result<Vec<Set>, Report> {
+pub fn load(file: Option<&Path>) -> Result<Vec<Set>, Report> {
     let Some(file) = file else {
         return parse(SHIPPED);
     };
@@ -104,7 +81,7 @@ fn parse(text: &str) -> Result<Vec<Set>, Report> {
 }
 
 /// The sets of these names, in the order of the file; all where there are no names.
-pub(super) fn named(sets: Vec<Set>, names: &[String]) -> Result<Vec<Set>, Report> {
+pub fn named(sets: Vec<Set>, names: &[String]) -> Result<Vec<Set>, Report> {
     let known = || sets.iter().map(|s| s.name.as_str());
     if let Some(name) = names.iter().find(|n| known().all(|k| k != n.as_str())) {
         let near = nearest(name, known())
@@ -115,27 +92,6 @@ pub(super) fn named(sets: Vec<Set>, names: &[String]) -> Result<Vec<Set>, Report
     }
     let mut sets = sets;
     sets.retain(|set| names.is_empty() || names.contains(&set.name));
-    Ok(sets)
-}
-
-/// The sets that a model's position table serves; a line is printed for each that it does not.
-pub(super) fn served(mut sets: Vec<Set>, limits: &Limits) -> Result<Vec<Set>, Report> {
-    let Some(limit) = limits.longest else {
-        return Ok(sets);
-    };
-    for set in sets.iter().filter(|s| s.longest() > limit) {
-        print(&format!(
-            "{}: left out, as it has a sequence of {} tokens and the position table serves {limit}\n",
-            set.name,
-            set.longest()
-        ))?;
-    }
-    sets.retain(|s| s.longest() <= limit);
-    if sets.is_empty() {
-        return Err(miette!(
-            "no set is short enough for a position table of {limit}; choose others with --sets or --workloads, or sizes with a larger table"
-        ));
-    }
     Ok(sets)
 }
 

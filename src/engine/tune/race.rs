@@ -78,7 +78,10 @@ impl<'a> Race<'a> {
                 programs.push((alternative.kernel, program));
             }
         }
-        let all: Vec<&Program> = [&now].into_iter().chain(programs.iter().map(|(_, p)| p)).collect();
+        let all: Vec<&Program> = [&now]
+            .into_iter()
+            .chain(programs.iter().map(|(_, p)| p))
+            .collect();
         self.prepare(&all, batch)?;
         let mut first = self.runner(now, batch)?;
         let reference = first.session.run(batch)?;
@@ -87,7 +90,9 @@ impl<'a> Race<'a> {
             let outputs = other.session.run(batch)?;
             let symbol = kernel.as_kernel().symbol();
             if !agree(&outputs, &reference, self.compiled.options.dtype) {
-                tracing::warn!("results differ with `{symbol}` on {tokens} tokens: it is not timed");
+                tracing::warn!(
+                    "results differ with `{symbol}` on {tokens} tokens: it is not timed"
+                );
                 continue;
             }
             let Some((ms, ratio)) = duel(&mut first.session, &mut other.session, batch)? else {
@@ -95,7 +100,10 @@ impl<'a> Race<'a> {
             };
             let more = ms * 1e3 * (ratio - 1.0);
             if let Some(us) = self.in_place(&kernel, tokens, &first, &other, more) {
-                tracing::info!("{tokens} tokens: {:+.2} % with {symbol}", 100.0 * (ratio - 1.0));
+                tracing::info!(
+                    "{tokens} tokens: {:+.2} % with {symbol}",
+                    100.0 * (ratio - 1.0)
+                );
                 timings.add(&symbol, tokens, us);
             }
         }
@@ -146,13 +154,20 @@ impl<'a> Race<'a> {
         let show = |done, total| (self.tuner.progress)(Stage::Kernels, done, total);
         let (sources, target) = (emit(&missing)?, self.tuner.device.target()?);
         let cubins = self.tuner.jit.compile_all(&sources, target, &show)?;
-        self.cubins.extend(cubins.into_iter().map(|c| (c.symbol.clone(), c)));
+        self.cubins
+            .extend(cubins.into_iter().map(|c| (c.symbol.clone(), c)));
         if self.base.is_none() {
             let program = self.compiled.program.clone();
             let all: Vec<Cubin> = self.cubins.values().cloned().collect();
             let show = |done, total| (self.tuner.progress)(Stage::Weights, done, total);
             let device = self.tuner.device.clone();
-            self.base = Some(CudaModel::load(device, program, &all, &RandomWeights::new(1), &show)?);
+            self.base = Some(CudaModel::load(
+                device,
+                program,
+                &all,
+                &RandomWeights::new(1),
+                &show,
+            )?);
         }
         Ok(())
     }
@@ -173,8 +188,13 @@ impl<'a> Race<'a> {
 
 /// The kernels of a batch's launches, in order.
 fn launched(program: &Program, batch: &Batch) -> Result<Vec<KernelSpec>, EngineError> {
-    let launched = program.launched(&batch.extents()).map_err(CudaError::from)?;
-    Ok(launched.into_iter().map(|(_, kernel)| program.kernels[kernel].clone()).collect())
+    let launched = program
+        .launched(&batch.extents())
+        .map_err(CudaError::from)?;
+    Ok(launched
+        .into_iter()
+        .map(|(_, kernel)| program.kernels[kernel].clone())
+        .collect())
 }
 
 /// Milliseconds of the first, and the median over turns of the ratio of the second's time to it; `None` where the second is

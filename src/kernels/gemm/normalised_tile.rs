@@ -33,7 +33,9 @@ impl NormalisedTile {
     /// The tiles for a GEMM, fewest tokens first.
     pub(super) fn candidates(n: u32, k: u32, machine: &Machine) -> Vec<Self> {
         let tiles = [16, 32].into_iter();
-        tiles.filter_map(|tokens| Self::of(tokens, n, k, machine)).collect()
+        tiles
+            .filter_map(|tokens| Self::of(tokens, n, k, machine))
+            .collect()
     }
 
     /// As wide a tile as loads its weights in one trip to memory, or where there would be too many
@@ -75,7 +77,11 @@ impl NormalisedTile {
 
     /// Estimated cycles on a card with these instructions.
     pub(super) fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
-        let Some(Hopper { norm_prologue: cost, .. }) = &machine.costs.hopper else {
+        let Some(Hopper {
+            norm_prologue: cost,
+            ..
+        }) = &machine.costs.hopper
+        else {
             return f64::INFINITY;
         };
         let tiles = rows.div_ceil(self.tokens.into()) * u64::from(self.tokens.div_ceil(16));

@@ -85,7 +85,12 @@ impl OneTile {
     ///
     /// A block that is gone hides nothing of the next one's beginning, so a further wave costs all of it once more.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
-        let Some(Hopper { one_tile: cost, small_m, .. }) = &machine.costs.hopper else {
+        let Some(Hopper {
+            one_tile: cost,
+            small_m,
+            ..
+        }) = &machine.costs.hopper
+        else {
             return f64::INFINITY;
         };
         let n_sms = u64::from(machine.sms);
@@ -256,8 +261,10 @@ impl Kernel for GemmOneTile {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        Some(self.tile
-            .cycles(rows, self.n, self.k, self.epilogue, machine))
+        Some(
+            self.tile
+                .cycles(rows, self.n, self.k, self.epilogue, machine),
+        )
     }
 
     fn most_rows(&self) -> Option<u64> {

@@ -3,9 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Epilogue, Gemm, GemmWgmma, WgmmaTile,
-};
+use super::{Epilogue, Gemm, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
@@ -99,11 +97,18 @@ impl GemmResidualLayerNorm {
 
     /// Estimated cycles on a card with these instructions, comparable with [`WgmmaTile::cycles`], whose form this has.
     fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
-        let Some(Hopper { gemm_norm: cost, .. }) = &machine.costs.hopper else {
+        let Some(Hopper {
+            gemm_norm: cost, ..
+        }) = &machine.costs.hopper
+        else {
             return f64::INFINITY;
         };
+        let at_once = machine.clusters_at_once(self.blocks());
+        if at_once == 0 {
+            return f64::INFINITY;
+        }
         let row_tiles = rows.div_ceil(self.tile.m.into());
-        let clusters = row_tiles.clamp(1, machine.clusters_at_once(self.blocks()));
+        let clusters = row_tiles.clamp(1, at_once);
         let of_busiest = row_tiles.div_ceil(clusters) as f64;
         let outputs = f64::from(self.tile.m) * f64::from(self.tile.n);
         let blocks = (clusters * u64::from(self.blocks())) as f64;
@@ -264,7 +269,7 @@ impl Kernel for GemmResidualLayerNorm {
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tiles = extents.rows.div_ceil(self.tile.m.into());
-        let clusters = tiles.clamp(1, machine.clusters_at_once(self.blocks()));
+        let clusters = tiles.clamp(1, machine.clusters_at_once(self.blocks()).max(1));
         Launch {
             grid: [clusters as u32 * self.blocks(), 1, 1],
             threads: THREADS,

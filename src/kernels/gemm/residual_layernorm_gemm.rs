@@ -3,9 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Epilogue, Gemm, GemmWgmma, normalised_tile::NormalisedTile,
-};
+use super::{Epilogue, Gemm, GemmWgmma, normalised_tile::NormalisedTile};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,

@@ -133,7 +133,9 @@ impl Tile {
         let registers = (sums + operands + 40).min(255).next_multiple_of(8);
         let by_registers = machine.registers_per_sm / (registers * threads);
         let by_shared = machine.ctas_by_shared(self.shared_bytes(dtype));
-        by_registers.min(by_shared).clamp(1, machine.threads_per_sm / threads)
+        by_registers
+            .min(by_shared)
+            .clamp(1, machine.threads_per_sm / threads)
     }
 }
 

@@ -174,7 +174,12 @@ impl WgmmaTile {
     /// multiprocessors as have a tile in the mean over the waves,
     /// and tiles that take turns hide what of the epilogues fits under products.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
-        let Some(Hopper { wgmma: cost, small_m, .. }) = &machine.costs.hopper else {
+        let Some(Hopper {
+            wgmma: cost,
+            small_m,
+            ..
+        }) = &machine.costs.hopper
+        else {
             return f64::INFINITY;
         };
         let n_sms = u64::from(machine.sms);
@@ -200,11 +205,7 @@ impl WgmmaTile {
             let finish = outputs * cost.output + boxed + activated * cost.activation;
             of_busiest * (products + finish)
         } else {
-            let swapped = if self.is_swapped() {
-                cost.swap_ab
-            } else {
-                1.0
-            };
+            let swapped = if self.is_swapped() { cost.swap_ab } else { 1.0 };
             let stored = outputs * cost.output * cost.one_warpgroup * swapped + boxed;
             let finish = stored + activated * cost.activation_by_one;
             let spread = match outputs < cost.spread_from {
@@ -216,7 +217,9 @@ impl WgmmaTile {
             (of_busiest - 1.0) * hidden + products + finish
         };
         let waits = match rows <= SMALL_M && outputs / 32.0 < small_m.short_mma {
-            true => small_m.wait * f64::from(k.div_ceil(BLOCK_K).saturating_sub(small_m.fitted_steps)),
+            true => {
+                small_m.wait * f64::from(k.div_ceil(BLOCK_K).saturating_sub(small_m.fitted_steps))
+            }
             false => 0.0,
         };
         cost.launch + bytes * cost.stage_byte + of_busiest * cost.tile + work + waits
@@ -362,15 +365,23 @@ impl Kernel for GemmWgmma {
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         Launch {
-            grid: [self.tile.tiles(extents.rows, self.n).min(machine.sms.into()) as u32, 1, 1],
+            grid: [
+                self.tile
+                    .tiles(extents.rows, self.n)
+                    .min(machine.sms.into()) as u32,
+                1,
+                1,
+            ],
             threads: THREADS,
             shared_bytes: self.tile.shared_bytes(self.results()),
         }
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        Some(self.tile
-            .cycles(rows, self.n, self.k, self.epilogue, machine))
+        Some(
+            self.tile
+                .cycles(rows, self.n, self.k, self.epilogue, machine),
+        )
     }
 
     fn threads(&self) -> u32 {

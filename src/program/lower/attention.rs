@@ -5,7 +5,11 @@ use std::collections::HashMap;
 use super::{LowerError, Lowering, UNPLACED, unsupported};
 use crate::{
     graph::{NodeId, Op},
-    kernels::{Fill, KernelSpec, Meta, attention::{AttentionError, MhaShort}, chain::Chain},
+    kernels::{
+        Fill, KernelSpec, Meta,
+        attention::{AttentionError, MhaShort},
+        chain::Chain,
+    },
     program::{AttentionChoice, TensorIndex},
     select::{Attention, Dispatch},
 };
@@ -23,21 +27,44 @@ impl Lowering<'_> {
         let node = self.graph.node(id);
         let graph = self.graph;
         let unsupported = |problem: String| unsupported(graph, id, op, problem);
-        let &Op::Attention { heads, head, scale, q, k, v } = op else {
+        let &Op::Attention {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+        } = op
+        else {
             return Err(unsupported("is no attention".to_owned()));
         };
         let dtype = self.dtype;
-        let attention = Attention { heads, head, scale, q, k, v, dtype };
+        let attention = Attention {
+            heads,
+            head,
+            scale,
+            q,
+            k,
+            v,
+            dtype,
+        };
         let longest = self.longest().map_err(unsupported)?;
         let choice = self.options.attention;
-        let launches = self.launches(&attention, longest).map_err(|problem| LowerError::Attention {
-            node: node.name.clone(),
-            choice,
-            problem,
-        })?;
+        let launches =
+            self.launches(&attention, longest)
+                .map_err(|problem| LowerError::Attention {
+                    node: node.name.clone(),
+                    choice,
+                    problem,
+                })?;
         let chain = match &launches {
             // All kernels of one launch have equal parameters.
-            Launches::One(dispatch, _) => dispatch.choices().next().cloned().map(Chain::of).unwrap_or_default(),
+            Launches::One(dispatch, _) => dispatch
+                .choices()
+                .next()
+                .cloned()
+                .map(Chain::of)
+                .unwrap_or_default(),
             Launches::Several(chain) => chain.clone(),
         };
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
@@ -61,7 +88,9 @@ impl Lowering<'_> {
             .collect();
         for launch in chain.launches {
             let operands: Vec<TensorIndex> = launch.operands.iter().map(|&o| tensors[o]).collect();
-            let written = operands.get(operands.len() - launch.kernel.n_writes()).copied();
+            let written = operands
+                .get(operands.len() - launch.kernel.n_writes())
+                .copied();
             let (dispatch, most_longest) = match &launches {
                 Launches::One(dispatch, most) => (dispatch.clone(), *most),
                 Launches::Several(_) => (Dispatch::always(launch.kernel), None),
@@ -75,7 +104,11 @@ impl Lowering<'_> {
         Ok(out)
     }
 
-    fn launches(&self, attention: &Attention, longest: Option<u64>) -> Result<Launches, AttentionError> {
+    fn launches(
+        &self,
+        attention: &Attention,
+        longest: Option<u64>,
+    ) -> Result<Launches, AttentionError> {
         let machine = self.options.machine;
         let invariant = self.options.invariant;
         let one = |dispatch: Dispatch<KernelSpec>| Launches::One(dispatch, None);

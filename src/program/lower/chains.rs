@@ -159,32 +159,56 @@ fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Optio
 }
 
 impl Lowering<'_> {
-    /// The launches in the place of a chain's node, and the tensor of its value.
-    pub(super) fn chained(&mut self, id: NodeId) -> TensorIndex {
-        let node = self.graph.node(id);
-        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
-        self.tensor_of.insert(id, out);
+    /// The launches in the place of a chain's node, and the tensor of its value, unless that is never stored.
+    pub(super) fn chained(&mut self, id: NodeId) {
         let (chain, place) = self.chains.place_of[&id];
         let nodes = self.chains.nodes[chain].clone();
         let launches = &self.chains.launches[self.chains.covers[chain]];
-        let own: Vec<Covered> = launches.iter().filter(|l| l.site == place).cloned().collect();
+        let is_of_node = |launch: &Covered, operand: &Operand| matches!(operand, Operand::Value(site) if launch.first + site == place);
+        let mut all = launches.iter();
+        if all.any(|launch| {
+            launch
+                .operands
+                .iter()
+                .any(|operand| is_of_node(launch, operand))
+        }) {
+            let node = self.graph.node(id);
+            let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
+            self.tensor_of.insert(id, out);
+        }
+        let launches = &self.chains.launches[self.chains.covers[chain]];
+        let own: Vec<Covered> = launches
+            .iter()
+            .filter(|l| l.site == place)
+            .cloned()
+            .collect();
         for launch in own {
             let of_site = |site: usize| nodes[launch.first + site];
             let operands = launch.operands.iter().map(|&operand| match operand {
-                Operand::Of { site, place } => self.tensor_of[&self.graph.operands(of_site(site))[place]],
-                Operand::Value(site) => self.tensor_of[&of_site(site)],
-                Operand::Scratch { site, name, dtype, columns } => {
-                    self.scratch(of_site(site), name, dtype, columns)
+                Operand::Of { site, place } => {
+                    self.tensor_of[&self.graph.operands(of_site(site))[place]]
                 }
+                Operand::Value(site) => self.tensor_of[&of_site(site)],
+                Operand::Scratch {
+                    site,
+                    name,
+                    dtype,
+                    columns,
+                } => self.scratch(of_site(site), name, dtype, columns),
             });
             let operands = operands.collect();
             self.step(id, launch.dispatch, operands);
         }
-        out
     }
 
     /// A tensor of an implementation's own, made where it is named first.
-    fn scratch(&mut self, id: NodeId, name: &'static str, dtype: DType, columns: u64) -> TensorIndex {
+    fn scratch(
+        &mut self,
+        id: NodeId,
+        name: &'static str,
+        dtype: DType,
+        columns: u64,
+    ) -> TensorIndex {
         if let Some(&known) = self.scratch_of.get(&(id, name)) {
             return known;
         }

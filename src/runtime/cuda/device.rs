@@ -135,17 +135,30 @@ impl Device {
         let about = || format!("describe device {ordinal}");
         let (major, minor) = context.compute_capability().during(about)?;
         use sys::CUdevice_attribute as Attribute;
-        let attribute = |which| context.attribute(which).during(about).map(|value| value as u32);
+        let attribute = |which| {
+            context
+                .attribute(which)
+                .during(about)
+                .map(|value| value as u32)
+        };
         let info = DeviceInfo {
             ordinal,
             name: context.name().during(about)?,
             capability: (major as u32, minor as u32),
             n_sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             memory: context.total_mem().during(about)? as u64,
-            threads_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
-            registers_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
-            shared_per_sm: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
-            shared_per_cta: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            threads_per_sm: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
+            )?,
+            registers_per_sm: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
+            )?,
+            shared_per_sm: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            )?,
+            shared_per_cta: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
             l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
         };
         Ok(Self { context, info })

@@ -28,9 +28,18 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         return None;
     };
     let (
-        &Site::Linear { n, k, dtype, epilogue: none },
+        &Site::Linear {
+            n,
+            k,
+            dtype,
+            epilogue: none,
+        },
         Site::SumLayerNorm(norm),
-        &Site::Linear { n: n_behind, epilogue, .. },
+        &Site::Linear {
+            n: n_behind,
+            epilogue,
+            ..
+        },
     ) = (&before.site, &norm.site, &behind.site)
     else {
         return None;
@@ -74,10 +83,17 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         kernel.check().ok()?;
         let tile = SplitKTile::new(tokens, 1);
         let at_once = u64::from(machine.sms) / tile.blocks(1, n_behind);
-        candidate(kernel.into(), (at_once * u64::from(tokens)).min(tile.most_rows()))
+        candidate(
+            kernel.into(),
+            (at_once * u64::from(tokens)).min(tile.most_rows()),
+        )
     };
     let splits = [1, 2, 4, 8].into_iter();
-    let tiles = splits.flat_map(|splits| first_rows.iter().map(move |&tokens| SplitKTile::new(tokens, splits)));
+    let tiles = splits.flat_map(|splits| {
+        first_rows
+            .iter()
+            .map(move |&tokens| SplitKTile::new(tokens, splits))
+    });
     let scratch = |name, dtype, columns| Operand::Scratch {
         site: 1,
         name,

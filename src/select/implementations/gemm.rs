@@ -18,7 +18,12 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         return None;
     };
     let on = machine.instructions;
-    let any = Tile::fitting(n, dtype).into_iter().map(|tile| {
+    // `mma.sync` reaches half of what `wgmma` does, so that on Hopper it is for what that does not serve.
+    let any = match GemmWgmma::tiles(n, k, dtype, on).is_empty() {
+        true => Tile::fitting(n, dtype),
+        false => Vec::new(),
+    };
+    let any = any.into_iter().map(|tile| {
         Candidate::new(Gemm {
             n,
             k,

@@ -14,7 +14,15 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let [linear, norm, ..] = chain else {
         return None;
     };
-    let (&Site::Linear { n, k, dtype, epilogue }, Site::SumLayerNorm(norm)) = (&linear.site, &norm.site)
+    let (
+        &Site::Linear {
+            n,
+            k,
+            dtype,
+            epilogue,
+        },
+        Site::SumLayerNorm(norm),
+    ) = (&linear.site, &norm.site)
     else {
         return None;
     };
@@ -41,7 +49,10 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let of_norm = operands(1, 1..4 + usize::from(norm.bias));
     let launch = Launch {
         site: 1,
-        operands: operands(0, 0..2).chain(of_norm).chain([Operand::Value(1)]).collect(),
+        operands: operands(0, 0..2)
+            .chain(of_norm)
+            .chain([Operand::Value(1)])
+            .collect(),
         candidates,
     };
     (!launch.candidates.is_empty()).then(|| Implementation {

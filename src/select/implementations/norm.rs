@@ -10,18 +10,26 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let (n_operands, candidates) = match &chain.first()?.site {
         Site::LayerNorm(norm) => {
             let kernels = norm.by_rows(machine).into_iter();
-            (3, kernels.map(|(_, kernel)| Candidate::new(kernel)).collect())
+            (
+                3,
+                kernels.map(|(_, kernel)| Candidate::new(kernel)).collect(),
+            )
         }
         Site::SumLayerNorm(norm) => {
             let kernels = norm.by_rows(machine).into_iter();
             let n_operands = 4 + usize::from(norm.bias);
-            (n_operands, kernels.map(|(_, kernel)| Candidate::new(kernel)).collect())
+            (
+                n_operands,
+                kernels.map(|(_, kernel)| Candidate::new(kernel)).collect(),
+            )
         }
         Site::Linear { .. } => return None,
     };
     let launch = Launch {
         site: 0,
-        operands: operands(0, 0..n_operands).chain([Operand::Value(0)]).collect(),
+        operands: operands(0, 0..n_operands)
+            .chain([Operand::Value(0)])
+            .collect(),
         candidates,
     };
     Some(Implementation {

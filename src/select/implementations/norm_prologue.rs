@@ -19,7 +19,15 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let [norm, linear, ..] = chain else {
         return None;
     };
-    let (Site::SumLayerNorm(norm), &Site::Linear { n, k, dtype, epilogue }) = (&norm.site, &linear.site)
+    let (
+        Site::SumLayerNorm(norm),
+        &Site::Linear {
+            n,
+            k,
+            dtype,
+            epilogue,
+        },
+    ) = (&norm.site, &linear.site)
     else {
         return None;
     };
@@ -39,7 +47,11 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             };
             Candidate {
                 kernel: kernel.into(),
-                most_rows: Some(if k > NARROW { most.min(MOST_WIDE_ROWS) } else { most }),
+                most_rows: Some(if k > NARROW {
+                    most.min(MOST_WIDE_ROWS)
+                } else {
+                    most
+                }),
             }
         })
         .collect();

@@ -165,7 +165,13 @@ impl Kernel for MhaLongContext {
         let plan = self.plan();
         // ⌈n / rows⌉, summed over the sequences, is at most this.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
-        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes, machine)
+        visitor_launch(
+            of_head,
+            self.heads,
+            plan.threads,
+            plan.shared_bytes,
+            machine,
+        )
     }
 
     fn threads(&self) -> u32 {

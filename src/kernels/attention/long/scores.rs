@@ -140,7 +140,13 @@ impl Kernel for MhaLongScores {
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let plan = self.plan();
         let of_head = most_tiles(extents, [plan.rows, KEY_TILE]);
-        visitor_launch(of_head, self.heads, plan.threads, plan.shared_bytes, machine)
+        visitor_launch(
+            of_head,
+            self.heads,
+            plan.threads,
+            plan.shared_bytes,
+            machine,
+        )
     }
 
     fn threads(&self) -> u32 {

@@ -493,7 +493,11 @@ pub(super) fn gemm_residual_moments(
     };
     let residual = args.real("residual", &[rows, n])?;
     let gamma = args.real("gamma", &[n])?;
-    args.check_shape("moments", &[rows, spec.moments()], moments.len())?;
+    args.check_shape(
+        "moments",
+        &[rows, GemmResidualMoments::moments_of(spec.n)],
+        moments.len(),
+    )?;
     let scaled = args.out(&[rows, n])?;
     let reads = [x, weight].map(Read::Real);
     let product = spec.apart().0;
@@ -514,7 +518,7 @@ pub(super) fn moments_layer_norm_gemm(
     let (op, extents) = (args.op(), args.extents);
     let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
     let scaled = args.real("scaled", &[rows, k])?;
-    let moments = args.real("moments", &[rows, spec.moments()])?;
+    let moments = args.real("moments", &[rows, GemmResidualMoments::moments_of(spec.n)])?;
     let gamma = args.real("gamma", &[k])?;
     let beta = args.real("beta", &[k])?;
     let mut of_gemm = vec![Read::Real(args.real("weight", &[n, k])?)];

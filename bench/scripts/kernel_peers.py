@@ -1,0 +1,130 @@
+"""Time PyTorch's operators beside `gemmule-bench kernels`: one GPU, its kernels in CUDA graphs.
+
+The request is {"dtype": "f16", "problems": [...]}; `gemmule-bench kernels --problems` prints one.
+How times are taken and answered is in peers.py.
+
+    python3 bench/scripts/kernel_peers.py --request problems.json
+"""
+import peers
+
+
+def softmax(p, dtype):
+    import torch
+    shape, compiled = (p["batch"] * p["heads"] * p["length"], p["length"]), compiled_once("softmax", lambda x: torch.softmax(x, -1))
+    xs = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(peers.n_sets(2 * nbytes(dtype, *shape)))]
+    yield "torch", lambda: [lambda x=x: torch.softmax(x, -1) for x in xs]
+    yield "torch.compile", lambda: [lambda x=x: compiled(x) for x in xs]
+
+
+def layernorm(p, dtype):
+    import torch
+    from torch.nn import functional as F
+    norm = lambda x, gamma, beta: F.layer_norm(x, x.shape[-1:], gamma, beta, 1e-12)
+    compiled = compiled_once("layernorm", norm)
+    shape = (p["rows"], p["width"])
+    gamma, beta = (torch.randn(shape[1], device="cuda", dtype=dtype) for _ in range(2))
+    xs = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(peers.n_sets(2 * nbytes(dtype, *shape)))]
+    yield "torch", lambda: [lambda x=x: norm(x, gamma, beta) for x in xs]
+    yield "torch.compile", lambda: [lambda x=x: compiled(x, gamma, beta) for x in xs]
+
+
+def bias_residual_layernorm(p, dtype):
+    import torch
+    from torch.nn import functional as F
+    norm = lambda x, residual, bias, gamma, beta: F.layer_norm(x + bias + residual, x.shape[-1:], gamma, beta, 1e-12)
+    compiled = compiled_once("bias_residual_layernorm", norm)
+    shape = (p["rows"], p["width"])
+    vectors = [torch.randn(shape[1], device="cuda", dtype=dtype) for _ in range(3)]
+    xs = [[torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2)] for _ in range(peers.n_sets(3 * nbytes(dtype, *shape)))]
+    yield "torch", lambda: [lambda x=x: norm(*x, *vectors) for x in xs]
+    yield "torch.compile", lambda: [lambda x=x: compiled(*x, *vectors) for x in xs]
+
+
+def attention(p, dtype):
+    import torch
+    from torch.nn import functional as F
+    lens, heads, head = p["lens"], p["heads"], p["head"]
+    tokens, batch, longest = sum(lens), len(lens), max(lens)
+
+    def varlen():
+        from torch.nn.attention.varlen import varlen_attn
+        cu_lens = torch.tensor([0] + lens, device="cuda").cumsum(0).int()
+        n = peers.n_sets(4 * nbytes(dtype, tokens, heads, head))
+        qkv = [torch.randn(tokens, 3, heads, head, device="cuda", dtype=dtype) for _ in range(n)]
+        return [lambda x=x: varlen_attn(*x.unbind(1), cu_lens, cu_lens, longest, longest) for x in qkv]
+
+    def padded(backend):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        mask = torch.zeros(batch, 1, 1, longest, device="cuda", dtype=torch.bool)
+        for row, n in zip(mask, lens):
+            row[..., :n] = True
+        mask = mask.expand(batch, heads, longest, longest)
+        n = peers.n_sets(4 * nbytes(dtype, batch, longest, heads, head))
+        qkv = [torch.randn(3, batch, heads, longest, head, device="cuda", dtype=dtype) for _ in range(n)]
+
+        def call(x):
+            with sdpa_kernel(getattr(SDPBackend, backend)):
+                F.scaled_dot_product_attention(*x, attn_mask=mask)
+        return [lambda x=x: call(x) for x in qkv]
+
+    yield "torch varlen", varlen
+    yield "cuDNN SDPA, padded", lambda: padded("CUDNN_ATTENTION")
+    yield "efficient SDPA, padded", lambda: padded("EFFICIENT_ATTENTION")
+
+
+def gemm_operands(p, dtype):
+    import torch
+    rows, n, k = p["rows"], p["n"], p["k"]
+    n_sets = peers.n_sets(nbytes(dtype, rows, k) + nbytes(dtype, n, k) + nbytes(dtype, rows, n))
+    one = lambda: (torch.randn(rows, k, device="cuda", dtype=dtype), torch.randn(n, k, device="cuda", dtype=dtype) / k**0.5)
+    return [one() for _ in range(n_sets)], torch.randn(n, device="cuda", dtype=dtype)
+
+
+def gemm(p, dtype):
+    from torch.nn import functional as F
+    xs, _ = gemm_operands(p, dtype)
+    yield "cuBLAS", lambda: [lambda x=x, w=w: F.linear(x, w) for x, w in xs]
+
+
+def gemm_bias_gelu(p, dtype):
+    import torch
+    from torch.nn import functional as F
+    fused = lambda x, w, b: F.gelu(F.linear(x, w, b))
+    compiled = compiled_once("gemm_bias_gelu", fused)
+    xs, b = gemm_operands(p, dtype)
+    yield "torch", lambda: [lambda x=x, w=w: fused(x, w, b) for x, w in xs]
+    yield "torch.compile", lambda: [lambda x=x, w=w: compiled(x, w, b) for x, w in xs]
+    yield "cuBLASLt, tanh GELU", lambda: [lambda x=x, w=w: torch._addmm_activation(b, x, w.t(), use_gelu=True) for x, w in xs]
+    # Less work: what the epilogue costs is the difference.
+    yield "cuBLAS, product only", lambda: [lambda x=x, w=w: F.linear(x, w) for x, w in xs]
+
+
+def nbytes(dtype, *shape):
+    total = dtype.itemsize
+    for size in shape:
+        total *= size
+    return total
+
+
+COMPILED = {}
+
+
+def compiled_once(name, function):
+    """The compiled function, made once, so that shapes share what can be shared."""
+    import torch
+    return COMPILED.setdefault(name, torch.compile(function, dynamic=False))
+
+
+OPERATORS = {f.__name__: f for f in (softmax, layernorm, bias_residual_layernorm, attention, gemm, gemm_bias_gelu)}
+
+if __name__ == "__main__":
+    request = peers.start(__doc__)
+    dtype = peers.dtype_of(request)
+    for item, problem in enumerate(request["problems"]):
+        try:
+            contenders = OPERATORS[problem["op"]](problem, dtype)
+            for who, calls in contenders:
+                peers.run(item, who, lambda: peers.rotated_us(calls()))
+        except Exception as error:  # Operands that do not fit, or an operator that is not known here.
+            peers.answer(item=item, who="PyTorch", error=f"{type(error).__name__}: {str(error)[:300]}")
+        peers.answer(done=item + 1)

@@ -1,0 +1,320 @@
+use std::{collections::HashMap, path::PathBuf, process::ExitCode, str::FromStr};
+
+use gemmule::{
+    DType, DeviceChoice,
+    cli::{Bars, Outcome, align_right, print, say, table, write_json},
+    engine::emit,
+    jit::{Cubin, Jit},
+    kernels::{
+        Instructions, KernelSpec,
+        gemm::{Activation, Epilogue, Gemm},
+    },
+    runtime::cuda::{Contender, Contest, Device, Timed},
+    tensor::Extents,
+    tune::{Choice, Problem, choice_at},
+};
+use miette::{IntoDiagnostic, miette};
+use serde::Serialize;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The CUDA device
+    #[arg(long, default_value = "cuda:0")]
+    device: DeviceChoice,
+    /// Rows of x and of the result: tokens of a batch
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "10,40,128,500,1229,4915",
+        value_parser = clap::value_parser!(u64).range(1..=Extents::MAX_TOKENS)
+    )]
+    rows: Vec<u64>,
+    /// Outputs × inputs of the weight
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NxK",
+        default_value = "2304x768,768x768,3072x768,768x3072"
+    )]
+    sizes: Vec<WeightSize>,
+    #[arg(long, default_value = "f16")]
+    dtype: DType,
+    /// What our kernels do beside the product; cuBLASLt does the product alone
+    #[arg(long, value_enum, default_value_t = EpilogueChoice::None)]
+    epilogue: EpilogueChoice,
+    /// Time every tile, not only the one that the cost model picks
+    #[arg(long)]
+    all_tiles: bool,
+    /// Write one row a GEMM
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum EpilogueChoice {
+    None,
+    Bias,
+    #[value(name = "bias_gelu")]
+    BiasGelu,
+}
+
+impl From<EpilogueChoice> for Epilogue {
+    fn from(choice: EpilogueChoice) -> Self {
+        Self {
+            bias: !matches!(choice, EpilogueChoice::None),
+            activation: matches!(choice, EpilogueChoice::BiasGelu).then_some(Activation::GeluExact),
+        }
+    }
+}
+
+/// A weight of `n` outputs and `k` inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WeightSize {
+    n: u32,
+    k: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`{0}` is no size of a weight; expected outputs x inputs, each from 1 to 65536, such as 3072x768"
+)]
+struct NoWeightSize(String);
+
+impl FromStr for WeightSize {
+    type Err = NoWeightSize;
+
+    fn from_str(text: &str) -> Result<Self, NoWeightSize> {
+        let side = |text: &str| text.parse().ok().filter(|n| (1..=65536).contains(n));
+        text.split_once('x')
+            .and_then(|(n, k)| Some((side(n)?, side(k)?)))
+            .map(|(n, k)| Self { n, k })
+            .ok_or_else(|| NoWeightSize(text.to_owned()))
+    }
+}
+
+#[derive(Serialize)]
+struct Row {
+    rows: u64,
+    n: u32,
+    k: u32,
+    dtype: &'static str,
+    /// A kernel's symbol, or `cublasLt`.
+    who: String,
+    /// Whether this is what a model launches here where nothing was tuned.
+    picked: bool,
+    us: f64,
+    tflops: f64,
+    /// cuBLASLt's time over this one's: above 1, this one is faster.
+    ratio_to_cublas_lt: Option<f64>,
+    max_difference: Option<f32>,
+    agrees: Option<bool>,
+}
+
+pub(crate) fn run(args: Args) -> Outcome {
+    let DeviceChoice::Cuda(ordinal) = args.device else {
+        return Err(miette!(
+            "GEMMs are timed on a CUDA device; give --device cuda:N"
+        ));
+    };
+    let device = Device::open(ordinal).into_diagnostic()?;
+    let target = device.target().into_diagnostic()?;
+    let instructions = target.instructions();
+    let problems: Vec<(u64, Gemm, Vec<KernelSpec>)> = args
+        .sizes
+        .iter()
+        .flat_map(|&size| args.rows.iter().map(move |&rows| (size, rows)))
+        .map(|(size, rows)| {
+            let (gemm, kernels) = kernels(size, rows, instructions, &args);
+            (rows, gemm, kernels)
+        })
+        .collect();
+    let mut specs: Vec<KernelSpec> = problems
+        .iter()
+        .flat_map(|(_, _, kernels)| kernels.iter().cloned())
+        .collect();
+    specs.sort_by_cached_key(|spec| spec.as_kernel().symbol());
+    specs.dedup();
+    let bars = Bars::new();
+    let cubins = Jit::open()
+        .into_diagnostic()?
+        .compile_all(&emit(&specs)?, target, &|done, total| {
+            bars.show("kernels", done, total)
+        })
+        .into_diagnostic()?;
+    let by_symbol: HashMap<&str, &Cubin> = cubins.iter().map(|c| (c.symbol.as_str(), c)).collect();
+    let contest = Contest::new(&device).into_diagnostic()?;
+
+    let mut rows = Vec::new();
+    for (i, (n_rows, gemm, kernels)) in problems.iter().enumerate() {
+        let with_code: Vec<_> = kernels
+            .iter()
+            .map(|kernel| {
+                (
+                    kernel.clone(),
+                    by_symbol[kernel.as_kernel().symbol().as_str()],
+                )
+            })
+            .collect();
+        let timed = contest.run(*n_rows, gemm, &with_code).into_diagnostic()?;
+        rows.extend(rows_of(*n_rows, gemm, &kernels[0], &timed));
+        bars.show("GEMMs", i + 1, problems.len());
+    }
+    show(&rows, &args, &device, contest.has_cublas_lt())?;
+    if let Some(file) = &args.json {
+        write_json(file, &rows)?;
+    }
+    Ok(if rows.iter().any(|r| r.agrees == Some(false)) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// The GEMM, and what a model launches for it where nothing was tuned, then the others to time.
+fn kernels(
+    size: WeightSize,
+    rows: u64,
+    instructions: Instructions,
+    args: &Args,
+) -> (Gemm, Vec<KernelSpec>) {
+    let WeightSize { n, k } = size;
+    let (dtype, epilogue) = (args.dtype, args.epilogue.into());
+    let problem = Problem::Gemm {
+        n,
+        k,
+        dtype,
+        epilogue,
+        instructions,
+    };
+    let picked = choice_at(&problem.guess(), rows).expect("a guess serves all row counts");
+    let mut choices = vec![picked];
+    if args.all_tiles {
+        let served = |choice: &Choice| choice.most().is_none_or(|most| rows <= most);
+        let others = problem.candidates().into_iter().filter(served);
+        choices.extend(others.filter(|&choice| choice != picked));
+    }
+    let kernel = |choice| {
+        let kernel = problem.kernel(choice);
+        kernel.expect("a problem has kernels for its candidates")
+    };
+    let gemm = Gemm::of(n, k, dtype, epilogue);
+    (gemm, choices.into_iter().map(kernel).collect())
+}
+
+/// What was measured on one problem.
+fn rows_of(n_rows: u64, shape: &Gemm, picked: &KernelSpec, timed: &[Timed]) -> Vec<Row> {
+    let library = timed
+        .iter()
+        .find(|t| matches!(t.contender, Contender::CublasLt { .. }))
+        .map(|t| t.us);
+    let operations = 2.0 * n_rows as f64 * f64::from(shape.n) * f64::from(shape.k);
+    timed
+        .iter()
+        .map(|t| Row {
+            rows: n_rows,
+            n: shape.n,
+            k: shape.k,
+            dtype: shape.dtype.name(),
+            who: match &t.contender {
+                Contender::Kernel(kernel) => kernel.as_kernel().symbol(),
+                Contender::CublasLt { .. } => "cublasLt".to_owned(),
+            },
+            picked: matches!(&t.contender, Contender::Kernel(kernel) if kernel == picked),
+            us: t.us,
+            tflops: operations / t.us / 1e6,
+            ratio_to_cublas_lt: library.map(|us| us / t.us),
+            max_difference: t.difference.map(|d| d.max),
+            agrees: t.difference.map(|d| d.worst <= 1.0),
+        })
+        .collect()
+}
+
+fn show(
+    rows: &[Row],
+    args: &Args,
+    device: &Device,
+    has_library: bool,
+) -> Result<(), miette::Report> {
+    let mut shown = table(&[
+        "rows", "n", "k", "who", "us", "TFLOP/s", "ratio", "max diff", "",
+    ]);
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "—".to_owned());
+    for row in rows {
+        let mark = match (row.agrees, row.picked) {
+            (Some(false), _) => "differs",
+            (_, true) => "picked",
+            _ => "",
+        };
+        shown.add_row([
+            row.rows.to_string(),
+            row.n.to_string(),
+            row.k.to_string(),
+            row.who.clone(),
+            format!("{:.2}", row.us),
+            format!("{:.1}", row.tflops),
+            or_dash(row.ratio_to_cublas_lt.map(|s| format!("{s:.2}"))),
+            or_dash(row.max_difference.map(|d| format!("{d:.1e}"))),
+            mark.to_owned(),
+        ]);
+    }
+    align_right(&mut shown, [0, 1, 2, 4, 5, 6, 7]);
+    print(&format!(
+        "{shown}\n{}, {}; median of 20 replays of a CUDA graph whose launches rotate over operands; the ratio is the speed relative to cuBLASLt's fastest algorithm, which has no epilogue; — stands where cuBLASLt gave nothing to compare with\n",
+        device.info().name,
+        args.dtype
+    ))?;
+    if !has_library {
+        say(
+            "cuBLASLt is not in the loader's path: nothing was compared with it, and no result was checked; add its folder to LD_LIBRARY_PATH",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_outputs_by_inputs() {
+        let size = "3072x768".parse::<WeightSize>().unwrap();
+        assert_eq!(size, WeightSize { n: 3072, k: 768 });
+        for wrong in [
+            "",
+            "x",
+            "3072",
+            "0x768",
+            "768x0",
+            "65537x1",
+            "3072x768x2",
+            "-1x4",
+        ] {
+            assert!(wrong.parse::<WeightSize>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_ratio_is_the_time_of_cublas_lt_over_ours() {
+        let (_, gemm) = Gemm::variants(2048, 1024, DType::F16, Epilogue::default()).remove(0);
+        let kernel = KernelSpec::from(gemm.clone());
+        let timed = |contender, us| Timed {
+            contender,
+            us,
+            difference: None,
+        };
+        let rows = rows_of(
+            512,
+            &gemm,
+            &kernel,
+            &[
+                timed(Contender::CublasLt { n_algorithms: 4 }, 8.0),
+                timed(Contender::Kernel(kernel.clone()), 16.0),
+            ],
+        );
+        assert_eq!(rows[0].ratio_to_cublas_lt, Some(1.0));
+        assert_eq!(rows[1].ratio_to_cublas_lt, Some(0.5));
+        assert!(rows[1].picked && !rows[0].picked);
+        // 2·512·2048·1024 operations in 16 µs.
+        assert!((rows[1].tflops - 134.217_728).abs() < 1e-9);
+    }
+}

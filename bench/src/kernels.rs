@@ -1,0 +1,242 @@
+//! Single kernels by shape, every variant of ours beside each other and beside PyTorch's: figures 5
+//! of TurboTransformers and 9 to 12 of ByteTransformer.
+
+mod attention;
+mod gemm;
+mod layernorm;
+mod problem;
+mod report;
+mod softmax;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
+
+use gemmule::{
+    DType, DeviceChoice,
+    cli::{Bars, Outcome, Tuning, bench::sets, print, say, stage_name, write_file, write_json},
+    engine::{Tuner, emit},
+    jit::{Cubin, Jit},
+    kernels::{Instructions, KernelSpec},
+    runtime::cuda::{Device, Lap, Stopwatch},
+};
+use miette::{IntoDiagnostic, Report, WrapErr, miette};
+use serde::Serialize;
+
+use crate::peers::{self, Answers, Peers};
+use problem::{Family, Launched, Problem, Task};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Kernels to time: softmax, layernorm, attention, gemm; all of them otherwise
+    #[arg(long, value_delimiter = ',', value_name = "KERNELS")]
+    only: Vec<Family>,
+    /// The CUDA device
+    #[arg(long, default_value = "cuda:0")]
+    device: DeviceChoice,
+    #[arg(long, default_value = "f16")]
+    dtype: DType,
+    /// Sets of lengths for attention as JSON, {"encoder": [{"name": …, "lens": […]}, …]}, instead of
+    /// the project's own
+    #[arg(long, value_name = "FILE")]
+    workloads: Option<PathBuf>,
+    /// PyTorch's kernels beside ours: auto (python3, if it has PyTorch), off, or a Python
+    #[arg(long, value_name = "auto|off|PYTHON", default_value = "auto", num_args = 0..=1, default_missing_value = "auto")]
+    peers: peers::Choice,
+    #[command(flatten)]
+    tuning: Tuning,
+    /// Show every variant and every peer, not only the best
+    #[arg(long)]
+    all: bool,
+    /// Write one row for each variant and peer: op, shape, who, us, rate, unit, picked,
+    /// ratio_to_best_peer, …
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the papers' figures into this folder, as SVG
+    #[arg(long, value_name = "DIR")]
+    figures: Option<PathBuf>,
+    /// Only print the problems, as bench/scripts/kernel_peers.py reads them; no device is needed
+    #[arg(long, conflicts_with_all = ["json", "figures"])]
+    problems: bool,
+}
+
+/// What the peers are asked for.
+#[derive(Serialize)]
+struct Request<'a> {
+    dtype: &'static str,
+    problems: Vec<&'a Task>,
+}
+
+pub(crate) fn run(args: Args) -> Outcome {
+    let device = args.device()?;
+    let instructions = match &device {
+        Some(device) => device.target().into_diagnostic()?.instructions(),
+        None => Instructions::default(),
+    };
+    let launched = args.launched(device.as_ref(), instructions)?;
+    let problems = problems(&args, &launched, instructions)?;
+    let request = Request {
+        dtype: args.dtype.name(),
+        problems: problems.iter().map(|p| &p.task).collect(),
+    };
+    let Some(device) = device else {
+        let text = serde_json::to_string(&request).into_diagnostic()?;
+        print(&format!("{text}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let ordinal = device.info().ordinal;
+    if let Some(folder) = &args.figures {
+        std::fs::create_dir_all(folder)
+            .into_diagnostic()
+            .wrap_err_with(|| format!("`{}` cannot be made", folder.display()))?;
+    }
+    // Asked before anything is timed: a Python that was named and has no PyTorch ends the run.
+    let peers = Peers::find(&args.peers, peers::KERNELS, ordinal)?;
+    let bars = Bars::new();
+    let laps = race(&device, &problems, &bars)?;
+    let answers = match &peers {
+        Some(peers) => {
+            let named = |p: &Problem| format!("{} {}", p.task.op(), p.task);
+            let items: Vec<String> = problems.iter().map(named).collect();
+            let total = items.len();
+            peers.time(&request, &items, &|done| bars.show("peers", done, total))?
+        }
+        None => Answers::default(),
+    };
+    let rows = report::rows(&problems, &laps, &answers.times, args.dtype);
+    report::show(&rows, args.all)?;
+    let beside = peers.map_or_else(|| "no peers".to_owned(), |p| p.what);
+    print(&format!(
+        "{}, {}; beside it {beside}; median of 20 replays of a CUDA graph whose launches rotate over operands; the ratio is the best peer's time over ours: above 1, ours is faster\n",
+        device.info().name,
+        args.dtype
+    ))?;
+    for remark in &answers.remarks {
+        say(remark);
+    }
+    if let Some(file) = &args.json {
+        write_json(file, &rows)?;
+    }
+    if let Some(folder) = &args.figures {
+        for (name, figure) in report::figures(&problems, &rows, &device.info().name, args.dtype) {
+            let file = folder.join(name);
+            write_file(&file, figure.svg()?.as_bytes())?;
+            print(&format!("drew {}\n", file.display()))?;
+        }
+    }
+    Ok(if rows.iter().any(|r| r.agrees == Some(false)) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+impl Args {
+    /// What a model launches: as tuned or given, else as shipped for the card, else as guessed.
+    fn launched(
+        &self,
+        device: Option<&Device>,
+        instructions: Instructions,
+    ) -> Result<Launched, Report> {
+        let guess = Launched::default();
+        let Some(device) = device else {
+            return Ok(guess);
+        };
+        // Which problems there are does not depend on who chooses.
+        problems(self, &guess, instructions)?;
+        let jit = Jit::open().into_diagnostic()?;
+        let bars = Bars::new();
+        let show = |stage, done, total| bars.show(stage_name(stage), done, total);
+        let chosen = Tuner::new(device, &jit, self.tuning.tune)
+            .given(self.tuning.picks.as_deref())
+            .progress(&show)
+            .choose(&guess.asked())?;
+        Ok(Launched::of(chosen))
+    }
+
+    /// What kernels are timed on; `None` where none are.
+    fn device(&self) -> Result<Option<Device>, Report> {
+        match self.device {
+            _ if self.problems => Ok(None),
+            DeviceChoice::Cuda(ordinal) => Ok(Some(Device::open(ordinal).into_diagnostic()?)),
+            _ => Err(miette!(
+                "kernels are timed on a CUDA device; give --device cuda:N"
+            )),
+        }
+    }
+}
+
+fn problems(
+    args: &Args,
+    launched: &Launched,
+    instructions: Instructions,
+) -> Result<Vec<Problem>, Report> {
+    let mut problems = Vec::new();
+    for (_, family) in Family::ALL {
+        if !args.only.is_empty() && !args.only.contains(&family) {
+            continue;
+        }
+        problems.extend(match family {
+            Family::Softmax => softmax::problems(args.dtype, launched),
+            Family::LayerNorm => layernorm::problems(args.dtype, launched),
+            Family::Attention => {
+                let sets = sets::load(args.workloads.as_deref())?;
+                let own = args.workloads.is_some();
+                attention::problems(args.dtype, launched, instructions, &sets, own)?
+            }
+            Family::Gemm => gemm::problems(args.dtype, launched, instructions),
+        });
+    }
+    Ok(problems)
+}
+
+/// The time of every contender of every problem.
+fn race(device: &Device, problems: &[Problem], bars: &Bars) -> Result<Vec<Vec<Lap>>, Report> {
+    let cubins = compile(device, problems, bars)?;
+    let stopwatch = Stopwatch::new(device).into_diagnostic()?;
+    let mut laps = Vec::new();
+    for problem in problems {
+        let chains: Vec<_> = problem
+            .contenders
+            .iter()
+            .map(|contender| {
+                let code = contender.chain.launches.iter().map(|launch| {
+                    cubins
+                        .get(&launch.kernel.as_kernel().symbol())
+                        .expect("every launch of every problem was compiled")
+                });
+                (&contender.chain, code.collect())
+            })
+            .collect();
+        let timed = stopwatch
+            .race(&problem.lens, None, &chains)
+            .into_diagnostic()
+            .wrap_err_with(|| format!("{} {}", problem.task.op(), problem.task))?;
+        laps.push(timed);
+        bars.show("kernels", laps.len(), problems.len());
+    }
+    Ok(laps)
+}
+
+/// The code of all launches, by symbol.
+fn compile(
+    device: &Device,
+    problems: &[Problem],
+    bars: &Bars,
+) -> Result<BTreeMap<String, Cubin>, Report> {
+    let kernels: BTreeMap<String, KernelSpec> = problems
+        .iter()
+        .flat_map(|p| &p.contenders)
+        .flat_map(|c| &c.chain.launches)
+        .map(|launch| (launch.kernel.as_kernel().symbol(), launch.kernel.clone()))
+        .collect();
+    let specs: Vec<KernelSpec> = kernels.into_values().collect();
+    let target = device.target().into_diagnostic()?;
+    let cubins = Jit::open()
+        .into_diagnostic()?
+        .compile_all(&emit(&specs)?, target, &|done, total| {
+            bars.show("compiling", done, total)
+        })
+        .into_diagnostic()?;
+    Ok(cubins.into_iter().map(|c| (c.symbol.clone(), c)).collect())
+}

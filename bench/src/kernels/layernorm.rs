@@ -1,0 +1,132 @@
+//! LayerNorm alone (TurboTransformers, figure 5), and with the bias and the residual before it in
+//! one kernel or in three (ByteTransformer, figure 9).
+
+use gemmule::{
+    DType,
+    kernels::{
+        chain::Chain,
+        elementwise::{Add, AddBias},
+        layernorm::{BiasResidualLayerNorm, LayerNorm, Teams, Variance},
+    },
+    tune::{self, Choice, Origin},
+};
+
+use super::problem::{Contender, Launched, Problem, Task, variants};
+
+const EPS: f32 = 1e-12;
+/// Tokens of the shapes of figure 5, by a width of 768; the last leaves L2 three times.
+const ALONE: [u32; 8] = [10, 100, 200, 500, 2000, 10_000, 16_384, 65_536];
+const WIDTHS: [u32; 2] = [768, 1024];
+/// Tokens of single sequences, of packed batches, and of one that leaves L2.
+const ROWS: [u32; 9] = [10, 40, 128, 500, 1229, 2458, 4915, 9830, 32_768];
+
+pub(super) fn problems(dtype: DType, launched: &Launched) -> Vec<Problem> {
+    let alone = ALONE.into_iter().map(|rows| Problem {
+        task: Task::LayerNorm { rows, width: 768 },
+        lens: vec![rows],
+        contenders: alone(launched, rows, 768, dtype),
+    });
+    let of_width = |width| {
+        ROWS.into_iter().map(move |rows| Problem {
+            task: Task::BiasResidualLayerNorm { rows, width },
+            lens: vec![rows],
+            contenders: after_a_gemm(launched, rows, width, dtype),
+        })
+    };
+    alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
+}
+
+/// What a model launches comes first, then as many warps with other numbers of rows X
+/// (`warpAllReduce_XElem`), or the least larger team that holds them, and the variance in two passes.
+fn alone(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
+    let (picked, origin) = picked_norm(launched, rows, width, dtype);
+    let candidates = picked.candidates();
+    let find = |teams, variance| {
+        candidates
+            .iter()
+            .find(|c| c.teams == teams && c.variance == variance)
+    };
+    variants(
+        (x_label(picked.teams), origin),
+        &picked,
+        choices(picked.teams, width, dtype).map(|(label, teams, variance)| {
+            (
+                label,
+                teams.and_then(|teams| find(teams, variance)).cloned(),
+            )
+        }),
+    )
+}
+
+/// The LayerNorm that a model launches, and who chose it.
+fn picked_norm(launched: &Launched, rows: u32, width: u32, dtype: DType) -> (LayerNorm, Origin) {
+    let usual = LayerNorm::new(width, EPS, dtype);
+    let problem = tune::Problem::LayerNorm(usual.clone());
+    match launched.choice(&problem, rows.into()) {
+        (Choice::Teams(teams), origin) => (LayerNorm { teams, ..usual }, origin),
+        (_, origin) => (usual, origin),
+    }
+}
+
+/// As [`alone`], and last the pieces.
+fn after_a_gemm(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
+    let usual = BiasResidualLayerNorm::new(width, EPS, dtype, true);
+    let problem = tune::Problem::BiasResidualLayerNorm(usual.clone());
+    let (choice, origin) = launched.choice(&problem, rows.into());
+    let picked = match choice {
+        Choice::Teams(teams) => BiasResidualLayerNorm { teams, ..usual },
+        _ => usual,
+    };
+    let candidates = picked.candidates();
+    let find = |teams, variance| {
+        candidates
+            .iter()
+            .find(|c| c.teams == teams && c.variance == variance)
+    };
+    let mut all = variants(
+        (x_label(picked.teams), origin),
+        &picked,
+        choices(picked.teams, width, dtype).map(|(label, teams, variance)| {
+            (
+                label,
+                teams.and_then(|teams| find(teams, variance)).cloned(),
+            )
+        }),
+    );
+    let (norm, _) = picked_norm(launched, rows, width, dtype);
+    let pieces = Chain::of(AddBias { width, dtype })
+        .then(
+            Add { width, dtype },
+            &[("a", "out"), ("b", "residual"), ("out", "sum")],
+        )
+        .then(norm, &[("x", "sum"), ("out", "normalized")]);
+    all.push(Contender::other("add_bias, add, layernorm", pieces));
+    all
+}
+
+/// What is timed beside a pick: rows of a team, and the variance.
+fn choices(
+    picked: Teams,
+    width: u32,
+    dtype: DType,
+) -> [(&'static str, Option<Teams>, Variance); 4] {
+    let candidates = Teams::candidates(width, dtype);
+    let with = |x: u32| {
+        let mut fitting = candidates.iter().filter(|t| t.x_rows == x);
+        fitting.find(|t| t.warps >= picked.warps).copied()
+    };
+    [
+        ("X=1", with(1), Variance::OnePassShifted),
+        ("X=2", with(2), Variance::OnePassShifted),
+        ("X=4", with(4), Variance::OnePassShifted),
+        ("two passes", Some(picked), Variance::TwoPass),
+    ]
+}
+
+fn x_label(teams: Teams) -> &'static str {
+    match teams.x_rows {
+        1 => "X=1",
+        2 => "X=2",
+        _ => "X=4",
+    }
+}

@@ -1,0 +1,299 @@
+//! What is timed: a task of one shape, and the kernels that do it.
+
+use std::{cell::RefCell, fmt, str::FromStr};
+
+use gemmule::{
+    DType,
+    engine::Chosen,
+    kernels::{KernelSpec, chain::Chain},
+    names::nearest,
+    tune::{self, Choice, Origin, choice_at},
+};
+use serde::Serialize;
+
+/// Heads of the softmax problems, and of most others.
+pub(super) const HEADS: u32 = 12;
+
+/// One shape, and who computes it.
+#[derive(Clone, Debug)]
+pub(super) struct Problem {
+    pub task: Task,
+    /// Lengths of the sequences that the kernels run on.
+    pub lens: Vec<u32>,
+    /// The first is what a model launches; the results of the others are compared with its.
+    pub contenders: Vec<Contender>,
+}
+
+/// Launches of ours that do a task.
+#[derive(Clone, Debug)]
+pub(super) struct Contender {
+    /// The computation in words, the same for every shape; launches are apart by commas.
+    pub label: &'static str,
+    pub chain: Chain,
+    /// Whether this is what a model launches.
+    pub picked: bool,
+    /// Who chose it, where there was a choice.
+    pub chosen_by: Option<Origin>,
+}
+
+impl Contender {
+    pub fn picked(label: &'static str, chain: Chain) -> Self {
+        Self {
+            label,
+            chain,
+            picked: true,
+            chosen_by: None,
+        }
+    }
+
+    pub fn by(self, origin: Origin) -> Self {
+        Self {
+            chosen_by: Some(origin),
+            ..self
+        }
+    }
+
+    pub fn other(label: &'static str, chain: Chain) -> Self {
+        Self {
+            label,
+            chain,
+            picked: false,
+            chosen_by: None,
+        }
+    }
+}
+
+/// Which kernels a model launches where there are several.
+#[derive(Default)]
+pub(super) struct Launched {
+    /// `None` for the cost model's guess of everything.
+    chosen: Option<Chosen>,
+    asked: RefCell<Vec<tune::Problem>>,
+}
+
+impl Launched {
+    pub fn of(chosen: Chosen) -> Self {
+        Self {
+            chosen: Some(chosen),
+            ..Self::default()
+        }
+    }
+
+    /// What serves a size of a problem, and who chose it.
+    pub fn choice(&self, problem: &tune::Problem, size: u64) -> (Choice, Origin) {
+        let mut asked = self.asked.borrow_mut();
+        if !asked.contains(problem) {
+            asked.push(problem.clone());
+        }
+        let picked = self.chosen.as_ref().and_then(|chosen| {
+            let origin = *chosen.origins.get(&problem.key())?;
+            let ranges = chosen.picks.ranges(problem).ok().flatten()?;
+            Some((choice_at(ranges, size)?, origin))
+        });
+        picked.unwrap_or_else(|| {
+            let guess = choice_at(&problem.guess(), size);
+            (
+                guess.expect("the last range of a guess serves every size"),
+                Origin::Guess,
+            )
+        })
+    }
+
+    /// All problems that were asked for, each once.
+    pub fn asked(self) -> Vec<tune::Problem> {
+        self.asked.into_inner()
+    }
+}
+
+/// The kernel that serves a size, out of several by their largest sizes.
+pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
+    let (_, kernel) = variants
+        .into_iter()
+        .find(|(limit, _)| limit.is_none_or(|limit| u64::from(size) <= limit))
+        .expect("the last variant serves every size");
+    kernel
+}
+
+/// The pick, and those of the other kernels that are there and are not it.
+pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
+    (label, origin): (&'static str, Origin),
+    picked: &K,
+    others: impl IntoIterator<Item = (&'static str, Option<K>)>,
+) -> Vec<Contender> {
+    let mut seen = vec![picked.clone()];
+    let mut all = vec![Contender::picked(label, Chain::of(picked.clone())).by(origin)];
+    for (label, kernel) in others {
+        let known = all.iter().any(|c| c.label == label);
+        if let Some(kernel) = kernel.filter(|k| !known && !seen.contains(k)) {
+            all.push(Contender::other(label, Chain::of(kernel.clone())));
+            seen.push(kernel);
+        }
+    }
+    all
+}
+
+/// An operator and its sizes, as the peers read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub(super) enum Task {
+    /// Rows of the scores of `batch` sequences of one length.
+    Softmax {
+        batch: u32,
+        length: u32,
+        heads: u32,
+    },
+    #[serde(rename = "layernorm")]
+    LayerNorm {
+        rows: u32,
+        width: u32,
+    },
+    #[serde(rename = "bias_residual_layernorm")]
+    BiasResidualLayerNorm {
+        rows: u32,
+        width: u32,
+    },
+    Attention {
+        set: String,
+        heads: u32,
+        head: u32,
+        lens: Vec<u32>,
+    },
+    Gemm {
+        rows: u32,
+        n: u32,
+        k: u32,
+    },
+    GemmBiasGelu {
+        rows: u32,
+        n: u32,
+        k: u32,
+    },
+}
+
+/// What a task needs at least, whoever does it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Work {
+    /// Operands read once and results written once; vectors of one row's width do not count.
+    Bytes(f64),
+    /// Operations on valid tokens; a multiplication and an addition are two.
+    Flop(f64),
+}
+
+impl Work {
+    pub fn unit(self) -> &'static str {
+        match self {
+            Work::Bytes(_) => "GB/s",
+            Work::Flop(_) => "TFLOP/s",
+        }
+    }
+
+    /// In [`Work::unit`].
+    pub fn rate(self, us: f64) -> f64 {
+        match self {
+            Work::Bytes(n) => n / us / 1e3,
+            Work::Flop(n) => n / us / 1e6,
+        }
+    }
+}
+
+impl Task {
+    pub fn op(&self) -> &'static str {
+        match self {
+            Task::Softmax { .. } => "softmax",
+            Task::LayerNorm { .. } => "layernorm",
+            Task::BiasResidualLayerNorm { .. } => "bias_residual_layernorm",
+            Task::Attention { .. } => "attention",
+            Task::Gemm { .. } => "gemm",
+            Task::GemmBiasGelu { .. } => "gemm_bias_gelu",
+        }
+    }
+
+    pub fn work(&self, dtype: DType) -> Work {
+        let matrices = |n: f64, rows: u32, width: u32| {
+            Work::Bytes(n * f64::from(rows) * f64::from(width) * dtype.bytes() as f64)
+        };
+        match self {
+            Task::Softmax {
+                batch,
+                length,
+                heads,
+            } => matrices(
+                2.0 * f64::from(*batch) * f64::from(*heads),
+                *length,
+                *length,
+            ),
+            Task::LayerNorm { rows, width } => matrices(2.0, *rows, *width),
+            Task::BiasResidualLayerNorm { rows, width } => matrices(3.0, *rows, *width),
+            Task::Attention {
+                heads, head, lens, ..
+            } => {
+                let pairs: f64 = lens.iter().map(|&n| f64::from(n).powi(2)).sum();
+                Work::Flop(4.0 * pairs * f64::from(*heads) * f64::from(*head))
+            }
+            Task::Gemm { rows, n, k } | Task::GemmBiasGelu { rows, n, k } => {
+                Work::Flop(2.0 * f64::from(*rows) * f64::from(*n) * f64::from(*k))
+            }
+        }
+    }
+}
+
+/// The shape: `20x500` (sequences x length), `1229x768` (rows x width), `b16_m128 12x64` (set, heads
+/// x head size), `1229x3072x768` (rows x outputs x inputs).
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Task::Softmax { batch, length, .. } => write!(f, "{batch}x{length}"),
+            Task::LayerNorm { rows, width } | Task::BiasResidualLayerNorm { rows, width } => {
+                write!(f, "{rows}x{width}")
+            }
+            Task::Attention {
+                set, heads, head, ..
+            } => write!(f, "{set} {heads}x{head}"),
+            Task::Gemm { rows, n, k } | Task::GemmBiasGelu { rows, n, k } => {
+                write!(f, "{rows}x{n}x{k}")
+            }
+        }
+    }
+}
+
+/// Operators that are timed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Softmax,
+    LayerNorm,
+    Attention,
+    Gemm,
+}
+
+impl Family {
+    pub const ALL: [(&'static str, Family); 4] = [
+        ("softmax", Family::Softmax),
+        ("layernorm", Family::LayerNorm),
+        ("attention", Family::Attention),
+        ("gemm", Family::Gemm),
+    ];
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("there are no kernels `{word}` to time{near}; expected some of {known}")]
+pub(super) struct NoFamily {
+    word: String,
+    near: String,
+    known: String,
+}
+
+impl FromStr for Family {
+    type Err = NoFamily;
+
+    fn from_str(word: &str) -> Result<Self, NoFamily> {
+        let known = || Self::ALL.iter().map(|(name, _)| *name);
+        let found = Self::ALL.iter().find(|(name, _)| *name == word);
+        found.map(|(_, family)| *family).ok_or_else(|| NoFamily {
+            word: word.to_owned(),
+            near: nearest(word, known())
+                .map(|near| format!(" (did you mean `{near}`?)"))
+                .unwrap_or_default(),
+            known: known().collect::<Vec<_>>().join(", "),
+        })
+    }
+}

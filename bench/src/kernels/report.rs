@@ -1,0 +1,354 @@
+//! What was measured, as rows, as a table and as the papers' figures.
+
+use gemmule::{
+    DType,
+    cli::{align_right, print, table},
+    runtime::cuda::Lap,
+    tune::Origin,
+};
+use miette::Report;
+use serde::Serialize;
+
+use super::problem::{Contender, Problem, Task, Work};
+use crate::{
+    figure::{Figure, Kind, Series},
+    peers::PeerTime,
+};
+
+/// Every launch but the last stores what the next one reads, rounded once more than in the fused
+/// kernel. Values are of size 4 at most, and so is what becomes of their rounding, whatever the
+/// result: this many units in the last place of 1, for each of these launches.
+const ALLOWED_IN_PIECES: f32 = 4.0;
+/// Longest sequences up to here are in the figure of short ones (ByteTransformer III.E).
+const SHORT: u32 = 384;
+
+/// How one variant of ours, or one peer, did on one shape.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub op: &'static str,
+    pub shape: String,
+    pub who: String,
+    /// Whether this is a peer and not one of ours.
+    pub peer: bool,
+    pub us: f64,
+    pub rate: f64,
+    pub unit: &'static str,
+    /// Whether this is what a model launches.
+    pub picked: bool,
+    /// Who chose it, where there was a choice.
+    pub chosen_by: Option<Origin>,
+    /// The best peer's time over this one's.
+    pub ratio_to_best_peer: Option<f64>,
+    /// From the picked variant's result; not known of peers, which run on other numbers.
+    pub max_difference: Option<f32>,
+    pub agrees: Option<bool>,
+    /// Index of the problem.
+    #[serde(skip)]
+    pub problem: usize,
+}
+
+/// Peers that do less than the task: shown, but not what ours is compared with.
+fn does_less(who: &str) -> bool {
+    who.ends_with("product only")
+}
+
+/// One row for each contender and each peer, in the order of the problems.
+pub(super) fn rows(
+    problems: &[Problem],
+    laps: &[Vec<Lap>],
+    peers: &[PeerTime],
+    dtype: DType,
+) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (at, (problem, laps)) in problems.iter().zip(laps).enumerate() {
+        let work = problem.task.work(dtype);
+        let of_peers = || peers.iter().filter(|p| p.item == at);
+        let best_peer = of_peers()
+            .filter(|p| !does_less(&p.who))
+            .map(|p| p.us)
+            .min_by(f64::total_cmp);
+        let row = |who: String, us: f64| Row {
+            op: problem.task.op(),
+            shape: problem.task.to_string(),
+            who,
+            peer: true,
+            us,
+            rate: work.rate(us),
+            unit: work.unit(),
+            picked: false,
+            chosen_by: None,
+            ratio_to_best_peer: best_peer.map(|best| best / us),
+            max_difference: None,
+            agrees: None,
+            problem: at,
+        };
+        rows.extend(problem.contenders.iter().zip(laps).map(|(ours, lap)| {
+            Row {
+                peer: false,
+                picked: ours.picked,
+                chosen_by: ours.chosen_by,
+                max_difference: lap.difference.map(|d| d.max),
+                agrees: lap
+                    .difference
+                    .map(|d| d.worst <= 1.0 || d.max <= of_pieces(ours, dtype)),
+                ..row(ours.label.to_owned(), lap.us)
+            }
+        }));
+        rows.extend(of_peers().map(|p| row(p.who.clone(), p.us)));
+    }
+    rows
+}
+
+/// How far the result of several launches may be from that of one, beyond the kernel's tolerance.
+fn of_pieces(contender: &Contender, dtype: DType) -> f32 {
+    let unit = match dtype {
+        DType::F16 => 2f32.powi(-10),
+        DType::BF16 => 2f32.powi(-7),
+        _ => f32::EPSILON,
+    };
+    let rounded = contender.chain.launches.len().saturating_sub(1);
+    ALLOWED_IN_PIECES * unit * rounded as f32
+}
+
+/// One line a problem, or one a row, to standard output.
+pub(super) fn show(rows: &[Row], all: bool) -> Result<(), Report> {
+    let text = if all { every_row(rows) } else { summary(rows) };
+    print(&format!("{text}\n"))?;
+    for row in rows.iter().filter(|r| r.agrees == Some(false)) {
+        print(&format!(
+            "{} {}: the result of `{}` differs from the picked one's, by up to {:.1e}\n",
+            row.op,
+            row.shape,
+            row.who,
+            row.max_difference.unwrap_or_default()
+        ))?;
+    }
+    Ok(())
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "—".to_owned())
+}
+
+fn ratio(row: &Row) -> String {
+    or_dash(row.ratio_to_best_peer.map(|r| format!("{r:.2}")))
+}
+
+/// Who chose, in a word.
+fn short(by: Origin) -> &'static str {
+    match by {
+        Origin::Given => "file",
+        Origin::Kept | Origin::Measured => "tuned",
+        Origin::Shipped => "shipped",
+        Origin::Guess => "guess",
+    }
+}
+
+/// The mark of what a model launches.
+fn picked_by(by: Origin) -> &'static str {
+    match by {
+        Origin::Given => "picked: file",
+        Origin::Kept | Origin::Measured => "picked: tuned",
+        Origin::Shipped => "picked: shipped",
+        Origin::Guess => "picked: guess",
+    }
+}
+
+fn every_row(rows: &[Row]) -> comfy_table::Table {
+    let mut shown = table(&["op", "shape", "who", "us", "rate", "", "ratio", ""]);
+    for row in rows {
+        let mark = match (row.agrees, row.picked, row.peer) {
+            (Some(false), ..) => "differs",
+            (_, true, _) => row.chosen_by.map_or("picked", picked_by),
+            (_, _, true) => "peer",
+            _ => "",
+        };
+        shown.add_row([
+            row.op.to_owned(),
+            row.shape.clone(),
+            row.who.clone(),
+            format!("{:.2}", row.us),
+            format!("{:.1}", row.rate),
+            row.unit.to_owned(),
+            ratio(row),
+            mark.to_owned(),
+        ]);
+    }
+    align_right(&mut shown, [3, 4, 6]);
+    shown
+}
+
+/// For every problem the picked variant, the fastest other one of ours, and the fastest peer.
+fn summary(rows: &[Row]) -> comfy_table::Table {
+    let mut shown = table(&[
+        "op", "shape", "picked", "by", "us", "rate", "", "other", "us", "peer", "us", "ratio",
+    ]);
+    for of_problem in rows.chunk_by(|a, b| a.problem == b.problem) {
+        let Some(picked) = of_problem.iter().find(|r| r.picked) else {
+            continue;
+        };
+        let best = |wanted: &dyn Fn(&&Row) -> bool| {
+            of_problem
+                .iter()
+                .filter(wanted)
+                .min_by(|a, b| a.us.total_cmp(&b.us))
+        };
+        let other = best(&|r| !r.peer && !r.picked);
+        let peer = best(&|r| r.peer && !does_less(&r.who));
+        let who = |row: Option<&Row>| or_dash(row.map(|r| r.who.clone()));
+        let us = |row: Option<&Row>| or_dash(row.map(|r| format!("{:.2}", r.us)));
+        shown.add_row([
+            picked.op.to_owned(),
+            picked.shape.clone(),
+            picked.who.clone(),
+            or_dash(picked.chosen_by.map(|by| short(by).to_owned())),
+            format!("{:.2}", picked.us),
+            format!("{:.1}", picked.rate),
+            picked.unit.to_owned(),
+            who(other),
+            us(other),
+            who(peer),
+            us(peer),
+            ratio(picked),
+        ]);
+    }
+    align_right(&mut shown, [4, 5, 8, 10, 11]);
+    shown
+}
+
+/// A figure of a paper, by the problems that are in it.
+struct Drawing {
+    file: &'static str,
+    title: &'static str,
+    x_label: &'static str,
+    of: fn(&Task) -> bool,
+    /// Time on a logarithmic axis, or else the rate.
+    time: bool,
+}
+
+const DRAWINGS: [Drawing; 7] = [
+    Drawing {
+        file: "softmax.svg",
+        title: "Softmax of attention scores, 12 heads",
+        x_label: "sequences x length",
+        of: |task| matches!(task, Task::Softmax { .. }),
+        time: true,
+    },
+    Drawing {
+        file: "layernorm.svg",
+        title: "LayerNorm",
+        x_label: "rows x width",
+        of: |task| matches!(task, Task::LayerNorm { .. }),
+        time: true,
+    },
+    Drawing {
+        file: "bias_residual_layernorm.svg",
+        title: "Bias, residual and LayerNorm, fused and in pieces",
+        x_label: "rows x width",
+        of: |task| matches!(task, Task::BiasResidualLayerNorm { .. }),
+        time: true,
+    },
+    Drawing {
+        file: "gemm_bias_gelu.svg",
+        title: "GEMM, bias and GELU, fused and in pieces",
+        x_label: "rows x outputs x inputs",
+        of: |task| matches!(task, Task::GemmBiasGelu { .. }),
+        time: false,
+    },
+    Drawing {
+        file: "gemm.svg",
+        title: "GEMM",
+        x_label: "rows x outputs x inputs",
+        of: |task| matches!(task, Task::Gemm { .. }),
+        time: false,
+    },
+    Drawing {
+        file: "attention_short.svg",
+        title: "Attention, longest sequence at most 384 tokens",
+        x_label: "lengths, heads x head size",
+        of: |task| longest(task).is_some_and(|n| n <= SHORT),
+        time: false,
+    },
+    Drawing {
+        file: "attention_long.svg",
+        title: "Attention, longest sequence above 384 tokens",
+        x_label: "lengths, heads x head size",
+        of: |task| longest(task).is_some_and(|n| n > SHORT),
+        time: false,
+    },
+];
+
+fn longest(task: &Task) -> Option<u32> {
+    match task {
+        Task::Attention { lens, .. } => lens.iter().copied().max(),
+        _ => None,
+    }
+}
+
+/// The papers' figures that the problems are for, by file name.
+pub(super) fn figures(
+    problems: &[Problem],
+    rows: &[Row],
+    device: &str,
+    dtype: DType,
+) -> Vec<(&'static str, Figure)> {
+    DRAWINGS
+        .iter()
+        .filter_map(|drawing| {
+            let groups: Vec<usize> = (0..problems.len())
+                .filter(|&at| (drawing.of)(&problems[at].task))
+                .collect();
+            let first = problems.get(*groups.first()?)?;
+            let unit = match first.task.work(dtype) {
+                _ if drawing.time => "time in microseconds (lower is better)",
+                Work::Bytes(_) => "GB/s (higher is better)",
+                Work::Flop(_) => "TFLOP/s on valid tokens (higher is better)",
+            };
+            let figure = Figure {
+                title: format!("{}: {dtype}, {device}", drawing.title),
+                x_label: format!("{}; marked: launched", drawing.x_label),
+                y_label: unit.to_owned(),
+                groups: groups
+                    .iter()
+                    .map(|&at| problems[at].task.to_string())
+                    .collect(),
+                series: series(rows, &groups, drawing.time),
+                kind: Kind::Bars,
+                log_y: drawing.time,
+            };
+            Some((drawing.file, figure))
+        })
+        .collect()
+}
+
+/// A series for each variant of ours, by X first, then for each peer, in order of appearance.
+fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
+    let shown = || rows.iter().filter(|r| groups.contains(&r.problem));
+    let mut names: Vec<(bool, &str)> = Vec::new();
+    for row in shown() {
+        if !names.contains(&(row.peer, &row.who)) {
+            names.push((row.peer, &row.who));
+        }
+    }
+    // By X, whichever was picked for the first shape.
+    names.sort_by_key(|&(peer, who)| (peer, !who.starts_with("X="), who.strip_prefix("X=")));
+    names
+        .into_iter()
+        .map(|(peer, who)| {
+            let value = |&at: &usize| {
+                shown()
+                    .find(|r| r.problem == at && r.peer == peer && r.who == who)
+                    .map(|r| if time { r.us } else { r.rate })
+            };
+            let marked = |&at: &usize| shown().any(|r| r.problem == at && r.who == who && r.picked);
+            let name = match peer {
+                true => who.to_owned(),
+                false => format!("gemmule: {who}"),
+            };
+            Series {
+                marked: (0..groups.len()).filter(|&g| marked(&groups[g])).collect(),
+                ..Series::new(name, groups.iter().map(value).collect())
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,78 @@
+//! Softmax over the keys, as attention in pieces has it (TurboTransformers, figure 5).
+
+use gemmule::{
+    DType,
+    kernels::attention::{AttentionSoftmax, SoftmaxForm},
+    tune::{self, Choice},
+};
+
+use super::problem::{Contender, HEADS, Launched, Problem, Task, variants};
+
+/// Sequences and their length.
+const SHAPES: [(u32, u32); 7] = [
+    (1, 10),
+    (1, 100),
+    (1, 500),
+    (20, 10),
+    (20, 100),
+    (20, 500),
+    (16, 1024),
+];
+
+pub(super) fn problems(dtype: DType, launched: &Launched) -> Vec<Problem> {
+    let problem = |(batch, length)| Problem {
+        task: Task::Softmax {
+            batch,
+            length,
+            heads: HEADS,
+        },
+        lens: vec![length; batch as usize],
+        contenders: contenders(launched, length, dtype),
+    };
+    SHAPES.into_iter().map(problem).collect()
+}
+
+/// What a model launches comes first; then the same team of lanes with other numbers of rows X
+/// (`warpAllReduce_XElem`), or the least larger team that holds them; a block for a row; and the
+/// form for any length.
+fn contenders(launched: &Launched, length: u32, dtype: DType) -> Vec<Contender> {
+    let usual = AttentionSoftmax::new(HEADS, 1.0, dtype);
+    let problem = tune::Problem::Softmax(usual.clone());
+    let (choice, origin) = launched.choice(&problem, length.into());
+    let picked = match choice {
+        Choice::Softmax(form) => AttentionSoftmax { form, ..usual },
+        _ => usual,
+    };
+    let candidates = picked.candidates();
+    let held = |least: u32, x: u32| {
+        let fits = |c: &&AttentionSoftmax| match c.form {
+            SoftmaxForm::Held { lanes, x_rows, .. } => lanes >= least && x_rows == x,
+            SoftmaxForm::Streamed => false,
+        };
+        candidates.iter().find(fits).cloned()
+    };
+    let (lanes, x) = match picked.form {
+        SoftmaxForm::Held { lanes, x_rows, .. } => (lanes, x_rows),
+        SoftmaxForm::Streamed => (0, 0),
+    };
+    let streamed = candidates
+        .iter()
+        .find(|c| c.form == SoftmaxForm::Streamed)
+        .cloned();
+    // A team of 64 lanes or more is a block.
+    let others = [
+        ("X=1", held(lanes, 1)),
+        ("X=2", held(lanes, 2)),
+        ("X=4", held(lanes, 4)),
+        ("a block a row", held(64.max(lanes), 1)),
+        ("streamed", streamed),
+    ];
+    let label = match (x, lanes) {
+        (1, 64..) => "a block a row",
+        (1, _) => "X=1",
+        (2, _) => "X=2",
+        (4, _) => "X=4",
+        _ => "streamed",
+    };
+    variants((label, origin), &picked, others)
+}

@@ -1,0 +1,361 @@
+use clap::Parser;
+use gemmule::{kernels::trial::Difference, tensor::Extents};
+
+use super::{problem::Work, report::*, *};
+use crate::peers::PeerTime;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn args(words: &[&str]) -> Args {
+    Cli::try_parse_from([&["bench"], words].concat())
+        .unwrap()
+        .args
+}
+
+fn all() -> Vec<Problem> {
+    problems(&args(&[]), &Launched::default(), Instructions::default()).unwrap()
+}
+
+#[test]
+fn work_is_what_an_operator_needs_at_least() {
+    let f16 = DType::F16;
+    let softmax = Task::Softmax {
+        batch: 20,
+        length: 500,
+        heads: 12,
+    };
+    // 120,000 rows of 500 halves, read and written.
+    assert_eq!(softmax.work(f16), Work::Bytes(240_000_000.0));
+    let rows = |rows, width| Task::BiasResidualLayerNorm { rows, width };
+    assert_eq!(
+        rows(1229, 768).work(f16),
+        Work::Bytes(3.0 * 2.0 * 943_872.0)
+    );
+    assert_eq!(rows(1, 8).work(DType::F32), Work::Bytes(96.0));
+    let layernorm = Task::LayerNorm {
+        rows: 10,
+        width: 768,
+    };
+    assert_eq!(layernorm.work(f16), Work::Bytes(30_720.0));
+    let attention = Task::Attention {
+        set: "two".to_owned(),
+        heads: 12,
+        head: 64,
+        lens: vec![10, 20],
+    };
+    // 4·(100 + 400)·768: only pairs inside a sequence.
+    assert_eq!(attention.work(f16), Work::Flop(1_536_000.0));
+    let gemm = Task::GemmBiasGelu {
+        rows: 10,
+        n: 3072,
+        k: 768,
+    };
+    assert_eq!(gemm.work(f16), Work::Flop(47_185_920.0));
+    assert_eq!(gemm.work(f16).rate(1.0), 47.18592);
+    assert_eq!(layernorm.work(f16).rate(2.0), 15.36);
+}
+
+#[test]
+fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
+    for words in [&[][..], &["--dtype", "f32"], &["--dtype", "bf16"]] {
+        let problems =
+            problems(&args(words), &Launched::default(), Instructions::default()).unwrap();
+        assert!(problems.len() > 100);
+        for problem in &problems {
+            let name = format!("{} {}", problem.task.op(), problem.task);
+            assert!(problem.contenders[0].picked, "{name}");
+            assert_eq!(
+                problem.contenders.iter().filter(|c| c.picked).count(),
+                1,
+                "{name}"
+            );
+            let mut labels: Vec<&str> = problem.contenders.iter().map(|c| c.label).collect();
+            labels.sort_unstable();
+            assert!(labels.is_sorted_by(|a, b| a < b), "{name}: {labels:?}");
+            let extents = Extents::of(&problem.lens).unwrap();
+            let shapes = |chain: &gemmule::kernels::chain::Chain| {
+                let of = |&t: &usize| chain.tensors[t].shape.elements().eval(&extents);
+                chain.results.iter().map(of).collect::<Vec<_>>()
+            };
+            let first = shapes(&problem.contenders[0].chain);
+            for contender in &problem.contenders {
+                let n_launches = contender.label.split(", ").count();
+                assert_eq!(
+                    contender.chain.launches.len(),
+                    n_launches,
+                    "{}",
+                    contender.label
+                );
+                assert_eq!(
+                    shapes(&contender.chain),
+                    first,
+                    "{name} {}",
+                    contender.label
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn figure_5_has_every_number_of_rows_and_both_variances() {
+    let problems = problems(
+        &args(&["--only", "softmax,layernorm"]),
+        &Launched::default(),
+        Instructions::default(),
+    )
+    .unwrap();
+    let timed = |op: &str, label: &str| {
+        let of_op = problems.iter().filter(|p| p.task.op() == op);
+        of_op
+            .filter(|p| p.contenders.iter().any(|c| c.label == label))
+            .count()
+    };
+    for op in ["softmax", "layernorm", "bias_residual_layernorm"] {
+        for label in ["X=1", "X=2", "X=4"] {
+            assert!(timed(op, label) > 4, "{op} {label}: {}", timed(op, label));
+        }
+    }
+    assert!(timed("softmax", "a block a row") > 1 && timed("softmax", "streamed") == 7);
+    assert_eq!(
+        (
+            timed("layernorm", "two passes"),
+            timed("bias_residual_layernorm", "two passes")
+        ),
+        (8, 18)
+    );
+    assert_eq!(
+        timed("bias_residual_layernorm", "add_bias, add, layernorm"),
+        18
+    );
+}
+
+#[test]
+fn pieces_compute_from_the_same_operands_as_the_fused_kernel() {
+    for problem in all() {
+        // Tensors that are filled before the first launch, by name.
+        let operands = |c: &problem::Contender| {
+            let filled = c.chain.tensors.iter().filter(|t| t.fill.is_some());
+            let mut names: Vec<&str> = filled.map(|t| t.name).collect();
+            names.retain(|n| *n != "pair_offsets");
+            names.sort_unstable();
+            names
+        };
+        let first = operands(&problem.contenders[0]);
+        for contender in &problem.contenders[1..] {
+            assert_eq!(operands(contender), first, "{}", contender.label);
+        }
+    }
+}
+
+#[test]
+fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
+    let chosen = problems(
+        &args(&["--only", "softmax,gemm"]),
+        &Launched::default(),
+        Instructions::default(),
+    )
+    .unwrap();
+    let ops: Vec<&str> = chosen.iter().map(|p| p.task.op()).collect();
+    assert!(ops.contains(&"softmax") && ops.contains(&"gemm_bias_gelu"));
+    assert!(!ops.contains(&"attention") && !ops.contains(&"layernorm"));
+    let error = Cli::try_parse_from(["bench", "--only", "softmx"])
+        .map(|_| ())
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("did you mean `softmax`?"), "{text}");
+    assert!(
+        text.contains("softmax, layernorm, attention, gemm"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_cannot_be_timed_says_why() {
+    let error = run(args(&["--device", "cpu", "--peers", "off"])).unwrap_err();
+    assert!(error.to_string().contains("--device cuda:N"), "{error}");
+    // Far more devices than any machine has.
+    let error = run(args(&["--device", "cuda:4096", "--peers", "off"])).unwrap_err();
+    assert!(!error.to_string().is_empty());
+}
+
+#[test]
+fn the_request_says_what_the_script_reads() {
+    let problems = all();
+    let json = |op: &str| {
+        let problem = problems.iter().find(|p| p.task.op() == op).unwrap();
+        serde_json::to_value(&problem.task).unwrap()
+    };
+    let script = peers::KERNELS.text;
+    for op in [
+        "softmax",
+        "layernorm",
+        "bias_residual_layernorm",
+        "attention",
+        "gemm",
+        "gemm_bias_gelu",
+    ] {
+        assert_eq!(json(op)["op"], op);
+        assert!(script.contains(&format!("def {op}(p, dtype)")), "{op}");
+    }
+    for (op, fields) in [
+        ("softmax", &["batch", "length", "heads"][..]),
+        ("layernorm", &["rows", "width"]),
+        ("attention", &["lens", "heads", "head"]),
+        ("gemm", &["rows", "n", "k"]),
+    ] {
+        for field in fields {
+            assert!(!json(op)[field].is_null(), "{op} {field}");
+            assert!(script.contains(&format!("p[\"{field}\"]")), "{op} {field}");
+        }
+    }
+}
+
+fn measured() -> (Vec<Problem>, Vec<Row>) {
+    let problems = problems(
+        &args(&["--only", "gemm"]),
+        &Launched::default(),
+        Instructions::default(),
+    )
+    .unwrap();
+    let problems: Vec<Problem> = problems
+        .into_iter()
+        .filter(|p| p.contenders.len() == 3)
+        .collect();
+    let lap = |us, worst, max| Lap {
+        us,
+        difference: Some(Difference {
+            worst,
+            max,
+            ..Difference::default()
+        }),
+    };
+    let laps = vec![
+        vec![
+            lap(10.0, 0.5, 0.1),
+            lap(12.0, 7.0, 3e-3),
+            lap(16.0, 9.0, 1e-2)
+        ];
+        problems.len()
+    ];
+    let peer = |who: &str, us| PeerTime {
+        item: 1,
+        who: who.to_owned(),
+        us,
+    };
+    let peers = [
+        peer("torch", 20.0),
+        peer("torch.compile", 15.0),
+        peer("cuBLAS, product only", 5.0),
+    ];
+    let rows = rows(&problems, &laps, &peers, DType::F16);
+    (problems, rows)
+}
+
+#[test]
+fn the_ratio_is_to_the_best_peer_that_does_the_whole_task() {
+    let (_, rows) = measured();
+    let of = |problem: usize| rows.iter().filter(move |r| r.problem == problem);
+    assert!(of(0).all(|r| r.ratio_to_best_peer.is_none()));
+    let ratios: Vec<f64> = of(1).map(|r| r.ratio_to_best_peer.unwrap()).collect();
+    assert_eq!(ratios, [1.5, 1.25, 0.9375, 0.75, 1.0, 3.0]);
+    assert_eq!(of(1).filter(|r| r.picked).count(), 1);
+    let agrees: Vec<Option<bool>> = of(1).map(|r| r.agrees).collect();
+    assert_eq!(agrees[..3], [Some(true), Some(true), Some(false)]);
+    assert_eq!(agrees[3..], [None; 3]);
+}
+
+#[test]
+fn every_problem_is_in_one_figure_and_figures_draw() {
+    let problems = all();
+    let laps: Vec<Vec<Lap>> = problems
+        .iter()
+        .map(|p| {
+            let lap = Lap {
+                us: 3.0,
+                difference: None,
+            };
+            vec![lap; p.contenders.len()]
+        })
+        .collect();
+    let rows = rows(&problems, &laps, &[], DType::F16);
+    let figures = figures(&problems, &rows, "a card", DType::F16);
+    let n_groups: usize = figures.iter().map(|(_, f)| f.groups.len()).sum();
+    assert_eq!((figures.len(), n_groups), (7, problems.len()));
+    for (name, figure) in figures {
+        assert!(figure.svg().unwrap().starts_with("<svg"), "{name}");
+    }
+}
+
+#[test]
+fn a_missing_peer_is_a_gap_in_the_figure() {
+    let (problems, rows) = measured();
+    let (_, figure) = figures(&problems, &rows, "a card", DType::F16).remove(0);
+    let names: Vec<&str> = figure.series.iter().map(|s| s.name.as_str()).collect();
+    assert_eq!(names[0], "gemmule: gemm_bias_gelu");
+    assert_eq!(
+        names[3..],
+        ["torch", "torch.compile", "cuBLAS, product only"]
+    );
+    assert!(figure.series[3].values[0].is_none() && figure.series[3].values[1].is_some());
+}
+
+#[test]
+fn what_was_picked_is_what_a_model_launches_and_the_table_says_by_whom() {
+    use gemmule::tune::{Card, Effort, Made, Origin, Picked, Picks, Range};
+    let args = args(&["--only", "gemm,layernorm,softmax,attention"]);
+    let guess = Launched::default();
+    let guessed = problems(&args, &guess, Instructions::default()).unwrap();
+    let asked = guess.asked();
+    assert!(asked.len() > 10, "{}", asked.len());
+    // Of every other problem the last candidate that serves all.
+    let made = Made {
+        card: Card {
+            name: "NVIDIA H200".to_owned(),
+            capability: (9, 0),
+            n_sms: 132,
+        },
+        nvrtc: (13, 0),
+    };
+    let mut chosen = gemmule::engine::Chosen {
+        picks: Picks::new(made),
+        origins: BTreeMap::new(),
+    };
+    for (at, problem) in asked.iter().enumerate() {
+        let all = problem.candidates().into_iter();
+        let choice = all.rev().find(|c| c.most().is_none()).unwrap();
+        if at % 2 == 0 {
+            chosen.origins.insert(problem.key(), Origin::Guess);
+            continue;
+        }
+        let up_to = None;
+        let picked = Picked {
+            digest: "0".repeat(64),
+            effort: Effort::Quick,
+            ranges: vec![Range { up_to, choice }],
+            timings: Vec::new(),
+        };
+        chosen.picks.problems.insert(problem.key(), picked);
+        chosen.origins.insert(problem.key(), Origin::Shipped);
+    }
+    let launched = Launched::of(chosen);
+    let picked = problems(&args, &launched, Instructions::default()).unwrap();
+    assert_eq!(launched.asked(), asked);
+    let mut n_shipped = 0;
+    for (guessed, picked) in guessed.iter().zip(&picked) {
+        let (before, now) = (&guessed.contenders[0], &picked.contenders[0]);
+        match now.chosen_by.expect("there was a choice") {
+            Origin::Shipped => n_shipped += 1,
+            _ => assert_eq!(before.chain.launches, now.chain.launches),
+        }
+        assert_eq!(before.chosen_by, Some(Origin::Guess));
+        let labels: std::collections::BTreeSet<&str> =
+            picked.contenders.iter().map(|c| c.label).collect();
+        assert_eq!(labels.len(), picked.contenders.len(), "{}", picked.task);
+    }
+    assert!(n_shipped > 20 && n_shipped < picked.len(), "{n_shipped}");
+}

@@ -1,0 +1,341 @@
+//! The encoder with the passes switched on one after another (ByteTransformer IV.D, figure 13).
+//!
+//! The paper's baseline is its figure 2(a): padded, the projections of query, key and value packed
+//! into one product, cuBLAS, and a kernel for every operation bound by memory. The passes that the
+//! paper's ladder does not name are placed where its text puts the same work:
+//!
+//! - `merge_projections` in the baseline, which packs the three matrices (III.A);
+//! - `fold_scale` in the baseline: a batched GEMM takes a factor for nothing;
+//! - `fold_head_layout` in the baseline: there the transposes are part of other kernels and cost no
+//!   launches of their own. With it the baseline has none at all, which is in the baseline's favour;
+//! - `fuse_embedding_layer_norm` with the fusion of LayerNorm, whose first instance it is;
+//! - `fuse_pool_normalize` at the end: it has nothing to fuse in hidden states.
+//!
+//! Two rungs differ from the paper's. Without padding, its attention still runs over padded scores,
+//! as batched GEMMs ask for one shape; here scores are ragged, so this rung saves that work too, and
+//! fused attention saves less by as much. And the products of unfused attention are not cuBLAS's
+//! batched GEMMs but grouped ones, on tensor cores where storage has 16 bits; in f32, where fused
+//! attention has no tensor cores either, a thread makes each result.
+
+use std::process::ExitCode;
+
+use gemmule::{
+    Engine, EngineError,
+    cli::{Outcome, Runnable, align_right, bench::sets::Set, print, table, write_file, write_json},
+    engine::{Bound, Comparison, Padding},
+    passes,
+    program::Step,
+};
+use miette::Report;
+use serde::Serialize;
+
+use crate::{
+    figure::{Figure, Kind, Series},
+    subject::Args,
+};
+
+/// Batches of 16, as in the paper's figure.
+const SETS: [&str; 7] = [
+    "b16_m64",
+    "b16_m128",
+    "b16_m256",
+    "b16_m384",
+    "b16_m512",
+    "b16_m768",
+    "b16_m1024",
+];
+
+/// One step of the ladder: what it adds to the step before.
+struct Rung {
+    name: &'static str,
+    passes: &'static [&'static str],
+    padding: Padding,
+}
+
+const RUNGS: [Rung; 5] = [
+    Rung {
+        name: "baseline",
+        passes: &["merge_projections", "fold_scale", "fold_head_layout"],
+        padding: Padding::Kept,
+    },
+    Rung {
+        name: "+ LayerNorm fusion",
+        passes: &["fuse_embedding_layer_norm", "fuse_bias_residual_layer_norm"],
+        padding: Padding::Kept,
+    },
+    Rung {
+        name: "+ GELU fusion",
+        passes: &["fuse_bias_activation"],
+        padding: Padding::Kept,
+    },
+    Rung {
+        name: "+ no padding",
+        passes: &[],
+        padding: Padding::Removed,
+    },
+    Rung {
+        name: "+ fused attention",
+        passes: &["fuse_attention", "fuse_pool_normalize"],
+        padding: Padding::Removed,
+    },
+];
+
+impl Rung {
+    /// In words, what the rung adds.
+    fn adds(&self) -> String {
+        let padding = match (self.padding, self.passes.is_empty()) {
+            (Padding::Kept, _) => "padded",
+            (Padding::Removed, true) => "packed, no further pass",
+            (Padding::Removed, false) => "packed",
+        };
+        let passes = self.passes.iter().map(|&p| p.to_owned());
+        let parts: Vec<String> = passes.chain([padding.to_owned()]).collect();
+        parts.join(", ")
+    }
+}
+
+/// The passes that are off on the rung at `index`.
+fn without(index: usize) -> Vec<&'static str> {
+    let on: Vec<&str> = RUNGS[..=index]
+        .iter()
+        .flat_map(|r| r.passes)
+        .copied()
+        .collect();
+    let all = passes::all().iter().map(|p| p.name());
+    all.filter(|name| !on.contains(name)).collect()
+}
+
+#[derive(Serialize)]
+struct Measured {
+    model: String,
+    device: String,
+    dtype: String,
+    warm_up: usize,
+    runs: usize,
+    rungs: Vec<Described>,
+    rows: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Described {
+    name: &'static str,
+    passes: &'static [&'static str],
+    padded: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    set: String,
+    rung: &'static str,
+    /// Tokens that launches run over, padding included.
+    tokens: u64,
+    launches: usize,
+    launches_a_layer: Option<usize>,
+    ms: f32,
+    /// Over the rung before, and over the first.
+    step_speedup: f32,
+    speedup: f32,
+    /// Of the rung's results, on tokens that are no padding, from the last rung's.
+    cosine: f32,
+    max_difference: f32,
+    agrees: bool,
+}
+
+pub(crate) fn run(args: Args) -> Outcome {
+    let engines = (0..RUNGS.len())
+        .map(|index| {
+            let builder = args.subject.builder()?;
+            Runnable::build(
+                builder
+                    .without(without(index))
+                    .padding(RUNGS[index].padding),
+            )
+        })
+        .collect::<Result<Vec<Engine>, EngineError>>()?;
+    let Some(last) = engines.last() else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let sets = args.sets.read(&SETS, &last.limits())?;
+    let mut rows = Vec::with_capacity(sets.len() * RUNGS.len());
+    for set in &sets {
+        rows.extend(climb(&engines, set, &args)?);
+    }
+    let measured = Measured {
+        model: args.subject.name()?,
+        device: last.device().to_string(),
+        dtype: last.program().dtype.to_string(),
+        warm_up: args.warm_up,
+        runs: args.runs,
+        rungs: RUNGS.iter().map(describe).collect(),
+        rows,
+    };
+    measured.show(Bound::of(last.program().dtype))?;
+    if let Some(file) = &args.json {
+        write_json(file, &measured)?;
+    }
+    if let Some(file) = &args.figure {
+        write_file(file, measured.figure(&sets).svg()?.as_bytes())?;
+    }
+    Ok(match measured.rows.iter().all(|row| row.agrees) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// All rungs on one set. Each has a session of its own, so that only one holds memory at a time.
+fn climb(engines: &[Engine], set: &Set, args: &Args) -> Result<Vec<Row>, Report> {
+    let mut climbed = Vec::with_capacity(engines.len());
+    for engine in engines {
+        let batch = set.batch(&engine.limits())?;
+        let mut session = engine.session()?;
+        let output = session.run(&batch)?.get("last_hidden_state")?.clone();
+        let ms = session.time(&batch, args.warm_up, args.runs)?.median();
+        climbed.push((
+            output,
+            ms,
+            engine.tokens_computed(&batch)?,
+            engine.launched(&batch)?,
+        ));
+    }
+    let (Some((want, ..)), Some(&(_, first, ..))) = (climbed.last(), climbed.first()) else {
+        return Ok(Vec::new());
+    };
+    let mut before = first;
+    let rungs = RUNGS.iter().zip(engines).zip(&climbed);
+    Ok(rungs
+        .map(|((rung, engine), (output, ms, tokens, launched))| {
+            let comparison = Comparison::between(output, want);
+            Row {
+                set: set.name.clone(),
+                rung: rung.name,
+                tokens: *tokens,
+                launches: launched.len(),
+                launches_a_layer: launches_a_layer(launched),
+                ms: *ms,
+                step_speedup: std::mem::replace(&mut before, *ms) / ms,
+                speedup: first / ms,
+                cosine: comparison.cosine,
+                max_difference: comparison.max,
+                agrees: Bound::of(engine.program().dtype).holds(&comparison),
+            }
+        })
+        .collect())
+}
+
+fn describe(rung: &Rung) -> Described {
+    Described {
+        name: rung.name,
+        passes: rung.passes,
+        padded: rung.padding == Padding::Kept,
+    }
+}
+
+/// Launches of the first iteration of a description's loop, whose values are named `loop.0.…`.
+fn launches_a_layer(launched: &[&Step]) -> Option<usize> {
+    let first = |name: &str| {
+        let mut parts = name.split('.');
+        parts.next().is_some() && parts.next() == Some("0") && parts.next().is_some()
+    };
+    let n = launched.iter().filter(|s| first(&s.name)).count();
+    (n > 0).then_some(n)
+}
+
+impl Measured {
+    fn show(&self, bound: Bound) -> Result<(), Report> {
+        let mut rungs = table(&["rung", "adds"]);
+        for rung in &RUNGS {
+            rungs.add_row([rung.name.to_owned(), rung.adds()]);
+        }
+        let mut times = table(&[
+            "set",
+            "rung",
+            "tokens",
+            "launches",
+            "a layer",
+            "ms",
+            "step",
+            "in all",
+            "cosine",
+            "max diff.",
+            "",
+        ]);
+        for row in &self.rows {
+            times.add_row([
+                row.set.clone(),
+                row.rung.to_owned(),
+                row.tokens.to_string(),
+                row.launches.to_string(),
+                row.launches_a_layer
+                    .map_or_else(|| "–".to_owned(), |n| n.to_string()),
+                format!("{:.4}", row.ms),
+                format!("{:.3}×", row.step_speedup),
+                format!("{:.3}×", row.speedup),
+                format!("{:.6}", row.cosine),
+                format!("{:.2e}", row.max_difference),
+                if row.agrees { "ok" } else { "DIFFERS" }.to_owned(),
+            ]);
+        }
+        align_right(&mut times, 2..10);
+        print(&format!(
+            "{rungs}\n{times}\n{}, {}, {}; median of {} runs after {} to warm up, ids to last hidden state\ntokens: those that launches run over, padding included; step: speed-up over the rung before; in all: over the baseline\ncosine and max diff.: the rung's last hidden state from the last rung's, on tokens that are no padding; ok is a cosine of {} for every row and a difference of {:e}, times the largest value above 1\nunfused attention multiplies by grouped GEMMs, in f32 without tensor cores, and over ragged scores where nothing is padded; the paper's uses cuBLAS and pads it\n",
+            self.model, self.device, self.dtype, self.runs, self.warm_up, bound.cosine, bound.max,
+        ))
+    }
+
+    /// Every rung's time in shares of the baseline's: sets differ a hundredfold.
+    fn figure(&self, sets: &[Set]) -> Figure {
+        let values = |rung: &Rung| -> Vec<Option<f64>> {
+            let rows = self.rows.iter().filter(|row| row.rung == rung.name);
+            rows.map(|row| Some(1.0 / f64::from(row.speedup))).collect()
+        };
+        Figure {
+            title: format!(
+                "Passes switched on one after another: {}, {}, {}",
+                self.model, self.device, self.dtype
+            ),
+            x_label: "set of lengths".to_owned(),
+            y_label: "time, baseline = 1".to_owned(),
+            groups: sets.iter().map(|s| s.name.clone()).collect(),
+            series: RUNGS
+                .iter()
+                .map(|rung| Series::new(rung.name, values(rung)))
+                .collect(),
+            kind: Kind::Bars,
+            log_y: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pass_is_switched_on_by_exactly_one_rung() {
+        let mut placed: Vec<&str> = RUNGS.iter().flat_map(|r| r.passes).copied().collect();
+        let mut all: Vec<&str> = passes::all().iter().map(|p| p.name()).collect();
+        placed.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(placed, all);
+    }
+
+    #[test]
+    fn rungs_only_add() {
+        for index in 1..RUNGS.len() {
+            let (before, now) = (without(index - 1), without(index));
+            assert!(now.iter().all(|pass| before.contains(pass)), "{now:?}");
+            let padding = [RUNGS[index - 1].padding, RUNGS[index].padding];
+            assert_ne!(padding, [Padding::Removed, Padding::Kept]);
+        }
+        assert_eq!(without(RUNGS.len() - 1), Vec::<&str>::new());
+        assert_eq!(RUNGS[RUNGS.len() - 1].padding, Padding::Removed);
+    }
+
+    #[test]
+    fn padding_is_removed_before_attention_is_fused() {
+        for (index, rung) in RUNGS.iter().enumerate() {
+            let fused = !without(index).contains(&"fuse_attention");
+            assert!(!(fused && rung.padding == Padding::Kept), "{}", rung.name);
+        }
+    }
+}

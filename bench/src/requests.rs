@@ -1,0 +1,78 @@
+//! A stream of requests of random lengths, as the benchmarks of allocators and of graphs take it.
+
+use gemmule::{
+    Batch, EngineError,
+    kernels::trial::uniform,
+    runtime::batch::{BatchError, Limits},
+};
+use miette::{Report, miette};
+
+#[derive(clap::Args)]
+pub(crate) struct Requests {
+    /// Requests in the stream
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) requests: u16,
+    /// Sequences of a request
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) batch: u16,
+    /// Shortest sequence
+    #[arg(long, value_name = "TOKENS", default_value_t = 5)]
+    pub(crate) shortest: u32,
+    /// Longest sequence
+    #[arg(long, value_name = "TOKENS", default_value_t = 500)]
+    pub(crate) longest: u32,
+    /// Of all that is random: lengths, ids, and weights where nothing else gives them
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+impl Requests {
+    /// Whether there are such lengths, and whether the position table of `model` serves them.
+    pub(crate) fn check(&self, model: &str, limit: Option<u32>) -> Result<(), Report> {
+        let (shortest, longest) = (self.shortest, self.longest);
+        if shortest == 0 || shortest > longest {
+            return Err(miette!(
+                "no sequence has from {shortest} to {longest} tokens; expected --shortest from 1 to --longest"
+            ));
+        }
+        match limit.filter(|&limit| longest > limit) {
+            Some(limit) => Err(miette!(
+                "--longest is {longest}, but the position table of `{model}` serves at most {limit} tokens"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// The lengths of each request.
+    pub(crate) fn lens(&self) -> Vec<Vec<u32>> {
+        let mut state = self.seed;
+        let n_lengths = u64::from(self.longest - self.shortest) + 1;
+        let mut length = || self.shortest + (uniform(&mut state) % n_lengths) as u32;
+        (0..self.requests)
+            .map(|_| (0..self.batch).map(|_| length()).collect())
+            .collect()
+    }
+
+    /// Requests of these lengths with random ids.
+    pub(crate) fn batches(
+        &self,
+        lens: &[Vec<u32>],
+        limits: &Limits,
+    ) -> Result<Vec<Batch>, EngineError> {
+        let mut state = self.seed;
+        let batches = lens.iter().map(|lens| {
+            let n_tokens: u32 = lens.iter().sum();
+            let ids = (0..n_tokens).map(|_| limits.token_id(uniform(&mut state)));
+            Batch::from_packed(ids.collect(), lens)
+        });
+        Ok(batches.collect::<Result<_, BatchError>>()?)
+    }
+
+    /// The stream in words.
+    pub(crate) fn in_words(&self) -> String {
+        format!(
+            "seed {}; requests: {}; sequences in each: {}; tokens of each: {} to {}",
+            self.seed, self.requests, self.batch, self.shortest, self.longest
+        )
+    }
+}

@@ -1,0 +1,162 @@
+//! A stream of requests of random lengths, launched kernel by kernel, and by the CUDA graphs of exact shapes
+//! and of buckets.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use gemmule::{
+    Batch, Engine, EngineError, GraphChoice,
+    cli::{Bars, Outcome, Runnable, align_right, human, print, table, write_json},
+    engine::DeviceName,
+};
+use miette::miette;
+use serde::Serialize;
+
+use crate::requests::Requests;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: Runnable,
+    #[command(flatten)]
+    requests: Requests,
+    /// Write what every request took
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+const CHOICES: [(&str, GraphChoice); 3] = [
+    ("none", GraphChoice::Off),
+    ("exact shapes", GraphChoice::Exact),
+    ("buckets", GraphChoice::Buckets),
+];
+
+/// The stream under one choice of graphs: one value a request.
+#[derive(Serialize)]
+struct Stream {
+    graphs: &'static str,
+    /// From the batch to the last launch enqueued.
+    host_us: Vec<f32>,
+    /// From the upload of the ids to the end of the last kernel.
+    device_ms: Vec<f32>,
+    /// Requests that replayed a graph, and that made one.
+    replayed: u64,
+    captured: u64,
+    kept: usize,
+    /// Bytes of intermediate tensors that are held after the last.
+    held: u64,
+}
+
+pub(crate) fn run(args: Args) -> Outcome {
+    let engine = Runnable::build(args.model.builder()?.outputs(["last_hidden_state"]))?;
+    if !matches!(engine.device(), DeviceName::Cuda(_)) {
+        return Err(miette!(
+            "CUDA graphs are compared on a CUDA device, and the model runs on the {}; give --device cuda:N",
+            engine.device()
+        ));
+    }
+    let requests = &args.requests;
+    requests.check(args.model.name(), engine.limits().longest)?;
+    let batches = requests.batches(&requests.lens(), &engine.limits())?;
+    // What a process pays once is no cost of the first request.
+    for batch in batches.iter().take(2) {
+        engine.session()?.run(batch)?;
+    }
+    let streams: Vec<Stream> = CHOICES
+        .iter()
+        .map(|&(name, graphs)| stream(&engine, name, graphs, &batches))
+        .collect::<Result<_, _>>()?;
+    print(&format!("{}\n", shown(&streams)))?;
+    print(&format!(
+        "{}, {}, {}; one run of each request, ids to last hidden state\n",
+        engine.device(),
+        engine.program().dtype,
+        requests.in_words(),
+    ))?;
+    if let Some(file) = &args.json {
+        write_json(file, &streams)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn stream(
+    engine: &Engine,
+    name: &'static str,
+    graphs: GraphChoice,
+    batches: &[Batch],
+) -> Result<Stream, EngineError> {
+    let mut session = engine.session_replaying(graphs)?;
+    let (mut host_us, mut device_ms) = (Vec::new(), Vec::new());
+    let bars = Bars::new();
+    for (i, batch) in batches.iter().enumerate() {
+        let timing = session.time(batch, 0, 1)?;
+        host_us.extend(timing.host_us);
+        device_ms.extend(timing.ms);
+        bars.show(name, i + 1, batches.len());
+    }
+    let used = session.graph_use();
+    Ok(Stream {
+        graphs: name,
+        host_us,
+        device_ms,
+        replayed: used.replayed,
+        captured: used.captured,
+        kept: used.kept,
+        held: session.memory().activations,
+    })
+}
+
+/// The smallest value that the share `p` of all is not above.
+fn quantile(values: &[f32], p: f64) -> f32 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    let at = (p * sorted.len() as f64).ceil() as usize;
+    sorted
+        .get(at.saturating_sub(1))
+        .copied()
+        .unwrap_or(f32::NAN)
+}
+
+fn shown(streams: &[Stream]) -> comfy_table::Table {
+    let header = [
+        "graphs",
+        "host us, median",
+        "p99",
+        "device ms, median",
+        "p99",
+        "replayed",
+        "captured",
+        "kept",
+        "held",
+    ];
+    let mut rows = table(&header);
+    for s in streams {
+        let runs = s.host_us.len().max(1) as f64;
+        rows.add_row([
+            s.graphs.to_owned(),
+            format!("{:.1}", quantile(&s.host_us, 0.5)),
+            format!("{:.1}", quantile(&s.host_us, 0.99)),
+            format!("{:.4}", quantile(&s.device_ms, 0.5)),
+            format!("{:.4}", quantile(&s.device_ms, 0.99)),
+            format!("{:.1} %", 100.0 * s.replayed as f64 / runs),
+            s.captured.to_string(),
+            s.kept.to_string(),
+            human(s.held),
+        ]);
+    }
+    align_right(&mut rows, 1..header.len());
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_were_measured() {
+        let values: Vec<f32> = (1..=200).rev().map(|i| i as f32).collect();
+        assert_eq!(quantile(&values, 0.5), 100.0);
+        assert_eq!(quantile(&values, 0.99), 198.0);
+        assert_eq!(quantile(&values[..1], 0.5), 200.0);
+        assert!(quantile(&[], 0.5).is_nan());
+    }
+}

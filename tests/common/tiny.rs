@@ -1,0 +1,42 @@
+//! A tiny model and a folder to run it in: what the tests of all packages share.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+/// BERT as small as it gets: one layer, two heads of 8.
+pub fn tiny_config() -> Value {
+    json!({
+        "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1,
+        "intermediate_size": 32, "vocab_size": 20, "max_position_embeddings": 12,
+        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    })
+}
+
+/// A checkpoint folder that lives as long as the test.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let file = self.file(name);
+        std::fs::write(&file, content).expect("the folder is there");
+        file
+    }
+
+    /// `text` with this folder's name taken out.
+    pub fn redact(&self, text: &str) -> String {
+        text.replace(&self.path().display().to_string(), "[dir]")
+    }
+}
