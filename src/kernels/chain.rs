@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn launches_meet_in_the_tensors_that_are_named() {
         let dtype = DType::F16;
-        let (_, gemm) = Gemm::variants(96, 64, dtype, Epilogue::default()).remove(0);
+        let gemm = Gemm::of(96, 64, dtype, Epilogue::default());
         let activation = Activation::GeluExact;
         let chain = Chain::of(gemm)
             .then(

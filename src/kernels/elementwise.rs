@@ -377,12 +377,24 @@ mod tests {
         let threads = |launch: Launch| u64::from(launch.grid[0]) * u64::from(launch.threads);
         let dtype = DType::F16;
         // 3 · 1003 elements are 377 accesses of 8; with a bias each goes alone.
-        assert_eq!(threads(Add { width: 1003, dtype }.launch(&extents)), 512);
         assert_eq!(
-            threads(AddBias { width: 1003, dtype }.launch(&extents)),
+            threads(
+                Add { width: 1003, dtype }.launch(&extents, &crate::machine::testing::hopper())
+            ),
+            512
+        );
+        assert_eq!(
+            threads(
+                AddBias { width: 1003, dtype }.launch(&extents, &crate::machine::testing::hopper())
+            ),
             3072
         );
-        assert_eq!(threads(AddBias { width: 768, dtype }.launch(&extents)), 512);
+        assert_eq!(
+            threads(
+                AddBias { width: 768, dtype }.launch(&extents, &crate::machine::testing::hopper())
+            ),
+            512
+        );
     }
 
     #[test]

@@ -213,8 +213,18 @@ mod tests {
     #[test]
     fn a_sentence_has_a_warp_and_the_scan_has_one_block() {
         let extents = Extents::of(&[1; 9]).unwrap();
-        assert_eq!(PackTokens.launch(&extents).grid, [3, 1, 1]);
-        assert_eq!(PackScan.launch(&extents).grid, [1, 1, 1]);
+        assert_eq!(
+            PackTokens
+                .launch(&extents, &crate::machine::testing::hopper())
+                .grid,
+            [3, 1, 1]
+        );
+        assert_eq!(
+            PackScan
+                .launch(&extents, &crate::machine::testing::hopper())
+                .grid,
+            [1, 1, 1]
+        );
     }
 
     #[test]

@@ -496,7 +496,7 @@ mod tests {
         let (width, dtype) = (768, DType::F16);
         let extents = Extents::of(&[5, 70, 9]).unwrap();
         let pool = MeanPool { width, dtype };
-        let launch = pool.launch(&extents);
+        let launch = pool.launch(&extents, &crate::machine::testing::hopper());
         assert_eq!((launch.grid, launch.threads), ([3, 1, 1], pool.threads()));
         let names: Vec<&str> = pool.params().iter().map(|p| p.name).collect();
         assert_eq!(names, ["x", "cu_lens", "out", "batch"]);

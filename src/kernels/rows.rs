@@ -337,6 +337,7 @@ pub(super) const COPIED: Tolerance = Tolerance {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::testing::hopper;
 
     #[test]
     fn accesses_are_as_wide_as_every_pitch_allows() {
@@ -363,7 +364,7 @@ mod tests {
                     usual.warps == 1 || usual.x_rows == 1,
                     "{width} {dtype}: {usual:?}"
                 );
-                for (_, teams) in Teams::by_rows(width, dtype) {
+                for (_, teams) in Teams::by_rows(width, dtype, &hopper()) {
                     assert!(teams.fits(width, dtype), "{width} {dtype}: {teams:?}");
                     assert!(teams.held(width, dtype) * teams.x_rows <= held.max(8));
                 }
@@ -428,7 +429,7 @@ mod tests {
         assert_eq!(few(8192, DType::F16), 8);
         // One warp takes 31 elements, of four rows at a time.
         assert_eq!(
-            Teams::by_rows(31, DType::F16),
+            Teams::by_rows(31, DType::F16, &hopper()),
             [(
                 None,
                 Teams {
@@ -442,33 +443,34 @@ mod tests {
     #[test]
     fn the_first_sharing_that_has_all_rows_at_once_takes_them() {
         let of_sums = |width| {
-            let ranges = Teams::by_rows_of_sums(width, DType::F16).into_iter();
+            let ranges = Teams::by_rows_of_sums(width, DType::F16, &hopper()).into_iter();
             ranges
                 .map(|(rows, teams)| (rows, teams.warps, teams.x_rows))
                 .collect::<Vec<_>>()
         };
+        let sms = u64::from(hopper().sms);
         // 32 registers and 21 blocks of three warps, 48 and 13, 96 and 5 of four warps.
         assert_eq!(
             of_sums(768),
             [
-                (Some(132 * 21), 3, 1),
-                (Some(132 * 13 * 2), 3, 2),
-                (Some(132 * 5 * 4 * 2), 1, 2),
+                (Some(sms * 21), 3, 1),
+                (Some(sms * 13 * 2), 3, 2),
+                (Some(sms * 5 * 4 * 2), 1, 2),
                 (None, 3, 1)
             ]
         );
         assert_eq!(
             of_sums(1024),
             [
-                (Some(132 * 16), 4, 1),
-                (Some(132 * 10 * 2), 4, 2),
-                (Some(132 * 4 * 4 * 2), 1, 2),
+                (Some(sms * 16), 4, 1),
+                (Some(sms * 10 * 2), 4, 2),
+                (Some(sms * 4 * 4 * 2), 1, 2),
                 (None, 4, 1)
             ]
         );
         for dtype in DTYPES {
             for width in WIDTHS {
-                let ranges = Teams::by_rows_of_sums(width, dtype);
+                let ranges = Teams::by_rows_of_sums(width, dtype, &hopper());
                 let limits: Vec<u64> = ranges.iter().map_while(|(rows, _)| *rows).collect();
                 assert_eq!(limits.len() + 1, ranges.len(), "{width} {dtype}");
                 assert!(limits.is_sorted_by(|a, b| a < b), "{width} {dtype}");
@@ -481,11 +483,18 @@ mod tests {
 
     #[test]
     fn without_a_residual_a_warp_takes_a_row_where_rows_fill_half_of_the_card() {
-        let alone = |width| Teams::by_rows(width, DType::BF16);
+        let alone = |width| Teams::by_rows(width, DType::BF16, &hopper());
         let teams = |warps| Teams { warps, x_rows: 1 };
-        assert_eq!(alone(768), [(Some(1386), teams(3)), (None, teams(1))]);
-        assert_eq!(alone(1024), [(Some(1056), teams(4)), (None, teams(1))]);
-        assert_eq!(Teams::by_rows(384, DType::F16)[0].0, Some(3600));
+        let sms = u64::from(hopper().sms);
+        assert_eq!(
+            alone(768),
+            [(Some(sms * 21 / 2), teams(3)), (None, teams(1))]
+        );
+        assert_eq!(alone(1024), [(Some(sms * 8), teams(4)), (None, teams(1))]);
+        assert_eq!(
+            Teams::by_rows(384, DType::F16, &hopper())[0].0,
+            Some(sms * 27)
+        );
     }
 
     #[test]

@@ -262,3 +262,20 @@ impl Machine {
         self.shared_per_sm / (bytes + OF_DRIVER)
     }
 }
+
+/// Cards for tests.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// One with Hopper's instructions and costs that were fitted on it.
+    pub(crate) fn hopper() -> Machine {
+        let found = Machine::of_capability((9, 0)).expect("the cards are described");
+        found.expect("a card with Hopper's instructions is described")
+    }
+
+    /// One without.
+    pub(crate) fn usual() -> Machine {
+        Machine::usual().expect("the cards are described")
+    }
+}

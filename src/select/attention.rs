@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     fn attention(head: u32, dtype: DType) -> Attention {
-        let column = |i| HeadView::TokenMajor {
+        let column = |i: u32| HeadView::TokenMajor {
             offset: i * 12 * head,
             stride: 36 * head,
         };

@@ -207,7 +207,7 @@ fn duel(
     std::thread::sleep(REST);
     let (mut all, mut ratios) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
-        let mut time = |session: &mut CudaSession| -> Result<f64, EngineError> {
+        let time = |session: &mut CudaSession| -> Result<f64, EngineError> {
             Ok(session.time(batch, 1, RUNS)?.median().into())
         };
         let (a, b) = match turn % 2 {

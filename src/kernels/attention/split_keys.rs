@@ -194,7 +194,9 @@ mod tests {
     fn blocks_are_the_heads_of_each_16_queries() {
         let blocks = |lens: &[u32]| {
             let extents = Extents::of(lens).expect("a batch");
-            kernel(64).launch(&extents).grid
+            kernel(64)
+                .launch(&extents, &crate::machine::testing::hopper())
+                .grid
         };
         assert_eq!(blocks(&[1]), [12, 1, 1]);
         assert_eq!(blocks(&[64]), [12 * 5, 1, 1]);

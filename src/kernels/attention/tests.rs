@@ -174,7 +174,7 @@ fn softmax_variants_serve_every_length_by_forms_that_can_be_generated() {
             kernel.form.check(dtype).expect("a form that exists");
             assert_eq!(kernel.form.max_len().map(u64::from), *limit);
             let extents = Extents::of(&[7, 5, 9]).expect("a batch");
-            let launch = kernel.launch(&extents);
+            let launch = kernel.launch(&extents, &crate::machine::testing::hopper());
             assert_eq!(launch.grid[1], 12);
             assert_eq!(launch.threads, kernel.threads());
         }
@@ -335,7 +335,9 @@ fn every_tile_of_every_sequence_has_a_number_in_the_grid_and_no_two_share_one() 
         let kernel = short(12, 64, 256, DType::F16);
         let extents = Extents::of(&lens).expect("a batch");
         let rows = 64;
-        let blocks = kernel.launch(&extents).grid[0];
+        let blocks = kernel
+            .launch(&extents, &crate::machine::testing::hopper())
+            .grid[0];
         let mut used = BTreeSet::new();
         let mut start = 0;
         for (b, &n) in lens.iter().enumerate() {
@@ -360,7 +362,10 @@ fn launches_fit_every_target_at_every_head_size() {
             let online = online(3, head, dtype);
             short.check().expect("a short kernel");
             online.check().expect("an online kernel");
-            for launch in [short.launch(&extents), online.launch(&extents)] {
+            for launch in [
+                short.launch(&extents, &crate::machine::testing::hopper()),
+                online.launch(&extents, &crate::machine::testing::hopper()),
+            ] {
                 assert!(
                     launch.shared_bytes <= 99 * 1024,
                     "head size {head}: {launch:?}"

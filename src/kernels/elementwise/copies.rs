@@ -303,7 +303,15 @@ mod tests {
             head: 64,
             dtype: DType::F16,
         };
-        assert_eq!(kernel.launch(&Extents::of(&[32]).unwrap()).grid, [12, 1, 1]);
+        assert_eq!(
+            kernel
+                .launch(
+                    &Extents::of(&[32]).unwrap(),
+                    &crate::machine::testing::hopper()
+                )
+                .grid,
+            [12, 1, 1]
+        );
         let params = kernel.params();
         let names: Vec<&str> = params.iter().map(|p| p.name).collect();
         assert_eq!(names, ["x", "out", "tokens"]);

@@ -338,7 +338,8 @@ mod tests {
     #[test]
     fn a_launch_has_a_cluster_for_every_tile() {
         let extents = Extents::default().with_rows(300);
-        let launch = gemm(1000, 768, DType::F16, OneTile::new(64, 128, 2, false)).launch(&extents);
+        let launch = gemm(1000, 768, DType::F16, OneTile::new(64, 128, 2, false))
+            .launch(&extents, &crate::machine::testing::hopper());
         assert_eq!(launch.grid, [5 * 8 * 2, 1, 1]);
         assert_eq!(launch.threads, 4 * 32 + 32);
         // Eight steps, sums of 64 rows and columns from the other block, four warps' results.
@@ -349,7 +350,15 @@ mod tests {
     #[test]
     fn one_tile_a_block_is_estimated_to_serve_what_fills_the_card_once() {
         let epilogue = Epilogue::default();
-        let cycles = |tile: OneTile, rows| tile.cycles(rows, 768, 3072, epilogue, 132);
+        let cycles = |tile: OneTile, rows| {
+            tile.cycles(
+                rows,
+                768,
+                3072,
+                epilogue,
+                &crate::machine::testing::hopper(),
+            )
+        };
         let [apart, split] = [1, 2].map(|splits| OneTile::new(64, 128, splits, false));
         // 24 blocks, or 48: k is worth sharing out. 120, or 240 in two waves: it is not.
         assert!(cycles(split, 256) < cycles(apart, 256));

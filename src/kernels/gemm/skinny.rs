@@ -256,7 +256,8 @@ mod tests {
     #[test]
     fn a_launch_has_a_block_for_every_tile() {
         let extents = Extents::of(&[20]).expect("a batch");
-        let launch = gemm(1000, 768, DType::F16, SkinnyTile::new(16, 4)).launch(&extents);
+        let launch = gemm(1000, 768, DType::F16, SkinnyTile::new(16, 4))
+            .launch(&extents, &crate::machine::testing::hopper());
         assert_eq!((launch.grid, launch.threads), ([2 * 63, 1, 1], 128));
         // Six chunks of sixteen tokens, and two products, for each of four warps.
         assert_eq!(launch.shared_bytes, 4 * (6 * 2 + 2) * 512);

@@ -329,7 +329,8 @@ mod tests {
     #[test]
     fn a_launch_has_a_cluster_for_every_tile() {
         let extents = Extents::of(&[100]).expect("a batch");
-        let launch = gemm(1000, 768, DType::F16, 64, 4).launch(&extents);
+        let launch =
+            gemm(1000, 768, DType::F16, 64, 4).launch(&extents, &crate::machine::testing::hopper());
         assert_eq!(launch.grid, [2 * 16 * 4, 1, 1]);
         // Three steps of 64 weights and 64 tokens, and sums of two groups from four blocks.
         let bytes = 1024 + 3 * (64 + 64) * 128 + 2 * 4 * 2048;

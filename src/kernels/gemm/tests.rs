@@ -6,13 +6,7 @@ const GELU: Epilogue = Epilogue {
 };
 
 fn gemm(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Gemm {
-    Gemm {
-        n,
-        k,
-        dtype,
-        epilogue,
-        tile: Tile::pick(1229, n, k, dtype, 132),
-    }
+    Gemm::of(n, k, dtype, epilogue)
 }
 
 #[test]
@@ -68,7 +62,7 @@ fn a_launch_covers_every_output_once() {
                 tile,
             };
             let extents = Extents::of(&[129]).expect("a batch");
-            let launch = kernel.launch(&extents);
+            let launch = kernel.launch(&extents, &crate::machine::testing::hopper());
             let blocks = 129u32.div_ceil(tile.m) * 1003u32.div_ceil(tile.n);
             assert_eq!(launch.grid, [blocks, 1, 1]);
             assert_eq!(launch.threads, 32 * tile.warps_m * tile.warps_n);

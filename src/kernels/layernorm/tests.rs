@@ -60,9 +60,16 @@ fn kernels_that_differ_have_symbols_that_differ() {
 
 #[test]
 fn few_rows_have_a_kernel_of_their_own_and_the_last_serves_all_the_rest() {
-    let variants = BiasResidualLayerNorm::variants(768, 1e-12, DType::F32, true);
+    let variants = BiasResidualLayerNorm::new(768, 1e-12, DType::F32, true)
+        .by_rows(&crate::machine::testing::hopper());
     let limits: Vec<Option<u64>> = variants.iter().map(|(rows, _)| *rows).collect();
-    assert_eq!(limits, [Some(3600), None]);
+    assert_eq!(
+        limits,
+        [
+            Some(27 * u64::from(crate::machine::testing::hopper().sms)),
+            None
+        ]
+    );
     assert_eq!(
         variants[0].1.teams,
         Teams {

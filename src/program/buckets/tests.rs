@@ -1,5 +1,5 @@
 use super::*;
-use crate::program::Variant;
+use crate::select::{Dispatch, Entry};
 
 #[test]
 fn rounding_is_monotone_idempotent_and_wastes_little() {
@@ -26,15 +26,17 @@ fn rounding_is_monotone_idempotent_and_wastes_little() {
     assert_eq!(up, [1, 7, 8, 10, 16, 20, 40]);
 }
 
-fn buckets(limits: &[Limit], rows: Symbol, when: Option<BatchRange>) -> Buckets {
-    let variants = limits.iter().map(|&limit| Variant {
-        kernel: 0,
-        limit: Some(limit),
-    });
+fn by_rows(ends: &[u64]) -> Dispatch<usize> {
+    let ranges = ends.iter().enumerate();
+    let ranges = ranges.map(|(kernel, &end)| (Some(end), Some(kernel)));
+    Dispatch::by_rows(ranges.chain([(None, Some(ends.len()))]))
+}
+
+fn buckets(dispatch: Dispatch<usize>, most_longest: Option<u64>, rows: Symbol) -> Buckets {
     let step = Step {
         name: "step".to_owned(),
-        when,
-        variants: variants.collect(),
+        dispatch: dispatch.map(|_| 0),
+        most_longest,
         operands: Vec::new(),
         rows: rows.into(),
     };
@@ -57,20 +59,22 @@ fn of_batch(buckets: &Buckets, lens: &[u32]) -> (u64, u64, u64) {
 #[test]
 fn a_bucket_ends_where_another_kernel_is_launched() {
     let most = Extents::MAX_TOKENS;
-    let rows = buckets(&[Limit::Rows(12), Limit::Rows(100)], Symbol::Tokens, None);
+    let rows = buckets(by_rows(&[12, 100]), None, Symbol::Tokens);
     assert_eq!(of_batch(&rows, &[9]), (12, 1, most));
     assert_eq!(of_batch(&rows, &[12]), (12, 1, most));
     assert_eq!(of_batch(&rows, &[13]), (16, 1, most));
     assert_eq!(of_batch(&rows, &[97]), (100, 1, most));
-    let sequences = buckets(&[Limit::Rows(9)], Symbol::Batch, None);
+    let sequences = buckets(by_rows(&[9]), None, Symbol::Batch);
     assert_eq!(of_batch(&sequences, &[1; 9]), (16, 9, most));
     assert_eq!(of_batch(&sequences, &[1; 11]), (16, 12, most));
-    let when = BatchRange {
-        by: Measure::Longest,
-        above: 5,
-        up_to: Some(20),
+    let part = Entry {
+        batches: Batches {
+            rows: Interval::ALL,
+            longest: Interval::new(5, Some(20)),
+        },
+        choice: 0,
     };
-    let longest = buckets(&[Limit::Rows(1000)], Symbol::Tokens, Some(when));
+    let longest = buckets(Dispatch::of(vec![part]), None, Symbol::Tokens);
     assert_eq!(of_batch(&longest, &[4]), (8, 1, 5));
     assert_eq!(of_batch(&longest, &[20]), (24, 1, 20));
     assert_eq!(of_batch(&longest, &[21]), (24, 1, most));
@@ -78,7 +82,7 @@ fn a_bucket_ends_where_another_kernel_is_launched() {
 
 #[test]
 fn sequences_are_added_only_where_a_token_is() {
-    let any = buckets(&[], Symbol::Tokens, None);
+    let any = buckets(by_rows(&[]), None, Symbol::Tokens);
     let most = Extents::MAX_TOKENS;
     assert_eq!(of_batch(&any, &[2; 9]), (24, 10, most));
     assert_eq!(of_batch(&any, &[8, 8, 1, 1, 1, 1, 1, 1, 2]), (24, 9, most));
@@ -86,10 +90,10 @@ fn sequences_are_added_only_where_a_token_is() {
 
 #[test]
 fn what_no_kernel_takes_or_goes_by_more_than_tokens_is_its_own_bucket() {
-    let short = buckets(&[Limit::Longest(20)], Symbol::Tokens, None);
+    let short = buckets(by_rows(&[]), Some(20), Symbol::Tokens);
     assert_eq!(of_batch(&short, &[19, 3]), (24, 2, 20));
     assert_eq!(of_batch(&short, &[21, 4]), (25, 2, 21));
-    let pairs = buckets(&[], Symbol::Pairs, None);
+    let pairs = buckets(by_rows(&[]), None, Symbol::Pairs);
     assert_eq!(of_batch(&pairs, &[19, 3]), (22, 2, 19));
     let none = Buckets::none();
     assert_eq!(of_batch(&none, &[19, 3]), (22, 2, 19));

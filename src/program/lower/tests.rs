@@ -6,10 +6,11 @@ use super::{LowerOptions, lower};
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
     kernels::{
-        Instructions, Meta,
+        Meta,
         attention::HeadView,
         gemm::{Activation, Epilogue},
     },
+    machine::testing,
     passes::tests::interpret,
     program::{AttentionChoice, Padding},
     runtime::{
@@ -215,22 +216,23 @@ fn what_inference_accepts_lowers_and_runs_as_the_interpreter_says() {
         assert!(*n > 0, "no operands fit {op}");
     }
     graph.verify().expect("the graph is sound");
-    let options = |dtype, instructions| LowerOptions {
+    let (hopper, usual) = (testing::hopper(), testing::usual());
+    let options = |dtype, machine| LowerOptions {
         dtype,
         padding: Padding::Removed,
-        instructions,
-        picks: None,
+        machine,
+        timings: None,
         attention: AttentionChoice::Auto,
         invariant: false,
-        norms_apart: false,
+        no_joint_launches: false,
     };
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        for instructions in [Instructions::Hopper, Instructions::Ampere] {
-            let program = lower(&graph, &options(dtype, instructions)).expect("all of it lowers");
+        for machine in [&hopper, &usual] {
+            let program = lower(&graph, &options(dtype, machine)).expect("all of it lowers");
             program.validate().expect("it is sound");
         }
     }
-    let program = lower(&graph, &options(DType::F32, Instructions::Ampere)).expect("it lowers");
+    let program = lower(&graph, &options(DType::F32, &usual)).expect("it lowers");
     let model = CpuModel::load(program, &Interpreted, &|_, _| ()).expect("it loads");
     let mut session =
         CpuSession::new(Arc::new(model), &AllocatorChoice::default()).expect("a session");

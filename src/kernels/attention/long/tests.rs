@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
-use super::{super::*, KEY_TILE, Layout, MOST_BLOCKS};
+use super::{super::*, CTAS_PER_SM, KEY_TILE, Layout};
+use crate::machine::{Machine, testing::hopper};
 use crate::{
     kernels::{Case, HostTensor, Kernel, Role, trial::Trial},
     tensor::{DType, Extents},
@@ -252,6 +253,11 @@ fn visit(
     }
 }
 
+/// CTAs of a grouped GEMM, at most.
+fn most(machine: &Machine) -> u64 {
+    CTAS_PER_SM * u64::from(machine.sms)
+}
+
 #[test]
 fn blocks_visit_every_tile_of_every_problem_once() {
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
@@ -262,8 +268,9 @@ fn blocks_visit_every_tile_of_every_problem_once() {
             let tiles = |n: u64| n.div_ceil(rows) * n.div_ceil(KEY_TILE.into());
             let extents = Extents::of(&lens).expect("a batch");
             let total: u64 = lens.iter().map(|&n| heads * tiles(n.into())).sum();
-            let launch = scores(heads as u32, 64, DType::F16).launch(&extents);
-            for n_blocks in [u64::from(launch.grid[0]), 7, MOST_BLOCKS] {
+            let launch = scores(heads as u32, 64, DType::F16)
+                .launch(&extents, &crate::machine::testing::hopper());
+            for n_blocks in [u64::from(launch.grid[0]), 7, most(&hopper())] {
                 let mut seen = BTreeSet::new();
                 for block in 0..n_blocks {
                     for (sequence, local) in visit(&lens, heads, tiles, block, n_blocks) {
@@ -286,13 +293,17 @@ fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
             let rows: u64 = if dtype == DType::F32 { 64 } else { 128 };
             let tiles = |n: u64| n.div_ceil(rows) * n.div_ceil(KEY_TILE.into());
             let total: u64 = lens.iter().map(|&n| 2 * tiles(n.into())).sum();
-            let blocks = kernel.launch(&extents).grid[0];
-            assert!(u64::from(blocks) >= total.min(MOST_BLOCKS), "{lens:?}");
+            let blocks = kernel
+                .launch(&extents, &crate::machine::testing::hopper())
+                .grid[0];
+            assert!(u64::from(blocks) >= total.min(most(&hopper())), "{lens:?}");
             let rows: u64 = if dtype == DType::F32 { 32 } else { 128 };
             let total: u64 = lens.iter().map(|&n| 2 * u64::from(n).div_ceil(rows)).sum();
-            let blocks = context(2, 64, dtype).launch(&extents).grid[0];
-            assert!(u64::from(blocks) >= total.min(MOST_BLOCKS), "{lens:?}");
-            assert!(u64::from(blocks) <= MOST_BLOCKS);
+            let blocks = context(2, 64, dtype)
+                .launch(&extents, &crate::machine::testing::hopper())
+                .grid[0];
+            assert!(u64::from(blocks) >= total.min(most(&hopper())), "{lens:?}");
+            assert!(u64::from(blocks) <= most(&hopper()));
         }
     }
 }
@@ -305,7 +316,10 @@ fn launches_fit_every_target_at_every_head_size() {
             let (scores, context) = (scores(3, head, dtype), context(3, head, dtype));
             scores.check().expect("a kernel of scores");
             context.check().expect("a kernel of context");
-            for launch in [scores.launch(&extents), context.launch(&extents)] {
+            for launch in [
+                scores.launch(&extents, &crate::machine::testing::hopper()),
+                context.launch(&extents, &crate::machine::testing::hopper()),
+            ] {
                 assert!(launch.shared_bytes <= 99 * 1024, "head {head}: {launch:?}");
                 assert!(launch.threads <= 256 && launch.threads.is_multiple_of(32));
             }

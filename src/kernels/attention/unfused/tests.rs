@@ -102,8 +102,14 @@ fn launches_fit_every_target_at_every_head_size() {
             assert_eq!(tile[0], threads / 2, "16 queries to a warp");
             assert_eq!(tile[1], 64, "two keys to a lane");
             for (kernel, launch) in [
-                (&scores as &dyn Kernel, scores.launch(&extents)),
-                (&context, context.launch(&extents)),
+                (
+                    &scores as &dyn Kernel,
+                    scores.launch(&extents, &crate::machine::testing::hopper()),
+                ),
+                (
+                    &context,
+                    context.launch(&extents, &crate::machine::testing::hopper()),
+                ),
             ] {
                 assert!(launch.shared_bytes <= 99 * 1024, "head {head}: {launch:?}");
                 assert_eq!(launch.threads, kernel.threads());
@@ -114,7 +120,8 @@ fn launches_fit_every_target_at_every_head_size() {
 
 #[test]
 fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
-    let most = u64::from(visitor_launch(u64::MAX, 1, 32, 0).grid[0]);
+    let most =
+        u64::from(visitor_launch(u64::MAX, 1, 32, 0, &crate::machine::testing::hopper()).grid[0]);
     for lens in [
         vec![1],
         vec![64],
@@ -128,13 +135,17 @@ fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
                 let [rows, keys] = scores.plan().tile;
                 let tiles = lens.iter().map(|n| n.div_ceil(rows) * n.div_ceil(keys));
                 let total = u64::from(heads * tiles.sum::<u32>());
-                let grid = scores.launch(&extents).grid;
+                let grid = scores
+                    .launch(&extents, &crate::machine::testing::hopper())
+                    .grid;
                 assert!(u64::from(grid[0]) >= total.min(most), "{lens:?}");
                 assert_eq!(grid[1..], [1, 1], "heads are part of a tile's number");
                 let context = context(heads, head, DType::F16);
                 let rows = context.plan().rows;
                 let total = u64::from(heads * lens.iter().map(|n| n.div_ceil(rows)).sum::<u32>());
-                let grid = context.launch(&extents).grid;
+                let grid = context
+                    .launch(&extents, &crate::machine::testing::hopper())
+                    .grid;
                 assert!(u64::from(grid[0]) >= total.min(most), "{lens:?}");
                 assert_eq!(grid[1..], [1, 1], "heads are part of a tile's number");
             }
@@ -142,9 +153,9 @@ fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
     }
     // Without tensor cores: a thread for each pair and head.
     let extents = Extents::of(&[100]).expect("a batch");
-    let launch = scores(3, 64, DType::F32).launch(&extents);
+    let launch = scores(3, 64, DType::F32).launch(&extents, &crate::machine::testing::hopper());
     assert_eq!(launch.grid, [40, 3, 1]);
-    let launch = context(3, 64, DType::F32).launch(&extents);
+    let launch = context(3, 64, DType::F32).launch(&extents, &crate::machine::testing::hopper());
     assert_eq!(launch.grid, [25, 3, 1]);
 }
 

@@ -61,7 +61,7 @@ fn every_tile_fits_as_many_blocks_to_a_multiprocessor_as_it_says() {
 fn blocks_are_the_heads_of_each_tile() {
     let launch = |tile, lens: &[u32]| {
         let extents = Extents::of(lens).expect("a batch");
-        kernel(64, tile).launch(&extents)
+        kernel(64, tile).launch(&extents, &crate::machine::testing::hopper())
     };
     let comes = MhaTile::comes(64, 64, 4);
     assert_eq!(launch(comes, &[1]).grid, [12, 1, 1]);
@@ -69,7 +69,10 @@ fn blocks_are_the_heads_of_each_tile() {
     assert_eq!(launch(comes, &[7]).threads, 128);
     let stays = MhaTile::stays(128, 64, 2);
     assert_eq!(launch(stays, &[1]).grid, [12, 1, 1]);
-    assert_eq!(launch(stays, &[1000, 1000]).grid, [SMS, 1, 1]);
+    assert_eq!(
+        launch(stays, &[1000, 1000]).grid,
+        [crate::machine::testing::hopper().sms, 1, 1]
+    );
     assert_eq!(launch(stays, &[7]).threads, 5 * 128);
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::machine::testing::hopper;
 
 const EPS: f32 = 1e-12;
 
@@ -32,70 +33,49 @@ fn whole_rows_are_held_by_two_to_eight_blocks() {
     for n in [64, 128, 100, 832, 4096] {
         assert_eq!(GemmResidualLayerNorm::tiles(n), [], "{n}");
     }
-    let ranges = GemmResidualLayerNorm::by_rows(832, 768, EPS, DType::F16, true);
-    assert_eq!(ranges, [(None, None)]);
-    let ranges = GemmResidualLayerNorm::by_rows(768, 768, EPS, DType::F32, true);
-    assert_eq!(ranges, [(None, None)]);
+    let candidates = |n, dtype| GemmResidualLayerNorm::candidates(n, 768, dtype);
+    assert_eq!(candidates(832, DType::F16), []);
+    assert_eq!(candidates(768, DType::F32), []);
+    assert_eq!(candidates(768, DType::F16).len(), 9);
 }
 
 #[test]
-fn few_rows_are_computed_apart_and_many_together() {
-    for (n, k, many) in [
-        (768, 768, 1800),
-        (768, 3072, 1800),
-        (1024, 1024, 1800),
-        (384, 384, 1800),
-        (384, 1536, 4000),
-    ] {
-        let ranges = GemmResidualLayerNorm::by_rows(n, k, EPS, DType::F16, true);
-        let at = |rows| {
-            let holds = |(end, _): &&(Option<u64>, _)| end.is_none_or(|end| rows <= end);
-            ranges
-                .iter()
-                .find(holds)
-                .and_then(|(_, kernel)| kernel.as_ref())
-        };
-        assert!(at(1).is_none() && at(100).is_none(), "{n} {k}: {ranges:?}");
-        assert!(at(many).is_some(), "{n} {k}: {ranges:?}");
+fn rows_that_fill_the_card_in_one_wave_are_estimated_to_be_fastest_with_the_tile_that_does_so() {
+    let machine = hopper();
+    let rows = |n: u32| machine.clusters_at_once(768 / n) * 128;
+    for k in [768, 3072] {
+        for n in [256, 192] {
+            let cycles = |&tile: &WgmmaTile| {
+                let kernel = GemmResidualLayerNorm {
+                    n: 768,
+                    k,
+                    eps: EPS,
+                    dtype: DType::F16,
+                    bias: true,
+                    tile,
+                };
+                kernel.cycles(rows(n), &machine).expect("an estimate")
+            };
+            let tiles = GemmResidualLayerNorm::tiles(768);
+            let best = tiles.iter().min_by(|a, b| cycles(a).total_cmp(&cycles(b)));
+            assert_eq!(best, Some(&tile(128, n, true)), "{k} {n}");
+        }
     }
 }
 
 #[test]
-fn rows_that_fill_the_card_in_one_wave_have_the_tile_that_does_so() {
-    // 39 clusters of 3 blocks and 30 of 4 are there at once.
-    for (k, rows, n) in [
-        (3072, 39 * 128, 256),
-        (768, 39 * 128, 256),
-        (3072, 30 * 128, 192),
-        (768, 30 * 128, 192),
-    ] {
-        let ranges = GemmResidualLayerNorm::by_rows(768, k, EPS, DType::F16, true);
-        let (_, kernel) = ranges
-            .into_iter()
-            .find(|(end, _)| end.is_none_or(|end| rows <= end))
-            .expect("the last range has no end");
-        let at = kernel.map(|kernel| kernel.tile);
-        assert_eq!(at, Some(tile(128, n, true)), "{k} {rows}");
-    }
-}
-
-#[test]
-fn ranges_that_hardly_serve_a_batch_are_left_out() {
-    let ranges = vec![
-        (Some(500), 0),
-        (Some(515), 2),
-        (Some(700), 0),
-        (Some(760), 1),
-        (Some(900), 2),
-        (None, 0),
-    ];
-    let kept = without_slivers(ranges);
-    assert_eq!(
-        kept,
-        [(Some(700), 0), (Some(760), 1), (Some(900), 2), (None, 0)]
-    );
-    let beyond = vec![(Some(500), 0), (Some(LAST_ROWS), 2), (None, 0)];
-    assert_eq!(without_slivers(beyond), [(Some(500), 0), (None, 2)]);
+fn a_card_without_room_for_a_cluster_is_told_by_the_estimate() {
+    let kernel = GemmResidualLayerNorm {
+        n: 768,
+        k: 768,
+        eps: EPS,
+        dtype: DType::F16,
+        bias: true,
+        tile: tile(128, 128, true),
+    };
+    let cycles = |sms| kernel.cycles(1000, &hopper().with_sms(sms));
+    assert_eq!(cycles(5), Some(f64::INFINITY));
+    assert!(cycles(132).is_some_and(f64::is_finite));
 }
 
 #[test]
@@ -109,7 +89,12 @@ fn a_cluster_is_launched_whole_and_never_idle() {
         tile: tile(m, n, together),
     };
     let grid = |kernel: GemmResidualLayerNorm, rows| {
-        kernel.launch(&Extents::default().with_rows(rows)).grid[0]
+        kernel
+            .launch(
+                &Extents::default().with_rows(rows),
+                &crate::machine::testing::hopper(),
+            )
+            .grid[0]
     };
     assert_eq!(grid(kernel(64, 256, false), 1), 3);
     assert_eq!(grid(kernel(64, 256, false), 1229), 20 * 3);
