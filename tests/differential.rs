@@ -17,6 +17,7 @@ use gemmule::{
     passes::{self, Entry},
     runtime::weights::RandomWeights,
 };
+use rayon::prelude::*;
 use serde_json::{Value, json};
 
 const GRAPHS: u64 = 1000;
@@ -153,13 +154,24 @@ fn refused_in_place(error: &ModelError) -> Result<Option<String>, String> {
 
 #[test]
 fn fused_and_unfused_descriptions_compute_the_same() {
+    let examined: Vec<_> = (0..GRAPHS)
+        .into_par_iter()
+        .map(|seed| {
+            let (source, is_right) = generate::description(seed);
+            let mut counts = Counts::new();
+            let result = catch_unwind(AssertUnwindSafe(|| examine(&source, seed, &mut counts)));
+            let result = result.unwrap_or_else(|_| Err("a panic".to_owned()));
+            (seed, source, is_right, result, counts)
+        })
+        .collect();
     let mut counts = Counts::new();
     let mut n_accepted = 0;
     let mut wrong = Vec::new();
-    for seed in 0..GRAPHS {
-        let (source, is_right) = generate::description(seed);
-        let examined = catch_unwind(AssertUnwindSafe(|| examine(&source, seed, &mut counts)));
-        match examined.unwrap_or_else(|_| Err("a panic".to_owned())) {
+    for (seed, source, is_right, result, counted) in examined {
+        for (name, n) in counted {
+            *counts.entry(name).or_default() += n;
+        }
+        match result {
             Ok(None) if is_right => n_accepted += 1,
             Ok(Some(_)) if !is_right => {}
             Ok(None) => wrong.push(format!("seed {seed}: accepted what is wrong\n{source}")),

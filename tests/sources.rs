@@ -1,36 +1,49 @@
 //! The generated CUDA of every kernel that the project answers for.
 
+#[path = "sources/class.rs"]
+mod class;
 mod common;
+#[path = "sources/record.rs"]
+mod record;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::LazyLock,
+};
 
+use class::classes;
 use gemmule::{
     engine::{Emitted, catalogue, emit},
     jit::{DiskCache, Jit, Source, Target},
     kernels::KernelSpec,
 };
+use record::{Record, targets};
 
-fn emitted() -> Vec<Emitted> {
-    catalogue()
-        .expect("the shipped models compile")
-        .into_values()
-        .collect()
-}
+/// Every kernel of the catalogue, made once for all tests.
+static EMITTED: LazyLock<Vec<Emitted>> = LazyLock::new(|| {
+    let kernels = catalogue().expect("the shipped models compile");
+    kernels.into_values().collect()
+});
 
-fn sources(of: &[Emitted]) -> Vec<Source> {
-    let kernels: Vec<KernelSpec> = of.iter().map(|e| e.kernel.clone()).collect();
+/// Their sources, in the same order.
+static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(render);
+
+fn render() -> Vec<Source> {
+    let kernels: Vec<KernelSpec> = EMITTED.iter().map(|e| e.kernel.clone()).collect();
     emit(&kernels).expect("every kernel renders")
 }
 
 #[test]
 fn every_source_is_cuda_without_headers_or_directives() {
-    let emitted = emitted();
     assert!(
-        emitted.len() > 300,
+        EMITTED.len() > 300,
         "the catalogue has only {} kernels",
-        emitted.len()
+        EMITTED.len()
     );
-    for (emitted, source) in emitted.iter().zip(sources(&emitted)) {
+    for (emitted, source) in EMITTED.iter().zip(SOURCES.iter()) {
         let text = &source.text;
         for left_over in ["{{", "{%", "#include"] {
             assert!(!text.contains(left_over), "{}: {left_over}", source.symbol);
@@ -54,7 +67,7 @@ fn every_source_is_cuda_without_headers_or_directives() {
 #[test]
 fn every_kernel_waits_for_earlier_ones_before_any_of_its_blocks_can_leave() {
     const WAIT: &str = "wait_for_earlier_kernels();";
-    for source in sources(&emitted()) {
+    for source in SOURCES.iter() {
         let (_, body) = source
             .text
             .split_once("extern \"C\" __global__")
@@ -74,7 +87,7 @@ fn every_kernel_waits_for_earlier_ones_before_any_of_its_blocks_can_leave() {
 fn kernels_of_one_definition_have_the_same_parameters_and_cases() {
     let mut by_definition = BTreeMap::new();
     let mut n_shared = 0;
-    for emitted in emitted() {
+    for emitted in EMITTED.iter() {
         let kernel = emitted.kernel.as_kernel();
         let said = format!("{:?} {:?}", kernel.params(), kernel.cases());
         let first = by_definition
@@ -102,60 +115,116 @@ fn kernels_that_differ_have_different_symbols() {
 
 #[test]
 fn rendering_gives_the_same_bytes_every_time() {
-    let emitted = emitted();
-    assert_eq!(sources(&emitted), sources(&emitted));
+    assert_eq!(render(), *SOURCES);
 }
 
-/// One snapshot for every kernel that a shipped model launches.
+/// One snapshot, the exemplar, for each class of sources, where a class is all sources of one template that have
+/// one [`skeleton`](class::skeleton): they differ in symbol, numbers and storage type alone. It is called by its kernel's
+/// symbol. The ledger and the record have the digest of every source.
 #[test]
-fn sources_of_the_shipped_models_are_as_reviewed() {
-    let of_models: Vec<Emitted> = emitted()
-        .into_iter()
-        .filter(|e| !e.models.is_empty())
-        .collect();
+fn every_source_is_as_its_exemplar_was_reviewed() {
+    const RENEW: &str =
+        "`INSTA_UPDATE=always cargo test --test sources` renews exemplars; then read the diff";
+    let folder = class::folder();
     let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path("../snapshots/cuda");
+    settings.set_snapshot_path(&folder);
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
+    let mut wrong = Vec::new();
     let mut names = BTreeSet::new();
-    settings.bind(|| {
-        for source in sources(&of_models) {
-            insta::assert_snapshot!(source.symbol.clone(), source.text);
-            names.insert(format!("{}.snap", source.symbol));
+    // Which exemplar a source has, to look it up.
+    let mut listed = BTreeMap::new();
+    for class in classes(&EMITTED, &SOURCES) {
+        let exemplar = class.exemplar();
+        let name = class::file(&exemplar.symbol);
+        let is_new = !folder.join(&name).is_file();
+        let same = catch_unwind(AssertUnwindSafe(|| {
+            settings
+                .bind(|| insta::assert_snapshot!(exemplar.symbol.as_str(), exemplar.text.as_str()));
+        }));
+        if same.is_err() {
+            let what = if is_new { "is missing" } else { "has changed" };
+            wrong.push(format!("{name} {what}, of {}", class.described()));
         }
-    });
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots/cuda");
-    for entry in std::fs::read_dir(folder).expect("the snapshots are there") {
-        let name = entry
-            .expect("an entry")
-            .file_name()
-            .to_string_lossy()
-            .into_owned();
-        assert!(
-            names.contains(&name),
-            "no kernel has the snapshot {name}; delete it"
-        );
+        listed.extend(class.members.iter().map(|s| (&s.symbol, name.clone())));
+        names.insert(name);
     }
+    for entry in std::fs::read_dir(&folder).expect("the snapshots are there") {
+        let name = entry.expect("an entry").file_name().display().to_string();
+        if !names.contains(&name) && !name.ends_with(".new") {
+            wrong.push(format!("{name} is no exemplar; delete it"));
+        }
+    }
+    assert_eq!(listed.len(), SOURCES.len(), "each is of one class");
+    let list = Path::new(env!("CARGO_TARGET_TMPDIR")).join("exemplars.txt");
+    let lines = listed
+        .iter()
+        .map(|(symbol, name)| format!("{symbol} {name}\n"));
+    std::fs::write(&list, lines.collect::<String>()).expect("the folder is there");
+    assert!(
+        wrong.is_empty(),
+        "{RENEW}; {} has the exemplar of every source:\n{}",
+        list.display(),
+        wrong.join("\n")
+    );
 }
 
 #[test]
+fn the_record_of_what_compiled_has_no_source_that_is_gone() {
+    if is_recording() {
+        return;
+    }
+    let symbols: BTreeSet<&str> = SOURCES.iter().map(|s| s.symbol.as_str()).collect();
+    let record = Record::read().unwrap_or_else(|problem| panic!("{problem}"));
+    let recorded = record.compiled.keys();
+    let gone: Vec<&String> = recorded.filter(|s| !symbols.contains(s.as_str())).collect();
+    assert!(
+        gone.is_empty(),
+        "snapshots/compiled.ron names sources that are gone; renew it with \
+         `GEMMULE_RECORD=1 cargo test --test sources`: {gone:?}"
+    );
+}
+
+/// Whether what compiles is to be written into the record.
+fn is_recording() -> bool {
+    std::env::var_os("GEMMULE_RECORD").is_some_and(|value| value == "1")
+}
+
+/// Compiles what the record does not have as it is now, and of each class the exemplar whether or not the record has it.
+#[test]
 fn every_source_compiles_for_every_target_without_spills() {
-    let emitted = emitted();
-    let sources = sources(&emitted);
     let nvrtc = common::nvrtc();
-    let cache = DiskCache::at(&std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubins"));
+    let now = Record::of(nvrtc.version(), &EMITTED, &SOURCES);
+    let record = match Record::read() {
+        Err(_) if is_recording() => Record::default(),
+        record => record.unwrap_or_else(|problem| panic!("{problem}")),
+    };
+    let mut compiled = record.missing(&now);
+    if !is_recording() && !compiled.is_empty() {
+        // Also where the test passes: it is why it takes long.
+        let _ = writeln!(
+            std::io::stderr(),
+            "{} sources are not in snapshots/compiled.ron as they are; every run compiles them until \
+             `GEMMULE_RECORD=1 cargo test --test sources` records them",
+            compiled.len()
+        );
+    }
+    let sample = classes(&EMITTED, &SOURCES);
+    compiled.extend(sample.iter().map(|class| class.exemplar().symbol.as_str()));
+
+    let cache = DiskCache::at(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubins"));
     let jit = Jit::new(nvrtc, Some(cache));
     let mut bad = Vec::new();
     for target in Target::ALL {
-        let for_target: Vec<Source> = emitted
+        let for_target: Vec<Source> = EMITTED
             .iter()
-            .zip(&sources)
-            .filter(|(e, _)| target.has(e.kernel.as_kernel().instructions()))
+            .zip(SOURCES.iter())
+            .filter(|(e, s)| compiled.contains(s.symbol.as_str()) && targets(e).contains(&target))
             .map(|(_, source)| source.clone())
             .collect();
         let cubins = jit
             .compile_all(&for_target, target, &|_, _| ())
-            .expect("the source compiles");
+            .unwrap_or_else(|error| panic!("{error}"));
         for cubin in cubins {
             match cubin.report {
                 Some(report) if report.spills() => {
@@ -167,11 +236,14 @@ fn every_source_compiles_for_every_target_without_spills() {
         }
     }
     assert!(bad.is_empty(), "{}", bad.join("\n"));
+    if is_recording() {
+        now.write();
+    }
 }
 
 #[test]
 fn no_launch_needs_more_shared_memory_than_the_smallest_card_for_it_has() {
-    for emitted in emitted() {
+    for emitted in EMITTED.iter() {
         let kernel = emitted.kernel.as_kernel();
         let least = Target::ALL
             .iter()
