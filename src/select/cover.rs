@@ -258,7 +258,7 @@ fn fine_rows() -> Vec<u64> {
 pub(super) const MOST_ROWS: u64 = 16384;
 /// What a change of the cover must save: a part of the chain's time, times the octaves that it is saved over, by the natural
 /// logarithm. What saves less costs every launch a further entry, and is within what estimates are off by.
-const CHANGE: f64 = 0.0007;
+const CHANGE: f64 = 0.0005;
 
 /// The covers of one chain by rows: of all ways to change from one to another the one that loses least.
 fn covered(

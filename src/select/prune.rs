@@ -8,9 +8,9 @@ use super::{
 };
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// What a kernel must save: a part of the time of the chains that a run has, in the mean over numbers of rows that are
-/// evenly spread by their logarithm.
-const WORTH_A_KERNEL: f64 = 0.0012;
+/// What a kernel must save, as [`Thinning::loss`] counts it: a part of the time of the chains that a run has, in the mean over
+/// numbers of rows that are evenly spread by their logarithm.
+const WORTH_A_KERNEL: f64 = 0.0009;
 /// Kernels that are looked at: those of the best cover at some number of rows, and others that take so many times as long.
 const NEAR: f64 = 1.03;
 
@@ -197,28 +197,36 @@ impl Thinning<'_> {
         covers
     }
 
-    /// The part of the time that is lost without a kernel, in the mean.
+    /// What is lost without a kernel, in the mean.
     fn loss_without(&mut self, kernel: usize) -> f64 {
         let mut lost = 0.0;
         for at in 0..self.samples.len() {
             if self.uses(at, kernel) {
                 let others = self.cover(at, Some(kernel));
-                let more = self.edges.iter().zip(&others).zip(&self.covers[at]);
-                let more: f64 = more
-                    .map(|((edges, (other, _)), (now, _))| (other - now) * edges.times as f64)
-                    .sum();
-                lost += more / self.best[at];
+                lost += self.loss(at, &others) - self.loss(at, &self.covers[at]);
             }
         }
         lost / self.samples.len() as f64
     }
+
+    /// What covers lose at a sample to those of all kernels: the part of the time, and more than in proportion where it is much,
+    /// as a number of rows with a bad kernel is not made good by others.
+    fn loss(&self, at: usize, covers: &[(f64, Cover)]) -> f64 {
+        const MUCH: f64 = 0.02;
+        let each = self.edges.iter().zip(covers);
+        let sum: f64 = each
+            .map(|(edges, (cycles, _))| cycles * edges.times as f64)
+            .sum();
+        let part = (sum / self.best[at] - 1.0).max(0.0);
+        part + part * part / MUCH
+    }
 }
 
-/// Twelve numbers of rows in each octave, and all of the fewest.
+/// Sixteen numbers of rows in each octave, and all of the fewest.
 fn coarse_rows() -> Vec<u64> {
     let octaves = (MOST_ROWS as f64).log2();
-    let numbers = (0..=(octaves * 12.0) as u32)
-        .map(|twelfths| 2f64.powf(f64::from(twelfths) / 12.0).round() as u64);
+    let numbers = (0..=(octaves * 16.0) as u32)
+        .map(|sixteenths| 2f64.powf(f64::from(sixteenths) / 16.0).round() as u64);
     let mut rows: Vec<u64> = numbers.collect();
     rows.dedup();
     rows
