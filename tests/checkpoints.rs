@@ -11,6 +11,7 @@ use common::{Folder, Tensors, WEIGHTS, difference, run, tiny_config, tiny_tensor
 use gemmule::{DType, DeviceChoice, Engine};
 use insta::assert_snapshot;
 use serde_json::json;
+use tracing::Level;
 
 const QUERY: &str = "encoder.layer.0.attention.self.query.weight";
 
@@ -141,7 +142,7 @@ fn a_tensor_that_the_index_does_not_name_is_surplus() {
         let tensor = halves[1][QUERY].clone();
         halves[0].insert("cls.weight".to_owned(), tensor);
     });
-    let (outputs, log) = logged("gemmule=info", || run(&folder.load().expect("it loads")));
+    let (outputs, log) = logged(Level::INFO, || run(&folder.load().expect("it loads")));
     assert_eq!(difference(&outputs, &direct()), 0.0);
     assert_snapshot!(log, @" INFO the checkpoint's tensor `cls.weight` is not used");
 }
@@ -182,7 +183,7 @@ fn a_warning_shows_no_control_characters_of_a_name() {
         let tensor = t[QUERY].clone();
         t.insert("evil\u{1b}[2J\u{9b}31m".to_owned(), tensor);
     });
-    let (loaded, log) = logged("gemmule=info", || folder.load());
+    let (loaded, log) = logged(Level::INFO, || folder.load());
     loaded.expect("it loads all the same");
     assert_snapshot!(log, @r" INFO the checkpoint's tensor `evil\x1b[2J\u{9b}31m` is not used");
 }
@@ -193,7 +194,7 @@ fn surplus_tensors_do_no_harm() {
         let tensor = t[QUERY].clone();
         t.insert("cls.seq_relationship.weight".to_owned(), tensor);
     });
-    let (outputs, log) = logged("gemmule=info", || run(&folder.load().expect("it loads")));
+    let (outputs, log) = logged(Level::INFO, || run(&folder.load().expect("it loads")));
     assert_eq!(difference(&outputs, &direct()), 0.0);
     assert_snapshot!(log, @" INFO the checkpoint's tensor `cls.seq_relationship.weight` is not used");
 }
@@ -205,7 +206,7 @@ fn values_that_are_not_numbers_are_warned_about_by_the_name_of_their_tensor() {
         bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
         bytes[8..12].copy_from_slice(&f32::INFINITY.to_le_bytes());
     });
-    let (loaded, log) = logged("gemmule=warn", || folder.load());
+    let (loaded, log) = logged(Level::WARN, || folder.load());
     loaded.expect("it loads all the same");
     assert_snapshot!(log, @" WARN the tensor `encoder.layer.0.attention.self.query.weight` holds 2 values that are NaN or infinite; results that depend on it will be too");
 }
@@ -370,7 +371,7 @@ fn an_index_names_files_beside_it_only() {
 }
 
 /// What `f` returns, and what it logged.
-fn logged<T>(level: &str, f: impl FnOnce() -> T) -> (T, String) {
+fn logged<T>(level: Level, f: impl FnOnce() -> T) -> (T, String) {
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
     impl Write for Sink {
@@ -384,7 +385,7 @@ fn logged<T>(level: &str, f: impl FnOnce() -> T) -> (T, String) {
     let sink = Sink::default();
     let writer = sink.clone();
     let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(level))
+        .with_max_level(level)
         .with_writer(move || writer.clone())
         .without_time()
         .with_target(false)

@@ -33,6 +33,11 @@ use std::{
 
 use clap::{Parser, Subcommand, error::ErrorKind as ParseError};
 use miette::{IntoDiagnostic, Report};
+use tracing_subscriber::{
+    filter::{LevelFilter, Targets},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 pub use input::parse_ids;
 pub use model::{Runnable, Tuning, stage_name};
@@ -131,19 +136,11 @@ pub fn start<C: Parser>(
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
-    let level = if verbose(&cli) {
-        "gemmule=info"
+    start_log(if verbose(&cli) {
+        LevelFilter::INFO
     } else {
-        "gemmule=warn"
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(level))
-        .with_writer(|| shown::Log)
-        .without_time()
-        .with_target(false)
-        // It would say on standard error that standard error cannot be written.
-        .log_internal_errors(false)
-        .init();
+        LevelFilter::WARN
+    });
     match run(cli) {
         Ok(code) => code,
         // A reader that closed the pipe wanted no more.
@@ -153,6 +150,21 @@ pub fn start<C: Parser>(
             ExitCode::FAILURE
         }
     }
+}
+
+/// What the library says goes to standard error, from this level on.
+fn start_log(level: LevelFilter) {
+    let ours = Targets::new().with_target("gemmule", level);
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(|| shown::Log)
+        .without_time()
+        .with_target(false)
+        // It would say on standard error that standard error cannot be written.
+        .log_internal_errors(false)
+        .finish()
+        .with(ours)
+        .init();
 }
 
 /// Keeps quiet about panics that the library turns into errors; they are told as errors.
