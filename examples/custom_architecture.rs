@@ -7,6 +7,7 @@
 use gemmule::{
     Batch, DType, DeviceChoice, Engine,
     engine::{CompileOptions, compile},
+    machine::Machine,
     model::Description,
     runtime::weights::RandomWeights,
     tensor::Extents,
@@ -79,7 +80,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // What becomes of it.
     let description = Description::parse("pre_ln_encoder.ron", DESCRIPTION)?;
-    let compiled = compile(&description, &config, &CompileOptions::new(DType::F32))?;
+    let compiled = compile(&description, &config, &CompileOptions::new(DType::F32, Machine::usual()?))?;
     compiled.model.check_expectations(&compiled.graph)?;
     println!(
         "{} launches as described, {} after fusion",

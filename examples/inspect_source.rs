@@ -4,6 +4,7 @@
 use gemmule::{
     DType,
     engine::{CompileOptions, compile, description, emit, shipped_configs},
+    machine::Machine,
     tensor::Extents,
 };
 
@@ -12,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let compiled = compile(
         &description(model)?,
         &config,
-        &CompileOptions::new(DType::F16),
+        &CompileOptions::new(DType::F16, Machine::usual()?),
     )?;
     println!(
         "{name}: {} launches as described, {} after fusion, {} kernels",

@@ -12,12 +12,13 @@ use gemmule::{
     graph::WeightExpr,
     jit::{DiskCache, Jit, Source, Target},
     kernels::{KernelSpec, Meta, gemm::Tile},
-    program::{Limit, Place},
+    program::Place,
     runtime::{
         cuda::CudaModel,
         weights::{RandomWeights, WeightSource},
     },
-    tensor::Shape,
+    select::{Batches, Dispatch, Entry, Interval},
+    tensor::{Shape, Symbol},
 };
 use insta::assert_snapshot;
 use sha2::{Digest, Sha256};
@@ -102,7 +103,7 @@ fn every_shipped_model_is_sound_in_a_file() {
             .collect();
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for fused in [true, false] {
-                let mut options = gemmule::engine::CompileOptions::new(dtype);
+                let mut options = common::options(dtype);
                 options.outputs = Some(outputs.clone());
                 if !fused {
                     let passes = gemmule::passes::all().iter();
@@ -262,7 +263,7 @@ fn a_damaged_file_is_refused() {
 
 /// A file with this body under a digest that fits.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    [b"GEMMULE5".as_slice(), &Sha256::digest(body), body].concat()
+    [b"GEMMULE6".as_slice(), &Sha256::digest(body), body].concat()
 }
 
 #[test]
@@ -337,8 +338,7 @@ fn programs_that_would_reach_past_their_tensors_are_refused() {
     };
     assert_snapshot!(refused(|a| a.program.dtype = DType::I32), @"`[dir]/tiny` is no artifact of this version of gemmule: it stores reals as i32; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps[1].operands[0] = 10_000), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds tensor 10000 of 30; compile the model again");
-    assert_snapshot!(refused(|a| a.program.steps[1].variants[0].kernel = 10_000), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` launches kernel 10000 of 12; compile the model again");
-    assert_snapshot!(refused(|a| a.program.steps[1].variants.clear()), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has no kernel for every batch; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps[1].dispatch = Dispatch::always(10_000)), @"");
     assert_snapshot!(refused(|a| a.program.steps[1].operands.truncate(1)), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds 1 tensors to `gemm_bias_f32_n48_k16_t16x64x16_w1x2_s2`, which takes 4; compile the model again");
     assert_snapshot!(refused(|a| a.program.outputs[0].1 = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` is no tensor that a step computes; compile the model again");
     assert_snapshot!(refused(|a| {
@@ -363,11 +363,58 @@ fn programs_that_would_reach_past_their_tensors_are_refused() {
         let ids = a.program.tensors.iter_mut().find(|t| t.place == Place::Batch(Meta::TypeIds));
         ids.expect("the model has segments").place = Place::Batch(Meta::TokenIds);
     }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `hidden` looks up `type_ids` in a table for TypeIds; compile the model again");
+}
+
+#[test]
+fn parts_of_batches_that_are_no_partition_are_refused() {
+    let rows = |above, up_to| Batches::by_rows(Interval::new(above, up_to));
+    let longest = |above, up_to| Batches::by_longest(Interval::new(above, up_to));
+    let part = |batches, choice| Entry { batches, choice };
+    // The first linear layer, whose kernel has number 1.
+    let of_step = |at: usize, parts: Vec<Entry<usize>>| {
+        refused(|a| a.program.steps[at].dispatch = Dispatch::of(parts))
+    };
+    let refused_with = |parts| of_step(1, parts);
+    let all = || part(Batches::ALL, 1);
+    assert_snapshot!(refused_with(Vec::new()), @"");
+    let many = |n: u64| (0..n).map(|i| part(rows(i, Some(i + 1)), 1));
+    assert_snapshot!(refused_with(many(1025).collect()), @"");
+    // As many as there may be, but nothing serves what is beyond them.
+    assert_snapshot!(refused_with(many(1024).collect()), @"");
+    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(64)), 1)]), @"");
+    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(8)), 1)]), @"");
+    assert_snapshot!(refused_with(vec![all(), part(longest(0, Some(0)), 1)]), @"");
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(65)), 1), part(rows(64, None), 1)]), @"");
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(longest(8, None), 1)]), @"");
+    assert_snapshot!(refused_with(vec![all(), all()]), @"");
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(rows(65, None), 1)]), @"");
+    assert_snapshot!(refused_with(vec![part(longest(1, None), 1)]), @"");
+    // Kernels of other parameters than the step has.
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 0), part(rows(64, None), 1)]), @"");
+    // The step that leaves an output, whose rows are sequences.
     assert_snapshot!(refused(|a| {
-        let short = a.program.steps.iter_mut().flat_map(|s| &mut s.variants)
-            .find(|v| matches!(v.limit, Some(Limit::Longest(_))));
-        short.expect("attention has a short form").limit = Some(Limit::Longest(1 << 20));
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` launches a kernel for at most 64 tokens a sequence on longer ones; compile the model again");
+        let out = a.program.outputs[0].1;
+        let step = a.program.steps.iter_mut().find(|s| s.operands.last() == Some(&out));
+        let step = step.expect("a step computes it");
+        let kernel = step.kernels()[0];
+        step.dispatch = Dispatch::of(vec![part(rows(0, Some(64)), kernel)]);
+    }), @"");
+    assert_snapshot!(refused(|a| {
+        let step = a.program.steps.iter_mut().find(|s| s.rows != Symbol::Tokens.into());
+        let step = step.expect("a step pools");
+        let kernel = step.kernels()[0];
+        step.dispatch = Dispatch::of(vec![part(rows(0, Some(64)), kernel)]);
+    }), @"");
+    // A part of lengths that its kernel does not take.
+    assert_snapshot!(refused(|a| {
+        let is_short = |k: &usize| matches!(a.program.kernels[*k], KernelSpec::MhaShort(_));
+        let at = a.program.steps.iter().position(|s| s.dispatch.choices().any(is_short));
+        let step = &mut a.program.steps[at.expect("attention has a short form")];
+        let mut parts = step.dispatch.entries().to_vec();
+        parts.truncate(1);
+        parts[0].batches = longest(0, Some(1 << 20));
+        step.dispatch = Dispatch::of(parts);
+    }), @"");
 }
 
 #[test]

@@ -1,37 +1,40 @@
 //! Buckets of the shipped models' batches: the kernels of the batch, and little more memory.
 
+mod common;
+
+use common::{hopper, usual};
 use gemmule::{
     DType,
     engine::{CompileOptions, compile, description, shipped_configs},
-    kernels::{Instructions, trial::uniform},
+    kernels::trial::uniform,
     passes,
     plan::{Allocator, ChunkAllocator, ChunkPolicy, lower_bound},
     program::{AttentionChoice, Buckets, Program},
     tensor::Extents,
 };
 
-/// Every shipped model for any card and for Hopper, by length of the longest sequence and grouped, and unfused.
+/// Every shipped model without and with Hopper's instructions, by length of the longest sequence and grouped, and unfused.
 fn programs() -> Vec<(String, Program)> {
     let all: Vec<String> = passes::all().iter().map(|p| p.name().to_owned()).collect();
     let mut programs = Vec::new();
     for (name, model, config) in shipped_configs().expect("the configs are sound") {
         let model = description(model).expect("it is shipped");
-        for (instructions, attention, without) in [
-            (Instructions::Ampere, AttentionChoice::Auto, &all[..0]),
-            (Instructions::Hopper, AttentionChoice::Auto, &all[..0]),
-            (Instructions::Hopper, AttentionChoice::Grouped, &all[..0]),
-            (Instructions::Ampere, AttentionChoice::Short, &all[..0]),
-            (Instructions::Ampere, AttentionChoice::Auto, &all[..]),
+        for (machine, attention, without) in [
+            (usual(), AttentionChoice::Auto, &all[..0]),
+            (hopper(), AttentionChoice::Auto, &all[..0]),
+            (hopper(), AttentionChoice::Grouped, &all[..0]),
+            (usual(), AttentionChoice::Short, &all[..0]),
+            (usual(), AttentionChoice::Auto, &all[..]),
         ] {
+            let card = machine.name.clone();
             let options = CompileOptions {
-                instructions,
                 attention,
                 without: without.iter().cloned().collect(),
-                ..CompileOptions::new(DType::F16)
+                ..CompileOptions::new(DType::F16, machine)
             };
             let compiled = compile(&model, &config, &options).expect("it compiles");
             let label = format!(
-                "{name}, {instructions:?}, {attention}, {} off",
+                "{name}, {card}, {attention}, {} off",
                 without.len()
             );
             programs.push((label, compiled.program));

@@ -12,7 +12,7 @@ use std::{
 use common::mates::Numbers;
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, EngineError, Outputs,
-    engine::{CompileOptions, Compiled, compile},
+    engine::{Compiled, compile},
     model::{Description, ModelError},
     passes::{self, Entry},
     runtime::weights::RandomWeights,
@@ -61,7 +61,7 @@ fn config() -> Value {
 /// What `gemmule check` does.
 fn check(source: &str) -> Result<Compiled, EngineError> {
     let description = Description::parse("random.ron", source)?;
-    let compiled = compile(&description, &config(), &CompileOptions::new(DType::F16))?;
+    let compiled = compile(&description, &config(), &common::options(DType::F16))?;
     compiled.model.check_expectations(&compiled.graph)?;
     compiled.check_everywhere()?;
     Ok(compiled)

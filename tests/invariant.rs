@@ -3,17 +3,16 @@
 mod common;
 
 use common::{
-    Folder,
+    Folder, hopper,
     mates::{self, Numbers},
-    tiny_compiled, tiny_config,
+    tiny_compiled, tiny_config, usual,
 };
 use gemmule::{
     Batch, Builder, DType, DeviceChoice, Engine, EngineError,
     engine::{Artifact, CompileOptions, TuneMode, compile, description},
-    kernels::Instructions,
     program::AttentionChoice,
     runtime::weights::RandomWeights,
-    tune::{Card, Effort, Made, Picked, Picks, Range},
+    select::{Batches, Timings},
 };
 use insta::assert_snapshot;
 use serde_json::{Value, json};
@@ -97,11 +96,10 @@ fn the_results_are_those_of_other_programs_but_for_rounding() {
 fn every_step_has_one_kernel_for_all_batches() {
     let bert = description("bert").expect("it is shipped");
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for instructions in [Instructions::Ampere, Instructions::Hopper] {
+        for machine in [usual(), hopper()] {
             let options = |invariant| CompileOptions {
                 invariant,
-                instructions,
-                ..CompileOptions::new(dtype)
+                ..CompileOptions::new(dtype, machine.clone())
             };
             let program = |invariant| {
                 compile(&bert, &tiny_config(), &options(invariant))
@@ -110,7 +108,7 @@ fn every_step_has_one_kernel_for_all_batches() {
             };
             let invariant = program(true);
             invariant.validate().expect("it is sound");
-            let one = |s: &gemmule::program::Step| s.when.is_none() && s.variants.len() == 1;
+            let one = |s: &gemmule::program::Step| s.dispatch.covered() == [Batches::ALL];
             assert!(invariant.steps.iter().all(one));
             assert!(!program(false).steps.iter().all(one));
         }
@@ -129,8 +127,7 @@ fn attention_by_warpgroup_products_is_one_kernel_of_an_invariant_program() {
         let options = CompileOptions {
             invariant,
             attention,
-            instructions: Instructions::Hopper,
-            ..CompileOptions::new(DType::F16)
+            ..CompileOptions::new(DType::F16, hopper())
         };
         let program = compile(&bert, &config, &options)
             .expect("it compiles")
@@ -162,45 +159,32 @@ fn softmax_in_memory_and_the_tuner_are_refused_with_the_reason() {
         error.to_string()
     };
     assert_snapshot!(text(builder().without(["fuse_attention"])), @"`layer.0.probabilities` (softmax): every kernel of `attention_softmax_f32_h3_scale0p20412415` sums in an order that depends on where a row begins in memory, and so on the sequences before it; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out");
-    assert_snapshot!(text(builder().tune(TuneMode::Quick)), @"the tuner picks kernels by size, and --invariant asks for one kernel for all sizes; leave `--tune` out, or give picks of one range with `--picks`");
+    assert_snapshot!(text(builder().tune(TuneMode::Quick)), @"timings choose kernels by size, and --invariant asks for one kernel for all sizes; leave one of the two out");
+    assert_snapshot!(text(builder().timings("absent.ron")), @"timings choose kernels by size, and --invariant asks for one kernel for all sizes; leave one of the two out");
 }
 
+/// What would choose another kernel for some sizes has no say where one serves all.
 #[test]
-fn picks_of_one_range_are_launched_and_others_are_refused_with_the_reason() {
-    let mut compiled = tiny_compiled(DType::F16);
-    compiled.options.invariant = true;
-    let problems = compiled.problems().expect("it was lowered");
-    let problem = &problems[0];
-    let range = |up_to, choice| Range { up_to, choice };
-    let candidates = problem.candidates();
-    let picks = |ranges: Vec<Range>| {
-        let mut picks = Picks::new(Made {
-            card: Card {
-                name: "Card".to_owned(),
-                capability: (8, 0),
-                n_sms: 1,
-            },
-            nvrtc: (13, 0),
-        });
-        let picked = Picked {
-            digest: "0".repeat(64),
-            effort: Effort::Quick,
-            ranges,
-            timings: Vec::new(),
+fn timings_change_nothing_where_one_kernel_serves_every_batch() {
+    let bert = description("bert").expect("it is shipped");
+    for machine in [usual(), hopper()] {
+        let program = |timings: Option<Timings>| {
+            let options = CompileOptions {
+                invariant: true,
+                timings,
+                ..CompileOptions::new(DType::F16, machine.clone())
+            };
+            let compiled = compile(&bert, &tiny_config(), &options).expect("it compiles");
+            compiled.program.validate().expect("it is sound");
+            compiled.program
         };
-        picks.problems.insert(problem.key(), picked);
-        Some(picks)
-    };
-    for &choice in &candidates {
-        let one = picks(vec![range(None, choice)]);
-        compiled = compiled.with_picks(one).expect("it is one kernel");
-        let kernel = problem.kernel(choice).expect("a single launch");
-        assert!(compiled.program.kernels.contains(&kernel));
-        compiled.program.validate().expect("it is sound");
+        let untimed = program(None);
+        let mut timings = Timings::default();
+        for kernel in &untimed.kernels {
+            timings.add(&kernel.as_kernel().symbol(), 64, 1e6);
+        }
+        assert_eq!(program(Some(timings)), untimed);
     }
-    let two = vec![range(Some(64), candidates[0]), range(None, candidates[1])];
-    let error = compiled.with_picks(picks(two)).err().expect("an error");
-    assert_snapshot!(error, @"`layer.0.query+key+value` (bias_linear): `gemm_bias_f16_n48_k16` has kernels for 2 ranges of sizes, so that a result would depend on the size of its batch; an invariant program has one kernel for all; leave the picks out, give some of one range, or leave --invariant out");
 }
 
 #[test]
@@ -209,7 +193,7 @@ fn an_artifact_says_whether_it_is_invariant() {
     let file = folder.file("tiny");
     let mut compiled = tiny_compiled(DType::F32);
     compiled.options.invariant = true;
-    let compiled = compiled.with_picks(None).expect("it lowers");
+    let compiled = compiled.with_timings(None).expect("it lowers");
     let artifact = Artifact::of(compiled, Vec::new());
     artifact.write(&file).expect("it is written");
     let read = Artifact::read(&file).expect("it is sound");

@@ -1,6 +1,8 @@
 //! Plans of the shipped models: tensors that live together never share bytes, and the memory is
 //! close to what no plan can do without, at every length.
 
+mod common;
+
 use gemmule::{
     DType,
     engine::{CompileOptions, compile, description, shipped_configs},
@@ -26,11 +28,11 @@ fn check(lens: &[u32], program: &gemmule::program::Program, name: &str) {
 fn every_shipped_model_is_planned_close_to_the_bound_at_every_length() {
     for (name, model, config) in shipped_configs().expect("the configs are sound") {
         let model = description(model).expect("it is shipped");
-        let fused = CompileOptions::new(DType::F16);
+        let fused = common::options(DType::F16);
         let without = passes::all().iter().map(|p| p.name().to_owned()).collect();
         let unfused = CompileOptions {
             without,
-            ..CompileOptions::new(DType::F32)
+            ..common::options(DType::F32)
         };
         for (options, step) in [(fused, 1), (unfused, 37)] {
             let program = compile(&model, &config, &options)

@@ -19,6 +19,7 @@ use gemmule::{
     engine::{Emitted, catalogue, emit},
     jit::{DiskCache, Jit, Source, Target},
     kernels::KernelSpec,
+    machine::Machine,
 };
 use record::{Record, targets};
 
@@ -242,7 +243,8 @@ fn every_source_compiles_for_every_target_without_spills() {
 }
 
 #[test]
-fn no_launch_needs_more_shared_memory_than_the_smallest_card_for_it_has() {
+fn no_launch_needs_more_shared_memory_than_the_cards_for_it_have() {
+    let machines = Machine::all().expect("the cards are described");
     for emitted in EMITTED.iter() {
         let kernel = emitted.kernel.as_kernel();
         let least = Target::ALL
@@ -253,9 +255,18 @@ fn no_launch_needs_more_shared_memory_than_the_smallest_card_for_it_has() {
             .expect("there are targets");
         for case in kernel.cases() {
             let extents = gemmule::tensor::Extents::of(&case.lens).expect("a batch");
-            let launch = kernel.launch(&extents.with_rows(kernel.check_rows(&extents)));
-            assert!(launch.shared_bytes as usize <= least, "{}", kernel.symbol());
-            assert!(launch.threads <= 1024 && launch.grid.iter().all(|&n| n > 0));
+            let extents = extents.with_rows(kernel.check_rows(&extents));
+            for machine in machines {
+                let (major, minor) = machine.capability;
+                let target = Target::for_capability(major, minor).expect("it has a target");
+                if !target.has(kernel.instructions()) {
+                    continue;
+                }
+                let launch = kernel.launch(&extents, machine);
+                assert!(launch.shared_bytes as usize <= least, "{}", kernel.symbol());
+                assert!(launch.shared_bytes <= machine.shared_per_cta);
+                assert!(launch.threads <= 1024 && launch.grid.iter().all(|&n| n > 0));
+            }
         }
     }
 }

@@ -241,6 +241,7 @@ fn within(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::testing;
 
     fn attention(head: u32, dtype: DType) -> Attention {
         let column = |i: u32| HeadView::TokenMajor {
@@ -268,24 +269,29 @@ mod tests {
 
     #[test]
     fn lengths_that_no_position_reaches_are_left_out_but_any_length_is_served() {
-        let machine = Machine::usual().expect("a machine");
+        let machine = testing::usual();
         let problem = attention(64, DType::F16);
         let all = shown(&problem.by_length(&machine, None));
         assert_eq!(
             all.last().map(String::as_str),
-            Some("longest above 320: mha_online")
+            Some("longest above 256: mha_online")
         );
         let few = problem.by_length(&machine, Some(100));
         assert!(Batches::ALL.is_covered_by(&few.covered()));
+        // None but the last takes any length, so that nothing can be left out.
         assert_eq!(shown(&few).len(), all.len());
+        let on_hopper = problem.by_length(&testing::hopper(), Some(100));
+        assert_eq!(
+            shown(&on_hopper),
+            ["rows up to 64: mha_split_keys", "rows above 64: mha_wgmma"]
+        );
+        assert!(Batches::ALL.is_covered_by(&on_hopper.covered()));
     }
 
     #[test]
     fn few_tokens_have_a_kernel_of_their_own_on_hopper_whatever_their_lengths() {
-        let machine = Machine::all().expect("machines").iter();
-        let mut hopper = machine.filter(|m| m.instructions == Instructions::Hopper);
-        let machine = hopper.next().expect("one");
-        let dispatch = attention(64, DType::F16).by_length(machine, Some(512));
+        let machine = testing::hopper();
+        let dispatch = attention(64, DType::F16).by_length(&machine, Some(512));
         assert_eq!(
             shown(&dispatch),
             [
@@ -296,13 +302,13 @@ mod tests {
         );
         assert_eq!(dispatch.overlap(), None);
         assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
-        let f32 = attention(64, DType::F32).by_length(machine, None);
+        let f32 = attention(64, DType::F32).by_length(&machine, None);
         assert!(shown(&f32).iter().all(|line| !line.contains("wgmma")));
     }
 
     #[test]
     fn an_invariant_program_has_the_kernel_for_the_longest() {
-        let machine = Machine::usual().expect("a machine");
+        let machine = testing::usual();
         let one = attention(64, DType::F16).invariant(&machine);
         assert_eq!(shown(&one), ["any batch: mha_online"]);
     }

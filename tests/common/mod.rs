@@ -17,6 +17,7 @@ use gemmule::{
     Batch, Builder, DType, DeviceChoice, Engine, EngineError, Outputs,
     engine::{CompileOptions, Compiled, compile, description},
     jit::{Nvrtc, Surroundings},
+    machine::Machine,
     program::Place,
     runtime::weights::{RandomWeights, WeightSource, encode},
 };
@@ -50,9 +51,25 @@ pub fn with_nvrtc(command: &mut Command) -> &mut Command {
     }
 }
 
+/// A card without Hopper's instructions: what is compiled for where none is named and none is there.
+pub fn usual() -> Machine {
+    Machine::usual().expect("the cards are described")
+}
+
+/// A card with them.
+pub fn hopper() -> Machine {
+    let found = Machine::of_capability((9, 0)).expect("the cards are described");
+    found.expect("one has Hopper's instructions")
+}
+
+/// For [`usual`] cards.
+pub fn options(dtype: DType) -> CompileOptions {
+    CompileOptions::new(dtype, usual())
+}
+
 pub fn tiny_compiled(dtype: DType) -> Compiled {
     let bert = description("bert").expect("it is shipped");
-    compile(&bert, &tiny_config(), &CompileOptions::new(dtype)).expect("it compiles")
+    compile(&bert, &tiny_config(), &options(dtype)).expect("it compiles")
 }
 
 /// A tensor as a safetensors file stores it.

@@ -2,6 +2,7 @@ use super::*;
 use crate::{
     DType,
     engine::{CompileOptions, compile, description},
+    machine,
     plan::ChunkPolicy,
     runtime::AllocatorChoice,
 };
@@ -53,7 +54,7 @@ fn program() -> Program {
         "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
     });
     let bert = description("bert").unwrap();
-    let options = CompileOptions::new(DType::F32, crate::machine::testing::usual());
+    let options = CompileOptions::new(DType::F32, machine::testing::usual());
     compile(&bert, &config, &options).unwrap().program
 }
 

@@ -518,7 +518,7 @@ pub(super) fn moments_layer_norm_gemm(
     let (op, extents) = (args.op(), args.extents);
     let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
     let scaled = args.real("scaled", &[rows, k])?;
-    let moments = args.real("moments", &[rows, GemmResidualMoments::moments_of(spec.n)])?;
+    let moments = args.real("moments", &[rows, GemmResidualMoments::moments_of(spec.k)])?;
     let gamma = args.real("gamma", &[k])?;
     let beta = args.real("beta", &[k])?;
     let mut of_gemm = vec![Read::Real(args.real("weight", &[n, k])?)];
