@@ -25,6 +25,8 @@ const FORMAT: u32 = 1;
 const KERNELS: &str = env!("GEMMULE_KERNELS");
 /// Longest name of a card or a kernel.
 const MOST_NAME: usize = 512;
+/// Microseconds that a launch may take: others would make an estimate that no number holds.
+const POSSIBLE_US: std::ops::RangeInclusive<f64> = 1e-3..=1e9;
 /// Numbers of rows that one kernel was timed at.
 const MOST_TIMED: usize = 256;
 
@@ -114,7 +116,7 @@ struct Versioned {
 }
 
 /// The file's content. Equal timings give equal bytes.
-pub fn to_ron(timings: &Timings, on: &TimedOn) -> Result<String, TimingsError> {
+pub fn timings_to_ron(timings: &Timings, on: &TimedOn) -> Result<String, TimingsError> {
     let mut document = Document {
         format: FORMAT,
         gemmule: env!("CARGO_PKG_VERSION").to_owned(),
@@ -133,7 +135,7 @@ pub fn to_ron(timings: &Timings, on: &TimedOn) -> Result<String, TimingsError> {
 }
 
 /// The timings in a file's content, and what they were measured on.
-pub fn parse(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
+pub fn parse_timings(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
     let text = std::str::from_utf8(bytes).map_err(|e| TimingsError::Syntax(e.to_string()))?;
     let document = ron::from_str::<Document>(text).map_err(|error| {
         // Another layout has other fields: its number says more than they do.
@@ -165,11 +167,11 @@ pub fn parse(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
             });
         }
         for &(rows, us) in timed {
-            if !us.is_finite() || us <= 0.0 || rows == 0 {
+            if !POSSIBLE_US.contains(&us) || rows == 0 {
                 return Err(TimingsError::Value {
                     what: "a timing",
                     found: format!("{us} µs for {rows} rows"),
-                    expected: "numbers above 0".to_owned(),
+                    expected: "0.001 µs to 1,000 s, for at least one row".to_owned(),
                 });
             }
             timings.add(symbol, rows, us);
@@ -196,12 +198,12 @@ impl Document {
 /// The timings of a file that a user names.
 pub fn read_timings(file: &Path) -> Result<(Timings, TimedOn), EngineError> {
     let bytes = files::bytes(file, Kind::Timings)?;
-    parse(&bytes).map_err(|problem| refused(file, problem))
+    parse_timings(&bytes).map_err(|problem| refused(file, problem))
 }
 
 /// Writes a file that [`read_timings`] reads.
 pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(), EngineError> {
-    let text = to_ron(timings, on).map_err(|problem| refused(file, problem))?;
+    let text = timings_to_ron(timings, on).map_err(|problem| refused(file, problem))?;
     files::write(file, text.as_bytes()).map_err(|source| EngineError::Write {
         file: file.to_owned(),
         source,
@@ -262,13 +264,13 @@ impl Store {
             }
         };
         let refused = |problem| refused(&self.file, problem);
-        let (timings, found) = parse(&bytes).map_err(refused)?;
+        let (timings, found) = parse_timings(&bytes).map_err(refused)?;
         check_on(&found, on).map_err(refused)?;
         Ok(timings)
     }
 
     pub(super) fn put(&self, timings: &Timings, on: &TimedOn) -> Result<(), EngineError> {
-        let text = to_ron(timings, on).map_err(|problem| refused(&self.file, problem))?;
+        let text = timings_to_ron(timings, on).map_err(|problem| refused(&self.file, problem))?;
         own::write(&self.file, text.as_bytes()).map_err(|trouble| EngineError::Write {
             file: self.file.clone(),
             source: trouble.into(),
@@ -325,15 +327,19 @@ mod tests {
 
     #[test]
     fn a_file_reads_back_as_it_was_written() {
-        let text = to_ron(&timings(), &on()).expect("a text");
-        let (read, found) = parse(text.as_bytes()).expect("it reads back");
+        let text = timings_to_ron(&timings(), &on()).expect("a text");
+        let (read, found) = parse_timings(text.as_bytes()).expect("it reads back");
         assert_eq!((read, found), (timings(), on()));
     }
 
     #[test]
     fn files_that_are_none_or_of_others_are_refused_with_the_reason() {
-        let text = to_ron(&timings(), &on()).expect("a text");
-        let refused = |text: &str| parse(text.as_bytes()).expect_err("refused").to_string();
+        let text = timings_to_ron(&timings(), &on()).expect("a text");
+        let refused = |text: &str| {
+            parse_timings(text.as_bytes())
+                .expect_err("refused")
+                .to_string()
+        };
         insta::assert_snapshot!(refused("(format: 7)"), @"their format is 7, this version of gemmule reads format 1");
         insta::assert_snapshot!(refused(&text.replace("9.25", "0.25")), @"their checksum does not fit: they were damaged, or changed by hand");
         assert!(refused("no RON").starts_with("they are no RON as gemmule writes it"));
@@ -356,7 +362,7 @@ mod tests {
             document.checksum = document.sum().expect("a sum");
             ron::to_string(&document).expect("a text")
         };
-        insta::assert_snapshot!(refused(&document(&[(8, -1.0)])), @"a timing is -1 µs for 8 rows; expected numbers above 0");
-        insta::assert_snapshot!(refused(&document(&[(0, 1.0)])), @"a timing is 1 µs for 0 rows; expected numbers above 0");
+        insta::assert_snapshot!(refused(&document(&[(8, -1.0)])), @"a timing is -1 µs for 8 rows; expected 0.001 µs to 1,000 s, for at least one row");
+        insta::assert_snapshot!(refused(&document(&[(0, 1.0)])), @"a timing is 1 µs for 0 rows; expected 0.001 µs to 1,000 s, for at least one row");
     }
 }
