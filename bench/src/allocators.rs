@@ -10,6 +10,7 @@ use gemmule::{
     AllocatorChoice, Batch, DType, DeviceChoice, Engine, EngineError,
     cli::{Bars, Outcome, Runnable, align_right, human, print, table, write_file, write_json},
     engine::{CompileOptions, DeviceName, compile, config, description, shipped_configs},
+    machine::Machine,
     plan::lower_bound,
     program::{Buckets, Program},
     runtime::{GraphChoice, Planner, PlannerError, weights::RandomWeights},
@@ -148,9 +149,10 @@ impl Args {
         };
         let outputs = ["last_hidden_state"];
         if self.plan_only {
+            let machine = Machine::usual().into_diagnostic()?;
             let options = CompileOptions {
                 outputs: Some(outputs.map(str::to_owned).into()),
-                ..CompileOptions::new(self.dtype.unwrap_or(DType::F32))
+                ..CompileOptions::new(self.dtype.unwrap_or(DType::F32), machine)
             };
             let compiled = compile(&description(&self.model)?, &config, &options)?;
             return Ok((compiled.program, compiled.model.max_positions, None));

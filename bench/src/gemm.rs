@@ -6,15 +6,17 @@ use gemmule::{
     engine::emit,
     jit::{Cubin, Jit},
     kernels::{
-        Instructions, KernelSpec,
+        KernelSpec,
         gemm::{Activation, Epilogue, Gemm},
     },
     runtime::cuda::{Contender, Contest, Device, Timed},
+    select::{Site, candidates},
     tensor::Extents,
-    tune::{Choice, Problem, choice_at},
 };
-use miette::{IntoDiagnostic, miette};
+use miette::{IntoDiagnostic, Report, miette};
 use serde::Serialize;
+
+use crate::launched::Launched;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -100,7 +102,7 @@ struct Row {
     dtype: &'static str,
     /// A kernel's symbol, or `cublasLt`.
     who: String,
-    /// Whether this is what a model launches here where nothing was tuned.
+    /// Whether this is what a model launches here by the cost model alone.
     picked: bool,
     us: f64,
     tflops: f64,
@@ -118,16 +120,17 @@ pub(crate) fn run(args: Args) -> Outcome {
     };
     let device = Device::open(ordinal).into_diagnostic()?;
     let target = device.target().into_diagnostic()?;
-    let instructions = target.instructions();
+    let (machine, _) = device.info().machine().into_diagnostic()?;
+    let launched = Launched::new(machine, None);
     let problems: Vec<(u64, Gemm, Vec<KernelSpec>)> = args
         .sizes
         .iter()
         .flat_map(|&size| args.rows.iter().map(move |&rows| (size, rows)))
         .map(|(size, rows)| {
-            let (gemm, kernels) = kernels(size, rows, instructions, &args);
-            (rows, gemm, kernels)
+            let (gemm, kernels) = kernels(size, rows, &launched, &args)?;
+            Ok((rows, gemm, kernels))
         })
-        .collect();
+        .collect::<Result<_, Report>>()?;
     let mut specs: Vec<KernelSpec> = problems
         .iter()
         .flat_map(|(_, _, kernels)| kernels.iter().cloned())
@@ -170,35 +173,32 @@ pub(crate) fn run(args: Args) -> Outcome {
     })
 }
 
-/// The GEMM, and what a model launches for it where nothing was tuned, then the others to time.
+/// The GEMM, and what a model launches for it by the cost model alone, then the others to time.
 fn kernels(
     size: WeightSize,
     rows: u64,
-    instructions: Instructions,
+    launched: &Launched,
     args: &Args,
-) -> (Gemm, Vec<KernelSpec>) {
+) -> Result<(Gemm, Vec<KernelSpec>), Report> {
     let WeightSize { n, k } = size;
     let (dtype, epilogue) = (args.dtype, args.epilogue.into());
-    let problem = Problem::Gemm {
+    let site = Site::Linear {
         n,
         k,
         dtype,
         epilogue,
-        instructions,
     };
-    let picked = choice_at(&problem.guess(), rows).expect("a guess serves all row counts");
-    let mut choices = vec![picked];
+    let picked = launched.kernel(&site, rows)?;
+    let mut kernels = vec![picked.clone()];
     if args.all_tiles {
-        let served = |choice: &Choice| choice.most().is_none_or(|most| rows <= most);
-        let others = problem.candidates().into_iter().filter(served);
-        choices.extend(others.filter(|&choice| choice != picked));
+        let serves = |kernel: &KernelSpec| {
+            let most = kernel.as_kernel().most_rows();
+            most.is_none_or(|most| rows <= most)
+        };
+        let others = candidates(&site, &launched.machine).into_iter();
+        kernels.extend(others.filter(|kernel| serves(kernel) && *kernel != picked));
     }
-    let kernel = |choice| {
-        let kernel = problem.kernel(choice);
-        kernel.expect("a problem has kernels for its candidates")
-    };
-    let gemm = Gemm::of(n, k, dtype, epilogue);
-    (gemm, choices.into_iter().map(kernel).collect())
+    Ok((Gemm::of(n, k, dtype, epilogue), kernels))
 }
 
 /// What was measured on one problem.
@@ -229,12 +229,7 @@ fn rows_of(n_rows: u64, shape: &Gemm, picked: &KernelSpec, timed: &[Timed]) -> V
         .collect()
 }
 
-fn show(
-    rows: &[Row],
-    args: &Args,
-    device: &Device,
-    has_library: bool,
-) -> Result<(), miette::Report> {
+fn show(rows: &[Row], args: &Args, device: &Device, has_library: bool) -> Result<(), Report> {
     let mut shown = table(&[
         "rows", "n", "k", "who", "us", "TFLOP/s", "ratio", "max diff", "",
     ]);
@@ -293,9 +288,35 @@ mod tests {
         }
     }
 
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn all_tiles_are_the_picked_one_and_every_other_that_serves_the_rows() {
+        use clap::Parser;
+        use gemmule::machine::Machine;
+        let launched = [Machine::usual(), Machine::named("h200")]
+            .map(|machine| Launched::new(machine.unwrap(), None));
+        let args = |words: &[&str]| Cli::parse_from([&["gemm"], words].concat()).args;
+        let size = WeightSize { n: 768, k: 768 };
+        for launched in &launched {
+            let of = |rows, words: &[&str]| kernels(size, rows, launched, &args(words)).unwrap().1;
+            let few = of(10, &["--all-tiles"]);
+            let many = of(4915, &["--all-tiles"]);
+            assert_eq!(of(4915, &[]), many[..1]);
+            assert!(many.len() > 5 && !many[1..].contains(&many[0]));
+            assert!(few.len() >= many.len());
+            let most = |kernel: &KernelSpec| kernel.as_kernel().most_rows();
+            assert!(many.iter().all(|k| most(k).is_none_or(|most| most >= 4915)));
+        }
+    }
+
     #[test]
     fn the_ratio_is_the_time_of_cublas_lt_over_ours() {
-        let (_, gemm) = Gemm::variants(2048, 1024, DType::F16, Epilogue::default()).remove(0);
+        let gemm = Gemm::of(2048, 1024, DType::F16, Epilogue::default());
         let kernel = KernelSpec::from(gemm.clone());
         let timed = |contender, us| Timed {
             contender,

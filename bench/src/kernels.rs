@@ -14,17 +14,22 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
 use gemmule::{
     DType, DeviceChoice,
-    cli::{Bars, Outcome, Tuning, bench::sets, print, say, stage_name, write_file, write_json},
-    engine::{Tuner, emit},
+    cli::{Bars, Outcome, bench::sets, print, say, write_file, write_json},
+    engine::{EngineError, TimedOn, TimingsError, emit, read_timings},
     jit::{Cubin, Jit},
-    kernels::{Instructions, KernelSpec},
+    kernels::KernelSpec,
+    machine::Machine,
     runtime::cuda::{Device, Lap, Stopwatch},
+    select::Timings,
 };
 use miette::{IntoDiagnostic, Report, WrapErr, miette};
 use serde::Serialize;
 
-use crate::peers::{self, Answers, Peers};
-use problem::{Family, Launched, Problem, Task};
+use crate::{
+    launched::Launched,
+    peers::{self, Answers, Peers},
+};
+use problem::{Family, Problem, Task};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -43,8 +48,10 @@ pub(crate) struct Args {
     /// PyTorch's kernels beside ours: auto (python3, if it has PyTorch), off, or a Python
     #[arg(long, value_name = "auto|off|PYTHON", default_value = "auto", num_args = 0..=1, default_missing_value = "auto")]
     peers: peers::Choice,
-    #[command(flatten)]
-    tuning: Tuning,
+    /// Timings of kernels in this file, which `gemmule tune --export` wrote: they correct the cost
+    /// model, and so what is marked as picked
+    #[arg(long, value_name = "FILE")]
+    timings: Option<PathBuf>,
     /// Show every variant and every peer, not only the best
     #[arg(long)]
     all: bool,
@@ -56,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     figures: Option<PathBuf>,
     /// Only print the problems, as bench/scripts/kernel_peers.py reads them; no device is needed
-    #[arg(long, conflicts_with_all = ["json", "figures"])]
+    #[arg(long, conflicts_with_all = ["json", "figures", "timings"])]
     problems: bool,
 }
 
@@ -69,12 +76,7 @@ struct Request<'a> {
 
 pub(crate) fn run(args: Args) -> Outcome {
     let device = args.device()?;
-    let instructions = match &device {
-        Some(device) => device.target().into_diagnostic()?.instructions(),
-        None => Instructions::default(),
-    };
-    let launched = args.launched(device.as_ref(), instructions)?;
-    let problems = problems(&args, &launched, instructions)?;
+    let problems = problems(&args, &args.launched(device.as_ref())?)?;
     let request = Request {
         dtype: args.dtype.name(),
         problems: problems.iter().map(|p| &p.task).collect(),
@@ -132,26 +134,33 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// What a model launches: as tuned or given, else as shipped for the card, else as guessed.
-    fn launched(
-        &self,
-        device: Option<&Device>,
-        instructions: Instructions,
-    ) -> Result<Launched, Report> {
-        let guess = Launched::default();
+    /// What a model launches on the device: by the cost model of its card, corrected by the timings that are given. Without
+    /// a device it is the usual card: which problems there are does not depend on it.
+    fn launched(&self, device: Option<&Device>) -> Result<Launched, Report> {
         let Some(device) = device else {
-            return Ok(guess);
+            let usual = Machine::usual().into_diagnostic()?;
+            return Ok(Launched::new(usual, None));
         };
-        // Which problems there are does not depend on who chooses.
-        problems(self, &guess, instructions)?;
-        let jit = Jit::open().into_diagnostic()?;
-        let bars = Bars::new();
-        let show = |stage, done, total| bars.show(stage_name(stage), done, total);
-        let chosen = Tuner::new(device, &jit, self.tuning.tune)
-            .given(self.tuning.picks.as_deref())
-            .progress(&show)
-            .choose(&guess.asked())?;
-        Ok(Launched::of(chosen))
+        let (machine, _) = device.info().machine().into_diagnostic()?;
+        Ok(Launched::new(machine, self.timings(device)?))
+    }
+
+    /// Those of the file that was given, which must be of this device and this NVRTC.
+    fn timings(&self, device: &Device) -> Result<Option<Timings>, Report> {
+        let Some(file) = &self.timings else {
+            return Ok(None);
+        };
+        let (timings, found) = read_timings(file)?;
+        let nvrtc = Jit::open().into_diagnostic()?.nvrtc().version();
+        let here = TimedOn::new(device.info(), nvrtc);
+        match refusal(found, here) {
+            None => Ok(Some(timings)),
+            Some(problem) => Err(EngineError::Timings {
+                file: file.clone(),
+                problem: Box::new(problem),
+            }
+            .into()),
+        }
     }
 
     /// What kernels are timed on; `None` where none are.
@@ -166,25 +175,36 @@ impl Args {
     }
 }
 
-fn problems(
-    args: &Args,
-    launched: &Launched,
-    instructions: Instructions,
-) -> Result<Vec<Problem>, Report> {
+/// Why timings of one card and NVRTC are not taken for another.
+fn refusal(found: TimedOn, expected: TimedOn) -> Option<TimingsError> {
+    let of_card = TimedOn {
+        nvrtc: expected.nvrtc,
+        ..found.clone()
+    };
+    if of_card != expected {
+        return Some(TimingsError::Card { found, expected });
+    }
+    (found != expected).then_some(TimingsError::Nvrtc {
+        found: found.nvrtc,
+        expected: expected.nvrtc,
+    })
+}
+
+fn problems(args: &Args, launched: &Launched) -> Result<Vec<Problem>, Report> {
     let mut problems = Vec::new();
     for (_, family) in Family::ALL {
         if !args.only.is_empty() && !args.only.contains(&family) {
             continue;
         }
         problems.extend(match family {
-            Family::Softmax => softmax::problems(args.dtype, launched),
-            Family::LayerNorm => layernorm::problems(args.dtype, launched),
+            Family::Softmax => softmax::problems(args.dtype),
+            Family::LayerNorm => layernorm::problems(args.dtype, launched)?,
             Family::Attention => {
                 let sets = sets::load(args.workloads.as_deref())?;
                 let own = args.workloads.is_some();
-                attention::problems(args.dtype, launched, instructions, &sets, own)?
+                attention::problems(args.dtype, &launched.machine, &sets, own)?
             }
-            Family::Gemm => gemm::problems(args.dtype, launched, instructions),
+            Family::Gemm => gemm::problems(args.dtype, launched)?,
         });
     }
     Ok(problems)

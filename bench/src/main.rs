@@ -8,6 +8,7 @@ mod figure;
 mod gemm;
 mod kernels;
 mod ladder;
+mod launched;
 mod peers;
 mod requests;
 mod stream;

@@ -6,7 +6,7 @@ mod gemm_norm;
 mod norm;
 mod norm_prologue;
 
-use super::site::Link;
+use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
 
 /// All implementations. Where two take the same time, the first is launched.
@@ -71,6 +71,24 @@ impl Candidate {
         let most_rows = kernel.as_kernel().most_rows();
         Self { kernel, most_rows }
     }
+}
+
+/// Kernels that may compute a site by one launch of its own on a card, whatever the number of rows; each says how many it serves
+/// ([`Kernel::most_rows`](crate::kernels::Kernel::most_rows)).
+pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
+    let alone = [Link {
+        site: site.clone(),
+        is_private: false,
+    }];
+    let implementations = ALL.iter().filter_map(|f| f(&alone, machine));
+    let launches = implementations.filter_map(|implementation| {
+        let launch: Result<[Launch; 1], _> = implementation.launches.try_into();
+        launch.ok()
+    });
+    launches
+        .flat_map(|[launch]| launch.candidates)
+        .map(|candidate| candidate.kernel)
+        .collect()
 }
 
 /// Places of a node's operands.

@@ -23,6 +23,6 @@ mod site;
 pub use attention::Attention;
 pub use cover::{Alternative, Covered, Question};
 pub use dispatch::{Batches, Dispatch, Entry, Interval};
-pub use implementations::Operand;
+pub use implementations::{Operand, candidates};
 pub use measure::Timings;
 pub use site::{Chain, Link, Site};

@@ -5,17 +5,17 @@ use gemmule::{
     DType,
     cli::bench::sets::{Set, named},
     kernels::{
-        Instructions,
-        attention::{
-            AttentionContext, AttentionScores, AttentionSoftmax, HeadView, MhaTile, usual_scale,
-        },
+        Instructions, KernelSpec,
+        attention::{AttentionContext, AttentionScores, AttentionSoftmax, HeadView, usual_scale},
         chain::Chain,
     },
-    tune::{self, Choice},
+    machine::Machine,
+    select::Attention,
 };
-use miette::Report;
+use miette::{Report, miette};
 
-use super::problem::{Contender, Launched, Problem, Task, by_limit};
+use super::problem::{Contender, Problem, Task, by_limit};
+use crate::launched::ChosenBy;
 
 /// Sets of the project's own that are timed with 12 heads of 64; and with other heads.
 const SETS: [&str; 8] = [
@@ -35,8 +35,7 @@ const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 /// Every head shape on every set where the sets are the user's, else the project's choice of both.
 pub(super) fn problems(
     dtype: DType,
-    launched: &Launched,
-    instructions: Instructions,
+    machine: &Machine,
     sets: &[Set],
     chosen: bool,
 ) -> Result<Vec<Problem>, Report> {
@@ -50,7 +49,7 @@ pub(super) fn problems(
         let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
         for set in named(sets.to_vec(), &names)? {
             problems.push(Problem {
-                contenders: contenders(launched, instructions, heads, head, set.longest(), dtype),
+                contenders: contenders(machine, heads, head, &set, dtype)?,
                 task: Task::Attention {
                     set: set.name,
                     heads,
@@ -64,16 +63,15 @@ pub(super) fn problems(
     Ok(problems)
 }
 
-/// What a model launches comes first, then the other kernels for these lengths: the shortest of the
-/// short ones, the online and the grouped one, and attention in pieces.
+/// What a model launches comes first, then the other kernels for these lengths: the tightest of the
+/// short ones, the one by warpgroup MMA, the online and the grouped one, and attention in pieces.
 fn contenders(
-    launched: &Launched,
-    instructions: Instructions,
+    machine: &Machine,
     heads: u32,
     head: u32,
-    longest: u32,
+    set: &Set,
     dtype: DType,
-) -> Vec<Contender> {
+) -> Result<Vec<Contender>, Report> {
     let width = heads * head;
     let column = |i| HeadView::TokenMajor {
         offset: i * width,
@@ -81,7 +79,7 @@ fn contenders(
     };
     let (q, k, v) = (column(0), column(1), column(2));
     let scale = usual_scale(head);
-    let attention = tune::Problem::Attention {
+    let attention = Attention {
         heads,
         head,
         scale,
@@ -89,48 +87,48 @@ fn contenders(
         k,
         v,
         dtype,
-        instructions,
     };
     // One tensor has the columns of all three, as the merged projection writes it.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
-    let (picked, origin) = launched.choice(&attention, longest.into());
-    let picked = Some(picked);
-    let size = u64::from(longest);
-    let serve = attention.candidates().into_iter();
-    let mut serve: Vec<Choice> = serve
-        .filter(|c| c.most().is_none_or(|most| size <= most))
-        .collect();
-    // Of the short kernels only the tightest, beside the pick.
-    let tightest = serve.iter().filter_map(|c| c.most()).min();
-    serve.retain(|c| Some(*c) == picked || c.most().is_none_or(|most| Some(most) == tightest));
-    let tiles = MhaTile::by_length(head);
-    let usual = tiles
-        .iter()
-        .find(|(most, _)| most.is_none_or(|most| size <= most));
-    serve.retain(|c| match c {
-        Choice::MhaWgmma(tile) => {
-            Some(*c) == picked || usual.is_some_and(|(_, usual)| tile == usual)
+    let longest = set.longest();
+    let (tokens, size) = (set.tokens(), u64::from(longest));
+    let picked = attention.by_length(machine, None).at(tokens, size).cloned();
+    let picked = picked.ok_or_else(|| {
+        miette!(
+            "no kernel computes attention of {heads} heads of {head} for `{}` on the card `{}`",
+            set.name,
+            machine.name
+        )
+    })?;
+    // Cards without Hopper's instructions have kernels for short sequences.
+    let others = Machine {
+        instructions: Instructions::Ampere,
+        ..machine.clone()
+    };
+    let short = attention.by_length(&others, None).at(tokens, size).cloned();
+    let short = short.filter(|kernel| matches!(kernel, KernelSpec::MhaShort(_)));
+    let wgmma = attention.wgmma(machine).ok();
+    let wgmma = wgmma.and_then(|by_length| by_length.at(tokens, size).cloned());
+    let mut all = vec![Contender::picked(
+        label(&picked),
+        merged(Chain::of(picked.clone())),
+        ChosenBy::Rule,
+    )];
+    let alone = [
+        ("mha_short of tight length", short),
+        ("mha_wgmma", wgmma),
+        ("mha_online", Some(attention.online().into())),
+    ];
+    for (label, kernel) in alone {
+        if let Some(kernel) = kernel.filter(|kernel| *kernel != picked) {
+            all.push(Contender::other(label, merged(Chain::of(kernel))));
         }
-        _ => true,
-    });
-    serve.sort_by_key(|c| Some(*c) != picked);
-    let mut all: Vec<Contender> = serve
-        .into_iter()
-        .filter_map(|choice| {
-            let chain = merged(attention.chain(choice)?);
-            let label = match choice {
-                Choice::MhaShort { .. } if Some(choice) == picked => "mha_short",
-                Choice::MhaShort { .. } => "mha_short of tight length",
-                Choice::MhaWgmma(_) => "mha_wgmma",
-                Choice::MhaGrouped => "grouped scores, reduction, context",
-                _ => "mha_online",
-            };
-            Some(match Some(choice) == picked {
-                true => Contender::picked(label, chain).by(origin),
-                false => Contender::other(label, chain),
-            })
-        })
-        .collect();
+    }
+    // Not every size of heads has grouped GEMMs.
+    if let Ok(grouped) = attention.grouped() {
+        let label = "grouped scores, reduction, context";
+        all.push(Contender::other(label, merged(grouped)));
+    }
     let scores = AttentionScores {
         heads,
         head,
@@ -154,5 +152,15 @@ fn contenders(
         .then(softmax, &[("out", "probabilities")])
         .then(context, &[]);
     all.push(Contender::other("scores, softmax, context", merged(pieces)));
-    all
+    Ok(all)
+}
+
+/// In words, the same for every shape.
+fn label(kernel: &KernelSpec) -> &'static str {
+    match kernel {
+        KernelSpec::MhaShort(_) => "mha_short",
+        KernelSpec::MhaWgmma(_) => "mha_wgmma",
+        KernelSpec::MhaSplitKeys(_) => "mha_split_keys",
+        _ => "mha_online",
+    }
 }

@@ -4,14 +4,17 @@
 use gemmule::{
     DType,
     kernels::{
+        KernelSpec,
         chain::Chain,
         elementwise::{Add, AddBias},
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams, Variance},
     },
-    tune::{self, Choice, Origin},
+    select::Site,
 };
+use miette::{Report, miette};
 
-use super::problem::{Contender, Launched, Problem, Task, variants};
+use super::problem::{Contender, Problem, Task, variants};
+use crate::launched::{ChosenBy, Launched};
 
 const EPS: f32 = 1e-12;
 /// Tokens of the shapes of figure 5, by a width of 768; the last leaves L2 three times.
@@ -20,17 +23,21 @@ const WIDTHS: [u32; 2] = [768, 1024];
 /// Tokens of single sequences, of packed batches, and of one that leaves L2.
 const ROWS: [u32; 9] = [10, 40, 128, 500, 1229, 2458, 4915, 9830, 32_768];
 
-pub(super) fn problems(dtype: DType, launched: &Launched) -> Vec<Problem> {
-    let alone = ALONE.into_iter().map(|rows| Problem {
-        task: Task::LayerNorm { rows, width: 768 },
-        lens: vec![rows],
-        contenders: alone(launched, rows, 768, dtype),
+pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>, Report> {
+    let alone = ALONE.into_iter().map(|rows| {
+        Ok(Problem {
+            task: Task::LayerNorm { rows, width: 768 },
+            lens: vec![rows],
+            contenders: alone(launched, rows, 768, dtype)?,
+        })
     });
     let of_width = |width| {
-        ROWS.into_iter().map(move |rows| Problem {
-            task: Task::BiasResidualLayerNorm { rows, width },
-            lens: vec![rows],
-            contenders: after_a_gemm(launched, rows, width, dtype),
+        ROWS.into_iter().map(move |rows| {
+            Ok(Problem {
+                task: Task::BiasResidualLayerNorm { rows, width },
+                lens: vec![rows],
+                contenders: after_a_gemm(launched, rows, width, dtype)?,
+            })
         })
     };
     alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
@@ -38,16 +45,21 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Vec<Problem> {
 
 /// What a model launches comes first, then as many warps with other numbers of rows X
 /// (`warpAllReduce_XElem`), or the least larger team that holds them, and the variance in two passes.
-fn alone(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
-    let (picked, origin) = picked_norm(launched, rows, width, dtype);
+fn alone(
+    launched: &Launched,
+    rows: u32,
+    width: u32,
+    dtype: DType,
+) -> Result<Vec<Contender>, Report> {
+    let (picked, by) = picked_norm(launched, rows, width, dtype)?;
     let candidates = picked.candidates();
     let find = |teams, variance| {
         candidates
             .iter()
             .find(|c| c.teams == teams && c.variance == variance)
     };
-    variants(
-        (x_label(picked.teams), origin),
+    Ok(variants(
+        (x_label(picked.teams), by),
         &picked,
         choices(picked.teams, width, dtype).map(|(label, teams, variance)| {
             (
@@ -55,27 +67,34 @@ fn alone(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec<Conten
                 teams.and_then(|teams| find(teams, variance)).cloned(),
             )
         }),
-    )
+    ))
 }
 
-/// The LayerNorm that a model launches, and who chose it.
-fn picked_norm(launched: &Launched, rows: u32, width: u32, dtype: DType) -> (LayerNorm, Origin) {
-    let usual = LayerNorm::new(width, EPS, dtype);
-    let problem = tune::Problem::LayerNorm(usual.clone());
-    match launched.choice(&problem, rows.into()) {
-        (Choice::Teams(teams), origin) => (LayerNorm { teams, ..usual }, origin),
-        (_, origin) => (usual, origin),
+/// The LayerNorm that a model launches, and what it was chosen by.
+fn picked_norm(
+    launched: &Launched,
+    rows: u32,
+    width: u32,
+    dtype: DType,
+) -> Result<(LayerNorm, ChosenBy), Report> {
+    let site = Site::LayerNorm(LayerNorm::new(width, EPS, dtype));
+    match launched.kernel(&site, rows.into())? {
+        KernelSpec::LayerNorm(picked) => Ok((picked, launched.chosen_by(&site))),
+        other => Err(without_variants(&other)),
     }
 }
 
 /// As [`alone`], and last the pieces.
-fn after_a_gemm(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec<Contender> {
-    let usual = BiasResidualLayerNorm::new(width, EPS, dtype, true);
-    let problem = tune::Problem::BiasResidualLayerNorm(usual.clone());
-    let (choice, origin) = launched.choice(&problem, rows.into());
-    let picked = match choice {
-        Choice::Teams(teams) => BiasResidualLayerNorm { teams, ..usual },
-        _ => usual,
+fn after_a_gemm(
+    launched: &Launched,
+    rows: u32,
+    width: u32,
+    dtype: DType,
+) -> Result<Vec<Contender>, Report> {
+    let site = Site::SumLayerNorm(BiasResidualLayerNorm::new(width, EPS, dtype, true));
+    let picked = match launched.kernel(&site, rows.into())? {
+        KernelSpec::BiasResidualLayerNorm(picked) => picked,
+        other => return Err(without_variants(&other)),
     };
     let candidates = picked.candidates();
     let find = |teams, variance| {
@@ -84,7 +103,7 @@ fn after_a_gemm(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec
             .find(|c| c.teams == teams && c.variance == variance)
     };
     let mut all = variants(
-        (x_label(picked.teams), origin),
+        (x_label(picked.teams), launched.chosen_by(&site)),
         &picked,
         choices(picked.teams, width, dtype).map(|(label, teams, variance)| {
             (
@@ -93,7 +112,7 @@ fn after_a_gemm(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec
             )
         }),
     );
-    let (norm, _) = picked_norm(launched, rows, width, dtype);
+    let (norm, _) = picked_norm(launched, rows, width, dtype)?;
     let pieces = Chain::of(AddBias { width, dtype })
         .then(
             Add { width, dtype },
@@ -101,7 +120,14 @@ fn after_a_gemm(launched: &Launched, rows: u32, width: u32, dtype: DType) -> Vec
         )
         .then(norm, &[("x", "sum"), ("out", "normalized")]);
     all.push(Contender::other("add_bias, add, layernorm", pieces));
-    all
+    Ok(all)
+}
+
+fn without_variants(kernel: &KernelSpec) -> Report {
+    miette!(
+        "a model launches `{}` for a LayerNorm, of which no variants are known",
+        kernel.as_kernel().symbol()
+    )
 }
 
 /// What is timed beside a pick: rows of a team, and the variance.

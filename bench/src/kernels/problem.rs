@@ -1,15 +1,15 @@
 //! What is timed: a task of one shape, and the kernels that do it.
 
-use std::{cell::RefCell, fmt, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use gemmule::{
     DType,
-    engine::Chosen,
     kernels::{KernelSpec, chain::Chain},
     names::nearest,
-    tune::{self, Choice, Origin, choice_at},
 };
 use serde::Serialize;
+
+use crate::launched::ChosenBy;
 
 /// Heads of the softmax problems, and of most others.
 pub(super) const HEADS: u32 = 12;
@@ -32,24 +32,17 @@ pub(super) struct Contender {
     pub chain: Chain,
     /// Whether this is what a model launches.
     pub picked: bool,
-    /// Who chose it, where there was a choice.
-    pub chosen_by: Option<Origin>,
+    /// What it was chosen by, where it is launched.
+    pub chosen_by: Option<ChosenBy>,
 }
 
 impl Contender {
-    pub fn picked(label: &'static str, chain: Chain) -> Self {
+    pub fn picked(label: &'static str, chain: Chain, by: ChosenBy) -> Self {
         Self {
             label,
             chain,
             picked: true,
-            chosen_by: None,
-        }
-    }
-
-    pub fn by(self, origin: Origin) -> Self {
-        Self {
-            chosen_by: Some(origin),
-            ..self
+            chosen_by: Some(by),
         }
     }
 
@@ -60,48 +53,6 @@ impl Contender {
             picked: false,
             chosen_by: None,
         }
-    }
-}
-
-/// Which kernels a model launches where there are several.
-#[derive(Default)]
-pub(super) struct Launched {
-    /// `None` for the cost model's guess of everything.
-    chosen: Option<Chosen>,
-    asked: RefCell<Vec<tune::Problem>>,
-}
-
-impl Launched {
-    pub fn of(chosen: Chosen) -> Self {
-        Self {
-            chosen: Some(chosen),
-            ..Self::default()
-        }
-    }
-
-    /// What serves a size of a problem, and who chose it.
-    pub fn choice(&self, problem: &tune::Problem, size: u64) -> (Choice, Origin) {
-        let mut asked = self.asked.borrow_mut();
-        if !asked.contains(problem) {
-            asked.push(problem.clone());
-        }
-        let picked = self.chosen.as_ref().and_then(|chosen| {
-            let origin = *chosen.origins.get(&problem.key())?;
-            let ranges = chosen.picks.ranges(problem).ok().flatten()?;
-            Some((choice_at(ranges, size)?, origin))
-        });
-        picked.unwrap_or_else(|| {
-            let guess = choice_at(&problem.guess(), size);
-            (
-                guess.expect("the last range of a guess serves every size"),
-                Origin::Guess,
-            )
-        })
-    }
-
-    /// All problems that were asked for, each once.
-    pub fn asked(self) -> Vec<tune::Problem> {
-        self.asked.into_inner()
     }
 }
 
@@ -116,12 +67,12 @@ pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
 
 /// The pick, and those of the other kernels that are there and are not it.
 pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
-    (label, origin): (&'static str, Origin),
+    (label, by): (&'static str, ChosenBy),
     picked: &K,
     others: impl IntoIterator<Item = (&'static str, Option<K>)>,
 ) -> Vec<Contender> {
     let mut seen = vec![picked.clone()];
-    let mut all = vec![Contender::picked(label, Chain::of(picked.clone())).by(origin)];
+    let mut all = vec![Contender::picked(label, Chain::of(picked.clone()), by)];
     for (label, kernel) in others {
         let known = all.iter().any(|c| c.label == label);
         if let Some(kernel) = kernel.filter(|k| !known && !seen.contains(k)) {

@@ -4,7 +4,6 @@ use gemmule::{
     DType,
     cli::{align_right, print, table},
     runtime::cuda::Lap,
-    tune::Origin,
 };
 use miette::Report;
 use serde::Serialize;
@@ -12,6 +11,7 @@ use serde::Serialize;
 use super::problem::{Contender, Problem, Task, Work};
 use crate::{
     figure::{Figure, Kind, Series},
+    launched::ChosenBy,
     peers::PeerTime,
 };
 
@@ -35,8 +35,8 @@ pub(super) struct Row {
     pub unit: &'static str,
     /// Whether this is what a model launches.
     pub picked: bool,
-    /// Who chose it, where there was a choice.
-    pub chosen_by: Option<Origin>,
+    /// What it was chosen by, where it is launched.
+    pub chosen_by: Option<ChosenBy>,
     /// The best peer's time over this one's.
     pub ratio_to_best_peer: Option<f64>,
     /// From the picked variant's result; not known of peers, which run on other numbers.
@@ -134,23 +134,12 @@ fn ratio(row: &Row) -> String {
     or_dash(row.ratio_to_best_peer.map(|r| format!("{r:.2}")))
 }
 
-/// Who chose, in a word.
-fn short(by: Origin) -> &'static str {
-    match by {
-        Origin::Given => "file",
-        Origin::Kept | Origin::Measured => "tuned",
-        Origin::Shipped => "shipped",
-        Origin::Guess => "guess",
-    }
-}
-
 /// The mark of what a model launches.
-fn picked_by(by: Origin) -> &'static str {
+fn picked_by(by: ChosenBy) -> &'static str {
     match by {
-        Origin::Given => "picked: file",
-        Origin::Kept | Origin::Measured => "picked: tuned",
-        Origin::Shipped => "picked: shipped",
-        Origin::Guess => "picked: guess",
+        ChosenBy::CostModel => "picked: cost model",
+        ChosenBy::Timings => "picked: timings",
+        ChosenBy::Rule => "picked: rule",
     }
 }
 
@@ -201,7 +190,7 @@ fn summary(rows: &[Row]) -> comfy_table::Table {
             picked.op.to_owned(),
             picked.shape.clone(),
             picked.who.clone(),
-            or_dash(picked.chosen_by.map(|by| short(by).to_owned())),
+            or_dash(picked.chosen_by.map(|by| by.name().to_owned())),
             format!("{:.2}", picked.us),
             format!("{:.1}", picked.rate),
             picked.unit.to_owned(),

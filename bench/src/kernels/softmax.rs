@@ -3,10 +3,10 @@
 use gemmule::{
     DType,
     kernels::attention::{AttentionSoftmax, SoftmaxForm},
-    tune::{self, Choice},
 };
 
-use super::problem::{Contender, HEADS, Launched, Problem, Task, variants};
+use super::problem::{Contender, HEADS, Problem, Task, by_limit, variants};
+use crate::launched::ChosenBy;
 
 /// Sequences and their length.
 const SHAPES: [(u32, u32); 7] = [
@@ -19,7 +19,7 @@ const SHAPES: [(u32, u32); 7] = [
     (16, 1024),
 ];
 
-pub(super) fn problems(dtype: DType, launched: &Launched) -> Vec<Problem> {
+pub(super) fn problems(dtype: DType) -> Vec<Problem> {
     let problem = |(batch, length)| Problem {
         task: Task::Softmax {
             batch,
@@ -27,7 +27,7 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Vec<Problem> {
             heads: HEADS,
         },
         lens: vec![length; batch as usize],
-        contenders: contenders(launched, length, dtype),
+        contenders: contenders(length, dtype),
     };
     SHAPES.into_iter().map(problem).collect()
 }
@@ -35,14 +35,8 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Vec<Problem> {
 /// What a model launches comes first; then the same team of lanes with other numbers of rows X
 /// (`warpAllReduce_XElem`), or the least larger team that holds them; a block for a row; and the
 /// form for any length.
-fn contenders(launched: &Launched, length: u32, dtype: DType) -> Vec<Contender> {
-    let usual = AttentionSoftmax::new(HEADS, 1.0, dtype);
-    let problem = tune::Problem::Softmax(usual.clone());
-    let (choice, origin) = launched.choice(&problem, length.into());
-    let picked = match choice {
-        Choice::Softmax(form) => AttentionSoftmax { form, ..usual },
-        _ => usual,
-    };
+fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
+    let picked = by_limit(AttentionSoftmax::new(HEADS, 1.0, dtype).by_length(), length);
     let candidates = picked.candidates();
     let held = |least: u32, x: u32| {
         let fits = |c: &&AttentionSoftmax| match c.form {
@@ -74,5 +68,5 @@ fn contenders(launched: &Launched, length: u32, dtype: DType) -> Vec<Contender> 
         (4, _) => "X=4",
         _ => "streamed",
     };
-    variants((label, origin), &picked, others)
+    variants((label, ChosenBy::Rule), &picked, others)
 }

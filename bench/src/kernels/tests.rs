@@ -16,8 +16,20 @@ fn args(words: &[&str]) -> Args {
         .args
 }
 
+/// On the usual card, and on one with Hopper's instructions.
+fn cards() -> [Launched; 2] {
+    let hopper = Machine::of_capability((9, 0)).unwrap().unwrap();
+    [Machine::usual().unwrap(), hopper].map(|machine| Launched::new(machine, None))
+}
+
+/// The problems that these arguments ask for, on the usual card.
+fn asked(words: &[&str]) -> Vec<Problem> {
+    let [usual, _] = cards();
+    problems(&args(words), &usual).unwrap()
+}
+
 fn all() -> Vec<Problem> {
-    problems(&args(&[]), &Launched::default(), Instructions::default()).unwrap()
+    asked(&[])
 }
 
 #[test]
@@ -62,10 +74,9 @@ fn work_is_what_an_operator_needs_at_least() {
 #[test]
 fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
     for words in [&[][..], &["--dtype", "f32"], &["--dtype", "bf16"]] {
-        let problems =
-            problems(&args(words), &Launched::default(), Instructions::default()).unwrap();
-        assert!(problems.len() > 100);
-        for problem in &problems {
+        let both = cards().map(|card| problems(&args(words), &card).unwrap());
+        assert!(both.iter().all(|problems| problems.len() > 100));
+        for problem in both.iter().flatten() {
             let name = format!("{} {}", problem.task.op(), problem.task);
             assert!(problem.contenders[0].picked, "{name}");
             assert_eq!(
@@ -103,12 +114,7 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
 
 #[test]
 fn figure_5_has_every_number_of_rows_and_both_variances() {
-    let problems = problems(
-        &args(&["--only", "softmax,layernorm"]),
-        &Launched::default(),
-        Instructions::default(),
-    )
-    .unwrap();
+    let problems = asked(&["--only", "softmax,layernorm"]);
     let timed = |op: &str, label: &str| {
         let of_op = problems.iter().filter(|p| p.task.op() == op);
         of_op
@@ -154,12 +160,7 @@ fn pieces_compute_from_the_same_operands_as_the_fused_kernel() {
 
 #[test]
 fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
-    let chosen = problems(
-        &args(&["--only", "softmax,gemm"]),
-        &Launched::default(),
-        Instructions::default(),
-    )
-    .unwrap();
+    let chosen = asked(&["--only", "softmax,gemm"]);
     let ops: Vec<&str> = chosen.iter().map(|p| p.task.op()).collect();
     assert!(ops.contains(&"softmax") && ops.contains(&"gemm_bias_gelu"));
     assert!(!ops.contains(&"attention") && !ops.contains(&"layernorm"));
@@ -216,12 +217,7 @@ fn the_request_says_what_the_script_reads() {
 }
 
 fn measured() -> (Vec<Problem>, Vec<Row>) {
-    let problems = problems(
-        &args(&["--only", "gemm"]),
-        &Launched::default(),
-        Instructions::default(),
-    )
-    .unwrap();
+    let problems = asked(&["--only", "gemm"]);
     let problems: Vec<Problem> = problems
         .into_iter()
         .filter(|p| p.contenders.len() == 3)
@@ -305,57 +301,77 @@ fn a_missing_peer_is_a_gap_in_the_figure() {
 }
 
 #[test]
-fn what_was_picked_is_what_a_model_launches_and_the_table_says_by_whom() {
-    use gemmule::tune::{Card, Effort, Made, Origin, Picked, Picks, Range};
-    let args = args(&["--only", "gemm,layernorm,softmax,attention"]);
-    let guess = Launched::default();
-    let guessed = problems(&args, &guess, Instructions::default()).unwrap();
-    let asked = guess.asked();
-    assert!(asked.len() > 10, "{}", asked.len());
-    // Of every other problem the last candidate that serves all.
-    let made = Made {
-        card: Card {
-            name: "NVIDIA H200".to_owned(),
-            capability: (9, 0),
-            n_sms: 132,
-        },
+fn what_is_picked_is_what_a_model_launches_on_the_card() {
+    use crate::launched::ChosenBy;
+    let [usual, hopper] = cards().map(|card| problems(&args(&[]), &card).unwrap());
+    let template = |problem: &Problem| {
+        let picked = &problem.contenders[0].chain.launches[0].kernel;
+        picked.as_kernel().template()
+    };
+    let mut n_of_hopper = 0;
+    for (usual, hopper) in usual.iter().zip(&hopper) {
+        assert_eq!(usual.task, hopper.task);
+        let by = match usual.task {
+            Task::Softmax { .. } | Task::Attention { .. } => ChosenBy::Rule,
+            _ => ChosenBy::CostModel,
+        };
+        for problem in [usual, hopper] {
+            assert_eq!(problem.contenders[0].chosen_by, Some(by));
+            assert!(
+                problem.contenders[1..]
+                    .iter()
+                    .all(|c| c.chosen_by.is_none())
+            );
+        }
+        assert!(!template(usual).contains("wgmma"), "{}", usual.task);
+        n_of_hopper += usize::from(template(usual) != template(hopper));
+    }
+    assert!(n_of_hopper > 50, "{n_of_hopper}");
+}
+
+#[test]
+fn few_tokens_have_their_own_kernel_beside_the_others_on_hopper() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sets.json");
+    let sets = r#"{"encoder": [{"name": "few", "lens": [7, 20, 1]}]}"#;
+    std::fs::write(&file, sets).unwrap();
+    let args = args(&["--only", "attention", "--workloads", file.to_str().unwrap()]);
+    let labels = cards().map(|card| {
+        let of_bert = problems(&args, &card).unwrap().remove(0);
+        let labels: Vec<&str> = of_bert.contenders.iter().map(|c| c.label).collect();
+        labels.join("; ")
+    });
+    let rest = "mha_online; grouped scores, reduction, context; scores, softmax, context";
+    assert_eq!(labels[0], format!("mha_short; {rest}"));
+    assert_eq!(
+        labels[1],
+        format!("mha_split_keys; mha_short of tight length; mha_wgmma; {rest}")
+    );
+}
+
+#[test]
+fn timings_of_another_card_or_compiler_are_refused() {
+    let here = TimedOn {
+        card: "NVIDIA H200".to_owned(),
+        capability: (9, 0),
+        sms: 132,
         nvrtc: (13, 0),
     };
-    let mut chosen = gemmule::engine::Chosen {
-        picks: Picks::new(made),
-        origins: BTreeMap::new(),
+    assert!(refusal(here.clone(), here.clone()).is_none());
+    let part = TimedOn {
+        sms: 16,
+        nvrtc: (12, 8),
+        ..here.clone()
     };
-    for (at, problem) in asked.iter().enumerate() {
-        let all = problem.candidates().into_iter();
-        let choice = all.rev().find(|c| c.most().is_none()).unwrap();
-        if at % 2 == 0 {
-            chosen.origins.insert(problem.key(), Origin::Guess);
-            continue;
-        }
-        let up_to = None;
-        let picked = Picked {
-            digest: "0".repeat(64),
-            effort: Effort::Quick,
-            ranges: vec![Range { up_to, choice }],
-            timings: Vec::new(),
-        };
-        chosen.picks.problems.insert(problem.key(), picked);
-        chosen.origins.insert(problem.key(), Origin::Shipped);
-    }
-    let launched = Launched::of(chosen);
-    let picked = problems(&args, &launched, Instructions::default()).unwrap();
-    assert_eq!(launched.asked(), asked);
-    let mut n_shipped = 0;
-    for (guessed, picked) in guessed.iter().zip(&picked) {
-        let (before, now) = (&guessed.contenders[0], &picked.contenders[0]);
-        match now.chosen_by.expect("there was a choice") {
-            Origin::Shipped => n_shipped += 1,
-            _ => assert_eq!(before.chain.launches, now.chain.launches),
-        }
-        assert_eq!(before.chosen_by, Some(Origin::Guess));
-        let labels: std::collections::BTreeSet<&str> =
-            picked.contenders.iter().map(|c| c.label).collect();
-        assert_eq!(labels.len(), picked.contenders.len(), "{}", picked.task);
-    }
-    assert!(n_shipped > 20 && n_shipped < picked.len(), "{n_shipped}");
+    let error = refusal(part, here.clone()).unwrap().to_string();
+    assert!(
+        error.contains("16 SMs") && error.contains("132 SMs"),
+        "{error}"
+    );
+    let older = TimedOn {
+        nvrtc: (12, 8),
+        ..here.clone()
+    };
+    let error = refusal(older, here).unwrap().to_string();
+    assert!(error.contains("NVRTC 12.8"), "{error}");
 }

@@ -1,0 +1,153 @@
+//! What a model launches for an operator by itself: what the library answers for a number of rows on a card.
+
+use std::cell::RefCell;
+
+use gemmule::{
+    kernels::KernelSpec,
+    machine::Machine,
+    select::{Chain, Dispatch, Question, Site, Timings, candidates},
+};
+use miette::{Report, miette};
+use serde::Serialize;
+
+/// What a kernel was chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ChosenBy {
+    /// The cost model of the card.
+    CostModel,
+    /// The cost model, corrected by timings of some of the operator's kernels.
+    Timings,
+    /// A rule by the longest sequence.
+    Rule,
+}
+
+impl ChosenBy {
+    /// In a word or two.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            ChosenBy::CostModel => "cost model",
+            ChosenBy::Timings => "timings",
+            ChosenBy::Rule => "rule",
+        }
+    }
+}
+
+/// A card, and the kernels that were asked for on it.
+pub(crate) struct Launched {
+    pub(crate) machine: Machine,
+    timings: Option<Timings>,
+    /// Sites, each with its kernels by rows.
+    known: RefCell<Vec<(Site, Dispatch<KernelSpec>)>>,
+}
+
+impl Launched {
+    /// By the cost model of a card, with the corrections of `timings`.
+    pub(crate) fn new(machine: Machine, timings: Option<Timings>) -> Self {
+        Self {
+            machine,
+            timings,
+            known: RefCell::default(),
+        }
+    }
+
+    /// The kernel of a site that neither feeds another one nor is fed, for so many rows.
+    ///
+    /// # Errors
+    /// A site that no kernel computes on the card.
+    pub(crate) fn kernel(&self, site: &Site, rows: u64) -> Result<KernelSpec, Report> {
+        let mut known = self.known.borrow_mut();
+        let at = match known.iter().position(|(asked, _)| asked == site) {
+            Some(at) => at,
+            None => {
+                known.push((site.clone(), self.answer(site)));
+                known.len() - 1
+            }
+        };
+        let kernel = known[at].1.at(rows, 1).cloned();
+        kernel.ok_or_else(|| {
+            miette!(
+                "no kernel computes {site:?} for {rows} rows on the card `{}`",
+                self.machine.name
+            )
+        })
+    }
+
+    fn answer(&self, site: &Site) -> Dispatch<KernelSpec> {
+        let question = Question {
+            chains: &[(Chain::of(site.clone()), 1)],
+            machine: &self.machine,
+            timings: self.timings.as_ref(),
+            may_fuse: false,
+            invariant: false,
+        };
+        let covered = question.answer().into_iter().flatten().next();
+        covered.map_or_else(|| Dispatch::of(Vec::new()), |launch| launch.dispatch)
+    }
+
+    /// What the kernels of a site are chosen by.
+    pub(crate) fn chosen_by(&self, site: &Site) -> ChosenBy {
+        let is_timed = |timings: &Timings| {
+            let all = candidates(site, &self.machine);
+            all.iter().any(|kernel| {
+                timings
+                    .by_symbol()
+                    .contains_key(&kernel.as_kernel().symbol())
+            })
+        };
+        match self.timings.as_ref().is_some_and(is_timed) {
+            true => ChosenBy::Timings,
+            false => ChosenBy::CostModel,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gemmule::{DType, kernels::gemm::Epilogue};
+
+    use super::*;
+
+    fn linear() -> Site {
+        Site::Linear {
+            n: 768,
+            k: 768,
+            dtype: DType::F16,
+            epilogue: Epilogue::default(),
+        }
+    }
+
+    #[test]
+    fn what_is_launched_is_a_candidate_that_serves_the_rows() {
+        for machine in Machine::all().unwrap() {
+            let launched = Launched::new(machine.clone(), None);
+            let all = candidates(&linear(), machine);
+            for rows in [1, 10, 1229, 100_000] {
+                let kernel = launched.kernel(&linear(), rows).unwrap();
+                assert!(all.contains(&kernel), "{}: {rows}", machine.name);
+                let most = kernel.as_kernel().most_rows();
+                assert!(most.is_none_or(|most| rows <= most), "{}", machine.name);
+            }
+        }
+    }
+
+    #[test]
+    fn timings_of_its_kernels_change_what_is_launched() {
+        let machine = Machine::usual().unwrap();
+        let rows = 1229;
+        let before = Launched::new(machine.clone(), None);
+        assert_eq!(before.chosen_by(&linear()), ChosenBy::CostModel);
+        let usual = before.kernel(&linear(), rows).unwrap();
+        let mut timings = Timings::default();
+        timings.add("of_another_program", rows, 1.0);
+        let unrelated = Launched::new(machine.clone(), Some(timings.clone()));
+        assert_eq!(unrelated.chosen_by(&linear()), ChosenBy::CostModel);
+        // A second a launch.
+        for rows in [512, 1024, 1229, 2048, 4096] {
+            timings.add(&usual.as_kernel().symbol(), rows, 1e6);
+        }
+        let corrected = Launched::new(machine, Some(timings));
+        assert_eq!(corrected.chosen_by(&linear()), ChosenBy::Timings);
+        assert_ne!(corrected.kernel(&linear(), rows).unwrap(), usual);
+    }
+}
