@@ -80,7 +80,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // What becomes of it.
     let description = Description::parse("pre_ln_encoder.ron", DESCRIPTION)?;
-    let compiled = compile(&description, &config, &CompileOptions::new(DType::F32, Machine::usual()?))?;
+    let compiled = compile(
+        &description,
+        &config,
+        &CompileOptions::new(DType::F32, Machine::usual()?),
+    )?;
     compiled.model.check_expectations(&compiled.graph)?;
     println!(
         "{} launches as described, {} after fusion",

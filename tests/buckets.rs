@@ -33,10 +33,7 @@ fn programs() -> Vec<(String, Program)> {
                 ..CompileOptions::new(DType::F16, machine)
             };
             let compiled = compile(&model, &config, &options).expect("it compiles");
-            let label = format!(
-                "{name}, {card}, {attention}, {} off",
-                without.len()
-            );
+            let label = format!("{name}, {card}, {attention}, {} off", without.len());
             programs.push((label, compiled.program));
         }
     }

@@ -46,7 +46,7 @@ pub use folder::{Folder, Prompt, Score};
 pub use model_file::{ModelFile, description};
 pub use text::TextEncoder;
 pub use threads::threads;
-pub use timings::{TimedOn, TimingsError, read_timings, write_timings};
+pub use timings::{TimedOn, TimingsError, read_timings, timings_for, write_timings};
 pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
 pub use weights::{check_layers, open_checkpoint};

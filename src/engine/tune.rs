@@ -265,7 +265,11 @@ mod tests {
         assert!((5..=8).contains(&quick.len()) && full.len() > 3 * quick.len());
         let mut turned = in_turn(full.clone());
         // An octave apart, but for rounding.
-        assert!(turned[..3].windows(2).all(|pair| 10 * pair[1] > 19 * pair[0]));
+        assert!(
+            turned[..3]
+                .windows(2)
+                .all(|pair| 10 * pair[1] > 19 * pair[0])
+        );
         turned.sort_unstable();
         assert_eq!(turned, full);
     }
