@@ -1,22 +1,22 @@
-//! Which kernels compute attention, through the API: by name, by measured ranges of lengths, and
-//! what is said where they cannot.
+//! Which kernels compute attention, through the API: by name, by ranges of lengths, and what
+//! is said where they cannot.
 
 mod common;
 
 use std::sync::Arc;
 
-use common::{WEIGHTS, difference};
+use common::{WEIGHTS, difference, hopper, options, usual};
 use gemmule::{
     AllocatorChoice, AttentionChoice, Batch, DType, DeviceChoice, Engine, EngineError,
-    engine::{Artifact, CompileOptions, Compiled, compile, description, digests},
-    kernels::{Instructions, KernelSpec},
-    program::{BatchRange, Measure, Program, Step},
+    engine::{Artifact, CompileOptions, Compiled, compile, description},
+    kernels::KernelSpec,
+    program::{Place, Program, Step, TensorIndex},
     runtime::{
         Output,
         cpu::{CpuModel, CpuSession},
     },
+    select::{Batches, Dispatch, Entry, Interval},
     tensor::Extents,
-    tune::{Card, Choice, Effort, Made, Picked, Picks, Range},
 };
 use insta::assert_snapshot;
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ fn batch(lens: &[u32]) -> Batch {
 
 fn kernels_of(program: &Program, step: &Step) -> Vec<String> {
     let symbol = |kernel: usize| program.kernels[kernel].as_kernel().symbol();
-    step.variants.iter().map(|v| symbol(v.kernel)).collect()
+    step.dispatch.choices().copied().map(symbol).collect()
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn every_kind_of_attention_gives_the_same() {
 
 #[test]
 fn grouped_attention_is_three_launches_a_layer() {
-    let mut options = CompileOptions::new(DType::F16);
+    let mut options = options(DType::F16);
     options.attention = AttentionChoice::Grouped;
     let program = compiled(&options).unwrap().program;
     program.validate().unwrap();
@@ -115,7 +115,7 @@ fn a_sequence_beyond_the_short_kernel_is_an_error_before_it_runs() {
 
 #[test]
 fn what_cannot_be_had_is_refused_and_not_replaced() {
-    let mut options = CompileOptions::new(DType::F32);
+    let mut options = options(DType::F32);
     options.attention = AttentionChoice::Grouped;
     options.without.insert("fuse_attention".to_owned());
     assert_snapshot!(compiled(&options).err().unwrap(), @"grouped attention was asked for, but `layer.0.probabilities` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto");
@@ -130,10 +130,10 @@ fn what_cannot_be_had_is_refused_and_not_replaced() {
 
 #[test]
 fn warpgroup_attention_is_for_hopper_and_its_head_sizes() {
-    let mut options = CompileOptions::new(DType::F16);
+    let mut options = options(DType::F16);
     options.attention = AttentionChoice::Wgmma;
     assert_snapshot!(compiled(&options).err().unwrap(), @"`layer.0.context` cannot be wgmma attention: warpgroup attention is for cards of compute capability 9.0, and not all targets are; use the online kernel");
-    options.instructions = Instructions::Hopper;
+    options.machine = hopper();
     assert_snapshot!(compiled(&options).err().unwrap(), @"`layer.0.context` cannot be wgmma attention: the head size is 16; warpgroup attention takes 32, 64, 96 and 128, use the online kernel");
     // Two heads of 32.
     let mut wide = config();
@@ -161,8 +161,7 @@ fn few_tokens_have_a_kernel_of_their_own_on_hopper() {
     let mut wide = config();
     wide["hidden_size"] = json!(64);
     let launched = |change: &dyn Fn(&mut CompileOptions), lens: &[u32]| -> String {
-        let mut options = CompileOptions::new(DType::F16);
-        options.instructions = Instructions::Hopper;
+        let mut options = CompileOptions::new(DType::F16, hopper());
         change(&mut options);
         let compiled = compile(&description("bert").unwrap(), &wide, &options).unwrap();
         compiled.program.validate().unwrap();
@@ -188,7 +187,7 @@ fn few_tokens_have_a_kernel_of_their_own_on_hopper() {
     let others: [&dyn Fn(&mut CompileOptions); 3] = [
         &|options| options.attention = AttentionChoice::Wgmma,
         &|options| options.invariant = true,
-        &|options| options.instructions = Instructions::Ampere,
+        &|options| options.machine = usual(),
     ];
     for change in others {
         assert_ne!(launched(change, &[64]), "mha_split_keys");
@@ -199,7 +198,7 @@ fn few_tokens_have_a_kernel_of_their_own_on_hopper() {
 fn an_artifact_has_its_attention_already() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("grouped");
-    let mut options = CompileOptions::new(DType::F32);
+    let mut options = options(DType::F32);
     options.attention = AttentionChoice::Grouped;
     let artifact = Artifact::of(compiled(&options).unwrap(), Vec::new());
     artifact.write(&file).unwrap();
@@ -212,39 +211,86 @@ fn an_artifact_has_its_attention_already() {
     assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"the artifact `grouped` has its kernels already, so online attention cannot be asked of it; compile the model with --attention online");
 }
 
-/// Short up to 64 tokens, grouped up to 256, and online.
-fn by_length(dtype: DType) -> Compiled {
-    let compiled = compiled(&CompileOptions::new(dtype)).unwrap();
-    let problems = compiled.problems().unwrap();
-    let made = Made {
-        card: Card {
-            name: "a card".to_owned(),
-            capability: (9, 0),
-            n_sms: 132,
-        },
-        nvrtc: (13, 0),
+/// What a step binds, by the names of tensors that another program has, too.
+fn bound(from: &Program, step: &Step, to: &Program) -> Vec<TensorIndex> {
+    let index = |&operand: &TensorIndex| {
+        let name = &from.tensors[operand].name;
+        let found = to.tensors.iter().position(|tensor| tensor.name == *name);
+        found.unwrap_or_else(|| panic!("no tensor is `{name}`"))
     };
-    let mut picks = Picks::new(made);
-    for (problem, digest) in problems.iter().zip(digests(&problems).unwrap()) {
-        if !problem.candidates().contains(&Choice::MhaOnline) {
-            continue;
-        }
-        let range = |up_to, choice| Range { up_to, choice };
-        let picked = Picked {
-            digest,
-            effort: Effort::Quick,
-            ranges: vec![
-                range(Some(32), Choice::MhaShort { max_len: 32 }),
-                range(Some(64), Choice::MhaShort { max_len: 64 }),
-                range(Some(256), Choice::MhaGrouped),
-                range(None, Choice::MhaOnline),
-            ],
-            timings: Vec::new(),
-        };
-        picks.problems.insert(problem.key(), picked);
+    step.operands.iter().map(index).collect()
+}
+
+/// Grouped attention for lengths of 65 to 256 alone, beside it the short kernels up to 64 and the online one above 256: no
+/// selection makes such a program, and executors run it all the same.
+fn by_length(dtype: DType) -> Program {
+    let of = |attention| {
+        let mut options = options(dtype);
+        options.attention = attention;
+        compiled(&options).unwrap().program
+    };
+    let (auto, mut program) = (of(AttentionChoice::Auto), of(AttentionChoice::Grouped));
+    let kernels_before = program.kernels.len();
+    let short = auto.kernels.iter().find_map(|k| match k {
+        KernelSpec::MhaShort(short) => Some(short.clone()),
+        _ => None,
+    });
+    let short = short.expect("short sequences have a kernel");
+    for max_len in [32, 64] {
+        let mut short = short.clone();
+        short.max_len = max_len;
+        program.kernels.push(short.into());
     }
-    assert_eq!(picks.problems.len(), 1, "one problem of attention");
-    compiled.with_picks(Some(picks)).unwrap()
+    let online = auto
+        .kernels
+        .iter()
+        .find(|k| matches!(k, KernelSpec::MhaOnline(_)));
+    program
+        .kernels
+        .push(online.expect("long ones have another").clone());
+    let (few, long) = (Some(64), Some(256));
+    for layer in 0..2 {
+        let name = format!("layer.{layer}.context");
+        let at = program
+            .steps
+            .iter()
+            .position(|step| step.name == name)
+            .unwrap();
+        let own = auto.steps.iter().find(|step| step.name == name).unwrap();
+        let operands = bound(&auto, own, &program);
+        for step in &mut program.steps[at - 2..=at] {
+            let kernel = step.kernels()[0];
+            step.dispatch = Dispatch::by_longest([(few, None), (long, Some(kernel))]);
+        }
+        let further = [
+            Dispatch::by_longest([
+                (Some(32), Some(kernels_before)),
+                (few, Some(kernels_before + 1)),
+            ]),
+            Dispatch::by_longest([(long, None), (None, Some(kernels_before + 2))]),
+        ];
+        for dispatch in further {
+            let step = Step {
+                dispatch,
+                operands: operands.clone(),
+                ..own.clone()
+            };
+            program.steps.insert(at + 1, step);
+        }
+        // What the two steps read lives as long as they need it, and what comes behind is two steps later.
+        for (index, tensor) in program.tensors.iter_mut().enumerate() {
+            if let Place::Planned { first, last } = &mut tensor.place {
+                let is_read = operands.contains(&index);
+                *first += if *first > at as u32 { 2 } else { 0 };
+                *last += if *last > at as u32 || (is_read && *last == at as u32) {
+                    2
+                } else {
+                    0
+                };
+            }
+        }
+    }
+    program
 }
 
 fn run(program: &Program, lens: &[u32], allocator: &AllocatorChoice) -> Vec<Output> {
@@ -255,12 +301,21 @@ fn run(program: &Program, lens: &[u32], allocator: &AllocatorChoice) -> Vec<Outp
 
 #[test]
 fn ranges_of_lengths_are_steps_that_run_only_then() {
-    let program = by_length(DType::F32).program;
+    let program = by_length(DType::F32);
     program.validate().unwrap();
     let conditional: Vec<(String, Vec<String>)> = program
         .steps
         .iter()
-        .filter_map(|s| Some((s.when?.to_string(), kernels_of(&program, s))))
+        .filter(|step| !Batches::ALL.is_covered_by(&step.dispatch.covered()))
+        .map(|step| {
+            let parts: Vec<String> = step
+                .dispatch
+                .covered()
+                .iter()
+                .map(|b| b.to_string())
+                .collect();
+            (parts.join("; "), kernels_of(&program, step))
+        })
         .collect();
     let stems: Vec<(&str, Vec<&str>)> = conditional
         .iter()
@@ -270,14 +325,17 @@ fn ranges_of_lengths_are_steps_that_run_only_then() {
         })
         .collect();
     let layer = [
-        ("longest up to 64", vec!["mha_short", "mha_short"]),
         ("longest 65 to 256", vec!["mha_long_scores"]),
         ("longest 65 to 256", vec!["mha_long_reduce"]),
         ("longest 65 to 256", vec!["mha_long_context"]),
         ("longest above 256", vec!["mha_online"]),
+        (
+            "longest up to 32; longest 33 to 64",
+            vec!["mha_short", "mha_short"],
+        ),
     ];
     assert_eq!(stems, [&layer[..], &layer[..]].concat());
-    let mut options = CompileOptions::new(DType::F32);
+    let mut options = options(DType::F32);
     options.attention = AttentionChoice::Online;
     let online = compiled(&options).unwrap().program;
     let maximum = AllocatorChoice::Maximum(Extents::of(&[400, 400]).unwrap());
@@ -297,7 +355,7 @@ fn ranges_of_lengths_are_steps_that_run_only_then() {
 
 #[test]
 fn tensors_of_steps_that_do_not_run_have_no_bytes() {
-    let program = by_length(DType::F16).program;
+    let program = by_length(DType::F16);
     let scores = |longest: u32| -> u64 {
         let usage = program.usage(&Extents::of(&[longest, 5]).unwrap()).unwrap();
         let planned = program.planned().zip(usage);
@@ -323,35 +381,39 @@ fn tensors_of_steps_that_do_not_run_have_no_bytes() {
 
 #[test]
 fn a_program_that_leaves_lengths_out_is_refused() {
-    let good = by_length(DType::F32).program;
+    let good = by_length(DType::F32);
     let refused = |damage: &dyn Fn(&mut Vec<Step>)| {
         let mut program = good.clone();
         damage(&mut program.steps);
         program.validate().expect_err("it is damaged")
     };
     let first = |steps: &[Step], stem: &str| {
-        steps
-            .iter()
-            .position(|s| {
-                matches!(
-                    (&good.kernels[s.variants[0].kernel], stem),
-                    (KernelSpec::MhaLongScores(_), "scores")
-                        | (KernelSpec::MhaLongReduce(_), "reduce")
-                        | (KernelSpec::MhaOnline(_), "online")
-                )
-            })
-            .expect("there is one")
+        let is_one = |k: usize| {
+            matches!(
+                (&good.kernels[k], stem),
+                (KernelSpec::MhaLongScores(_), "scores")
+                    | (KernelSpec::MhaLongReduce(_), "reduce")
+                    | (KernelSpec::MhaOnline(_), "online")
+            )
+        };
+        let found = steps.iter().position(|s| is_one(s.kernels()[0]));
+        found.expect("there is one")
     };
-    let range = |above, up_to| {
-        Some(BatchRange {
-            by: Measure::Longest,
-            above,
-            up_to,
+    let damaged = |stem: &str, above, up_to| {
+        refused(&|steps| {
+            let at = first(steps, stem);
+            let kernel = steps[at].kernels()[0];
+            let range = Batches::by_longest(Interval::new(above, up_to));
+            let choice = Entry {
+                batches: range,
+                choice: kernel,
+            };
+            steps[at].dispatch = Dispatch::of(vec![choice]);
         })
     };
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(300, None) }), @"the step `layer.0.projected.product` reads `layer.0.context`, which is not computed for all its batches");
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = None }), @"the step `layer.0.context` computes `layer.0.context` again");
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "online"); steps[at].when = range(256, Some(256)) }), @"the step `layer.0.context` is for no batch");
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "scores"); steps[at].when = range(65, Some(256)) }), @"the step `layer.0.context.statistics` reads `layer.0.context.partials`, which is not computed for all its batches");
-    assert_snapshot!(refused(&|steps| { let at = first(steps, "reduce"); steps[at].when = None }), @"the step `layer.0.context.statistics` reads `layer.0.context.partials`, which is not computed for all its batches");
+    assert_snapshot!(damaged("online", 300, None), @"");
+    assert_snapshot!(damaged("online", 0, None), @"");
+    assert_snapshot!(damaged("online", 256, Some(256)), @"");
+    assert_snapshot!(damaged("scores", 65, Some(256)), @"");
+    assert_snapshot!(damaged("reduce", 0, None), @"");
 }

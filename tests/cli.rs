@@ -580,8 +580,25 @@ fn a_bad_checkpoint_is_refused_before_anything_else() {
     assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes that cannot be: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:75:21] 74 bias: "encoder.layer.{i}.attention.self.value.bias")), 75 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 76 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
 }
 
+/// Timings by which one kernel takes far longer than any other, in a file.
+fn write_timings(cli: &Cli, file: &str, on: &gemmule::engine::TimedOn, kernel: &str) {
+    let mut timings = gemmule::select::Timings::default();
+    timings.add(kernel, 64, 1e6);
+    timings.add(kernel, 452, 1e6);
+    gemmule::engine::write_timings(&cli.0.file(file), &timings, on).expect("it is written");
+}
+
+fn timed_on(card: &str, sms: u32, nvrtc: (i32, i32)) -> gemmule::engine::TimedOn {
+    gemmule::engine::TimedOn {
+        card: card.to_owned(),
+        capability: (9, 0),
+        sms,
+        nvrtc,
+    }
+}
+
 #[test]
-fn kernels_are_tuned_on_a_card_only_and_picks_of_another_are_refused() {
+fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
     let cli = Cli::new();
     let model = ["bert", "--weights", "."];
     let error = |command: &str, more: &[&str]| {
@@ -592,132 +609,170 @@ fn kernels_are_tuned_on_a_card_only_and_picks_of_another_are_refused() {
             text.replace(&format!(" {n} threads"), " N threads")
         })
     };
-    assert_snapshot!(error("tune", &["--device", "cpu"]), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
+    assert_snapshot!(error("tune", &["--device", "cpu"]), @"");
     cli.0.write("ids.json", "[[1, 2]]");
     let ids = ["--device", "cpu", "--ids", "ids.json"];
-    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
-    assert_snapshot!(error("run", &[&ids[..], &["--picks", "absent"]].concat()), @"× kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
-    assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is no way to tune; expected off, guess, quick, full or chain For more information, try '--help'.");
-    let compile = ["--picks", "picks.ron", "-o", "tiny"];
-    assert_snapshot!(error("compile", &compile), @"× `picks.ron` cannot be read ╰─▶ No such file or directory (os error 2)");
-    cli.0.write("picks.ron", "(format: 2)");
-    assert_snapshot!(error("compile", &compile), @"× the picks in `picks.ron` are refused: their format is 2, this version of gemmule reads format 1; measure anew with `--tune quick`, or leave the file out");
-    let card = "card: (name: \"Card\", capability: (9, 0), n_sms: 1)";
-    cli.0.write(
-        "picks.ron",
-        format!("(format: 1, gemmule: \"0\", {card}, nvrtc: (1, 2), problems: [])"),
+    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"");
+    assert_snapshot!(error("run", &[&ids[..], &["--timings", "absent"]].concat()), @"");
+    assert_snapshot!(error("run", &["--tune", "on"]), @"");
+    let on_cpu = ["--tune", "quick", "--device", "cpu", "-o", "tiny"];
+    assert_snapshot!(error("compile", &on_cpu), @"");
+    let compile = ["--timings", "timings.ron", "-o", "tiny"];
+    assert_snapshot!(error("compile", &compile), @"");
+    cli.0.write("timings.ron", "(format: 2)");
+    assert_snapshot!(error("compile", &compile), @"");
+    write_timings(
+        &cli,
+        "timings.ron",
+        &timed_on("NVIDIA H200", 132, (1, 2)),
+        "any",
     );
-    let other = [&compile[..], &["--arch", "sm_80"]].concat();
-    assert_snapshot!(error("compile", &other), @"× the picks in `picks.ron` are refused: they were measured on Card (capability 9.0, 1 multiprocessors), whose code is for sm_90a, not for sm_80; measure anew with `--tune quick`, or leave the file out");
-    let text = error("compile", &compile);
-    assert!(text.contains("measured with code of NVRTC 1.2"), "{text}");
-}
-
-#[test]
-fn an_artifact_shows_the_picks_that_it_was_compiled_with() {
-    let cli = Cli::new();
-    let mut compiled = common::tiny_compiled(DType::F16);
-    let artifact = cli.0.file("tiny");
-    let without = gemmule::engine::Artifact::of(common::tiny_compiled(DType::F16), Vec::new());
-    without.write(&artifact).expect("it is written");
-    assert_snapshot!(cli.error(&["tune", "tiny"]), @"× `tiny` was compiled without picks: its kernels are the cost model's guess; compile it again with --tune or --picks");
-
-    let mut picks = gemmule::tune::Picks::new(gemmule::tune::Made {
-        card: gemmule::tune::Card {
-            name: "Card".to_owned(),
-            capability: (9, 0),
-            n_sms: 7,
-        },
-        nvrtc: (13, 0),
-    });
-    let problem = &compiled.problems().expect("it was lowered")[0];
-    let picked = gemmule::tune::Picked {
-        digest: "0".repeat(64),
-        effort: gemmule::tune::Effort::Full,
-        ranges: problem.guess(),
-        timings: vec![gemmule::tune::Timing {
-            size: 16,
-            us: 1.5,
-            guess_us: 3.0,
-        }],
-    };
-    picks.problems.insert(problem.key(), picked);
-    compiled = compiled
-        .with_picks(Some(picks.clone()))
-        .expect("they are sound");
-    let with = gemmule::engine::Artifact::of(compiled, Vec::new());
-    with.write(&artifact).expect("it is written");
-    assert_snapshot!(
-        "tune",
-        cli.ok(&["tune", "tiny", "--export", "out.ron", "--json", "out.json"])
-    );
-    let exported = gemmule::engine::read_picks(&cli.0.file("out.ron"));
-    assert_eq!(exported.expect("they are sound"), picks);
-    let json = std::fs::read_to_string(cli.0.file("out.json")).expect("it was written");
-    assert!(json.contains("\"guess_us\": 3.0"), "{json}");
-}
-
-#[test]
-fn source_is_written_of_the_kernels_that_were_picked() {
-    use gemmule::{
-        engine::{CompileOptions, Compiled, compile, description, digests, write_picks},
-        kernels::Instructions,
-        tune::{Card, Effort, Made, Picked, Picks, Range},
-    };
-    let cli = Cli::new();
-    let bert = description("bert").expect("it is shipped");
-    let options = CompileOptions {
-        instructions: Instructions::Hopper,
-        ..CompileOptions::new(DType::F16)
-    };
-    let compiled: Compiled = compile(&bert, &common::tiny_config(), &options).expect("it compiles");
-    let problems = compiled.problems().expect("it was lowered");
-    let mut picks = Picks::new(Made {
-        card: Card {
-            name: "Card".to_owned(),
-            capability: (9, 0),
-            n_sms: 7,
-        },
-        nvrtc: (1, 2),
-    });
-    let (problem, digest) = (&problems[0], digests(&problems).expect("they render"));
-    let guess = problem.guess();
-    let unlike = |c: &gemmule::tune::Choice| guess.iter().all(|range| range.choice != *c);
-    let choice = problem.candidates().into_iter().find(unlike);
-    let choice = choice.expect("not all candidates are guessed");
-    let range = Range {
-        up_to: None,
-        choice,
-    };
-    let picked = Picked {
-        digest: digest[0].clone(),
-        effort: Effort::Quick,
-        ranges: vec![range],
-        timings: Vec::new(),
-    };
-    picks.problems.insert(problem.key(), picked);
-    write_picks(&cli.0.file("picks.ron"), &picks).expect("it is written");
-    let emit = ["emit", "bert", "--weights", ".", "--dtype", "f16"];
-    let file = |folder: &str| {
-        let kernel = problem.kernel(choice).expect("a single launch");
-        let name = format!("{folder}/{}.cu", kernel.as_kernel().symbol());
-        cli.0.file(&name)
-    };
-    cli.ok(&[&emit[..], &["-o", "guessed"]].concat());
-    assert!(!file("guessed").exists());
-    // Whichever NVRTC they were measured with: no code is made.
-    cli.ok(&[&emit[..], &["--picks", "picks.ron", "-o", "picked"]].concat());
-    assert!(file("picked").exists());
-    let other = [
-        &emit[..],
-        &["--picks", "picks.ron", "--arch", "sm_80", "-o", "x"],
-    ]
-    .concat();
-    let text = cli.error(&other);
+    let with = |more: &[&str]| error("compile", &[&compile[..], more].concat());
+    assert_snapshot!(with(&["--arch", "sm_80"]), @"");
+    assert_snapshot!(with(&["--arch", "sm_80,sm_90a"]), @"");
+    assert_snapshot!(with(&["--card", "a100"]), @"");
+    assert_snapshot!(with(&["--card", "h100_sxm"]), @"");
+    assert_snapshot!(with(&["--invariant"]), @"");
+    let text = with(&[]);
     assert!(
-        text.contains("whose code is for sm_90a, not for sm_80"),
+        text.contains("they were measured with NVRTC 1.2, and this is"),
         "{text}"
     );
+    // Whatever is in an artifact was chosen when it was compiled.
+    let artifact = gemmule::engine::Artifact::of(common::tiny_compiled(DType::F32), Vec::new());
+    artifact.write(&cli.0.file("tiny")).expect("it is written");
+    let run = [
+        "run",
+        "tiny",
+        "--weights",
+        ".",
+        "--ids",
+        "ids.json",
+        "--device",
+        "cpu",
+    ];
+    assert_snapshot!(cli.error(&[&run[..], &["--tune", "quick"]].concat()), @"");
+    assert_snapshot!(cli.error(&["tune", "tiny", "--weights", "."]), @"");
+}
+
+#[test]
+fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
+    let cli = Cli::new();
+    let emit = |more: &[&str]| {
+        let emit = ["emit", "bert", "--weights", ".", "-o", "cu"];
+        let (success, out, errors) = cli.output(&[&emit[..], more].concat());
+        let words = errors.split_whitespace().filter(|w| *w != "│");
+        let errors: Vec<&str> = words.collect();
+        (success, if success { out } else { errors.join(" ") })
+    };
+    for machine in gemmule::machine::Machine::all().expect("the cards are described") {
+        let (success, said) = emit(&["--card", &machine.name]);
+        assert!(
+            success && said.ends_with("kernels written to cu\n"),
+            "{said}"
+        );
+    }
+    assert_snapshot!(emit(&["--card", "h20"]).1, @"");
+    assert_snapshot!(emit(&["--card", "h200", "--arch", "sm_80"]).1, @"");
+    // Hopper's instructions are for one target alone.
+    let compile = [
+        "compile",
+        "bert",
+        "--weights",
+        ".",
+        "--card",
+        "h200",
+        "-o",
+        "tiny",
+    ];
+    let both = ["--arch", "sm_80,sm_90a"];
+    assert_snapshot!(cli.error(&[&compile[..], &both].concat()), @"");
+}
+
+#[test]
+fn launches_are_those_of_each_operator_where_that_is_asked_for() {
+    let cli = Cli::new();
+    // Wide enough for kernels that cover several operators.
+    let config = tiny_config().to_string();
+    let wide = config.replace("\"hidden_size\":16", "\"hidden_size\":768");
+    let wide = wide.replace("\"intermediate_size\":32", "\"intermediate_size\":3072");
+    let wide = wide.replace("\"num_attention_heads\":2", "\"num_attention_heads\":12");
+    cli.0.write("wide.json", wide);
+    let kernels = |folder: &str, more: &[&str]| -> Vec<String> {
+        let emit = [
+            "emit",
+            "bert",
+            "--config",
+            "wide.json",
+            "--card",
+            "h200",
+            "-o",
+        ];
+        cli.ok(&[&emit[..], &[folder], more].concat());
+        let files = std::fs::read_dir(cli.0.file(folder)).expect("it was made");
+        let name = |file: std::io::Result<std::fs::DirEntry>| {
+            file.expect("a file")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        };
+        files.map(name).collect()
+    };
+    let joint = |names: &[String]| {
+        let is_joint = |name: &&String| {
+            let one = ["gemm_residual_", "moments_layernorm_"];
+            one.iter().any(|stem| name.contains(stem)) || name.contains("layernorm_eps1em12_gemm")
+        };
+        names.iter().filter(is_joint).count()
+    };
+    assert!(joint(&kernels("with", &[])) > 0);
+    assert_eq!(joint(&kernels("without", &["--no-joint-launches"])), 0);
+}
+
+#[test]
+fn source_is_written_of_the_kernels_that_timings_choose() {
+    use gemmule::engine::{CompileOptions, compile, description};
+    let cli = Cli::new();
+    let bert = description("bert").expect("it is shipped");
+    let options = CompileOptions::new(DType::F16, common::hopper());
+    let compiled = compile(&bert, &tiny_config(), &options).expect("it compiles");
+    let names: Vec<String> = compiled
+        .program
+        .kernels
+        .iter()
+        .map(|kernel| kernel.as_kernel().symbol())
+        .collect();
+    // One that serves few rows alone, else it would be kept for others.
+    let launched = compiled.program.steps.iter().find_map(|step| {
+        let name = &names[*step.dispatch.at(64, 1)?];
+        name.starts_with("gemm").then_some(name)
+    });
+    let slow = launched.expect("a linear layer has a kernel");
+    let on = timed_on(&options.machine.cards[0], options.machine.sms, (1, 2));
+    write_timings(&cli, "timings.ron", &on, slow);
+    let emit = ["emit", "bert", "--weights", ".", "--dtype", "f16"];
+    let files = |folder: &str| -> Vec<String> {
+        let files = std::fs::read_dir(cli.0.file(folder)).expect("it was made");
+        let name = |file: std::io::Result<std::fs::DirEntry>| {
+            file.expect("a file")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        };
+        let mut names: Vec<String> = files.map(name).collect();
+        names.sort();
+        names
+    };
+    cli.ok(&[
+        &emit[..],
+        &["--card", &options.machine.name, "-o", "untimed"],
+    ]
+    .concat());
+    // Whichever NVRTC they were measured with: no code is made. Without a card they say which.
+    cli.ok(&[&emit[..], &["--timings", "timings.ron", "-o", "timed"]].concat());
+    assert_ne!(files("untimed"), files("timed"));
+    let other = ["--timings", "timings.ron", "--arch", "sm_80", "-o", "x"];
+    assert_snapshot!(cli.error(&[&emit[..], &other].concat()), @"");
 }
 
 #[test]

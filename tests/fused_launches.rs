@@ -1,11 +1,16 @@
-//! A linear layer and the LayerNorm behind it in one launch: for which cards and batches, and that
-//! each value is computed once whatever the batch.
+//! Linear layers and LayerNorms beside them in fewer launches than operators: for which cards and batches, that each value is
+//! computed once whatever the batch, and that results are the same.
 
+mod common;
+
+use common::{WEIGHTS, hopper, usual};
 use gemmule::{
-    DType,
+    AllocatorChoice, Batch, DType,
     engine::{CompileOptions, compile, description},
-    kernels::{Instructions, KernelSpec, gemm::OneTile},
-    program::{Measure, Program},
+    kernels::{KernelSpec, gemm::OneTile},
+    program::Program,
+    runtime::cpu::{CpuModel, CpuSession},
+    select::Batches,
     tensor::Extents,
 };
 use serde_json::{Value, json};
@@ -19,10 +24,7 @@ fn config() -> Value {
 }
 
 fn program(change: impl Fn(&mut CompileOptions)) -> Program {
-    let mut options = CompileOptions {
-        instructions: Instructions::Hopper,
-        ..CompileOptions::new(DType::F16)
-    };
+    let mut options = CompileOptions::new(DType::F16, hopper());
     change(&mut options);
     let bert = description("bert").expect("it is shipped");
     let compiled = compile(&bert, &config(), &options).expect("it compiles");
@@ -61,8 +63,8 @@ fn by_moments(kernels: &[&KernelSpec]) -> usize {
 
 #[test]
 fn a_launch_is_saved_wherever_a_pair_is_joined() {
-    let norms_apart = program(|options| options.norms_apart = true);
-    let apart = launched(&norms_apart, 1);
+    let apart = program(|options| options.no_joint_launches = true);
+    let apart = launched(&apart, 1);
     let program = program(|_| ());
     let mut most = 0;
     for tokens in (1..9000).step_by(37) {
@@ -92,10 +94,7 @@ fn no_kernel_is_launched_for_more_rows_than_it_serves() {
 #[test]
 fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
     let bert = description("bert").expect("it is shipped");
-    let options = CompileOptions {
-        instructions: Instructions::Hopper,
-        ..CompileOptions::new(DType::F16)
-    };
+    let options = CompileOptions::new(DType::F16, hopper());
     let with_layers = |layers: u32| {
         let mut config = config();
         config["num_hidden_layers"] = json!(layers);
@@ -146,13 +145,14 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
 #[test]
 fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
     let all = [
-        program(|o| o.instructions = Instructions::Ampere),
+        program(|o| o.machine = usual()),
         program(|o| o.invariant = true),
         program(|o| o.without = ["fuse_bias_residual_layer_norm".to_owned()].into()),
     ];
     for program in all {
-        let by_tokens = |s: &&gemmule::program::Step| s.range().by == Measure::Tokens;
-        assert_eq!(program.steps.iter().filter(by_tokens).count(), 0);
+        let serves_some =
+            |s: &&gemmule::program::Step| !Batches::ALL.is_covered_by(&s.dispatch.covered());
+        assert_eq!(program.steps.iter().filter(serves_some).count(), 0);
         assert_eq!(joined(&launched(&program, 4915)), 0);
         assert_eq!(on_load(&launched(&program, 5)), 0);
         assert_eq!(by_moments(&launched(&program, 100)), 0);
@@ -212,7 +212,7 @@ fn few_tokens_are_normalised_by_moments_beside_them() {
 
 #[test]
 fn norms_that_are_to_be_apart_are_never_joined() {
-    let program = program(|options| options.norms_apart = true);
+    let program = program(|options| options.no_joint_launches = true);
     for tokens in [1, 100, 600, 1229, 4915, 9000] {
         let kernels = launched(&program, tokens);
         assert_eq!(
@@ -220,5 +220,49 @@ fn norms_that_are_to_be_apart_are_never_joined() {
             (0, 0, 0),
             "{tokens} tokens"
         );
+    }
+}
+
+/// The same program in f32, which the CPU computes in: kernels of joint launches are for f16 and bf16 on a device.
+fn in_f32(program: &Program) -> Program {
+    let text = serde_json::to_string(program).expect("plain data");
+    serde_json::from_str(&text.replace("\"F16\"", "\"F32\"")).expect("a program")
+}
+
+#[test]
+fn joint_launches_give_the_results_of_launches_for_each_operator() {
+    let (together, apart) = (
+        program(|_| ()),
+        program(|options| options.no_joint_launches = true),
+    );
+    let session = |program: &Program| {
+        let model = CpuModel::load(in_f32(program), &WEIGHTS, &|_, _| ()).expect("it loads");
+        CpuSession::new(model.into(), &AllocatorChoice::default()).expect("a session")
+    };
+    let (mut with, mut without) = (session(&together), session(&apart));
+    let all_joined = (129..2000).find(|&t| joined(&launched(&together, t)) > 0);
+    let all_joined = all_joined.expect("some batch joins a linear layer and a LayerNorm");
+    for (tokens, joint) in [
+        (5, on_load as fn(&[&KernelSpec]) -> usize),
+        (100, by_moments),
+        (all_joined, joined),
+    ] {
+        assert!(joint(&launched(&together, tokens)) > 0, "{tokens} tokens");
+        // As many tokens, in two sequences unless they are few.
+        let ids: Vec<u32> = (0..tokens).map(|i| (i * 7 + 3) % 20).collect();
+        let lens: Vec<u32> = [tokens % 500]
+            .into_iter()
+            .chain(std::iter::repeat_n(500, tokens as usize / 500))
+            .filter(|&n| n > 0)
+            .collect();
+        let batch = Batch::from_packed(ids, &lens).expect("a batch");
+        let got = with.run(&batch).expect("it runs");
+        let want = without.run(&batch).expect("it runs");
+        assert_eq!(got.len(), want.len());
+        for (got, want) in got.iter().zip(&want) {
+            let pairs = got.values.iter().zip(&want.values);
+            let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < 1e-4, "{tokens} tokens: {} by {worst}", got.name);
+        }
     }
 }

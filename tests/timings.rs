@@ -1,5 +1,4 @@
-//! Picks through the API: what they change, where they are refused, and their files between
-//! processes.
+//! Timings of kernels through the API: what they change, where they are refused, and their files between processes.
 
 mod common;
 
@@ -9,192 +8,239 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Folder, tiny_compiled, tiny_tensors};
+use common::{Folder, hopper, tiny_compiled, tiny_tensors, usual};
 use gemmule::{
     DType, Engine, EngineError,
     engine::{
-        Artifact, Compiled, TuneMode, digests, emit, picks_for_targets, read_picks, write_picks,
+        Artifact, CompileOptions, Compiled, TimedOn, TuneMode, compile, description, emit,
+        read_timings, shipped_configs, timings_for, write_timings,
     },
-    jit::Target,
     kernels::KernelSpec,
-    program::Limit,
-    tune::{Card, Choice, Effort, Made, Picked, Picks, Problem, Range},
+    machine::Machine,
+    program::Program,
+    select::Timings,
+    tensor::Extents,
 };
 use insta::assert_snapshot;
 
-fn made() -> Made {
-    Made {
-        card: Card {
-            name: "NVIDIA H200".to_owned(),
-            capability: (9, 0),
-            n_sms: 132,
-        },
+fn on() -> TimedOn {
+    TimedOn {
+        card: "NVIDIA H200".to_owned(),
+        capability: (9, 0),
+        sms: 132,
         nvrtc: (13, 0),
     }
 }
 
-/// The last candidate up to 10, where it serves so much, and then the first that serves all.
-fn unusual(problem: &Problem) -> Vec<Range> {
-    let candidates = problem.candidates();
-    let serving = |size| move |c: &&Choice| c.most().is_none_or(|most| size <= most);
-    let first = candidates.iter().rev().find(serving(10));
-    let last = candidates.iter().find(serving(u64::MAX));
-    let range = |up_to, choice: Option<&Choice>| Range {
-        up_to,
-        choice: *choice.expect("every problem has some"),
+/// A shipped encoder.
+fn encoder(machine: Machine) -> Compiled {
+    let (_, model, config) = shipped_configs().expect("they are shipped").remove(0);
+    let options = CompileOptions::new(DType::F16, machine);
+    let model = description(model).expect("it is shipped");
+    compile(&model, &config, &options).expect("it compiles")
+}
+
+/// What so many tokens launch, in order.
+fn launched(program: &Program, tokens: u64) -> Vec<&KernelSpec> {
+    let batch = Extents {
+        tokens,
+        batch: tokens.div_ceil(512),
+        longest: tokens.min(512),
+        pairs: tokens * tokens.min(512),
+        rows: tokens,
     };
-    vec![range(Some(10), first), range(None, last)]
+    let launched = program.launched(&batch).expect("it can be launched");
+    let kernels = launched.into_iter();
+    kernels
+        .map(|(_, kernel)| &program.kernels[kernel])
+        .collect()
 }
 
-fn picks_of(compiled: &Compiled) -> Picks {
-    let problems = compiled.problems().expect("it was lowered");
-    let mut picks = Picks::new(made());
-    for (problem, digest) in problems
-        .iter()
-        .zip(digests(&problems).expect("they render"))
-    {
-        let picked = Picked {
-            digest,
-            effort: Effort::Quick,
-            ranges: unusual(problem),
-            timings: Vec::new(),
-        };
-        picks.problems.insert(problem.key(), picked);
-    }
-    picks
+/// The kernels that are chosen by rows have an estimate.
+fn cycles(kernel: &KernelSpec, tokens: u64, machine: &Machine) -> Option<f64> {
+    kernel.as_kernel().cycles(tokens, machine)
+}
+
+fn us(cycles: f64, machine: &Machine) -> f64 {
+    cycles / f64::from(machine.clock_mhz)
+}
+
+/// The kernel that takes most of the time of so many tokens, by its estimate.
+fn heaviest(program: &Program, tokens: u64, machine: &Machine) -> (KernelSpec, f64) {
+    let all = launched(program, tokens).into_iter();
+    let timed = all.filter_map(|kernel| Some((kernel, cycles(kernel, tokens, machine)?)));
+    let (kernel, cycles) = timed.max_by(|a, b| a.1.total_cmp(&b.1)).expect("some");
+    (kernel.clone(), cycles)
+}
+
+/// What the model says that a program's kernels take for so many tokens.
+fn estimate(program: &Program, tokens: u64, machine: &Machine) -> f64 {
+    let all = launched(program, tokens).into_iter();
+    all.filter_map(|kernel| cycles(kernel, tokens, machine))
+        .sum()
 }
 
 #[test]
-fn the_kernels_that_are_picked_are_launched() {
-    for dtype in [DType::F32, DType::F16] {
-        let compiled = tiny_compiled(dtype);
-        let problems = compiled.problems().expect("it was lowered");
-        let picks = picks_of(&compiled);
-        let guessed = compiled.program.clone();
-        let compiled = compiled.with_picks(Some(picks)).expect("they are sound");
-        compiled.program.validate().expect("it is sound");
-        // Attention is three launches up to 10 tokens a sequence, and one beyond.
-        let conditional: Vec<String> = compiled
-            .program
-            .steps
-            .iter()
-            .filter_map(|s| Some(s.when?.to_string()))
-            .collect();
-        let grouped = "longest up to 10";
-        assert_eq!(conditional, [grouped, grouped, grouped, "longest above 10"]);
-        let mut n_chosen = 0;
-        for step in &compiled.program.steps {
-            let got: Vec<(Option<Limit>, &KernelSpec)> = step
-                .variants
-                .iter()
-                .map(|v| (v.limit, &compiled.program.kernels[v.kernel]))
-                .collect();
-            n_chosen += problems
-                .iter()
-                .filter(|problem| {
-                    let ranges = unusual(problem);
-                    let kernels = ranges.iter().map(|r| problem.kernels(r.choice));
-                    let kernels: Vec<KernelSpec> = kernels.flatten().collect();
-                    got.iter().map(|(_, k)| *k).eq(&kernels)
-                        && got.iter().all(|(limit, _)| {
-                            matches!(limit, None | Some(Limit::Rows(10) | Limit::Longest(10)))
-                        })
-                })
-                .count();
+fn a_kernel_that_was_slower_than_its_estimate_gives_way_near_the_timed_rows_and_nowhere_else() {
+    const AT: u64 = 2048;
+    for machine in [hopper(), usual()] {
+        let compiled = encoder(machine.clone());
+        let untimed = compiled.program.clone();
+        let (slow, estimated) = heaviest(&untimed, AT, &machine);
+        let mut timings = Timings::default();
+        timings.add(
+            &slow.as_kernel().symbol(),
+            AT,
+            2.0 * us(estimated, &machine),
+        );
+        let timed = compiled.program_with(&timings).expect("it lowers");
+        timed.validate().expect("it is sound");
+        for tokens in [AT - 64, AT, AT + 64] {
+            assert!(
+                !launched(&timed, tokens).contains(&&slow),
+                "{tokens} tokens"
+            );
         }
-        // Four GEMMs of the layer, one of the pooler if it is asked for.
-        assert!(n_chosen >= 4, "{n_chosen}");
-        assert_ne!(compiled.program, guessed);
-        // The same picks give the same program and source; none give back the first guess.
-        let source = emit(&compiled.program.kernels).expect("it renders");
-        let again = tiny_compiled(dtype);
-        let again_picks = picks_of(&again);
-        let again = again.with_picks(Some(again_picks)).expect("they are sound");
-        assert_eq!(again.program, compiled.program);
-        assert_eq!(emit(&again.program.kernels).expect("it renders"), source);
-        let back = compiled.with_picks(None).expect("it lowers");
-        assert_eq!(back.program, guessed);
+        // An octave away and more, launches are as good as without.
+        for tokens in (8..=AT / 2)
+            .step_by(56)
+            .chain((2 * AT..16_384).step_by(192))
+        {
+            let (now, before) = (
+                estimate(&timed, tokens, &machine),
+                estimate(&untimed, tokens, &machine),
+            );
+            let change = now / before - 1.0;
+            assert!(change.abs() < 0.02, "{tokens} tokens: {change}");
+        }
+        // The same timings give the same program and source; none give back the model's choice.
+        let again = encoder(machine.clone()).with_timings(Some(timings));
+        let again = again.expect("it lowers");
+        assert_eq!(again.program, timed);
+        let source = |program: &Program| emit(&program.kernels).expect("it renders");
+        assert_eq!(source(&again.program), source(&timed));
+        assert_eq!(
+            again.with_timings(None).expect("it lowers").program,
+            untimed
+        );
     }
 }
 
 #[test]
-fn picks_that_no_problem_can_have_are_refused_when_they_are_lowered() {
-    let compiled = tiny_compiled(DType::F16);
-    let mut picks = picks_of(&compiled);
-    for picked in picks.problems.values_mut() {
-        picked.ranges[1].choice = Choice::MhaShort { max_len: 1 << 30 };
+fn a_kernel_that_was_faster_than_its_estimate_is_launched_there() {
+    const AT: u64 = 3000;
+    let machine = hopper();
+    let compiled = encoder(machine.clone());
+    let best = launched(&compiled.program, AT);
+    let alternatives = compiled.alternatives(AT, 0.1).expect("it was lowered");
+    assert!(alternatives.len() > 5, "{}", alternatives.len());
+    let mut n_launched = 0;
+    for alternative in &alternatives {
+        assert!(
+            !best.contains(&&alternative.kernel),
+            "{:?}",
+            alternative.kernel
+        );
+        assert!(alternative.cover.contains(&alternative.kernel));
+        let mut timings = Timings::default();
+        for kernel in &alternative.cover {
+            timings.add(&kernel.as_kernel().symbol(), AT, 1e-3);
+        }
+        let program = compiled.program_with(&timings).expect("it lowers");
+        program.validate().expect("it is sound");
+        n_launched += usize::from(launched(&program, AT).contains(&&alternative.kernel));
     }
-    let error = compiled
-        .with_picks(Some(picks))
-        .err()
-        .expect("they are refused");
-    assert_snapshot!(error, @"`layer.0.query+key+value` (bias_linear): its picks are refused: `gemm_bias_f16_n48_k16` has no candidate mha_short_l1073741824; it has t128x64x64_w2x2_s4, t64x64x64_w2x2_s4, t32x64x64_w1x4_s4, t16x64x64_w1x4_s5, t16x32x64_w1x2_s5; leave them out, or tune anew");
+    assert_eq!(n_launched, alternatives.len());
 }
 
 #[test]
-fn an_artifact_keeps_its_picks_and_shows_them() {
+fn timings_of_kernels_that_no_program_has_change_nothing() {
+    let compiled = encoder(hopper());
+    let untimed = compiled.program.clone();
+    let mut timings = Timings::default();
+    timings.add("gemm_f16_n1_k1_of_another_model", 1024, 1e-3);
+    let compiled = compiled.with_timings(Some(timings)).expect("it lowers");
+    assert_eq!(compiled.program, untimed);
+}
+
+#[test]
+fn an_artifact_says_what_its_kernels_were_chosen_by() {
     let folder = Folder::new();
     let file = folder.file("tiny");
-    let compiled = tiny_compiled(DType::F16);
-    let picks = picks_of(&compiled);
-    let compiled = compiled.with_picks(Some(picks.clone())).expect("sound");
-    let artifact = Artifact::of(compiled, Vec::new());
-    artifact.write(&file).expect("it is written");
-    let read = Artifact::read(&file).expect("it is sound");
-    assert_eq!(read.picks.as_ref(), Some(&picks));
-    assert!(read == artifact);
-    let exported = folder.file("picks.ron");
-    write_picks(&exported, &read.picks.expect("it has picks")).expect("it is written");
-    assert_eq!(read_picks(&exported).expect("it is sound"), picks);
-
-    let mut hostile = artifact.clone();
-    for picked in hostile
-        .picks
-        .iter_mut()
-        .flat_map(|p| p.problems.values_mut())
-    {
-        picked.ranges.pop();
+    let mut timings = Timings::default();
+    for (rows, us) in [(226, 3.5), (452, 4.0)] {
+        timings.add("gemm_bias_f16_n48_k16_t16x32x64_w1x2_s5", rows, us);
     }
-    hostile.write(&file).expect("it is written");
-    let error = Artifact::read(&file).expect_err("its picks are impossible");
-    assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is no artifact of this version of gemmule: its picks are impossible: the last range of `bias_residual_layernorm_f16_w16_eps1em12` ends at 10; the last has no limit; compile the model again");
+    let compiled = tiny_compiled(DType::F16).with_timings(Some(timings));
+    let artifact = Artifact::of(compiled.expect("it lowers"), Vec::new());
+    assert_eq!((artifact.card.as_str(), artifact.timings), ("a100", 2));
+    artifact.write(&file).expect("it is written");
+    assert!(Artifact::read(&file).expect("it is sound") == artifact);
 }
 
 #[test]
-fn for_targets_without_a_device_picks_of_their_capability_are_taken() {
+fn a_file_that_was_written_is_read_and_one_that_was_changed_is_refused() {
     let folder = Folder::new();
-    let file = folder.file("picks.ron");
-    let compiled = tiny_compiled(DType::F16);
-    let problems = compiled.problems().expect("it was lowered");
-    let mut picks = picks_of(&compiled);
-    write_picks(&file, &picks).expect("it is written");
-    let of = |targets: &[Target], nvrtc| picks_for_targets(&file, &problems, targets, nvrtc);
-    let refused = |targets: &[Target], nvrtc| {
-        let error = of(targets, nvrtc).expect_err("they are refused");
+    let mut timings = Timings::default();
+    timings.add("gemm_bias_f16_n48_k16", 226, 3.5);
+    timings.add("gemm_bias_f16_n48_k16", 452, 4.25);
+    let file = folder.file("timings.ron");
+    write_timings(&file, &timings, &on()).expect("it is written");
+    assert_eq!(read_timings(&file).expect("it is sound"), (timings, on()));
+    let text = std::fs::read_to_string(&file).expect("text");
+    let refused = |text: &str| {
+        folder.write("timings.ron", text);
+        folder.text(&read_timings(&file).expect_err("it is refused"))
+    };
+    assert_snapshot!(refused(&text.replace("4.25", "1.25")), @"");
+    assert_snapshot!(refused(&text.replace("H200", "H100")), @"");
+    assert_snapshot!(refused("(format: 2)"), @"");
+    let kernels = text.lines().find(|line| line.contains("kernels:"));
+    let kernels = kernels.expect("what they were measured on").to_owned();
+    // The checksum is of what is there, so that another version's file is told apart from a damaged one by format only.
+    assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"");
+    for end in [0, 1, text.len() / 2, text.len() - 3] {
+        let cut = refused(&text[..end]);
+        assert!(cut.contains("are refused: they are no RON"), "{cut}");
+    }
+    let absent = read_timings(&folder.file("absent")).expect_err("there is none");
+    assert_snapshot!(folder.text(&absent), @"");
+}
+
+#[test]
+fn timings_of_another_card_or_nvrtc_are_refused() {
+    let folder = Folder::new();
+    let file = folder.file("timings.ron");
+    let mut timings = Timings::default();
+    timings.add("gemm_bias_f16_n48_k16", 226, 3.5);
+    write_timings(&file, &timings, &on()).expect("it is written");
+    let refused = |machine: &Machine, nvrtc| {
+        let error = timings_for(&file, machine, nvrtc).expect_err("they are refused");
         folder.text(&error)
     };
-    assert_eq!(of(&[Target::Sm90a], (13, 0)).expect("they fit"), picks);
-    assert_snapshot!(refused(&[Target::Sm90a, Target::Sm80], (13, 0)), @"the picks in `[dir]/picks.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 multiprocessors), whose code is for sm_90a, not for sm_80; measure anew with `--tune quick`, or leave the file out");
-    assert_snapshot!(refused(&[Target::Sm90a], (12, 8)), @"the picks in `[dir]/picks.ron` are refused: they were measured with code of NVRTC 13.0, and this is NVRTC 12.8; measure anew with `--tune quick`, or leave the file out");
-    picks.made.card.capability = (7, 5);
-    write_picks(&file, &picks).expect("it is written");
-    assert_snapshot!(refused(&[], (13, 0)), @"the picks in `[dir]/picks.ron` are refused: they were measured on NVIDIA H200 (capability 7.5, 132 multiprocessors), a card for which no target makes code; measure anew with `--tune quick`, or leave the file out");
-    picks.made.card.capability = (9, 0);
-    for picked in picks.problems.values_mut() {
-        picked.digest = "0".repeat(64);
+    let named = |name| Machine::named(name).expect("it is described");
+    for nvrtc in [None, Some((13, 0))] {
+        let taken = timings_for(&file, &named("h200"), nvrtc);
+        assert_eq!(taken.expect("they fit"), timings);
     }
-    write_picks(&file, &picks).expect("it is written");
-    assert_snapshot!(refused(&[Target::Sm90a], (13, 0)), @"the picks in `[dir]/picks.ron` are refused: the kernels of `gemm_bias_f16_n48_k16` are not those that were measured; this version of gemmule generates others; measure anew with `--tune quick`, or leave the file out");
-    // Those of other models do no harm, and are left out.
-    let other = tiny_compiled(DType::BF16)
-        .problems()
-        .expect("it was lowered");
-    let none = picks_for_targets(&file, &other, &[Target::Sm90a], (13, 0));
-    assert!(none.expect("they fit").problems.is_empty());
+    assert_snapshot!(refused(&named("h200"), Some((12, 8))), @"");
+    assert_snapshot!(refused(&named("a100"), None), @"");
+    assert_snapshot!(refused(&named("h100_sxm"), None), @"");
+    // A part of the card.
+    assert_snapshot!(refused(&named("h200").with_sms(60), None), @"");
+    // Of a card without a description of its own they are for all of its capability.
+    let unknown = TimedOn {
+        card: "Card".to_owned(),
+        ..on()
+    };
+    write_timings(&file, &timings, &unknown).expect("it is written");
+    assert!(timings_for(&file, &named("h200"), None).is_ok());
+    assert!(timings_for(&file, &named("h100_pcie"), None).is_ok());
+    assert_snapshot!(refused(&named("a100"), None), @"");
 }
 
 #[test]
-fn nothing_is_tuned_on_a_cpu_and_no_picks_are_used() {
+fn nothing_is_timed_on_a_cpu_and_no_timings_are_used() {
     let folder = Folder::whole(&tiny_tensors(DType::F32));
     let text = |builder: gemmule::Builder| {
         let error = builder.build().err().expect("an error");
@@ -203,16 +249,15 @@ fn nothing_is_tuned_on_a_cpu_and_no_picks_are_used() {
         let digits = text[..threads].rfind(' ').expect("a number");
         format!("{} N{}", &text[..digits], &text[threads..])
     };
-    assert_snapshot!(text(folder.builder().tune(TuneMode::Quick)), @"kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
-    assert_snapshot!(text(folder.builder().picks("absent.ron")), @"kernels are tuned, and picks are used, on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--picks` out");
-    assert!(folder.builder().tune(TuneMode::Off).build().is_ok());
-    let both = folder.builder().tune(TuneMode::Guess).picks("some.ron");
-    let error = both.build().err().expect("an error");
-    assert_snapshot!(error, @"`--tune guess` keeps all picks out, and there are those in `some.ron`; leave one of the two out");
+    assert_snapshot!(text(folder.builder().tune(TuneMode::Quick)), @"");
+    assert_snapshot!(text(folder.builder().timings("absent.ron")), @"");
+    let engine = folder.builder().tune(TuneMode::Off).build();
+    let chosen_by = engine.expect("it builds").chosen_by().to_string();
+    assert_snapshot!(chosen_by, @"");
 }
 
 #[test]
-fn an_artifact_is_not_tuned() {
+fn an_artifact_is_not_timed() {
     let folder = Folder::new();
     let file = folder.file("tiny");
     Artifact::of(tiny_compiled(DType::F32), Vec::new())
@@ -220,8 +265,8 @@ fn an_artifact_is_not_tuned() {
         .expect("it is written");
     let builder = || Engine::from_artifact(&file).device(gemmule::DeviceChoice::Cpu);
     let text = |error: EngineError| folder.text(&error);
-    assert_snapshot!(text(builder().tune(TuneMode::Full).build().err().expect("an error")), @"the artifact `[dir]/tiny` was compiled with its own picks; give `--tune` or `--picks` to `gemmule compile`");
-    assert_snapshot!(text(builder().picks("x").build().err().expect("an error")), @"the artifact `[dir]/tiny` was compiled with its own picks; give `--tune` or `--picks` to `gemmule compile`");
+    assert_snapshot!(text(builder().tune(TuneMode::Full).build().err().expect("an error")), @"");
+    assert_snapshot!(text(builder().timings("x").build().err().expect("an error")), @"");
 }
 
 #[test]
@@ -230,12 +275,12 @@ fn a_file_that_never_ends_is_refused() {
         return;
     }
     let began = Instant::now();
-    let error = read_picks(Path::new("/dev/zero")).expect_err("it has no end");
-    assert_snapshot!(error, @"the picks in `/dev/zero` are refused: they are more than 1048576 bytes, which no tuner writes; measure anew with `--tune quick`, or leave the file out");
+    let error = read_timings(Path::new("/dev/zero")).expect_err("it has no end");
+    assert_snapshot!(error, @"");
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 
-const ROOT: &str = "GEMMULE_TEST_PICKS";
+const ROOT: &str = "GEMMULE_TEST_TIMINGS";
 
 #[test]
 #[ignore = "another test starts it as a process of its own; alone it does nothing"]
@@ -243,19 +288,22 @@ fn child() {
     let Some(file) = std::env::var_os(ROOT) else {
         return;
     };
-    let mut picks = picks_of(&tiny_compiled(DType::F16));
     for number in 0..200 {
         // Of different lengths, so that a mixture of two does not read.
-        picks.made.card.n_sms = std::process::id();
-        picks.gemmule = "x".repeat(1 + number % 200);
-        write_picks(Path::new(&file), &picks).expect("it is written");
+        let on = TimedOn {
+            sms: std::process::id(),
+            ..on()
+        };
+        let mut timings = Timings::default();
+        timings.add(&"x".repeat(1 + number % 200), 226, 3.5);
+        write_timings(Path::new(&file), &timings, &on).expect("it is written");
     }
 }
 
 #[test]
 fn processes_that_write_at_once_leave_a_whole_file() {
     let folder = Folder::new();
-    let file = folder.file("kept/picks.ron");
+    let file = folder.file("timings.ron");
     let exe = std::env::current_exe().expect("this test");
     let mut children: Vec<_> = (0..3)
         .map(|_| {
@@ -272,7 +320,7 @@ fn processes_that_write_at_once_leave_a_whole_file() {
         .iter_mut()
         .any(|c| c.try_wait().expect("it is ours").is_none())
     {
-        match read_picks(&file) {
+        match read_timings(&file) {
             Ok(_) => n_read += 1,
             // Before the first was written.
             Err(EngineError::Read { .. }) if n_read == 0 => {}
@@ -285,8 +333,8 @@ fn processes_that_write_at_once_leave_a_whole_file() {
             .all(|c| c.wait().expect("it is ours").success())
     );
     let pids: Vec<u32> = children.iter().map(std::process::Child::id).collect();
-    let last = read_picks(&file).expect("it is whole");
-    assert!(pids.contains(&last.made.card.n_sms));
+    let (_, last) = read_timings(&file).expect("it is whole");
+    assert!(pids.contains(&last.sms));
     let kept = file.parent().expect("it has a folder");
     assert_eq!(std::fs::read_dir(kept).expect("it is there").count(), 1);
 }

@@ -10,7 +10,9 @@ use super::{
 };
 use crate::{
     DType, DeviceChoice, EngineError,
-    engine::{Artifact, Compiled, DeviceName, Sealed, TuneMode, Tuner, emit, read_timings},
+    engine::{
+        Artifact, Compiled, DeviceName, Sealed, TuneMode, Tuner, emit, read_timings, timings_for,
+    },
     jit::{Jit, Target},
     machine::Machine,
     runtime::cuda::{CudaModel, Device},
@@ -50,7 +52,9 @@ pub(super) fn run(args: Args) -> Outcome {
     // One program serves all targets, with what they have in common.
     let machine = match &device {
         Some(device) => device.info().machine().into_diagnostic()?.0,
-        None => args.card.machine(&targets)?,
+        None => args
+            .card
+            .machine_of(&targets, args.tuning.timings.as_deref())?,
     };
     let mut compiled = args.model.compile_for(args.dtype, machine)?;
     let is_tuned = device.is_some() || args.tuning.timings.is_some();
@@ -150,7 +154,10 @@ impl Args {
         } = &self.tuning;
         match (device, file) {
             (None, None) => Ok(None),
-            (None, Some(file)) => Ok(Some(read_timings(file)?.0)),
+            (None, Some(file)) => {
+                let (machine, nvrtc) = (&compiled.options.machine, jit.nvrtc().version());
+                Ok(Some(timings_for(file, machine, Some(nvrtc))?))
+            }
             (Some(device), file) => {
                 let show = |stage, done, total| bars.show(stage_name(stage), done, total);
                 let timings = Tuner::new(device, jit, *tune)

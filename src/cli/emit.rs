@@ -8,8 +8,8 @@ use super::{
     print, write_file,
 };
 use crate::{
-    DType,
-    engine::{emit, read_timings},
+    DType, EngineError,
+    engine::{emit, timings_for},
     jit::{Jit, Target},
 };
 
@@ -35,11 +35,15 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Outcome {
     let targets: Vec<Target> = args.arch.into_iter().collect();
-    let mut compiled = args
-        .model
-        .compile_for(args.dtype, args.card.machine(&targets)?)?;
+    let machine = args.card.machine_of(&targets, args.timings.as_deref())?;
+    let mut compiled = args.model.compile_for(args.dtype, machine)?;
     if let Some(file) = &args.timings {
-        compiled = compiled.with_timings(Some(read_timings(file)?.0))?;
+        if compiled.options.invariant {
+            return Err(EngineError::TuneInvariant.into());
+        }
+        // Whichever NVRTC they were measured with: source is written.
+        let timings = timings_for(file, &compiled.options.machine, None)?;
+        compiled = compiled.with_timings(Some(timings))?;
     }
     let sources = emit(&compiled.program.kernels)?;
     let Some(folder) = args.out else {

@@ -73,10 +73,7 @@ enum Command {
     Emit(emit::Args),
     /// Compile a model into one file that runs without NVRTC
     Compile(compile::Args),
-    /// Choose the fastest kernels for a model by measuring them on a device, and show them
-    ///
-    /// MODEL may also be a file that `gemmule compile` wrote: its picks are shown. Or `shipped`: all models
-    /// that come with gemmule, at their published sizes, as picks/README.md has it.
+    /// Time the kernels that may be fastest for a model in whole runs on a device, and show what each took
     Tune(tune::Args),
     /// Show where the intermediate tensors of a batch lie, and draw their lifetimes
     Plan(plan::Args),

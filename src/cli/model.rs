@@ -12,7 +12,9 @@ use serde_json::Value;
 use crate::{
     DType, EngineError,
     engine::{Builder, DeviceChoice, Engine},
-    engine::{CompileOptions, Compiled, Folder, ModelFile, Stage, TuneMode, compile, config},
+    engine::{
+        CompileOptions, Compiled, Folder, ModelFile, Stage, TuneMode, compile, config, read_timings,
+    },
     jit::Target,
     machine::Machine,
     program::AttentionChoice,
@@ -77,6 +79,23 @@ pub struct Card {
 }
 
 impl Card {
+    /// As [`Card::machine`], but where none is named, the card that timings are of, if all targets are its own.
+    pub(super) fn machine_of(
+        &self,
+        targets: &[Target],
+        timings: Option<&Path>,
+    ) -> Result<Machine, EngineError> {
+        if let (None, Some(file)) = (&self.card, timings)
+            && let Some(machine) = read_timings(file)?.1.machine()?
+            && let (major, minor) = machine.capability
+            && let Ok(own) = Target::for_capability(major, minor)
+            && targets.iter().all(|&target| target == own)
+        {
+            return Ok(machine);
+        }
+        self.machine(targets)
+    }
+
     /// The card that was named, else the one that stands for what all of these targets have in common, else the usual one.
     pub fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
         let runs_on = |machine: &Machine, target: Target| {
@@ -123,11 +142,6 @@ pub struct Tuning {
 }
 
 impl Model {
-    /// MODEL, or the folder that stands for it.
-    pub(super) fn name(&self) -> &str {
-        named(self.model.as_deref(), self.weights.as_deref())
-    }
-
     /// The checkpoint's folder, if one is given.
     pub(super) fn folder(&self) -> Result<Option<&Folder>, EngineError> {
         let Some(path) = &self.weights else {

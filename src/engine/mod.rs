@@ -47,7 +47,7 @@ pub use model_file::{ModelFile, description};
 pub use text::TextEncoder;
 pub use threads::threads;
 pub use timings::{
-    TimedOn, TimingsError, parse_timings, read_timings, timings_to_ron, write_timings,
+    TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,
 };
 pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};

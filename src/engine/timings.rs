@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use super::EngineError;
 use crate::{
     files::{self, Kind, own},
+    machine::{Machine, MachineError},
     runtime::cuda::DeviceInfo,
     select::Timings,
 };
@@ -53,6 +54,26 @@ impl TimedOn {
             nvrtc,
         }
     }
+
+    /// The card's description with as many SMs; `None` where it has none of its own.
+    ///
+    /// # Errors
+    /// As [`Machine::all`].
+    pub fn machine(&self) -> Result<Option<Machine>, MachineError> {
+        let own = |machine: &&Machine| {
+            machine.capability == self.capability && machine.cards.contains(&self.card)
+        };
+        let found = Machine::all()?.iter().find(own);
+        Ok(found.map(|machine| machine.with_sms(self.sms)))
+    }
+
+    /// Whether timings say something of kernels on this card, which need not be there. Those of a card without a description
+    /// of its own do for any of its capability.
+    fn serves(&self, machine: &Machine) -> Result<bool, MachineError> {
+        let own = self.machine()?;
+        Ok(self.capability == machine.capability
+            && own.is_none_or(|own| own.name == machine.name && own.sms == machine.sms))
+    }
 }
 
 /// Why a file of timings is not used.
@@ -70,6 +91,11 @@ pub enum TimingsError {
         said(expected)
     )]
     Card { found: TimedOn, expected: TimedOn },
+    #[error(
+        "they were measured on {}, and kernels are chosen for {card}",
+        said(found)
+    )]
+    OtherMachine { found: TimedOn, card: String },
     #[error("they were measured with NVRTC {}.{}, and this is {}.{}", found.0, found.1, expected.0, expected.1)]
     Nvrtc {
         found: (i32, i32),
@@ -225,6 +251,34 @@ pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), Timing
             found: found.nvrtc,
             expected: expected.nvrtc,
         }),
+    }
+}
+
+/// The timings of a file that a user names, for kernels of this card, which need not be there, and code of this version of NVRTC
+/// where some is made.
+///
+/// # Errors
+/// A file that is none; timings on another card, or with another NVRTC.
+pub fn timings_for(
+    file: &Path,
+    machine: &Machine,
+    nvrtc: Option<(i32, i32)>,
+) -> Result<Timings, EngineError> {
+    let (timings, found) = read_timings(file)?;
+    if !found.serves(machine)? {
+        let (major, minor) = machine.capability;
+        let card = format!(
+            "{} (capability {major}.{minor}, {} SMs)",
+            machine.name, machine.sms
+        );
+        return Err(refused(file, TimingsError::OtherMachine { found, card }));
+    }
+    match nvrtc.filter(|&nvrtc| nvrtc != found.nvrtc) {
+        Some(expected) => {
+            let found = found.nvrtc;
+            Err(refused(file, TimingsError::Nvrtc { found, expected }))
+        }
+        None => Ok(timings),
     }
 }
 
