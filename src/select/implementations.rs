@@ -77,3 +77,6 @@ impl Candidate {
 fn operands(site: usize, places: std::ops::Range<usize>) -> impl Iterator<Item = Operand> {
     places.map(move |place| Operand::Of { site, place })
 }
+
+#[cfg(test)]
+mod tests;
