@@ -131,16 +131,10 @@ fn a_kernel_that_was_faster_than_its_estimate_is_launched_there() {
     const AT: u64 = 3000;
     let machine = hopper();
     let compiled = encoder(machine.clone());
-    let best = launched(&compiled.program, AT);
     let alternatives = compiled.alternatives(AT, 0.1).expect("it was lowered");
     assert!(alternatives.len() > 5, "{}", alternatives.len());
     let mut n_launched = 0;
     for alternative in &alternatives {
-        assert!(
-            !best.contains(&&alternative.kernel),
-            "{:?}",
-            alternative.kernel
-        );
         assert!(alternative.cover.contains(&alternative.kernel));
         let mut timings = Timings::default();
         for kernel in &alternative.cover {
@@ -192,19 +186,22 @@ fn a_file_that_was_written_is_read_and_one_that_was_changed_is_refused() {
         folder.write("timings.ron", text);
         folder.text(&read_timings(&file).expect_err("it is refused"))
     };
-    assert_snapshot!(refused(&text.replace("4.25", "1.25")), @"");
-    assert_snapshot!(refused(&text.replace("H200", "H100")), @"");
-    assert_snapshot!(refused("(format: 2)"), @"");
+    assert_snapshot!(refused(&text.replace("4.25", "1.25")), @"the timings in `[dir]/timings.ron` are refused: their checksum does not fit: they were damaged, or changed by hand; measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(refused(&text.replace("H200", "H100")), @"the timings in `[dir]/timings.ron` are refused: their checksum does not fit: they were damaged, or changed by hand; measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(refused("(format: 2)"), @"the timings in `[dir]/timings.ron` are refused: their format is 2, this version of gemmule reads format 1; measure anew with `gemmule tune`, or leave the file out");
     let kernels = text.lines().find(|line| line.contains("kernels:"));
     let kernels = kernels.expect("what they were measured on").to_owned();
     // The checksum is of what is there, so that another version's file is told apart from a damaged one by format only.
-    assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"");
+    assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"the timings in `[dir]/timings.ron` are refused: their checksum does not fit: they were damaged, or changed by hand; measure anew with `gemmule tune`, or leave the file out");
     for end in [0, 1, text.len() / 2, text.len() - 3] {
         let cut = refused(&text[..end]);
         assert!(cut.contains("are refused: they are no RON"), "{cut}");
     }
     let absent = read_timings(&folder.file("absent")).expect_err("there is none");
-    assert_snapshot!(folder.text(&absent), @"");
+    assert_snapshot!(folder.text(&absent), @r"
+`[dir]/absent` cannot be read
+caused by: No such file or directory (os error 2)
+");
 }
 
 #[test]
@@ -223,11 +220,11 @@ fn timings_of_another_card_or_nvrtc_are_refused() {
         let taken = timings_for(&file, &named("h200"), nvrtc);
         assert_eq!(taken.expect("they fit"), timings);
     }
-    assert_snapshot!(refused(&named("h200"), Some((12, 8))), @"");
-    assert_snapshot!(refused(&named("a100"), None), @"");
-    assert_snapshot!(refused(&named("h100_sxm"), None), @"");
+    assert_snapshot!(refused(&named("h200"), Some((12, 8))), @"the timings in `[dir]/timings.ron` are refused: they were measured with NVRTC 13.0, and this is 12.8; measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(refused(&named("a100"), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(refused(&named("h100_sxm"), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure anew with `gemmule tune`, or leave the file out");
     // A part of the card.
-    assert_snapshot!(refused(&named("h200").with_sms(60), None), @"");
+    assert_snapshot!(refused(&named("h200").with_sms(60), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h200 (capability 9.0, 60 SMs); measure anew with `gemmule tune`, or leave the file out");
     // Of a card without a description of its own they are for all of its capability.
     let unknown = TimedOn {
         card: "Card".to_owned(),
@@ -236,7 +233,7 @@ fn timings_of_another_card_or_nvrtc_are_refused() {
     write_timings(&file, &timings, &unknown).expect("it is written");
     assert!(timings_for(&file, &named("h200"), None).is_ok());
     assert!(timings_for(&file, &named("h100_pcie"), None).is_ok());
-    assert_snapshot!(refused(&named("a100"), None), @"");
+    assert_snapshot!(refused(&named("a100"), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on Card (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure anew with `gemmule tune`, or leave the file out");
 }
 
 #[test]
@@ -249,11 +246,11 @@ fn nothing_is_timed_on_a_cpu_and_no_timings_are_used() {
         let digits = text[..threads].rfind(' ').expect("a number");
         format!("{} N{}", &text[..digits], &text[threads..])
     };
-    assert_snapshot!(text(folder.builder().tune(TuneMode::Quick)), @"");
-    assert_snapshot!(text(folder.builder().timings("absent.ron")), @"");
+    assert_snapshot!(text(folder.builder().tune(TuneMode::Quick)), @"kernels are timed on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--timings` out");
+    assert_snapshot!(text(folder.builder().timings("absent.ron")), @"kernels are timed on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--timings` out");
     let engine = folder.builder().tune(TuneMode::Off).build();
     let chosen_by = engine.expect("it builds").chosen_by().to_string();
-    assert_snapshot!(chosen_by, @"");
+    assert_snapshot!(chosen_by, @"by the cost model of a100, which is from its data sheet");
 }
 
 #[test]
@@ -265,8 +262,8 @@ fn an_artifact_is_not_timed() {
         .expect("it is written");
     let builder = || Engine::from_artifact(&file).device(gemmule::DeviceChoice::Cpu);
     let text = |error: EngineError| folder.text(&error);
-    assert_snapshot!(text(builder().tune(TuneMode::Full).build().err().expect("an error")), @"");
-    assert_snapshot!(text(builder().timings("x").build().err().expect("an error")), @"");
+    assert_snapshot!(text(builder().tune(TuneMode::Full).build().err().expect("an error")), @"the artifact `[dir]/tiny` has its kernels already; give `--tune` or `--timings` to `gemmule compile`");
+    assert_snapshot!(text(builder().timings("x").build().err().expect("an error")), @"the artifact `[dir]/tiny` has its kernels already; give `--tune` or `--timings` to `gemmule compile`");
 }
 
 #[test]
@@ -276,7 +273,7 @@ fn a_file_that_never_ends_is_refused() {
     }
     let began = Instant::now();
     let error = read_timings(Path::new("/dev/zero")).expect_err("it has no end");
-    assert_snapshot!(error, @"");
+    assert_snapshot!(error, @"`/dev/zero` is larger than 16 MiB, more than any timings have; is it the file that was meant?");
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 

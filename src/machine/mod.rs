@@ -6,6 +6,8 @@
 
 mod cost;
 mod error;
+#[cfg(test)]
+mod tests;
 
 use std::{cmp::Reverse, sync::LazyLock};
 

@@ -15,6 +15,9 @@ pub use attention::{AttentionChoice, UnknownAttention};
 pub use buckets::Buckets;
 pub use lower::{LowerError, LowerOptions, alternatives, lower};
 pub use padding::Padding;
+#[cfg(test)]
+pub(crate) use validate::check_kernel;
+
 pub use step::{LaunchError, Step};
 
 use crate::{

@@ -354,7 +354,7 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
 }
 
 /// Whether a kernel can be generated and launched.
-fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
+pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
     use KernelSpec as K;
     let real = |what: &str, value: f32, fits: bool| match value.is_finite() && fits {
         true => Ok(()),

@@ -206,7 +206,7 @@ impl Question<'_> {
         alternatives
     }
 
-    fn edges(&self) -> (Kernels<'_>, Vec<Edges>) {
+    pub(super) fn edges(&self) -> (Kernels<'_>, Vec<Edges>) {
         let mut kernels = Kernels::new(self.machine, self.timings);
         let mut all = Vec::new();
         for (chain, times) in self.chains {
@@ -364,3 +364,6 @@ pub(super) fn path(
     ranges.reverse();
     ranges
 }
+
+#[cfg(test)]
+mod tests;

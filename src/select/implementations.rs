@@ -95,3 +95,6 @@ pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
 fn operands(site: usize, places: std::ops::Range<usize>) -> impl Iterator<Item = Operand> {
     places.map(move |place| Operand::Of { site, place })
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,6 +19,8 @@ mod implementations;
 mod measure;
 mod prune;
 mod site;
+#[cfg(test)]
+mod testing;
 
 pub use attention::Attention;
 pub use cover::{Alternative, Covered, Question};

@@ -231,3 +231,6 @@ fn coarse_rows() -> Vec<u64> {
     rows.dedup();
     rows
 }
+
+#[cfg(test)]
+mod tests;

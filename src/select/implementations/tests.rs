@@ -1,0 +1,172 @@
+use super::*;
+use crate::{
+    kernels::Role,
+    program::check_kernel,
+    select::{
+        Chain, Site,
+        testing::{encoder, pre_norm},
+    },
+};
+
+/// Operands of a site's node.
+fn n_operands(site: &Site) -> usize {
+    match site {
+        Site::Linear { epilogue, .. } => 2 + usize::from(epilogue.bias),
+        Site::LayerNorm(_) => 3,
+        Site::SumLayerNorm(norm) => 4 + usize::from(norm.bias),
+    }
+}
+
+/// Type and shape of each parameter but counts, and whether it is written.
+fn signature(kernel: &KernelSpec) -> Vec<(DType, String, bool)> {
+    let params = kernel.as_kernel().params().into_iter();
+    let known = params.filter_map(|param| match param.role {
+        Role::Read { dtype, shape, .. } => Some((dtype, shape.to_string(), false)),
+        Role::Write { dtype, shape } => Some((dtype, shape.to_string(), true)),
+        Role::Count(_) => None,
+    });
+    known.collect()
+}
+
+fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine: &Machine) {
+    let name = implementation.name;
+    assert!((1..=chain.len()).contains(&implementation.sites), "{name}");
+    assert!(!implementation.launches.is_empty(), "{name}");
+    let mut written: Vec<Operand> = Vec::new();
+    let mut before = 0;
+    for launch in &implementation.launches {
+        assert!(!launch.candidates.is_empty(), "{name} on {}", machine.name);
+        assert!(
+            launch.site >= before && launch.site < implementation.sites,
+            "{name}"
+        );
+        before = launch.site;
+        let first = signature(&launch.candidates[0].kernel);
+        let n_writes = first.iter().filter(|(_, _, writes)| *writes).count();
+        let n_reads = first.len() - n_writes;
+        assert!(n_writes > 0 && first[n_reads..].iter().all(|(_, _, writes)| *writes));
+        assert_eq!(launch.operands.len(), first.len(), "{name}");
+        for operand in &launch.operands[..n_reads] {
+            match operand {
+                Operand::Of { site, place } => {
+                    let n = n_operands(&chain[*site].site);
+                    assert!(*site < implementation.sites && *place < n, "{name}");
+                }
+                own => assert!(written.contains(own), "{name}: {own:?} is read first"),
+            }
+        }
+        for operand in &launch.operands[n_reads..] {
+            assert!(!matches!(operand, Operand::Of { .. }), "{name}");
+            assert!(!written.contains(operand), "{name}: {operand:?} twice");
+            written.push(*operand);
+        }
+        for (at, candidate) in launch.candidates.iter().enumerate() {
+            let kernel = &candidate.kernel;
+            let symbol = kernel.as_kernel().symbol();
+            check_kernel(kernel, dtype).unwrap_or_else(|problem| panic!("{symbol}: {problem}"));
+            // All are bound alike.
+            assert_eq!(signature(kernel), first, "{symbol}");
+            let needed = kernel.as_kernel().instructions();
+            assert!(
+                needed == Default::default() || needed == machine.instructions,
+                "{symbol}"
+            );
+            assert!(candidate.most_rows.is_none_or(|most| most > 0), "{symbol}");
+            let own = kernel.as_kernel().most_rows();
+            let within = own.is_none_or(|own| candidate.most_rows.is_some_and(|most| most <= own));
+            assert!(within, "{symbol}: {own:?}, {:?}", candidate.most_rows);
+            assert!(
+                !launch.candidates[..at].contains(candidate),
+                "{symbol} twice"
+            );
+            // Estimates are positive, if not finite.
+            let cycles = kernel.as_kernel().cycles(1, machine);
+            assert!(
+                cycles.is_some_and(|cycles| cycles > 0.0),
+                "{symbol}: {cycles:?}"
+            );
+        }
+    }
+    // The last value is there, and each that something else reads.
+    assert!(
+        written.contains(&Operand::Value(implementation.sites - 1)),
+        "{name}"
+    );
+    for (site, link) in chain[..implementation.sites].iter().enumerate() {
+        assert!(
+            link.is_private || written.contains(&Operand::Value(site)),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn candidates_can_be_generated_and_launches_bind_what_their_kernels_take() {
+    const SHAPES: [(u32, u32); 12] = [
+        (768, 3072),
+        (384, 1536),
+        (1024, 4096),
+        (312, 1200),
+        (128, 512),
+        (256, 1024),
+        (2048, 8192),
+        (72, 200),
+        (33, 7),
+        (8, 8),
+        (1, 1),
+        (12_296, 65_544),
+    ];
+    let mut names = std::collections::BTreeMap::<&str, usize>::new();
+    for machine in Machine::all().expect("the cards are described") {
+        for (width, inner) in SHAPES {
+            for dtype in [DType::F16, DType::BF16, DType::F32] {
+                let chains = [encoder(width, inner, dtype), pre_norm(width, inner, dtype)];
+                for (Chain { links }, _) in chains.iter().flatten() {
+                    for from in 0..links.len() {
+                        let chain = &links[from..];
+                        for implement in ALL {
+                            if let Some(found) = implement(chain, machine) {
+                                check(chain, &found, dtype, machine);
+                                *names.entry(found.name).or_default() += 1;
+                            }
+                        }
+                        // Whatever the shape, something computes each site by itself.
+                        let all = ALL.iter().filter_map(|f| f(chain, machine));
+                        let alone = all.filter(|i| i.sites == 1);
+                        let mut every = alone.flat_map(|i| i.launches).flat_map(|l| l.candidates);
+                        let name = &machine.name;
+                        assert!(
+                            every.any(|c| c.most_rows.is_none()),
+                            "{name}: {:?} for any rows",
+                            chain[0].site
+                        );
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(names.len(), ALL.len(), "{names:?}");
+}
+
+#[test]
+fn a_value_that_others_read_is_stored_and_what_is_added_to_a_product_once_only_is_not_taken_twice()
+{
+    let machine = crate::machine::testing::hopper();
+    let mut chain = encoder(768, 3072, DType::F16).remove(1).0.links;
+    let joint = |chain: &[Link]| -> Vec<&'static str> {
+        let all = ALL
+            .iter()
+            .filter_map(|implement| implement(chain, &machine));
+        all.filter(|i| i.sites > 1).map(|i| i.name).collect()
+    };
+    assert_eq!(joint(&chain), ["gemm+norm", "deferred norm"]);
+    // Read by another, too: no launch leaves the products out.
+    chain[0].is_private = false;
+    assert!(joint(&chain).is_empty());
+    chain[0].is_private = true;
+    // With a bias of its own, which these launches do not add.
+    if let Site::Linear { epilogue, .. } = &mut chain[0].site {
+        epilogue.bias = true;
+    }
+    assert!(joint(&chain).is_empty());
+}

@@ -1,0 +1,136 @@
+use super::*;
+use crate::{
+    kernels::KernelSpec,
+    machine::testing::{hopper, usual},
+    select::testing::{encoder, question},
+    tensor::DType,
+};
+
+fn thinned<'a>(
+    edges: &'a [Edges],
+    samples: &'a [(u64, Vec<f64>)],
+    best: &'a [f64],
+    is_kept: Vec<bool>,
+) -> Thinning<'a> {
+    let mut thinning = Thinning {
+        edges,
+        samples,
+        best,
+        is_kept,
+        covers: Vec::new(),
+    };
+    thinning.covers = (0..samples.len())
+        .map(|at| thinning.cover(at, None))
+        .collect();
+    thinning
+}
+
+/// What a run takes at a sample.
+fn total(edges: &[Edges], covers: &[(f64, Cover)]) -> f64 {
+    let each = edges.iter().zip(covers);
+    each.map(|(edges, (cycles, _))| cycles * edges.times as f64)
+        .sum()
+}
+
+#[test]
+fn every_kernel_that_is_kept_saves_its_worth_and_all_of_them_lose_little() {
+    for (machine, width, dtype) in [
+        (hopper(), 768, DType::F16),
+        (hopper(), 384, DType::F16),
+        (hopper(), 1024, DType::BF16),
+        (hopper(), 768, DType::F32),
+        (usual(), 768, DType::F16),
+        (usual(), 72, DType::F32),
+    ] {
+        let chains = encoder(width, 4 * width, dtype);
+        let question = question(&chains, &machine);
+        let (kernels, edges) = question.edges();
+        let is_kept = prune(&edges, &kernels);
+        let n_kept = is_kept.iter().filter(|&&kept| kept).count();
+        assert!(
+            n_kept >= 4 && 2 * n_kept < is_kept.len(),
+            "{n_kept} of {}",
+            is_kept.len()
+        );
+        let samples = kernels.times_on(&coarse_rows());
+        let all = vec![true; is_kept.len()];
+        let none = vec![1.0; samples.len()];
+        let everything = thinned(&edges, &samples, &none, all);
+        let best: Vec<f64> = everything.covers.iter().map(|c| total(&edges, c)).collect();
+        let mut thinning = thinned(&edges, &samples, &best, is_kept.clone());
+        // Nothing is kept that no number of rows uses.
+        assert_eq!(thinning.used(), is_kept);
+        for kernel in (0..is_kept.len()).filter(|&kernel| is_kept[kernel]) {
+            let worth = thinning.loss_without(kernel);
+            let symbol = kernels.spec(kernel).as_kernel().symbol();
+            assert!(
+                worth >= WORTH_A_KERNEL,
+                "{width} {dtype}: {symbol} saves {worth}"
+            );
+        }
+        let lost = thinning.covers.iter().zip(&best);
+        let lost: Vec<f64> = lost
+            .map(|(c, best)| total(&edges, c) / best - 1.0)
+            .collect();
+        let mean = lost.iter().sum::<f64>() / lost.len() as f64;
+        let worst = lost.iter().copied().fold(0.0, f64::max);
+        assert!(
+            mean < 0.01 && worst < 0.08,
+            "{width} {dtype}: {mean}, at worst {worst}"
+        );
+    }
+}
+
+#[test]
+fn timings_change_the_times_of_their_kernel_within_an_octave_alone() {
+    const AT: u64 = 1000;
+    let machine = hopper();
+    let chains = encoder(768, 3072, DType::F16);
+    let untimed = question(&chains, &machine);
+    let (kernels, _) = untimed.edges();
+    let is_wide = |kernel: &usize| match kernels.spec(*kernel) {
+        KernelSpec::GemmWgmma(gemm) => gemm.n == 3072,
+        _ => false,
+    };
+    let numbers = 0..kernels.candidates.len();
+    let slow = numbers.clone().find(is_wide).expect("there is one");
+    let kernel = kernels.spec(slow).as_kernel();
+    let cycles = kernel.cycles(AT, &machine).expect("it has an estimate");
+    let mut timings = Timings::default();
+    let us = 3.0 * cycles / f64::from(machine.clock_mhz);
+    timings.add(&kernel.symbol(), AT, us);
+    let mut timed = question(&chains, &machine);
+    timed.timings = Some(&timings);
+    let (corrected, _) = timed.edges();
+    let rows = [
+        1,
+        AT / 2,
+        AT / 2 + 1,
+        AT - 1,
+        AT,
+        AT + 1,
+        2 * AT - 1,
+        2 * AT,
+        16_384,
+    ];
+    let pairs = kernels
+        .times_on(&rows)
+        .into_iter()
+        .zip(corrected.times_on(&rows));
+    for ((rows, before), (_, after)) in pairs {
+        for number in numbers.clone() {
+            let is_near = number == slow && rows > AT / 2 && rows < 2 * AT;
+            assert_eq!(before[number] != after[number], is_near, "{rows}");
+        }
+        if rows == AT {
+            assert!((after[slow] / before[slow] - 3.0).abs() < 1e-9);
+        }
+    }
+}
+
+#[test]
+fn samples_ascend_to_the_most_rows() {
+    let rows = coarse_rows();
+    assert!(rows.windows(2).all(|pair| pair[0] < pair[1]));
+    assert_eq!((rows.first(), rows.last()), (Some(&1), Some(&MOST_ROWS)));
+}

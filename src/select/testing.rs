@@ -1,0 +1,81 @@
+//! Chains for tests.
+
+use super::{Chain, Link, Question, Site};
+use crate::{
+    kernels::{
+        gemm::{Activation, Epilogue},
+        layernorm::{BiasResidualLayerNorm, LayerNorm},
+    },
+    machine::Machine,
+    tensor::DType,
+};
+
+/// The chains of a post-norm encoder of twelve layers, each with the number of times that it occurs.
+pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
+    let linear = |n, k, bias, activation| Link {
+        site: Site::Linear {
+            n,
+            k,
+            dtype,
+            epilogue: Epilogue { bias, activation },
+        },
+        is_private: true,
+    };
+    let norm = || Link {
+        site: Site::SumLayerNorm(BiasResidualLayerNorm::new(width, 1e-12, dtype, true)),
+        is_private: false,
+    };
+    let head = Link {
+        is_private: false,
+        ..linear(3 * width, width, true, None)
+    };
+    let layer = vec![
+        linear(width, width, false, None),
+        norm(),
+        linear(inner, width, true, Some(Activation::Gelu)),
+        linear(width, inner, false, None),
+        norm(),
+    ];
+    let within = layer.iter().cloned().chain([head.clone()]).collect();
+    vec![
+        (Chain { links: vec![head] }, 1),
+        (Chain { links: within }, 11),
+        (Chain { links: layer }, 1),
+    ]
+}
+
+/// LayerNorm before a linear layer, as in a pre-norm encoder, and a sum without bias.
+pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
+    let link = |site| Link {
+        site,
+        is_private: true,
+    };
+    let linear = |n, k, activation| {
+        let bias = activation != Some(Activation::Relu);
+        link(Site::Linear {
+            n,
+            k,
+            dtype,
+            epilogue: Epilogue { bias, activation },
+        })
+    };
+    let sum = BiasResidualLayerNorm::new(width, 1e-5, dtype, false);
+    let links = vec![
+        link(Site::LayerNorm(LayerNorm::new(width, 1e-5, dtype))),
+        linear(inner, width, Some(Activation::Relu)),
+        linear(width, inner, None),
+        link(Site::SumLayerNorm(sum)),
+        linear(width, width, Some(Activation::GeluTanh)),
+    ];
+    vec![(Chain { links }, 2)]
+}
+
+pub(super) fn question<'a>(chains: &'a [(Chain, usize)], machine: &'a Machine) -> Question<'a> {
+    Question {
+        chains,
+        machine,
+        timings: None,
+        may_fuse: true,
+        invariant: false,
+    }
+}
