@@ -179,9 +179,9 @@ fn times(engine: &Engine, encoding: Duration, first: Duration, again: Duration) 
     rows.add_row(["second run", &ms(again)]);
     align_right(&mut rows, [1]);
     format!(
-        "{rows}\ndevice: {}, {}\n{}",
+        "{rows}\ndevice: {}, {}\nkernels: {}\n",
         engine.device(),
         engine.program().dtype,
-        format!("kernels: {}\n", engine.chosen_by())
+        engine.chosen_by()
     )
 }

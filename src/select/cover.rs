@@ -51,7 +51,9 @@ struct Edge {
 }
 
 /// The implementations of a chain that a cover consists of, each with one kernel for each launch.
-pub(super) type Cover = Vec<(usize, Vec<usize>)>;
+pub(super) type Cover = Vec<Covering>;
+/// The number of an edge, and the kernel of each of its launches.
+pub(super) type Covering = (usize, Vec<usize>);
 
 /// All that may cover a chain.
 pub(super) struct Edges {
@@ -65,8 +67,7 @@ impl Edges {
     /// takes. `None` where none covers the chain.
     pub(super) fn cheapest(&self, times: &[f64], is_kept: &[bool]) -> Option<(f64, Cover)> {
         // By number of sites that are covered: the least time, and the last edge with its kernels.
-        let mut best: Vec<(f64, Option<(usize, Vec<usize>)>)> =
-            vec![(f64::INFINITY, None); self.n_sites + 1];
+        let mut best: Vec<(f64, Option<Covering>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
         best[0].0 = 0.0;
         for (at, edge) in self.edges.iter().enumerate() {
             let before = best[edge.from].0;

@@ -9,8 +9,11 @@ mod norm_prologue;
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
 
+/// How the first sites of a chain are computed on a card; `None` where the implementation does not serve them.
+type Implement = fn(&[Link], &Machine) -> Option<Implementation>;
+
 /// All implementations. Where two take the same time, the first is launched.
-pub(super) const ALL: [fn(&[Link], &Machine) -> Option<Implementation>; 5] = [
+pub(super) const ALL: [Implement; 5] = [
     gemm::implement,
     norm::implement,
     gemm_norm::implement,

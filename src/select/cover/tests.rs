@@ -86,7 +86,7 @@ fn no_choice_of_edges_and_kernels_is_cheaper_than_the_cover_that_is_found() {
         };
         let times: Vec<f64> = (0..N_KERNELS).map(|_| time(&mut state)).collect();
         let is_kept: Vec<bool> = (0..N_KERNELS)
-            .map(|_| uniform(&mut state) % 5 > 0)
+            .map(|_| !uniform(&mut state).is_multiple_of(5))
             .collect();
         let least = least(&edges, 0, &times, &is_kept);
         let found = edges.cheapest(&times, &is_kept);

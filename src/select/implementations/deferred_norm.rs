@@ -125,7 +125,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         },
     ];
     let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());
-    is_served.then(|| Implementation {
+    is_served.then_some(Implementation {
         name: "deferred norm",
         sites: 3,
         launches,
