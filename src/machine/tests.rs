@@ -114,8 +114,8 @@ fn a_card_has_its_own_file_or_that_of_the_nearest_and_what_the_driver_says() {
 #[test]
 fn clusters_at_once_follow_the_number_of_sms() {
     let whole = testing::hopper();
-    assert_eq!(whole.clusters_at_once(1), whole.sms.into());
-    assert_eq!(whole.clusters_at_once(2), whole.clusters[0].into());
+    assert_eq!(whole.clusters_at_once(1), u64::from(whole.sms));
+    assert_eq!(whole.clusters_at_once(2), u64::from(whole.clusters[0]));
     assert_eq!(whole.with_sms(whole.sms), whole);
     let half = whole.with_sms(whole.sms / 2);
     for (at, &at_once) in whole.clusters.iter().enumerate() {

@@ -32,7 +32,7 @@ pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize
     let layer = vec![
         linear(width, width, false, None),
         norm(),
-        linear(inner, width, true, Some(Activation::Gelu)),
+        linear(inner, width, true, Some(Activation::GeluExact)),
         linear(width, inner, false, None),
         norm(),
     ];
