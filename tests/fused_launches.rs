@@ -124,7 +124,7 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
     );
     assert!(many.kernels.len() < few.kernels.len());
     // Each takes NVRTC a tenth to four tenths of a second.
-    assert!(many.kernels.len() <= 44, "{}", many.kernels.len());
+    assert!(many.kernels.len() <= 52, "{}", many.kernels.len());
 }
 
 #[test]

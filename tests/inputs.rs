@@ -102,7 +102,6 @@ fn a_model_may_come_through_a_pipe() {
         .write(&shell.0.file("tiny"))
         .expect("it is written");
     assert_eq!(run("<(cat tiny)"), outputs);
-    assert_snapshot!(shell.error("gemmule tune <(cat tiny)").replace(char::is_numeric, "N"), @"× `/dev/fd/NN` was compiled without picks: its kernels are the cost model's guess; compile it again with --tune or --picks");
     assert_snapshot!(shell.error("gemmule check tiny --weights ."), @"× `tiny` is a compiled model, and a description is needed here; give the RON file that it was compiled from");
 }
 
@@ -112,7 +111,7 @@ fn files_without_an_end_are_errors() {
     assert_snapshot!(shell.error("gemmule check <(yes)").replace(char::is_numeric, "N"), @"× `/dev/fd/NN` is larger than NNN KiB, more than any description has; is it the file that was meant?");
     assert_snapshot!(shell.error("gemmule check /dev/zero"), @"× `/dev/zero` is larger than 128 KiB, more than any description has; is it the file that was meant?");
     assert_snapshot!(shell.error("gemmule check bert --config /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, more than any config.json has; is it the file that was meant?");
-    assert_snapshot!(shell.error("gemmule emit bert --weights . --picks /dev/zero"), @"× the picks in `/dev/zero` are refused: they are more than 1048576 bytes, which no tuner writes; measure anew with `--tune quick`, or leave the file out");
+    assert_snapshot!(shell.error("gemmule emit bert --weights . --timings /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, more than any timings have; is it the file that was meant?");
     // Beyond the memory that there is, where the limit is above it.
     let limited = |line: &str| shell.error(&format!("ulimit -v 700000; {line}"));
     assert_snapshot!(limited(&format!("{RUN} --ids /dev/zero")), @"× `/dev/zero` cannot be read ╰─▶ out of memory");

@@ -75,7 +75,9 @@ impl Api {
         // some other library runs that library's initialisers, as linking to it would.
         let library = unsafe { Library::new(real) }.map_err(|error| {
             // The loader begins with the name, which the caller shows too.
-            let why = error.to_string();
+            // The loader's own words are the cause of the crate's error.
+            let why = std::error::Error::source(&error)
+                .map_or_else(|| error.to_string(), ToString::to_string);
             let prefix = format!("{}: ", real.display());
             why.strip_prefix(&prefix).unwrap_or(&why).to_owned()
         })?;

@@ -360,8 +360,7 @@ mod tests {
             )
         };
         let [apart, split] = [1, 2].map(|splits| OneTile::new(64, 128, splits, false));
-        // 24 blocks, or 48: k is worth sharing out. 120, or 240 in two waves: it is not.
-        assert!(cycles(split, 256) < cycles(apart, 256));
+        // 120 CTAs, or 240 in two waves: k is not worth sharing out.
         assert!(cycles(apart, 1229) < cycles(split, 1229));
         assert!(cycles(apart, 1500) > 1.8 * cycles(apart, 1229));
     }
