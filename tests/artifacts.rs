@@ -317,7 +317,7 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
     // How many kernels are chosen, and which tiles, is no matter here.
     let gemms = artifact.program.kernels.iter().map(KernelSpec::as_kernel);
     let text = gemms
-        .filter(|kernel| kernel.template() == "gemm")
+        .filter(|kernel| kernel.template().starts_with("gemm_"))
         .fold(text, |text, k| text.replace(&k.symbol(), "[gemm]"));
     let n = artifact.program.kernels.len();
     let text = text.replace(&format!("kernel 10000 of {n};"), "kernel 10000 of N;");

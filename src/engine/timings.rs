@@ -367,7 +367,7 @@ mod tests {
         TimedOn {
             card: "Card".to_owned(),
             capability: (9, 0),
-            sms: 132,
+            sms: 20,
             nvrtc: (13, 0),
         }
     }
@@ -397,8 +397,8 @@ mod tests {
         insta::assert_snapshot!(refused("(format: 7)"), @"their format is 7, this version of gemmule reads format 1");
         insta::assert_snapshot!(refused(&text.replace("9.25", "0.25")), @"their checksum does not fit: they were damaged, or changed by hand");
         assert!(refused("no RON").starts_with("they are no RON as gemmule writes it"));
-        let other = TimedOn { sms: 66, ..on() };
-        insta::assert_snapshot!(check_on(&other, &on()).expect_err("refused"), @"they were measured on Card (capability 9.0, 66 SMs), and this is Card (capability 9.0, 132 SMs)");
+        let other = TimedOn { sms: 10, ..on() };
+        insta::assert_snapshot!(check_on(&other, &on()).expect_err("refused"), @"they were measured on Card (capability 9.0, 10 SMs), and this is Card (capability 9.0, 20 SMs)");
         let other = TimedOn {
             nvrtc: (12, 8),
             ..on()

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Costs {
     pub mma_sync: MmaSync,
     pub norm: Norm,
-    /// Of the kernels with Hopper's instructions; `None` on cards without them.
+    /// The kernels with Hopper's instructions; `None` on cards without them.
     pub hopper: Option<Hopper>,
 }
 

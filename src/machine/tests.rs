@@ -90,13 +90,13 @@ fn a_card_has_its_own_file_or_that_of_the_nearest_and_what_the_driver_says() {
     );
     let whole = Machine::named("h200").expect("it is described");
     assert_eq!(machine.clusters, whole.with_sms(66).clusters);
-    // Of the same capability, with the nearest number of SMs.
+    // The card of the same capability with the nearest number of SMs serves it.
     for (sms, nearest) in [(110, "h100_pcie"), (114, "h100_pcie")] {
         let (machine, served) = of(&live("NVIDIA H-Something", (9, 0), sms));
         assert_eq!((machine.name.as_str(), served), (nearest, Served::Nearest));
         assert_eq!(machine.instructions, Instructions::Hopper);
     }
-    // Of the newest older one: with the instructions that all have.
+    // The newest older card serves it, with the instructions that all have.
     let (machine, served) = of(&live("NVIDIA Orin", (8, 7), 16));
     assert_eq!((machine.capability, served), ((8, 7), Served::Nearest));
     assert!(

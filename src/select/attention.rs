@@ -5,47 +5,41 @@ use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            AttentionError, HeadView, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline,
-            MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
+            AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaShort,
+            MhaSplitKeys, MhaTile, MhaWgmma,
         },
         chain::Chain,
     },
     machine::Machine,
-    tensor::DType,
 };
 
 /// Lengths that the short kernel is compiled for, besides the longest that it can take: one for shorter sequences loads and
 /// skips less.
 const SHORT_LENGTHS: [u32; 2] = [64, 128];
 
-/// Softmax of `scale · q·kᵀ` times `v`, in each sequence and head.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attention {
-    pub heads: u32,
-    pub head: u32,
-    pub scale: f32,
-    pub q: HeadView,
-    pub k: HeadView,
-    pub v: HeadView,
-    pub dtype: DType,
-}
+/// Fused attention, whichever kernel computes it: what the kernel for any length and card computes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention(pub MhaOnline);
 
 impl Attention {
     /// By the longest sequence, and on Hopper with a kernel of its own for few tokens in all; sequences have at most `longest`.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
-        let tiles = MhaWgmma::tiles(
-            self.head,
-            self.dtype,
-            &[self.q, self.k, self.v],
-            machine.instructions,
-        );
+        let MhaOnline {
+            head,
+            q,
+            k,
+            v,
+            dtype,
+            ..
+        } = self.0;
+        let tiles = MhaWgmma::tiles(head, dtype, &[q, k, v], machine.instructions);
         let ranges: Vec<(Option<u64>, KernelSpec)> = match tiles {
             [] => {
-                let most = MhaShort::max_len_for(self.head, self.dtype);
+                let most = MhaShort::max_len_for(head, dtype);
                 let lengths = SHORT_LENGTHS.into_iter().filter(|&length| length < most);
                 let lengths = lengths.chain((most > 0).then_some(most));
-                let short = lengths.map(|length| (Some(length.into()), self.short(length)));
-                short.chain([(None, self.online().into())]).collect()
+                let short = lengths.map(|length| (Some(length.into()), self.short(length).into()));
+                short.chain([(None, self.0.clone().into())]).collect()
             }
             _ => self.tiles_by_length(),
         };
@@ -64,53 +58,12 @@ impl Attention {
     pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let all = self.by_length(machine, None);
         let last = all.choices().last().cloned();
-        Dispatch::always(last.unwrap_or_else(|| self.online().into()))
+        Dispatch::always(last.unwrap_or_else(|| self.0.clone().into()))
     }
 
     /// The kernel with all keys of a sequence on the chip, for sequences of at most so many tokens.
-    pub fn short(&self, max_len: u32) -> KernelSpec {
-        let &Self {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            dtype,
-        } = self;
-        MhaShort {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            max_len,
-            dtype,
-        }
-        .into()
-    }
-
-    /// The kernel with online softmax, for any length and card.
-    pub fn online(&self) -> MhaOnline {
-        let &Self {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            dtype,
-        } = self;
-        MhaOnline {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            dtype,
-        }
+    pub fn short(&self, max_len: u32) -> MhaShort {
+        MhaShort::of(&self.0, max_len)
     }
 
     /// By warpgroup MMA, for any length, on Hopper.
@@ -120,7 +73,7 @@ impl Attention {
         }
         let ranges = self.tiles_by_length();
         if ranges.is_empty() {
-            return Err(AttentionError::WarpgroupHead { head: self.head });
+            return Err(AttentionError::WarpgroupHead { head: self.0.head });
         }
         for (_, kernel) in &ranges {
             if let KernelSpec::MhaWgmma(kernel) = kernel {
@@ -135,7 +88,7 @@ impl Attention {
     /// Two grouped GEMMs with the softmax taken apart between them, each of which reads what the one before wrote, by the
     /// names of their parameters.
     pub fn grouped(&self) -> Result<Chain, AttentionError> {
-        let &Self {
+        let MhaOnline {
             heads,
             head,
             scale,
@@ -143,7 +96,7 @@ impl Attention {
             k,
             v,
             dtype,
-        } = self;
+        } = self.0;
         let scores = MhaLongScores {
             heads,
             head,
@@ -165,35 +118,16 @@ impl Attention {
     }
 
     fn tiles_by_length(&self) -> Vec<(Option<u64>, KernelSpec)> {
-        let &Self {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            dtype,
-        } = self;
-        let kernel = |tile| MhaWgmma {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            dtype,
-            tile,
-        };
-        let tiles = MhaTile::by_length(head).into_iter();
+        let tiles = MhaTile::by_length(self.0.head).into_iter();
         tiles
-            .map(|(up_to, tile)| (up_to, kernel(tile).into()))
+            .map(|(up_to, tile)| (up_to, MhaWgmma::of(&self.0, tile).into()))
             .collect()
     }
 
     /// What is launched for few tokens, where that was measured to be faster than any other.
     fn of_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
         let few = MhaSplitKeys {
-            plain: self.online(),
+            plain: self.0.clone(),
         };
         let serves = machine.instructions == Instructions::Hopper && few.check().is_ok();
         serves.then_some(few)
@@ -241,14 +175,14 @@ fn within(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::testing;
+    use crate::{kernels::attention::HeadView, machine::testing, tensor::DType};
 
     fn attention(head: u32, dtype: DType) -> Attention {
         let column = |i: u32| HeadView::TokenMajor {
             offset: i * 12 * head,
             stride: 36 * head,
         };
-        Attention {
+        Attention(MhaOnline {
             heads: 12,
             head,
             scale: 0.125,
@@ -256,7 +190,7 @@ mod tests {
             k: column(1),
             v: column(2),
             dtype,
-        }
+        })
     }
 
     fn shown(dispatch: &Dispatch<KernelSpec>) -> Vec<String> {

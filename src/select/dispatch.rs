@@ -132,8 +132,7 @@ impl fmt::Display for Batches {
 
 /// A partition of batches: each is served by at most one choice.
 ///
-/// Equal choices of neighbouring intervals are one entry, and entries ascend. Batches that are in none are uncovered:
-/// another step computes the value for them.
+/// Batches that are in no part are uncovered: another step computes the value for them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Dispatch<T> {
@@ -202,7 +201,7 @@ impl<T> Dispatch<T> {
         }
     }
 
-    /// Only batches whose longest sequence has at most so many tokens, the last of which then stand for all longer ones.
+    /// The choices of the parts, in their order; one may serve several.
     pub fn choices(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|entry| &entry.choice)
     }

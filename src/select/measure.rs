@@ -35,7 +35,7 @@ impl Timings {
         self.by_symbol.is_empty()
     }
 
-    /// Of all kernels together.
+    /// The number of timings of all kernels together.
     pub fn len(&self) -> usize {
         self.by_symbol.values().map(Vec::len).sum()
     }

@@ -114,7 +114,7 @@ fn push_without_repeats(line: &str, out: &mut String) {
 /// Sources of one skeleton.
 pub struct Class<'a> {
     pub template: &'static str,
-    /// Those of [`representative`] before those that only a model or a card's picks bring about, which come and go;
+    /// Those of [`representative`] before those that only a model brings about, which come and go;
     /// then the shortest symbol first: a plain kernel in f16.
     pub members: Vec<&'a Source>,
 }

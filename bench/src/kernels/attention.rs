@@ -6,7 +6,9 @@ use gemmule::{
     cli::bench::sets::{Set, named},
     kernels::{
         Instructions, KernelSpec,
-        attention::{AttentionContext, AttentionScores, AttentionSoftmax, HeadView, usual_scale},
+        attention::{
+            AttentionContext, AttentionScores, AttentionSoftmax, HeadView, MhaOnline, usual_scale,
+        },
         chain::Chain,
     },
     machine::Machine,
@@ -79,7 +81,7 @@ fn contenders(
     };
     let (q, k, v) = (column(0), column(1), column(2));
     let scale = usual_scale(head);
-    let attention = Attention {
+    let attention = Attention(MhaOnline {
         heads,
         head,
         scale,
@@ -87,7 +89,7 @@ fn contenders(
         k,
         v,
         dtype,
-    };
+    });
     // One tensor has the columns of all three, as the merged projection writes it.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
     let longest = set.longest();
@@ -117,7 +119,7 @@ fn contenders(
     let alone = [
         ("mha_short of tight length", short),
         ("mha_wgmma", wgmma),
-        ("mha_online", Some(attention.online().into())),
+        ("mha_online", Some(attention.0.clone().into())),
     ];
     for (label, kernel) in alone {
         if let Some(kernel) = kernel.filter(|kernel| *kernel != picked) {

@@ -143,7 +143,7 @@ impl Ready {
 }
 
 impl Row {
-    /// Of [`Row::cells`].
+    /// The heads of the columns of [`Row::cells`].
     pub const HEADER: [&str; 6] = ["set", "tokens", "ms", "tokens/s", "host µs", "activations"];
 
     /// For a table.

@@ -229,7 +229,7 @@ fn duel(
     Ok(median(&all).zip(median(&ratios)))
 }
 
-/// Of an even number the mean of the two in the middle.
+/// The median; where the number of values is even, the mean of the two in the middle.
 fn median(of: &[f64]) -> Option<f64> {
     let mut of = of.to_vec();
     of.sort_by(f64::total_cmp);

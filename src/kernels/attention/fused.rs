@@ -48,6 +48,20 @@ const KEY_STEP: u32 = 32;
 const SHORT_LIMIT: u32 = 256;
 
 impl MhaShort {
+    /// What the kernel for any length computes, for sequences of at most `max_len` tokens.
+    pub fn of(plain: &MhaOnline, max_len: u32) -> Self {
+        Self {
+            heads: plain.heads,
+            head: plain.head,
+            scale: plain.scale,
+            q: plain.q,
+            k: plain.k,
+            v: plain.v,
+            max_len,
+            dtype: plain.dtype,
+        }
+    }
+
     /// The largest `max_len` for a head size: all of a sequence's keys and values, and a tile of
     /// queries, fit 99 KiB of shared memory, and the scores fit registers. 0 where the head size
     /// is none that the kernel takes. In f32, which reads keys tile by tile, only the latter holds.

@@ -210,6 +210,20 @@ fn has_ones(head: u32) -> bool {
 }
 
 impl MhaWgmma {
+    /// What the kernel for any card computes, by this tile.
+    pub fn of(plain: &MhaOnline, tile: MhaTile) -> Self {
+        Self {
+            heads: plain.heads,
+            head: plain.head,
+            scale: plain.scale,
+            q: plain.q,
+            k: plain.k,
+            v: plain.v,
+            dtype: plain.dtype,
+            tile,
+        }
+    }
+
     /// The tiles that serve attention on a card with these instructions; none where it is not
     /// for this kernel.
     pub fn tiles(

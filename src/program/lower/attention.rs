@@ -7,7 +7,7 @@ use crate::{
     graph::{NodeId, Op},
     kernels::{
         Fill, KernelSpec, Meta,
-        attention::{AttentionError, MhaShort},
+        attention::{AttentionError, MhaOnline, MhaShort},
         chain::Chain,
     },
     program::{AttentionChoice, TensorIndex},
@@ -39,7 +39,7 @@ impl Lowering<'_> {
             return Err(unsupported("is no attention".to_owned()));
         };
         let dtype = self.dtype;
-        let attention = Attention {
+        let attention = Attention(MhaOnline {
             heads,
             head,
             scale,
@@ -47,7 +47,7 @@ impl Lowering<'_> {
             k,
             v,
             dtype,
-        };
+        });
         let longest = self.longest().map_err(unsupported)?;
         let choice = self.options.attention;
         let launches =
@@ -116,17 +116,14 @@ impl Lowering<'_> {
             AttentionChoice::Auto if invariant => one(attention.invariant(machine)),
             AttentionChoice::Auto => one(attention.by_length(machine, longest)),
             AttentionChoice::Short => {
-                let most = MhaShort::max_len_for(attention.head, attention.dtype);
+                let most = MhaShort::max_len_for(attention.0.head, attention.0.dtype);
                 let kernel = attention.short(most);
-                if let KernelSpec::MhaShort(kernel) = &kernel {
-                    kernel.check()?;
-                }
-                Launches::One(Dispatch::always(kernel), Some(most.into()))
+                kernel.check()?;
+                Launches::One(Dispatch::always(kernel.into()), Some(most.into()))
             }
             AttentionChoice::Online => {
-                let kernel = attention.online();
-                kernel.check()?;
-                one(Dispatch::always(kernel.into()))
+                attention.0.check()?;
+                one(Dispatch::always(attention.0.clone().into()))
             }
             AttentionChoice::Grouped => Launches::Several(attention.grouped()?),
             AttentionChoice::Wgmma => {

@@ -34,7 +34,7 @@ fn edge(state: &mut u64, from: usize, sites: usize) -> Edge {
     }
 }
 
-/// Of up to five sites, each but few of which have an edge of their own, and edges over several.
+/// A made-up chain of up to five sites: most have an edge of their own, and some edges lie over several.
 fn edges(state: &mut u64) -> Edges {
     let n_sites = 1 + (uniform(state) % 5) as usize;
     let mut edges = Vec::new();
