@@ -7,7 +7,11 @@ use std::{
     process::Command,
 };
 
-use common::{Folder, tiny_config, tiny_tensors, with_nvrtc};
+use common::{
+    Folder,
+    tiny::{on_one_line, said},
+    tiny_config, tiny_tensors, with_nvrtc,
+};
 use gemmule::DType;
 use insta::assert_snapshot;
 
@@ -25,21 +29,9 @@ impl Cli {
 
     /// With these variables, too; an empty one counts as not set.
     fn output_with(&self, args: &[&str], variables: &[(&str, &str)]) -> (bool, String, String) {
-        let output = with_nvrtc(&mut Command::new(env!("CARGO_BIN_EXE_gemmule")))
-            .args(args)
-            .current_dir(self.0.path())
-            .env("NO_COLOR", "1")
-            .env("LANG", "C.UTF-8")
-            .env("COLUMNS", "100")
-            .envs(variables.iter().copied())
-            .output()
-            .expect("the program starts");
-        let text = |bytes: &[u8]| self.0.redact(&String::from_utf8_lossy(bytes));
-        let (out, errors) = (text(&output.stdout), text(&output.stderr));
-        for said in [&out, &errors] {
-            assert!(!said.contains("panicked"), "{args:?}: {said}");
-        }
-        (output.status.success(), out, errors)
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gemmule"));
+        let command = with_nvrtc(&mut command).args(args);
+        said(&self.0, command.envs(variables.iter().copied()))
     }
 
     /// What a command that succeeds prints.
@@ -55,9 +47,7 @@ impl Cli {
     fn error(&self, args: &[&str]) -> String {
         let (success, out, errors) = self.output(args);
         assert!(!success, "{args:?} should fail: {out}");
-        // miette breaks lines to the width of the terminal, with a bar in front.
-        let words = errors.split_whitespace().filter(|w| *w != "│");
-        words.collect::<Vec<_>>().join(" ")
+        on_one_line(&errors)
     }
 
     /// Runs the tiny model on a file of ids.

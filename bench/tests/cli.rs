@@ -8,7 +8,7 @@ use std::process::Command;
 use insta::assert_snapshot;
 use serde_json::Value;
 
-use tiny::{Folder, tiny_config};
+use tiny::{Folder, on_one_line, said, tiny_config};
 
 const SETS: &str = r#"{"encoder": [
     {"name": "ragged", "lens": [5, 1, 3]}, {"name": "even", "lens": [4, 4]},
@@ -25,20 +25,8 @@ impl Bench {
     }
 
     fn output(&self, args: &[&str]) -> (bool, String, String) {
-        let output = Command::new(env!("CARGO_BIN_EXE_gemmule-bench"))
-            .args(args)
-            .current_dir(self.0.path())
-            .env("NO_COLOR", "1")
-            .env("LANG", "C.UTF-8")
-            .env("COLUMNS", "100")
-            .output()
-            .expect("the program starts");
-        let text = |bytes: &[u8]| self.0.redact(&String::from_utf8_lossy(bytes));
-        let (out, errors) = (text(&output.stdout), text(&output.stderr));
-        for said in [&out, &errors] {
-            assert!(!said.contains("panicked"), "{args:?}: {said}");
-        }
-        (output.status.success(), out, errors)
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gemmule-bench"));
+        said(&self.0, command.args(args))
     }
 
     /// What a command that succeeds prints.
@@ -54,9 +42,7 @@ impl Bench {
     fn error(&self, args: &[&str]) -> String {
         let (success, out, errors) = self.output(args);
         assert!(!success, "{args:?} should fail: {out}");
-        // miette breaks lines to the width of the terminal, with a bar in front.
-        let words = errors.split_whitespace().filter(|w| *w != "│");
-        words.collect::<Vec<_>>().join(" ")
+        on_one_line(&errors)
     }
 
     #[track_caller]

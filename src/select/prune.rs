@@ -124,8 +124,9 @@ impl Thinning<'_> {
         self.covers = (0..self.samples.len())
             .map(|at| self.cover(at, None))
             .collect();
-        // By kernel: what is lost without it, and whether that is so with what is kept now. As kernels go, others are
-        // missed more, so that what was found before is no more than what is true.
+        // By kernel: what is lost without it, and whether that is so with what is kept now. As kernels go, those that take
+        // their place are missed more, so that what was found before is no more than what is true. Those that were
+        // beside them may be missed less, which is not looked at again: some are then kept that save a little less.
         let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.is_kept.len()];
         loop {
             let used = self.used();
@@ -148,10 +149,8 @@ impl Thinning<'_> {
                     continue;
                 }
                 self.covers[at] = self.cover(at, None);
-                for (_, cover) in &self.covers[at] {
-                    for &used in cover.iter().flat_map(|(_, kernels)| kernels) {
-                        losses[used].1 = false;
-                    }
+                for &used in kernels_of(&self.covers[at]) {
+                    losses[used].1 = false;
                 }
             }
         }
@@ -161,16 +160,13 @@ impl Thinning<'_> {
     /// Kernels of some cover.
     fn used(&self) -> Vec<bool> {
         let mut used = vec![false; self.is_kept.len()];
-        let covers = self.covers.iter().flatten().flat_map(|(_, cover)| cover);
-        covers
-            .flat_map(|(_, kernels)| kernels)
-            .for_each(|&kernel| used[kernel] = true);
+        let all = self.covers.iter().flat_map(|covers| kernels_of(covers));
+        all.for_each(|&kernel| used[kernel] = true);
         used
     }
 
     fn uses(&self, at: usize, kernel: usize) -> bool {
-        let mut covers = self.covers[at].iter().flat_map(|(_, cover)| cover);
-        covers.any(|(_, kernels)| kernels.contains(&kernel))
+        kernels_of(&self.covers[at]).any(|&used| used == kernel)
     }
 
     fn cover(&mut self, at: usize, without: Option<usize>) -> Vec<(f64, Cover)> {
@@ -220,6 +216,12 @@ impl Thinning<'_> {
         let part = (sum / self.best[at] - 1.0).max(0.0);
         part + part * part / MUCH
     }
+}
+
+/// The kernels of the covers of all chains.
+fn kernels_of(covers: &[(f64, Cover)]) -> impl Iterator<Item = &usize> {
+    let coverings = covers.iter().flat_map(|(_, cover)| cover);
+    coverings.flat_map(|(_, kernels)| kernels)
 }
 
 /// Sixteen numbers of rows in each octave, and all of the fewest.

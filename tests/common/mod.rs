@@ -5,7 +5,7 @@
 )]
 
 pub mod mates;
-mod tiny;
+pub mod tiny;
 
 use std::{
     collections::BTreeMap,

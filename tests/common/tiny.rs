@@ -1,6 +1,9 @@
 //! A tiny model and a folder to run it in: what the tests of all packages share.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use serde_json::{Value, json};
 
@@ -39,4 +42,28 @@ impl Folder {
     pub fn redact(&self, text: &str) -> String {
         text.replace(&self.path().display().to_string(), "[dir]")
     }
+}
+
+/// What a program says when it is run in a folder: whether it succeeded, its output, and its errors, with the folder's name
+/// taken out.
+pub fn said(folder: &Folder, command: &mut Command) -> (bool, String, String) {
+    let output = command
+        .current_dir(folder.path())
+        .env("NO_COLOR", "1")
+        .env("LANG", "C.UTF-8")
+        .env("COLUMNS", "100")
+        .output()
+        .expect("the program starts");
+    let text = |bytes: &[u8]| folder.redact(&String::from_utf8_lossy(bytes));
+    let (out, errors) = (text(&output.stdout), text(&output.stderr));
+    for said in [&out, &errors] {
+        assert!(!said.contains("panicked"), "{command:?}: {said}");
+    }
+    (output.status.success(), out, errors)
+}
+
+/// An error on one line: miette breaks lines to the width of the terminal, with a bar in front.
+pub fn on_one_line(errors: &str) -> String {
+    let words = errors.split_whitespace().filter(|w| *w != "│");
+    words.collect::<Vec<_>>().join(" ")
 }
