@@ -40,7 +40,7 @@ use tracing_subscriber::{
 };
 
 pub use input::parse_ids;
-pub use model::{Runnable, Tuning, stage_name};
+pub use model::Runnable;
 pub use progress::Bars;
 
 /// Compiles a description of a transformer into CUDA kernels written for that model, and runs it

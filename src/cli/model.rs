@@ -72,10 +72,10 @@ pub(super) struct Choices {
 
 /// The card that kernels are chosen for.
 #[derive(clap::Args, Clone, Default)]
-pub struct Card {
+pub(super) struct Card {
     /// Choose kernels for this card, which need not be there: a100, h200, …; `gemmule doctor` lists them
     #[arg(long, value_name = "NAME")]
-    pub card: Option<String>,
+    pub(super) card: Option<String>,
 }
 
 impl Card {
@@ -97,7 +97,7 @@ impl Card {
     }
 
     /// The card that was named, else the one that stands for what all of these targets have in common, else the usual one.
-    pub fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
+    pub(super) fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
         let runs_on = |machine: &Machine, target: Target| {
             let (major, minor) = machine.capability;
             Target::for_capability(major, minor).is_ok_and(|own| own == target)
@@ -131,14 +131,14 @@ impl Card {
 
 /// Timings of kernels.
 #[derive(clap::Args, Clone)]
-pub struct Tuning {
+pub(super) struct Tuning {
     /// Time kernels in whole runs on the CUDA device, which corrects the cost model: quick (seconds) or full (two minutes at
     /// most); what was timed is kept on disk
     #[arg(long, value_name = "MODE", default_value = "off")]
-    pub tune: TuneMode,
+    pub(super) tune: TuneMode,
     /// Timings of kernels in this file, which `gemmule tune --export` wrote
     #[arg(long, value_name = "FILE")]
-    pub timings: Option<PathBuf>,
+    pub(super) timings: Option<PathBuf>,
 }
 
 impl Model {
@@ -372,7 +372,7 @@ impl Runnable {
 }
 
 /// What a progress bar is of.
-pub fn stage_name(stage: Stage) -> &'static str {
+pub(super) fn stage_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Kernels => "kernels",
         Stage::Tuning => "tuning",
