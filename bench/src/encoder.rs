@@ -39,7 +39,7 @@ pub(crate) struct Args {
         default_value = "compile,packed,floor"
     )]
     peer_variants: Vec<PeerVariant>,
-    /// Draw the times by set, ours beside the peers', as SVG
+    /// Draw the times by set, ours beside the peers', as SVG; of a scan, microseconds a token
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
@@ -146,18 +146,28 @@ pub(crate) fn run(args: Args) -> Outcome {
             p.what
         )
     });
-    print(&ready.in_words(&args.ours, &beside))?;
+    let ours = rows.iter().map(|row| &row.ours);
+    print(&ready.in_words(&args.ours, ours, &beside))?;
     for remark in remarks {
         say(&remark);
     }
     keep(&rows)?;
     if let Some(file) = &args.figure {
+        let by = if args.ours.scan.scan.is_some() {
+            "tokens"
+        } else {
+            "set"
+        };
         let title = format!(
-            "Encoder by set: {}, {}",
+            "Encoder by {by}: {}, {}",
             engine.program().dtype,
             engine.device()
         );
-        write_file(file, figure(&rows, title).svg()?.as_bytes())?;
+        let figure = match args.ours.scan.scan {
+            Some(_) => curve(&rows, title),
+            None => figure(&rows, title),
+        };
+        write_file(file, figure.svg()?.as_bytes())?;
         print(&format!("drew {}\n", file.display()))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -215,9 +225,9 @@ fn geometric_mean(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
 }
 
 /// Peers that have a time, by name.
-fn peers_of(rows: &[Compared]) -> Vec<&str> {
+fn peers_of<'a>(rows: impl IntoIterator<Item = &'a Compared>) -> Vec<&'a str> {
     let mut names: Vec<&str> = rows
-        .iter()
+        .into_iter()
         .flat_map(|r| r.ratios.keys())
         .map(String::as_str)
         .collect();
@@ -246,13 +256,21 @@ fn shown(rows: &[Compared]) -> comfy_table::Table {
         }
         shown.add_row(cells);
     }
-    let to_floor = geometric_mean(rows.iter().map(|r| r.time_to_floor));
-    let to_peer = geometric_mean(rows.iter().map(|r| r.best_peer_to_time));
-    if to_floor.is_some() || to_peer.is_some() {
-        let mut cells = vec!["geometric mean".to_owned()];
-        cells.resize(header.len() - 2, String::new());
-        cells.extend([ratio(to_floor), ratio(to_peer)]);
-        shown.add_row(cells);
+    let of = |each: fn(&Compared) -> Option<f64>| rows.iter().map(each);
+    let to_floor = || of(|r| r.time_to_floor);
+    let to_peer = || of(|r| r.best_peer_to_time);
+    let means = [geometric_mean(to_floor()), geometric_mean(to_peer())];
+    if means.iter().any(Option::is_some) {
+        let worst = [
+            to_floor().flatten().max_by(f64::total_cmp),
+            to_peer().flatten().min_by(f64::total_cmp),
+        ];
+        for (name, values) in [("geometric mean", means), ("worst", worst)] {
+            let mut cells = vec![name.to_owned()];
+            cells.resize(header.len() - 2, String::new());
+            cells.extend(values.map(ratio));
+            shown.add_row(cells);
+        }
     }
     align_right(&mut shown, 1..header.len());
     shown
@@ -264,7 +282,7 @@ fn figure(rows: &[Compared], title: String) -> Figure {
     let mut series = vec![Series::new("gemmule", ours)];
     for who in peers_of(rows) {
         let theirs = rows.iter().map(|r| r.peers_ms.get(who).copied());
-        series.push(Series::new(format!("PyTorch, {who}"), theirs.collect()));
+        series.push(Series::new(peer_name(who), theirs.collect()));
     }
     Figure {
         title,
@@ -274,6 +292,35 @@ fn figure(rows: &[Compared], title: String) -> Figure {
         series,
         kind: Kind::Bars,
         log_y: true,
+    }
+}
+
+/// Lines over token counts: what a token costs, so that a batch with a bad kernel stands out.
+fn curve(rows: &[Compared], title: String) -> Figure {
+    let mut rows: Vec<&Compared> = rows.iter().collect();
+    rows.sort_by_key(|row| row.ours.tokens);
+    let us_a_token = |row: &Compared, ms: f64| ms * 1e3 / row.ours.tokens as f64;
+    let ours = rows.iter().map(|r| Some(us_a_token(r, r.ours.ms)));
+    let mut series = vec![Series::new("gemmule", ours.collect())];
+    for who in peers_of(rows.iter().copied()) {
+        let ms = |row: &&Compared| row.peers_ms.get(who).map(|&ms| us_a_token(row, ms));
+        series.push(Series::new(peer_name(who), rows.iter().map(ms).collect()));
+    }
+    Figure {
+        title,
+        x_label: "tokens of the batch".to_owned(),
+        y_label: "microseconds a token (lower is better)".to_owned(),
+        groups: rows.iter().map(|r| r.ours.tokens.to_string()).collect(),
+        series,
+        kind: Kind::Lines,
+        log_y: false,
+    }
+}
+
+fn peer_name(who: &str) -> String {
+    match who {
+        "floor" => "the GEMMs alone, by cuBLAS".to_owned(),
+        who => format!("PyTorch, {who}"),
     }
 }
 
@@ -342,10 +389,26 @@ mod tests {
         join(&mut rows, &times());
         let figure = figure(&rows, String::new());
         let names: Vec<&str> = figure.series.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["gemmule", "PyTorch, floor", "PyTorch, packed"]);
+        assert_eq!(
+            names,
+            ["gemmule", "the GEMMs alone, by cuBLAS", "PyTorch, packed"]
+        );
         assert_eq!(figure.series[1].values, [None, Some(3.0)]);
         assert!(figure.svg().is_ok());
         assert!(super::figure(&[], String::new()).svg().is_ok());
+    }
+
+    #[test]
+    fn a_scan_is_drawn_as_the_cost_of_a_token_by_token_counts() {
+        let mut rows = rows();
+        rows[0].ours.tokens = 2000;
+        join(&mut rows, &times());
+        let figure = curve(&rows, String::new());
+        assert_eq!(figure.groups, ["1000", "2000"]);
+        let values: Vec<_> = figure.series.iter().map(|s| s.values.clone()).collect();
+        assert_eq!(values[0], [Some(4.0), Some(0.5)]);
+        assert_eq!(values[1], [Some(3.0), None]);
+        assert!(figure.svg().is_ok());
     }
 
     #[test]

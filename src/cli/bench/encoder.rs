@@ -11,6 +11,7 @@ use super::{
         Outcome, align_right, human, model::Runnable, print, progress::Bars, since_start, table,
         write_json,
     },
+    scan::{Scan, slower_than_larger},
     sets::{self, Set},
 };
 use crate::{EngineError, engine::Engine};
@@ -31,6 +32,8 @@ pub struct Args {
     /// Names of the sets to time; all of them otherwise
     #[arg(long, value_delimiter = ',')]
     sets: Vec<String>,
+    #[command(flatten)]
+    pub scan: Scan,
     /// Write one row a set: set, tokens, ms, …
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -38,6 +41,9 @@ pub struct Args {
     pub warm_up: usize,
     #[arg(long, default_value_t = 60, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub runs: usize,
+    /// Go through all sets so often; a set's time is the median of its rounds
+    #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1000))]
+    pub rounds: usize,
 }
 
 /// An engine that gave its first result, and the sets that it will be timed on.
@@ -75,14 +81,17 @@ pub(super) fn run(args: Args) -> Outcome {
         shown.add_row(row.cells());
     }
     align_right(&mut shown, 1..Row::HEADER.len());
-    print(&format!("{shown}\n{}", ready.in_words(&args, "")))?;
+    print(&format!("{shown}\n{}", ready.in_words(&args, &rows, "")))?;
     Ok(ExitCode::SUCCESS)
 }
 
 impl Args {
     /// Builds the engine, reads the sets, and runs the first of them once.
     pub fn prepare(&self) -> Result<Ready, Report> {
-        let sets = sets::named(sets::load(self.workloads.as_deref())?, &self.sets)?;
+        let sets = match self.scan.sets() {
+            Some(sets) => sets,
+            None => sets::named(sets::load(self.workloads.as_deref())?, &self.sets)?,
+        };
         let engine = Runnable::build(self.model.builder()?.outputs(["last_hidden_state"]))?;
         let (sets, skipped) = served(sets, engine.limits().longest);
         let started = match sets.first() {
@@ -104,39 +113,62 @@ impl Args {
 }
 
 impl Ready {
-    /// The median of each set's runs.
+    /// The median of each set's rounds, of which each is the median of its runs.
     pub fn time(&self, args: &Args) -> Result<Vec<Row>, Report> {
         let mut session = self.engine.session()?;
         let bars = Bars::new();
-        let mut rows = Vec::new();
-        for set in &self.sets {
-            let batch = set.batch(&self.engine.limits())?;
-            std::thread::sleep(REST);
-            let timing = session.time(&batch, args.warm_up, args.runs)?;
-            rows.push(Row {
-                set: set.name.clone(),
-                tokens: set.tokens(),
-                ms: timing.median().into(),
-                host_us: timing.host_median().map(Into::into),
-                bytes: self.engine.bytes_needed(&batch)?,
-            });
-            bars.show("sets", rows.len(), self.sets.len());
+        let mut rounds: Vec<Vec<Row>> = self.sets.iter().map(|_| Vec::new()).collect();
+        let n_all = self.sets.len() * args.rounds;
+        for round in 0..args.rounds {
+            for (nth, set) in self.sets.iter().enumerate() {
+                let batch = set.batch(&self.engine.limits())?;
+                std::thread::sleep(REST);
+                let timing = session.time(&batch, args.warm_up, args.runs)?;
+                rounds[nth].push(Row {
+                    set: set.name.clone(),
+                    tokens: set.tokens(),
+                    ms: timing.median().into(),
+                    host_us: timing.host_median().map(Into::into),
+                    bytes: self.engine.bytes_needed(&batch)?,
+                });
+                bars.show("sets", round * self.sets.len() + nth + 1, n_all);
+            }
         }
-        Ok(rows)
+        let median = |mut rows: Vec<Row>| {
+            rows.sort_by(|a, b| a.ms.total_cmp(&b.ms));
+            let middle = (rows.len() - 1) / 2;
+            rows.swap_remove(middle)
+        };
+        Ok(rounds.into_iter().map(median).collect())
     }
 
     /// How it was measured and with which kernels, when the first result was there, and which sets are left
     /// out; `beside` is what the first line ends with.
-    pub fn in_words(&self, args: &Args, beside: &str) -> String {
+    pub fn in_words<'a>(
+        &self,
+        args: &Args,
+        rows: impl IntoIterator<Item = &'a Row>,
+        beside: &str,
+    ) -> String {
         let (engine, runs, warm_up) = (&self.engine, args.runs, args.warm_up);
+        let rounds = match args.rounds {
+            1 => String::new(),
+            rounds => format!("{rounds} rounds of "),
+        };
         let mut lines = vec![format!(
-            "{}, {}; median of {runs} runs after half a second of rest and {warm_up} to warm up, ids to last hidden state{beside}",
+            "{}, {}; median of {rounds}{runs} runs after half a second of rest and {warm_up} to warm up, ids to last hidden state{beside}",
             engine.device(),
             engine.program().dtype,
         )];
         lines.push(format!("kernels: {}", engine.chosen_by()));
         lines.push(self.started.clone());
         lines.extend(self.skipped.iter().cloned());
+        if args.scan.scan.is_some() {
+            lines.push(
+                slower_than_larger(rows)
+                    .unwrap_or_else(|| "no batch takes longer than a larger one".to_owned()),
+            );
+        }
         lines.retain(|line| !line.is_empty());
         lines.iter().map(|line| format!("{line}\n")).collect()
     }

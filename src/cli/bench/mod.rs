@@ -3,6 +3,7 @@
 
 pub mod encoder;
 mod load;
+pub mod scan;
 pub mod sets;
 
 use super::Outcome;

@@ -1,0 +1,217 @@
+//! Batches of random token counts, so that a choice of kernels is seen between the sizes that anybody had in mind.
+
+use std::str::FromStr;
+
+use crate::{kernels::trial::uniform, tensor::Extents};
+
+use super::{encoder::Row, sets::Set};
+
+/// Which token counts, and sequences of what length.
+#[derive(clap::Args)]
+pub struct Scan {
+    /// Instead of sets, N batches of random token counts, one from each Nth of --scan-tokens by its logarithm
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "38", conflicts_with_all = ["workloads", "sets"],
+          value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub scan: Option<u16>,
+    /// The fewest and the most tokens of a scan's batches
+    #[arg(
+        long,
+        value_name = "FROM..TO",
+        default_value = "640..16384",
+        requires = "scan"
+    )]
+    scan_tokens: Tokens,
+    /// The mean length of a scan's sequences: they are drawn from 0.6 to 1.4 times it, and the last takes what is left
+    #[arg(long, value_name = "TOKENS", default_value_t = 100, requires = "scan",
+          value_parser = clap::value_parser!(u32).range(1..=Extents::MAX_TOKENS as i64))]
+    scan_length: u32,
+    /// The seed of a scan's token counts and lengths
+    #[arg(long, value_name = "SEED", default_value_t = 1, requires = "scan")]
+    scan_seed: u64,
+}
+
+/// The fewest and the most tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tokens {
+    from: u32,
+    to: u32,
+}
+
+impl FromStr for Tokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let most = Extents::MAX_TOKENS;
+        let number = |text: &str| text.trim().parse::<u32>().ok();
+        text.split_once("..")
+            .and_then(|(from, to)| Some((number(from)?, number(to)?)))
+            .filter(|&(from, to)| (1..=to).contains(&from) && u64::from(to) <= most)
+            .map(|(from, to)| Self { from, to })
+            .ok_or_else(|| {
+                format!("expected FROM..TO with 1 <= FROM <= TO <= {most}, e.g. 640..16384")
+            })
+    }
+}
+
+impl Scan {
+    /// The batches, by tokens; none without `--scan`.
+    pub(super) fn sets(&self) -> Option<Vec<Set>> {
+        let n = self.scan?;
+        let mut state = self.scan_seed;
+        let (from, to) = (
+            f64::from(self.scan_tokens.from),
+            f64::from(self.scan_tokens.to),
+        );
+        let count = |nth: u16, state: &mut u64| {
+            let at = (f64::from(nth) + fraction(state)) / f64::from(n);
+            (from * (to / from).powf(at)).round() as u32
+        };
+        let sets = (0..n).map(|nth| {
+            let tokens = count(nth, &mut state);
+            Set {
+                name: format!("t{tokens}"),
+                lens: self.lens(tokens, &mut state),
+            }
+        });
+        Some(sets.collect())
+    }
+
+    fn lens(&self, tokens: u32, state: &mut u64) -> Vec<u32> {
+        let mut left = tokens;
+        let mut lens = Vec::new();
+        while left > 0 {
+            let length = f64::from(self.scan_length) * (0.6 + 0.8 * fraction(state));
+            let length = (length.round() as u32).clamp(1, left);
+            lens.push(length);
+            left -= length;
+        }
+        lens
+    }
+}
+
+/// From 0 to 1, of 53 random bits.
+fn fraction(state: &mut u64) -> f64 {
+    (uniform(state) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// The batch that takes longest beside a larger one, in words; `None` where each takes no longer than all larger ones.
+pub(super) fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
+    let rows: Vec<&Row> = rows.into_iter().collect();
+    let pairs = rows
+        .iter()
+        .flat_map(|small| rows.iter().map(move |large| (small, large)));
+    let (small, large) = pairs
+        .filter(|(small, large)| small.tokens < large.tokens && small.ms > large.ms)
+        .max_by(|a, b| (a.0.ms / a.1.ms).total_cmp(&(b.0.ms / b.1.ms)))?;
+    Some(format!(
+        "{} tokens take {:.1} % longer than {}",
+        small.tokens,
+        (small.ms / large.ms - 1.0) * 100.0,
+        large.tokens
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scan(tokens: &str, length: u32, seed: u64) -> Scan {
+        Scan {
+            scan: Some(40),
+            scan_tokens: tokens.parse().unwrap(),
+            scan_length: length,
+            scan_seed: seed,
+        }
+    }
+
+    #[test]
+    fn counts_are_spread_by_their_logarithm_and_follow_the_seed() {
+        let sets = scan("640..16384", 100, 1).sets().unwrap();
+        let tokens: Vec<u64> = sets.iter().map(Set::tokens).collect();
+        let step = (16384f64 / 640.0).powf(1.0 / 40.0);
+        for (nth, &tokens) in tokens.iter().enumerate() {
+            let from = 640.0 * step.powi(nth as i32);
+            assert!(
+                (from - 1.0..=from * step + 1.0).contains(&(tokens as f64)),
+                "{tokens}"
+            );
+        }
+        for set in &sets {
+            let (last, others) = set.lens.split_last().unwrap();
+            assert!(others.iter().all(|len| (60..=140).contains(len)) && *last <= 140);
+            assert_eq!(set.name, format!("t{}", set.tokens()));
+        }
+        let of = |seed| {
+            let sets = scan("640..16384", 100, seed).sets().unwrap();
+            sets.into_iter().map(|set| set.lens).collect::<Vec<_>>()
+        };
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2));
+        assert!(
+            Scan {
+                scan: None,
+                ..scan("1..2", 1, 1)
+            }
+            .sets()
+            .is_none()
+        );
+    }
+
+    #[test]
+    fn the_fewest_tokens_and_sequences_of_one_are_batches_too() {
+        for set in scan("1..3", 1, 7).sets().unwrap() {
+            assert!((1..=3).contains(&set.tokens()));
+            assert!(set.lens.iter().all(|&len| len == 1));
+        }
+    }
+
+    #[test]
+    fn ranges_that_hold_nothing_or_too_much_are_refused() {
+        for text in [
+            "",
+            "5",
+            "0..5",
+            "6..5",
+            "1..16777217",
+            "-1..5",
+            "1..x",
+            "1...5",
+        ] {
+            assert!(
+                text.parse::<Tokens>().unwrap_err().contains("FROM..TO"),
+                "{text}"
+            );
+        }
+        assert_eq!(
+            "1 .. 16777216".parse(),
+            Ok(Tokens {
+                from: 1,
+                to: 1 << 24
+            })
+        );
+    }
+
+    #[test]
+    fn the_largest_fall_is_named() {
+        let row = |tokens, ms| Row {
+            set: String::new(),
+            tokens,
+            ms,
+            host_us: None,
+            bytes: 0,
+        };
+        let rows = [
+            row(100, 1.0),
+            row(300, 3.3),
+            row(200, 2.0),
+            row(400, 3.0),
+            row(350, 3.1),
+        ];
+        assert_eq!(
+            slower_than_larger(&rows).as_deref(),
+            Some("300 tokens take 10.0 % longer than 400")
+        );
+        assert_eq!(slower_than_larger(&rows[..2]), None);
+        assert_eq!(slower_than_larger(&[]), None);
+    }
+}
