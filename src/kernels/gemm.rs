@@ -2,12 +2,12 @@
 
 mod activate;
 mod instances;
-mod moments_layernorm;
+mod deferred_layernorm;
 mod normalised_tile;
 mod one_tile;
 mod residual_layernorm;
 mod residual_layernorm_gemm;
-mod residual_moments;
+mod residual_row_stats;
 mod skinny;
 mod split_k;
 mod tile;
@@ -18,16 +18,16 @@ use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
 pub use instances::representative;
-pub use moments_layernorm::MomentsLayerNormGemm;
+pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use normalised_tile::NormalisedTile;
 pub use one_tile::{GemmOneTile, OneTile};
 pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_layernorm_gemm::ResidualLayerNormGemm;
-pub use residual_moments::GemmResidualMoments;
+pub use residual_row_stats::GemmResidualRowStats;
 pub use skinny::{GemmSkinny, SkinnyTile};
 pub use split_k::{GemmSplitK, SplitKTile};
 pub use wgmma::{GemmWgmma, WgmmaTile};
-pub(crate) use {moments_layernorm::normalised, residual_moments::scaled_and_moments};
+pub(crate) use {deferred_layernorm::normalised, residual_row_stats::scaled_and_row_stats};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::machine::Machine;

@@ -383,10 +383,10 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
-        K::GemmResidualMoments(k) => check_gemm(&k.apart().0)
+        K::GemmResidualRowStats(k) => check_gemm(&k.apart().0)
             .and_then(|()| k.check())
             .map(|()| k.dtype),
-        K::MomentsLayerNormGemm(k) => check_gemm(&k.apart().1)
+        K::DeferredLayerNormGemm(k) => check_gemm(&k.apart().1)
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),

@@ -64,8 +64,8 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::skinny::representative());
     kernels.extend(super::residual_layernorm::representative());
     kernels.extend(super::residual_layernorm_gemm::representative());
-    kernels.extend(super::residual_moments::representative());
-    kernels.extend(super::moments_layernorm::representative());
+    kernels.extend(super::residual_row_stats::representative());
+    kernels.extend(super::deferred_layernorm::representative());
     kernels
 }
 

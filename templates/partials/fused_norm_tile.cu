@@ -40,7 +40,7 @@ __device__ __forceinline__ void multiply_add(float (&sums)[SUMS], unsigned long 
                  : "l"(x), "l"(weight), "r"(add));
 }
 
-{% include "partials/moments.cu" %}
+{% include "partials/row_stats.cu" %}
 
 __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,
                                             unsigned int barrier) {

@@ -1,10 +1,10 @@
-//! LayerNorm from rows' moments, and the linear layer that reads it, for few rows on Hopper.
+//! LayerNorm from rows' row_stats, and the linear layer that reads it, for few rows on Hopper.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     Epilogue, Gemm, GemmWgmma, SplitKTile,
-    residual_moments::{TwoGroups, moments_of, moments_shape, room_to_pass_sums},
+    residual_row_stats::{TwoGroups, row_stats_of, row_stats_shape, room_to_pass_sums},
 };
 use crate::{
     kernels::{
@@ -15,12 +15,12 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `scaled [rows, k]`, `moments [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) →
-/// `normal [rows, k]`: LayerNorm of what [`GemmResidualMoments`](super::GemmResidualMoments) left; and `out [rows, n]`:
+/// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) →
+/// `normal [rows, k]`: LayerNorm of what [`GemmResidualRowStats`](super::GemmResidualRowStats) left; and `out [rows, n]`:
 /// `act(normal · weightᵀ + bias)`, in f16 or bf16, on Hopper. Blocks have all of k, as
 /// [`GemmSplitK`](super::GemmSplitK) without splits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MomentsLayerNormGemm {
+pub struct DeferredLayerNormGemm {
     pub n: u32,
     pub k: u32,
     pub eps: f32,
@@ -33,7 +33,7 @@ pub struct MomentsLayerNormGemm {
 /// Two warpgroups multiply, one copies and normalises.
 const THREADS: u32 = 384;
 
-impl MomentsLayerNormGemm {
+impl DeferredLayerNormGemm {
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
@@ -47,15 +47,15 @@ impl MomentsLayerNormGemm {
         match is_tile && has_room() {
             true => Ok(()),
             false => Err(format!(
-                "{} tokens are no tile of a GEMM of depth {} that normalises by moments: it has 8 to 64, a multiple of 8, 256 products or more, and room in shared memory for all that a block reads",
+                "{} tokens are no tile of a GEMM of depth {} that normalises by row_stats: it has 8 to 64, a multiple of 8, 256 products or more, and room in shared memory for all that a block reads",
                 self.tokens, self.k
             )),
         }
     }
 
     /// Numbers that come with each row.
-    pub fn moments(&self) -> u64 {
-        moments_of(self.k)
+    pub fn row_stats(&self) -> u64 {
+        row_stats_of(self.k)
     }
 
     /// Gamma and beta are rows beside those of x.
@@ -93,21 +93,21 @@ impl MomentsLayerNormGemm {
     }
 }
 
-impl Kernel for MomentsLayerNormGemm {
+impl Kernel for DeferredLayerNormGemm {
     fn symbol(&self) -> String {
         format!("{}_tokens{}", self.definition(), self.tokens)
     }
 
     fn definition(&self) -> String {
         format!(
-            "moments_layernorm_eps{}_{}",
+            "deferred_layernorm_eps{}_{}",
             word(self.eps),
             self.apart().1.definition(),
         )
     }
 
     fn template(&self) -> &'static str {
-        "moments_layernorm_gemm"
+        "deferred_layernorm_gemm"
     }
 
     fn instructions(&self) -> Instructions {
@@ -138,13 +138,13 @@ impl Kernel for MomentsLayerNormGemm {
                 }),
                 // With sums and sums of squares of half as many as there are columns, rows have mean and deviation 1/2.
                 ("residual", _) => params.push(Param {
-                    name: "moments",
+                    name: "row_stats",
                     role: Role::Read {
                         dtype: DType::F32,
-                        shape: moments_shape(self.k),
+                        shape: row_stats_shape(self.k),
                         fill: Fill::Normal {
-                            mean: self.k as f32 / moments_of(self.k) as f32,
-                            deviation: 0.02 * self.k as f32 / moments_of(self.k) as f32,
+                            mean: self.k as f32 / row_stats_of(self.k) as f32,
+                            deviation: 0.02 * self.k as f32 / row_stats_of(self.k) as f32,
                         },
                     },
                 }),
@@ -187,8 +187,8 @@ impl Kernel for MomentsLayerNormGemm {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let [scaled, moments, gamma, beta] = [0, 1, 2, 3].map(|i| reads[i].real());
-        let normal = HostTensor::Real(normalised(scaled, moments, gamma, beta, self.eps));
+        let [scaled, row_stats, gamma, beta] = [0, 1, 2, 3].map(|i| reads[i].real());
+        let normal = HostTensor::Real(normalised(scaled, row_stats, gamma, beta, self.eps));
         let mut operands = vec![&normal];
         operands.extend(&reads[4..]);
         let products = self.apart().1.reference(extents, &operands);
@@ -214,21 +214,21 @@ impl Kernel for MomentsLayerNormGemm {
     }
 }
 
-/// LayerNorm of the rows that a GEMM left with their moments.
+/// LayerNorm of the rows that a GEMM left with their row_stats.
 pub(crate) fn normalised(
     scaled: &[f32],
-    moments: &[f32],
+    row_stats: &[f32],
     gamma: &[f32],
     beta: &[f32],
     eps: f32,
 ) -> Vec<f32> {
     let width = gamma.len();
-    let numbers = moments_of(width as u32) as usize;
+    let numbers = row_stats_of(width as u32) as usize;
     let rows = scaled
         .chunks_exact(width)
-        .zip(moments.chunks_exact(numbers));
-    rows.flat_map(|(row, moments)| {
-        let sum = |first| moments.iter().skip(first).step_by(2).map(|&v| f64::from(v));
+        .zip(row_stats.chunks_exact(numbers));
+    rows.flat_map(|(row, row_stats)| {
+        let sum = |first| row_stats.iter().skip(first).step_by(2).map(|&v| f64::from(v));
         let mean = sum(0).sum::<f64>() / width as f64;
         let variance = (sum(1).sum::<f64>() / width as f64 - mean * mean).max(0.0);
         let deviation = (variance + f64::from(eps)).sqrt();
@@ -258,7 +258,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (8, 200, gelu, &[8, 64]),
         ] {
             for &tokens in tiles {
-                kernels.push(KernelSpec::from(MomentsLayerNormGemm {
+                kernels.push(KernelSpec::from(DeferredLayerNormGemm {
                     n,
                     k,
                     eps: 1e-12,
@@ -276,8 +276,8 @@ pub fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
 
-    fn kernel(tokens: u32) -> MomentsLayerNormGemm {
-        MomentsLayerNormGemm {
+    fn kernel(tokens: u32) -> DeferredLayerNormGemm {
+        DeferredLayerNormGemm {
             n: 3072,
             k: 768,
             eps: 1e-12,
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(
             names,
             [
-                "scaled", "moments", "gamma", "beta", "weight", "normal", "out", "rows"
+                "scaled", "row_stats", "gamma", "beta", "weight", "normal", "out", "rows"
             ]
         );
         let is_f32 = |p: &&Param| {

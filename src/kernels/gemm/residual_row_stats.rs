@@ -1,4 +1,4 @@
-//! The GEMM before a LayerNorm, for few rows on Hopper: it leaves the rows' moments beside the rows, and what
+//! The GEMM before a LayerNorm, for few rows on Hopper: it leaves the rows' row_stats beside the rows, and what
 //! reads the normalised rows has LayerNorm without a launch for it.
 
 use serde::{Deserialize, Serialize};
@@ -17,10 +17,10 @@ use crate::{
 };
 
 /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]`:
-/// `gamma · s` with `s = x · weightᵀ + bias + residual`; and `moments [rows, ⌈n / 64⌉, 2]` in f32: the sums
+/// `gamma · s` with `s = x · weightᵀ + bias + residual`; and `row_stats [rows, ⌈n / 64⌉, 2]` in f32: the sums
 /// of s and of s² over each 64 columns. In f16 or bf16, on Hopper, as [`GemmSplitK`](super::GemmSplitK).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct GemmResidualMoments {
+pub struct GemmResidualRowStats {
     pub n: u32,
     pub k: u32,
     pub dtype: DType,
@@ -32,8 +32,8 @@ pub struct GemmResidualMoments {
 /// Two warpgroups multiply, a warp copies.
 const THREADS: u32 = 288;
 
-/// Numbers of the moments of a row of so many columns.
-pub(super) fn moments_of(columns: u32) -> u64 {
+/// Numbers of the row_stats of a row of so many columns.
+pub(super) fn row_stats_of(columns: u32) -> u64 {
     2 * u64::from(columns.div_ceil(BLOCK_N))
 }
 
@@ -77,12 +77,12 @@ impl TwoGroups {
     }
 }
 
-/// Rows, and the moments of each.
-pub(super) fn moments_shape(columns: u32) -> Shape {
-    Shape::new([Size::from(Symbol::Rows), moments_of(columns).into()])
+/// Rows, and the row_stats of each.
+pub(super) fn row_stats_shape(columns: u32) -> Shape {
+    Shape::new([Size::from(Symbol::Rows), row_stats_of(columns).into()])
 }
 
-impl GemmResidualMoments {
+impl GemmResidualRowStats {
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
@@ -97,18 +97,18 @@ impl GemmResidualMoments {
         match is_tile && has_room(self.tile) {
             true => Ok(()),
             false => Err(format!(
-                "{:?} is no tile of a GEMM of depth {} that leaves moments: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a block reads",
+                "{:?} is no tile of a GEMM of depth {} that leaves row_stats: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a block reads",
                 self.tile, self.k
             )),
         }
     }
 
     /// Numbers that it leaves beside each row of so many columns.
-    pub fn moments_of(columns: u32) -> u64 {
-        moments_of(columns)
+    pub fn row_stats_of(columns: u32) -> u64 {
+        row_stats_of(columns)
     }
 
-    /// Beside them are the sums that come from other blocks, and the moments that its warps add up.
+    /// Beside them are the sums that come from other blocks, and the row_stats that its warps add up.
     fn operands(&self) -> TwoGroups {
         let tokens = self.tile.tokens;
         TwoGroups {
@@ -137,14 +137,14 @@ impl GemmResidualMoments {
     }
 }
 
-impl Kernel for GemmResidualMoments {
+impl Kernel for GemmResidualRowStats {
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
     }
 
     fn definition(&self) -> String {
         format!(
-            "gemm_{}residual_moments_{}_n{}_k{}",
+            "gemm_{}residual_row_stats_{}_n{}_k{}",
             if self.bias { "bias_" } else { "" },
             self.dtype,
             self.n,
@@ -153,7 +153,7 @@ impl Kernel for GemmResidualMoments {
     }
 
     fn template(&self) -> &'static str {
-        "gemm_residual_moments"
+        "gemm_residual_row_stats"
     }
 
     fn instructions(&self) -> Instructions {
@@ -185,10 +185,10 @@ impl Kernel for GemmResidualMoments {
             },
         });
         params.push(Param {
-            name: "moments",
+            name: "row_stats",
             role: Role::Write {
                 dtype: DType::F32,
-                shape: moments_shape(self.n),
+                shape: row_stats_shape(self.n),
             },
         });
         params.push(Param {
@@ -223,8 +223,8 @@ impl Kernel for GemmResidualMoments {
             [residual, gamma] => (None, residual.real(), gamma.real()),
             _ => unreachable!("the parameter list has two more operands, or three with a bias"),
         };
-        let (scaled, moments) = scaled_and_moments(products[0].real(), bias, residual, gamma);
-        vec![HostTensor::Real(scaled), HostTensor::Real(moments)]
+        let (scaled, row_stats) = scaled_and_row_stats(products[0].real(), bias, residual, gamma);
+        vec![HostTensor::Real(scaled), HostTensor::Real(row_stats)]
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -238,14 +238,14 @@ impl Kernel for GemmResidualMoments {
 }
 
 /// What the kernel leaves of rows of products: they and the residual as long, bias and gamma as long as a row.
-pub(crate) fn scaled_and_moments(
+pub(crate) fn scaled_and_row_stats(
     products: &[f32],
     bias: Option<&[f32]>,
     residual: &[f32],
     gamma: &[f32],
 ) -> (Vec<f32>, Vec<f32>) {
     let mut scaled = Vec::with_capacity(products.len());
-    let mut moments = Vec::new();
+    let mut row_stats = Vec::new();
     let rows = products.chunks_exact(gamma.len());
     for (products, residual) in rows.zip(residual.chunks_exact(gamma.len())) {
         let sum = |c: usize| {
@@ -256,11 +256,11 @@ pub(crate) fn scaled_and_moments(
         let row = sums.iter().zip(gamma);
         scaled.extend(row.map(|(&s, &g)| (s * f64::from(g)) as f32));
         for part in sums.chunks(BLOCK_N as usize) {
-            moments.push(part.iter().sum::<f64>() as f32);
-            moments.push(part.iter().map(|s| s * s).sum::<f64>() as f32);
+            row_stats.push(part.iter().sum::<f64>() as f32);
+            row_stats.push(part.iter().map(|s| s * s).sum::<f64>() as f32);
         }
     }
-    (scaled, moments)
+    (scaled, row_stats)
 }
 
 /// Tiles with and without clusters, and sizes that divide by 8 and nothing else.
@@ -277,7 +277,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (8, 136, true, &[(8, 1), (64, 1)]),
         ] {
             for &(tokens, splits) in tiles {
-                kernels.push(KernelSpec::from(GemmResidualMoments {
+                kernels.push(KernelSpec::from(GemmResidualRowStats {
                     n,
                     k,
                     dtype,
@@ -294,8 +294,8 @@ pub fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
 
-    fn gemm(tokens: u32, splits: u32) -> GemmResidualMoments {
-        GemmResidualMoments {
+    fn gemm(tokens: u32, splits: u32) -> GemmResidualRowStats {
+        GemmResidualRowStats {
             n: 768,
             k: 3072,
             dtype: DType::F16,
@@ -318,15 +318,15 @@ mod tests {
         let products: Vec<f32> = (0..65).map(|c| c as f32).collect();
         let (bias, residual) = (vec![1.0; 65], vec![-1.0; 65]);
         let gamma = vec![2.0; 65];
-        let (scaled, moments) = scaled_and_moments(&products, Some(&bias), &residual, &gamma);
+        let (scaled, row_stats) = scaled_and_row_stats(&products, Some(&bias), &residual, &gamma);
         assert_eq!(scaled[10], 20.0);
-        assert_eq!(moments, [2016.0, 85344.0, 64.0, 4096.0]);
+        assert_eq!(row_stats, [2016.0, 85344.0, 64.0, 4096.0]);
     }
 
     #[test]
     fn reads_come_before_writes() {
         let names: Vec<&str> = gemm(64, 4).params().iter().map(|p| p.name).collect();
         let reads = ["x", "weight", "bias", "residual", "gamma"];
-        assert_eq!(names, [&reads[..], &["scaled", "moments", "rows"]].concat());
+        assert_eq!(names, [&reads[..], &["scaled", "row_stats", "rows"]].concat());
     }
 }
