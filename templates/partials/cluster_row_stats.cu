@@ -1,32 +1,33 @@
-        // What this warpgroup knows of its rows, to all blocks of the cluster, and theirs to this one.
+        // Cluster reduction of row statistics, in the includer's loop over tiles: every warpgroup stores its partials
+        // to all CTAs of the cluster.
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const Moments own = moments_of(sums[i], half);
+                const RowStats own = row_stats_of(acc[i], half);
                 const int row = i * 64 + warp * 16 + half * 8 + lane / 4;
-                const unsigned int to = shared_address(&parts[set][meeting][part][row]);
+                const unsigned int to = shared_address(&partials[set][stats_buffer][partial][row]);
 #pragma unroll 1
-                for (int peer = lane % 4; peer < CLUSTER; peer += 4) {
-                    store_remote(address_in(to, peer), own.mean, own.squares, address_in(met_barrier, peer));
+                for (int cta = lane % 4; cta < CLUSTER; cta += 4) {
+                    store_remote(address_in(to, cta), own.mean, own.m2, address_in(stats_barrier, cta));
                 }
             }
         }
-        // Not before the residual was used: an arrival does not wait for loads that are under way.
+        // The residual's stages are released only now that its values were used: an arrival does not wait for loads.
 #pragma unroll
-        for (int i = 0; i < LAST_STAGES; ++i) {
+        for (int i = 0; i < RESIDUAL_STAGES; ++i) {
             release(stage);
             next_stage();
         }
-        if (!TOGETHER) skip_tile();
-        barrier_wait_for_cluster(met_barrier, met_parity);
+        if (!COOPERATIVE) skip_tile();
+        barrier_wait_for_cluster(stats_barrier, stats_parity);
         Normal normal[M_TILES][2];
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                normal[i][half] = normal_of(parts[set][meeting], i * 64 + warp * 16 + half * 8 + lane / 4, {{ eps }});
+                normal[i][half] = normal_of(partials[set][stats_buffer], i * 64 + warp * 16 + half * 8 + lane / 4, {{ eps }});
             }
         }
-        meeting ^= 1;
-        met_parity ^= meeting == 0;
+        stats_buffer ^= 1;
+        stats_parity ^= stats_buffer == 0;

@@ -1,40 +1,40 @@
-// Mean and variance of rows of N columns that lie in the registers of PARTS warpgroups of a cluster's blocks, COLUMNS
-// in each. ROWS rows in a warpgroup.
+// Mean and variance of rows of N columns that are spread over the registers of PARTIALS warpgroups of a cluster,
+// COLUMNS in each, combined as in Chan, Golub and LeVeque (1979). Reads the includer's sizes.
 
-// The sum over the four lanes that share a row.
+// The sum over the four lanes that share a row of accumulators.
 __device__ __forceinline__ float quad_sum(float value) {
     value += __shfl_xor_sync(0xffffffff, value, 1);
     return value + __shfl_xor_sync(0xffffffff, value, 2);
 }
 
-struct Moments { float mean, squares; };  // `squares`: the sum of (value − mean)²
+struct RowStats { float mean, m2; };  // m2 = Σ (value − mean)²
 
-// Of row `half` of a thread's two in a tile of 64: of this warpgroup's columns. In two passes, since
-// the sums are in registers anyway.
-__device__ __forceinline__ Moments moments_of(const float (&sums)[SUMS], int half) {
-    float sum = 0.0f, squares = 0.0f;
+// Statistics over this warpgroup's columns, for row `half` of the two that a thread has in an m64 MMA. Two passes
+// are affordable, since the values are in registers.
+__device__ __forceinline__ RowStats row_stats_of(const float (&acc)[ACCUMULATORS], int half) {
+    float sum = 0.0f, m2 = 0.0f;
 #pragma unroll
-    for (int j = 0; j < SUMS / 2; ++j) sum += sums[j / 2 * 4 + half * 2 + j % 2];
+    for (int j = 0; j < ACCUMULATORS / 2; ++j) sum += acc[j / 2 * 4 + half * 2 + j % 2];
     const float mean = quad_sum(sum) * (1.0f / COLUMNS);
 #pragma unroll
-    for (int j = 0; j < SUMS / 2; ++j) {
-        const float d = sums[j / 2 * 4 + half * 2 + j % 2] - mean;
-        squares = fmaf(d, d, squares);
+    for (int j = 0; j < ACCUMULATORS / 2; ++j) {
+        const float d = acc[j / 2 * 4 + half * 2 + j % 2] - mean;
+        m2 = fmaf(d, d, m2);
     }
-    return {mean, quad_sum(squares)};
+    return {mean, quad_sum(m2)};
 }
 
-// value · scale + shift takes the mean and divides by the deviation, once all parts are there.
+// value · scale + shift normalises: scale is 1 / √(variance + eps), shift is −mean · scale.
 struct Normal { float scale, shift; };
-__device__ __forceinline__ Normal normal_of(const Moments (&parts)[PARTS][ROWS], int row, float eps) {
-    float mean = 0.0f, squares = 0.0f;
+__device__ __forceinline__ Normal normal_of(const RowStats (&partials)[PARTIALS][ROWS], int row, float eps) {
+    float mean = 0.0f, m2 = 0.0f;
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) mean += parts[part][row].mean * (1.0f / PARTS);
+    for (int partial = 0; partial < PARTIALS; ++partial) mean += partials[partial][row].mean * (1.0f / PARTIALS);
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-        const float d = parts[part][row].mean - mean;
-        squares += fmaf(d * d, static_cast<float>(COLUMNS), parts[part][row].squares);
+    for (int partial = 0; partial < PARTIALS; ++partial) {
+        const float d = partials[partial][row].mean - mean;
+        m2 += fmaf(d * d, static_cast<float>(COLUMNS), partials[partial][row].m2);
     }
-    const float scale = rsqrtf(fmaf(squares, 1.0f / N, eps));
+    const float scale = rsqrtf(fmaf(m2, 1.0f / N, eps));
     return {scale, -mean * scale};
 }

@@ -1,16 +1,16 @@
-// Results through shared memory, where the rows of `out` or of a tile are no multiple of 32 columns. A warp's
-// leave in pieces of 16 rows, each as so many boxes, one after the other.
-constexpr int PIECE = {{ piece }}, BOXES = {{ boxes }}, BOX = PIECE / BOXES;  // columns
-constexpr int PIECES = BLOCK_N / PIECE;
-constexpr unsigned int PIECE_BYTES = 16 * PIECE * 2, BOX_BYTES = PIECE_BYTES / BOXES;
-constexpr int BUFFERS = {{ buffers }};  // a warp's pieces on their way to memory
-constexpr unsigned int RESULT_BYTES = 8 * BUFFERS * PIECE_BYTES;
-static_assert(BLOCK_N % PIECE == 0 && PIECE % 16 == 0, "whole pieces");
+// Epilogue stores through shared memory by TMA, where N or BLOCK_N is no multiple of 32. A warp stages subtiles of
+// 16 rows by SUBTILE_N columns and stores each as BOXES boxes.
+constexpr int SUBTILE_N = {{ subtile }}, BOXES = {{ boxes }}, BOX = SUBTILE_N / BOXES;  // columns
+constexpr int SUBTILES = BLOCK_N / SUBTILE_N;
+constexpr unsigned int SUBTILE_BYTES = 16 * SUBTILE_N * 2, BOX_BYTES = SUBTILE_BYTES / BOXES;
+constexpr int BUFFERS = {{ buffers }};  // subtiles of a warp in flight to global memory
+constexpr unsigned int EPILOGUE_BYTES = 8 * BUFFERS * SUBTILE_BYTES;
+static_assert(BLOCK_N % SUBTILE_N == 0 && SUBTILE_N % 16 == 0, "a tile is a whole number of subtiles");
 
-// Where a lane stores its row of column tiles j and j + 1 of a piece: lanes 0 to 15 have rows 0 to 15
-// of j, lanes 16 to 31 those of j + 1. One box of 64 columns is swizzled; a row of one of two is an
-// odd number of 16 bytes, so that eight rows fall into different banks as they are.
-__device__ __forceinline__ unsigned int place(int lane, int j) {
+// Byte offset in a subtile of a lane's row for stmatrix: lanes 0 to 15 have rows 0 to 15 of the 8 columns j, lanes
+// 16 to 31 those of j + 1. A single box of 64 columns is swizzled by 128 bytes. Rows of one of two boxes are an odd
+// number of 16-byte chunks, so that eight rows are free of bank conflicts without a swizzle.
+__device__ __forceinline__ unsigned int stmatrix_offset(int lane, int j) {
     const int row = lane % 16;
     if constexpr (BOXES == 1) return row * 128 + ((j + lane / 16) ^ row % 8) * 16;
     constexpr int TILES = BOX / 8;
@@ -24,41 +24,41 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
     load_box(to, weight, column, row, barrier);
 }
 
-// The tile at (row, column), of which this warp has 16 rows of each 64, through its pieces at `mine`; shifts is the
-// bias of its columns, if there is one.
-__device__ __forceinline__ void store_tile(const float (&sums)[M_TILES][SUMS], const float* shifts,
+// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on, through its buffers at `staging`; tile_bias
+// is read where BIAS.
+__device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias,
                                            const TensorMap& out, unsigned int row, unsigned int column,
-                                           unsigned int mine, int& buffer) {
+                                           unsigned int staging, int& buffer) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece) {
-            unsigned int pair[PIECE / 8][2];  // of rows 0-7 and of rows 8-15
+        for (int subtile = 0; subtile < SUBTILES; ++subtile) {
+            unsigned int pair[SUBTILE_N / 8][2];  // of rows 0 to 7 and 8 to 15
 #pragma unroll
-            for (int j = 0; j < PIECE / 8; ++j) {
-                float2 add = {};
-                if (BIAS) add = *reinterpret_cast<const float2*>(shifts + piece * PIECE + j * 8 + lane % 4 * 2);
-                const float* sum = &sums[i][(piece * (PIECE / 8) + j) * 4];
+            for (int j = 0; j < SUBTILE_N / 8; ++j) {
+                float2 accumulate = {};
+                if (BIAS) accumulate = *reinterpret_cast<const float2*>(tile_bias + subtile * SUBTILE_N + j * 8 + lane % 4 * 2);
+                const float* sum = &acc[i][(subtile * (SUBTILE_N / 8) + j) * 4];
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    pair[j][e] = pack_pair<T>(finished(sum[e * 2], add.x), finished(sum[e * 2 + 1], add.y));
+                    pair[j][e] = pack_pair<T>(epilogue(sum[e * 2], accumulate.x), epilogue(sum[e * 2 + 1], accumulate.y));
                 }
             }
-            const unsigned int to = mine + buffer * PIECE_BYTES;
+            const unsigned int to = staging + buffer * SUBTILE_BYTES;
             buffer = (buffer + 1) % BUFFERS;
             if (lane == 0) wait_for_stores<BUFFERS - 1>();
             __syncwarp();
 #pragma unroll
-            for (int j = 0; j < PIECE / 8; j += 2) {
-                store_matrices(to + place(lane, j), pair[j][0], pair[j][1], pair[j + 1][0], pair[j + 1][1]);
+            for (int j = 0; j < SUBTILE_N / 8; j += 2) {
+                store_matrices(to + stmatrix_offset(lane, j), pair[j][0], pair[j][1], pair[j + 1][0], pair[j + 1][1]);
             }
             fence_for_copies();
             __syncwarp();
             if (lane == 0) {
 #pragma unroll
                 for (int box = 0; box < BOXES; ++box) {
-                    const unsigned int first = column + piece * PIECE + box * BOX;
+                    const unsigned int first = column + subtile * SUBTILE_N + box * BOX;
                     if (first < N) store_box(out, first, row + i * 64, to + box * BOX_BYTES);
                 }
                 commit_stores();

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Epilogue, Gemm, GemmWgmma, SplitKTile,
-    residual_row_stats::{TwoGroups, row_stats_of, row_stats_shape, room_to_pass_sums},
+    residual_row_stats::{SlicedK, row_stats_of, row_stats_shape, room_to_exchange},
 };
 use crate::{
     kernels::{
@@ -41,8 +41,8 @@ impl DeferredLayerNormGemm {
         let has_room = || {
             let tile = SplitKTile::new(self.tokens, 1);
             self.k <= 1 << 16
-                && self.operands().before_x().is_some()
-                && room_to_pass_sums(tile, self.k, 1)
+                && self.operands().unaliased_steps().is_some()
+                && room_to_exchange(tile, self.k, 1)
         };
         match is_tile && has_room() {
             true => Ok(()),
@@ -63,8 +63,8 @@ impl DeferredLayerNormGemm {
         SplitKTile::new(self.tokens + 8, 1)
     }
 
-    fn operands(&self) -> TwoGroups {
-        TwoGroups {
+    fn operands(&self) -> SlicedK {
+        SlicedK {
             steps: self.product().steps(self.k),
             rows: self.product().tokens,
             passed: (self.tokens / 8).div_ceil(2) + 1,
@@ -75,18 +75,18 @@ impl DeferredLayerNormGemm {
     /// Whether x lies beside all weights.
     pub fn has_room_for_all(&self) -> bool {
         let operands = self.operands();
-        operands.before_x() == Some(operands.steps)
+        operands.unaliased_steps() == Some(operands.steps)
     }
 
     /// Steps of weights before x, and the dynamic shared memory of a block.
-    pub(super) fn laid(&self) -> (u32, u32) {
+    pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
-        let before = operands.before_x().unwrap_or(operands.steps);
+        let before = operands.unaliased_steps().unwrap_or(operands.steps);
         (before, operands.bytes(before))
     }
 
     /// The two kernels that compute the same of sums, for any card.
-    pub fn apart(&self) -> (BiasResidualLayerNorm, Gemm) {
+    pub fn unfused(&self) -> (BiasResidualLayerNorm, Gemm) {
         let norm = BiasResidualLayerNorm::new(self.k, self.eps, self.dtype, false);
         let gemm = Gemm::of(self.n, self.k, self.dtype, self.epilogue);
         (norm, gemm)
@@ -102,7 +102,7 @@ impl Kernel for DeferredLayerNormGemm {
         format!(
             "deferred_layernorm_eps{}_{}",
             word(self.eps),
-            self.apart().1.definition(),
+            self.unfused().1.definition(),
         )
     }
 
@@ -115,19 +115,19 @@ impl Kernel for DeferredLayerNormGemm {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = self.apart().1.constants();
+        let mut constants = self.unfused().1.constants();
         constants.retain(|name, _| {
             ["storage", "n", "k", "bias", "activation", "precise"].contains(name)
         });
         constants.extend(self.product().constants());
         constants.insert("eps", f32_literal(self.eps).into());
-        constants.insert("before_x", self.laid().0.into());
-        constants.insert("most_held", TwoGroups::MOST_HELD.into());
+        constants.insert("unaliased_steps", self.layout().0.into());
+        constants.insert("max_resident", SlicedK::MAX_RESIDENT.into());
         constants
     }
 
     fn params(&self) -> Vec<Param> {
-        let (norm, gemm) = self.apart();
+        let (norm, gemm) = self.unfused();
         let mut params = Vec::new();
         let mut normal = None;
         for param in norm.params() {
@@ -175,7 +175,7 @@ impl Kernel for DeferredLayerNormGemm {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let blocks = SplitKTile::new(self.tokens, 1).blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, THREADS, self.laid().1)
+        Launch::of_blocks(blocks, THREADS, self.layout().1)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
@@ -191,7 +191,7 @@ impl Kernel for DeferredLayerNormGemm {
         let normal = HostTensor::Real(normalised(scaled, row_stats, gamma, beta, self.eps));
         let mut operands = vec![&normal];
         operands.extend(&reads[4..]);
-        let products = self.apart().1.reference(extents, &operands);
+        let products = self.unfused().1.reference(extents, &operands);
         [normal].into_iter().chain(products).collect()
     }
 
@@ -204,7 +204,7 @@ impl Kernel for DeferredLayerNormGemm {
     }
 
     fn tolerance(&self) -> Tolerance {
-        let (norm, gemm) = self.apart();
+        let (norm, gemm) = self.unfused();
         let (rounding, sums) = (norm.tolerance(), gemm.tolerance());
         Tolerance {
             absolute: 8.0 * sums.absolute + rounding.absolute,

@@ -89,7 +89,7 @@ impl GemmResidualLayerNorm {
     }
 
     /// The two kernels that compute the same, for any card, which are its definition.
-    pub fn apart(&self) -> (Gemm, BiasResidualLayerNorm) {
+    pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
         let gemm = Gemm::of(self.n, self.k, self.dtype, Epilogue::default());
         let norm = BiasResidualLayerNorm::new(self.n, self.eps, self.dtype, self.bias);
         (gemm, norm)
@@ -127,7 +127,7 @@ impl GemmResidualLayerNorm {
             + bytes * blocks / f64::from(machine.sms) * cost.power;
         let residual = outputs * 2.0 / l2;
         let products = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
-        let work = if self.tile.together {
+        let work = if self.tile.cooperative {
             of_busiest * (products + outputs * cost.finish)
         } else {
             let finish = outputs * cost.finish_by_one;
@@ -143,7 +143,7 @@ impl GemmResidualLayerNorm {
 
     /// Whether two warpgroups share the columns of a tile, as 64 rows are one's.
     fn is_by_columns(&self) -> bool {
-        self.tile.together && self.tile.m == 64
+        self.tile.cooperative && self.tile.m == 64
     }
 
     /// Columns that a warpgroup computes.
@@ -156,7 +156,7 @@ impl GemmResidualLayerNorm {
 
     /// Rows that a warpgroup computes.
     fn rows_of_warpgroup(&self) -> u32 {
-        match self.tile.together && !self.is_by_columns() {
+        match self.tile.cooperative && !self.is_by_columns() {
             true => self.tile.m / 2,
             false => self.tile.m,
         }
@@ -190,8 +190,8 @@ impl GemmResidualLayerNorm {
     }
 }
 
-const fn tile(m: u32, n: u32, together: bool) -> WgmmaTile {
-    WgmmaTile { m, n, together }
+const fn tile(m: u32, n: u32, cooperative: bool) -> WgmmaTile {
+    WgmmaTile { m, n, cooperative }
 }
 
 impl Kernel for GemmResidualLayerNorm {
@@ -219,32 +219,32 @@ impl Kernel for GemmResidualLayerNorm {
     }
 
     fn constants(&self) -> Constants {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let mut constants = gemm.constants();
         constants.retain(|name, _| ["storage", "n", "k"].contains(name));
-        let sums = self.columns_of_warpgroup() / 2;
-        let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+        let acc = self.columns_of_warpgroup() / 2;
+        let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
-            ("together", self.tile.together.into()),
+            ("cooperative", self.tile.cooperative.into()),
             ("cluster", self.blocks().into()),
             ("stages", self.stages().into()),
             ("columns", self.columns_of_warpgroup().into()),
             ("bias", norm.bias.into()),
             ("eps", f32_literal(norm.eps).into()),
-            ("sums", sums.into()),
-            ("sum_registers", list(&|i| format!("%{i}")).into()),
+            ("accumulators", acc.into()),
+            ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
-                "sum_operands",
-                list(&|i| format!("\"+f\"(sums[{i}])")).into(),
+                "acc_operands",
+                list(&|i| format!("\"+f\"(acc[{i}])")).into(),
             ),
         ]);
         constants
     }
 
     fn params(&self) -> Vec<Param> {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let is_read = |p: &Param| matches!(p.role, Role::Read { .. });
         // What the one reads, and what the other takes besides the products.
         let mut params: Vec<Param> = gemm.params().into_iter().filter(is_read).collect();
@@ -286,7 +286,7 @@ impl Kernel for GemmResidualLayerNorm {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let (of_gemm, of_norm) = reads.split_at(2);
         let products = gemm.reference(extents, of_gemm);
         let mut operands: Vec<&HostTensor> = products.iter().collect();
@@ -309,7 +309,7 @@ impl Kernel for GemmResidualLayerNorm {
     }
 
     fn tolerance(&self) -> Tolerance {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let (sums, rounding) = (gemm.tolerance(), norm.tolerance());
         Tolerance {
             absolute: 4.0 * sums.absolute + rounding.absolute,

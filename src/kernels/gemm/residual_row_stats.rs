@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Epilogue, Gemm, GemmWgmma, SplitKTile,
-    split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, PART_BYTES, SHARED_LIMIT, STEP_BYTES},
+    split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, PARTIAL_BYTES, SHARED_LIMIT, STEP_BYTES},
 };
 use crate::{
     kernels::{
@@ -39,14 +39,14 @@ pub(super) fn row_stats_of(columns: u32) -> u64 {
 
 /// Whether the fewest weights that one of a block's two warpgroups has leave room, when they are multiplied, for the
 /// sums that it passes on: of half of the tokens, and of `also` further eights.
-pub(super) fn room_to_pass_sums(tile: SplitKTile, k: u32, also: u32) -> bool {
+pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
     let passed = (tile.tokens / 8).div_ceil(2) + also;
-    steps * BLOCK_N * BLOCK_K * 2 >= passed * PART_BYTES
+    steps * BLOCK_N * BLOCK_K * 2 >= passed * PARTIAL_BYTES
 }
 
 /// How a block whose two warpgroups share out k lays its operands.
-pub(super) struct TwoGroups {
+pub(super) struct SlicedK {
     /// Of k, of a block.
     pub steps: u32,
     /// Rows of the second operand.
@@ -57,23 +57,23 @@ pub(super) struct TwoGroups {
     pub beside: u32,
 }
 
-impl TwoGroups {
+impl SlicedK {
     /// Steps of a warpgroup whose weights go to registers before x is there.
-    pub const MOST_HELD: u32 = 6;
+    pub const MAX_RESIDENT: u32 = 6;
 
     /// Steps whose weights lie before x: all, or as many as leave room for x. Those behind are the second warpgroup's, and
     /// in registers when x comes. `None` where there is no room.
-    pub fn before_x(&self) -> Option<u32> {
+    pub fn unaliased_steps(&self) -> Option<u32> {
         let of_group = self.steps.div_ceil(2);
-        let kept = of_group.saturating_sub(Self::MOST_HELD);
-        let least = of_group + kept.max((self.passed * PART_BYTES).div_ceil(STEP_BYTES));
+        let kept = of_group.saturating_sub(Self::MAX_RESIDENT);
+        let least = of_group + kept.max((self.passed * PARTIAL_BYTES).div_ceil(STEP_BYTES));
         let mut numbers = (least.min(self.steps)..=self.steps).rev();
         numbers.find(|&number| self.bytes(number) + self.beside <= SHARED_LIMIT)
     }
 
     /// Of the operands, with so many steps of weights before x.
-    pub fn bytes(&self, before_x: u32) -> u32 {
-        ALIGNMENT + before_x * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
+    pub fn bytes(&self, unaliased_steps: u32) -> u32 {
+        ALIGNMENT + unaliased_steps * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
     }
 }
 
@@ -91,8 +91,8 @@ impl GemmResidualRowStats {
             tokens.is_multiple_of(8) && (8..=64).contains(&tokens) && (1..=8).contains(&splits);
         let has_room = |tile: SplitKTile| {
             tile.shares(self.k)
-                && self.operands().before_x().is_some()
-                && room_to_pass_sums(tile, self.k, 0)
+                && self.operands().unaliased_steps().is_some()
+                && room_to_exchange(tile, self.k, 0)
         };
         match is_tile && has_room(self.tile) {
             true => Ok(()),
@@ -109,9 +109,9 @@ impl GemmResidualRowStats {
     }
 
     /// Beside them are the sums that come from other blocks, and the row_stats that its warps add up.
-    fn operands(&self) -> TwoGroups {
+    fn operands(&self) -> SlicedK {
         let tokens = self.tile.tokens;
-        TwoGroups {
+        SlicedK {
             steps: self.tile.steps(self.k),
             rows: tokens,
             passed: (tokens / 8).div_ceil(2),
@@ -120,14 +120,14 @@ impl GemmResidualRowStats {
     }
 
     /// Of a step's weights before x, and of all that is dynamic shared memory.
-    pub(super) fn laid(&self) -> (u32, u32) {
+    pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
-        let before = operands.before_x().unwrap_or(operands.steps);
+        let before = operands.unaliased_steps().unwrap_or(operands.steps);
         (before, operands.bytes(before) + self.tile.received_bytes())
     }
 
     /// The GEMM, and what is added to its products, of kernels for any card.
-    pub fn apart(&self) -> (Gemm, BiasResidualLayerNorm) {
+    pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
         // What a LayerNorm is of depends on no eps.
         const ANY: f32 = 1.0;
         (
@@ -161,17 +161,17 @@ impl Kernel for GemmResidualRowStats {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = self.apart().0.constants();
+        let mut constants = self.unfused().0.constants();
         constants.retain(|name, _| ["storage", "n", "k"].contains(name));
         constants.extend(self.tile.constants());
         constants.insert("bias", self.bias.into());
-        constants.insert("before_x", self.laid().0.into());
-        constants.insert("most_held", TwoGroups::MOST_HELD.into());
+        constants.insert("unaliased_steps", self.layout().0.into());
+        constants.insert("max_resident", SlicedK::MAX_RESIDENT.into());
         constants
     }
 
     fn params(&self) -> Vec<Param> {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let is_read = |p: &Param| matches!(p.role, Role::Read { .. });
         let mut params: Vec<Param> = gemm.params().into_iter().filter(is_read).collect();
         let of_norm = norm.params().into_iter().skip(1);
@@ -204,7 +204,7 @@ impl Kernel for GemmResidualRowStats {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, self.threads(), self.laid().1)
+        Launch::of_blocks(blocks, self.threads(), self.layout().1)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
@@ -217,7 +217,7 @@ impl Kernel for GemmResidualRowStats {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (of_gemm, of_norm) = reads.split_at(2);
-        let products = self.apart().0.reference(extents, of_gemm);
+        let products = self.unfused().0.reference(extents, of_gemm);
         let (bias, residual, gamma) = match *of_norm {
             [bias, residual, gamma] => (Some(bias.real()), residual.real(), gamma.real()),
             [residual, gamma] => (None, residual.real(), gamma.real()),
@@ -228,7 +228,7 @@ impl Kernel for GemmResidualRowStats {
     }
 
     fn tolerance(&self) -> Tolerance {
-        let sums = self.apart().0.tolerance();
+        let sums = self.unfused().0.tolerance();
         Tolerance {
             absolute: 4.0 * sums.absolute,
             relative: 2.0 * sums.relative,

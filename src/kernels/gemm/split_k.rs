@@ -46,7 +46,7 @@ pub(super) const ALIGNMENT: u32 = 1024;
 /// Dynamic shared memory of a block, beside the barriers.
 pub(super) const SHARED_LIMIT: u32 = 226 * 1024;
 /// Bytes of the sums of a block for eight tokens.
-pub(super) const PART_BYTES: u32 = THREADS * 16;
+pub(super) const PARTIAL_BYTES: u32 = THREADS * 16;
 
 impl SplitKTile {
     /// The tiles that a GEMM may have, fewest tokens first.
@@ -95,7 +95,7 @@ impl SplitKTile {
         let of_busiest = blocks.div_ceil(n_sms) as f64;
         let (weight_bytes, x_bytes) = (steps * 8192.0, steps * here * 128.0);
         let zeros = steps * f64::from(self.tokens) * 128.0 - x_bytes;
-        let sums = match self.splits {
+        let reduction = match self.splits {
             1 => 0.0,
             splits => {
                 cost.cluster
@@ -110,7 +110,7 @@ impl SplitKTile {
             + of_busiest
                 * (weight_bytes * cost.weight_byte + x_bytes * cost.x_byte + zeros * cost.zero_byte)
             + blocks as f64 * (weight_bytes + x_bytes) * cost.l2_byte
-            + sums
+            + reduction
     }
 
     /// Blocks of a launch.
@@ -134,7 +134,7 @@ impl SplitKTile {
     pub(super) const fn received_bytes(self) -> u32 {
         match self.splits {
             1 => 0,
-            splits => (self.tokens / 8).div_ceil(splits) * splits * PART_BYTES,
+            splits => (self.tokens / 8).div_ceil(splits) * splits * PARTIAL_BYTES,
         }
     }
 
@@ -150,17 +150,17 @@ impl SplitKTile {
             1 => String::new(),
             _ => format!("__cluster_dims__({splits}, 1, 1) "),
         };
-        let sums = tokens / 2;
-        let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+        let acc = tokens / 2;
+        let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         Constants::from([
             ("tokens", tokens.into()),
             ("splits", splits.into()),
             ("cluster", cluster.into()),
-            ("sums", sums.into()),
-            ("sum_registers", list(&|i| format!("%{i}")).into()),
+            ("accumulators", acc.into()),
+            ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
-                "sum_operands",
-                list(&|i| format!("\"+f\"(sums[{i}])")).into(),
+                "acc_operands",
+                list(&|i| format!("\"+f\"(acc[{i}])")).into(),
             ),
         ])
     }

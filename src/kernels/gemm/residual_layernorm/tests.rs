@@ -80,13 +80,13 @@ fn a_card_without_room_for_a_cluster_is_told_by_the_estimate() {
 
 #[test]
 fn a_cluster_is_launched_whole_and_never_idle() {
-    let kernel = |m, n, together| GemmResidualLayerNorm {
+    let kernel = |m, n, cooperative| GemmResidualLayerNorm {
         n: 768,
         k: 768,
         eps: EPS,
         dtype: DType::F16,
         bias: true,
-        tile: tile(m, n, together),
+        tile: tile(m, n, cooperative),
     };
     let grid = |kernel: GemmResidualLayerNorm, rows| {
         kernel

@@ -419,7 +419,7 @@ pub(super) fn gemm_residual_layer_norm(
     let gamma = args.real("gamma", &[n])?;
     let beta = args.real("beta", &[n])?;
     let out = args.out(&[rows, n])?;
-    let (product, norm) = spec.apart();
+    let (product, norm) = spec.unfused();
     let mut products = Vec::new();
     products
         .try_reserve_exact(out.len())
@@ -500,7 +500,7 @@ pub(super) fn gemm_residual_row_stats(
     )?;
     let scaled = args.out(&[rows, n])?;
     let reads = [x, weight].map(Read::Real);
-    let product = spec.apart().0;
+    let product = spec.unfused().0;
     gemm(&product, sums, Args::new(op, extents, &reads, scaled))?;
     let (of_rows, of_stats) = scaled_and_row_stats(scaled, bias, residual, gamma);
     scaled.copy_from_slice(&of_rows);
@@ -529,5 +529,5 @@ pub(super) fn deferred_layer_norm_gemm(
     let out = args.out(&[rows, n])?;
     normal.copy_from_slice(&normalised(scaled, row_stats, gamma, beta, spec.eps));
     of_gemm.insert(0, Read::Real(normal));
-    gemm(&spec.apart().1, sums, Args::new(op, extents, &of_gemm, out))
+    gemm(&spec.unfused().1, sums, Args::new(op, extents, &of_gemm, out))
 }
