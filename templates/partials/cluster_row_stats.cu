@@ -1,5 +1,4 @@
-        // Cluster reduction of row statistics, in the includer's loop over tiles: every warpgroup stores its partials
-        // to all CTAs of the cluster.
+        // The cluster reduction of row statistics, on locals of the includer's tile loop: partials go to all CTAs.
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll

@@ -1,4 +1,3 @@
-// Sizes, MMA and loads of a GEMM tile that is normalised in the registers of a cluster.
 using T = {{ storage }};
 constexpr int N = {{ n }};
 constexpr int K = {{ k }};

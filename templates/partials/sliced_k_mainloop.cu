@@ -1,3 +1,4 @@
+    // The mainloop of a warpgroup, on locals of the other sliced_k partials, then the sum of both warpgroups in `reduced`.
     float acc[ACCUMULATORS];
 #pragma unroll
     for (int i = 0; i < WARPGROUP_STEPS; ++i) {
@@ -6,9 +7,9 @@
         barrier_wait(full + (STEPS + step) * 8, 0);
         const unsigned long long x_desc = matrix_descriptor(tokens + step * X_BYTES);
         products_begin();
-        if (i >= STREAMED) {
+        if (i >= FROM_SHARED) {
 #pragma unroll
-            for (int k = 0; k < BLOCK_K / 16; ++k) warpgroup_mma(acc, resident[i < STREAMED ? 0 : i - STREAMED][k], x_desc + k * 2, i > 0 || k > 0);
+            for (int k = 0; k < BLOCK_K / 16; ++k) warpgroup_mma(acc, resident[i < FROM_SHARED ? 0 : i - FROM_SHARED][k], x_desc + k * 2, i > 0 || k > 0);
         } else {
             barrier_wait(full + step * 8, 0);
             const unsigned long long weight_desc = matrix_descriptor(weights + step * WEIGHT_BYTES);
@@ -18,11 +19,11 @@
         products_commit();
     }
     products_wait<0>();
-    // Each warpgroup finishes half of the octets of tokens, and send_to on its acc of the others where its own weights were.
+    // Each warpgroup finishes half of the octets and sends its accumulators of the others through its own weights' memory.
     warpgroup_sync(is_first ? 1 : 2);
     const unsigned int send_to = weights + begin * WEIGHT_BYTES + thread * 16;
     const unsigned int receive_from = weights + (is_first ? first_steps : 0) * WEIGHT_BYTES + thread * 16;
-    // Of gamma and beta, where they come with the rows, both warpgroups need all.
+    // Both warpgroups need the octet of gamma and beta, where there is one behind the rows.
     auto acc_at = [&](int octet, int e) { return octet * 4 + e < ACCUMULATORS ? acc[octet * 4 + e] : 0.0f; };
     auto lower = [](int i) { return i < HALF ? i : ROW_OCTETS + i - HALF; };
     auto upper = [](int i) { return i < HALF ? HALF + i : ROW_OCTETS + i - HALF; };

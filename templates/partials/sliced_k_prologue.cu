@@ -1,13 +1,14 @@
-    const unsigned int tile = blockIdx.x / SPLITS % TILES_N;  // of the weight
+    // Reads the includer's first step `first`, number of `steps`, and shared-memory addresses `weights`, `tokens`, `full`.
+    const unsigned int tile = blockIdx.x / SPLITS % TILES_N;  // column tile
     const int row = tile * BLOCK_N;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-    const int thread = threadIdx.x % 128, quarter = warp % 4;  // in a warpgroup
-    const bool is_first = warp < 4;                            // of the two that multiply
-    const int first_steps = EVEN ? STEPS / 2 : (steps + 1) / 2;   // its steps
-    // What both warpgroups need first comes first.
+    const int thread = threadIdx.x % 128, quarter = warp % 4;  // thread and warp in a warpgroup
+    const bool is_first = warp < 4;                            // the first consumer warpgroup
+    const int first_steps = EVEN ? STEPS / 2 : (steps + 1) / 2;  // steps of the first warpgroup
+    // Loads alternate between the warpgroups, in the order in which they need the steps.
     auto step_of = [&](int nth) { return nth % 2 * first_steps + nth / 2; };
-    // All of a block's weights are asked for at once, before anything else, and before the kernel that makes x is done.
-    // One barrier a step for weights, then one a step for x. By one lane: of several, tokens_per_tile is a turn of a loop.
+    // All of a CTA's weights are loaded at once, before anything else and before griddepcontrol.wait. There is a barrier
+    // for the weights of each step, then one for its x. One lane issues all loads, as those of several are serialised.
     if (warp == PRODUCER_WARP && lane == 0) {
 #pragma unroll
         for (int step = 0; step < 2 * STEPS; ++step) barrier_init(full + step * 8, 1);
@@ -22,10 +23,10 @@
         }
     }
     __syncwarp();
-    // Tokens are shared out evenly among the tiles, in octets: rows past the last take longer to copy than others, and
-    // a tile that is not full copies some of the next one's instead. What they accumulate to is not stored.
+    // Tokens are split evenly over the tiles, in octets. Out-of-bounds rows are slower to load than others, so a tile that
+    // is not full loads rows of the next one instead, and does not store their accumulators.
     const int tiles = gridDim.x / (TILES_N * SPLITS), tokens_per_tile = ((static_cast<int>(rows) + tiles - 1) / tiles + 7) / 8 * 8;
-    const int first_token = blockIdx.x / (TILES_N * SPLITS) * tokens_per_tile;  // of x
+    const int first_token = blockIdx.x / (TILES_N * SPLITS) * tokens_per_tile;
     const int n_tokens = min(static_cast<int>(rows) - first_token, tokens_per_tile);
     auto load_tokens = [&](const TensorMap& of) {
         if (lane == 0) {

@@ -1,3 +1,4 @@
+    // The mainloop, over all of the CTA's steps, on what split_k_prologue defines.
     float acc[ACCUMULATORS];
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {

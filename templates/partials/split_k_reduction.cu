@@ -1,3 +1,4 @@
+    // Reads acc, epilogue(octet, acc) and what split_k_prologue defines.
     if constexpr (SPLITS == 1) {
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
@@ -5,7 +6,7 @@
             if (octet < octets) epilogue(octet, sum);
         }
     } else {
-        // Every block sends its acc to the cta_mask that epilogue them, which accumulate them in the order of K.
+        // Each CTA sends its accumulators to the CTAs that finish them, which sum them in the order of K.
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
             const unsigned int partial = partials + (octet / SPLITS * SPLITS + rank) * PARTIAL_BYTES + threadIdx.x * 16;
