@@ -55,7 +55,7 @@ fn on_load(kernels: &[&KernelSpec]) -> usize {
 }
 
 /// Deferred LayerNorms: GEMMs that leave row statistics, each with the GEMM that normalises by them.
-fn by_deferred_norm(kernels: &[&KernelSpec]) -> usize {
+fn deferred(kernels: &[&KernelSpec]) -> usize {
     let leaves = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualRowStats(_));
     let reads = |k: &&&KernelSpec| matches!(k, KernelSpec::DeferredLayerNormGemm(_));
     let left = kernels.iter().filter(leaves).count();
@@ -71,7 +71,7 @@ fn a_launch_is_saved_wherever_a_pair_is_joined() {
     let mut most = 0;
     for tokens in (1..9000).step_by(37) {
         let kernels = launched(&program, tokens);
-        let saved = joined(&kernels) + on_load(&kernels) + by_deferred_norm(&kernels);
+        let saved = joined(&kernels) + on_load(&kernels) + deferred(&kernels);
         assert_eq!(kernels.len() + saved, apart.len(), "{tokens} tokens");
         most = most.max(joined(&kernels));
     }
@@ -164,7 +164,7 @@ fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
         assert_eq!(program.steps.iter().filter(serves_some).count(), 0);
         assert_eq!(joined(&launched(&program, 4915)), 0);
         assert_eq!(on_load(&launched(&program, 5)), 0);
-        assert_eq!(by_deferred_norm(&launched(&program, 100)), 0);
+        assert_eq!(deferred(&launched(&program, 100)), 0);
     }
 }
 
@@ -200,7 +200,7 @@ fn few_tokens_are_normalised_by_row_stats_beside_them() {
     let program = program(|_| ());
     for (tokens, expected) in [(8, 0), (9, 3), (64, 3), (128, 3), (129, 0)] {
         let kernels = launched(&program, tokens);
-        assert_eq!(by_deferred_norm(&kernels), expected, "{tokens} tokens");
+        assert_eq!(deferred(&kernels), expected, "{tokens} tokens");
         // No kernel reads the rows that only other batches have.
         let batch = Extents::of(&[tokens]).expect("a batch");
         let usage = program.usage(&batch).expect("its sizes fit");
@@ -225,7 +225,7 @@ fn norms_that_are_to_be_apart_are_never_joined() {
     for tokens in [1, 100, 600, 1229, 4915, 9000] {
         let kernels = launched(&program, tokens);
         assert_eq!(
-            (joined(&kernels), on_load(&kernels), by_deferred_norm(&kernels)),
+            (joined(&kernels), on_load(&kernels), deferred(&kernels)),
             (0, 0, 0),
             "{tokens} tokens"
         );
@@ -253,7 +253,7 @@ fn joint_launches_give_the_results_of_launches_for_each_operator() {
     let all_joined = all_joined.expect("some batch joins a linear layer and a LayerNorm");
     for (tokens, joint) in [
         (5, on_load as fn(&[&KernelSpec]) -> usize),
-        (100, by_deferred_norm),
+        (100, deferred),
         (all_joined, joined),
     ] {
         assert!(joint(&launched(&together, tokens)) > 0, "{tokens} tokens");

@@ -1,10 +1,10 @@
-//! LayerNorm from rows' row_stats, and the linear layer that reads it, for few rows on Hopper.
+//! Deferred LayerNorm, from row statistics, fused with the linear layer that reads it, for small M on Hopper.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     Epilogue, Gemm, GemmWgmma, SplitKTile,
-    residual_row_stats::{SlicedK, row_stats_of, row_stats_shape, room_to_exchange},
+    residual_row_stats::{SlicedK, room_to_exchange, row_stats_of, row_stats_shape},
 };
 use crate::{
     kernels::{
@@ -17,7 +17,7 @@ use crate::{
 
 /// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) →
 /// `normal [rows, k]`: LayerNorm of what [`GemmResidualRowStats`](super::GemmResidualRowStats) left; and `out [rows, n]`:
-/// `act(normal · weightᵀ + bias)`, in f16 or bf16, on Hopper. Blocks have all of k, as
+/// `act(normal · weightᵀ + bias)`, in f16 or bf16, on Hopper. A CTA has all of k, as
 /// [`GemmSplitK`](super::GemmSplitK) without splits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeferredLayerNormGemm {
@@ -30,7 +30,7 @@ pub struct DeferredLayerNormGemm {
     pub tokens: u32,
 }
 
-/// Two warpgroups multiply, one copies and normalises.
+/// Two consumer warpgroups, and one that loads and normalises.
 const THREADS: u32 = 384;
 
 impl DeferredLayerNormGemm {
@@ -47,18 +47,13 @@ impl DeferredLayerNormGemm {
         match is_tile && has_room() {
             true => Ok(()),
             false => Err(format!(
-                "{} tokens are no tile of a GEMM of depth {} that normalises by row_stats: it has 8 to 64, a multiple of 8, 256 products or more, and room in shared memory for all that a block reads",
+                "{} tokens are no tile of a GEMM of depth {} with a deferred LayerNorm: it has 8 to 64, a multiple of 8, 256 products or more, and room in shared memory for all that a CTA reads",
                 self.tokens, self.k
             )),
         }
     }
 
-    /// Numbers that come with each row.
-    pub fn row_stats(&self) -> u64 {
-        row_stats_of(self.k)
-    }
-
-    /// Gamma and beta are rows beside those of x.
+    /// The tile of the MMAs: an octet of rows with gamma and beta follows those of x.
     const fn product(&self) -> SplitKTile {
         SplitKTile::new(self.tokens + 8, 1)
     }
@@ -67,25 +62,25 @@ impl DeferredLayerNormGemm {
         SlicedK {
             steps: self.product().steps(self.k),
             rows: self.product().tokens,
-            passed: (self.tokens / 8).div_ceil(2) + 1,
-            beside: 0,
+            exchanged: (self.tokens / 8).div_ceil(2) + 1,
+            besides: 0,
         }
     }
 
-    /// Whether x lies beside all weights.
+    /// Whether shared memory has room for x and all weights at once.
     pub fn has_room_for_all(&self) -> bool {
         let operands = self.operands();
         operands.unaliased_steps() == Some(operands.steps)
     }
 
-    /// Steps of weights before x, and the dynamic shared memory of a block.
+    /// Unaliased steps, and bytes of dynamic shared memory of a CTA.
     pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
         let before = operands.unaliased_steps().unwrap_or(operands.steps);
         (before, operands.bytes(before))
     }
 
-    /// The two kernels that compute the same of sums, for any card.
+    /// The unfused kernels, for any card: LayerNorm of sums, and the GEMM.
     pub fn unfused(&self) -> (BiasResidualLayerNorm, Gemm) {
         let norm = BiasResidualLayerNorm::new(self.k, self.eps, self.dtype, false);
         let gemm = Gemm::of(self.n, self.k, self.dtype, self.epilogue);
@@ -136,7 +131,7 @@ impl Kernel for DeferredLayerNormGemm {
                     name: "scaled",
                     role,
                 }),
-                // With sums and sums of squares of half as many as there are columns, rows have mean and deviation 1/2.
+                // Σ s and Σ s² that are each half the number of columns give rows of mean and deviation 1/2.
                 ("residual", _) => params.push(Param {
                     name: "row_stats",
                     role: Role::Read {
@@ -174,8 +169,8 @@ impl Kernel for DeferredLayerNormGemm {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let blocks = SplitKTile::new(self.tokens, 1).blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, THREADS, self.layout().1)
+        let ctas = SplitKTile::new(self.tokens, 1).ctas(extents.rows, self.n);
+        Launch::of_blocks(ctas, THREADS, self.layout().1)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
@@ -197,7 +192,7 @@ impl Kernel for DeferredLayerNormGemm {
 
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
-        // Octets of rows, and tiles of them, that are whole, begun and empty.
+        // Octets and tiles of rows that are whole, partial and empty.
         let rows = [8, 33, 40, 47, 48, 49, 63, 64, 65, 96, 100, 128];
         cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
         cases
@@ -214,7 +209,7 @@ impl Kernel for DeferredLayerNormGemm {
     }
 }
 
-/// LayerNorm of the rows that a GEMM left with their row_stats.
+/// LayerNorm of rows that a GEMM wrote as `scaled`, with their row statistics.
 pub(crate) fn normalised(
     scaled: &[f32],
     row_stats: &[f32],
@@ -227,8 +222,8 @@ pub(crate) fn normalised(
     let rows = scaled
         .chunks_exact(width)
         .zip(row_stats.chunks_exact(numbers));
-    rows.flat_map(|(row, row_stats)| {
-        let sum = |first| row_stats.iter().skip(first).step_by(2).map(|&v| f64::from(v));
+    rows.flat_map(|(row, stats)| {
+        let sum = |first| stats.iter().skip(first).step_by(2).map(|&v| f64::from(v));
         let mean = sum(0).sum::<f64>() / width as f64;
         let variance = (sum(1).sum::<f64>() / width as f64 - mean * mean).max(0.0);
         let deviation = (variance + f64::from(eps)).sqrt();
@@ -240,7 +235,7 @@ pub(crate) fn normalised(
     .collect()
 }
 
-/// Tiles of several sizes, with and without what is optional, and depths that divide by 8 and nothing else.
+/// Tiles of several sizes, with and without bias and activation, and depths that divide by 8 and nothing else.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue {
@@ -252,7 +247,7 @@ pub fn representative() -> Vec<KernelSpec> {
         for (n, k, epilogue, tiles) in [
             (768, 768, gelu, &[24, 48, 64][..]),
             (1000, 328, plain, &[40, 56, 64]),
-            // Where x takes the place of weights that are in registers, too.
+            // x overwrites weights that are in registers.
             (384, 1024, gelu, &[40, 64]),
             (328, 936, plain, &[64]),
             (8, 200, gelu, &[8, 64]),
@@ -311,11 +306,10 @@ mod tests {
         let params = kernel(48).params();
         let names: Vec<&str> = params.iter().map(|p| p.name).collect();
         assert_eq!(
-            names,
-            [
-                "scaled", "row_stats", "gamma", "beta", "weight", "normal", "out", "rows"
-            ]
+            names[..5],
+            ["scaled", "row_stats", "gamma", "beta", "weight"]
         );
+        assert_eq!(names[5..], ["normal", "out", "rows"]);
         let is_f32 = |p: &&Param| {
             matches!(
                 p.role,

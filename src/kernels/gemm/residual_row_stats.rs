@@ -1,5 +1,5 @@
-//! The GEMM before a LayerNorm, for few rows on Hopper: it leaves the rows' row_stats beside the rows, and what
-//! reads the normalised rows has LayerNorm without a launch for it.
+//! The GEMM before a deferred LayerNorm, for small M on Hopper: it writes row statistics beside its rows, and the GEMM
+//! that follows normalises by them, so that LayerNorm needs no launch of its own.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,55 +29,55 @@ pub struct GemmResidualRowStats {
     pub tile: SplitKTile,
 }
 
-/// Two warpgroups multiply, a warp copies.
+/// Two consumer warpgroups and a producer warp.
 const THREADS: u32 = 288;
 
-/// Numbers of the row_stats of a row of so many columns.
+/// Row statistics of a row of `columns`, in numbers: Σ s and Σ s² for each 64 columns.
 pub(super) fn row_stats_of(columns: u32) -> u64 {
     2 * u64::from(columns.div_ceil(BLOCK_N))
 }
 
-/// Whether the fewest weights that one of a block's two warpgroups has leave room, when they are multiplied, for the
-/// sums that it passes on: of half of the tokens, and of `also` further eights.
+/// Whether the weights of either warpgroup, once multiplied, leave room for the accumulators that it exchanges: of half
+/// of the tokens, and of `also` further octets.
 pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
-    let passed = (tile.tokens / 8).div_ceil(2) + also;
-    steps * BLOCK_N * BLOCK_K * 2 >= passed * PARTIAL_BYTES
+    let exchanged = (tile.tokens / 8).div_ceil(2) + also;
+    steps * BLOCK_N * BLOCK_K * 2 >= exchanged * PARTIAL_BYTES
 }
 
-/// How a block whose two warpgroups share out k lays its operands.
+/// Shared-memory layout of a CTA whose two consumer warpgroups share k (sliced-K).
 pub(super) struct SlicedK {
-    /// Of k, of a block.
+    /// Steps of k of a CTA.
     pub steps: u32,
-    /// Rows of the second operand.
+    /// Rows of the second operand, x.
     pub rows: u32,
-    /// Eights of them whose sums a warpgroup passes on to the other.
-    pub passed: u32,
-    /// Shared memory for other things.
-    pub beside: u32,
+    /// Octets of these rows whose accumulators a warpgroup sends to the other.
+    pub exchanged: u32,
+    /// Bytes of shared memory for other things.
+    pub besides: u32,
 }
 
 impl SlicedK {
-    /// Steps of a warpgroup whose weights go to registers before x is there.
+    /// The most steps of a warpgroup whose weights move to registers before x arrives.
     pub const MAX_RESIDENT: u32 = 6;
 
-    /// Steps whose weights lie before x: all, or as many as leave room for x. Those behind are the second warpgroup's, and
-    /// in registers when x comes. `None` where there is no room.
+    /// Steps whose weights x does not overwrite: all, or as many as leave room for x. Weights of later steps are in the second
+    /// warpgroup's registers before x is loaded. `None` where there is no room.
     pub fn unaliased_steps(&self) -> Option<u32> {
         let of_group = self.steps.div_ceil(2);
         let kept = of_group.saturating_sub(Self::MAX_RESIDENT);
-        let least = of_group + kept.max((self.passed * PARTIAL_BYTES).div_ceil(STEP_BYTES));
+        let least = of_group + kept.max((self.exchanged * PARTIAL_BYTES).div_ceil(STEP_BYTES));
         let mut numbers = (least.min(self.steps)..=self.steps).rev();
-        numbers.find(|&number| self.bytes(number) + self.beside <= SHARED_LIMIT)
+        numbers.find(|&number| self.bytes(number) + self.besides <= SHARED_LIMIT)
     }
 
-    /// Of the operands, with so many steps of weights before x.
+    /// Bytes of the operands, with this number of unaliased steps.
     pub fn bytes(&self, unaliased_steps: u32) -> u32 {
         ALIGNMENT + unaliased_steps * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
     }
 }
 
-/// Rows, and the row_stats of each.
+/// The shape of row statistics: rows, and the numbers of each.
 pub(super) fn row_stats_shape(columns: u32) -> Shape {
     Shape::new([Size::from(Symbol::Rows), row_stats_of(columns).into()])
 }
@@ -97,38 +97,38 @@ impl GemmResidualRowStats {
         match is_tile && has_room(self.tile) {
             true => Ok(()),
             false => Err(format!(
-                "{:?} is no tile of a GEMM of depth {} that leaves row_stats: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a block reads",
+                "{:?} is no tile of a GEMM of depth {} that leaves row statistics: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a CTA reads",
                 self.tile, self.k
             )),
         }
     }
 
-    /// Numbers that it leaves beside each row of so many columns.
-    pub fn row_stats_of(columns: u32) -> u64 {
+    /// Numbers of the statistics of a row of `columns`.
+    pub fn stats_of(columns: u32) -> u64 {
         row_stats_of(columns)
     }
 
-    /// Beside them are the sums that come from other blocks, and the row_stats that its warps add up.
+    /// Besides the operands there are partial accumulators of the cluster's other CTAs, and row statistics of the warps.
     fn operands(&self) -> SlicedK {
         let tokens = self.tile.tokens;
         SlicedK {
             steps: self.tile.steps(self.k),
             rows: tokens,
-            passed: (tokens / 8).div_ceil(2),
-            beside: self.tile.received_bytes() + 4 * tokens * 8,
+            exchanged: (tokens / 8).div_ceil(2),
+            besides: self.tile.received_bytes() + 4 * tokens * 8,
         }
     }
 
-    /// Of a step's weights before x, and of all that is dynamic shared memory.
+    /// Unaliased steps, and bytes of dynamic shared memory of a CTA.
     pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
         let before = operands.unaliased_steps().unwrap_or(operands.steps);
         (before, operands.bytes(before) + self.tile.received_bytes())
     }
 
-    /// The GEMM, and what is added to its products, of kernels for any card.
+    /// The unfused kernels, for any card: the GEMM, and the LayerNorm whose sums it takes over.
     pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
-        // What a LayerNorm is of depends on no eps.
+        // The input of a LayerNorm does not depend on eps.
         const ANY: f32 = 1.0;
         (
             Gemm::of(self.n, self.k, self.dtype, Epilogue::default()),
@@ -203,8 +203,8 @@ impl Kernel for GemmResidualRowStats {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, self.threads(), self.layout().1)
+        let ctas = self.tile.ctas(extents.rows, self.n);
+        Launch::of_blocks(ctas, self.threads(), self.layout().1)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
@@ -237,7 +237,7 @@ impl Kernel for GemmResidualRowStats {
     }
 }
 
-/// What the kernel leaves of rows of products: they and the residual as long, bias and gamma as long as a row.
+/// The kernel's outputs, from those of the GEMM, `products [rows, n]`, and `residual [rows, n]`, `bias` and `gamma [n]`.
 pub(crate) fn scaled_and_row_stats(
     products: &[f32],
     bias: Option<&[f32]>,
@@ -271,7 +271,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (768, 768, true, &[(24, 2), (48, 1), (64, 1), (64, 4)][..]),
             (1000, 328, false, &[(40, 1), (48, 2), (64, 3)]),
             (384, 1536, true, &[(48, 4), (64, 8)]),
-            // Where x takes the place of weights that are in registers.
+            // x overwrites weights that are in registers.
             (392, 4096, true, &[(48, 4)]),
             (328, 936, false, &[(64, 1)]),
             (8, 136, true, &[(8, 1), (64, 1)]),
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn reads_come_before_writes() {
         let names: Vec<&str> = gemm(64, 4).params().iter().map(|p| p.name).collect();
-        let reads = ["x", "weight", "bias", "residual", "gamma"];
-        assert_eq!(names, [&reads[..], &["scaled", "row_stats", "rows"]].concat());
+        assert_eq!(names[..5], ["x", "weight", "bias", "residual", "gamma"]);
+        assert_eq!(names[5..], ["scaled", "row_stats", "rows"]);
     }
 }

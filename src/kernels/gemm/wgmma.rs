@@ -300,7 +300,7 @@ impl Kernel for GemmWgmma {
             "block_k",
             "warps_m",
             "warps_n",
-            "least_blocks",
+            "min_ctas",
             "copy_bytes",
             "store_bytes",
         ] {
@@ -444,10 +444,7 @@ mod tests {
             } {
                 let store = *store;
                 assert!(tile.shared_bytes(store) <= 227 * 1024, "{tile:?}");
-                assert!(
-                    (3..=MOST_STAGES).contains(&tile.stages(store)),
-                    "{tile:?}"
-                );
+                assert!((3..=MOST_STAGES).contains(&tile.stages(store)), "{tile:?}");
             }
             // A consumer thread has 240 registers, and the accumulators take most of them.
             let rows = if tile.cooperative { tile.m / 2 } else { tile.m };

@@ -5,7 +5,7 @@ use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
     kernels::{
         Instructions,
-        gemm::{Epilogue, GemmResidualRowStats, DeferredLayerNormGemm, SplitKTile},
+        gemm::{DeferredLayerNormGemm, Epilogue, GemmResidualRowStats, SplitKTile},
     },
     machine::Machine,
     select::site::{Link, Site},
@@ -61,7 +61,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             tile,
         };
         kernel.check().ok()?;
-        let at_once = u64::from(machine.sms) / tile.blocks(1, n);
+        let at_once = u64::from(machine.sms) / tile.ctas(1, n);
         let most = at_once.min(MOST_TILES) * u64::from(tile.tokens);
         candidate(kernel.into(), most)
     };
@@ -82,7 +82,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         let kernel = second_kernel(tokens);
         kernel.check().ok()?;
         let tile = SplitKTile::new(tokens, 1);
-        let at_once = u64::from(machine.sms) / tile.blocks(1, n_behind);
+        let at_once = u64::from(machine.sms) / tile.ctas(1, n_behind);
         candidate(
             kernel.into(),
             (at_once * u64::from(tokens)).min(tile.most_rows()),
@@ -101,7 +101,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         columns,
     };
     let scaled = scratch("scaled", dtype, n.into());
-    let statistics = scratch("row_stats", DType::F32, GemmResidualRowStats::row_stats_of(n));
+    let statistics = scratch("row_stats", DType::F32, GemmResidualRowStats::stats_of(n));
     let n_norm = 4 + usize::from(norm.bias);
     let launches = vec![
         Launch {

@@ -28,7 +28,7 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
 }
 
 #[test]
-fn whole_rows_are_held_by_two_to_eight_blocks() {
+fn whole_rows_are_held_by_two_to_eight_ctas() {
     assert_eq!(GemmResidualLayerNorm::tiles(768).len(), 9);
     for n in [64, 128, 100, 832, 4096] {
         assert_eq!(GemmResidualLayerNorm::tiles(n), [], "{n}");

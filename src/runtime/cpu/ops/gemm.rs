@@ -10,7 +10,7 @@ use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
 use super::{OpError, Read, Sums, rows};
 use crate::kernels::gemm::{
-    Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualRowStats, DeferredLayerNormGemm,
+    DeferredLayerNormGemm, Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualRowStats,
     ResidualLayerNormGemm, normalised, scaled_and_row_stats,
 };
 
@@ -495,7 +495,7 @@ pub(super) fn gemm_residual_row_stats(
     let gamma = args.real("gamma", &[n])?;
     args.check_shape(
         "row_stats",
-        &[rows, GemmResidualRowStats::row_stats_of(spec.n)],
+        &[rows, GemmResidualRowStats::stats_of(spec.n)],
         row_stats.len(),
     )?;
     let scaled = args.out(&[rows, n])?;
@@ -518,7 +518,7 @@ pub(super) fn deferred_layer_norm_gemm(
     let (op, extents) = (args.op(), args.extents);
     let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
     let scaled = args.real("scaled", &[rows, k])?;
-    let row_stats = args.real("row_stats", &[rows, GemmResidualRowStats::row_stats_of(spec.k)])?;
+    let row_stats = args.real("row_stats", &[rows, GemmResidualRowStats::stats_of(spec.k)])?;
     let gamma = args.real("gamma", &[k])?;
     let beta = args.real("beta", &[k])?;
     let mut of_gemm = vec![Read::Real(args.real("weight", &[n, k])?)];
@@ -529,5 +529,6 @@ pub(super) fn deferred_layer_norm_gemm(
     let out = args.out(&[rows, n])?;
     normal.copy_from_slice(&normalised(scaled, row_stats, gamma, beta, spec.eps));
     of_gemm.insert(0, Read::Real(normal));
-    gemm(&spec.unfused().1, sums, Args::new(op, extents, &of_gemm, out))
+    let (_, product) = spec.unfused();
+    gemm(&product, sums, Args::new(op, extents, &of_gemm, out))
 }

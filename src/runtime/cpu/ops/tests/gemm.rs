@@ -2,8 +2,8 @@ use super::*;
 use crate::kernels::{
     HostTensor,
     gemm::{
-        Activation, Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualRowStats,
-        DeferredLayerNormGemm, NormalisedTile, ResidualLayerNormGemm, SplitKTile, Tile,
+        Activation, DeferredLayerNormGemm, Epilogue, Gemm, GemmResidualLayerNorm,
+        GemmResidualRowStats, NormalisedTile, ResidualLayerNormGemm, SplitKTile, Tile,
     },
     layernorm::BiasResidualLayerNorm,
 };
@@ -205,21 +205,21 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
             tokens: 8,
         });
         // Parts of 64, 64 and 8 columns.
-        let (mut scaled, mut row_stats) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * 6]);
+        let (mut scaled, mut stats) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * 6]);
         let mut operands = vec![noise(rows * k, 1), noise(n * k, 2)];
         if bias {
             operands.push(noise(n, 3));
         }
         operands.extend([noise(rows * n, 4), noise(n, 5)]);
         let reads: Vec<Read> = operands.iter().map(|o| Read::Real(o)).collect();
-        run(&before, &extents, &reads, &mut [&mut scaled, &mut row_stats]).unwrap();
+        run(&before, &extents, &reads, &mut [&mut scaled, &mut stats]).unwrap();
         let want = reference(&before, &extents, operands.clone());
         assert_close(&scaled, &wide(want[0].real()), 1e-4);
-        assert_close(&row_stats, &wide(want[1].real()), 1e-3);
+        assert_close(&stats, &wide(want[1].real()), 1e-3);
 
         let (mut normal, mut out) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * k]);
         let beta = noise(n, 6);
-        let mut of_behind = vec![scaled, row_stats, operands.remove(operands.len() - 1), beta];
+        let mut of_behind = vec![scaled, stats, operands.remove(operands.len() - 1), beta];
         of_behind.push(noise(n * k, 7));
         if bias {
             of_behind.push(noise(k, 8));
