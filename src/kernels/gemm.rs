@@ -178,7 +178,7 @@ impl Kernel for Gemm {
         // On tensor cores a lane has at most four neighbouring columns to store, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
         let activation = self.epilogue.activation;
-        // With the few columns of a classifier, ptxas would otherwise spill to fit more CTAs.
+        // With the few columns of a classifier, ptxas might otherwise spill to fit more CTAs.
         let min_ctas = if self.n < 8 { ", 1" } else { "" };
         Constants::from([
             ("storage", self.dtype.name().into()),

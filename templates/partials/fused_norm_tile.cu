@@ -9,9 +9,9 @@ static_assert(CLUSTER * BLOCK_N == N, "a cluster holds whole rows");
 
 // Cooperative warpgroups split a tile's rows or, where it has only 64, its columns.
 constexpr bool SPLIT_COLUMNS = COOPERATIVE && BLOCK_M == 64;
-constexpr int ROWS = COOPERATIVE && !SPLIT_COLUMNS ? BLOCK_M / 2 : BLOCK_M;  // of a warpgroup
-constexpr int COLUMNS = SPLIT_COLUMNS ? BLOCK_N / 2 : BLOCK_N;           // of a warpgroup
-constexpr int PARTIALS = N / COLUMNS;                                    // partial row statistics of a row
+constexpr int ROWS = COOPERATIVE && !SPLIT_COLUMNS ? BLOCK_M / 2 : BLOCK_M;  // rows of a warpgroup
+constexpr int COLUMNS = SPLIT_COLUMNS ? BLOCK_N / 2 : BLOCK_N;               // columns of a warpgroup
+constexpr int PARTIALS = N / COLUMNS;                                        // partial statistics of a row
 constexpr int M_TILES = ROWS / 64;
 constexpr int ACCUMULATORS = COLUMNS / 2;  // registers of a thread for one m64 MMA
 constexpr int K_TILES = (K + BLOCK_K - 1) / BLOCK_K;

@@ -12,7 +12,7 @@ constexpr int OWNED = (OCTETS + SPLITS - 1) / SPLITS;
 constexpr unsigned int PARTIAL_BYTES = 128 * 16;  // a CTA's accumulators of an octet, four of each thread
 static_assert(TOKENS % 8 == 0 && TOKENS <= 256 && SPLITS <= 8 && SPLITS <= K_STEPS, "whole MMAs, and at least one step for each CTA");
 
-// acc += weight · xᵀ, an m64nTOKENSk16 MMA; with `accumulate` 0, acc is overwritten. Warp w has weight rows from
+// acc += weight · xᵀ, an m64k16 MMA with N = TOKENS; with `accumulate` 0, acc is overwritten. Warp w has weight rows from
 // 16w on; lane l has acc[4j + e] of weight row l / 4 + e / 2 · 8 and token 8j + l % 4 · 2 + e % 2.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long weight,
                                              unsigned long long x, int accumulate) {

@@ -295,14 +295,14 @@ mod tests {
     }
 
     #[test]
-    fn rows_with_their_moments_are_normalised() {
+    fn rows_are_normalised_by_their_statistics() {
         // s = 1, 3 with gamma 2, 1: a mean of 2 and a deviation of 1.
         let y = normalised(&[2.0, 3.0], &[4.0, 10.0], &[2.0, 1.0], &[0.5, 0.0], 1e-12);
         assert_eq!(y, [-1.5, 1.0]);
     }
 
     #[test]
-    fn reads_come_before_writes_and_moments_are_f32() {
+    fn reads_come_before_writes_and_row_stats_are_f32() {
         let params = kernel(48).params();
         let names: Vec<&str> = params.iter().map(|p| p.name).collect();
         assert_eq!(
