@@ -714,7 +714,7 @@ fn launches_are_those_of_each_operator_where_that_is_asked_for() {
     };
     let joint = |names: &[String]| {
         let is_joint = |name: &&String| {
-            let one = ["gemm_residual_", "moments_layernorm_"];
+            let one = ["gemm_residual_", "deferred_layernorm_"];
             one.iter().any(|stem| name.contains(stem)) || name.contains("layernorm_eps1em12_gemm")
         };
         names.iter().filter(is_joint).count()

@@ -54,10 +54,10 @@ fn on_load(kernels: &[&KernelSpec]) -> usize {
     kernels.iter().filter(is_on_load).count()
 }
 
-/// LayerNorms by moments that the GEMM before left; each of these has the one that reads them.
-fn by_moments(kernels: &[&KernelSpec]) -> usize {
-    let leaves = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualMoments(_));
-    let reads = |k: &&&KernelSpec| matches!(k, KernelSpec::MomentsLayerNormGemm(_));
+/// Deferred LayerNorms: GEMMs that leave row statistics, each with the GEMM that normalises by them.
+fn deferred(kernels: &[&KernelSpec]) -> usize {
+    let leaves = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualRowStats(_));
+    let reads = |k: &&&KernelSpec| matches!(k, KernelSpec::DeferredLayerNormGemm(_));
     let left = kernels.iter().filter(leaves).count();
     assert_eq!(left, kernels.iter().filter(reads).count());
     left
@@ -71,7 +71,7 @@ fn a_launch_is_saved_wherever_a_pair_is_joined() {
     let mut most = 0;
     for tokens in (1..9000).step_by(37) {
         let kernels = launched(&program, tokens);
-        let saved = joined(&kernels) + on_load(&kernels) + by_moments(&kernels);
+        let saved = joined(&kernels) + on_load(&kernels) + deferred(&kernels);
         assert_eq!(kernels.len() + saved, apart.len(), "{tokens} tokens");
         most = most.max(joined(&kernels));
     }
@@ -146,7 +146,7 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
         products.iter().collect::<Vec<_>>()
     );
     // And what few tokens have beside the rows of the three LayerNorms that a linear layer reads.
-    let of_few = |name: &&String| name.ends_with(".scaled") || name.ends_with(".moments");
+    let of_few = |name: &&String| name.ends_with(".scaled") || name.ends_with(".row_stats");
     assert_eq!(empty.iter().filter(of_few).count(), 6);
     assert_eq!(empty.len(), 10);
 }
@@ -164,7 +164,7 @@ fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
         assert_eq!(program.steps.iter().filter(serves_some).count(), 0);
         assert_eq!(joined(&launched(&program, 4915)), 0);
         assert_eq!(on_load(&launched(&program, 5)), 0);
-        assert_eq!(by_moments(&launched(&program, 100)), 0);
+        assert_eq!(deferred(&launched(&program, 100)), 0);
     }
 }
 
@@ -196,16 +196,16 @@ fn the_fewest_rows_are_normalised_by_the_linear_layers_that_read_them() {
 }
 
 #[test]
-fn few_tokens_are_normalised_by_moments_beside_them() {
+fn few_tokens_are_normalised_by_row_stats_beside_them() {
     let program = program(|_| ());
     for (tokens, expected) in [(8, 0), (9, 3), (64, 3), (128, 3), (129, 0)] {
         let kernels = launched(&program, tokens);
-        assert_eq!(by_moments(&kernels), expected, "{tokens} tokens");
+        assert_eq!(deferred(&kernels), expected, "{tokens} tokens");
         // No kernel reads the rows that only other batches have.
         let batch = Extents::of(&[tokens]).expect("a batch");
         let usage = program.usage(&batch).expect("its sizes fit");
         let records = program.planned().zip(usage);
-        let of_few = records.filter(|((_, t), _)| t.name.ends_with(".moments"));
+        let of_few = records.filter(|((_, t), _)| t.name.ends_with(".row_stats"));
         let bytes: Vec<u64> = of_few.map(|(_, record)| record.bytes).collect();
         let each = if expected > 0 {
             u64::from(tokens) * 24 * 4
@@ -225,7 +225,7 @@ fn norms_that_are_to_be_apart_are_never_joined() {
     for tokens in [1, 100, 600, 1229, 4915, 9000] {
         let kernels = launched(&program, tokens);
         assert_eq!(
-            (joined(&kernels), on_load(&kernels), by_moments(&kernels)),
+            (joined(&kernels), on_load(&kernels), deferred(&kernels)),
             (0, 0, 0),
             "{tokens} tokens"
         );
@@ -253,7 +253,7 @@ fn joint_launches_give_the_results_of_launches_for_each_operator() {
     let all_joined = all_joined.expect("some batch joins a linear layer and a LayerNorm");
     for (tokens, joint) in [
         (5, on_load as fn(&[&KernelSpec]) -> usize),
-        (100, by_moments),
+        (100, deferred),
         (all_joined, joined),
     ] {
         assert!(joint(&launched(&together, tokens)) > 0, "{tokens} tokens");

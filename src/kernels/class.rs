@@ -58,8 +58,8 @@ impl KernelSpec {
             | Self::GemmSkinny(_)
             | Self::GemmResidualLayerNorm(_)
             | Self::ResidualLayerNormGemm(_)
-            | Self::GemmResidualMoments(_)
-            | Self::MomentsLayerNormGemm(_) => Class::Gemm,
+            | Self::GemmResidualRowStats(_)
+            | Self::DeferredLayerNormGemm(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -109,8 +109,8 @@ impl KernelSpec {
             Self::GemmSkinny(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
             Self::ResidualLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
-            Self::GemmResidualMoments(k) => product(k.n, k.k, Symbol::Rows),
-            Self::MomentsLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmResidualRowStats(k) => product(k.n, k.k, Symbol::Rows),
+            Self::DeferredLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),

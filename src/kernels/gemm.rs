@@ -1,13 +1,13 @@
 //! `out = act(x · weightᵀ + bias)`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
 mod activate;
+mod deferred_layernorm;
 mod instances;
-mod moments_layernorm;
 mod normalised_tile;
 mod one_tile;
 mod residual_layernorm;
 mod residual_layernorm_gemm;
-mod residual_moments;
+mod residual_row_stats;
 mod skinny;
 mod split_k;
 mod tile;
@@ -17,17 +17,17 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use activate::{activate_f64, erf, erfc};
+pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
-pub use moments_layernorm::MomentsLayerNormGemm;
 pub use normalised_tile::NormalisedTile;
 pub use one_tile::{GemmOneTile, OneTile};
 pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_layernorm_gemm::ResidualLayerNormGemm;
-pub use residual_moments::GemmResidualMoments;
+pub use residual_row_stats::GemmResidualRowStats;
 pub use skinny::{GemmSkinny, SkinnyTile};
 pub use split_k::{GemmSplitK, SplitKTile};
 pub use wgmma::{GemmWgmma, WgmmaTile};
-pub(crate) use {moments_layernorm::normalised, residual_moments::scaled_and_moments};
+pub(crate) use {deferred_layernorm::normalised, residual_row_stats::scaled_and_row_stats};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::machine::Machine;
@@ -52,7 +52,7 @@ impl Activation {
         Activation::Tanh,
     ];
 
-    /// The word for it in symbols.
+    /// Its name in symbols.
     pub const fn name(self) -> &'static str {
         match self {
             Activation::GeluExact => "gelu",
@@ -97,8 +97,8 @@ impl Epilogue {
     }
 }
 
-/// How a GEMM is cut: a block computes `m × n`, in steps of `k`, by `warps_m × warps_n` warps,
-/// with `stages` steps of shared memory in flight.
+/// The CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in
+/// shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Tile {
     pub m: u32,
@@ -120,11 +120,11 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Row tiles that are walked together before the next column tile. A wave of an H200's blocks
-    /// is then about as tall as wide, which reads the fewest distinct bytes into L2.
+    /// Row tiles of a rasterisation group. A wave of CTAs is then about as tall as wide, which reads the
+    /// fewest distinct bytes into L2.
     const GROUP_M: u32 = 8;
 
-    /// With the tile that comes first, where any does.
+    /// The GEMM with the first candidate tile, for where the tile does not matter.
     pub fn of(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Self {
         Self {
             n,
@@ -139,8 +139,7 @@ impl Gemm {
         self.dtype != DType::F32
     }
 
-    /// The widest access, up to `widest` bytes, that `width` elements after an aligned one is
-    /// aligned again.
+    /// Bytes of the widest access, up to `widest`, to which every row of `width` elements is aligned.
     fn access_bytes(&self, width: u32, widest: u64) -> u64 {
         let pitch = u64::from(width) * self.dtype.bytes();
         widest.min(1 << pitch.trailing_zeros().min(4))
@@ -179,8 +178,8 @@ impl Kernel for Gemm {
         // On tensor cores a lane has at most four neighbouring columns to store, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
         let activation = self.epilogue.activation;
-        // With the few columns of a classifier, ptxas may spill to make room for more blocks.
-        let least_blocks = if self.n < 8 { ", 1" } else { "" };
+        // With the few columns of a classifier, ptxas might otherwise spill to fit more CTAs.
+        let min_ctas = if self.n < 8 { ", 1" } else { "" };
         Constants::from([
             ("storage", self.dtype.name().into()),
             ("n", self.n.into()),
@@ -192,7 +191,7 @@ impl Kernel for Gemm {
             ("warps_n", self.tile.warps_n.into()),
             ("stages", self.tile.stages.into()),
             ("group_m", Self::GROUP_M.into()),
-            ("least_blocks", least_blocks.into()),
+            ("min_ctas", min_ctas.into()),
             ("copy_bytes", self.access_bytes(self.k, 16).into()),
             ("store_bytes", self.access_bytes(self.n, store).into()),
             ("bias", self.epilogue.bias.into()),
@@ -242,13 +241,13 @@ impl Kernel for Gemm {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let blocks = self.tile.blocks(extents.rows, self.n);
+        let ctas = self.tile.ctas(extents.rows, self.n);
         let shared_bytes = if self.on_tensor_cores() {
             self.tile.shared_bytes(self.dtype)
         } else {
-            0 // Declared in the source: below the 48 KB that need no asking.
+            0 // Static in the source, below the 48 KB that need no opt-in.
         };
-        Launch::of_blocks(blocks, self.threads(), shared_bytes)
+        Launch::of_blocks(ctas, self.threads(), shared_bytes)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {

@@ -32,8 +32,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, GemmWgmma, GemmOneTile, GemmSplitK, GemmSkinny, GemmResidualLayerNorm, ResidualLayerNormGemm, GemmResidualMoments,
-    MomentsLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
+    Gemm, GemmWgmma, GemmOneTile, GemmSplitK, GemmSkinny, GemmResidualLayerNorm, ResidualLayerNormGemm, GemmResidualRowStats,
+    DeferredLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens, Upload,
@@ -48,8 +48,8 @@ impl KernelSpec {
             Self::PackTokens(_) => 3,
             Self::PackScan(_) => 2,
             Self::ResidualLayerNormGemm(_)
-            | Self::GemmResidualMoments(_)
-            | Self::MomentsLayerNormGemm(_) => 2,
+            | Self::GemmResidualRowStats(_)
+            | Self::DeferredLayerNormGemm(_) => 2,
             _ => 1,
         }
     }

@@ -375,7 +375,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::GemmSkinny(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
             .map(|()| k.dtype),
-        K::GemmResidualLayerNorm(k) => check_gemm(&k.apart().0)
+        K::GemmResidualLayerNorm(k) => check_gemm(&k.unfused().0)
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
@@ -383,10 +383,10 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
-        K::GemmResidualMoments(k) => check_gemm(&k.apart().0)
+        K::GemmResidualRowStats(k) => check_gemm(&k.unfused().0)
             .and_then(|()| k.check())
             .map(|()| k.dtype),
-        K::MomentsLayerNormGemm(k) => check_gemm(&k.apart().1)
+        K::DeferredLayerNormGemm(k) => check_gemm(&k.unfused().1)
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),

@@ -1,4 +1,4 @@
-// Copies from global to shared memory that pass by the registers (cp.async, sm_80 and later).
+// Asynchronous copies from global to shared memory (cp.async, sm_80 and later).
 __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     unsigned int address;
     asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }"
@@ -6,8 +6,8 @@ __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     return address;
 }
 
-// BYTES bytes, both addresses multiples of BYTES; zeros, and nothing read, where not `inside`.
-// A width of 2 is below what cp.async takes and is copied at once.
+// Copies BYTES bytes, to which both addresses are aligned; writes zeros and reads nothing where not `inside`.
+// cp.async takes at least 4 bytes, so 2 are copied synchronously.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(unsigned int to, const void* from, bool inside) {
     static_assert(BYTES == 2 || BYTES == 4 || BYTES == 8 || BYTES == 16, "widths of a copy");
@@ -23,12 +23,12 @@ __device__ __forceinline__ void copy_async(unsigned int to, const void* from, bo
     }
 }
 
-// Closes a group of copies; an empty group counts too.
+// Commits this thread's copies as a group, which may be empty.
 __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most PENDING of this thread's youngest groups are unfinished.
+// Waits until at most PENDING of this thread's newest groups are in flight.
 template <int PENDING> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }

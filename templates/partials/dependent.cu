@@ -1,11 +1,11 @@
-// Programmatic dependent launch (PTX ISA 7.8, griddepcontrol): where the host asks for it, a kernel's
-// blocks begin while the kernel before still runs. Every block of every kernel comes by here before it
-// reads what a kernel made, and before it writes: so a kernel that is done stands for all before it.
-// Weights are there from the start, and batch data before the first step: these may be read earlier.
+// Programmatic dependent launch (PTX ISA 7.8, griddepcontrol): where the host asks for it, a kernel's CTAs start
+// while the kernel before still runs. Every CTA of every kernel executes griddepcontrol.wait before it writes or
+// reads what a kernel wrote, so a completed kernel implies that all before it are complete. Weights and batch data
+// are written before the first kernel and may be read before the wait.
 
-// Lets the next kernel's blocks begin, as soon as all blocks of this one came by here or have ended.
-// Too early and they crowd onto the few multiprocessors that are free by then; after the products is
-// a good place, and none at all where a block leaves no room beside it.
+// Triggers the launch of the dependent kernel, which starts once all CTAs of this one have triggered or exited.
+// Too early, its CTAs crowd onto the few SMs with room for them; after the mainloop is a good place. Where a CTA
+// leaves no room for another on its SM, the trigger is of no use before its last load.
 __device__ __forceinline__ void let_next_kernel_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -15,7 +15,7 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    // So few blocks leave most multiprocessors to the next kernel, whose weights are then on their way.
+    // So few CTAs leave most SMs idle: the dependent kernel can prefetch its weights there.
     constexpr unsigned int FEW_BLOCKS = 32;
     if (gridDim.x * gridDim.y <= FEW_BLOCKS) let_next_kernel_begin();
 #endif

@@ -1,16 +1,16 @@
-    // Bias, activation and rounding while the sums are in registers; two mma tiles at a time, which
-    // two neighbouring lanes exchange so that each stores 8 bytes and a warp whole 32-byte sectors.
+    // The epilogue of gemm_mma, on its accumulators c and tile coordinates: bias, activation and rounding in registers.
+    // Neighbouring lanes exchange pairs of two n8 tiles, so that each stores 8 bytes and a warp whole 32-byte sectors.
     const int odd = lane % 2;
 #pragma unroll
     for (int j = 0; j < N_TILES; j += 2) {
         const int column = block_n + warp_n + j * 8;
         const int mine = column + lane % 4 * 2;  // and mine + 1, mine + 8, mine + 9
-        float shift[4] = {};
+        float lane_bias[4] = {};
 {% if bias %}
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int at = mine + e / 2 * 8 + e % 2;
-            shift[e] = at < N ? to_float(bias[at]) : 0.0f;
+            lane_bias[e] = at < N ? to_float(bias[at]) : 0.0f;
         }
 {% endif %}
 #pragma unroll
@@ -22,8 +22,8 @@
                 unsigned int pair[2];
 #pragma unroll
                 for (int e = 0; e < 2; ++e)
-                    pair[e] = pack_pair<T>({{ activation }}(c[i][j + e][half * 2] + shift[e * 2]),
-                                           {{ activation }}(c[i][j + e][half * 2 + 1] + shift[e * 2 + 1]));
+                    pair[e] = pack_pair<T>({{ activation }}(c[i][j + e][half * 2] + lane_bias[e * 2]),
+                                           {{ activation }}(c[i][j + e][half * 2 + 1] + lane_bias[e * 2 + 1]));
                 if constexpr (STORE_BYTES == 8) {
                     const unsigned int got = __shfl_xor_sync(0xffffffff, odd ? pair[0] : pair[1], 1);
                     const int at = column + odd * 8 + lane % 4 / 2 * 4;

@@ -1,9 +1,9 @@
-// Hopper's asynchronous copies and products (PTX ISA 8: mbarrier, cp.async.bulk.tensor, wgmma).
+// Hopper's TMA, mbarriers and warpgroup MMAs (PTX ISA 8: cp.async.bulk.tensor, mbarrier, wgmma).
 
-// What the host says of a matrix in memory: address, extents, and the box that one copy moves.
+// A tensor map, encoded by the host: address, extents, and the box that one copy moves.
 struct alignas(64) TensorMap { unsigned long long opaque[16]; };
 
-// Asks for a map, which the first copy would else wait for.
+// Fetches a tensor map, which the first copy would otherwise wait for.
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
 }
 
-// A barrier in shared memory, which so many arrivals, and all bytes that were announced, complete.
+// Initialises an mbarrier whose phase completes with `arrivals` arrivals and all transaction bytes expected.
 __device__ __forceinline__ void barrier_init(unsigned int barrier, unsigned int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -26,7 +26,7 @@ __device__ __forceinline__ void barrier_arrive_expecting(unsigned int barrier, u
                  : "memory");
 }
 
-// Waits until the phase of this parity is complete. A barrier may be at most one phase ahead.
+// Waits until the phase of this parity is complete. The barrier may be at most one phase ahead of the waiter.
 __device__ __forceinline__ void barrier_wait(unsigned int barrier, unsigned int parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
@@ -37,12 +37,12 @@ __device__ __forceinline__ void barrier_wait(unsigned int barrier, unsigned int 
                  : "memory");
 }
 
-// Makes barriers that were initialised visible to the copy engine.
+// Makes initialised barriers visible to the async proxy and the cluster.
 __device__ __forceinline__ void fence_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Copies the box at (column, row) of a matrix to shared memory; what lies outside becomes zero.
+// TMA load of the box at (column, row) to shared memory; out-of-bounds elements become zero.
 __device__ __forceinline__ void load_box(unsigned int to, const TensorMap& from, int column, int row,
                                          unsigned int barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_box(unsigned int to, const TensorMap& from,
                  : "memory");
 }
 
-// Copies a box from shared memory to (column, row); what lies outside is not written.
+// TMA store of a box from shared memory to (column, row); out-of-bounds elements are not written.
 __device__ __forceinline__ void store_box(const TensorMap& to, int column, int row, unsigned int from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, { %1, %2 }], [%3];" ::"l"(&to),
                  "r"(column), "r"(row), "r"(from)
@@ -59,15 +59,15 @@ __device__ __forceinline__ void store_box(const TensorMap& to, int column, int r
 
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until all but the last PENDING of this thread's committed stores have read shared memory.
+// Waits until all but the last PENDING of this thread's committed groups of stores have read shared memory.
 template <int PENDING> __device__ __forceinline__ void wait_for_stores() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// What ordinary instructions wrote to shared memory is seen by the copy engine afterwards.
+// Makes earlier generic-proxy writes to shared memory visible to the async proxy (TMA, wgmma).
 __device__ __forceinline__ void fence_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A barrier of a warpgroup's 128 threads; 0 is that of __syncthreads.
+// Synchronises a warpgroup on a named barrier; barrier 0 is that of __syncthreads.
 __device__ __forceinline__ void warpgroup_sync(int barrier) {
     asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 }
@@ -86,14 +86,14 @@ template <int PENDING> __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Describes rows of 64 16-bit elements (128 bytes) in shared memory, swizzled by 128 bytes: eight
-// rows take 1024 bytes, at a multiple of which they start. 16 elements further are `+ 2`.
+// The wgmma descriptor of a K-major operand: rows of 64 16-bit elements with the 128-byte swizzle. Eight rows are 1024
+// bytes, the alignment of `address`. A step of 16 elements along k is `+ 2`.
 __device__ __forceinline__ unsigned long long matrix_descriptor(unsigned int address) {
     constexpr unsigned long long SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = 1024 >> 4;
     return SWIZZLE_128 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
 }
 
-// Four 8×8 matrices to shared memory: lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
+// Stores four 8×8 matrices to shared memory: lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
 __device__ __forceinline__ void store_matrices(unsigned int address, unsigned int a, unsigned int b,
                                                unsigned int c, unsigned int d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address), "r"(a),

@@ -3,7 +3,7 @@
 //   B [8, 16], a row for each output column: b0 (g, 2t), b1 (g, 2t + 8), two columns each
 //   C [16, 8]: c0, c1 (g, 2t), c2, c3 (g + 8, 2t), one column each
 
-// Four 8×8 matrices of 16-bit elements: lanes 8i .. 8i + 7 give the addresses of the rows of
+// Loads four 8×8 matrices of 16-bit elements: lanes 8i .. 8i + 7 give the addresses of the rows of
 // matrix i, of which each lane gets the pair (g, 2t) in to[i].
 __device__ __forceinline__ void load_matrices(unsigned int (&to)[4], unsigned int address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"

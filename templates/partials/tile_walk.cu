@@ -1,4 +1,4 @@
-// The row tile and column tile of tile number `index`: GROUP_M row tiles by all column tiles, then the next.
+// Grouped rasterisation for L2 reuse, by the includer's GROUP_M and TILES_N: column by column through GROUP_M row tiles.
 struct TileIndex { unsigned int m, n; };
 __device__ __forceinline__ TileIndex tile_of(unsigned int index, unsigned int tiles_m) {
     const unsigned int first_m = index / (GROUP_M * TILES_N) * GROUP_M;

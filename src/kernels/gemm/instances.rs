@@ -64,12 +64,12 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::skinny::representative());
     kernels.extend(super::residual_layernorm::representative());
     kernels.extend(super::residual_layernorm_gemm::representative());
-    kernels.extend(super::residual_moments::representative());
-    kernels.extend(super::moments_layernorm::representative());
+    kernels.extend(super::residual_row_stats::representative());
+    kernels.extend(super::deferred_layernorm::representative());
     kernels
 }
 
-/// What the GEMMs for few rows, and those of one tile a block, are checked on.
+/// Sizes on which the GEMMs for small M and those of one tile per CTA are checked.
 pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
     let plain = Epilogue::default();
     let gelu = Epilogue {
@@ -82,7 +82,7 @@ pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
         .flat_map(move |dtype| sizes.map(|(n, k, epilogue)| (n, k, dtype, epilogue)))
 }
 
-/// Every tile of one kind of kernels for Hopper at [`odd_sizes`].
+/// Every tile of one kind of Hopper kernel at [`odd_sizes`].
 pub(super) fn at_odd_sizes<T>(
     tiles: impl Fn(u32, u32, DType, Instructions) -> Vec<T>,
     kernel: impl Fn((u32, u32, DType, Epilogue), T) -> KernelSpec,

@@ -1,5 +1,5 @@
-//! A linear layer with all that follows it up to LayerNorm, for Hopper: the blocks of a cluster hold
-//! whole rows of the result, so that its rows are normalised before they leave the registers.
+//! A linear layer fused with all that follows it up to LayerNorm, for Hopper: a cluster holds whole rows of
+//! the result, so that they are normalised in registers, with a cluster reduction of row statistics.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,9 +14,8 @@ use crate::{
 };
 
 /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, `beta [n]`
-/// → `out [rows, n]`: LayerNorm of `x · weightᵀ + bias + residual`, in f16 or bf16, on Hopper. What
-/// [`Gemm`] and [`BiasResidualLayerNorm`] compute one after the other, but for one rounding
-/// between them.
+/// → `out [rows, n]`: LayerNorm of `x · weightᵀ + bias + residual`, in f16 or bf16, on Hopper. It fuses
+/// [`Gemm`] and [`BiasResidualLayerNorm`], without the rounding between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmResidualLayerNorm {
     pub n: u32,
@@ -25,30 +24,30 @@ pub struct GemmResidualLayerNorm {
     pub dtype: DType,
     /// Whether there is a bias.
     pub bias: bool,
-    /// Of a block. A cluster has `n / tile.n` of them, side by side.
+    /// The CTA tile. A cluster has `n / tile.n` of them, side by side.
     pub tile: WgmmaTile,
 }
 
-/// Shared memory of a block on Hopper.
+/// Bytes of shared memory of a CTA on Hopper.
 const SHARED_LIMIT: u32 = 227 * 1024;
-/// Stages start at a multiple of this.
+/// Alignment of stages in shared memory, in bytes.
 const STAGE_ALIGNMENT: u32 = 1024;
-/// More stages than this hide nothing more.
+/// More stages than this hide no more latency.
 const MOST_STAGES: u32 = 8;
-/// Products of an output with which even tens of thousands of rows are checked in no time.
+/// A depth k small enough to check tens of thousands of rows quickly.
 const FEW_PRODUCTS: u32 = 72;
-/// CTAs that no card has an SM for each of: with clusters of more in all, some have several tiles.
+/// More CTAs than any card has SMs: with more tiles than this, some persistent cluster has several.
 const MOST_CTAS: u32 = 160;
-/// The most blocks of a cluster that every card with clusters takes.
-const MOST_BLOCKS: u32 = 8;
-/// One warpgroup that copies and two that compute.
+/// The portable cluster size, which every card with clusters takes.
+const MOST_CTAS_OF_CLUSTER: u32 = 8;
+/// One producer and two consumer warpgroups.
 const THREADS: u32 = 384;
 
-/// Elements of k in a stage: 128 bytes, the width of the widest swizzle.
+/// Elements of k in a stage: 128 bytes, the span of the widest swizzle.
 const BLOCK_K: u32 = 64;
 
 impl GemmResidualLayerNorm {
-    /// The tiles of a block.
+    /// The CTA tiles.
     pub const TILES: [WgmmaTile; 9] = [
         tile(128, 256, true),
         tile(128, 192, true),
@@ -61,10 +60,11 @@ impl GemmResidualLayerNorm {
         tile(64, 128, false),
     ];
 
-    /// The tiles that serve rows of `n`: whole ones side by side, in two to eight blocks.
+    /// The tiles that serve rows of `n` columns: two to eight whole ones side by side.
     pub fn tiles(n: u32) -> Vec<WgmmaTile> {
-        let serves =
-            |t: &WgmmaTile| n.is_multiple_of(t.n) && (2..=MOST_BLOCKS).contains(&(n / t.n));
+        let serves = |t: &WgmmaTile| {
+            n.is_multiple_of(t.n) && (2..=MOST_CTAS_OF_CLUSTER).contains(&(n / t.n))
+        };
         Self::TILES.into_iter().filter(serves).collect()
     }
 
@@ -88,14 +88,14 @@ impl GemmResidualLayerNorm {
         }
     }
 
-    /// The two kernels that compute the same, for any card, which are its definition.
-    pub fn apart(&self) -> (Gemm, BiasResidualLayerNorm) {
+    /// The two unfused kernels that compute the same on any card, which are its definition.
+    pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
         let gemm = Gemm::of(self.n, self.k, self.dtype, Epilogue::default());
         let norm = BiasResidualLayerNorm::new(self.n, self.eps, self.dtype, self.bias);
         (gemm, norm)
     }
 
-    /// Estimated cycles on a card with these instructions, comparable with [`WgmmaTile::cycles`], whose form this has.
+    /// Estimated cycles on a card with Hopper's instructions, of the form of [`WgmmaTile::cycles`] and comparable with it.
     fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
         let Some(Hopper {
             gemm_norm: cost, ..
@@ -103,7 +103,7 @@ impl GemmResidualLayerNorm {
         else {
             return f64::INFINITY;
         };
-        let at_once = machine.clusters_at_once(self.blocks());
+        let at_once = machine.clusters_at_once(self.cluster_size());
         if at_once == 0 {
             return f64::INFINITY;
         }
@@ -111,12 +111,12 @@ impl GemmResidualLayerNorm {
         let clusters = row_tiles.clamp(1, at_once);
         let of_busiest = row_tiles.div_ceil(clusters) as f64;
         let outputs = f64::from(self.tile.m) * f64::from(self.tile.n);
-        let blocks = (clusters * u64::from(self.blocks())) as f64;
-        let l2 = cost.l2 / blocks;
-        // One block of a cluster fetches what all of them read of x: timed where a cluster has one tile.
+        let ctas = (clusters * u64::from(self.cluster_size())) as f64;
+        let l2 = cost.l2 / ctas;
+        // x is multicast to a cluster, which saves L2 reads: timed where a cluster has one tile.
         let of_x = match of_busiest > 1.0 {
             true => f64::from(self.tile.m),
-            false => f64::from(self.tile.m) / f64::from(self.blocks()),
+            false => f64::from(self.tile.m) / f64::from(self.cluster_size()),
         };
         let bytes = (of_x + f64::from(self.tile.n)) * f64::from(BLOCK_K) * 2.0;
         let again = match self.is_by_columns() {
@@ -124,26 +124,26 @@ impl GemmResidualLayerNorm {
             false => 0.0,
         };
         let step = (outputs * f64::from(BLOCK_K) / cost.tensor + again).max(bytes / l2)
-            + bytes * blocks / f64::from(machine.sms) * cost.power;
+            + bytes * ctas / f64::from(machine.sms) * cost.power;
         let residual = outputs * 2.0 / l2;
-        let products = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
-        let work = if self.tile.together {
-            of_busiest * (products + outputs * cost.finish)
+        let mainloop = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
+        let work = if self.tile.cooperative {
+            of_busiest * (mainloop + outputs * cost.finish)
         } else {
             let finish = outputs * cost.finish_by_one;
-            (of_busiest - 1.0) * products.max((products + finish) / 2.0) + products + finish
+            (of_busiest - 1.0) * mainloop.max((mainloop + finish) / 2.0) + mainloop + finish
         };
         cost.launch + of_busiest * cost.tile + work
     }
 
-    /// Blocks of a cluster.
-    fn blocks(&self) -> u32 {
+    /// CTAs of a cluster.
+    fn cluster_size(&self) -> u32 {
         self.n / self.tile.n
     }
 
-    /// Whether two warpgroups share the columns of a tile, as 64 rows are one's.
+    /// Whether the consumer warpgroups split the columns of a tile, as its 64 rows are a single m64 MMA.
     fn is_by_columns(&self) -> bool {
-        self.tile.together && self.tile.m == 64
+        self.tile.cooperative && self.tile.m == 64
     }
 
     /// Columns that a warpgroup computes.
@@ -156,7 +156,7 @@ impl GemmResidualLayerNorm {
 
     /// Rows that a warpgroup computes.
     fn rows_of_warpgroup(&self) -> u32 {
-        match self.tile.together && !self.is_by_columns() {
+        match self.tile.cooperative && !self.is_by_columns() {
             true => self.tile.m / 2,
             false => self.tile.m,
         }
@@ -166,19 +166,19 @@ impl GemmResidualLayerNorm {
         (self.tile.m + self.tile.n) * BLOCK_K * 2
     }
 
-    /// Shared memory that the source declares: moments of rows, and constants of columns.
+    /// Bytes of static shared memory: partial row statistics, and constants of columns.
     fn declared_bytes(&self) -> u32 {
-        let parts = 2 * 2 * self.blocks() * self.rows_of_warpgroup() * 8;
+        let parts = 2 * 2 * self.cluster_size() * self.rows_of_warpgroup() * 8;
         parts + self.tile.n * 3 * 4
     }
 
-    /// Steps of k, or pieces of the residual, in shared memory: as many as there is room for.
+    /// Pipeline stages, for k tiles and the residual: as many as there is room for.
     fn stages(&self) -> u32 {
         let rest = SHARED_LIMIT - self.declared_bytes() - self.bytes_beside(MOST_STAGES);
         (rest / self.stage_bytes()).min(MOST_STAGES)
     }
 
-    /// Dynamic shared memory without the stages themselves.
+    /// Bytes of dynamic shared memory besides the stages.
     fn bytes_beside(&self, stages: u32) -> u32 {
         let barriers = (2 * stages + 2 + 4) * 8;
         STAGE_ALIGNMENT + barriers
@@ -190,8 +190,8 @@ impl GemmResidualLayerNorm {
     }
 }
 
-const fn tile(m: u32, n: u32, together: bool) -> WgmmaTile {
-    WgmmaTile { m, n, together }
+const fn tile(m: u32, n: u32, cooperative: bool) -> WgmmaTile {
+    WgmmaTile { m, n, cooperative }
 }
 
 impl Kernel for GemmResidualLayerNorm {
@@ -219,34 +219,34 @@ impl Kernel for GemmResidualLayerNorm {
     }
 
     fn constants(&self) -> Constants {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let mut constants = gemm.constants();
         constants.retain(|name, _| ["storage", "n", "k"].contains(name));
-        let sums = self.columns_of_warpgroup() / 2;
-        let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+        let acc = self.columns_of_warpgroup() / 2;
+        let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
-            ("together", self.tile.together.into()),
-            ("cluster", self.blocks().into()),
+            ("cooperative", self.tile.cooperative.into()),
+            ("cluster", self.cluster_size().into()),
             ("stages", self.stages().into()),
             ("columns", self.columns_of_warpgroup().into()),
             ("bias", norm.bias.into()),
             ("eps", f32_literal(norm.eps).into()),
-            ("sums", sums.into()),
-            ("sum_registers", list(&|i| format!("%{i}")).into()),
+            ("accumulators", acc.into()),
+            ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
-                "sum_operands",
-                list(&|i| format!("\"+f\"(sums[{i}])")).into(),
+                "acc_operands",
+                list(&|i| format!("\"+f\"(acc[{i}])")).into(),
             ),
         ]);
         constants
     }
 
     fn params(&self) -> Vec<Param> {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let is_read = |p: &Param| matches!(p.role, Role::Read { .. });
-        // What the one reads, and what the other takes besides the products.
+        // The operands of the GEMM, then those of LayerNorm but its input.
         let mut params: Vec<Param> = gemm.params().into_iter().filter(is_read).collect();
         params.extend(norm.params().into_iter().skip(1));
         params
@@ -262,16 +262,16 @@ impl Kernel for GemmResidualLayerNorm {
         vec![
             map("x", self.tile.m, BLOCK_K, RowOrder::Plain),
             map("weight", self.tile.n, BLOCK_K, RowOrder::Quads),
-            // Boxes that a warp's lanes read 16 bytes each of without a conflict of banks.
+            // Boxes of 32 columns, which lanes read by 16 bytes without bank conflicts.
             map("residual", self.tile.m, RowOrder::GROUP, RowOrder::Plain),
         ]
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tiles = extents.rows.div_ceil(self.tile.m.into());
-        let clusters = tiles.clamp(1, machine.clusters_at_once(self.blocks()).max(1));
+        let clusters = tiles.clamp(1, machine.clusters_at_once(self.cluster_size()).max(1));
         Launch {
-            grid: [clusters as u32 * self.blocks(), 1, 1],
+            grid: [clusters as u32 * self.cluster_size(), 1, 1],
             threads: THREADS,
             shared_bytes: self.shared_bytes(),
         }
@@ -286,7 +286,7 @@ impl Kernel for GemmResidualLayerNorm {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let (of_gemm, of_norm) = reads.split_at(2);
         let products = gemm.reference(extents, of_gemm);
         let mut operands: Vec<&HostTensor> = products.iter().collect();
@@ -297,7 +297,7 @@ impl Kernel for GemmResidualLayerNorm {
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         if self.k <= FEW_PRODUCTS {
-            // Some block has five tiles whatever the tile: both warpgroups come to use what they used before.
+            // Some CTA has five tiles whatever the tile size: both warpgroups reuse barriers and stages.
             let rows = |tile: &WgmmaTile| {
                 let at_once = MOST_CTAS / (self.n / tile.n);
                 u64::from(4 * at_once * tile.m) + 1
@@ -309,7 +309,7 @@ impl Kernel for GemmResidualLayerNorm {
     }
 
     fn tolerance(&self) -> Tolerance {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let (sums, rounding) = (gemm.tolerance(), norm.tolerance());
         Tolerance {
             absolute: 4.0 * sums.absolute + rounding.absolute,

@@ -1,4 +1,4 @@
-//! The GEMM for the fewest rows on Hopper: the weight goes from memory to registers.
+//! The GEMM for the smallest M on Hopper: the weight is loaded straight to registers.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,17 +9,17 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// How the GEMM for the fewest rows is cut.
+/// The tile of the GEMM for the smallest M.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SkinnyTile {
     /// Rows of x in a tile: a multiple of 8 up to 64.
     pub tokens: u32,
-    /// Warps of a block, which share out k: 1 to 16.
+    /// Warps of a CTA, which share k (sliced-K): 1 to 16.
     pub warps: u32,
 }
 
 /// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], made for
-/// a few rows, on Hopper. `n` and `k` are multiples of 8: lanes read 16 bytes.
+/// the smallest M, on Hopper. `n` and `k` are multiples of 8: lanes read 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmSkinny {
     pub n: u32,
@@ -29,15 +29,15 @@ pub struct GemmSkinny {
     pub tile: SkinnyTile,
 }
 
-/// Columns of the output, that is rows of the weight, in a tile: two products wide.
+/// Columns of the output, that is rows of the weight, in a tile: two n8 MMAs.
 const COLUMNS: u32 = 16;
 /// Elements of k that a warp reads at once: 16 bytes of a row for each of four lanes.
 const CHUNK: u32 = 32;
-/// A lane holds its part of the weight in 8 registers for each chunk.
+/// The most chunks of k of a warp: a lane has 8 registers of the weight for each.
 const MOST_CHUNKS: u32 = 12;
 /// Bytes of a warp's accesses to shared memory.
 const WARP_BYTES: u32 = 32 * 16;
-/// Shared memory of a block.
+/// Bytes of shared memory of a CTA.
 const SHARED_LIMIT: u32 = 226 * 1024;
 
 impl SkinnyTile {
@@ -61,25 +61,25 @@ impl SkinnyTile {
         Self { tokens, warps }
     }
 
-    /// As in symbols.
+    /// The part of a symbol that names the tile.
     pub fn name(self) -> String {
         format!("skinny{}_warps{}", self.tokens, self.warps)
     }
 
-    /// Two tiles of tokens: with more, weights are read too often.
+    /// The most rows: two tiles of tokens, as more read the weights too often.
     pub const fn most_rows(self) -> u64 {
         2 * self.tokens as u64
     }
 
-    /// Estimated cycles on a card with these instructions, comparable with
+    /// Estimated cycles on a card with Hopper's instructions, comparable with
     /// [`SplitKTile::cycles`](super::SplitKTile::cycles).
     pub fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
         let Some(Hopper { skinny: cost, .. }) = &machine.costs.hopper else {
             return f64::INFINITY;
         };
-        let blocks = self.blocks(rows, n);
-        let of_busiest = blocks.div_ceil(machine.sms.into()) as f64;
-        // Warps that have no part of k read for nothing.
+        let ctas = self.ctas(rows, n);
+        let of_busiest = ctas.div_ceil(machine.sms.into()) as f64;
+        // Chunks past k count, too: they are read as if they were there.
         let read = f64::from(self.chunks(k) * self.warps * CHUNK) * 2.0;
         let x_bytes = f64::from(self.tokens) * read;
         let weight_bytes = f64::from(COLUMNS) * read;
@@ -89,39 +89,39 @@ impl SkinnyTile {
                 * (x_bytes * cost.x_byte
                     + f64::from(self.warps) * cost.warp
                     + f64::from(self.chunks(k)) * cost.chunk)
-            + blocks as f64 * (x_bytes + weight_bytes) * cost.l2_byte
+            + ctas as f64 * (x_bytes + weight_bytes) * cost.l2_byte
     }
 
-    /// Blocks of a launch.
-    fn blocks(self, rows: u64, n: u32) -> u64 {
+    /// CTAs of a launch.
+    fn ctas(self, rows: u64, n: u32) -> u64 {
         rows.div_ceil(self.tokens.into())
             .saturating_mul(n.div_ceil(COLUMNS).into())
     }
 
-    /// Chunks of k of a warp.
+    /// Chunks of k of each warp.
     const fn chunks(self, k: u32) -> u32 {
         k.div_ceil(CHUNK).div_ceil(self.warps)
     }
 
-    /// For a block's part of x, and what its warps add up.
+    /// Bytes of shared memory: a CTA's rows of x, and the accumulators that its warps sum.
     const fn shared_bytes(self, k: u32) -> u32 {
-        let products = self.tokens.div_ceil(16) * (COLUMNS / 8);
-        self.warps * (self.chunks(k) * (self.tokens / 8) + products) * WARP_BYTES
+        let mma_tiles = self.tokens.div_ceil(16) * (COLUMNS / 8);
+        self.warps * (self.chunks(k) * (self.tokens / 8) + mma_tiles) * WARP_BYTES
     }
 
-    /// Whether all warps have as much of k, or there are no fewer of them to choose.
+    /// Whether all warps have the same number of chunks, or they are the fewest of any candidate.
     fn shares_evenly(self, k: u32) -> bool {
         k.div_ceil(CHUNK).is_multiple_of(self.warps) || self.warps == 4
     }
 
-    /// Whether a GEMM of depth k can be cut so.
+    /// Whether the tile serves a GEMM of depth k.
     fn fits(self, k: u32) -> bool {
         self.chunks(k) <= MOST_CHUNKS && self.shared_bytes(k) <= SHARED_LIMIT
     }
 }
 
 impl GemmSkinny {
-    /// The tiles that serve a GEMM on a card with these instructions, fewest tokens first.
+    /// The tiles that serve a GEMM on a card with `instructions`, fewest tokens first.
     pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<SkinnyTile> {
         if !GemmWgmma::serves(n, k, dtype) || instructions != Instructions::Hopper {
             return Vec::new();
@@ -140,7 +140,7 @@ impl GemmSkinny {
             (8..=64).contains(&tokens) && tokens.is_multiple_of(8) && (1..=16).contains(&warps);
         if !counts || !self.tile.fits(self.k) {
             return Err(format!(
-                "{:?} is no tile for {} products: a warp has at most {} of them, and a block at most {SHARED_LIMIT} bytes",
+                "{:?} is no tile for {} products: a warp has at most {} of them, and a CTA at most {SHARED_LIMIT} bytes",
                 self.tile,
                 self.k,
                 MOST_CHUNKS * CHUNK
@@ -189,8 +189,8 @@ impl Kernel for GemmSkinny {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, self.threads(), self.tile.shared_bytes(self.k))
+        let ctas = self.tile.ctas(extents.rows, self.n);
+        Launch::of_blocks(ctas, self.threads(), self.tile.shared_bytes(self.k))
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
@@ -259,7 +259,7 @@ mod tests {
         let launch = gemm(1000, 768, DType::F16, SkinnyTile::new(16, 4))
             .launch(&extents, &crate::machine::testing::hopper());
         assert_eq!((launch.grid, launch.threads), ([2 * 63, 1, 1], 128));
-        // Six chunks of sixteen tokens, and two products, for each of four warps.
+        // Six chunks of sixteen tokens, and two MMA tiles, for each of four warps.
         assert_eq!(launch.shared_bytes, 4 * (6 * 2 + 2) * 512);
     }
 

@@ -1,4 +1,4 @@
-//! The GEMM for few rows on Hopper: tokens as the N side of the products, K shared out in a cluster.
+//! The GEMM for small M on Hopper: swap-AB, with split-K over the CTAs of a cluster.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,18 +12,18 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// How the GEMM for few rows is cut.
+/// The tile of the GEMM for small M.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SplitKTile {
-    /// Rows of x in a tile, the N side of a product: a multiple of 8 up to 256.
+    /// Rows of x in a tile, the N side of an MMA: a multiple of 8 up to 256.
     pub tokens: u32,
-    /// Blocks of a cluster, which share out k: 1 to 8, the most that every Hopper card takes.
+    /// CTAs of a cluster, which share k: 1 to 8, the portable cluster size.
     pub splits: u32,
 }
 
 /// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
-/// Hopper, made for few rows. `n` and `k` are multiples of 8: rows of a tensor map start at
-/// multiples of 16 bytes. All that a block reads is in shared memory at once, which limits k.
+/// Hopper, made for small M. `n` and `k` are multiples of 8: rows of a tensor map start at
+/// multiples of 16 bytes. All that a CTA reads is in shared memory at once, which limits k.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmSplitK {
     pub n: u32,
@@ -33,20 +33,20 @@ pub struct GemmSplitK {
     pub tile: SplitKTile,
 }
 
-/// Rows of the weight in a tile, the M side of a product, and elements of k in a step: 128 bytes,
-/// the width of the widest swizzle.
+/// Rows of the weight in a tile, the M side of an MMA, and elements of k in a step: 128 bytes, the span
+/// of the widest swizzle.
 pub(super) const BLOCK_N: u32 = 64;
 pub(super) const BLOCK_K: u32 = 64;
-/// Of the weights of a step.
+/// Bytes of the weights of a step.
 pub(super) const STEP_BYTES: u32 = BLOCK_N * BLOCK_K * 2;
-/// One warpgroup.
+/// Threads of a CTA: one warpgroup.
 const THREADS: u32 = 128;
-/// Boxes start at a multiple of this.
+/// Alignment of swizzled TMA boxes in shared memory, in bytes.
 pub(super) const ALIGNMENT: u32 = 1024;
-/// Dynamic shared memory of a block, beside the barriers.
+/// Bytes of dynamic shared memory of a CTA, besides static barriers.
 pub(super) const SHARED_LIMIT: u32 = 226 * 1024;
-/// Bytes of the sums of a block for eight tokens.
-pub(super) const PART_BYTES: u32 = THREADS * 16;
+/// Bytes of a CTA's accumulators for eight tokens.
+pub(super) const PARTIAL_BYTES: u32 = THREADS * 16;
 
 impl SplitKTile {
     /// The tiles that a GEMM may have, fewest tokens first.
@@ -73,13 +73,13 @@ impl SplitKTile {
         Self { tokens, splits }
     }
 
-    /// Two tiles of tokens: with more, weights are read too often.
+    /// The most rows: two tiles of tokens, as more read the weights too often.
     pub const fn most_rows(self) -> u64 {
         2 * self.tokens as u64
     }
 
-    /// Estimated cycles on a card with these instructions, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles)
-    /// of a kernel that begins early.
+    /// Estimated cycles on a card with Hopper's instructions, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles)
+    /// under programmatic dependent launch.
     pub fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
         let Some(Hopper { split_k: cost, .. }) = &machine.costs.hopper else {
             return f64::INFINITY;
@@ -87,15 +87,15 @@ impl SplitKTile {
         let n_sms = u64::from(machine.sms);
         let here = rows.min(self.tokens.into()) as f64;
         let steps = f64::from(self.steps(k));
-        let blocks = self.blocks(rows, n);
+        let ctas = self.ctas(rows, n);
         let side_by_side = machine.ctas_by_shared(self.shared_bytes(k)).clamp(1, 16);
-        let waves = blocks.div_ceil(n_sms * u64::from(side_by_side)) as f64;
+        let waves = ctas.div_ceil(n_sms * u64::from(side_by_side)) as f64;
         let room = (n_sms * u64::from(side_by_side)) as f64;
-        let crowd = (2.0 * blocks as f64 / room - 1.0).clamp(0.0, 1.0);
-        let of_busiest = blocks.div_ceil(n_sms) as f64;
+        let crowd = (2.0 * ctas as f64 / room - 1.0).clamp(0.0, 1.0);
+        let of_busiest = ctas.div_ceil(n_sms) as f64;
         let (weight_bytes, x_bytes) = (steps * 8192.0, steps * here * 128.0);
         let zeros = steps * f64::from(self.tokens) * 128.0 - x_bytes;
-        let sums = match self.splits {
+        let reduction = match self.splits {
             1 => 0.0,
             splits => {
                 cost.cluster
@@ -109,32 +109,32 @@ impl SplitKTile {
             + steps * cost.step
             + of_busiest
                 * (weight_bytes * cost.weight_byte + x_bytes * cost.x_byte + zeros * cost.zero_byte)
-            + blocks as f64 * (weight_bytes + x_bytes) * cost.l2_byte
-            + sums
+            + ctas as f64 * (weight_bytes + x_bytes) * cost.l2_byte
+            + reduction
     }
 
-    /// Blocks of a launch.
-    pub fn blocks(self, rows: u64, n: u32) -> u64 {
+    /// CTAs of a launch.
+    pub fn ctas(self, rows: u64, n: u32) -> u64 {
         rows.div_ceil(self.tokens.into())
             .saturating_mul(n.div_ceil(BLOCK_N).into())
             .saturating_mul(self.splits.into())
     }
 
-    /// As in symbols.
+    /// The part of a symbol that names the tile.
     pub fn name(self) -> String {
         format!("tokens{}_splits{}", self.tokens, self.splits)
     }
 
-    /// Steps of k of the block that has most.
+    /// The most steps of k of a CTA.
     pub(super) const fn steps(self, k: u32) -> u32 {
         k.div_ceil(BLOCK_K).div_ceil(self.splits)
     }
 
-    /// Bytes of the sums that a block receives.
+    /// Bytes of the partial accumulators that a CTA receives.
     pub(super) const fn received_bytes(self) -> u32 {
         match self.splits {
             1 => 0,
-            splits => (self.tokens / 8).div_ceil(splits) * splits * PART_BYTES,
+            splits => (self.tokens / 8).div_ceil(splits) * splits * PARTIAL_BYTES,
         }
     }
 
@@ -142,30 +142,30 @@ impl SplitKTile {
         ALIGNMENT + self.steps(k) * (BLOCK_N + self.tokens) * BLOCK_K * 2 + self.received_bytes()
     }
 
-    /// What `partials/split_k_sizes.cu` reads, and the attribute of kernels that are launched in clusters.
+    /// What `partials/split_k_sizes.cu` reads, and the cluster attribute of the kernel.
     pub(super) fn constants(self) -> Constants {
         let Self { tokens, splits } = self;
         let cluster = match splits {
-            // The attribute costs time even where a cluster is one block.
+            // The attribute costs time even where a cluster is one CTA.
             1 => String::new(),
             _ => format!("__cluster_dims__({splits}, 1, 1) "),
         };
-        let sums = tokens / 2;
-        let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+        let acc = tokens / 2;
+        let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         Constants::from([
             ("tokens", tokens.into()),
             ("splits", splits.into()),
             ("cluster", cluster.into()),
-            ("sums", sums.into()),
-            ("sum_registers", list(&|i| format!("%{i}")).into()),
+            ("accumulators", acc.into()),
+            ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
-                "sum_operands",
-                list(&|i| format!("\"+f\"(sums[{i}])")).into(),
+                "acc_operands",
+                list(&|i| format!("\"+f\"(acc[{i}])")).into(),
             ),
         ])
     }
 
-    /// The boxes that rows of x and of the weight are copied in.
+    /// Tensor maps of x and of the weight.
     pub(super) fn tensor_maps(self, x: &'static str) -> Vec<TensorMap> {
         let map = |param, box_rows| TensorMap {
             param,
@@ -176,12 +176,12 @@ impl SplitKTile {
         vec![map(x, self.tokens), map("weight", BLOCK_N)]
     }
 
-    /// Whether a GEMM of depth k can be cut so.
+    /// Whether the tile serves a GEMM of depth k.
     pub(super) fn fits(self, k: u32) -> bool {
         self.shares(k) && self.shared_bytes(k) <= SHARED_LIMIT
     }
 
-    /// Whether there are products for all blocks of a cluster.
+    /// Whether there is a step of k for each CTA of a cluster.
     pub(super) const fn shares(self, k: u32) -> bool {
         // A depth beyond this would overflow the sizes above, and fits nowhere.
         k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K)
@@ -189,7 +189,7 @@ impl SplitKTile {
 }
 
 impl GemmSplitK {
-    /// The tiles that serve a GEMM on a card with these instructions, fewest tokens first.
+    /// The tiles that serve a GEMM on a card with `instructions`, fewest tokens first.
     pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<SplitKTile> {
         if !GemmWgmma::serves(n, k, dtype) || instructions != Instructions::Hopper {
             return Vec::new();
@@ -206,13 +206,13 @@ impl GemmSplitK {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         if !tokens.is_multiple_of(8) || !(8..=256).contains(&tokens) || !(1..=8).contains(&splits) {
             return Err(format!(
-                "{:?} is no tile of the GEMM for few rows: it has 8 to 256 tokens, a multiple of 8, and 1 to 8 splits",
+                "{:?} is no tile of the split-K GEMM: it has 8 to 256 tokens, a multiple of 8, and 1 to 8 splits",
                 self.tile
             ));
         }
         if !self.tile.fits(self.k) {
             return Err(format!(
-                "{:?} does not fit {} products: every block needs 64 of them, and all of a block's must be in shared memory",
+                "{:?} does not fit {} products: every CTA needs 64 of them, and all of a CTA's must be in shared memory",
                 self.tile, self.k
             ));
         }
@@ -260,8 +260,8 @@ impl Kernel for GemmSplitK {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, THREADS, self.tile.shared_bytes(self.k))
+        let ctas = self.tile.ctas(extents.rows, self.n);
+        Launch::of_blocks(ctas, THREADS, self.tile.shared_bytes(self.k))
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
@@ -332,7 +332,7 @@ mod tests {
         let launch =
             gemm(1000, 768, DType::F16, 64, 4).launch(&extents, &crate::machine::testing::hopper());
         assert_eq!(launch.grid, [2 * 16 * 4, 1, 1]);
-        // Three steps of 64 weights and 64 tokens, and sums of two groups from four blocks.
+        // Three steps of 64 weights and 64 tokens, and accumulators of two octets from four CTAs.
         let bytes = 1024 + 3 * (64 + 64) * 128 + 2 * 4 * 2048;
         assert_eq!(launch.shared_bytes, bytes);
     }
@@ -347,7 +347,7 @@ mod tests {
         for (tokens, splits) in [(0, 1), (12, 1), (264, 1), (16, 0), (16, 9)] {
             let message = refused(gemm(768, 768, DType::F16, tokens, splits));
             assert!(
-                message.contains("is no tile of the GEMM for few rows"),
+                message.contains("is no tile of the split-K GEMM"),
                 "{message}"
             );
         }

@@ -63,8 +63,8 @@ fn a_launch_covers_every_output_once() {
             };
             let extents = Extents::of(&[129]).expect("a batch");
             let launch = kernel.launch(&extents, &crate::machine::testing::hopper());
-            let blocks = 129u32.div_ceil(tile.m) * 1003u32.div_ceil(tile.n);
-            assert_eq!(launch.grid, [blocks, 1, 1]);
+            let ctas = 129u32.div_ceil(tile.m) * 1003u32.div_ceil(tile.n);
+            assert_eq!(launch.grid, [ctas, 1, 1]);
             assert_eq!(launch.threads, 32 * tile.warps_m * tile.warps_n);
             assert!(launch.shared_bytes <= 99 * 1024);
         }

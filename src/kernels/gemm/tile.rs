@@ -14,8 +14,8 @@ const fn tile(m: u32, n: u32, k: u32, warps_m: u32, warps_n: u32, stages: u32) -
     }
 }
 
-/// For tensor cores; a stage is `(m + n)·k·2` bytes of shared memory. Warps of 64×64 outputs read
-/// the fewest shared bytes a product that the registers allow.
+/// Tiles for tensor cores; a stage is `(m + n)·k·2` bytes of shared memory. Warps of 64×64 outputs read
+/// the fewest bytes of shared memory for an MMA that the registers allow.
 const TENSOR_TILES: [Tile; 9] = [
     tile(128, 256, 32, 2, 4, 4),
     tile(128, 192, 32, 2, 4, 4),
@@ -28,7 +28,7 @@ const TENSOR_TILES: [Tile; 9] = [
     tile(16, 32, 64, 1, 2, 5),
 ];
 
-/// For f32: 8×8 or 4×4 outputs a thread, two steps of shared memory.
+/// Tiles for f32: 8×8 or 4×4 outputs a thread, double-buffered in shared memory.
 const SCALAR_TILES: [Tile; 5] = [
     tile(128, 128, 16, 4, 2, 2),
     tile(128, 64, 16, 4, 1, 2),
@@ -57,17 +57,17 @@ impl Tile {
             .collect()
     }
 
-    /// Estimated cycles: `waves × (k-steps × cost of a step + fill) `.
+    /// Estimated cycles: `waves × (k-steps × cost of a step + fill)`.
     ///
-    /// A step costs what its slowest unit does (products, shared memory, L2), in f32 also half of the
-    /// others. Blocks that share an SM share its units, but hide each other's barriers and fills.
+    /// A step costs what its slowest unit does (MMAs, shared memory, L2), in f32 also part of the others.
+    /// CTAs that share an SM share its units, but hide each other's barriers and pipeline fills.
     pub fn cycles(self, rows: u64, n: u32, k: u32, dtype: DType, machine: &Machine) -> f64 {
         let cost = &machine.costs.mma_sync;
-        let blocks = self.blocks(rows, n);
+        let ctas = self.ctas(rows, n);
         let n_sms = u64::from(machine.sms);
-        let of_busiest_sm = blocks.div_ceil(n_sms);
+        let of_busiest_sm = ctas.div_ceil(n_sms);
         let resident = of_busiest_sm.min(self.resident(dtype, machine).into()) as f64;
-        let busy_sms = blocks.min(n_sms) as f64;
+        let busy_sms = ctas.min(n_sms) as f64;
 
         let outputs = f64::from(self.m) * f64::from(self.n);
         let products = outputs * f64::from(self.k);
@@ -76,13 +76,13 @@ impl Tile {
             f64::from(self.n / self.warps_n),
         );
         let warps = f64::from(self.warps_m * self.warps_n);
-        // A warp issues to one of four units.
+        // A warp issues to one of the SM's four sub-partitions.
         let units = (warps * resident / 4.0).min(1.0);
         let bytes = f64::from(self.m + self.n) * f64::from(self.k) * dtype.bytes() as f64;
         let l2 = cost.l2_per_sm.min(cost.l2 / busy_sms);
         let (math, reads, exposed) = match dtype {
             // Every lane reads its rows and columns, half of them shared with its neighbours; the
-            // reads take issue slots from the products.
+            // reads take issue slots from the FMAs.
             DType::F32 => (
                 products / machine.rates.fma,
                 warps * f64::from(self.k) * 64.0 * (warp_m / 4.0 + warp_n / 8.0),
@@ -110,13 +110,13 @@ impl Tile {
         32 * self.warps_m * self.warps_n
     }
 
-    /// Blocks of a launch.
-    pub(super) fn blocks(self, rows: u64, n: u32) -> u64 {
+    /// CTAs of a launch.
+    pub(super) fn ctas(self, rows: u64, n: u32) -> u64 {
         rows.div_ceil(self.m.into())
             .saturating_mul(n.div_ceil(self.n).into())
     }
 
-    /// Dynamic shared memory of a block on tensor cores.
+    /// Bytes of dynamic shared memory of a CTA on tensor cores.
     pub(super) const fn shared_bytes(self, dtype: DType) -> u32 {
         (self.m + self.n) * self.k * self.stages * dtype.bytes() as u32
     }
@@ -125,7 +125,7 @@ impl Tile {
     fn resident(self, dtype: DType, machine: &Machine) -> u32 {
         let threads = self.threads();
         let sums = self.m * self.n / threads;
-        // Two sets of fragments, or operands and what is on its way, and the addresses.
+        // Two sets of fragments, or operands and loads in flight; addresses are in the constant below.
         let operands = match dtype {
             DType::F32 => 2 * self.k * (self.m + self.n) / threads,
             _ => (self.m / self.warps_m + self.n / self.warps_n) / 2,

@@ -1,4 +1,4 @@
-//! The GEMM for Hopper: warpgroup products (`wgmma`) fed by the tensor memory accelerator.
+//! The persistent, warp-specialised GEMM for Hopper: `wgmma` on tiles that TMA loads.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,17 +12,17 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// How a block of the Hopper GEMM is cut.
+/// The CTA tile of the Hopper GEMM and the schedule of its consumers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WgmmaTile {
-    /// Rows of a tile: 64, 128 or 256; or another multiple of 8 up to 256, in turns and with 128 columns,
-    /// where rows of the weight, not of x, are rows of the products.
+    /// Rows of a tile: 64, 128 or 256. Swap-AB tiles, ping-pong with 128 columns, have any other multiple of 8
+    /// up to 256, as x is then the N side of the MMAs.
     pub m: u32,
     /// Columns of a tile: a multiple of 16 up to 256.
     pub n: u32,
-    /// Whether two warpgroups compute the halves of one tile. Otherwise each has a tile of its own,
-    /// and the epilogue of one runs under the products of the other.
-    pub together: bool,
+    /// Whether both consumer warpgroups compute halves of one tile. Otherwise they are ping-pong: each has a
+    /// tile of its own, and the epilogue of one overlaps the mainloop of the other.
+    pub cooperative: bool,
 }
 
 /// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
@@ -36,29 +36,30 @@ pub struct GemmWgmma {
     pub tile: WgmmaTile,
 }
 
-/// How results leave a block.
+/// How the epilogue stores the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Results {
-    /// From registers to memory: the weight's rows are loaded in [`RowOrder::Quads`], of multiples of 32.
-    ByLanes,
-    /// From registers to memory, of products with the weight's rows, in [`RowOrder::Fours`], as rows.
-    Swapped,
-    /// Through shared memory, as boxes.
-    ByBoxes,
+enum Store {
+    /// From registers to global memory: the weight's rows are loaded in [`RowOrder::Quads`], of multiples of 32.
+    Direct,
+    /// From registers to global memory, with swap-AB: the weight's rows are loaded in [`RowOrder::Fours`].
+    SwapAb,
+    /// Through shared memory, by TMA.
+    Tma,
 }
 
-/// Shared memory of a block on Hopper.
+/// Bytes of shared memory of a CTA on Hopper.
 const SHARED_LIMIT: u32 = 227 * 1024;
-/// Elements of k in a stage: 128 bytes, the width of the widest swizzle.
+/// Elements of k in a stage: 128 bytes, the span of the widest swizzle.
 const BLOCK_K: u32 = 64;
-/// More stages than this hide nothing more.
+/// More stages than this hide no more latency.
 const MOST_STAGES: u32 = 8;
-/// Fewer stages than this show what a copy takes.
+/// Fewer stages than this expose the latency of the loads.
 const ENOUGH_STAGES: u32 = 4;
-/// Rows of one warp in 64 rows of a warpgroup.
-const PIECE_ROWS: u32 = 16;
-/// One warpgroup that copies and two that compute.
+/// Rows of one warp in the 64 rows of a warpgroup's MMA.
+const SUBTILE_ROWS: u32 = 16;
+/// One producer and two consumer warpgroups.
 const THREADS: u32 = 384;
+
 impl WgmmaTile {
     /// The tiles that a GEMM may have, largest first.
     pub const CANDIDATES: [WgmmaTile; 24] = [
@@ -88,57 +89,57 @@ impl WgmmaTile {
         WgmmaTile::new(88, 128, false),
     ];
 
-    const fn new(m: u32, n: u32, together: bool) -> Self {
-        Self { m, n, together }
+    const fn new(m: u32, n: u32, cooperative: bool) -> Self {
+        Self { m, n, cooperative }
     }
 
-    /// As in symbols.
+    /// The part of a symbol that names the tile.
     pub fn name(self) -> String {
-        let turns = if self.together { "" } else { "_turns" };
-        format!("wgmma{}x{}{turns}", self.m, self.n)
+        let schedule = if self.cooperative { "" } else { "_pingpong" };
+        format!("wgmma{}x{}{schedule}", self.m, self.n)
     }
 
-    /// Columns of a piece of a warp's results, and the boxes that it is stored as.
+    /// Columns of an epilogue subtile of a warp, and the TMA boxes that store it.
     ///
-    /// Rows of 64 columns are swizzled. Where they do not divide a tile, a piece is two boxes whose
-    /// rows are an odd number of 16 bytes: eight of them lie in different banks without a swizzle.
-    const fn piece(self) -> (u32, u32) {
+    /// Rows of 64 columns are swizzled. Where 64 does not divide the tile, a subtile is two boxes whose
+    /// rows are an odd number of 16-byte chunks: eight such rows are free of bank conflicts without a swizzle.
+    const fn subtile(self) -> (u32, u32) {
         match self.n.is_multiple_of(64) {
             true => (64, 1),
             false => (self.n >> (self.n.trailing_zeros() - 4), 2),
         }
     }
 
-    /// Whether rows of the weight are rows of the products, which are multiples of 64.
-    pub(super) const fn is_swapped(self) -> bool {
+    /// Whether the weight is the M side of the MMAs, which is a multiple of 64, and x the N side.
+    pub(super) const fn swaps_ab(self) -> bool {
         !self.m.is_multiple_of(64)
     }
 
-    /// Whether the tile serves a weight of so many rows.
+    /// Whether the tile serves a weight of `n` rows.
     pub(super) const fn serves(self, n: u32) -> bool {
-        !self.is_swapped() || n.is_multiple_of(RowOrder::GROUP)
+        !self.swaps_ab() || n.is_multiple_of(RowOrder::GROUP)
     }
 
-    /// How results of a GEMM with so many outputs leave.
-    const fn results(self, n: u32) -> Results {
-        if self.is_swapped() {
-            return Results::Swapped;
+    /// How the epilogue of a GEMM with `n` columns stores its output.
+    const fn store(self, n: u32) -> Store {
+        if self.swaps_ab() {
+            return Store::SwapAb;
         }
         match n.is_multiple_of(RowOrder::GROUP) && self.n.is_multiple_of(RowOrder::GROUP) {
-            true => Results::ByLanes,
-            false => Results::ByBoxes,
+            true => Store::Direct,
+            false => Store::Tma,
         }
     }
 
-    /// Pieces on their way to memory, for each of the eight computing warps: 16 rows of the tile,
-    /// or half as many where stages need the room.
-    fn buffers(self, results: Results) -> u32 {
-        let (piece, _) = self.piece();
-        let all = self.n / piece;
-        match results {
-            Results::ByLanes | Results::Swapped => 0,
-            Results::ByBoxes if self.stages_beside(all) >= ENOUGH_STAGES => all,
-            Results::ByBoxes => (all / 2).max(1),
+    /// Subtiles that each of the eight consumer warps can have in flight to global memory: 16 rows of the
+    /// tile, or half as many where the stages need the room.
+    fn buffers(self, store: Store) -> u32 {
+        let (subtile, _) = self.subtile();
+        let all = self.n / subtile;
+        match store {
+            Store::Direct | Store::SwapAb => 0,
+            Store::Tma if self.stages_beside(all) >= ENOUGH_STAGES => all,
+            Store::Tma => (all / 2).max(1),
         }
     }
 
@@ -146,33 +147,33 @@ impl WgmmaTile {
         (self.m + self.n) * BLOCK_K * 2
     }
 
-    /// Steps of k in shared memory: as many as there is room for.
-    fn stages(self, results: Results) -> u32 {
-        self.stages_beside(self.buffers(results))
+    /// Pipeline stages: as many as there is room for.
+    fn stages(self, store: Store) -> u32 {
+        self.stages_beside(self.buffers(store))
     }
 
     fn stages_beside(self, buffers: u32) -> u32 {
-        let rest = SHARED_LIMIT - self.bytes_beside_stages(buffers, MOST_STAGES);
+        let rest = SHARED_LIMIT - self.bytes_besides_stages(buffers, MOST_STAGES);
         (rest / self.stage_bytes()).min(MOST_STAGES)
     }
 
-    /// Of pieces, barriers, and the bias of both computing warpgroups.
-    const fn bytes_beside_stages(self, buffers: u32, stages: u32) -> u32 {
-        let (piece, _) = self.piece();
-        8 * buffers * PIECE_ROWS * piece * 2 + (2 * stages + 2) * 8 + 2 * self.n * 4
+    /// Bytes of subtiles, barriers, and the bias of both consumer warpgroups.
+    const fn bytes_besides_stages(self, buffers: u32, stages: u32) -> u32 {
+        let (subtile, _) = self.subtile();
+        8 * buffers * SUBTILE_ROWS * subtile * 2 + (2 * stages + 2) * 8 + 2 * self.n * 4
     }
 
-    fn shared_bytes(self, results: Results) -> u32 {
-        let stages = self.stages(results);
-        stages * self.stage_bytes() + self.bytes_beside_stages(self.buffers(results), stages)
+    fn shared_bytes(self, store: Store) -> u32 {
+        let stages = self.stages(store);
+        stages * self.stage_bytes() + self.bytes_besides_stages(self.buffers(store), stages)
     }
 
-    /// Estimated cycles on a card with these instructions, comparable with [`Tile::cycles`](super::Tile::cycles).
+    /// Estimated cycles on a card with Hopper's instructions, comparable with [`Tile::cycles`](super::Tile::cycles).
     ///
-    /// `fill + tiles of the busiest multiprocessor × (k-steps × cost of a step + epilogue)`, where
-    /// a step costs what the slower of products and L2 does, and what its bytes cost of the clock, both for as many
-    /// multiprocessors as have a tile in the mean over the waves,
-    /// and tiles that take turns hide what of the epilogues fits under products.
+    /// `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. A step costs a norm of its
+    /// limits (tensor cores, L2 for one SM, L2 for all), and what its bytes cost of the clock, where SMs count
+    /// that have a tile in the mean over the waves. Ping-pong hides the part of an epilogue that fits under
+    /// the other warpgroup's mainloop.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
         let Some(Hopper {
             wgmma: cost,
@@ -195,26 +196,26 @@ impl WgmmaTile {
         ];
         let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
         let step = norm.powf(cost.overlap.recip()) + bytes * busy * cost.power;
-        let products = f64::from(k.div_ceil(BLOCK_K)) * step;
+        let mainloop = f64::from(k.div_ceil(BLOCK_K)) * step;
         let activated = outputs * f64::from(u8::from(epilogue.activation.is_some()));
-        let boxed = match self.results(n) {
-            Results::ByLanes | Results::Swapped => 0.0,
-            Results::ByBoxes => outputs * cost.boxed,
+        let staged = match self.store(n) {
+            Store::Direct | Store::SwapAb => 0.0,
+            Store::Tma => outputs * cost.boxed,
         };
-        let work = if self.together {
-            let finish = outputs * cost.output + boxed + activated * cost.activation;
-            of_busiest * (products + finish)
+        let work = if self.cooperative {
+            let finish = outputs * cost.output + staged + activated * cost.activation;
+            of_busiest * (mainloop + finish)
         } else {
-            let swapped = if self.is_swapped() { cost.swap_ab } else { 1.0 };
-            let stored = outputs * cost.output * cost.one_warpgroup * swapped + boxed;
+            let swap_ab = if self.swaps_ab() { cost.swap_ab } else { 1.0 };
+            let stored = outputs * cost.output * cost.one_warpgroup * swap_ab + staged;
             let finish = stored + activated * cost.activation_by_one;
             let spread = match outputs < cost.spread_from {
                 true => 1.0,
                 false => cost.spread,
             };
             let contention = activated * cost.contention * spread;
-            let hidden = products.max((products + finish) / 2.0) + contention;
-            (of_busiest - 1.0) * hidden + products + finish
+            let hidden = mainloop.max((mainloop + finish) / 2.0) + contention;
+            (of_busiest - 1.0) * hidden + mainloop + finish
         };
         let waits = match rows <= SMALL_M && outputs / 32.0 < small_m.short_mma {
             true => {
@@ -225,7 +226,7 @@ impl WgmmaTile {
         cost.launch + bytes * cost.stage_byte + of_busiest * cost.tile + work + waits
     }
 
-    /// Tiles of an output.
+    /// Tiles of the output.
     fn tiles(self, rows: u64, n: u32) -> u64 {
         rows.div_ceil(self.m.into())
             .saturating_mul(n.div_ceil(self.n).into())
@@ -233,7 +234,7 @@ impl WgmmaTile {
 }
 
 impl GemmWgmma {
-    /// The tiles that serve a GEMM on a card with these instructions.
+    /// The tiles that serve a GEMM on a card with `instructions`.
     pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<WgmmaTile> {
         if !Self::serves(n, k, dtype) || instructions != Instructions::Hopper {
             return Vec::new();
@@ -266,8 +267,8 @@ impl GemmWgmma {
         Ok(())
     }
 
-    fn results(&self) -> Results {
-        self.tile.results(self.n)
+    fn store(&self) -> Store {
+        self.tile.store(self.n)
     }
 
     /// The same GEMM for any card, which is its definition.
@@ -299,36 +300,36 @@ impl Kernel for GemmWgmma {
             "block_k",
             "warps_m",
             "warps_n",
-            "least_blocks",
+            "min_ctas",
             "copy_bytes",
             "store_bytes",
         ] {
             constants.remove(name);
         }
-        let results = self.results();
-        let products_n = match results {
-            Results::Swapped => self.tile.m,
+        let store = self.store();
+        let mma_n = match store {
+            Store::SwapAb => self.tile.m,
             _ => self.tile.n,
         };
-        let sums = products_n / 2;
-        let (piece, boxes) = self.tile.piece();
-        let list = |of: &dyn Fn(u32) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+        let acc = mma_n / 2;
+        let (subtile, boxes) = self.tile.subtile();
+        let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
-            ("stages", self.tile.stages(self.results()).into()),
-            ("together", self.tile.together.into()),
-            ("by_lanes", (results != Results::ByBoxes).into()),
-            ("swapped", (results == Results::Swapped).into()),
-            ("products_n", products_n.into()),
-            ("piece", piece.into()),
+            ("stages", self.tile.stages(self.store()).into()),
+            ("cooperative", self.tile.cooperative.into()),
+            ("direct_store", (store != Store::Tma).into()),
+            ("swap_ab", (store == Store::SwapAb).into()),
+            ("mma_n", mma_n.into()),
+            ("subtile", subtile.into()),
             ("boxes", boxes.into()),
-            ("buffers", self.tile.buffers(self.results()).into()),
-            ("sums", sums.into()),
-            ("sum_registers", list(&|i| format!("%{i}")).into()),
+            ("buffers", self.tile.buffers(self.store()).into()),
+            ("accumulators", acc.into()),
+            ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
-                "sum_operands",
-                list(&|i| format!("\"+f\"(sums[{i}])")).into(),
+                "acc_operands",
+                list(&|i| format!("\"+f\"(acc[{i}])")).into(),
             ),
         ]);
         constants
@@ -347,15 +348,15 @@ impl Kernel for GemmWgmma {
         };
         let x = operand("x", self.tile.m, RowOrder::Plain);
         let weight = |order| operand("weight", self.tile.n, order);
-        match self.results() {
-            Results::ByLanes => vec![x, weight(RowOrder::Quads)],
-            Results::Swapped => vec![x, weight(RowOrder::Fours)],
-            Results::ByBoxes => {
-                let (piece, boxes) = self.tile.piece();
+        match self.store() {
+            Store::Direct => vec![x, weight(RowOrder::Quads)],
+            Store::SwapAb => vec![x, weight(RowOrder::Fours)],
+            Store::Tma => {
+                let (subtile, boxes) = self.tile.subtile();
                 let out = TensorMap {
                     param: "out",
-                    box_rows: PIECE_ROWS,
-                    box_columns: piece / boxes,
+                    box_rows: SUBTILE_ROWS,
+                    box_columns: subtile / boxes,
                     order: RowOrder::Plain,
                 };
                 vec![x, weight(RowOrder::Plain), out]
@@ -373,7 +374,7 @@ impl Kernel for GemmWgmma {
                 1,
             ],
             threads: THREADS,
-            shared_bytes: self.tile.shared_bytes(self.results()),
+            shared_bytes: self.tile.shared_bytes(self.store()),
         }
     }
 
@@ -397,8 +398,8 @@ impl Kernel for GemmWgmma {
     }
 }
 
-/// Every tile, with epilogues, results that leave by lanes and by boxes, and sizes that divide by 32 or 8
-/// and nothing else; the storage type changes only conversions.
+/// Every tile, with epilogues, direct and TMA stores, and sizes that divide by 32 or 8 and nothing else;
+/// the storage type changes only conversions.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue {
@@ -435,38 +436,35 @@ mod tests {
     #[test]
     fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
         for tile in WgmmaTile::CANDIDATES {
-            let unswapped = [Results::ByLanes, Results::ByBoxes];
-            for results in if tile.is_swapped() {
-                &[Results::Swapped][..]
+            let unswapped = [Store::Direct, Store::Tma];
+            for store in if tile.swaps_ab() {
+                &[Store::SwapAb][..]
             } else {
                 &unswapped
             } {
-                let results = *results;
-                assert!(tile.shared_bytes(results) <= 227 * 1024, "{tile:?}");
-                assert!(
-                    (3..=MOST_STAGES).contains(&tile.stages(results)),
-                    "{tile:?}"
-                );
+                let store = *store;
+                assert!(tile.shared_bytes(store) <= 227 * 1024, "{tile:?}");
+                assert!((3..=MOST_STAGES).contains(&tile.stages(store)), "{tile:?}");
             }
-            // A thread has 240 registers, and the sums take most of them.
-            let rows = if tile.together { tile.m / 2 } else { tile.m };
+            // A consumer thread has 240 registers, and the accumulators take most of them.
+            let rows = if tile.cooperative { tile.m / 2 } else { tile.m };
             assert!(rows * tile.n / 128 <= 192, "{tile:?}");
-            if tile.is_swapped() {
+            if tile.swaps_ab() {
                 assert_eq!(
-                    (tile.m % 8, tile.n, tile.together),
+                    (tile.m % 8, tile.n, tile.cooperative),
                     (0, RowOrder::BLOCK, false),
                     "{tile:?}"
                 );
                 continue;
             }
-            // Copies to and from shared memory start at a multiple of 128 bytes, swizzled ones of 1024.
-            let (piece, boxes) = tile.piece();
-            assert_eq!(PIECE_ROWS * piece * 2 / boxes % 128, 0, "{tile:?}");
-            assert_eq!((tile.n % piece, tile.n % 16), (0, 0), "{tile:?}");
-            assert!(boxes == 1 || piece / boxes / 8 % 2 == 1, "{tile:?}");
+            // TMA boxes start at multiples of 128 bytes of shared memory, swizzled ones of 1024.
+            let (subtile, boxes) = tile.subtile();
+            assert_eq!(SUBTILE_ROWS * subtile * 2 / boxes % 128, 0, "{tile:?}");
+            assert_eq!((tile.n % subtile, tile.n % 16), (0, 0), "{tile:?}");
+            assert!(boxes == 1 || subtile / boxes / 8 % 2 == 1, "{tile:?}");
             assert!(
                 tile.m <= 256 && tile.n <= 256,
-                "a box has at most 256 rows: {tile:?}"
+                "a TMA box has at most 256 rows: {tile:?}"
             );
         }
     }
@@ -492,7 +490,7 @@ mod tests {
         };
         assert_eq!(
             gemm.check().unwrap_err(),
-            "WgmmaTile { m: 256, n: 96, together: true } is no tile of the Hopper GEMM"
+            "WgmmaTile { m: 256, n: 96, cooperative: true } is no tile of the Hopper GEMM"
         );
     }
 }

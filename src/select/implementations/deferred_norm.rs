@@ -5,7 +5,7 @@ use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
     kernels::{
         Instructions,
-        gemm::{Epilogue, GemmResidualMoments, MomentsLayerNormGemm, SplitKTile},
+        gemm::{DeferredLayerNormGemm, Epilogue, GemmResidualRowStats, SplitKTile},
     },
     machine::Machine,
     select::site::{Link, Site},
@@ -53,7 +53,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     }
     // All CTAs of a launch are there at once: the row statistics of the first are read as soon as they are written.
     let first = |tile: SplitKTile| {
-        let kernel = GemmResidualMoments {
+        let kernel = GemmResidualRowStats {
             n,
             k,
             dtype,
@@ -61,11 +61,11 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             tile,
         };
         kernel.check().ok()?;
-        let at_once = u64::from(machine.sms) / tile.blocks(1, n);
+        let at_once = u64::from(machine.sms) / tile.ctas(1, n);
         let most = at_once.min(MOST_TILES) * u64::from(tile.tokens);
         candidate(kernel.into(), most)
     };
-    let second_kernel = |tokens| MomentsLayerNormGemm {
+    let second_kernel = |tokens| DeferredLayerNormGemm {
         n: n_behind,
         k: n,
         eps: norm.eps,
@@ -82,7 +82,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         let kernel = second_kernel(tokens);
         kernel.check().ok()?;
         let tile = SplitKTile::new(tokens, 1);
-        let at_once = u64::from(machine.sms) / tile.blocks(1, n_behind);
+        let at_once = u64::from(machine.sms) / tile.ctas(1, n_behind);
         candidate(
             kernel.into(),
             (at_once * u64::from(tokens)).min(tile.most_rows()),
@@ -101,7 +101,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         columns,
     };
     let scaled = scratch("scaled", dtype, n.into());
-    let statistics = scratch("moments", DType::F32, GemmResidualMoments::moments_of(n));
+    let statistics = scratch("row_stats", DType::F32, GemmResidualRowStats::stats_of(n));
     let n_norm = 4 + usize::from(norm.bias);
     let launches = vec![
         Launch {

@@ -28,7 +28,7 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
 }
 
 #[test]
-fn whole_rows_are_held_by_two_to_eight_blocks() {
+fn whole_rows_are_held_by_two_to_eight_ctas() {
     assert_eq!(GemmResidualLayerNorm::tiles(768).len(), 9);
     for n in [64, 128, 100, 832, 4096] {
         assert_eq!(GemmResidualLayerNorm::tiles(n), [], "{n}");
@@ -80,13 +80,13 @@ fn a_card_without_room_for_a_cluster_is_told_by_the_estimate() {
 
 #[test]
 fn a_cluster_is_launched_whole_and_never_idle() {
-    let kernel = |m, n, together| GemmResidualLayerNorm {
+    let kernel = |m, n, cooperative| GemmResidualLayerNorm {
         n: 768,
         k: 768,
         eps: EPS,
         dtype: DType::F16,
         bias: true,
-        tile: tile(m, n, together),
+        tile: tile(m, n, cooperative),
     };
     let grid = |kernel: GemmResidualLayerNorm, rows| {
         kernel

@@ -10,8 +10,8 @@ use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
 use super::{OpError, Read, Sums, rows};
 use crate::kernels::gemm::{
-    Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualMoments, MomentsLayerNormGemm,
-    ResidualLayerNormGemm, normalised, scaled_and_moments,
+    DeferredLayerNormGemm, Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualRowStats,
+    ResidualLayerNormGemm, normalised, scaled_and_row_stats,
 };
 
 /// A strided matrix operand: element `(i, j)` is at `i·row + j·col`.
@@ -419,7 +419,7 @@ pub(super) fn gemm_residual_layer_norm(
     let gamma = args.real("gamma", &[n])?;
     let beta = args.real("beta", &[n])?;
     let out = args.out(&[rows, n])?;
-    let (product, norm) = spec.apart();
+    let (product, norm) = spec.unfused();
     let mut products = Vec::new();
     products
         .try_reserve_exact(out.len())
@@ -476,12 +476,12 @@ pub(super) fn residual_layer_norm_gemm(
     gemm(&gemm_spec, sums, Args::new(op, extents, &of_gemm, out))
 }
 
-/// The products, then bias, residual and what LayerNorm has to know of the sums.
-pub(super) fn gemm_residual_moments(
-    spec: &GemmResidualMoments,
+/// The GEMM, then bias, residual and the row statistics that LayerNorm needs.
+pub(super) fn gemm_residual_row_stats(
+    spec: &GemmResidualRowStats,
     sums: Sums,
     mut args: Args<'_, '_>,
-    moments: &mut [f32],
+    row_stats: &mut [f32],
 ) -> Result<(), OpError> {
     let (op, extents) = (args.op(), args.extents);
     let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
@@ -494,23 +494,23 @@ pub(super) fn gemm_residual_moments(
     let residual = args.real("residual", &[rows, n])?;
     let gamma = args.real("gamma", &[n])?;
     args.check_shape(
-        "moments",
-        &[rows, GemmResidualMoments::moments_of(spec.n)],
-        moments.len(),
+        "row_stats",
+        &[rows, GemmResidualRowStats::stats_of(spec.n)],
+        row_stats.len(),
     )?;
     let scaled = args.out(&[rows, n])?;
     let reads = [x, weight].map(Read::Real);
-    let product = spec.apart().0;
+    let product = spec.unfused().0;
     gemm(&product, sums, Args::new(op, extents, &reads, scaled))?;
-    let (of_rows, of_moments) = scaled_and_moments(scaled, bias, residual, gamma);
+    let (of_rows, of_stats) = scaled_and_row_stats(scaled, bias, residual, gamma);
     scaled.copy_from_slice(&of_rows);
-    moments.copy_from_slice(&of_moments);
+    row_stats.copy_from_slice(&of_stats);
     Ok(())
 }
 
-/// LayerNorm by the moments of its rows, and the products of it, one after the other.
-pub(super) fn moments_layer_norm_gemm(
-    spec: &MomentsLayerNormGemm,
+/// LayerNorm from row statistics, then the GEMM of its result.
+pub(super) fn deferred_layer_norm_gemm(
+    spec: &DeferredLayerNormGemm,
     sums: Sums,
     mut args: Args<'_, '_>,
     normal: &mut [f32],
@@ -518,7 +518,7 @@ pub(super) fn moments_layer_norm_gemm(
     let (op, extents) = (args.op(), args.extents);
     let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
     let scaled = args.real("scaled", &[rows, k])?;
-    let moments = args.real("moments", &[rows, GemmResidualMoments::moments_of(spec.k)])?;
+    let row_stats = args.real("row_stats", &[rows, GemmResidualRowStats::stats_of(spec.k)])?;
     let gamma = args.real("gamma", &[k])?;
     let beta = args.real("beta", &[k])?;
     let mut of_gemm = vec![Read::Real(args.real("weight", &[n, k])?)];
@@ -527,7 +527,8 @@ pub(super) fn moments_layer_norm_gemm(
     }
     args.check_shape("normal", &[rows, k], normal.len())?;
     let out = args.out(&[rows, n])?;
-    normal.copy_from_slice(&normalised(scaled, moments, gamma, beta, spec.eps));
+    normal.copy_from_slice(&normalised(scaled, row_stats, gamma, beta, spec.eps));
     of_gemm.insert(0, Read::Real(normal));
-    gemm(&spec.apart().1, sums, Args::new(op, extents, &of_gemm, out))
+    let (_, product) = spec.unfused();
+    gemm(&product, sums, Args::new(op, extents, &of_gemm, out))
 }

@@ -199,18 +199,18 @@ pub fn run_in(
         };
         return gemm::residual_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
     }
-    if let KernelSpec::GemmResidualMoments(k) = spec {
-        let [scaled, moments] = writes else {
+    if let KernelSpec::GemmResidualRowStats(k) = spec {
+        let [scaled, row_stats] = writes else {
             return Err(wrong("two tensors"));
         };
         let args = Args::new(op, extents, reads, scaled);
-        return gemm::gemm_residual_moments(k, sums, args, moments);
+        return gemm::gemm_residual_row_stats(k, sums, args, row_stats);
     }
-    if let KernelSpec::MomentsLayerNormGemm(k) = spec {
+    if let KernelSpec::DeferredLayerNormGemm(k) = spec {
         let [normal, out] = writes else {
             return Err(wrong("two tensors"));
         };
-        return gemm::moments_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
+        return gemm::deferred_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
     }
     let [out] = writes else {
         return Err(wrong("one tensor"));
@@ -249,8 +249,8 @@ pub fn run_in(
         KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
         | KernelSpec::ResidualLayerNormGemm(_)
-        | KernelSpec::GemmResidualMoments(_)
-        | KernelSpec::MomentsLayerNormGemm(_) => Err(wrong("two tensors")),
+        | KernelSpec::GemmResidualRowStats(_)
+        | KernelSpec::DeferredLayerNormGemm(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
         KernelSpec::Upload(_) | KernelSpec::PackScan(_) | KernelSpec::PackTokens(_) => {
@@ -269,8 +269,8 @@ fn name(spec: &KernelSpec) -> &'static str {
         | KernelSpec::GemmSkinny(_) => "gemm",
         KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
         KernelSpec::ResidualLayerNormGemm(_) => "residual_layernorm_gemm",
-        KernelSpec::GemmResidualMoments(_) => "gemm_residual_moments",
-        KernelSpec::MomentsLayerNormGemm(_) => "moments_layernorm_gemm",
+        KernelSpec::GemmResidualRowStats(_) => "gemm_residual_row_stats",
+        KernelSpec::DeferredLayerNormGemm(_) => "deferred_layernorm_gemm",
         KernelSpec::AddBias(_) => "add_bias",
         KernelSpec::Add(_) => "add",
         KernelSpec::Activate(_) => "activate",

@@ -2,8 +2,8 @@ use super::*;
 use crate::kernels::{
     HostTensor,
     gemm::{
-        Activation, Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualMoments,
-        MomentsLayerNormGemm, NormalisedTile, ResidualLayerNormGemm, SplitKTile, Tile,
+        Activation, DeferredLayerNormGemm, Epilogue, Gemm, GemmResidualLayerNorm,
+        GemmResidualRowStats, NormalisedTile, ResidualLayerNormGemm, SplitKTile, Tile,
     },
     layernorm::BiasResidualLayerNorm,
 };
@@ -181,7 +181,7 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
     let (rows, n, k) = (5, 136, 24);
     let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
     for bias in [true, false] {
-        let before = KernelSpec::GemmResidualMoments(GemmResidualMoments {
+        let before = KernelSpec::GemmResidualRowStats(GemmResidualRowStats {
             n: n as u32,
             k: k as u32,
             dtype: F32,
@@ -192,7 +192,7 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
                 splits: 1,
             },
         });
-        let behind = KernelSpec::MomentsLayerNormGemm(MomentsLayerNormGemm {
+        let behind = KernelSpec::DeferredLayerNormGemm(DeferredLayerNormGemm {
             n: k as u32,
             k: n as u32,
             eps: 1e-12,
@@ -205,21 +205,21 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
             tokens: 8,
         });
         // Parts of 64, 64 and 8 columns.
-        let (mut scaled, mut moments) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * 6]);
+        let (mut scaled, mut stats) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * 6]);
         let mut operands = vec![noise(rows * k, 1), noise(n * k, 2)];
         if bias {
             operands.push(noise(n, 3));
         }
         operands.extend([noise(rows * n, 4), noise(n, 5)]);
         let reads: Vec<Read> = operands.iter().map(|o| Read::Real(o)).collect();
-        run(&before, &extents, &reads, &mut [&mut scaled, &mut moments]).unwrap();
+        run(&before, &extents, &reads, &mut [&mut scaled, &mut stats]).unwrap();
         let want = reference(&before, &extents, operands.clone());
         assert_close(&scaled, &wide(want[0].real()), 1e-4);
-        assert_close(&moments, &wide(want[1].real()), 1e-3);
+        assert_close(&stats, &wide(want[1].real()), 1e-3);
 
         let (mut normal, mut out) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * k]);
         let beta = noise(n, 6);
-        let mut of_behind = vec![scaled, moments, operands.remove(operands.len() - 1), beta];
+        let mut of_behind = vec![scaled, stats, operands.remove(operands.len() - 1), beta];
         of_behind.push(noise(n * k, 7));
         if bias {
             of_behind.push(noise(k, 8));
@@ -243,12 +243,12 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
         let one = run(&before, &extents, &reads, &mut [&mut out]);
         assert_eq!(
             one.expect_err("a tensor is missing").to_string(),
-            "gemm_residual_moments writes two tensors; 1 were given"
+            "gemm_residual_row_stats writes two tensors; 1 were given"
         );
         let one = run(&behind, &extents, &reads, &mut [&mut out]);
         assert_eq!(
             one.expect_err("a tensor is missing").to_string(),
-            "moments_layernorm_gemm writes two tensors; 1 were given"
+            "deferred_layernorm_gemm writes two tensors; 1 were given"
         );
     }
 }

@@ -1,10 +1,10 @@
-//! LayerNorm from rows' moments, and the linear layer that reads it, for few rows on Hopper.
+//! Deferred LayerNorm, from row statistics, fused with the linear layer that reads it, for small M on Hopper.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     Epilogue, Gemm, GemmWgmma, SplitKTile,
-    residual_moments::{TwoGroups, moments_of, moments_shape, room_to_pass_sums},
+    residual_row_stats::{SlicedK, room_to_exchange, row_stats_of, row_stats_shape},
 };
 use crate::{
     kernels::{
@@ -15,12 +15,12 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `scaled [rows, k]`, `moments [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) →
-/// `normal [rows, k]`: LayerNorm of what [`GemmResidualMoments`](super::GemmResidualMoments) left; and `out [rows, n]`:
-/// `act(normal · weightᵀ + bias)`, in f16 or bf16, on Hopper. Blocks have all of k, as
+/// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) →
+/// `normal [rows, k]`: LayerNorm of what [`GemmResidualRowStats`](super::GemmResidualRowStats) left; and `out [rows, n]`:
+/// `act(normal · weightᵀ + bias)`, in f16 or bf16, on Hopper. A CTA has all of k, as
 /// [`GemmSplitK`](super::GemmSplitK) without splits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MomentsLayerNormGemm {
+pub struct DeferredLayerNormGemm {
     pub n: u32,
     pub k: u32,
     pub eps: f32,
@@ -30,10 +30,10 @@ pub struct MomentsLayerNormGemm {
     pub tokens: u32,
 }
 
-/// Two warpgroups multiply, one copies and normalises.
+/// Two consumer warpgroups, and one that loads and normalises.
 const THREADS: u32 = 384;
 
-impl MomentsLayerNormGemm {
+impl DeferredLayerNormGemm {
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
@@ -41,73 +41,68 @@ impl MomentsLayerNormGemm {
         let has_room = || {
             let tile = SplitKTile::new(self.tokens, 1);
             self.k <= 1 << 16
-                && self.operands().before_x().is_some()
-                && room_to_pass_sums(tile, self.k, 1)
+                && self.operands().unaliased_steps().is_some()
+                && room_to_exchange(tile, self.k, 1)
         };
         match is_tile && has_room() {
             true => Ok(()),
             false => Err(format!(
-                "{} tokens are no tile of a GEMM of depth {} that normalises by moments: it has 8 to 64, a multiple of 8, 256 products or more, and room in shared memory for all that a block reads",
+                "{} tokens are no tile of a GEMM of depth {} with a deferred LayerNorm: it has 8 to 64, a multiple of 8, 256 products or more, and room in shared memory for all that a CTA reads",
                 self.tokens, self.k
             )),
         }
     }
 
-    /// Numbers that come with each row.
-    pub fn moments(&self) -> u64 {
-        moments_of(self.k)
-    }
-
-    /// Gamma and beta are rows beside those of x.
+    /// The tile of the MMAs: an octet of rows with gamma and beta follows those of x.
     const fn product(&self) -> SplitKTile {
         SplitKTile::new(self.tokens + 8, 1)
     }
 
-    fn operands(&self) -> TwoGroups {
-        TwoGroups {
+    fn operands(&self) -> SlicedK {
+        SlicedK {
             steps: self.product().steps(self.k),
             rows: self.product().tokens,
-            passed: (self.tokens / 8).div_ceil(2) + 1,
-            beside: 0,
+            exchanged: (self.tokens / 8).div_ceil(2) + 1,
+            besides: 0,
         }
     }
 
-    /// Whether x lies beside all weights.
+    /// Whether shared memory has room for x and all weights at once.
     pub fn has_room_for_all(&self) -> bool {
         let operands = self.operands();
-        operands.before_x() == Some(operands.steps)
+        operands.unaliased_steps() == Some(operands.steps)
     }
 
-    /// Steps of weights before x, and the dynamic shared memory of a block.
-    pub(super) fn laid(&self) -> (u32, u32) {
+    /// Unaliased steps, and bytes of dynamic shared memory of a CTA.
+    pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
-        let before = operands.before_x().unwrap_or(operands.steps);
+        let before = operands.unaliased_steps().unwrap_or(operands.steps);
         (before, operands.bytes(before))
     }
 
-    /// The two kernels that compute the same of sums, for any card.
-    pub fn apart(&self) -> (BiasResidualLayerNorm, Gemm) {
+    /// The unfused kernels, for any card: LayerNorm of sums, and the GEMM.
+    pub fn unfused(&self) -> (BiasResidualLayerNorm, Gemm) {
         let norm = BiasResidualLayerNorm::new(self.k, self.eps, self.dtype, false);
         let gemm = Gemm::of(self.n, self.k, self.dtype, self.epilogue);
         (norm, gemm)
     }
 }
 
-impl Kernel for MomentsLayerNormGemm {
+impl Kernel for DeferredLayerNormGemm {
     fn symbol(&self) -> String {
         format!("{}_tokens{}", self.definition(), self.tokens)
     }
 
     fn definition(&self) -> String {
         format!(
-            "moments_layernorm_eps{}_{}",
+            "deferred_layernorm_eps{}_{}",
             word(self.eps),
-            self.apart().1.definition(),
+            self.unfused().1.definition(),
         )
     }
 
     fn template(&self) -> &'static str {
-        "moments_layernorm_gemm"
+        "deferred_layernorm_gemm"
     }
 
     fn instructions(&self) -> Instructions {
@@ -115,19 +110,19 @@ impl Kernel for MomentsLayerNormGemm {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = self.apart().1.constants();
+        let mut constants = self.unfused().1.constants();
         constants.retain(|name, _| {
             ["storage", "n", "k", "bias", "activation", "precise"].contains(name)
         });
         constants.extend(self.product().constants());
         constants.insert("eps", f32_literal(self.eps).into());
-        constants.insert("before_x", self.laid().0.into());
-        constants.insert("most_held", TwoGroups::MOST_HELD.into());
+        constants.insert("unaliased_steps", self.layout().0.into());
+        constants.insert("max_resident", SlicedK::MAX_RESIDENT.into());
         constants
     }
 
     fn params(&self) -> Vec<Param> {
-        let (norm, gemm) = self.apart();
+        let (norm, gemm) = self.unfused();
         let mut params = Vec::new();
         let mut normal = None;
         for param in norm.params() {
@@ -136,15 +131,15 @@ impl Kernel for MomentsLayerNormGemm {
                     name: "scaled",
                     role,
                 }),
-                // With sums and sums of squares of half as many as there are columns, rows have mean and deviation 1/2.
+                // Σ s and Σ s² that are each half the number of columns give rows of mean and deviation 1/2.
                 ("residual", _) => params.push(Param {
-                    name: "moments",
+                    name: "row_stats",
                     role: Role::Read {
                         dtype: DType::F32,
-                        shape: moments_shape(self.k),
+                        shape: row_stats_shape(self.k),
                         fill: Fill::Normal {
-                            mean: self.k as f32 / moments_of(self.k) as f32,
-                            deviation: 0.02 * self.k as f32 / moments_of(self.k) as f32,
+                            mean: self.k as f32 / row_stats_of(self.k) as f32,
+                            deviation: 0.02 * self.k as f32 / row_stats_of(self.k) as f32,
                         },
                     },
                 }),
@@ -174,8 +169,8 @@ impl Kernel for MomentsLayerNormGemm {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let blocks = SplitKTile::new(self.tokens, 1).blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, THREADS, self.laid().1)
+        let ctas = SplitKTile::new(self.tokens, 1).ctas(extents.rows, self.n);
+        Launch::of_blocks(ctas, THREADS, self.layout().1)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
@@ -187,24 +182,24 @@ impl Kernel for MomentsLayerNormGemm {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let [scaled, moments, gamma, beta] = [0, 1, 2, 3].map(|i| reads[i].real());
-        let normal = HostTensor::Real(normalised(scaled, moments, gamma, beta, self.eps));
+        let [scaled, row_stats, gamma, beta] = [0, 1, 2, 3].map(|i| reads[i].real());
+        let normal = HostTensor::Real(normalised(scaled, row_stats, gamma, beta, self.eps));
         let mut operands = vec![&normal];
         operands.extend(&reads[4..]);
-        let products = self.apart().1.reference(extents, &operands);
+        let products = self.unfused().1.reference(extents, &operands);
         [normal].into_iter().chain(products).collect()
     }
 
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
-        // Octets of rows, and tiles of them, that are whole, begun and empty.
+        // Octets and tiles of rows that are whole, partial and empty.
         let rows = [8, 33, 40, 47, 48, 49, 63, 64, 65, 96, 100, 128];
         cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
         cases
     }
 
     fn tolerance(&self) -> Tolerance {
-        let (norm, gemm) = self.apart();
+        let (norm, gemm) = self.unfused();
         let (rounding, sums) = (norm.tolerance(), gemm.tolerance());
         Tolerance {
             absolute: 8.0 * sums.absolute + rounding.absolute,
@@ -214,21 +209,21 @@ impl Kernel for MomentsLayerNormGemm {
     }
 }
 
-/// LayerNorm of the rows that a GEMM left with their moments.
+/// LayerNorm of rows that a GEMM wrote as `scaled`, with their row statistics.
 pub(crate) fn normalised(
     scaled: &[f32],
-    moments: &[f32],
+    row_stats: &[f32],
     gamma: &[f32],
     beta: &[f32],
     eps: f32,
 ) -> Vec<f32> {
     let width = gamma.len();
-    let numbers = moments_of(width as u32) as usize;
+    let numbers = row_stats_of(width as u32) as usize;
     let rows = scaled
         .chunks_exact(width)
-        .zip(moments.chunks_exact(numbers));
-    rows.flat_map(|(row, moments)| {
-        let sum = |first| moments.iter().skip(first).step_by(2).map(|&v| f64::from(v));
+        .zip(row_stats.chunks_exact(numbers));
+    rows.flat_map(|(row, stats)| {
+        let sum = |first| stats.iter().skip(first).step_by(2).map(|&v| f64::from(v));
         let mean = sum(0).sum::<f64>() / width as f64;
         let variance = (sum(1).sum::<f64>() / width as f64 - mean * mean).max(0.0);
         let deviation = (variance + f64::from(eps)).sqrt();
@@ -240,7 +235,7 @@ pub(crate) fn normalised(
     .collect()
 }
 
-/// Tiles of several sizes, with and without what is optional, and depths that divide by 8 and nothing else.
+/// Tiles of several sizes, with and without bias and activation, and depths that divide by 8 and nothing else.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue {
@@ -252,13 +247,13 @@ pub fn representative() -> Vec<KernelSpec> {
         for (n, k, epilogue, tiles) in [
             (768, 768, gelu, &[24, 48, 64][..]),
             (1000, 328, plain, &[40, 56, 64]),
-            // Where x takes the place of weights that are in registers, too.
+            // x overwrites weights that are in registers.
             (384, 1024, gelu, &[40, 64]),
             (328, 936, plain, &[64]),
             (8, 200, gelu, &[8, 64]),
         ] {
             for &tokens in tiles {
-                kernels.push(KernelSpec::from(MomentsLayerNormGemm {
+                kernels.push(KernelSpec::from(DeferredLayerNormGemm {
                     n,
                     k,
                     eps: 1e-12,
@@ -276,8 +271,8 @@ pub fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
 
-    fn kernel(tokens: u32) -> MomentsLayerNormGemm {
-        MomentsLayerNormGemm {
+    fn kernel(tokens: u32) -> DeferredLayerNormGemm {
+        DeferredLayerNormGemm {
             n: 3072,
             k: 768,
             eps: 1e-12,
@@ -300,22 +295,21 @@ mod tests {
     }
 
     #[test]
-    fn rows_with_their_moments_are_normalised() {
+    fn rows_are_normalised_by_their_statistics() {
         // s = 1, 3 with gamma 2, 1: a mean of 2 and a deviation of 1.
         let y = normalised(&[2.0, 3.0], &[4.0, 10.0], &[2.0, 1.0], &[0.5, 0.0], 1e-12);
         assert_eq!(y, [-1.5, 1.0]);
     }
 
     #[test]
-    fn reads_come_before_writes_and_moments_are_f32() {
+    fn reads_come_before_writes_and_row_stats_are_f32() {
         let params = kernel(48).params();
         let names: Vec<&str> = params.iter().map(|p| p.name).collect();
         assert_eq!(
-            names,
-            [
-                "scaled", "moments", "gamma", "beta", "weight", "normal", "out", "rows"
-            ]
+            names[..5],
+            ["scaled", "row_stats", "gamma", "beta", "weight"]
         );
+        assert_eq!(names[5..], ["normal", "out", "rows"]);
         let is_f32 = |p: &&Param| {
             matches!(
                 p.role,

@@ -1,11 +1,11 @@
-//! The GEMM before a LayerNorm, for few rows on Hopper: it leaves the rows' moments beside the rows, and what
-//! reads the normalised rows has LayerNorm without a launch for it.
+//! The GEMM before a deferred LayerNorm, for small M on Hopper: it writes row statistics beside its rows, and the GEMM
+//! that follows normalises by them, so that LayerNorm needs no launch of its own.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     Epilogue, Gemm, GemmWgmma, SplitKTile,
-    split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, PART_BYTES, SHARED_LIMIT, STEP_BYTES},
+    split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, PARTIAL_BYTES, SHARED_LIMIT, STEP_BYTES},
 };
 use crate::{
     kernels::{
@@ -17,10 +17,10 @@ use crate::{
 };
 
 /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]`:
-/// `gamma · s` with `s = x · weightᵀ + bias + residual`; and `moments [rows, ⌈n / 64⌉, 2]` in f32: the sums
+/// `gamma · s` with `s = x · weightᵀ + bias + residual`; and `row_stats [rows, ⌈n / 64⌉, 2]` in f32: the sums
 /// of s and of s² over each 64 columns. In f16 or bf16, on Hopper, as [`GemmSplitK`](super::GemmSplitK).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct GemmResidualMoments {
+pub struct GemmResidualRowStats {
     pub n: u32,
     pub k: u32,
     pub dtype: DType,
@@ -29,60 +29,60 @@ pub struct GemmResidualMoments {
     pub tile: SplitKTile,
 }
 
-/// Two warpgroups multiply, a warp copies.
+/// Two consumer warpgroups and a producer warp.
 const THREADS: u32 = 288;
 
-/// Numbers of the moments of a row of so many columns.
-pub(super) fn moments_of(columns: u32) -> u64 {
+/// Row statistics of a row of `columns`, in numbers: Σ s and Σ s² for each 64 columns.
+pub(super) fn row_stats_of(columns: u32) -> u64 {
     2 * u64::from(columns.div_ceil(BLOCK_N))
 }
 
-/// Whether the fewest weights that one of a block's two warpgroups has leave room, when they are multiplied, for the
-/// sums that it passes on: of half of the tokens, and of `also` further eights.
-pub(super) fn room_to_pass_sums(tile: SplitKTile, k: u32, also: u32) -> bool {
+/// Whether the weights of either warpgroup, once multiplied, leave room for the accumulators that it exchanges: of half
+/// of the tokens, and of `also` further octets.
+pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
-    let passed = (tile.tokens / 8).div_ceil(2) + also;
-    steps * BLOCK_N * BLOCK_K * 2 >= passed * PART_BYTES
+    let exchanged = (tile.tokens / 8).div_ceil(2) + also;
+    steps * BLOCK_N * BLOCK_K * 2 >= exchanged * PARTIAL_BYTES
 }
 
-/// How a block whose two warpgroups share out k lays its operands.
-pub(super) struct TwoGroups {
-    /// Of k, of a block.
+/// Shared-memory layout of a CTA whose two consumer warpgroups share k (sliced-K).
+pub(super) struct SlicedK {
+    /// Steps of k of a CTA.
     pub steps: u32,
-    /// Rows of the second operand.
+    /// Rows of the second operand, x.
     pub rows: u32,
-    /// Eights of them whose sums a warpgroup passes on to the other.
-    pub passed: u32,
-    /// Shared memory for other things.
-    pub beside: u32,
+    /// Octets of these rows whose accumulators a warpgroup sends to the other.
+    pub exchanged: u32,
+    /// Bytes of shared memory for other things.
+    pub besides: u32,
 }
 
-impl TwoGroups {
-    /// Steps of a warpgroup whose weights go to registers before x is there.
-    pub const MOST_HELD: u32 = 6;
+impl SlicedK {
+    /// The most steps of a warpgroup whose weights move to registers before x arrives.
+    pub const MAX_RESIDENT: u32 = 6;
 
-    /// Steps whose weights lie before x: all, or as many as leave room for x. Those behind are the second warpgroup's, and
-    /// in registers when x comes. `None` where there is no room.
-    pub fn before_x(&self) -> Option<u32> {
+    /// Steps whose weights x does not overwrite: all, or as many as leave room for x. Weights of later steps are in the second
+    /// warpgroup's registers before x is loaded. `None` where there is no room.
+    pub fn unaliased_steps(&self) -> Option<u32> {
         let of_group = self.steps.div_ceil(2);
-        let kept = of_group.saturating_sub(Self::MOST_HELD);
-        let least = of_group + kept.max((self.passed * PART_BYTES).div_ceil(STEP_BYTES));
+        let kept = of_group.saturating_sub(Self::MAX_RESIDENT);
+        let least = of_group + kept.max((self.exchanged * PARTIAL_BYTES).div_ceil(STEP_BYTES));
         let mut numbers = (least.min(self.steps)..=self.steps).rev();
-        numbers.find(|&number| self.bytes(number) + self.beside <= SHARED_LIMIT)
+        numbers.find(|&number| self.bytes(number) + self.besides <= SHARED_LIMIT)
     }
 
-    /// Of the operands, with so many steps of weights before x.
-    pub fn bytes(&self, before_x: u32) -> u32 {
-        ALIGNMENT + before_x * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
+    /// Bytes of the operands, with this number of unaliased steps.
+    pub fn bytes(&self, unaliased_steps: u32) -> u32 {
+        ALIGNMENT + unaliased_steps * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
     }
 }
 
-/// Rows, and the moments of each.
-pub(super) fn moments_shape(columns: u32) -> Shape {
-    Shape::new([Size::from(Symbol::Rows), moments_of(columns).into()])
+/// The shape of row statistics: rows, and the numbers of each.
+pub(super) fn row_stats_shape(columns: u32) -> Shape {
+    Shape::new([Size::from(Symbol::Rows), row_stats_of(columns).into()])
 }
 
-impl GemmResidualMoments {
+impl GemmResidualRowStats {
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
@@ -91,44 +91,44 @@ impl GemmResidualMoments {
             tokens.is_multiple_of(8) && (8..=64).contains(&tokens) && (1..=8).contains(&splits);
         let has_room = |tile: SplitKTile| {
             tile.shares(self.k)
-                && self.operands().before_x().is_some()
-                && room_to_pass_sums(tile, self.k, 0)
+                && self.operands().unaliased_steps().is_some()
+                && room_to_exchange(tile, self.k, 0)
         };
         match is_tile && has_room(self.tile) {
             true => Ok(()),
             false => Err(format!(
-                "{:?} is no tile of a GEMM of depth {} that leaves moments: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a block reads",
+                "{:?} is no tile of a GEMM of depth {} that leaves row statistics: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a CTA reads",
                 self.tile, self.k
             )),
         }
     }
 
-    /// Numbers that it leaves beside each row of so many columns.
-    pub fn moments_of(columns: u32) -> u64 {
-        moments_of(columns)
+    /// Numbers of the statistics of a row of `columns`.
+    pub fn stats_of(columns: u32) -> u64 {
+        row_stats_of(columns)
     }
 
-    /// Beside them are the sums that come from other blocks, and the moments that its warps add up.
-    fn operands(&self) -> TwoGroups {
+    /// Besides the operands there are partial accumulators of the cluster's other CTAs, and row statistics of the warps.
+    fn operands(&self) -> SlicedK {
         let tokens = self.tile.tokens;
-        TwoGroups {
+        SlicedK {
             steps: self.tile.steps(self.k),
             rows: tokens,
-            passed: (tokens / 8).div_ceil(2),
-            beside: self.tile.received_bytes() + 4 * tokens * 8,
+            exchanged: (tokens / 8).div_ceil(2),
+            besides: self.tile.received_bytes() + 4 * tokens * 8,
         }
     }
 
-    /// Of a step's weights before x, and of all that is dynamic shared memory.
-    pub(super) fn laid(&self) -> (u32, u32) {
+    /// Unaliased steps, and bytes of dynamic shared memory of a CTA.
+    pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
-        let before = operands.before_x().unwrap_or(operands.steps);
+        let before = operands.unaliased_steps().unwrap_or(operands.steps);
         (before, operands.bytes(before) + self.tile.received_bytes())
     }
 
-    /// The GEMM, and what is added to its products, of kernels for any card.
-    pub fn apart(&self) -> (Gemm, BiasResidualLayerNorm) {
-        // What a LayerNorm is of depends on no eps.
+    /// The unfused kernels, for any card: the GEMM, and the LayerNorm whose sums it takes over.
+    pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
+        // The input of a LayerNorm does not depend on eps.
         const ANY: f32 = 1.0;
         (
             Gemm::of(self.n, self.k, self.dtype, Epilogue::default()),
@@ -137,14 +137,14 @@ impl GemmResidualMoments {
     }
 }
 
-impl Kernel for GemmResidualMoments {
+impl Kernel for GemmResidualRowStats {
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
     }
 
     fn definition(&self) -> String {
         format!(
-            "gemm_{}residual_moments_{}_n{}_k{}",
+            "gemm_{}residual_row_stats_{}_n{}_k{}",
             if self.bias { "bias_" } else { "" },
             self.dtype,
             self.n,
@@ -153,7 +153,7 @@ impl Kernel for GemmResidualMoments {
     }
 
     fn template(&self) -> &'static str {
-        "gemm_residual_moments"
+        "gemm_residual_row_stats"
     }
 
     fn instructions(&self) -> Instructions {
@@ -161,17 +161,17 @@ impl Kernel for GemmResidualMoments {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = self.apart().0.constants();
+        let mut constants = self.unfused().0.constants();
         constants.retain(|name, _| ["storage", "n", "k"].contains(name));
         constants.extend(self.tile.constants());
         constants.insert("bias", self.bias.into());
-        constants.insert("before_x", self.laid().0.into());
-        constants.insert("most_held", TwoGroups::MOST_HELD.into());
+        constants.insert("unaliased_steps", self.layout().0.into());
+        constants.insert("max_resident", SlicedK::MAX_RESIDENT.into());
         constants
     }
 
     fn params(&self) -> Vec<Param> {
-        let (gemm, norm) = self.apart();
+        let (gemm, norm) = self.unfused();
         let is_read = |p: &Param| matches!(p.role, Role::Read { .. });
         let mut params: Vec<Param> = gemm.params().into_iter().filter(is_read).collect();
         let of_norm = norm.params().into_iter().skip(1);
@@ -185,10 +185,10 @@ impl Kernel for GemmResidualMoments {
             },
         });
         params.push(Param {
-            name: "moments",
+            name: "row_stats",
             role: Role::Write {
                 dtype: DType::F32,
-                shape: moments_shape(self.n),
+                shape: row_stats_shape(self.n),
             },
         });
         params.push(Param {
@@ -203,8 +203,8 @@ impl Kernel for GemmResidualMoments {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let blocks = self.tile.blocks(extents.rows, self.n);
-        Launch::of_blocks(blocks, self.threads(), self.laid().1)
+        let ctas = self.tile.ctas(extents.rows, self.n);
+        Launch::of_blocks(ctas, self.threads(), self.layout().1)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
@@ -217,18 +217,18 @@ impl Kernel for GemmResidualMoments {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (of_gemm, of_norm) = reads.split_at(2);
-        let products = self.apart().0.reference(extents, of_gemm);
+        let products = self.unfused().0.reference(extents, of_gemm);
         let (bias, residual, gamma) = match *of_norm {
             [bias, residual, gamma] => (Some(bias.real()), residual.real(), gamma.real()),
             [residual, gamma] => (None, residual.real(), gamma.real()),
             _ => unreachable!("the parameter list has two more operands, or three with a bias"),
         };
-        let (scaled, moments) = scaled_and_moments(products[0].real(), bias, residual, gamma);
-        vec![HostTensor::Real(scaled), HostTensor::Real(moments)]
+        let (scaled, row_stats) = scaled_and_row_stats(products[0].real(), bias, residual, gamma);
+        vec![HostTensor::Real(scaled), HostTensor::Real(row_stats)]
     }
 
     fn tolerance(&self) -> Tolerance {
-        let sums = self.apart().0.tolerance();
+        let sums = self.unfused().0.tolerance();
         Tolerance {
             absolute: 4.0 * sums.absolute,
             relative: 2.0 * sums.relative,
@@ -237,15 +237,15 @@ impl Kernel for GemmResidualMoments {
     }
 }
 
-/// What the kernel leaves of rows of products: they and the residual as long, bias and gamma as long as a row.
-pub(crate) fn scaled_and_moments(
+/// The kernel's outputs, from those of the GEMM, `products [rows, n]`, and `residual [rows, n]`, `bias` and `gamma [n]`.
+pub(crate) fn scaled_and_row_stats(
     products: &[f32],
     bias: Option<&[f32]>,
     residual: &[f32],
     gamma: &[f32],
 ) -> (Vec<f32>, Vec<f32>) {
     let mut scaled = Vec::with_capacity(products.len());
-    let mut moments = Vec::new();
+    let mut row_stats = Vec::new();
     let rows = products.chunks_exact(gamma.len());
     for (products, residual) in rows.zip(residual.chunks_exact(gamma.len())) {
         let sum = |c: usize| {
@@ -256,11 +256,11 @@ pub(crate) fn scaled_and_moments(
         let row = sums.iter().zip(gamma);
         scaled.extend(row.map(|(&s, &g)| (s * f64::from(g)) as f32));
         for part in sums.chunks(BLOCK_N as usize) {
-            moments.push(part.iter().sum::<f64>() as f32);
-            moments.push(part.iter().map(|s| s * s).sum::<f64>() as f32);
+            row_stats.push(part.iter().sum::<f64>() as f32);
+            row_stats.push(part.iter().map(|s| s * s).sum::<f64>() as f32);
         }
     }
-    (scaled, moments)
+    (scaled, row_stats)
 }
 
 /// Tiles with and without clusters, and sizes that divide by 8 and nothing else.
@@ -271,13 +271,13 @@ pub fn representative() -> Vec<KernelSpec> {
             (768, 768, true, &[(24, 2), (48, 1), (64, 1), (64, 4)][..]),
             (1000, 328, false, &[(40, 1), (48, 2), (64, 3)]),
             (384, 1536, true, &[(48, 4), (64, 8)]),
-            // Where x takes the place of weights that are in registers.
+            // x overwrites weights that are in registers.
             (392, 4096, true, &[(48, 4)]),
             (328, 936, false, &[(64, 1)]),
             (8, 136, true, &[(8, 1), (64, 1)]),
         ] {
             for &(tokens, splits) in tiles {
-                kernels.push(KernelSpec::from(GemmResidualMoments {
+                kernels.push(KernelSpec::from(GemmResidualRowStats {
                     n,
                     k,
                     dtype,
@@ -294,8 +294,8 @@ pub fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
 
-    fn gemm(tokens: u32, splits: u32) -> GemmResidualMoments {
-        GemmResidualMoments {
+    fn gemm(tokens: u32, splits: u32) -> GemmResidualRowStats {
+        GemmResidualRowStats {
             n: 768,
             k: 3072,
             dtype: DType::F16,
@@ -318,15 +318,15 @@ mod tests {
         let products: Vec<f32> = (0..65).map(|c| c as f32).collect();
         let (bias, residual) = (vec![1.0; 65], vec![-1.0; 65]);
         let gamma = vec![2.0; 65];
-        let (scaled, moments) = scaled_and_moments(&products, Some(&bias), &residual, &gamma);
+        let (scaled, row_stats) = scaled_and_row_stats(&products, Some(&bias), &residual, &gamma);
         assert_eq!(scaled[10], 20.0);
-        assert_eq!(moments, [2016.0, 85344.0, 64.0, 4096.0]);
+        assert_eq!(row_stats, [2016.0, 85344.0, 64.0, 4096.0]);
     }
 
     #[test]
     fn reads_come_before_writes() {
         let names: Vec<&str> = gemm(64, 4).params().iter().map(|p| p.name).collect();
-        let reads = ["x", "weight", "bias", "residual", "gamma"];
-        assert_eq!(names, [&reads[..], &["scaled", "moments", "rows"]].concat());
+        assert_eq!(names[..5], ["x", "weight", "bias", "residual", "gamma"]);
+        assert_eq!(names[5..], ["scaled", "row_stats", "rows"]);
     }
 }

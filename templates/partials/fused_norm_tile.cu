@@ -1,0 +1,66 @@
+using T = {{ storage }};
+constexpr int N = {{ n }};
+constexpr int K = {{ k }};
+constexpr int BLOCK_M = {{ block_m }}, BLOCK_N = {{ block_n }}, BLOCK_K = 64;  // a 128-byte swizzle span
+constexpr int STAGES = {{ stages }};
+constexpr bool COOPERATIVE = {{ cooperative }};  // else ping-pong
+constexpr int CLUSTER = {{ cluster }};
+static_assert(CLUSTER * BLOCK_N == N, "a cluster holds whole rows");
+
+// Cooperative warpgroups split a tile's rows or, where it has only 64, its columns.
+constexpr bool SPLIT_COLUMNS = COOPERATIVE && BLOCK_M == 64;
+constexpr int ROWS = COOPERATIVE && !SPLIT_COLUMNS ? BLOCK_M / 2 : BLOCK_M;  // rows of a warpgroup
+constexpr int COLUMNS = SPLIT_COLUMNS ? BLOCK_N / 2 : BLOCK_N;               // columns of a warpgroup
+constexpr int PARTIALS = N / COLUMNS;                                        // partial statistics of a row
+constexpr int M_TILES = ROWS / 64;
+constexpr int ACCUMULATORS = COLUMNS / 2;  // registers of a thread for one m64 MMA
+constexpr int K_TILES = (K + BLOCK_K - 1) / BLOCK_K;
+constexpr unsigned int X_BYTES = BLOCK_M * 128, STAGE_BYTES = X_BYTES + BLOCK_N * 128;
+// The residual of a tile comes through the pipeline after the last k tile, as boxes of 32 columns.
+constexpr int BOXES = BLOCK_N / 32;
+constexpr unsigned int BOX_BYTES = BLOCK_M * 64;
+constexpr int BOXES_PER_STAGE = STAGE_BYTES / BOX_BYTES < BOXES ? STAGE_BYTES / BOX_BYTES : BOXES;
+constexpr int RESIDUAL_STAGES = (BOXES + BOXES_PER_STAGE - 1) / BOXES_PER_STAGE;
+constexpr int STEPS = K_TILES + RESIDUAL_STAGES;
+static_assert(ROWS % 64 == 0 && COLUMNS % 32 == 0 && COLUMNS <= 256, "a warpgroup's tile is a whole number of MMAs");
+static_assert(RESIDUAL_STAGES < STAGES, "all of the residual is resident while the last MMAs still read one stage");
+
+// acc += x · weightᵀ; with `accumulate` 0, acc is overwritten. The weight's rows lie in shared memory in an order
+// (RowOrder::Quads) by which lane l of warp w has 8 neighbouring columns of each 32: acc[16g + 4j + e] is in row
+// 16w + l / 4 + e / 2 · 8 and column 32g + l % 4 · 8 + 2j + e % 2.
+__device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long x,
+                                             unsigned long long weight, int accumulate) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %{{ accumulators + 2 }}, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n{{ columns }}k16.f32.{{ storage }}.{{ storage }} "
+                 "{ {{ acc_registers }} }, %{{ accumulators }}, %{{ accumulators + 1 }}, p, 1, 1, 0, 0;\n"
+                 "}"
+                 : {{ acc_operands }}
+                 : "l"(x), "l"(weight), "r"(accumulate));
+}
+
+{% include "partials/row_stats.cu" %}
+
+__device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,
+                                            unsigned int barrier) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, { %2, %3, %3, %3, %4 }], [%5];" ::"r"(to), "l"(&weight), "r"(column), "r"(0),
+                 "r"(row / 32), "r"(barrier)
+                 : "memory");
+}
+
+// Address of a row's 8 columns in a box of 32 columns, whose 16-byte chunks are swizzled by 64 bytes.
+__device__ __forceinline__ unsigned int chunk_address(unsigned int box, int row, int chunk) {
+    return box + row * 64 + (chunk ^ row / 2 % 4) * 16;
+}
+
+__device__ __forceinline__ Vector<T> load_chunk(unsigned int address) {
+    uint4 bits;
+    asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "r"(address));
+    return *reinterpret_cast<const Vector<T>*>(&bits);
+}
+
+// Eight neighbouring constants of columns.
+struct alignas(16) Float8 { float at[8]; };

@@ -1,0 +1,40 @@
+// Mean and variance of rows of N columns that are spread over the registers of PARTIALS warpgroups of a cluster,
+// COLUMNS in each, combined as in Chan, Golub and LeVeque (1979). Reads the includer's sizes.
+
+// The sum over the four lanes that share a row of accumulators.
+__device__ __forceinline__ float quad_sum(float value) {
+    value += __shfl_xor_sync(0xffffffff, value, 1);
+    return value + __shfl_xor_sync(0xffffffff, value, 2);
+}
+
+struct RowStats { float mean, m2; };  // m2 = Σ (value − mean)²
+
+// Statistics over this warpgroup's columns, for row `half` of the two that a thread has in an m64 MMA. Two passes
+// are affordable, since the values are in registers.
+__device__ __forceinline__ RowStats row_stats_of(const float (&acc)[ACCUMULATORS], int half) {
+    float sum = 0.0f, m2 = 0.0f;
+#pragma unroll
+    for (int j = 0; j < ACCUMULATORS / 2; ++j) sum += acc[j / 2 * 4 + half * 2 + j % 2];
+    const float mean = quad_sum(sum) * (1.0f / COLUMNS);
+#pragma unroll
+    for (int j = 0; j < ACCUMULATORS / 2; ++j) {
+        const float d = acc[j / 2 * 4 + half * 2 + j % 2] - mean;
+        m2 = fmaf(d, d, m2);
+    }
+    return {mean, quad_sum(m2)};
+}
+
+// value · scale + shift normalises: scale is 1 / √(variance + eps), shift is −mean · scale.
+struct Normal { float scale, shift; };
+__device__ __forceinline__ Normal normal_of(const RowStats (&partials)[PARTIALS][ROWS], int row, float eps) {
+    float mean = 0.0f, m2 = 0.0f;
+#pragma unroll
+    for (int partial = 0; partial < PARTIALS; ++partial) mean += partials[partial][row].mean * (1.0f / PARTIALS);
+#pragma unroll
+    for (int partial = 0; partial < PARTIALS; ++partial) {
+        const float d = partials[partial][row].mean - mean;
+        m2 += fmaf(d * d, static_cast<float>(COLUMNS), partials[partial][row].m2);
+    }
+    const float scale = rsqrtf(fmaf(m2, 1.0f / N, eps));
+    return {scale, -mean * scale};
+}
