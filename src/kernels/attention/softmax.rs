@@ -54,7 +54,7 @@ const WARP_TEAM_THREADS: u32 = 128;
 /// Threads of a CTA of the streamed form.
 const STREAMED_THREADS: u32 = 256;
 /// Upper bound on elements in a thread's registers, over all of its rows.
-const MAX_HELD: u32 = 64;
+const MAX_ELEMENTS_PER_THREAD: u32 = 64;
 
 /// Default dispatch of [`AttentionSoftmax::variants`]: lanes, X and the longest row. A row that starts anywhere touches up to
 /// one pack more than its length, and the lengths fill a team's packs of eight 16-bit elements.
@@ -80,8 +80,9 @@ impl SoftmaxForm {
                     && lanes.is_power_of_two()
                     && (4..=1024).contains(&lanes)
                     && [1, 2, 4].contains(&x_rows)
-                    && (1..=lanes * MAX_HELD).contains(&max_len)
-                    && packs(max_len, lanes, dtype) * vector(dtype) * x_rows <= MAX_HELD
+                    && (1..=lanes * MAX_ELEMENTS_PER_THREAD).contains(&max_len)
+                    && packs(max_len, lanes, dtype) * vector(dtype) * x_rows
+                        <= MAX_ELEMENTS_PER_THREAD
             }
         };
         match fits {
