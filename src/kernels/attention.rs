@@ -1,5 +1,5 @@
-//! Attention over packed sequences: three unfused kernels, fused kernels (short, online, split keys for few tokens, and WGMMA
-//! on Hopper), and three kernels of grouped GEMMs for long sequences.
+//! Attention over packed sequences: three unfused kernels, fused kernels (short, online, split keys for few tokens, and
+//! WGMMA on Hopper), and three kernels of grouped GEMMs for long sequences.
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
 //! `i` and key `j` of sequence `b` with length `n` lie at

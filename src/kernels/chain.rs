@@ -46,9 +46,9 @@ impl Chain {
         Self::new().then(kernel, &[])
     }
 
-    /// Appends a launch, whose outputs become the results. A parameter is bound to the tensor that `names` pairs it with, as
-    /// `(parameter, tensor)`, else to the tensor of its own name; tensors that do not exist yet are created as the parameter
-    /// describes.
+    /// Appends a launch, whose outputs become the results. A parameter is bound to the tensor that `names` pairs it
+    /// with, as `(parameter, tensor)`, else to the tensor of its own name; tensors that do not exist yet are created as
+    /// the parameter describes.
     pub fn then(
         mut self,
         kernel: impl Into<KernelSpec>,

@@ -92,8 +92,8 @@ impl KernelSpec {
         }
     }
 
-    /// Floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's table II:
-    /// 0 for memory-bound kernels.
+    /// Floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's
+    /// table II: 0 for memory-bound kernels.
     pub fn flop(&self) -> Size {
         let product = |a: u32, b: u32, symbol: Symbol| {
             let each = 2u64.saturating_mul(u64::from(a).saturating_mul(b.into()));

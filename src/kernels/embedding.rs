@@ -61,7 +61,7 @@ impl Table {
         }
     }
 
-    /// Test data for ids: with the offset, each is a valid row.
+    /// The parameter for ids. Test data are ids that are valid rows after adding the offset.
     fn ids_param(&self, name: &'static str) -> Param {
         let ids = self.rows.saturating_sub(self.offset).max(1);
         read(

@@ -1,5 +1,5 @@
-//! LayerNorm, alone and fused with bias and residual. A team of warps interleaves the reductions of X rows (TurboTransformers
-//! 4.1.2, `warpAllReduce_XElem` and its block-level form).
+//! LayerNorm, alone and fused with bias and residual. A team of warps interleaves the reductions of X rows
+//! (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
 
 #[cfg(test)]
 mod tests;
@@ -20,17 +20,17 @@ pub use super::rows::Teams;
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub enum Variance {
-    /// Mean and variance from one reduction of `x − s` and `(x − s)²`, with `s` the row's first element. The paper takes
-    /// `E(x²) − E(x)²`, which cancels if the mean is large compared to the deviation; the variance does not depend on a
-    /// shift.
+    /// Mean and variance from one reduction of `x − s` and `(x − s)²`, with `s` the row's first element. The paper
+    /// takes `E(x²) − E(x)²`, which cancels if the mean is large compared to the deviation; the variance does not
+    /// depend on a shift.
     #[default]
     OnePassShifted,
     /// The mean first, then the mean of `(x − mean)²`: two dependent reductions.
     TwoPass,
 }
 
-/// Upper bound on bytes read and written by a LayerNorm whose result is kept in L2: half of an H200's. Of more, the next kernel
-/// would find little there anyway.
+/// Upper bound on bytes read and written by a LayerNorm whose result is kept in L2: half of an H200's. Of more, the
+/// next kernel would find little there anyway.
 const KEPT_BYTES: u64 = 25_000_000;
 
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.
@@ -60,8 +60,8 @@ pub struct BiasResidualLayerNorm {
 macro_rules! choices {
     ($kernel:ident, $by_rows:path) => {
         impl $kernel {
-            /// Default dispatch by rows: each kernel with its upper bound on rows, inclusive; the last has none. Few rows take
-            /// several warps each.
+            /// Default dispatch by rows: each kernel with its upper bound on rows, inclusive; the last has none. Few
+            /// rows take several warps each.
             pub fn by_rows(&self, machine: &Machine) -> Vec<(Option<u64>, Self)> {
                 $by_rows(self.width, self.dtype, machine)
                     .into_iter()
@@ -75,8 +75,8 @@ macro_rules! choices {
                     .collect()
             }
 
-            /// Cycles of the launch and per element, and a little more if another sharing is the default: the kernel is bound by
-            /// memory, so that sharings differ by little.
+            /// Cycles of the launch and per element, and a little more if another sharing is the default: the kernel is
+            /// bound by memory, so that sharings differ by little.
             fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
                 const OTHER_SHARING: f64 = 1.03;
                 let ranges = $by_rows(self.width, self.dtype, machine);
@@ -101,8 +101,8 @@ macro_rules! choices {
                 }
             }
 
-            /// Every kernel that may replace this one, including its own sharing with both variances. Results differ by f32
-            /// rounding at most.
+            /// Every kernel that may replace this one, including its own sharing with both variances. Results differ by
+            /// f32 rounding at most.
             pub fn candidates(&self) -> Vec<Self> {
                 let teams = Teams::candidates(self.width, self.dtype).into_iter();
                 teams
@@ -352,8 +352,8 @@ pub(super) fn affine_params(width: u32, dtype: DType) -> [Param; 2] {
     ]
 }
 
-/// In f32 the mean is large compared to the deviation, which exposes cancellation in the variance. The 16-bit types would
-/// round such an input to a few values.
+/// In f32 the mean is large compared to the deviation, which exposes cancellation in the variance. The 16-bit types
+/// would round such an input to a few values.
 pub(super) fn input_fill(dtype: DType) -> Fill {
     let mean = if dtype == DType::F32 { 10.0 } else { 0.0 };
     Fill::Normal {
@@ -372,8 +372,8 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
     )
 }
 
-/// Instances for the device check and the compile tests: every storage type, common and odd widths, the sharings for few and
-/// for many rows, and at one width every candidate.
+/// Instances for the device check and the compile tests: every storage type, common and odd widths, the sharings for
+/// few and for many rows, and at one width every candidate.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -1,9 +1,9 @@
 //! One file per kernel: its parameters, launch geometry, CPU reference and cases.
 //!
-//! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields are all that
-//! its source depends on. [`Kernel::params`] is the only list of parameters: the signature in the generated source, the
-//! launch and the tests all read it. [`Kernel::reference`] is the definition in f32/f64 that the CUDA kernel and the fast
-//! CPU code are checked against.
+//! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields
+//! are all that its source depends on. [`Kernel::params`] is the only list of parameters: the signature in the
+//! generated source, the launch and the tests all read it. [`Kernel::reference`] is the definition in f32/f64 that the
+//! CUDA kernel and the fast CPU code are checked against.
 
 pub mod attention;
 pub mod chain;
@@ -91,7 +91,8 @@ pub enum Meta {
     PairOffsets,
     /// i32 `[batch, longest]`: 1 where a padded input holds a token.
     Mask,
-    /// i32 `[batch]`: tokens of a sequence that are not masked as keys, from 1 to its length; the length if nothing is padded.
+    /// i32 `[batch]`: tokens of a sequence that are not masked as keys, from 1 to its length; the length if nothing is
+    /// padded.
     ValidLens,
 }
 
@@ -111,8 +112,8 @@ pub struct TensorMap {
     /// multiple of 16 bytes.
     pub param: &'static str,
     pub box_rows: u32,
-    /// 64 or 32 columns use the 128-byte or the 64-byte swizzle in shared memory. Boxes of another multiple of 8 columns are not
-    /// swizzled.
+    /// 64 or 32 columns use the 128-byte or the 64-byte swizzle in shared memory. Boxes of another multiple of 8
+    /// columns are not swizzled.
     pub box_columns: u32,
     pub order: RowOrder,
 }
@@ -122,16 +123,17 @@ pub struct TensorMap {
 pub enum RowOrder {
     /// The matrix's order.
     Plain,
-    /// In each [`RowOrder::GROUP`] rows, row 8q + 2j + e lies at place 8j + 2q + e (q, j < 4, e < 2). As the N extent of an MMA
-    /// such rows give a lane accumulators of 8 neighbouring columns. Matrix and box have a multiple of that many rows;
-    /// coordinates are a column, three zeros, and the group.
+    /// In each [`RowOrder::GROUP`] rows, row 8q + 2j + e lies at place 8j + 2q + e (q, j < 4, e < 2). As the N extent
+    /// of an MMA such rows give a lane accumulators of 8 neighbouring columns. Matrix and box have a multiple of that
+    /// many rows; coordinates are a column, three zeros, and the group.
     Quads,
-    /// The matrix's order, in this many boxes side by side, which one copy places one behind the other. The matrix has a
-    /// multiple of `box_columns` columns; coordinates are a zero, a row, and the first box's number.
+    /// The matrix's order, in this many boxes side by side, which one copy places one behind the other. The matrix has
+    /// a multiple of `box_columns` columns; coordinates are a zero, a row, and the first box's number.
     Boxes(u32),
-    /// In each [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h lies at place 64i + 16w + 8h + g (w < 4, g < 8, i, h < 2). As the M
-    /// extent of MMAs such rows give a lane accumulators of 4 neighbouring rows. The matrix has a multiple of
-    /// [`RowOrder::GROUP`] rows, and a box [`RowOrder::BLOCK`]; coordinates are a column, two zeros, the group, and zero.
+    /// In each [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h lies at place 64i + 16w + 8h + g (w < 4, g < 8; i,
+    /// h < 2). As the M extent of MMAs such rows give a lane accumulators of 4 neighbouring rows. The matrix has a
+    /// multiple of [`RowOrder::GROUP`] rows, and a box [`RowOrder::BLOCK`]; coordinates are a column, two zeros, the
+    /// group, and zero.
     Fours,
 }
 
@@ -286,8 +288,8 @@ pub trait Kernel {
     /// `bias_residual_layernorm_f16_w768`. Equal kernels, and only they, have equal symbols.
     fn symbol(&self) -> String;
 
-    /// Name of the function computed, whatever the tiling: kernels with equal definitions have equal parameters, cases and
-    /// references.
+    /// Name of the function computed, whatever the tiling: kernels with equal definitions have equal parameters, cases
+    /// and references.
     fn definition(&self) -> String {
         self.symbol()
     }
@@ -314,8 +316,8 @@ pub trait Kernel {
     /// Launch for a batch on a card. `extents.rows` is set by the step that launches.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch;
 
-    /// The cost model's estimate of a launch over `rows` rows, in cycles of [`Machine::clock_mhz`], infinite if the card cannot
-    /// run it; `None` for kernels that are not chosen by cost.
+    /// The cost model's estimate of a launch over `rows` rows, in cycles of [`Machine::clock_mhz`], infinite if the
+    /// card cannot run it; `None` for kernels that are not chosen by cost.
     fn cycles(&self, _rows: u64, _machine: &Machine) -> Option<f64> {
         None
     }
@@ -328,8 +330,8 @@ pub trait Kernel {
     /// Upper bound on threads of a CTA, for `__launch_bounds__`.
     fn threads(&self) -> u32;
 
-    /// The definition: takes the parameters of role `Read`, in the order of the signature, and returns those of role `Write`, in
-    /// order, before rounding to their storage type, with NaN for elements that the kernel does not write.
+    /// The definition: takes the parameters of role `Read`, in the order of the signature, and returns those of role
+    /// `Write`, in order, before rounding to their storage type, with NaN for elements that the kernel does not write.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor>;
 
     /// Batches for checks of the kernel.

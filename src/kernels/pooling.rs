@@ -45,8 +45,8 @@ pub struct MeanPool {
     pub dtype: DType,
 }
 
-/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: maximum of each column over each sequence, propagating
-/// NaN.
+/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: maximum of each column over each sequence,
+/// propagating NaN.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MaxPool {
     pub width: u32,

@@ -1,5 +1,5 @@
-//! Shared by the kernels over rows: how rows are distributed over accesses, lanes and CTAs, and the parts of parameter lists
-//! and symbols that say so.
+//! Shared by the kernels over rows: how rows are distributed over accesses, lanes and CTAs, and the parts of parameter
+//! lists and symbols that say so.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +15,8 @@ pub(super) const STREAM_THREADS: u32 = 256;
 /// Bytes of the widest access of a thread.
 const ACCESS_BYTES: u32 = 16;
 
-/// Elements of one access if accesses start at multiples of each of `pitches` elements: the most that fit 16 bytes and keep
-/// every access aligned to its size. A power of two.
+/// Elements of one access if accesses start at multiples of each of `pitches` elements: the most that fit 16 bytes and
+/// keep every access aligned to its size. A power of two.
 pub(super) fn vector_width(dtype: DType, pitches: &[u32]) -> u32 {
     let widest = ACCESS_BYTES / dtype.bytes() as u32;
     pitches.iter().fold(widest, |n, &pitch| gcd(n, pitch))
@@ -31,8 +31,8 @@ pub(super) fn blocks(items: u64, per_block: u64) -> u32 {
     items.div_ceil(per_block).clamp(1, i32::MAX as u64) as u32
 }
 
-/// A launch with one pack per thread, [`STREAM_THREADS`] per CTA. The kernels are grid-stride loops, so a grid clamped to the
-/// device's limit still covers all packs.
+/// A launch with one pack per thread, [`STREAM_THREADS`] per CTA. The kernels are grid-stride loops, so a grid clamped
+/// to the device's limit still covers all packs.
 pub(super) fn stream_launch(packs: u64) -> Launch {
     Launch {
         grid: [blocks(packs, STREAM_THREADS.into()), 1, 1],
@@ -43,8 +43,8 @@ pub(super) fn stream_launch(packs: u64) -> Launch {
 
 /// How the kernels that keep whole rows in registers distribute rows over warps.
 ///
-/// A team of warps takes `x_rows` rows at a time (TurboTransformers 4.1.2): the shuffles of the X rows overlap, and a team of
-/// several warps, which is then a CTA, exchanges partial results once for all of them.
+/// A team of warps takes `x_rows` rows at a time (TurboTransformers 4.1.2): the shuffles of the X rows overlap, and a
+/// team of several warps, which is then a CTA, exchanges partial results once for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Teams {
     /// Warps of a team.
@@ -54,11 +54,11 @@ pub struct Teams {
 }
 
 impl Teams {
-    /// Upper bound on elements per thread of the default sharing: with gamma, beta and addresses they fit 128 registers, at
-    /// which an SM holds 16 warps.
-    const USUAL_ELEMENTS_PER_THREAD: u32 = 32;
+    /// Upper bound on elements per thread of the default sharing: with gamma, beta and addresses they fit 128
+    /// registers, at which an SM holds 16 warps.
+    const USUAL_PER_THREAD: u32 = 32;
     /// Upper bound on elements per thread, over all rows of its team, without spills.
-    const MAX_ELEMENTS_PER_THREAD: u32 = 64;
+    const MAX_PER_THREAD: u32 = 64;
     /// Narrow rows resident on an SM, measured at a width of 384.
     const FEW_ROWS_PER_SM: u64 = 27;
     /// Resident warps of an SM, and 32-bit registers of each of its four partitions.
@@ -67,12 +67,12 @@ impl Teams {
     /// Resident threads of an SM on every card.
     const THREADS_PER_SM: u32 = 1024;
 
-    /// The default, for many rows: narrow rows share a warp, whose shuffles then overlap; a row too wide for the registers of a
-    /// warp takes a CTA of several.
+    /// The default, for many rows: narrow rows share a warp, whose shuffles then overlap; a row too wide for the
+    /// registers of a warp takes a CTA of several.
     pub fn usual(width: u32, dtype: DType) -> Self {
-        let elements = |warps| Self { warps, x_rows: 1 }.elements_per_thread(width, dtype);
+        let elements = |warps| Self { warps, x_rows: 1 }.per_thread(width, dtype);
         let mut warps = 1;
-        while warps < 32 && elements(warps) > Self::USUAL_ELEMENTS_PER_THREAD {
+        while warps < 32 && elements(warps) > Self::USUAL_PER_THREAD {
             warps *= 2;
         }
         let x_rows = match elements(1) {
@@ -83,8 +83,8 @@ impl Teams {
         Self { warps, x_rows }
     }
 
-    /// For rows so few that all are resident at once: one row per team, and as many warps as have a pack for every lane, up to
-    /// eight, so that a row is read, reduced and written in the fewest steps.
+    /// For rows so few that all are resident at once: one row per team, and as many warps as have a pack for every
+    /// lane, up to eight, so that a row is read, reduced and written in the fewest steps.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
@@ -94,11 +94,11 @@ impl Teams {
         }
     }
 
-    /// Default dispatch by rows for kernels with one row operand: each sharing with its upper bound on rows, inclusive; the last
-    /// has none.
+    /// Default dispatch by rows for kernels with one row operand: each sharing with its upper bound on rows, inclusive;
+    /// the last has none.
     ///
-    /// Several warps per row are fastest while the rows fill at most half of the card; beyond that one warp per row, which
-    /// keeps more rows resident. Measured on an H200 with 16-bit rows of 768 and 1024.
+    /// Several warps per row are fastest while the rows fill at most half of the card; beyond that one warp per row,
+    /// which keeps more rows resident. Measured on an H200 with 16-bit rows of 768 and 1024.
     pub fn by_rows(width: u32, dtype: DType, machine: &Machine) -> Vec<(Option<u64>, Self)> {
         let few = Self::for_few_rows(width, dtype);
         let many = Self::usual(width, dtype);
@@ -114,9 +114,9 @@ impl Teams {
 
     /// [`Teams::by_rows`] for kernels that also read a residual.
     ///
-    /// A few rows more than are resident at once take a second wave, as long as twice as many rows. So the first sharing that
-    /// keeps all rows resident is chosen, starting with the one for few rows; if none does, that one's small CTAs leave the
-    /// smallest tail. Measured on an H200 with 16-bit rows of 768 and 1024.
+    /// A few rows more than are resident at once take a second wave, as long as twice as many rows. So the first
+    /// sharing that keeps all rows resident is chosen, starting with the one for few rows; if none does, that one's
+    /// small CTAs leave the smallest tail. Measured on an H200 with 16-bit rows of 768 and 1024.
     pub fn by_rows_with_residual(
         width: u32,
         dtype: DType,
@@ -141,16 +141,17 @@ impl Teams {
         ranges
     }
 
-    /// Whether few rows of 16-bit elements take more than two warps each, as the rows did that the dispatch was measured on.
+    /// Whether few rows of 16-bit elements take more than two warps each, as the rows did that the dispatch was
+    /// measured on.
     fn is_wide(width: u32, dtype: DType) -> bool {
         dtype != DType::F32 && Self::for_few_rows(width, dtype).warps > 2
     }
 
-    /// Registers of a thread that the compiler can be held to: its elements, gamma and beta as stored, eight for addresses, and
-    /// eight per row for statistics.
+    /// Registers of a thread that the compiler can be held to: its elements, gamma and beta as stored, eight for
+    /// addresses, and eight per row for statistics.
     fn registers(self, width: u32, dtype: DType) -> u32 {
         let vector = vector_width(dtype, &[width]);
-        let elements = self.elements_per_thread(width, dtype);
+        let elements = self.per_thread(width, dtype);
         let pack_registers = (vector * dtype.bytes() as u32).div_ceil(4);
         let all =
             elements * self.x_rows + 2 * (elements / vector) * pack_registers + 8 + 8 * self.x_rows;
@@ -171,8 +172,8 @@ impl Teams {
         u64::from(machine.sms) * u64::from(self.ctas_per_sm(width, dtype) * rows_per_cta)
     }
 
-    /// Minimum of CTAs per SM for `__launch_bounds__`: as many as [`Teams::resident_rows`] assumes, and no more than fit every
-    /// card.
+    /// Minimum of CTAs per SM for `__launch_bounds__`: as many as [`Teams::resident_rows`] assumes, and no more than
+    /// fit every card.
     pub(super) fn min_ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
         let most = match self.x_rows {
             1 => (Self::THREADS_PER_SM / self.threads()).max(1),
@@ -182,8 +183,8 @@ impl Teams {
         self.ctas_per_sm(width, dtype).min(most)
     }
 
-    /// Every sharing of one, two or four rows among one to eight warps in which each warp has work and no thread spills, and the
-    /// default one.
+    /// Every sharing of one, two or four rows among one to eight warps in which each warp has work and no thread
+    /// spills, and the default one.
     pub fn candidates(width: u32, dtype: DType) -> Vec<Self> {
         let usual = Self::usual(width, dtype);
         let packs = width / vector_width(dtype, &[width]);
@@ -200,13 +201,10 @@ impl Teams {
 
     /// Whether a kernel with this sharing can be generated.
     pub fn fits(self, width: u32, dtype: DType) -> bool {
-        let elements = || {
-            self.elements_per_thread(width, dtype)
-                .saturating_mul(self.x_rows)
-        };
+        let elements = || self.per_thread(width, dtype).saturating_mul(self.x_rows);
         (1..=32).contains(&self.warps)
             && [1, 2, 4].contains(&self.x_rows)
-            && (self == Self::usual(width, dtype) || elements() <= Self::MAX_ELEMENTS_PER_THREAD)
+            && (self == Self::usual(width, dtype) || elements() <= Self::MAX_PER_THREAD)
     }
 
     /// The part of a symbol that distinguishes sharings: nothing for the default one.
@@ -218,7 +216,7 @@ impl Teams {
     }
 
     /// Elements of one row in a thread.
-    fn elements_per_thread(self, width: u32, dtype: DType) -> u32 {
+    fn per_thread(self, width: u32, dtype: DType) -> u32 {
         let vector = vector_width(dtype, &[width]);
         (width / vector).div_ceil(32 * self.warps) * vector
     }
@@ -315,8 +313,8 @@ pub(super) fn offsets() -> Shape {
     Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)])
 }
 
-/// Tolerance of one f32 result rounded once to `dtype`: half a unit in the last place, half of the smallest subnormal of f16,
-/// and `absolute` for the arithmetic before.
+/// Tolerance of one f32 result rounded once to `dtype`: half a unit in the last place, half of the smallest subnormal
+/// of f16, and `absolute` for the arithmetic before.
 pub(super) fn rounded_once(dtype: DType, absolute: f32, reason: &'static str) -> Tolerance {
     let (smallest, relative) = match dtype {
         DType::F16 => (3e-8, 4.9e-4),
@@ -361,7 +359,7 @@ mod tests {
         for dtype in DTYPES {
             for width in WIDTHS {
                 let usual = Teams::usual(width, dtype);
-                let elements = usual.elements_per_thread(width, dtype) * usual.x_rows;
+                let elements = usual.per_thread(width, dtype) * usual.x_rows;
                 assert!(elements <= 32, "{width} {dtype}: {usual:?}");
                 assert!(
                     usual.warps == 1 || usual.x_rows == 1,
@@ -369,9 +367,7 @@ mod tests {
                 );
                 for (_, teams) in Teams::by_rows(width, dtype, &hopper()) {
                     assert!(teams.fits(width, dtype), "{width} {dtype}: {teams:?}");
-                    assert!(
-                        teams.elements_per_thread(width, dtype) * teams.x_rows <= elements.max(8)
-                    );
+                    assert!(teams.per_thread(width, dtype) * teams.x_rows <= elements.max(8));
                 }
             }
         }

@@ -121,8 +121,8 @@ impl Meta {
 }
 
 impl Tolerance {
-    /// Compares a result with the reference. A non-finite value differs infinitely from a finite reference. A NaN in the
-    /// reference marks an element that must not be written, so it must still be the NaN that it was filled with.
+    /// Compares a result with the reference. A non-finite value differs infinitely from a finite reference. A NaN in
+    /// the reference marks an element that must not be written, so it must still be the NaN that it was filled with.
     pub fn compare(&self, got: &[f32], want: &[f32]) -> Difference {
         let mut difference = Difference::default();
         if got.len() != want.len() {

@@ -1,5 +1,5 @@
-//! Upload of a batch's data to the device, by a kernel that reads page-locked host memory. It costs less than a copy by the
-//! copy engines, for which neighbouring kernels wait longer than for another kernel.
+//! Upload of a batch's data to the device, by a kernel that reads page-locked host memory. It costs less than a copy by
+//! the copy engines, for which neighbouring kernels wait longer than for another kernel.
 
 use serde::{Deserialize, Serialize};
 

@@ -16,11 +16,11 @@ __device__ __forceinline__ float exp2_approx(float x) {
 }
 
 // Both GELUs are x·P(x) with P(-t) = 1 - P(t), so that x·P(x) = max(x, 0) - t·P(-t) with t = |x|.
-// log2 P(-t) is smooth, and is approximated by a polynomial in the form with the fewest multiply-adds (each takes an issue
-// slot from concurrent MMAs), minimax in units of max(ulp of an f16 result, 2^-16): that keeps the relative accuracy of
-// results above 2^-6, also negative ones, for which 1 + erf or 1 + tanh would cancel. Both polynomials decrease
-// monotonically for large t, which needs no clamp. An infinite x gives NaN.
-// Rounded to f16, results from 2^-6 on are off by at most 0.68 ulp, smaller ones by 6.5e-6.
+// log2 P(-t) is smooth, and is approximated by a polynomial in the form with the fewest multiply-adds (each takes an issue slot from
+// concurrent MMAs), minimax in units of max(ulp of an f16 result, 2^-16): that keeps the relative accuracy of results
+// above 2^-6, also negative ones, for which 1 + erf or 1 + tanh would cancel. Both polynomials decrease monotonically
+// for large t, which needs no clamp. An infinite x gives NaN. Rounded to f16, results from 2^-6 on are off by at most
+// 0.68 ulp, smaller ones by 6.5e-6.
 //
 // GELU, P(-t) = erfc(t/√2)/2: off by at most 0.18 such units.
 __device__ __forceinline__ float gelu_exact(float x) {

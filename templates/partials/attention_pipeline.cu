@@ -2,7 +2,7 @@
 constexpr unsigned int ONES_BYTES = ONES ? 16 * ROW_BYTES : 0;
 
 // Shared memory and barriers of a pipeline. A K/V stage has a full barrier for its keys, one for its values, and an
-// empty barrier; a Q stage has an empty barrier and the scheduler's tile, and shares the full barrier of the first keys.
+// empty barrier; a Q stage has an empty barrier and the scheduler's tile, and its queries arrive with the first keys.
 struct SharedStorage {
     static constexpr unsigned int TENSOR_BYTES = Q_STAGES * CONSUMERS * Q_BYTES + STAGES * 2 * TILE_BYTES;
     static constexpr unsigned int BARRIER_BYTES = (Q_STAGES * 24 + STAGES * 24 + 15) / 16 * 16;

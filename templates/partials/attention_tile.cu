@@ -9,8 +9,8 @@ struct Tile {
 
 // Query tile blockIdx.x. The tiles of sequence b have the indices from start(b) / ROWS + b on. From there to the next
 // sequence's first are at least ceil(length / ROWS) indices, so that sequences never overlap, each leaves at most one
-// unused, and no prefix sum over tiles is needed. Every warp searches for itself, 32 sequences at once (ByteTransformer,
-// figure 7).
+// unused, and no prefix sum over tiles is needed. Every warp searches for itself, 32 sequences at once
+// (ByteTransformer, figure 7).
 __device__ __forceinline__ Tile find_tile(const int* __restrict__ cu_lens, unsigned int batch) {
     const unsigned int lane = threadIdx.x % 32;
     unsigned int sequence = 0;

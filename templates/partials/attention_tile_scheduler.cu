@@ -5,13 +5,13 @@ struct Tile {
     unsigned int head;
 };
 
-// Maps a tile index to a query tile of the batch; every warp searches for itself. In a batch of at most 32 sequences each
-// lane has one and counts the tiles before it: indices have no gaps, and the longest sequence may come first. Larger
-// batches are numbered as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
+// Maps a tile index to a query tile of the batch; every warp searches for itself. In a batch of at most 32 sequences
+// each lane has one and counts the tiles before it: indices have no gaps, and the longest sequence may come first.
+// Larger batches are numbered as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
 //
-// None of this is behind griddepcontrol.wait. Offsets are batch data: a run's first kernel begins after their upload, and
-// a later kernel's CTAs once all CTAs of its predecessor have begun, hence later still. The next run's upload begins
-// after this run's last kernel, which waited for all before it.
+// None of this is behind griddepcontrol.wait. Offsets are batch data: a run's first kernel begins after their upload,
+// and a later kernel's CTAs once all CTAs of its predecessor have begun, hence later still. The next run's upload
+// begins after this run's last kernel, which waited for all before it.
 class TileScheduler {
 public:
     __device__ __forceinline__ TileScheduler(const int* __restrict__ cu_lens, unsigned int batch)

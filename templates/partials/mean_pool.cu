@@ -1,5 +1,5 @@
-// Mean over a sequence's tokens by one CTA: each group of threads sums every GROUPS-th token, and the first group adds the
-// partial sums.
+// Mean over a sequence's tokens by one CTA: each group of threads sums every GROUPS-th token, and the first group adds
+// the partial sums.
 {% include "partials/pool_groups.cu" %}
 // Whether this thread has results after `mean_pool`.
 __device__ __forceinline__ bool in_first_group() { return threadIdx.x < GROUP; }

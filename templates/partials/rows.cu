@@ -13,7 +13,7 @@ __device__ __forceinline__ unsigned int team_first_row() {
     return (blockIdx.x * TEAMS + threadIdx.x / TEAM) * X;
 }
 
-// Index of a row's first element. Rows past the end read the last row, so that loads need no branch; stores are guarded.
+// Index of a row's first element. Past the end it is the last row's, so that loads need no branch; stores are guarded.
 __device__ __forceinline__ unsigned long long row_start(unsigned int row, unsigned int rows) {
     return static_cast<unsigned long long>(min(row, rows - 1)) * WIDTH;
 }

@@ -56,8 +56,8 @@ __device__ __forceinline__ float shift_of(float row_max) {
     return fminf(SCALE_LOG2 < 0 ? row_max * SCALE_LOG2 : -row_max * SCALE_LOG2, -Max::IDENTITY);
 }
 
-// One 16-byte store. From C++ the compiler makes four: beside the branch for edges it does not see that the elements are
-// neighbours.
+// One 16-byte store. From C++ the compiler makes four: beside the branch for edges it does not see that the elements
+// are neighbours.
 __device__ __forceinline__ void store_16_bytes(T* to, const Pack<T, N>& pack) {
     const unsigned int* word = reinterpret_cast<const unsigned int*>(&pack);
     asm volatile("st.global.v4.b32 [%0], { %1, %2, %3, %4 };"

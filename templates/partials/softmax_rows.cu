@@ -10,8 +10,8 @@ struct Row {
     unsigned int valid;        // leading keys that are not masked
 };
 
-// Finds the rows of queries first + x · TEAMS + team, x < X, of head blockIdx.y. `first` is uniform over the warp, which
-// has TEAMS teams.
+// Finds the rows of queries first + x · TEAMS + team, x < X, of head blockIdx.y. `first` is uniform over the warp,
+// which has TEAMS teams.
 //
 // If all sequences have the same length, offsets are computed. Else the warp narrows the batch by 32 probes at a time,
 // until its lanes have a window of sequences that contains all of its rows: one round of loads for up to 32 sequences.

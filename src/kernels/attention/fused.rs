@@ -12,8 +12,8 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// Short fused attention (ByteTransformer III.E.1): all keys of a sequence are resident in shared memory, for sequences of at
-/// most `max_len` tokens.
+/// Short fused attention (ByteTransformer III.E.1): all keys of a sequence are resident in shared memory, for sequences
+/// of at most `max_len` tokens.
 ///
 /// `q`, `k`, `v`, `cu_lens` → `out [tokens, heads·head]`, softmax of `scale · q·kᵀ` times `v`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -62,9 +62,9 @@ impl MhaShort {
         }
     }
 
-    /// The largest `max_len` for a head size: all keys and values of a sequence and a query tile fit 99 KiB of shared memory,
-    /// and the scores fit registers. 0 if the head size is not supported. f32 streams key tiles, so the limit is the constant
-    /// alone.
+    /// The largest `max_len` for a head size: all keys and values of a sequence and a query tile fit 99 KiB of shared
+    /// memory, and the scores fit registers. 0 if the head size is not supported. f32 streams key tiles, so the limit
+    /// is the constant alone.
     pub fn max_len_for(head: u32, dtype: DType) -> u32 {
         if check_head(head).is_err() {
             return 0;
@@ -137,8 +137,8 @@ impl MhaOnline {
         }
     }
 
-    /// Two 16-row tiles per warp halve the shared-memory reads per MMA, as long as the accumulators leave registers for them.
-    /// Larger heads have smaller query and key tiles.
+    /// Two 16-row tiles per warp halve the shared-memory reads per MMA, as long as the accumulators leave registers for
+    /// them. Larger heads have smaller query and key tiles.
     fn plan(&self) -> Tiling {
         if self.dtype == DType::F32 {
             return Tiling::simt(self.head);

@@ -1,9 +1,9 @@
-//! Attention of long sequences as two grouped GEMMs, with softmax split between them (ByteTransformer III.E.2, figures 5 to
-//! 8): scores with partial reductions in the epilogue, the full reduction, and the context with weights computed in the
-//! mainloop.
+//! Attention of long sequences as two grouped GEMMs, with softmax split between them (ByteTransformer III.E.2, figures
+//! 5 to 8): scores with partial reductions in the epilogue, the full reduction, and the context with weights computed
+//! in the mainloop.
 //!
-//! Scores are ragged as in the unfused kernels, but the pitch of a row of `n` is `n` rounded up to 8, so that each row starts
-//! at a multiple of 16 bytes ([`Layout`]).
+//! Scores are ragged as in the unfused kernels, but the pitch of a row of `n` is `n` rounded up to 8, so that each row
+//! starts at a multiple of 16 bytes ([`Layout`]).
 
 mod context;
 mod reduce;
@@ -26,12 +26,12 @@ pub use scores::MhaLongScores;
 /// Keys of a key tile.
 const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 
-/// Persistent CTAs of a grouped GEMM per SM: a multiple of the one, two or four that are resident at once. The prologue of
-/// a CTA is short beside its tiles.
+/// Persistent CTAs of a grouped GEMM per SM: a multiple of the one, two or four that are resident at once. The prologue
+/// of a CTA is short beside its tiles.
 const CTAS_PER_SM: u64 = 4;
 
-/// Layout of the tensors between the three kernels, for one batch. A sequence is identified by two sums over the sequences
-/// before it: of squared lengths, `pairs`, and of lengths, `tokens`.
+/// Layout of the tensors between the three kernels, for one batch. A sequence is identified by two sums over the
+/// sequences before it: of squared lengths, `pairs`, and of lengths, `tokens`.
 ///
 /// Starts are quotients of these sums rather than sums of quotients, so that no prefix sum is needed. That leaves gaps
 /// between sequences, which are neither written nor read.
@@ -65,14 +65,15 @@ impl Layout {
         head * self.scores + score_start(pairs, tokens)
     }
 
-    /// Index of the first partial (row maximum and row sum of a key tile) of a head and sequence. Row `i` has its partials from
-    /// `i · tiles` on.
+    /// Index of the first partial (row maximum and row sum of a key tile) of a head and sequence. Row `i` has its
+    /// partials from `i · tiles` on.
     pub fn partials(&self, head: usize, pairs: usize, tokens: usize) -> usize {
         head * self.partials + partial_start(pairs, tokens)
     }
 }
 
-/// Start of a sequence's scores, a multiple of 8. A sequence of n tokens advances it by at least n rows of n rounded up to 8.
+/// Start of a sequence's scores, a multiple of 8. A sequence of n tokens advances it by at least n rows of n rounded up
+/// to 8.
 fn score_start(pairs: usize, tokens: usize) -> usize {
     pairs / 8 * 8 + tokens * 8
 }

@@ -1,8 +1,8 @@
 //! The softmax between the two matrix products of unfused attention, over ragged rows of scores.
 //!
-//! A row is as long as its sequence and starts at any element. A team of lanes reads it once, in aligned packs of 16 bytes,
-//! keeps it in registers, and interleaves the reductions of X rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and
-//! its block-level form).
+//! A row is as long as its sequence and starts at any element. A team of lanes reads it once, in aligned packs of 16
+//! bytes, keeps it in registers, and interleaves the reductions of X rows (TurboTransformers 4.1.2,
+//! `warpAllReduce_XElem` and its block-level form).
 
 use serde::{Deserialize, Serialize};
 
@@ -34,8 +34,8 @@ pub struct AttentionSoftmax {
 /// How rows are distributed over lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SoftmaxForm {
-    /// A team of lanes reads `x_rows` rows once and keeps them in registers: part of a warp, a warp, or from 64 lanes on a
-    /// whole CTA.
+    /// A team of lanes reads `x_rows` rows once and keeps them in registers: part of a warp, a warp, or from 64 lanes
+    /// on a whole CTA.
     Held {
         /// A power of two from 4 to 1024.
         lanes: u32,
@@ -44,8 +44,8 @@ pub enum SoftmaxForm {
         /// Longest sequence.
         max_len: u32,
     },
-    /// A CTA reads a row of any length twice: row maximum and row sum take one pass (online softmax, Milakov and Gimelshein
-    /// 2018), the result another.
+    /// A CTA reads a row of any length twice: row maximum and row sum take one pass (online softmax, Milakov and
+    /// Gimelshein 2018), the result another.
     Streamed,
 }
 
@@ -54,10 +54,10 @@ const WARP_TEAM_THREADS: u32 = 128;
 /// Threads of a CTA of the streamed form.
 const STREAMED_THREADS: u32 = 256;
 /// Upper bound on elements in a thread's registers, over all of its rows.
-const MAX_ELEMENTS_PER_THREAD: u32 = 64;
+const MAX_PER_THREAD: u32 = 64;
 
-/// Default dispatch of [`AttentionSoftmax::variants`]: lanes, X and the longest row. A row that starts anywhere touches up to
-/// one pack more than its length, and the lengths fill a team's packs of eight 16-bit elements.
+/// Default dispatch of [`AttentionSoftmax::variants`]: lanes, X and the longest row. A row that starts anywhere touches
+/// up to one pack more than its length, and the lengths fill a team's packs of eight 16-bit elements.
 const LADDER: [(u32, u32, u32); 5] = [
     (4, 1, 24),
     (16, 2, 120),
@@ -80,9 +80,8 @@ impl SoftmaxForm {
                     && lanes.is_power_of_two()
                     && (4..=1024).contains(&lanes)
                     && [1, 2, 4].contains(&x_rows)
-                    && (1..=lanes * MAX_ELEMENTS_PER_THREAD).contains(&max_len)
-                    && packs(max_len, lanes, dtype) * vector(dtype) * x_rows
-                        <= MAX_ELEMENTS_PER_THREAD
+                    && (1..=lanes * MAX_PER_THREAD).contains(&max_len)
+                    && packs(max_len, lanes, dtype) * vector(dtype) * x_rows <= MAX_PER_THREAD
             }
         };
         match fits {
@@ -139,8 +138,8 @@ impl AttentionSoftmax {
         }
     }
 
-    /// Kernels for every length, without a mask: each supports batches whose longest sequence has at most that many tokens, and
-    /// the last all others.
+    /// Kernels for every length, without a mask: each supports batches whose longest sequence has at most that many
+    /// tokens, and the last all others.
     pub fn variants(heads: u32, scale: f32, dtype: DType) -> Vec<(Option<u64>, Self)> {
         Self::new(heads, scale, dtype).by_length()
     }
@@ -167,8 +166,8 @@ impl AttentionSoftmax {
             .collect()
     }
 
-    /// Every form that may replace this kernel's: it supports the same lengths, at least half of a team's lanes have work, and
-    /// rows fit in registers. The streamed form is the last.
+    /// Every form that may replace this kernel's: it supports the same lengths, at least half of a team's lanes have
+    /// work, and rows fit in registers. The streamed form is the last.
     pub fn candidates(&self) -> Vec<Self> {
         let mut forms = Vec::new();
         if let Some(max_len) = self.form.max_len() {

@@ -19,8 +19,9 @@ use crate::{
 /// Fused attention of sequences of at most [`MhaSplitKeys::MAX_LEN`] tokens, in f16 or bf16, for batches of few tokens.
 /// Operands as [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
 ///
-/// Each warp of a CTA computes softmax and output over its part of the keys with the row maximum of that part; the partial
-/// outputs are then rescaled to the common maximum and added (FlashDecoding's split of the keys, within one CTA).
+/// Each warp of a CTA computes softmax and output over its part of the keys with the row maximum of that part; the
+/// partial outputs are then rescaled to the common maximum and added (FlashDecoding's split of the keys, within one
+/// CTA).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaSplitKeys {
     /// The same attention for sequences of any length, which is its definition.
@@ -32,8 +33,8 @@ const ROWS: u32 = 16;
 const WARPS: u32 = 4;
 
 impl MhaSplitKeys {
-    /// The longest sequence: all of its keys are in registers at once. Two steps of keys per warp, for twice the length,
-    /// measured slower than the WGMMA kernel.
+    /// The longest sequence: all of its keys are in registers at once. Two steps of keys per warp, for twice the
+    /// length, measured slower than the WGMMA kernel.
     pub const MAX_LEN: u32 = WARPS * ROWS;
 
     /// Whether the kernel can be generated as described.
@@ -114,8 +115,8 @@ impl Kernel for MhaSplitKeys {
         self.plain.reference(extents, reads)
     }
 
-    /// Only supported lengths. Single sequences, for which the kernel is mostly launched, of lengths around the edges of MMAs
-    /// and of the warps' parts.
+    /// Only supported lengths. Single sequences, for which the kernel is mostly launched, of lengths around the edges
+    /// of MMAs and of the warps' parts.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         for length in [5, 8, 16, 17, 33, 40, 48, 63, 64] {

@@ -1,5 +1,5 @@
-//! Unfused attention: the two matrix products, with the scores in memory. They run if fusion is off, and are the oracle of
-//! the fused kernels. The softmax between them is in `softmax.rs`.
+//! Unfused attention: the two matrix products, with the scores in memory. They run if fusion is off, and are the oracle
+//! of the fused kernels. The softmax between them is in `softmax.rs`.
 //!
 //! On tensor cores both are grouped GEMMs over all heads and sequences, the ragged form of a library's batched GEMM;
 //! operands that tensor cores cannot read have one thread per result.
@@ -69,14 +69,14 @@ struct ScoresPlan {
 }
 
 impl AttentionScores {
-    /// Whether the kernel uses tensor cores: 16-bit storage, a head size and views that can be read 16 bytes at a time, and
-    /// accumulators that fit the registers.
+    /// Whether the kernel uses tensor cores: 16-bit storage, a head size and views that can be read 16 bytes at a time,
+    /// and accumulators that fit the registers.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.q, self.k])
     }
 
-    /// Small tiles, because sequences are short and their last tiles partial; several CTAs per SM hide each other's latency.
-    /// Head sizes above 160 leave room for one stage.
+    /// Small tiles, because sequences are short and their last tiles partial; several CTAs per SM hide each other's
+    /// latency. Head sizes above 160 leave room for one stage.
     fn plan(&self) -> ScoresPlan {
         let [rows, keys] = [64, 64];
         let stage = (rows + keys) * row_bytes(self.head, self.dtype);
@@ -97,8 +97,8 @@ impl AttentionScores {
 }
 
 impl AttentionContext {
-    /// Whether the kernel uses tensor cores: 16-bit storage, a head size and views that can be read and written 16 bytes at a
-    /// time, and accumulators that fit the registers.
+    /// Whether the kernel uses tensor cores: 16-bit storage, a head size and views that can be read and written 16
+    /// bytes at a time, and accumulators that fit the registers.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.v, self.out])
     }

@@ -86,8 +86,8 @@ impl HeadView {
     }
 }
 
-/// The part of a symbol that distinguishes views, with `width` the width of all heads: nothing if each tensor is `[tokens,
-/// width]`, `_qkv2304` if three are the columns of one tensor.
+/// The part of a symbol that distinguishes views, with `width` the width of all heads: nothing if each tensor is
+/// `[tokens, width]`, `_qkv2304` if three are the columns of one tensor.
 pub(super) fn views_suffix(width: u32, views: &[(&str, HeadView)]) -> String {
     let plain = HeadView::TokenMajor {
         offset: 0,

@@ -1,5 +1,5 @@
-//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers; with one tile per CTA all threads
-//! load with `cp.async`.
+//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers; with one tile per CTA all
+//! threads load with `cp.async`.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,8 +27,8 @@ pub struct MhaTile {
     pub keys: u32,
     /// CTAs of an SM, which share its registers and shared memory; pipelines of the CTA if it is persistent.
     pub blocks: u32,
-    /// One persistent CTA per SM with `blocks` pipelines and a producer warpgroup for all of them, instead of one tile per
-    /// CTA: a longer prologue, but loads of the next tile overlap with the epilogue of the last.
+    /// One persistent CTA per SM with `blocks` pipelines and a producer warpgroup for all of them, instead of one tile
+    /// per CTA: a longer prologue, but loads of the next tile overlap with the epilogue of the last.
     pub persistent: bool,
 }
 
@@ -54,7 +54,8 @@ const SHARED_OF_BLOCK: u32 = 227 * 1024;
 const BOX_ALIGNMENT: u32 = 1024;
 /// More K/V stages than this hide no more latency.
 const MOST_STAGES: u32 = 8;
-/// Bytes of a stage's barriers (full keys, full values, empty); of the scheduler's tile and the empty barrier of a Q stage.
+/// Bytes of a stage's barriers (full keys, full values, empty); of the scheduler's tile and the empty barrier of a Q
+/// stage.
 const STAGE_BARRIERS: u32 = 3 * 8;
 const Q_STAGE_BARRIERS: u32 = 16 + 8;
 /// 32-bit registers of an SM, and the granularity of their allocation to a thread.
@@ -82,7 +83,8 @@ impl MhaTile {
         }
     }
 
-    /// The tiles for this head size, the one for long sequences first; none if the kernel does not support the head size.
+    /// The tiles for this head size, the one for long sequences first; none if the kernel does not support the head
+    /// size.
     pub fn candidates(head: u32) -> &'static [MhaTile] {
         const OF_32: &[MhaTile] = &[MhaTile::persistent(64, 80, 4), MhaTile::one_tile(64, 64, 5)];
         const OF_64: &[MhaTile] = &[
@@ -160,8 +162,8 @@ impl MhaTile {
         (self.consumers() + self.persistent as u32) * 128
     }
 
-    /// Registers of a producer and of a consumer thread after `setmaxnreg`, out of those that a persistent CTA is launched
-    /// with.
+    /// Registers of a producer and of a consumer thread after `setmaxnreg`, out of those that a persistent CTA is
+    /// launched with.
     fn registers(self) -> (u32, u32) {
         let whole = |n: u32| n / REGISTER_UNIT * REGISTER_UNIT;
         let all = whole(REGISTERS / self.threads()) * self.threads();
@@ -399,8 +401,8 @@ impl Kernel for MhaWgmma {
         ]
     }
 
-    /// Tile indices as in the other fused kernels, with the head as the fastest dimension. A persistent grid has at most one
-    /// CTA per SM.
+    /// Tile indices as in the other fused kernels, with the head as the fastest dimension. A persistent grid has at
+    /// most one CTA per SM.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(self.tile.rows) + extents.batch;
         let blocks = tiles.saturating_mul(self.heads.into());

@@ -112,8 +112,8 @@ impl Kernel for Concat {
     }
 }
 
-/// Instances for the device check and the compile tests: two halves, widths without a common wide access, and the largest
-/// number of parts.
+/// Instances for the device check and the compile tests: two halves, widths without a common wide access, and the
+/// largest number of parts.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

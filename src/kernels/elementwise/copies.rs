@@ -218,8 +218,8 @@ impl Kernel for MergeHeads {
     }
 }
 
-/// Instances for the device check and the compile tests: Q, K, V split out of one tensor, slices without wide accesses, and
-/// heads of every alignment.
+/// Instances for the device check and the compile tests: Q, K, V split out of one tensor, slices without wide accesses,
+/// and heads of every alignment.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -73,11 +73,11 @@ impl MhaLongContext {
     }
 }
 
-/// Tiling of p · v on tensor cores, whether P is computed from scores or stored: for each query a stage has `keys` 16-bit
-/// weights and 16 bytes more, padding or the extra chunk of an unaligned row.
+/// Tiling of p · v on tensor cores, whether P is computed from scores or stored: for each query a stage has `keys`
+/// 16-bit weights and 16 bytes more, padding or the extra chunk of an unaligned row.
 ///
-/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA, as long as the accumulators leave registers for
-/// them and for other CTAs of the SM.
+/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA, as long as the accumulators leave registers
+/// for them and for other CTAs of the SM.
 pub(in super::super) fn tensor_core_plan(template: &'static str, head: u32, dtype: DType) -> Plan {
     let bytes = row_bytes(head, dtype);
     let (rows, m_tiles, keys, stages, min_blocks) = match head {

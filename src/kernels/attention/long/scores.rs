@@ -18,9 +18,9 @@ use crate::{
     tensor::{DType, Extents, Shape},
 };
 
-/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`, `scale · q·kᵀ` per
-/// sequence, and `partials [heads, key_tiles, 2]` in f32: for each row and key tile of 128, the row maximum of the stored
-/// scores and the row sum of `exp(score − maximum)` (ByteTransformer III.E.2, figure 8).
+/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`, `scale · q·kᵀ` per sequence, and `partials
+/// [heads, key_tiles, 2]` in f32: for each row and key tile of 128, the row maximum of the stored scores and the row
+/// sum of `exp(score − maximum)` (ByteTransformer III.E.2, figure 8).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaLongScores {
     pub heads: u32,
