@@ -17,8 +17,8 @@ __device__ __forceinline__ void ldmatrix_trans(unsigned int (&to)[4], unsigned i
 }
 
 // c += a · b for a 16 × 16 and b 16 × 8.
-__device__ __forceinline__ void mma(float (&c)[4], const unsigned int (&a)[4],
-                                             unsigned int b0, unsigned int b1) {
+__device__ __forceinline__ void mma(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
+                                    unsigned int b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.{{ storage }}.{{ storage }}.f32 "
         "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
