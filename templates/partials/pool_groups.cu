@@ -6,7 +6,7 @@ constexpr int THREADS = {{ threads }};
 constexpr int PACKS = WIDTH / N;
 constexpr int GROUP = PACKS < THREADS ? PACKS : THREADS;  // threads of a group
 constexpr int GROUPS = THREADS / GROUP;
-constexpr int PACKS_PER_THREAD = (PACKS + GROUP - 1) / GROUP;  // of a row
+constexpr int PACKS_PER_THREAD = (PACKS + GROUP - 1) / GROUP;  // packs of a row in a thread
 
 // Whether this thread's pack `h` exists: only the last may not.
 __device__ __forceinline__ bool has_pack(int h) {

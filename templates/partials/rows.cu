@@ -7,7 +7,7 @@ constexpr int WARPS = {{ warps_per_row }};
 constexpr int TEAM = 32 * WARPS;
 constexpr int TEAMS = {{ threads }} / TEAM;
 constexpr int PACKS = WIDTH / N;
-constexpr int PACKS_PER_THREAD = (PACKS + TEAM - 1) / TEAM;  // of a row
+constexpr int PACKS_PER_THREAD = (PACKS + TEAM - 1) / TEAM;  // packs of a row in a thread
 
 __device__ __forceinline__ unsigned int team_first_row() {
     return (blockIdx.x * TEAMS + threadIdx.x / TEAM) * X;

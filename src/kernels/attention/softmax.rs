@@ -197,8 +197,8 @@ impl AttentionSoftmax {
 }
 
 impl AttentionSoftmax {
-    /// `scale · log2(e)`. A scale of 0 would make NaN of the −∞ that stands for a key without a score:
-    /// the least normal number gives equal probabilities to all scores below 10³⁰ as well.
+    /// `scale · log2(e)`. A scale of 0 would turn the −∞ of a masked key into NaN; the smallest normal number gives equal
+    /// probabilities to all scores below 10³⁰ as well.
     fn scale_log2(&self) -> f32 {
         match scale_log2(self.scale) {
             0.0 => f32::MIN_POSITIVE,
@@ -331,7 +331,7 @@ impl Kernel for AttentionSoftmax {
             let lens = [longest, 1, longest.saturating_sub(1), longest];
             cases.push(Case::new("longest", &lens));
         } else if self.heads <= 2 {
-            // The reference takes time with the square of the length, for each head.
+            // The reference's time grows with the square of the length, for each head.
             cases.push(Case::new("longest", &[3, longest.min(3001)]));
         }
         for case in &mut cases {
