@@ -1,5 +1,5 @@
-//! Attention over packed sequences: the unfused pieces, the two fused kernels, the one for few tokens and the one for
-//! Hopper, and the three of a grouped GEMM for long sequences.
+//! Attention over packed sequences: three unfused kernels, fused kernels (short, online, split keys for few tokens, and
+//! WGMMA on Hopper), and three kernels of grouped GEMMs for long sequences.
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
 //! `i` and key `j` of sequence `b` with length `n` lie at
@@ -109,7 +109,7 @@ pub enum AttentionError {
     SoftmaxForm { form: SoftmaxForm, dtype: DType },
 }
 
-/// C name of a storage type, as `partials/types.cu` has it.
+/// C++ name of a storage type, as in `partials/types.cu`.
 fn storage(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float",
@@ -117,8 +117,7 @@ fn storage(dtype: DType) -> &'static str {
     }
 }
 
-/// Instances of every kernel here that between them reach every tiling, view and storage type, for
-/// tests that compile or run them.
+/// Instances of every kernel here that cover every tiling, view and storage type, for tests that compile or run them.
 pub fn representative() -> Vec<KernelSpec> {
     let mut all: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -211,7 +210,7 @@ pub fn representative() -> Vec<KernelSpec> {
     all
 }
 
-/// Both grouped GEMMs.
+/// The two grouped GEMMs of attention for long sequences.
 fn long(heads: u32, head: u32, [q, k, v]: [HeadView; 3], dtype: DType) -> [KernelSpec; 2] {
     let scores = MhaLongScores {
         heads,

@@ -1,4 +1,4 @@
-//! Launches one after the other on tensors that they share: what is timed as one thing.
+//! Chains of launches on shared tensors, which are timed as one.
 
 use super::{Fill, Kernel, KernelSpec, Role};
 use crate::tensor::{DType, Shape};
@@ -7,7 +7,7 @@ use crate::tensor::{DType, Shape};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
     pub tensors: Vec<ChainTensor>,
-    /// In order.
+    /// Launches in the order of execution.
     pub launches: Vec<ChainLaunch>,
     /// Tensors that hold the result, by index.
     pub results: Vec<usize>,
@@ -19,7 +19,7 @@ pub struct ChainTensor {
     pub name: &'static str,
     pub dtype: DType,
     pub shape: Shape,
-    /// What it holds before the first launch; `None` where a launch writes it.
+    /// Contents before the first launch; `None` if a launch writes it.
     pub fill: Option<Fill>,
 }
 
@@ -46,9 +46,9 @@ impl Chain {
         Self::new().then(kernel, &[])
     }
 
-    /// Appends a launch. A parameter is bound to the tensor that `names` pairs it with, as
-    /// `(parameter, tensor)`, else to the tensor of its own name; a tensor that does not exist yet
-    /// is made as the parameter describes it. What this launch writes is then the result.
+    /// Appends a launch, whose outputs become the results. A parameter is bound to the tensor that `names` pairs it
+    /// with, as `(parameter, tensor)`, else to the tensor of its own name; tensors that do not exist yet are created as
+    /// the parameter describes.
     pub fn then(
         mut self,
         kernel: impl Into<KernelSpec>,
@@ -84,7 +84,7 @@ impl Chain {
         self
     }
 
-    /// Makes one tensor of several that are alike, as a merged projection writes them.
+    /// Merges tensors of the same kind into one, as a merged projection writes them.
     pub fn sharing(mut self, names: &[&str], tensor: &'static str) -> Self {
         let shared = self.tensors.iter().position(|t| names.contains(&t.name));
         let Some(shared) = shared else { return self };

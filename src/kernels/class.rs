@@ -8,16 +8,15 @@ use crate::tensor::{Size, Symbol};
 /// The parts that ByteTransformer's figure 3 divides a run into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Products of tokens with a weight, whatever their epilogues do.
+    /// GEMMs of tokens by a weight, whatever their epilogues.
     Gemm,
-    /// Products of attention: scores and context, or one kernel for all of attention, softmax
-    /// included.
+    /// Matrix products of attention (scores and context), or fused attention including softmax.
     Attention,
     /// Softmax as a kernel of its own.
     Softmax,
-    /// LayerNorm, with all that is fused into its kernel.
+    /// LayerNorm, with everything fused into its kernel.
     LayerNorm,
-    /// Moves and pointwise work: lookups, sums, biases, activations, transposes, pooling.
+    /// Copies and pointwise kernels: lookups, sums, biases, activations, transposes, pooling.
     Other,
 }
 
@@ -48,7 +47,7 @@ impl fmt::Display for Class {
 }
 
 impl KernelSpec {
-    /// The part of a run that the kernel's time is counted to.
+    /// The part of a run that includes the kernel's time.
     pub fn class(&self) -> Class {
         match self {
             Self::Gemm(_)
@@ -93,8 +92,8 @@ impl KernelSpec {
         }
     }
 
-    /// Floating-point operations of the products in one launch, a multiplication and an addition
-    /// each, as ByteTransformer's table II counts them: what is bound by memory counts nothing.
+    /// Floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's
+    /// table II: 0 for memory-bound kernels.
     pub fn flop(&self) -> Size {
         let product = |a: u32, b: u32, symbol: Symbol| {
             let each = 2u64.saturating_mul(u64::from(a).saturating_mul(b.into()));

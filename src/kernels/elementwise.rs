@@ -1,5 +1,5 @@
-//! Pointwise kernels: what runs between GEMMs when fusion is off. Those that only move elements
-//! are in the file `copies.rs`.
+//! Pointwise kernels, which run between GEMMs if fusion is off. Kernels that only move elements are in `copies.rs` and
+//! `concat.rs`.
 
 mod concat;
 mod copies;
@@ -50,19 +50,19 @@ pub struct Scale {
     pub dtype: DType,
 }
 
-/// Elements of one access where a tensor is one stream, whatever its width: the last access, which
-/// may be short, goes element by element.
+/// Elements of one access if a tensor is read as one flat array, whatever its width: a tail shorter than an access goes
+/// element by element.
 fn stream_vector(dtype: DType) -> u32 {
     vector_width(dtype, &[])
 }
 
-/// A launch over a tensor that is one stream.
+/// A launch over a flat array.
 fn flat_launch(extents: &Extents, width: u32, dtype: DType) -> Launch {
     let elements = extents.rows * u64::from(width);
     stream_launch(elements.div_ceil(stream_vector(dtype).into()))
 }
 
-/// What a template over one stream reads.
+/// Constants of a template over a flat array.
 fn flat_constants(width: u32, dtype: DType) -> Constants {
     let mut constants = stream_constants(dtype, stream_vector(dtype));
     constants.insert("width", width.into());
@@ -217,7 +217,7 @@ impl Kernel for Activate {
                          factor x of a GELU's tail, where 1 + erf cancels, multiplies",
             },
             dtype => {
-                // 0.18 of 2^-16, below which the short forms of GELU are not relative to the result.
+                // 0.18 · 2^-16: below that unit the error of approximate GELU is absolute.
                 let of_the_tail = match self.activation {
                     Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
                     Activation::Relu | Activation::Tanh => 1e-7,
@@ -289,7 +289,7 @@ fn sum(a: f32, b: f32) -> f32 {
 
 const ONE_OPERATION: &str = "one f32 operation, rounded to storage";
 
-/// Instances for the device check and the compile tests; the copies are among them.
+/// Instances for the device check and the compile tests, copies included.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = copies::representative();
     kernels.extend(concat::representative());
@@ -307,7 +307,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 }));
             }
         }
-        // Widths are numbers of heads where scores are scaled.
+        // The width is the number of heads if scores are scaled.
         for (by, width) in [(0.125, 12), (0.176_776_7, 5), (-2.0, 768), (1.5, 1003)] {
             kernels.push(KernelSpec::from(Scale { by, width, dtype }));
         }
@@ -376,7 +376,7 @@ mod tests {
         let extents = Extents::of(&[3]).unwrap();
         let threads = |launch: Launch| u64::from(launch.grid[0]) * u64::from(launch.threads);
         let dtype = DType::F16;
-        // 3 · 1003 elements are 377 accesses of 8; with a bias each goes alone.
+        // 3 · 1003 elements are 377 accesses of 8; with a bias an odd width allows one element per access.
         assert_eq!(
             threads(
                 Add { width: 1003, dtype }.launch(&extents, &crate::machine::testing::hopper())

@@ -1,4 +1,4 @@
-//! Table lookups, alone and summed with the LayerNorm that follows.
+//! Embedding lookups, alone, and several summed and fused with LayerNorm.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
-/// One table `[rows, width]`, and which ids of the batch pick its rows.
+/// One table `[rows, width]`, and which ids of the batch index it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Table {
     /// [`Meta::TokenIds`], [`Meta::TypeIds`] or [`Meta::Positions`].
@@ -61,7 +61,7 @@ impl Table {
         }
     }
 
-    /// Ids of which each, with the offset, picks a row.
+    /// The parameter for ids. Test data are ids that are valid rows after adding the offset.
     fn ids_param(&self, name: &'static str) -> Param {
         let ids = self.rows.saturating_sub(self.offset).max(1);
         read(
@@ -77,7 +77,7 @@ impl Table {
         read(name, dtype, shape, fill)
     }
 
-    /// The row of `values` that `id` picks.
+    /// The row of `values` for `id`.
     fn row<'a>(&self, values: &'a HostTensor, id: i64, width: usize) -> &'a [f32] {
         let start = (id + i64::from(self.offset)) as usize * width;
         &values.real()[start..start + width]
@@ -147,15 +147,14 @@ const TABLES: [(&str, &str); EmbeddingLayerNorm::MAX_TABLES] = [
 ];
 
 impl EmbeddingLayerNorm {
-    /// Tables that one kernel sums at most.
+    /// Upper bound on tables that one kernel sums.
     pub const MAX_TABLES: usize = 4;
 
     /// Each table with the names of its arguments.
     ///
     /// # Panics
     ///
-    /// Where there are no tables, or more than [`Self::MAX_TABLES`]: what builds the kernel must
-    /// not fuse such a sum.
+    /// If there are no tables, or more than [`Self::MAX_TABLES`]: such a sum must not be fused.
     fn named(&self) -> impl Iterator<Item = (&Table, &'static str, &'static str)> {
         assert!(
             (1..=Self::MAX_TABLES).contains(&self.tables.len()),

@@ -1,4 +1,4 @@
-//! LayerNorm and what is fused with it. A team of warps reduces X rows together
+//! LayerNorm, alone and fused with bias and residual. A team of warps interleaves the reductions of X rows
 //! (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
 
 #[cfg(test)]
@@ -15,22 +15,22 @@ use crate::tensor::{DType, Extents, Shape, Symbol};
 
 pub use super::rows::Teams;
 
-/// How a row's variance is computed: what TurboTransformers figure 5 compares.
+/// How a row's variance is computed; TurboTransformers figure 5 compares the two.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub enum Variance {
-    /// With the mean in one reduction, of `x − s` and `(x − s)²`, with `s` the row's first element.
-    /// The paper reduces `x` and `x²` and takes `E(x²) − E(x)²`, which loses the variance where the
-    /// mean is large beside the deviation; the variance does not depend on a shift.
+    /// Mean and variance from one reduction of `x − s` and `(x − s)²`, with `s` the row's first element. The paper
+    /// takes `E(x²) − E(x)²`, which cancels if the mean is large compared to the deviation; the variance does not
+    /// depend on a shift.
     #[default]
     OnePassShifted,
-    /// The mean first, then the mean of `(x − mean)²`: two reductions, one after the other.
+    /// The mean first, then the mean of `(x − mean)²`: two dependent reductions.
     TwoPass,
 }
 
-/// Bytes read and written by one LayerNorm above which its result is not kept in L2: half of an H200's. Who reads
-/// more than that next finds little of it there anyway.
+/// Upper bound on bytes read and written by a LayerNorm whose result is kept in L2: half of an H200's. Of more, the
+/// next kernel would find little there anyway.
 const KEPT_BYTES: u64 = 25_000_000;
 
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.
@@ -56,12 +56,12 @@ pub struct BiasResidualLayerNorm {
     pub variance: Variance,
 }
 
-/// Both kernels have the same choices.
+/// Dispatch, cost and candidates, which both kernels share.
 macro_rules! choices {
     ($kernel:ident, $by_rows:path) => {
         impl $kernel {
-            /// The kernels for every number of rows: each serves up to its number of rows, inclusive;
-            /// the last serves all the rest. Few rows have several warps each.
+            /// Default dispatch by rows: each kernel with its upper bound on rows, inclusive; the last has none. Few
+            /// rows take several warps each.
             pub fn by_rows(&self, machine: &Machine) -> Vec<(Option<u64>, Self)> {
                 $by_rows(self.width, self.dtype, machine)
                     .into_iter()
@@ -75,8 +75,8 @@ macro_rules! choices {
                     .collect()
             }
 
-            /// The launch and each element, and a little more where another sharing of rows is the better one: rows of
-            /// memory decide, so that sharings differ by little.
+            /// Cycles of the launch and per element, and a little more if another sharing is the default: the kernel is
+            /// bound by memory, so that sharings differ by little.
             fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
                 const OTHER_SHARING: f64 = 1.03;
                 let ranges = $by_rows(self.width, self.dtype, machine);
@@ -101,8 +101,8 @@ macro_rules! choices {
                 }
             }
 
-            /// Every kernel that may take this one's place, this one's sharing with both variances
-            /// among them. Results differ by rounding in f32 at most.
+            /// Every kernel that may replace this one, including its own sharing with both variances. Results differ by
+            /// f32 rounding at most.
             pub fn candidates(&self) -> Vec<Self> {
                 let teams = Teams::candidates(self.width, self.dtype).into_iter();
                 teams
@@ -120,10 +120,10 @@ macro_rules! choices {
 }
 
 choices!(LayerNorm, Teams::by_rows);
-choices!(BiasResidualLayerNorm, Teams::by_rows_of_sums);
+choices!(BiasResidualLayerNorm, Teams::by_rows_with_residual);
 
 impl LayerNorm {
-    /// For many rows, with one reduction.
+    /// The default sharing for many rows, with one reduction.
     pub fn new(width: u32, eps: f32, dtype: DType) -> Self {
         Self {
             width,
@@ -136,7 +136,7 @@ impl LayerNorm {
 }
 
 impl BiasResidualLayerNorm {
-    /// For many rows, with one reduction.
+    /// The default sharing for many rows, with one reduction.
     pub fn new(width: u32, eps: f32, dtype: DType, bias: bool) -> Self {
         Self {
             width,
@@ -181,7 +181,7 @@ impl Kernel for LayerNorm {
         constants.insert("kept_rows", kept_rows.into());
         constants.insert(
             "blocks",
-            self.teams.least_blocks(self.width, self.dtype).into(),
+            self.teams.min_ctas_per_sm(self.width, self.dtype).into(),
         );
         constants
     }
@@ -249,7 +249,7 @@ impl Kernel for BiasResidualLayerNorm {
         constants.insert("bias", self.bias.into());
         constants.insert(
             "blocks",
-            self.teams.least_blocks(self.width, self.dtype).into(),
+            self.teams.min_ctas_per_sm(self.width, self.dtype).into(),
         );
         constants
     }
@@ -321,7 +321,7 @@ pub(super) fn layernorm_row(row: &[f64], gamma: &[f32], beta: &[f32], eps: f32) 
         .collect()
 }
 
-/// What `partials/rows.cu` and a LayerNorm template read.
+/// Constants of `partials/rows.cu` and of a LayerNorm template.
 pub(super) fn constants(
     width: u32,
     eps: f32,
@@ -352,8 +352,8 @@ pub(super) fn affine_params(width: u32, dtype: DType) -> [Param; 2] {
     ]
 }
 
-/// In f32 the mean is large beside the deviation, so that a variance which cancels is seen. The
-/// 16-bit types would round such an input to a few values.
+/// In f32 the mean is large compared to the deviation, which exposes cancellation in the variance. The 16-bit types
+/// would round such an input to a few values.
 pub(super) fn input_fill(dtype: DType) -> Fill {
     let mean = if dtype == DType::F32 { 10.0 } else { 0.0 };
     Fill::Normal {
@@ -372,8 +372,8 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
     )
 }
 
-/// Instances for the device check and the compile tests: every storage type, widths of models and
-/// odd ones, what is picked for few and for many rows, and at one width every choice there is.
+/// Instances for the device check and the compile tests: every storage type, common and odd widths, the sharings for
+/// few and for many rows, and at one width every candidate.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -393,11 +393,11 @@ pub fn representative() -> Vec<KernelSpec> {
                 variance: Variance::TwoPass,
                 ..few.clone()
             };
-            let few_sums = BiasResidualLayerNorm {
+            let few_residual = BiasResidualLayerNorm {
                 teams: few.teams,
                 ..BiasResidualLayerNorm::new(width, 1e-12, dtype, false)
             };
-            kernels.extend([few.into(), two_pass.into(), few_sums.into()]);
+            kernels.extend([few.into(), two_pass.into(), few_residual.into()]);
         }
     }
     let usual = BiasResidualLayerNorm::new(768, 1e-12, DType::F16, true);

@@ -1,10 +1,9 @@
 //! One file per kernel: its parameters, launch geometry, CPU reference and cases.
 //!
-//! A kernel here is plain data: a typed struct such as
-//! [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields are all that its source
-//! depends on. [`Kernel::params`] is the only list of parameters: the signature in the generated
-//! source, the launch and the tests all read it. [`Kernel::reference`] is the plain definition in
-//! f32/f64 that the CUDA kernel and the fast CPU code are checked against.
+//! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields
+//! are all that its source depends on. [`Kernel::params`] is the only list of parameters: the signature in the
+//! generated source, the launch and the tests all read it. [`Kernel::reference`] is the definition in f32/f64 that the
+//! CUDA kernel and the fast CPU code are checked against.
 
 pub mod attention;
 pub mod chain;
@@ -31,7 +30,7 @@ pub use spec::{KernelSpec, representative};
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Size};
 
-/// Where a kernel's argument comes from, and what it holds.
+/// A parameter of a kernel: its name, and the source of its argument.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
     /// Name in the generated signature.
@@ -41,24 +40,24 @@ pub struct Param {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Role {
-    /// `const T* name`, this many elements. `fill` says what a test puts there.
+    /// `const T* name`, a tensor of this shape. `fill` says what a test puts there.
     Read {
         dtype: DType,
         shape: Shape,
         fill: Fill,
     },
-    /// `T* name`, of which the kernel writes all that its reference gives a number for.
+    /// `T* name`. The kernel writes every element for which the reference is not NaN.
     Write { dtype: DType, shape: Shape },
-    /// A scalar computed from the batch: `unsigned int name`.
+    /// `unsigned int name`, a scalar computed from the batch.
     Count(Size),
 }
 
-/// What a test puts into a tensor that a kernel reads.
+/// Test data for a tensor that a kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fill {
     /// Normal values.
     Normal { mean: f32, deviation: f32 },
-    /// Whole numbers from 0, below this.
+    /// Integers from 0 to below this.
     Below(u32),
     /// Data that describes the batch.
     Meta(Meta),
@@ -70,14 +69,14 @@ impl Fill {
         mean: 0.0,
         deviation: 1.0,
     };
-    /// Weights of a matrix: small enough that sums over a row keep their size.
+    /// Weights of a matrix: small, so that results of a GEMM have the magnitude of its input.
     pub const WEIGHT: Fill = Fill::Normal {
         mean: 0.0,
         deviation: 0.05,
     };
 }
 
-/// Tensors that describe a batch rather than carry activations. The runtime makes them.
+/// Tensors that describe a batch and are computed by the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Meta {
     /// i32 `[tokens]`: vocabulary ids.
@@ -86,14 +85,14 @@ pub enum Meta {
     TypeIds,
     /// i32 `[tokens]`: index of the token in its sequence, from 0.
     Positions,
-    /// i32 `[batch + 1]`: where each sequence starts; the last entry is the number of tokens.
+    /// i32 `[batch + 1]`: first token of each sequence; the last entry is the number of tokens.
     CuLens,
-    /// i64 `[batch + 1]`: where each sequence's squared scores start in a head's `pairs`.
+    /// i64 `[batch + 1]`: offset of each sequence's scores in a head's `pairs`, the prefix sum of squared lengths.
     PairOffsets,
     /// i32 `[batch, longest]`: 1 where a padded input holds a token.
     Mask,
-    /// i32 `[batch]`: how many of a sequence's tokens count as keys, from 1 to its length. Its
-    /// length itself where nothing is padded.
+    /// i32 `[batch]`: tokens of a sequence that are not masked as keys, from 1 to its length; the length if nothing is
+    /// padded.
     ValidLens,
 }
 
@@ -106,57 +105,57 @@ impl Meta {
     }
 }
 
-/// A matrix that a kernel moves box by box through the tensor memory accelerator: its parameter is
-/// a description of the matrix instead of a pointer.
+/// A matrix that a kernel copies by TMA: its parameter is a tensor map instead of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     /// Name of the parameter: a tensor `[rows, columns]` of 16-bit elements, with rows of a
     /// multiple of 16 bytes.
     pub param: &'static str,
     pub box_rows: u32,
-    /// 64 or 32: rows of 128 or 64 bytes lie in shared memory in the order of the swizzle of that width.
-    /// Boxes of another multiple of 8 columns lie there as they are, row after row.
+    /// 64 or 32 columns use the 128-byte or the 64-byte swizzle in shared memory. Boxes of another multiple of 8
+    /// columns are not swizzled.
     pub box_columns: u32,
     pub order: RowOrder,
 }
 
-/// In which order the rows of a box lie in shared memory.
+/// Order of a box's rows in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
-    /// As in the matrix.
+    /// The matrix's order.
     Plain,
-    /// Of each [`RowOrder::GROUP`] rows, row 8q + 2j + e lies at place 8j + 2q + e (q, j < 4, e < 2). Of a product with
-    /// such rows as columns a lane has results of 8 neighbouring ones. The matrix has a multiple of
-    /// as many rows, and so has the box; coordinates are a column, three zeros, and the group.
+    /// In each [`RowOrder::GROUP`] rows, row 8q + 2j + e lies at place 8j + 2q + e (q, j < 4, e < 2). As the N extent
+    /// of an MMA such rows give a lane accumulators of 8 neighbouring columns. Matrix and box have a multiple of that
+    /// many rows; coordinates are a column, three zeros, and the group.
     Quads,
-    /// As in the matrix, of so many boxes side by side, which one copy moves: one box lies behind the other. The
-    /// matrix has a multiple of `box_columns` columns; coordinates are a zero, a row, and the box's number.
+    /// The matrix's order, in this many boxes side by side, which one copy places one behind the other. The matrix has
+    /// a multiple of `box_columns` columns; coordinates are a zero, a row, and the first box's number.
     Boxes(u32),
-    /// Of each [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h lies at place 64i + 16w + 8h + g (w < 4, g < 8, i, h < 2). Of
-    /// products with such rows as rows a lane has results of 4 neighbouring ones. The matrix has a multiple of
-    /// [`RowOrder::GROUP`] rows, and a box [`RowOrder::BLOCK`]; coordinates are a column, two zeros, the group, and zero.
+    /// In each [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h lies at place 64i + 16w + 8h + g (w < 4, g < 8; i,
+    /// h < 2). As the M extent of MMAs such rows give a lane accumulators of 4 neighbouring rows. The matrix has a
+    /// multiple of [`RowOrder::GROUP`] rows, and a box [`RowOrder::BLOCK`]; coordinates are a column, two zeros, the
+    /// group, and zero.
     Fours,
 }
 
 impl RowOrder {
-    /// Rows that change places among themselves.
+    /// Rows that are permuted among themselves.
     pub const GROUP: u32 = 32;
     /// Rows of a box in the order of [`RowOrder::Fours`].
     pub const BLOCK: u32 = 128;
 }
 
-/// Blocks and threads of one launch.
+/// Grid, threads and shared memory of one launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub grid: [u32; 3],
-    /// Threads of a block, one-dimensional.
+    /// Threads of a CTA, which is one-dimensional.
     pub threads: u32,
-    /// Dynamic shared memory of a block, in bytes.
+    /// Dynamic shared memory of a CTA, in bytes.
     pub shared_bytes: u32,
 }
 
 impl Launch {
-    /// So many blocks in a row. Of more than a grid holds, as many as can be said: the driver refuses them.
+    /// A one-dimensional grid. Saturates beyond 32 bits, which the driver then refuses.
     pub(crate) fn of_blocks(blocks: u64, threads: u32, shared_bytes: u32) -> Self {
         Self {
             grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
@@ -172,7 +171,7 @@ impl Launch {
 pub enum Constant {
     Bool(bool),
     Int(u64),
-    /// Already formatted as a CUDA literal or name, e.g. `1e-12f`.
+    /// Text already formatted as CUDA, e.g. `1e-12f`.
     Text(String),
 }
 
@@ -202,7 +201,7 @@ impl From<&str> for Constant {
     }
 }
 
-/// What a template is rendered with, in name order, so that rendering is deterministic.
+/// Values that a template is rendered with, ordered by name, so that rendering is deterministic.
 pub type Constants = BTreeMap<&'static str, Constant>;
 
 /// Shortest literal that reads back as the same f32, e.g. `1e-12f`.
@@ -215,7 +214,7 @@ pub fn f32_literal(value: f32) -> String {
     }
 }
 
-/// A tensor in host memory, as references and tests see it.
+/// A tensor in host memory, for references and tests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostTensor {
     /// f32, f16 or bf16 elements, widened.
@@ -242,19 +241,19 @@ impl HostTensor {
     }
 }
 
-/// How far a result may lie from its reference: `|got − want| ≤ absolute + relative·|want|`.
+/// Bound on the difference of a result from its reference: `|got − want| ≤ absolute + relative·|want|`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
     pub absolute: f32,
     pub relative: f32,
-    /// Why these numbers.
+    /// The error analysis behind the numbers.
     pub reason: &'static str,
 }
 
 /// One batch that a kernel is checked on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// For reports: `tiny`, `ragged`, `model`.
+    /// Name in reports: `tiny`, `ragged`, `model`.
     pub name: &'static str,
     pub lens: Vec<u32>,
 }
@@ -267,7 +266,7 @@ impl Case {
         }
     }
 
-    /// The batches that suit any kernel: one token, ragged, and one of a model's size.
+    /// Batches for any kernel: one token, ragged, and one of a model's size.
     pub fn standard() -> Vec<Case> {
         vec![
             Case::new("one_token", &[1]),
@@ -283,14 +282,14 @@ impl Case {
     }
 }
 
-/// What every kernel says of itself. All of it is pure: no device is needed to ask.
+/// The description of a kernel. All of it is pure and needs no device.
 pub trait Kernel {
     /// Symbol of the `__global__` function; spells the specialisation in words, e.g.
     /// `bias_residual_layernorm_f16_w768`. Equal kernels, and only they, have equal symbols.
     fn symbol(&self) -> String;
 
-    /// What is computed, without how: kernels with equal definitions have equal parameters, cases and
-    /// references.
+    /// Name of the function computed, whatever the tiling: kernels with equal definitions have equal parameters, cases
+    /// and references.
     fn definition(&self) -> String {
         self.symbol()
     }
@@ -304,44 +303,43 @@ pub trait Kernel {
     /// Every argument, in the order of the signature.
     fn params(&self) -> Vec<Param>;
 
-    /// What a card must have to run it.
+    /// The instructions that a card must support.
     fn instructions(&self) -> Instructions {
         Instructions::Ampere
     }
 
-    /// The parameters that are passed as descriptions of matrices.
+    /// The parameters that are passed as tensor maps.
     fn tensor_maps(&self) -> Vec<TensorMap> {
         Vec::new()
     }
 
-    /// Geometry for a batch on a card. `extents.rows` is bound by the step that launches.
+    /// Launch for a batch on a card. `extents.rows` is set by the step that launches.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch;
 
-    /// The cost model's estimate of a launch over so many rows, in cycles of [`Machine::clock_mhz`], infinite where the
-    /// card cannot run it; `None` of kernels that are never chosen by their cost.
+    /// The cost model's estimate of a launch over `rows` rows, in cycles of [`Machine::clock_mhz`], infinite if the
+    /// card cannot run it; `None` for kernels that are not chosen by cost.
     fn cycles(&self, _rows: u64, _machine: &Machine) -> Option<f64> {
         None
     }
 
-    /// The most rows that it serves; `None` where it serves any number.
+    /// Upper bound on rows; `None` if there is none.
     fn most_rows(&self) -> Option<u64> {
         None
     }
 
-    /// Most threads in a block, for `__launch_bounds__`.
+    /// Upper bound on threads of a CTA, for `__launch_bounds__`.
     fn threads(&self) -> u32;
 
-    /// The definition: reads `args` of role `Read` (in signature order, counts left out) and
-    /// returns the tensors of role `Write`, in order, not yet rounded to their storage type, with
-    /// NaN where the kernel writes nothing.
+    /// The definition: takes the parameters of role `Read`, in the order of the signature, and returns those of role
+    /// `Write`, in order, before rounding to their storage type, with NaN for elements that the kernel does not write.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor>;
 
-    /// Batches that the kernel is checked on.
+    /// Batches for checks of the kernel.
     fn cases(&self) -> Vec<Case> {
         Case::standard()
     }
 
-    /// What `extents.rows` is in a check: tokens, unless the kernel runs over something else.
+    /// `extents.rows` in a check: tokens, unless the kernel runs over something else.
     fn check_rows(&self, extents: &Extents) -> u64 {
         extents.tokens
     }

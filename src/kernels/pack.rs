@@ -1,9 +1,8 @@
 //! The prefix-sum packing of a padded batch (ByteTransformer III.D, figure 4).
 //!
-//! Two launches: [`PackScan`] counts every sentence's tokens and turns the counts into offsets,
-//! [`PackTokens`] moves the tokens there. `longest` is the padded length, the number of columns of
-//! the mask. Both work with any mask, holes included; whether a mask may have holes is decided
-//! before.
+//! Two launches: [`PackScan`] counts every sentence's tokens and turns the counts into offsets, [`PackTokens`] moves
+//! the tokens there. `longest` is the padded length, the number of columns of the mask. Both support any mask, holes
+//! included; callers decide whether a mask may have holes.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +13,8 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
-/// `mask [batch, longest]` → `cu_lens [batch + 1]`, `pair_offsets [batch + 1]`. One warp counts a
-/// sentence, one block scans the counts.
+/// `mask [batch, longest]` → `cu_lens [batch + 1]`, `pair_offsets [batch + 1]`. One warp counts a sentence, one CTA
+/// scans the counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PackScan;
 
@@ -24,10 +23,10 @@ pub struct PackScan;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PackTokens;
 
-/// Threads of the scan: all that a block can have, as one block counts the whole mask.
+/// Threads of the scan: the limit of a CTA, as one CTA counts the whole mask.
 const SCAN_THREADS: u32 = 1024;
 
-/// Threads of a block that moves tokens: four sentences.
+/// Threads of a CTA that moves tokens: one warp for each of four sentences.
 const MOVE_THREADS: u32 = 128;
 
 /// `[batch, longest]`.
@@ -40,8 +39,8 @@ fn sentences<'a>(mask: &'a HostTensor, extents: &Extents) -> impl Iterator<Item 
     mask.index().chunks_exact(extents.longest as usize)
 }
 
-/// Standard batches; more sentences than the scan has threads, so that a chunk carries into the
-/// next one; and rows whose length is around the 32 lanes of a warp and the 128 columns of a step.
+/// Standard batches; more sentences than the scan has threads, so that a chunk carries into the next; and row lengths
+/// around the 32 lanes of a warp and the 128 columns of a step.
 fn cases() -> Vec<Case> {
     let many: Vec<u32> = (0..2500).map(|i| 1 + i * 7 % 5).collect();
     let mut cases = Case::standard();
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_has_a_warp_and_the_scan_has_one_block() {
+    fn a_sentence_has_a_warp_and_the_scan_has_one_cta() {
         let extents = Extents::of(&[1; 9]).unwrap();
         assert_eq!(
             PackTokens

@@ -1,4 +1,4 @@
-//! From tokens to one row per sequence.
+//! Pooling: from tokens to one row per sequence.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Symbol};
 
-/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: a token of each sequence.
+/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: the row of one token of each sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TokenOfSequence {
     pub which: Which,
@@ -21,7 +21,7 @@ pub struct TokenOfSequence {
     pub dtype: DType,
 }
 
-/// A token of a sequence.
+/// Which token of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Which {
     First,
@@ -29,7 +29,7 @@ pub enum Which {
 }
 
 impl Which {
-    /// The kernel's name.
+    /// The first part of the kernel's symbol.
     pub const fn name(self) -> &'static str {
         match self {
             Self::First => "first_token",
@@ -45,15 +45,15 @@ pub struct MeanPool {
     pub dtype: DType,
 }
 
-/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: the largest of each column over each sequence,
-/// or NaN where one is.
+/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: maximum of each column over each sequence,
+/// propagating NaN.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MaxPool {
     pub width: u32,
     pub dtype: DType,
 }
 
-/// `x [rows, width]` → `out [rows, width]`: each row over `max(‖row‖₂, eps)`.
+/// `x [rows, width]` → `out [rows, width]`: each row divided by `max(‖row‖₂, eps)`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct L2Normalize {
     pub width: u32,
@@ -61,7 +61,7 @@ pub struct L2Normalize {
     pub dtype: DType,
 }
 
-/// [`MeanPool`], then [`L2Normalize`], without storing the means.
+/// [`MeanPool`] and [`L2Normalize`] fused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeanPoolNormalize {
     pub width: u32,
@@ -69,11 +69,10 @@ pub struct MeanPoolNormalize {
     pub dtype: DType,
 }
 
-/// Threads of the block that a sequence's mean or maximum takes: enough loads in flight for one
-/// multiprocessor, which has the sequence for itself.
+/// Threads of the one CTA per sequence: enough loads in flight for an SM to itself.
 const POOL_THREADS: u32 = 512;
 
-/// `x`, `cu_lens`, `out`, `batch`: what every kernel from tokens to sequences takes.
+/// `x`, `cu_lens`, `out`, `batch`: the parameters of every pooling kernel.
 fn pool_params(width: u32, dtype: DType) -> Vec<Param> {
     vec![
         read("x", dtype, rows_by(Symbol::Tokens, width), Fill::ACTIVATION),
@@ -83,7 +82,7 @@ fn pool_params(width: u32, dtype: DType) -> Vec<Param> {
     ]
 }
 
-/// One block a sequence.
+/// One CTA per sequence.
 fn pool_launch(extents: &Extents) -> Launch {
     Launch {
         grid: [blocks(extents.batch, 1), 1, 1],
@@ -92,7 +91,7 @@ fn pool_launch(extents: &Extents) -> Launch {
     }
 }
 
-/// What `partials/pool_groups.cu` reads.
+/// Constants of `partials/pool_groups.cu`.
 fn pool_constants(width: u32, dtype: DType) -> Constants {
     Constants::from([
         ("storage", storage(dtype)),
@@ -101,7 +100,7 @@ fn pool_constants(width: u32, dtype: DType) -> Constants {
     ])
 }
 
-/// Standard batches, and a sequence long enough that a group of threads adds many rows.
+/// Standard batches, and a sequence long enough that each group of threads adds many rows.
 fn pool_cases() -> Vec<Case> {
     let mut cases = Case::standard();
     cases.push(Case::new("long", &[700, 1, 33]));
@@ -135,7 +134,7 @@ fn means(x: &[f32], cu_lens: &[i64], width: usize) -> Vec<Vec<f64>> {
         .collect()
 }
 
-/// The larger of two; NaN if one is, unlike `f32::max`.
+/// Maximum that propagates NaN, unlike `f32::max`.
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if b > a || b.is_nan() { b } else { a }
 }

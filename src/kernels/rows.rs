@@ -1,5 +1,5 @@
-//! What the kernels over rows share: how rows are cut over accesses, lanes and blocks, and the
-//! words for it in parameter lists and symbols.
+//! Shared by the kernels over rows: how rows are distributed over accesses, lanes and CTAs, and the parts of parameter
+//! lists and symbols that say so.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +9,14 @@ use crate::{
     tensor::{DType, Shape, Size, Symbol},
 };
 
-/// Threads of a block where nothing else decides.
+/// Default threads of a CTA.
 pub(super) const STREAM_THREADS: u32 = 256;
 
 /// Bytes of the widest access of a thread.
 const ACCESS_BYTES: u32 = 16;
 
-/// Elements of one access where accesses start at multiples of each of `pitches` elements: the
-/// most that fit 16 bytes and keep every access aligned to its size. A power of two.
+/// Elements of one access if accesses start at multiples of each of `pitches` elements: the most that fit 16 bytes and
+/// keep every access aligned to its size. A power of two.
 pub(super) fn vector_width(dtype: DType, pitches: &[u32]) -> u32 {
     let widest = ACCESS_BYTES / dtype.bytes() as u32;
     pitches.iter().fold(widest, |n, &pitch| gcd(n, pitch))
@@ -26,13 +26,13 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Blocks for `items` at `per_block`: one at least, and what a grid holds at most.
+/// CTAs for `items` at `per_block` each: at least one, and at most the largest grid.
 pub(super) fn blocks(items: u64, per_block: u64) -> u32 {
     items.div_ceil(per_block).clamp(1, i32::MAX as u64) as u32
 }
 
-/// A launch of [`STREAM_THREADS`] a block, one access of a thread for each of `packs`. The kernels
-/// stride over the grid, so a grid that was cut to what the device takes still does all the work.
+/// A launch with one pack per thread, [`STREAM_THREADS`] per CTA. The kernels are grid-stride loops, so a grid clamped
+/// to the device's limit still covers all packs.
 pub(super) fn stream_launch(packs: u64) -> Launch {
     Launch {
         grid: [blocks(packs, STREAM_THREADS.into()), 1, 1],
@@ -41,42 +41,41 @@ pub(super) fn stream_launch(packs: u64) -> Launch {
     }
 }
 
-/// How rows are shared out among warps by the kernels that hold whole rows in registers.
+/// How the kernels that keep whole rows in registers distribute rows over warps.
 ///
-/// A team of warps takes `x_rows` rows together (TurboTransformers 4.1.2): the shuffles of the X rows
-/// overlap, and a team of several warps, which is then a block, meets once for all of them.
+/// A team of warps takes `x_rows` rows at a time (TurboTransformers 4.1.2): the shuffles of the X rows overlap, and a
+/// team of several warps, which is then a CTA, exchanges partial results once for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Teams {
     /// Warps of a team.
     pub warps: u32,
-    /// Rows that a team reduces together: 1, 2 or 4.
+    /// Rows of a team, whose reductions interleave: 1, 2 or 4.
     pub x_rows: u32,
 }
 
 impl Teams {
-    /// Elements that one thread holds in what is picked without measuring: with gamma, beta and
-    /// addresses beside them they fit the 128 registers with which 16 warps of a multiprocessor run
-    /// side by side.
-    const USUAL_HELD: u32 = 32;
-    /// Elements that one thread can hold, over all rows of its team, without spilling.
-    const MAX_HELD: u32 = 64;
-    /// Narrow rows that an SM has at once, measured at a width of 384.
+    /// Upper bound on elements per thread of the default sharing: with gamma, beta and addresses they fit 128
+    /// registers, at which an SM holds 16 warps.
+    const USUAL_PER_THREAD: u32 = 32;
+    /// Upper bound on elements per thread, over all rows of its team, without spills.
+    const MAX_PER_THREAD: u32 = 64;
+    /// Narrow rows resident on an SM, measured at a width of 384.
     const FEW_ROWS_PER_SM: u64 = 27;
-    /// Warps that a multiprocessor of it runs side by side, and 32-bit registers of each of its four parts.
-    const WARPS_AT_ONCE: u32 = 64;
-    const PART_REGISTERS: u32 = 16384;
-    /// Threads that every multiprocessor takes.
-    const THREADS_EVERYWHERE: u32 = 1024;
+    /// Resident warps of an SM, and 32-bit registers of each of its four partitions.
+    const WARPS_PER_SM: u32 = 64;
+    const REGISTERS_PER_PARTITION: u32 = 16384;
+    /// Resident threads of an SM on every card.
+    const THREADS_PER_SM: u32 = 1024;
 
-    /// For many rows: narrow ones share a warp, whose shuffles then overlap; one too wide for the
-    /// registers of a warp has a block of several for itself.
+    /// The default, for many rows: narrow rows share a warp, whose shuffles then overlap; a row too wide for the
+    /// registers of a warp takes a CTA of several.
     pub fn usual(width: u32, dtype: DType) -> Self {
-        let held = |warps| Self { warps, x_rows: 1 }.held(width, dtype);
+        let elements = |warps| Self { warps, x_rows: 1 }.per_thread(width, dtype);
         let mut warps = 1;
-        while warps < 32 && held(warps) > Self::USUAL_HELD {
+        while warps < 32 && elements(warps) > Self::USUAL_PER_THREAD {
             warps *= 2;
         }
-        let x_rows = match held(1) {
+        let x_rows = match elements(1) {
             0..=8 => 4,
             9..=16 => 2,
             _ => 1,
@@ -84,8 +83,8 @@ impl Teams {
         Self { warps, x_rows }
     }
 
-    /// For so few rows that all are on the card at once: one row a team, and as many warps as it has
-    /// whole packs for, up to eight, so that the row is read, reduced and written in the fewest steps.
+    /// For rows so few that all are resident at once: one row per team, and as many warps as have a pack for every
+    /// lane, up to eight, so that a row is read, reduced and written in the fewest steps.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
@@ -95,16 +94,16 @@ impl Teams {
         }
     }
 
-    /// The sharing for every number of rows of which each thread reads one operand: each serves up to its
-    /// number of rows, inclusive; the last serves all the rest.
+    /// Default dispatch by rows for kernels with one row operand: each sharing with its upper bound on rows, inclusive;
+    /// the last has none.
     ///
-    /// Several warps a row are the fastest while their rows fill half of the card; then a warp for a row, which has
-    /// more rows at once. Measured on an H200 with 16-bit rows of 768 and 1024.
+    /// Several warps per row are fastest while the rows fill at most half of the card; beyond that one warp per row,
+    /// which keeps more rows resident. Measured on an H200 with 16-bit rows of 768 and 1024.
     pub fn by_rows(width: u32, dtype: DType, machine: &Machine) -> Vec<(Option<u64>, Self)> {
         let few = Self::for_few_rows(width, dtype);
         let many = Self::usual(width, dtype);
         let limit = match Self::is_wide(width, dtype) {
-            true => few.rows_at_once(width, dtype, machine) / 2,
+            true => few.resident_rows(width, dtype, machine) / 2,
             false => Self::FEW_ROWS_PER_SM * u64::from(machine.sms),
         };
         match few == many {
@@ -113,12 +112,12 @@ impl Teams {
         }
     }
 
-    /// As [`Teams::by_rows`], with a residual to read beside.
+    /// [`Teams::by_rows`] for kernels that also read a residual.
     ///
-    /// While all rows are on the card at once, what counts is that they are: a few rows more take as long as
-    /// twice as many. So it is the first sharing that has them all at once, the one for few rows before others. When none
-    /// has, its small blocks fill the gaps best. Measured on an H200 with 16-bit rows of 768 and 1024.
-    pub fn by_rows_of_sums(
+    /// A few rows more than are resident at once take a second wave, as long as twice as many rows. So the first
+    /// sharing that keeps all rows resident is chosen, starting with the one for few rows; if none does, that one's
+    /// small CTAs leave the smallest tail. Measured on an H200 with 16-bit rows of 768 and 1024.
+    pub fn by_rows_with_residual(
         width: u32,
         dtype: DType,
         machine: &Machine,
@@ -132,7 +131,7 @@ impl Teams {
         let mut ranges: Vec<(Option<u64>, Self)> = Vec::new();
         let mut most = 0;
         for teams in [few, two(few), two(usual)] {
-            let rows = teams.rows_at_once(width, dtype, machine);
+            let rows = teams.resident_rows(width, dtype, machine);
             if rows > most && teams.fits(width, dtype) {
                 ranges.push((Some(rows), teams));
                 most = rows;
@@ -142,47 +141,50 @@ impl Teams {
         ranges
     }
 
-    /// Whether few rows have more than two warps each, of 16-bit elements: what the choices by rows were measured on.
+    /// Whether few rows of 16-bit elements take more than two warps each, as the rows did that the dispatch was
+    /// measured on.
     fn is_wide(width: u32, dtype: DType) -> bool {
         dtype != DType::F32 && Self::for_few_rows(width, dtype).warps > 2
     }
 
-    /// Registers of a thread, as a compiler that is told to hold to them can: its elements, gamma and beta as they
-    /// are stored, and for addresses and sums eight and eight a row.
+    /// Registers of a thread that the compiler can be held to: its elements, gamma and beta as stored, eight for
+    /// addresses, and eight per row for statistics.
     fn registers(self, width: u32, dtype: DType) -> u32 {
         let vector = vector_width(dtype, &[width]);
-        let held = self.held(width, dtype);
-        let of_pack = (vector * dtype.bytes() as u32).div_ceil(4);
-        let all = held * self.x_rows + 2 * (held / vector) * of_pack + 8 + 8 * self.x_rows;
+        let elements = self.per_thread(width, dtype);
+        let pack_registers = (vector * dtype.bytes() as u32).div_ceil(4);
+        let all =
+            elements * self.x_rows + 2 * (elements / vector) * pack_registers + 8 + 8 * self.x_rows;
         all.next_multiple_of(8)
     }
 
-    /// Blocks that a multiprocessor has at once.
-    fn blocks_at_once(self, width: u32, dtype: DType) -> u32 {
-        let of_part = Self::PART_REGISTERS / (32 * self.registers(width, dtype));
-        let warps = (4 * of_part).min(Self::WARPS_AT_ONCE);
+    /// Resident CTAs of an SM.
+    fn ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
+        let warps_per_partition =
+            Self::REGISTERS_PER_PARTITION / (32 * self.registers(width, dtype));
+        let warps = (4 * warps_per_partition).min(Self::WARPS_PER_SM);
         (warps / (self.threads() / 32)).clamp(1, 32)
     }
 
-    /// Rows that a card has at once.
-    fn rows_at_once(self, width: u32, dtype: DType, machine: &Machine) -> u64 {
-        let of_block = self.threads() / (32 * self.warps) * self.x_rows;
-        u64::from(machine.sms) * u64::from(self.blocks_at_once(width, dtype) * of_block)
+    /// Resident rows of a card.
+    fn resident_rows(self, width: u32, dtype: DType, machine: &Machine) -> u64 {
+        let rows_per_cta = self.threads() / (32 * self.warps) * self.x_rows;
+        u64::from(machine.sms) * u64::from(self.ctas_per_sm(width, dtype) * rows_per_cta)
     }
 
-    /// Blocks that the compiler is to leave room for on a multiprocessor: as many as are counted upon, and no
-    /// more than every card takes.
-    pub(super) fn least_blocks(self, width: u32, dtype: DType) -> u32 {
+    /// Minimum of CTAs per SM for `__launch_bounds__`: as many as [`Teams::resident_rows`] assumes, and no more than
+    /// fit every card.
+    pub(super) fn min_ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
         let most = match self.x_rows {
-            1 => (Self::THREADS_EVERYWHERE / self.threads()).max(1),
-            // Held to the count, some kernels of several rows spill; they keep to it by themselves.
+            1 => (Self::THREADS_PER_SM / self.threads()).max(1),
+            // Bounded, some kernels of several rows spill; unbounded they stay below by themselves.
             _ => 1,
         };
-        self.blocks_at_once(width, dtype).min(most)
+        self.ctas_per_sm(width, dtype).min(most)
     }
 
-    /// Every sharing of one, two or four rows among one to eight warps in which each warp has work and
-    /// no thread spills, and the usual one.
+    /// Every sharing of one, two or four rows among one to eight warps in which each warp has work and no thread
+    /// spills, and the default one.
     pub fn candidates(width: u32, dtype: DType) -> Vec<Self> {
         let usual = Self::usual(width, dtype);
         let packs = width / vector_width(dtype, &[width]);
@@ -197,15 +199,15 @@ impl Teams {
         all
     }
 
-    /// Whether a kernel that shares rows so can be generated.
+    /// Whether a kernel with this sharing can be generated.
     pub fn fits(self, width: u32, dtype: DType) -> bool {
-        let held = || self.held(width, dtype).saturating_mul(self.x_rows);
+        let elements = || self.per_thread(width, dtype).saturating_mul(self.x_rows);
         (1..=32).contains(&self.warps)
             && [1, 2, 4].contains(&self.x_rows)
-            && (self == Self::usual(width, dtype) || held() <= Self::MAX_HELD)
+            && (self == Self::usual(width, dtype) || elements() <= Self::MAX_PER_THREAD)
     }
 
-    /// The part of a symbol that tells sharings apart: nothing for the usual one.
+    /// The part of a symbol that distinguishes sharings: nothing for the default one.
     pub(super) fn suffix(self, width: u32, dtype: DType) -> String {
         if self == Self::usual(width, dtype) {
             return String::new();
@@ -213,14 +215,13 @@ impl Teams {
         format!("_warps{}_x{}", self.warps, self.x_rows)
     }
 
-    /// Elements of one row that a thread holds.
-    fn held(self, width: u32, dtype: DType) -> u32 {
+    /// Elements of one row in a thread.
+    fn per_thread(self, width: u32, dtype: DType) -> u32 {
         let vector = vector_width(dtype, &[width]);
         (width / vector).div_ceil(32 * self.warps) * vector
     }
 
-    /// Threads of a block. Where a warp is a team there are four in a block: small blocks spread few
-    /// rows over more of the multiprocessors.
+    /// Threads of a CTA. Teams of one warp are four per CTA: small CTAs spread few rows over more SMs.
     pub(super) fn threads(self) -> u32 {
         32 * if self.warps == 1 { 4 } else { self.warps }
     }
@@ -234,7 +235,7 @@ impl Teams {
         }
     }
 
-    /// What `partials/rows.cu` reads.
+    /// Constants of `partials/rows.cu`.
     pub(super) fn constants(self, width: u32, dtype: DType) -> Constants {
         Constants::from([
             ("storage", storage(dtype)),
@@ -246,7 +247,7 @@ impl Teams {
     }
 }
 
-/// What `partials/stream.cu` reads.
+/// Constants of `partials/stream.cu`.
 pub(super) fn stream_constants(dtype: DType, vector: u32) -> Constants {
     Constants::from([("storage", storage(dtype)), ("vector", vector.into())])
 }
@@ -312,8 +313,8 @@ pub(super) fn offsets() -> Shape {
     Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)])
 }
 
-/// One f32 result rounded once to `dtype`: half a unit in the last place, and half of the smallest
-/// subnormal of f16, beside `absolute` for the arithmetic before it.
+/// Tolerance of one f32 result rounded once to `dtype`: half a unit in the last place, half of the smallest subnormal
+/// of f16, and `absolute` for the arithmetic before.
 pub(super) fn rounded_once(dtype: DType, absolute: f32, reason: &'static str) -> Tolerance {
     let (smallest, relative) = match dtype {
         DType::F16 => (3e-8, 4.9e-4),
@@ -327,7 +328,7 @@ pub(super) fn rounded_once(dtype: DType, absolute: f32, reason: &'static str) ->
     }
 }
 
-/// Results that are bit patterns copied from an operand.
+/// Tolerance of results that are bit patterns copied from an operand: none.
 pub(super) const COPIED: Tolerance = Tolerance {
     absolute: 0.0,
     relative: 0.0,
@@ -358,15 +359,15 @@ mod tests {
         for dtype in DTYPES {
             for width in WIDTHS {
                 let usual = Teams::usual(width, dtype);
-                let held = usual.held(width, dtype) * usual.x_rows;
-                assert!(held <= 32, "{width} {dtype}: {usual:?}");
+                let elements = usual.per_thread(width, dtype) * usual.x_rows;
+                assert!(elements <= 32, "{width} {dtype}: {usual:?}");
                 assert!(
                     usual.warps == 1 || usual.x_rows == 1,
                     "{width} {dtype}: {usual:?}"
                 );
                 for (_, teams) in Teams::by_rows(width, dtype, &hopper()) {
                     assert!(teams.fits(width, dtype), "{width} {dtype}: {teams:?}");
-                    assert!(teams.held(width, dtype) * teams.x_rows <= held.max(8));
+                    assert!(teams.per_thread(width, dtype) * teams.x_rows <= elements.max(8));
                 }
             }
         }
@@ -427,7 +428,7 @@ mod tests {
         assert_eq!(few(1024, DType::F16), 4);
         assert_eq!(few(768, DType::F32), 6);
         assert_eq!(few(8192, DType::F16), 8);
-        // One warp takes 31 elements, of four rows at a time.
+        // Rows of 31 elements fit one warp, four rows at a time.
         assert_eq!(
             Teams::by_rows(31, DType::F16, &hopper()),
             [(
@@ -442,16 +443,16 @@ mod tests {
 
     #[test]
     fn the_first_sharing_that_has_all_rows_at_once_takes_them() {
-        let of_sums = |width| {
-            let ranges = Teams::by_rows_of_sums(width, DType::F16, &hopper()).into_iter();
+        let with_residual = |width| {
+            let ranges = Teams::by_rows_with_residual(width, DType::F16, &hopper()).into_iter();
             ranges
                 .map(|(rows, teams)| (rows, teams.warps, teams.x_rows))
                 .collect::<Vec<_>>()
         };
         let sms = u64::from(hopper().sms);
-        // 32 registers and 21 blocks of three warps, 48 and 13, 96 and 5 of four warps.
+        // 32 registers and 21 CTAs of three warps, 48 and 13 of three, 96 and 5 of four.
         assert_eq!(
-            of_sums(768),
+            with_residual(768),
             [
                 (Some(sms * 21), 3, 1),
                 (Some(sms * 13 * 2), 3, 2),
@@ -460,7 +461,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            of_sums(1024),
+            with_residual(1024),
             [
                 (Some(sms * 16), 4, 1),
                 (Some(sms * 10 * 2), 4, 2),
@@ -470,7 +471,7 @@ mod tests {
         );
         for dtype in DTYPES {
             for width in WIDTHS {
-                let ranges = Teams::by_rows_of_sums(width, dtype, &hopper());
+                let ranges = Teams::by_rows_with_residual(width, dtype, &hopper());
                 let limits: Vec<u64> = ranges.iter().map_while(|(rows, _)| *rows).collect();
                 assert_eq!(limits.len() + 1, ranges.len(), "{width} {dtype}");
                 assert!(limits.is_sorted_by(|a, b| a < b), "{width} {dtype}");
@@ -502,7 +503,7 @@ mod tests {
         for dtype in DTYPES {
             for width in WIDTHS {
                 for teams in Teams::candidates(width, dtype) {
-                    let threads = teams.least_blocks(width, dtype) * teams.threads();
+                    let threads = teams.min_ctas_per_sm(width, dtype) * teams.threads();
                     assert!((1..=1024).contains(&threads), "{width} {dtype}: {teams:?}");
                 }
             }
@@ -513,10 +514,10 @@ mod tests {
     fn every_row_has_a_team() {
         let usual = |width| Teams::usual(width, DType::F16);
         for (teams, rows, grid, threads) in [
-            (usual(768), 1229, 308, 128),   // one row a warp, four warps a block
-            (usual(384), 1229, 154, 128),   // two rows a warp
-            (usual(128), 1229, 77, 128),    // four rows a warp
-            (usual(4096), 1229, 1229, 128), // a block a row
+            (usual(768), 1229, 308, 128),   // one row per warp, four warps per CTA
+            (usual(384), 1229, 154, 128),   // two rows per warp
+            (usual(128), 1229, 77, 128),    // four rows per warp
+            (usual(4096), 1229, 1229, 128), // one CTA per row
             (usual(8192), 3, 3, 256),
             (
                 Teams {

@@ -1,10 +1,10 @@
-//! One kernel on one batch: inputs made from what its parameters say, and the comparison of a
-//! result with the reference. Every executor is checked through this.
+//! Checks of one kernel on one batch: random inputs as its parameters describe, and the comparison of results with the
+//! reference. Every executor is checked through this.
 
 use super::{Case, Fill, HostTensor, Kernel, Meta, Role, Tolerance};
 use crate::tensor::{DType, Extents, LengthsError};
 
-/// Inputs of a kernel for a batch, and what the reference makes of them.
+/// Inputs of a kernel for a batch, and the reference's results.
 pub struct Trial {
     pub extents: Extents,
     /// Tensors of role `Read`, in the order of the signature, with their storage types.
@@ -18,16 +18,16 @@ pub struct Trial {
 pub struct Difference {
     pub max: f32,
     pub mean: f32,
-    /// The largest difference over what the tolerance allows there; at most 1 is a pass.
+    /// The largest ratio of difference to tolerance; at most 1 passes.
     pub worst: f32,
-    /// Where the worst one is.
+    /// Index of the worst element, with its two values below.
     pub at: usize,
     pub got: f32,
     pub want: f32,
 }
 
 impl Trial {
-    /// One trial for each of the kernel's cases of at most so many tokens.
+    /// One trial for each of the kernel's cases of at most `most_tokens` tokens.
     pub fn all(
         kernel: &dyn Kernel,
         seed: u64,
@@ -42,7 +42,7 @@ impl Trial {
             .collect()
     }
 
-    /// Random inputs (never zeros: those hide unwritten outputs), and the reference's results.
+    /// Random inputs (not zeros, which would hide unwritten outputs), and the reference's results.
     pub fn new(kernel: &dyn Kernel, case: &Case, seed: u64) -> Result<Self, LengthsError> {
         let batch = Extents::of(&case.lens)?;
         let extents = batch.with_rows(kernel.check_rows(&batch));
@@ -121,9 +121,8 @@ impl Meta {
 }
 
 impl Tolerance {
-    /// Compares a result with what the reference gave. A value that is not finite where the
-    /// reference is differs without bound. Where the reference is NaN nothing is to be written, so
-    /// the result must be what it was before, which is NaN as well.
+    /// Compares a result with the reference. A non-finite value differs infinitely from a finite reference. A NaN in
+    /// the reference marks an element that must not be written, so it must still be the NaN that it was filled with.
     pub fn compare(&self, got: &[f32], want: &[f32]) -> Difference {
         let mut difference = Difference::default();
         if got.len() != want.len() {
@@ -143,7 +142,7 @@ impl Tolerance {
             sum += f64::from(error);
             difference.max = difference.max.max(error);
             let worst = match error {
-                // Also where the tolerance is that of NaN.
+                // Keeps 0 and ∞ also if `want` makes the tolerance NaN.
                 0.0 | f32::INFINITY => error,
                 error => error / (self.absolute + self.relative * want.abs()),
             };

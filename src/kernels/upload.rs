@@ -1,6 +1,5 @@
-//! The way of a batch's data to the device: a kernel that reads them from page-locked memory of the host.
-//! It costs less than a copy of the device's engines, for which the kernels around it wait longer than for
-//! each other.
+//! Upload of a batch's data to the device, by a kernel that reads page-locked host memory. It costs less than a copy by
+//! the copy engines, for which neighbouring kernels wait longer than for another kernel.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +10,7 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Symbol};
 
-/// `from` → `to`, both `[rows, 4]` whole numbers of 32 bits: pieces of 16 bytes.
+/// `from` → `to`, both `[rows, 4]` 32-bit integers: pieces of 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Upload;
 

@@ -1,8 +1,8 @@
-// Activations of f32 values. PRECISE keeps f32 outputs at f32 accuracy with the built-in functions;
-// otherwise the output is rounded to 16 bits and cheaper forms are exact enough for that.
+// Activations of f32 values. PRECISE uses the built-in functions, for f32 outputs; otherwise outputs are rounded to 16
+// bits, for which approximations suffice.
 constexpr bool PRECISE = {{ precise }};
 
-// max(x, 0) that lets a NaN through, as the other activations do.
+// max(x, 0) that propagates NaN, as the other activations do.
 __device__ __forceinline__ float relu(float x) {
     float y;
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
@@ -16,11 +16,11 @@ __device__ __forceinline__ float exp2_approx(float x) {
 }
 
 // Both GELUs are x·P(x) with P(-t) = 1 - P(t), so that x·P(x) = max(x, 0) - t·P(-t) with t = |x|.
-// log2 P(-t) is smooth and is a polynomial here, of the form that takes fewest multiply-adds (each takes a cycle
-// from products that run beside it), minimax in units of max(ulp of an f16 result, 2^-16): that keeps the
-// relative accuracy of results above 2^-6, also negative ones, where 1 + erf or 1 + tanh would cancel. Both
-// polynomials fall without end, so that large t need no bound. Of an infinite x the result is a NaN.
-// Rounded to f16, results from 2^-6 on are off by at most 0.68 ulp, smaller ones by 6.5e-6.
+// log2 P(-t) is smooth, and is approximated by a polynomial in the form with the fewest multiply-adds (each takes an issue slot from
+// concurrent MMAs), minimax in units of max(ulp of an f16 result, 2^-16): that keeps the relative accuracy of results
+// above 2^-6, also negative ones, for which 1 + erf or 1 + tanh would cancel. Both polynomials decrease monotonically
+// for large t, which needs no clamp. An infinite x gives NaN. Rounded to f16, results from 2^-6 on are off by at most
+// 0.68 ulp, smaller ones by 6.5e-6.
 //
 // GELU, P(-t) = erfc(t/√2)/2: off by at most 0.18 such units.
 __device__ __forceinline__ float gelu_exact(float x) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ float gelu_exact(float x) {
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     } else {
         const float t = fabsf(x);
-        // 0 at least, so that the square below does not pass 0 where t is large.
+        // Saturated at 0, so that the square below does not grow again for large t.
         float p = __saturatef(fmaf(-8.368778756e-3f, t, 2.451695412e-1f));
         p = fmaf(p, t, 9.547768461e-1f);
         p = fmaf(p, p, 2.360562524e-1f);

@@ -1,22 +1,22 @@
-// Where the scores of a sequence and what their softmax needs lie. `pairs` is the sum of the squared
-// lengths of the sequences before it, `tokens` that of their lengths; those of the whole batch give
-// the size of a head. Dividing sums instead of summing quotients leaves gaps between sequences, and
-// spares a prefix sum: a sequence of n tokens has at least n rows before the next one's first.
+// Layout of the scores and of the softmax partials of a batch. `pairs` is the sum of the squared lengths of the
+// sequences before one, `tokens` the sum of their lengths; the sums over the whole batch are the stride of a head.
+// Quotients of sums instead of sums of quotients leave gaps between sequences, but need no prefix sum: a sequence of n
+// tokens has room for at least n rows.
 {% include "partials/attention_key_tiles.cu" %}
 
-// Rows of n scores lie this far apart, so that each starts at a multiple of 16 bytes.
+// Row pitch of n scores, so that each row starts at a multiple of 16 bytes.
 __device__ __forceinline__ unsigned int score_pitch(unsigned int n) { return (n + 7) / 8 * 8; }
 
 __device__ __forceinline__ unsigned long long score_start(unsigned long long pairs, unsigned long long tokens) {
     return pairs / 8 * 8 + tokens * 8;
 }
 
-// A row has one partial, a maximum and a sum, for each tile of keys.
+// A row has a partial (row maximum, row sum) for each key tile.
 __device__ __forceinline__ unsigned long long partial_start(unsigned long long pairs, unsigned long long tokens) {
     return pairs / KEY_TILE + tokens;
 }
 
-// Index of row 0 of a head and sequence.
+// Index of the first score of a head and sequence; partials_of is the same for partials.
 __device__ __forceinline__ unsigned long long scores_of(unsigned int head, unsigned int sequence, unsigned int batch,
                                                         const int* __restrict__ cu_lens,
                                                         const long long* __restrict__ pair_offsets) {

@@ -1,26 +1,51 @@
-{% include "partials/attention_products.cu" %}
-// Divides 16 rows by their sums and writes those before `rows`, through `stage`: shared rows that
-// only this warp uses, so that memory is written 16 bytes at a time.
-__device__ __forceinline__ void write_rows(const float (&o)[HEAD / 8][4], const float (&sums)[2],
-                                           unsigned char* stage, Element* out, unsigned int rows) {
-    const unsigned int lane = threadIdx.x % 32;
-    const float inverse[2] = {1.0f / sums[0], 1.0f / sums[1]};
-    unsigned char* at = stage + lane / 4 * PITCH + lane % 4 * 4;
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < HEAD / 8; ++i) {
-        *reinterpret_cast<unsigned int*>(at + i * 16) =
-            pack_pair<Element>(o[i][0] * inverse[0], o[i][1] * inverse[0]);
-        *reinterpret_cast<unsigned int*>(at + 8 * PITCH + i * 16) =
-            pack_pair<Element>(o[i][2] * inverse[1], o[i][3] * inverse[1]);
-    }
-    __syncwarp();
-    for (unsigned int i = lane; i < 16 * HEAD_CHUNKS; i += 32) {
-        const unsigned int row = i / HEAD_CHUNKS;
-        const unsigned int chunk = i % HEAD_CHUNKS;
-        if (row < rows) {
-            *reinterpret_cast<uint4*>(out + row * OUT_STRIDE + chunk * PER_CHUNK) =
-                *reinterpret_cast<const uint4*>(stage + row * PITCH + chunk * 16);
-        }
-    }
+// Fragments and MMAs (mma.m16n8k16) of 16-bit tiles in shared memory. In a 16 × 8 accumulator, lane l holds columns
+// 2·(l mod 4) and the next one of row l / 4 (elements 0, 1) and of row l / 4 + 8 (elements 2, 3).
+
+// Loads four 8 × 8 matrices; lane l gives the address of row l mod 8 of matrix l / 8.
+__device__ __forceinline__ void ldmatrix(unsigned int (&to)[4], unsigned int row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_trans(unsigned int (&to)[4], unsigned int row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// c += a · b for a 16 × 16 and b 16 × 8.
+__device__ __forceinline__ void mma(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
+                                    unsigned int b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.{{ storage }}.{{ storage }}.f32 "
+        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Offsets in a tile of the row that a lane gives to ldmatrix.
+// Queries, 16 × 16: matrices (rows 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
+__device__ __forceinline__ unsigned int query_row(unsigned int lane) {
+    return lane % 16 * PITCH + lane / 16 * 16;
+}
+// Keys, two tiles of 8: matrices (keys 0-7, k 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15).
+__device__ __forceinline__ unsigned int key_row(unsigned int lane) {
+    return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
+}
+// Values, transposed, two tiles of 8 columns: matrices (keys 0-7, columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
+__device__ __forceinline__ unsigned int value_row(unsigned int lane) {
+    return lane % 16 * PITCH + lane / 16 * 16;
+}
+
+// Reductions over the four lanes that hold a row of an accumulator.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }

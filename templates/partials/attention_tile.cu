@@ -1,4 +1,4 @@
-{% include "partials/attention_rows.cu" -%}
+{% include "partials/attention_smem_rows.cu" -%}
 static_assert({{ q_aligned }} && {{ k_aligned }} && {{ v_aligned }}, "a row of a head starts at a multiple of 16 bytes");
 
 struct Tile {
@@ -7,10 +7,10 @@ struct Tile {
     unsigned int first;   // first query of the tile, counted in the sequence
 };
 
-// Tile blockIdx.x. The tiles of sequence b are numbered from start(b) / ROWS + b on. From there to
-// the next sequence's number are at least ceil(length / ROWS) numbers, so sequences never overlap,
-// at most one number of each is left unused, and no prefix sum over tiles is needed. All warps
-// search for themselves, 32 sequences at once (ByteTransformer, figure 7).
+// Query tile blockIdx.x. The tiles of sequence b have the indices from start(b) / ROWS + b on. From there to the next
+// sequence's first are at least ceil(length / ROWS) indices, so that sequences never overlap, each leaves at most one
+// unused, and no prefix sum over tiles is needed. Every warp searches for itself, 32 sequences at once
+// (ByteTransformer, figure 7).
 __device__ __forceinline__ Tile find_tile(const int* __restrict__ cu_lens, unsigned int batch) {
     const unsigned int lane = threadIdx.x % 32;
     unsigned int sequence = 0;

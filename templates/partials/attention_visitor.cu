@@ -1,8 +1,8 @@
-// The visitor of a grouped GEMM whose problems are the heads of all sequences. Blocks stay and take
-// every gridDim.x-th tile; the 32 lanes of a warp find the next 32 tiles of their block at once and
-// hand them out one by one (ByteTransformer, figure 7). All warps of a block see the same tiles.
+// Problem visitor of a grouped GEMM whose problems are the heads of all sequences. CTAs are persistent and take every
+// gridDim.x-th tile; the 32 lanes of a warp find the CTA's next 32 tiles at once and hand them out one by one
+// (ByteTransformer, figure 7). All warps of a CTA see the same tiles.
 constexpr unsigned int HEADS = {{ heads }};
-constexpr bool TILE_KEYS = {{ tile_keys }};  // a tile is ROWS queries by KEY_TILE keys, else by all keys
+constexpr bool TILE_KEYS = {{ tile_keys }};  // a tile is ROWS queries by KEY_TILE keys, or else by all keys
 
 constexpr unsigned int ALL = 0xffffffffu;
 
@@ -15,7 +15,7 @@ struct Tile {
 
 class Visitor {
 public:
-    // The next tile of this block; false after its last one.
+    // The next tile of this CTA; false after its last one.
     __device__ __forceinline__ bool next(Tile& tile, const int* __restrict__ cu_lens, unsigned int batch) {
         if (visited % 32 == 0) look_ahead(cu_lens, batch);
         tile.sequence = __shfl_sync(ALL, ahead.sequence, visited % 32);
@@ -29,8 +29,8 @@ public:
 private:
     using Count = unsigned long long;
 
-    unsigned int visited = 0;  // tiles that this block was given
-    Tile ahead;                // this lane's; of sequence `batch` where there is none
+    unsigned int visited = 0;  // tiles handed out to this CTA
+    Tile ahead;                // this lane's tile; its sequence is `batch` if there is none
 
     static __device__ __forceinline__ Count tiles_of_head(unsigned int length) {
         const Count rows = (length + ROWS - 1) / ROWS;
@@ -43,24 +43,24 @@ private:
         ahead.sequence = batch;
         Count before = 0;  // tiles of the sequences before `window`
         for (unsigned int window = 0; window < batch; window += 32) {
-            // Lane i has sequence window + i, and the tiles up to and with it.
+            // Lane i has sequence window + i, and the inclusive prefix sum of tiles.
             const unsigned int sequence = window + lane;
             const unsigned int length = sequence < batch ? cu_lens[sequence + 1] - cu_lens[sequence] : 0;
-            Count upto = HEADS * tiles_of_head(length);
+            Count inclusive = HEADS * tiles_of_head(length);
 #pragma unroll
             for (unsigned int offset = 1; offset < 32; offset *= 2) {
-                const Count lower = __shfl_up_sync(ALL, upto, offset);
-                if (lane >= offset) upto += lower;
+                const Count lower = __shfl_up_sync(ALL, inclusive, offset);
+                if (lane >= offset) inclusive += lower;
             }
-            upto += before;
-            const Count end = __shfl_sync(ALL, upto, 31);
-            // The sequence that `number` is in: as many as end before it or with it.
+            inclusive += before;
+            const Count end = __shfl_sync(ALL, inclusive, 31);
+            // Binary search over the lanes: the owner is preceded by all sequences that end at or before `number`.
             unsigned int owner = 0;
 #pragma unroll
             for (unsigned int step = 16; step > 0; step /= 2) {
-                if (__shfl_sync(ALL, upto, owner + step - 1) <= number) owner += step;
+                if (__shfl_sync(ALL, inclusive, owner + step - 1) <= number) owner += step;
             }
-            const Count lower = __shfl_sync(ALL, upto, (owner + 31) % 32);
+            const Count lower = __shfl_sync(ALL, inclusive, (owner + 31) % 32);
             const unsigned int n = __shfl_sync(ALL, length, owner);
             if (number >= before && number < end) {
                 const Count local = number - (owner == 0 ? before : lower);
@@ -71,7 +71,7 @@ private:
                 ahead.row = static_cast<unsigned int>(in_head / columns) * ROWS;
                 ahead.column = static_cast<unsigned int>(in_head % columns) * KEY_TILE;
             }
-            if (__shfl_sync(ALL, number, 31) < end) return;  // numbers ascend with the lanes
+            if (__shfl_sync(ALL, number, 31) < end) return;  // numbers ascend with the lane
             before = end;
         }
     }

@@ -1,17 +1,17 @@
-// Whether the variance is computed from the mean, in a second reduction.
+// Whether the variance is a second reduction, of deviations from the mean.
 constexpr bool TWO_PASS = {{ two_pass }};
 
-// Takes `origin` from the values of each row, and gives the sums of what is left and of its squares.
-__device__ __forceinline__ void sums_from(
-    float (&value)[X][HELD][N], const float (&origin)[X], float (&sums)[X], float (&squares)[X]) {
+// Subtracts `origin` from each row, and returns this thread's partial sums of the differences and of their squares.
+__device__ __forceinline__ void subtract_and_sum(
+    float (&value)[X][PACKS_PER_THREAD][N], const float (&origin)[X], float (&sums)[X], float (&squares)[X]) {
 #pragma unroll
     for (int i = 0; i < X; ++i) {
         sums[i] = squares[i] = 0.0f;
 #pragma unroll
-        for (int h = 0; h < HELD; ++h) {
+        for (int h = 0; h < PACKS_PER_THREAD; ++h) {
 #pragma unroll
             for (int j = 0; j < N; ++j) {
-                const float d = held(h) ? value[i][h][j] - origin[i] : 0.0f;
+                const float d = has_pack(h) ? value[i][h][j] - origin[i] : 0.0f;
                 value[i][h][j] = d;
                 sums[i] += d;
                 squares[i] = fmaf(d, d, squares[i]);
@@ -20,13 +20,13 @@ __device__ __forceinline__ void sums_from(
     }
 }
 
-// Takes the mean from the values of each row, or most of it: what is left of it goes to `mean`.
-__device__ __forceinline__ void moments(
-    float (&value)[X][HELD][N], const float (&first_element)[X], float (&mean)[X], float (&variance)[X]) {
+// Row statistics. Subtracts an origin from each row: `mean` is the mean of the remainder, 0 if the origin was the mean.
+__device__ __forceinline__ void row_statistics(
+    float (&value)[X][PACKS_PER_THREAD][N], const float (&first_element)[X], float (&mean)[X], float (&variance)[X]) {
     float sums[X], squares[X];
     if constexpr (TWO_PASS) {
         const float zero[X] = {};
-        sums_from(value, zero, sums, squares);
+        subtract_and_sum(value, zero, sums, squares);
         team_all_reduce_xelem<Sum, WARPS>(sums);
 #pragma unroll
         for (int i = 0; i < X; ++i) {
@@ -34,19 +34,19 @@ __device__ __forceinline__ void moments(
             mean[i] = 0.0f;
         }
         float rest[X];
-        sums_from(value, sums, rest, squares);
+        subtract_and_sum(value, sums, rest, squares);
         team_all_reduce_xelem<Sum, WARPS>(squares);
 #pragma unroll
         for (int i = 0; i < X; ++i) variance[i] = squares[i] * (1.0f / WIDTH);
     } else {
-        // One reduction of x − s and (x − s)², with s the row's first element: the variance does not
-        // depend on s, and unlike E(x²) − E(x)² nothing cancels where the mean is large. A warp by itself has it.
+        // One reduction of x − s and (x − s)², with s the row's first element: the variance does not depend on s, and
+        // unlike E(x²) − E(x)² nothing cancels if the mean is large. In a team of one warp, lane 0 has s.
         float origin[X];
 #pragma unroll
         for (int i = 0; i < X; ++i) {
             origin[i] = WARPS > 1 ? first_element[i] : __shfl_sync(ALL_LANES, value[i][0][0], 0);
         }
-        sums_from(value, origin, sums, squares);
+        subtract_and_sum(value, origin, sums, squares);
         float both[2 * X];
 #pragma unroll
         for (int i = 0; i < X; ++i) {
@@ -62,31 +62,31 @@ __device__ __forceinline__ void moments(
     }
 }
 
-// Writes LayerNorm of the X rows from `first` on. What is not `kept` leaves L2 before other things do.
+// Writes LayerNorm of the X rows from `first` on; results that are not `kept` are evicted first from L2.
 __device__ __forceinline__ void store_layernorm(
-    float (&value)[X][HELD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, T* out,
+    float (&value)[X][PACKS_PER_THREAD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, T* out,
     unsigned int first, unsigned int rows, bool kept = true) {
-    // Before the reduction, so that they arrive behind it.
-    Pack<T, N> scale[HELD], shift[HELD];
+    // Loaded before the reduction, which hides their latency.
+    Pack<T, N> scale[PACKS_PER_THREAD], shift[PACKS_PER_THREAD];
 #pragma unroll
-    for (int h = 0; h < HELD; ++h) {
-        scale[h] = load_pack<N>(gamma + held_column(h));
-        shift[h] = load_pack<N>(beta + held_column(h));
+    for (int h = 0; h < PACKS_PER_THREAD; ++h) {
+        scale[h] = load_pack<N>(gamma + pack_column(h));
+        shift[h] = load_pack<N>(beta + pack_column(h));
     }
     float mean[X], variance[X];
-    moments(value, first_element, mean, variance);
+    row_statistics(value, first_element, mean, variance);
 #pragma unroll
     for (int i = 0; i < X; ++i) {
         const float rstd = rsqrtf(variance[i] + eps);
 #pragma unroll
-        for (int h = 0; h < HELD; ++h) {
+        for (int h = 0; h < PACKS_PER_THREAD; ++h) {
             float y[N];
 #pragma unroll
             for (int j = 0; j < N; ++j) {
                 y[j] = fmaf((value[i][h][j] - mean[i]) * rstd, to_float(scale[h].at[j]), to_float(shift[h].at[j]));
             }
-            if (!held(h) || first + i >= rows) continue;
-            T* to = out + row_start(first + i, rows) + held_column(h);
+            if (!has_pack(h) || first + i >= rows) continue;
+            T* to = out + row_start(first + i, rows) + pack_column(h);
             if (kept) {
                 store_pack(to, to_pack<T>(y));
             } else {

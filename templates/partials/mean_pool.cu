@@ -1,12 +1,12 @@
-// The mean over a sequence's tokens, by one block: GROUPS groups of threads take every GROUPS-th
-// token each, and the first group adds up what they found.
+// Mean over a sequence's tokens by one CTA: each group of threads sums every GROUPS-th token, and the first group adds
+// the partial sums.
 {% include "partials/pool_groups.cu" %}
-// Whether this thread has the means after `mean_pool`.
+// Whether this thread has results after `mean_pool`.
 __device__ __forceinline__ bool in_first_group() { return threadIdx.x < GROUP; }
 
 // `mean` is complete in the first group, and 0 in the others.
 __device__ __forceinline__ void mean_pool(
-    float (&mean)[HELD][N], const T* x, const int* cu_lens, unsigned int sequence) {
+    float (&mean)[PACKS_PER_THREAD][N], const T* x, const int* cu_lens, unsigned int sequence) {
     const int begin = cu_lens[sequence], end = cu_lens[sequence + 1];
     const int group = threadIdx.x / GROUP;
     if (group < GROUPS) {
@@ -14,14 +14,14 @@ __device__ __forceinline__ void mean_pool(
         for (int t = begin + group; t < end; t += GROUPS) {
             const T* from = x + static_cast<long long>(t) * WIDTH;
 #pragma unroll
-            for (int h = 0; h < HELD; ++h) {
-                const Pack<T, N> a = load_pack<N>(from + held_column(h));
+            for (int h = 0; h < PACKS_PER_THREAD; ++h) {
+                const Pack<T, N> a = load_pack<N>(from + pack_column(h));
 #pragma unroll
                 for (int j = 0; j < N; ++j) mean[h][j] += to_float(a.at[j]);
             }
         }
     }
-    if constexpr (GROUPS > 1) {  // then a thread holds one pack
+    if constexpr (GROUPS > 1) {  // then a thread has one pack
         __shared__ float partial[GROUPS][N][GROUP];
         if (group < GROUPS) {
 #pragma unroll
@@ -39,8 +39,8 @@ __device__ __forceinline__ void mean_pool(
     }
     const float share = 1.0f / static_cast<float>(end - begin);
 #pragma unroll
-    for (int h = 0; h < HELD; ++h) {
+    for (int h = 0; h < PACKS_PER_THREAD; ++h) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) mean[h][j] = held(h) ? mean[h][j] * share : 0.0f;
+        for (int j = 0; j < N; ++j) mean[h][j] = has_pack(h) ? mean[h][j] * share : 0.0f;
     }
 }

@@ -1,4 +1,4 @@
-// Reductions of X independent values at once (TurboTransformers 4.1.2, warpAllReduce_XElem).
+// All-reductions of X independent values (TurboTransformers 4.1.2, warpAllReduce_XElem).
 constexpr unsigned int ALL_LANES = 0xffffffffu;
 
 struct Sum {
@@ -6,14 +6,13 @@ struct Sum {
     static __device__ __forceinline__ float of(float a, float b) { return a + b; }
 };
 struct Max {
-    // Finite, so that the difference of two of them is no NaN.
+    // Finite, so that the difference of two identities is no NaN.
     static constexpr float IDENTITY = -3.4028235e38f;
     static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
 };
 
-// Every lane gets all X results, over the LANES (a power of two) that its team has of the warp. The X
-// shuffles of a step are issued back to back, so that no operation waits for the shuffle just
-// before it.
+// Every lane gets all X results over the LANES lanes (a power of two) of its team. The X shuffles of a step are issued
+// back to back, which hides their latency.
 template <typename Op, int LANES = 32, int X> __device__ __forceinline__ void warp_all_reduce_xelem(float (&value)[X]) {
 #pragma unroll
     for (int offset = LANES / 2; offset > 0; offset /= 2) {
@@ -25,8 +24,8 @@ template <typename Op, int LANES = 32, int X> __device__ __forceinline__ void wa
     }
 }
 
-// The same over a team of WARPS warps, which is the whole block where WARPS > 1: one exchange for
-// all X values (`blockReduce_XElem`). Each warp then sums the partial results for itself.
+// The same over a team of WARPS warps, which is the whole CTA if WARPS > 1, with one exchange through shared memory for
+// all X values (`blockReduce_XElem`). Each warp then reduces the partial results for itself.
 template <typename Op, int WARPS, int LANES = 32, int X>
 __device__ __forceinline__ void team_all_reduce_xelem(float (&value)[X]) {
     warp_all_reduce_xelem<Op, LANES>(value);
@@ -42,6 +41,6 @@ __device__ __forceinline__ void team_all_reduce_xelem(float (&value)[X]) {
 #pragma unroll
         for (int i = 0; i < X; ++i) value[i] = part < WARPS ? partial[i][part] : Op::IDENTITY;
         warp_all_reduce_xelem<Op, PARTS>(value);
-        __syncthreads();  // the next reduction may write `partial` again
+        __syncthreads();  // the next reduction may overwrite `partial`
     }
 }

@@ -1,21 +1,20 @@
-// Ragged rows of scores: where each lies.
+// Ragged rows of scores, and the search for them.
 using T = {{ storage }};
-constexpr int N = {{ vector }};  // elements of 16 bytes
+constexpr int N = {{ vector }};  // elements of a 16-byte pack
 constexpr bool MASKED = {{ masked }};
 
 // The scores of one query of one head.
 struct Row {
-    unsigned long long start;  // the first of them
-    unsigned int length;       // 0 past the last query
-    unsigned int valid;        // keys that count: the first ones
+    unsigned long long start;  // index of the first score
+    unsigned int length;       // keys; 0 past the last query
+    unsigned int valid;        // leading keys that are not masked
 };
 
-// The rows of queries first + x · TEAMS + team, x < X, of head blockIdx.y. `first` is one for the
-// whole warp, which has TEAMS teams.
+// Finds the rows of queries first + x · TEAMS + team, x < X, of head blockIdx.y. `first` is uniform over the warp,
+// which has TEAMS teams.
 //
-// Where all sequences are of one length, rows lie one after another and nothing is looked up. Else
-// the warp narrows the sequences by 32 probes at once, until every lane holds one of a window that
-// has all of the warp's rows: one round of loads for up to 32 sequences.
+// If all sequences have the same length, offsets are computed. Else the warp narrows the batch by 32 probes at a time,
+// until its lanes have a window of sequences that contains all of its rows: one round of loads for up to 32 sequences.
 template <int X, int TEAMS>
 __device__ __forceinline__ void find_rows(
     Row (&row)[X], unsigned int first, unsigned int team, const int* cu_lens, const long long* pair_offsets,
@@ -33,8 +32,7 @@ __device__ __forceinline__ void find_rows(
     }
     constexpr unsigned int ROWS = X * TEAMS;
     const unsigned int lane = threadIdx.x % 32;
-    // `first` is in one of the `span` sequences from `low` on. The other rows of the warp are at most
-    // ROWS − 1 sequences later.
+    // `first` is in one of the `span` sequences from `low` on, the warp's other rows at most ROWS − 1 sequences later.
     unsigned int low = 0, span = batch;
     while (batch - low > 32 && span > 33 - ROWS) {
         const unsigned int stride = (span + 31) / 32, probe = lane * stride;
@@ -54,8 +52,8 @@ __device__ __forceinline__ void find_rows(
 #pragma unroll
         for (int t = 0; t < TEAMS; ++t) {
             const int query = first + x * TEAMS + t;
-            const unsigned int holders = __ballot_sync(ALL_LANES, start <= query);
-            if (t == team) owner = __popc(holders) - 1;
+            const unsigned int started = __ballot_sync(ALL_LANES, start <= query);
+            if (t == team) owner = __popc(started) - 1;
         }
         const unsigned int query = first + x * TEAMS + team;
         const bool exists = query < tokens;

@@ -1,6 +1,6 @@
-// A stream of packs: thread `i` of the grid takes packs i, i + threads of the grid, and so on.
+// Grid-stride loop over packs.
 using T = {{ storage }};
-constexpr int N = {{ vector }};  // elements of one access
+constexpr int N = {{ vector }};  // elements of a pack, which is one access
 
 __device__ __forceinline__ unsigned long long first_pack() {
     return static_cast<unsigned long long>(blockIdx.x) * {{ threads }} + threadIdx.x;

@@ -1,4 +1,4 @@
-// N neighbouring elements as one access of N · sizeof(T) bytes: 16 at most, and N a power of two.
+// N neighbouring elements, moved in one access of N · sizeof(T) bytes: N is a power of two, and the bytes at most 16.
 template <typename T, int N> struct alignas(N * sizeof(T)) Pack { T at[N]; };
 
 template <int BYTES> struct Bits;
@@ -7,7 +7,7 @@ template <> struct Bits<4> { using Type = unsigned int; };
 template <> struct Bits<8> { using Type = uint2; };
 template <> struct Bits<16> { using Type = uint4; };
 
-// Through the read-only path: nothing that a kernel reads with this is written by it.
+// Loads through the read-only path (ld.global.nc), so only what the kernel does not write.
 template <int N, typename T> __device__ __forceinline__ Pack<T, N> load_pack(const T* from) {
     using Word = typename Bits<N * sizeof(T)>::Type;
     Pack<T, N> pack;
@@ -20,7 +20,7 @@ template <int N, typename T> __device__ __forceinline__ void store_pack(T* to, c
     *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(&pack);
 }
 
-// Rounds to storage; two 16-bit elements take one conversion.
+// Rounds to storage, two 16-bit elements per conversion.
 template <typename T, int N> __device__ __forceinline__ Pack<T, N> to_pack(const float (&value)[N]) {
     Pack<T, N> pack;
     if constexpr (sizeof(T) == 2 && N % 2 == 0) {

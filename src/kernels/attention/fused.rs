@@ -1,4 +1,4 @@
-//! Attention in one kernel, with the scores on the chip: the short form and the one for any length.
+//! Fused attention, whose scores never reach memory: the short form and the one for any length.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,8 +12,8 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// Short fused attention (ByteTransformer III.E.1): all keys of a sequence at once in shared
-/// memory, for sequences of at most `max_len`.
+/// Short fused attention (ByteTransformer III.E.1): all keys of a sequence are resident in shared memory, for sequences
+/// of at most `max_len` tokens.
 ///
 /// `q`, `k`, `v`, `cu_lens` → `out [tokens, heads·head]`, softmax of `scale · q·kᵀ` times `v`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,15 +40,15 @@ pub struct MhaOnline {
     pub dtype: DType,
 }
 
-/// Shared memory that a block may have on every target; sm_86 and sm_89 have the least.
+/// Bytes of shared memory that a CTA may have on every target; sm_86 and sm_89 have the least.
 pub(super) const SHARED_LIMIT: u32 = 99 * 1024;
-/// Keys that the short kernel multiplies, or skips, together.
+/// Keys that the short kernel computes or skips as one.
 const KEY_STEP: u32 = 32;
-/// Most keys of the short kernel. Half as many registers hold the scores of a warp's 16 queries.
+/// Upper bound on keys of the short kernel. Scores of a warp's 16 queries take half as many registers per thread.
 const SHORT_LIMIT: u32 = 256;
 
 impl MhaShort {
-    /// What the kernel for any length computes, for sequences of at most `max_len` tokens.
+    /// The attention of `plain`, for sequences of at most `max_len` tokens.
     pub fn of(plain: &MhaOnline, max_len: u32) -> Self {
         Self {
             heads: plain.heads,
@@ -62,9 +62,9 @@ impl MhaShort {
         }
     }
 
-    /// The largest `max_len` for a head size: all of a sequence's keys and values, and a tile of
-    /// queries, fit 99 KiB of shared memory, and the scores fit registers. 0 where the head size
-    /// is none that the kernel takes. In f32, which reads keys tile by tile, only the latter holds.
+    /// The largest `max_len` for a head size: all keys and values of a sequence and a query tile fit 99 KiB of shared
+    /// memory, and the scores fit registers. 0 if the head size is not supported. f32 streams key tiles, so the limit
+    /// is the constant alone.
     pub fn max_len_for(head: u32, dtype: DType) -> u32 {
         if check_head(head).is_err() {
             return 0;
@@ -107,7 +107,7 @@ impl MhaShort {
             return Tiling::simt(self.head);
         }
         let keys = self.max_len.next_multiple_of(KEY_STEP);
-        // Short sequences leave half of a larger tile empty.
+        // Sequences of at most 32 tokens would leave half of a larger tile empty.
         let rows = if keys <= 32 { 32 } else { 64 };
         Tiling {
             template: "mha_short",
@@ -115,7 +115,7 @@ impl MhaShort {
             keys,
             threads: rows * 2,
             m_tiles: 1,
-            hold_q: self.head <= 128,
+            q_in_regs: self.head <= 128,
             shared_bytes: (rows + 2 * keys) * row_bytes(self.head, self.dtype),
         }
     }
@@ -137,13 +137,13 @@ impl MhaOnline {
         }
     }
 
-    /// Two 16-row tiles a warp halve the reads of shared memory per product, as long as the
-    /// accumulators leave room for them. Larger heads have fewer rows and shorter key tiles.
+    /// Two 16-row tiles per warp halve the shared-memory reads per MMA, as long as the accumulators leave registers for
+    /// them. Larger heads have smaller query and key tiles.
     fn plan(&self) -> Tiling {
         if self.dtype == DType::F32 {
             return Tiling::simt(self.head);
         }
-        let (m_tiles, keys, hold_q) = match self.head {
+        let (m_tiles, keys, q_in_regs) = match self.head {
             ..=64 => (2, 64, true),
             65..=128 => (1, 64, true),
             _ => (1, 32, false),
@@ -155,29 +155,29 @@ impl MhaOnline {
             keys,
             threads: 128,
             m_tiles,
-            hold_q,
+            q_in_regs,
             shared_bytes: (rows + 4 * keys) * row_bytes(self.head, self.dtype),
         }
     }
 }
 
-/// How a fused kernel is cut.
+/// Tiling of a fused kernel.
 pub(super) struct Tiling {
     pub template: &'static str,
-    /// Queries of a block.
+    /// Queries of a CTA.
     pub rows: u32,
-    /// Keys in shared memory at once, for one of the two buffers where there are two.
+    /// Keys of a stage in shared memory.
     pub keys: u32,
     threads: u32,
     /// 16-row tiles of a warp.
     pub m_tiles: u32,
-    /// Whether a warp keeps its queries in registers.
-    pub hold_q: bool,
+    /// Whether a warp keeps its Q fragments in registers.
+    pub q_in_regs: bool,
     shared_bytes: u32,
 }
 
 impl Tiling {
-    /// The f32 kernel's: queries, keys, values, and the probabilities of a tile.
+    /// The f32 kernel's tiling. Shared memory holds queries, keys, values and the probabilities of a key tile.
     fn simt(head: u32) -> Self {
         let rows = 32;
         let shared =
@@ -189,12 +189,12 @@ impl Tiling {
             keys,
             threads: 128,
             m_tiles: 1,
-            hold_q: false,
+            q_in_regs: false,
             shared_bytes: shared(keys),
         }
     }
 
-    /// Numbers are given to tiles so that a sequence's first is `start / rows + its index`.
+    /// Tile indices leave gaps, so that sequence `i` begins at `start / rows + i` without a prefix sum over tiles.
     fn launch(&self, extents: &Extents, heads: u32) -> Launch {
         let tiles = extents.tokens / u64::from(self.rows) + extents.batch;
         Launch {
@@ -206,14 +206,14 @@ impl Tiling {
     }
 }
 
-/// Batches for every fused kernel: also lengths around the edges of tiles, and many sequences.
+/// Batches for every fused kernel: the standard ones, lengths around the edges of tiles, and many sequences.
 pub(super) fn edge_cases() -> Vec<Case> {
     let mut cases = Case::standard();
     cases.push(Case::new(
         "tile_edges",
         &[15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129],
     ));
-    // More sequences than a warp looks through at once.
+    // More sequences than the 32 that a warp searches at once.
     let many: Vec<u32> = (0..70).map(|i| 1 + i * 5 % 37).collect();
     cases.push(Case::new("many", &many));
     cases
@@ -255,7 +255,7 @@ impl Kernel for MhaShort {
         self.operands().reference(extents, reads)
     }
 
-    /// Only sequences that the kernel takes, and up to the longest of them.
+    /// Only supported lengths, up to the longest.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         cases.push(Case {

@@ -1,9 +1,9 @@
-//! Attention of long sequences as two grouped GEMMs with the softmax between them taken apart
-//! (ByteTransformer III.E.2, figures 5 to 8): scores with partial reductions in the epilogue, the
-//! full reduction, and the context with the weights computed in the main loop.
+//! Attention of long sequences as two grouped GEMMs, with softmax split between them (ByteTransformer III.E.2, figures
+//! 5 to 8): scores with partial reductions in the epilogue, the full reduction, and the context with weights computed
+//! in the mainloop.
 //!
-//! Scores are ragged as those of the unfused kernels, but rows of `n` are `n` rounded up to 8 apart,
-//! so that each starts at a multiple of 16 bytes. [`Layout`] says where.
+//! Scores are ragged as in the unfused kernels, but the pitch of a row of `n` is `n` rounded up to 8, so that each row
+//! starts at a multiple of 16 bytes ([`Layout`]).
 
 mod context;
 mod reduce;
@@ -23,20 +23,20 @@ pub(super) use context::{Plan as ContextPlan, tensor_core_plan};
 pub use reduce::MhaLongReduce;
 pub use scores::MhaLongScores;
 
-/// Keys of a tile.
+/// Keys of a key tile.
 const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 
-/// CTAs of a grouped GEMM for each SM: they are persistent, and this divides evenly over SMs that hold one, two or four of
-/// them. What a CTA needs to start is small beside the tiles that it takes.
+/// Persistent CTAs of a grouped GEMM per SM: a multiple of the one, two or four that are resident at once. The prologue
+/// of a CTA is short beside its tiles.
 const CTAS_PER_SM: u64 = 4;
 
-/// Where the tensors between the three kernels hold what, for one batch. A sequence is named by what
-/// lies before it: the sum of the squared lengths, `pairs`, and that of the lengths, `tokens`.
+/// Layout of the tensors between the three kernels, for one batch. A sequence is identified by two sums over the
+/// sequences before it: of squared lengths, `pairs`, and of lengths, `tokens`.
 ///
-/// Starts are quotients of these sums rather than sums of quotients, so that no prefix sum is
-/// needed. That leaves elements which belong to no row: they are never written, and never read.
+/// Starts are quotients of these sums rather than sums of quotients, so that no prefix sum is needed. That leaves gaps
+/// between sequences, which are neither written nor read.
 pub struct Layout {
-    /// Elements of a head.
+    /// Elements of a head's scores.
     scores: usize,
     partials: usize,
 }
@@ -50,43 +50,44 @@ impl Layout {
         }
     }
 
-    /// Elements from one row of scores of a sequence of `len` tokens to the next.
+    /// Row pitch of the scores of a sequence of `len` tokens, in elements.
     pub fn pitch(len: usize) -> usize {
         len.next_multiple_of(8)
     }
 
-    /// Tiles of keys of a sequence of `len` tokens.
+    /// Key tiles of a sequence of `len` tokens.
     pub fn tiles(len: usize) -> usize {
         len.div_ceil(KEY_TILE as usize)
     }
 
-    /// Index of the first score of a head and sequence. Row `i` is `i` pitches from there.
+    /// Index of the first score of a head and sequence. Row `i` begins `i` pitches from there.
     pub fn scores(&self, head: usize, pairs: usize, tokens: usize) -> usize {
         head * self.scores + score_start(pairs, tokens)
     }
 
-    /// Index of the first partial (a maximum and a sum) of a head and sequence. Row `i` has those of
-    /// its tiles from `i · tiles` on.
+    /// Index of the first partial (row maximum and row sum of a key tile) of a head and sequence. Row `i` has its
+    /// partials from `i · tiles` on.
     pub fn partials(&self, head: usize, pairs: usize, tokens: usize) -> usize {
         head * self.partials + partial_start(pairs, tokens)
     }
 }
 
-/// A multiple of 8. With n tokens more, it grows by at least n rows of n rounded up to 8.
+/// Start of a sequence's scores, a multiple of 8. A sequence of n tokens advances it by at least n rows of n rounded up
+/// to 8.
 fn score_start(pairs: usize, tokens: usize) -> usize {
     pairs / 8 * 8 + tokens * 8
 }
 
-/// With n tokens more, it grows by at least n rows of ⌈n / 128⌉.
+/// Start of a sequence's partials. A sequence of n tokens advances it by at least n rows of ⌈n / 128⌉.
 fn partial_start(pairs: usize, tokens: usize) -> usize {
     pairs / KEY_TILE as usize + tokens
 }
 
-/// One head of one sequence.
+/// A problem of the grouped GEMM: one head of one sequence.
 #[derive(Clone, Copy)]
 struct Problem {
     head: usize,
-    /// What lies before the sequence.
+    /// Squared lengths, and tokens, of the sequences before this one.
     pairs: usize,
     tokens: usize,
     len: usize,
@@ -106,8 +107,7 @@ fn problems(heads: u32, cu_lens: &[i64], pair_offsets: &[i64]) -> Vec<Problem> {
         .collect()
 }
 
-/// `[heads, pairs + 8·tokens]`: room for rows that are up to 7 elements longer than their sequence,
-/// and for starts that are rounded down.
+/// `[heads, pairs + 8·tokens]`: row pitches are up to 7 elements longer than rows, and starts are rounded down.
 pub fn scores_shape(heads: u32) -> Shape {
     let padding = &Size::constant(8) * &Size::from(Symbol::Tokens);
     Shape::new([
@@ -116,12 +116,12 @@ pub fn scores_shape(heads: u32) -> Shape {
     ])
 }
 
-/// `[heads, key_tiles, 2]`: a maximum and a sum for each row and tile of keys.
+/// `[heads, key_tiles, 2]`: row maximum and row sum for each row and key tile.
 pub fn partials_shape(heads: u32) -> Shape {
     pairs_of_reals(heads, Symbol::KeyTiles)
 }
 
-/// `[heads, tokens, 2]`: a maximum and a sum for each row.
+/// `[heads, tokens, 2]`: row maximum and row sum.
 pub fn statistics_shape(heads: u32) -> Shape {
     pairs_of_reals(heads, Symbol::Tokens)
 }
@@ -130,7 +130,7 @@ fn pairs_of_reals(heads: u32, rows: Symbol) -> Shape {
     Shape::new([Size::constant(heads.into()), rows.into(), Size::constant(2)])
 }
 
-/// A launch for at most so many tiles of each head.
+/// A persistent launch for at most `tiles_of_head` tiles per head.
 pub(super) fn visitor_launch(
     tiles_of_head: u64,
     heads: u32,
@@ -147,8 +147,8 @@ pub(super) fn visitor_launch(
     }
 }
 
-/// What the templates of grouped GEMMs read besides their own. A tile has so many rows and keys, or
-/// all keys where it is not `tile_keys`.
+/// Constants that `partials/attention_visitor.cu` and its includers read. A tile has `rows` queries, and `keys` keys if
+/// `tile_keys`, else all keys.
 pub(super) fn visitor_constants(
     heads: u32,
     [rows, keys]: [u32; 2],
@@ -164,20 +164,20 @@ pub(super) fn visitor_constants(
     ])
 }
 
-/// At least ⌈n / rows⌉ · ⌈n / keys⌉, summed over the sequences.
+/// Upper bound on Σ ⌈n / rows⌉ · ⌈n / keys⌉ over the sequences.
 pub(super) fn most_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
     let (rows, keys) = (u64::from(rows), u64::from(keys));
     let whole = extents.pairs / (rows * keys) + extents.tokens / rows + extents.tokens / keys;
     whole + 3 + extents.batch
 }
 
-/// Batches that all three kernels are checked on.
+/// Batches for all three kernels.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
-    // More tiles than 32 for each block, where there are twelve heads, and many sequences to pass.
+    // More than 32 tiles per CTA at twelve heads, and many windows of sequences for the visitor.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
-    // More than eight tiles of keys.
+    // More than eight key tiles.
     cases.push(Case::new("long", &[1100, 3, 257]));
     cases
 }

@@ -1,4 +1,4 @@
-//! What the fused kernels have in common: operands, their checks, and the definition.
+//! Operands of the fused kernels, their checks, and the definition of attention that they share.
 
 use rayon::prelude::*;
 
@@ -18,12 +18,12 @@ use crate::{
 /// Largest head size of the fused kernels.
 const HEAD_LIMIT: u32 = 256;
 
-/// What both fused kernels read.
+/// The parameters of fused attention.
 pub(super) struct Operands {
     pub heads: u32,
     pub head: u32,
     pub scale: f32,
-    /// Of q, k and v.
+    /// The views of q, k and v.
     pub views: [HeadView; 3],
     pub dtype: DType,
 }
@@ -44,7 +44,7 @@ impl Operands {
         check_views(self.heads, self.head, self.dtype, &self.named())
     }
 
-    /// The end of a symbol, after what tells the kernel's own sizes.
+    /// The last part of a symbol, after the kernel's own sizes.
     pub fn suffix(&self) -> String {
         views_suffix(self.width(), &self.named())
             + &scale_suffix(self.scale, usual_scale(self.head))
@@ -60,7 +60,7 @@ impl Operands {
             ("rows", tiling.rows.into()),
             ("keys", tiling.keys.into()),
             ("m_tiles", tiling.m_tiles.into()),
-            ("hold_q", tiling.hold_q.into()),
+            ("q_in_regs", tiling.q_in_regs.into()),
             ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
             ("out_stride", self.width().into()),
             ("q_origin", q.origin(self.head).into()),
@@ -89,7 +89,7 @@ impl Operands {
         all
     }
 
-    /// In f64 throughout; sequences and heads in parallel.
+    /// Computed in f64 throughout; sequences and heads run in parallel.
     pub fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (q, k, v) = (reads[0].real(), reads[1].real(), reads[2].real());
         let [q_view, k_view, v_view] = self.views;
@@ -157,7 +157,7 @@ impl Operands {
     }
 }
 
-/// Elements of a row in shared memory: 16-bit products take 16 at a time.
+/// Elements of a row in shared memory: the k extent of a 16-bit MMA is 16.
 pub(super) fn row(head: u32, dtype: DType) -> u32 {
     if dtype == DType::F32 {
         head
@@ -166,7 +166,7 @@ pub(super) fn row(head: u32, dtype: DType) -> u32 {
     }
 }
 
-/// Bytes from one row in shared memory to the next.
+/// Row pitch in shared memory, in bytes: 16 more than a row, against bank conflicts.
 pub(super) fn row_bytes(head: u32, dtype: DType) -> u32 {
     row(head, dtype) * dtype.bytes() as u32 + 16
 }

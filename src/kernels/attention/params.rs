@@ -1,4 +1,4 @@
-//! The parameters that kernels of this room have in common.
+//! Parameters that the attention kernels share.
 
 use super::HeadView;
 use crate::{
@@ -45,7 +45,7 @@ fn bounds() -> Shape {
     Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)])
 }
 
-/// `batch`, and `tokens` where a view's addresses depend on it.
+/// `batch`, and `tokens` if addresses of a view depend on it.
 pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
     let mut counts = vec![count("batch", Symbol::Batch)];
     if views.contains(&HeadView::HeadMajor) {
@@ -54,7 +54,7 @@ pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
     counts
 }
 
-/// What tells whether all sequences are of one length, and where its rows then are.
+/// The counts that tell whether all sequences have the same length, from which row offsets are then computed.
 pub(super) fn batch_counts() -> [Param; 3] {
     [
         count("batch", Symbol::Batch),

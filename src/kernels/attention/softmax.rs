@@ -1,8 +1,8 @@
-//! The softmax between the two products of unfused attention, over ragged rows of scores.
+//! The softmax between the two matrix products of unfused attention, over ragged rows of scores.
 //!
-//! A row is as long as its sequence and starts at any element. A team of lanes reads it once, by 16
-//! bytes from multiples of 16 on, holds it in registers, and reduces X rows together
-//! (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
+//! A row is as long as its sequence and starts at any element. A team of lanes reads it once, in aligned packs of 16
+//! bytes, keeps it in registers, and interleaves the reductions of X rows (TurboTransformers 4.1.2,
+//! `warpAllReduce_XElem` and its block-level form).
 
 use serde::{Deserialize, Serialize};
 
@@ -26,41 +26,38 @@ pub struct AttentionSoftmax {
     pub heads: u32,
     pub scale: f32,
     pub dtype: DType,
-    /// Whether keys from `valid_lens` of their sequence on have probability 0: softmax over padded
-    /// rows.
+    /// Whether keys from `valid_lens` of their sequence on are masked (probability 0), as in padded rows.
     pub masked: bool,
     pub form: SoftmaxForm,
 }
 
-/// How rows are spread over lanes.
+/// How rows are distributed over lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SoftmaxForm {
-    /// A team of lanes reads `x_rows` rows once and holds them in registers: part of a warp, a
-    /// warp, or from 64 lanes on a whole block.
+    /// A team of lanes reads `x_rows` rows once and keeps them in registers: part of a warp, a warp, or from 64 lanes
+    /// on a whole CTA.
     Held {
         /// A power of two from 4 to 1024.
         lanes: u32,
-        /// Rows that a team reduces together: 1, 2 or 4.
+        /// Rows of a team, whose reductions interleave: 1, 2 or 4.
         x_rows: u32,
         /// Longest sequence.
         max_len: u32,
     },
-    /// A block reads a row twice, of any length: maximum and sum come from one pass (online softmax,
-    /// Milakov and Gimelshein 2018), the results from the other.
+    /// A CTA reads a row of any length twice: row maximum and row sum take one pass (online softmax, Milakov and
+    /// Gimelshein 2018), the result another.
     Streamed,
 }
 
-/// Threads of a block where a team is a warp or less. Small blocks spread few rows over more
-/// multiprocessors.
+/// Threads of a CTA if a team is a warp or less. Small CTAs spread few rows over more SMs.
 const WARP_TEAM_THREADS: u32 = 128;
-/// Threads of a block that streams a row.
+/// Threads of a CTA of the streamed form.
 const STREAMED_THREADS: u32 = 256;
-/// Elements that a thread holds at most, over all of its rows.
-const MAX_HELD: u32 = 64;
+/// Upper bound on elements in a thread's registers, over all of its rows.
+const MAX_PER_THREAD: u32 = 64;
 
-/// What serves each length in [`AttentionSoftmax::variants`]: lanes, X and the longest row. A row
-/// that starts anywhere covers up to one pack more than its length, and lengths are what then fills
-/// the team's packs of eight 16-bit elements.
+/// Default dispatch of [`AttentionSoftmax::variants`]: lanes, X and the longest row. A row that starts anywhere touches
+/// up to one pack more than its length, and the lengths fill a team's packs of eight 16-bit elements.
 const LADDER: [(u32, u32, u32); 5] = [
     (4, 1, 24),
     (16, 2, 120),
@@ -83,8 +80,8 @@ impl SoftmaxForm {
                     && lanes.is_power_of_two()
                     && (4..=1024).contains(&lanes)
                     && [1, 2, 4].contains(&x_rows)
-                    && (1..=lanes * MAX_HELD).contains(&max_len)
-                    && packs(max_len, lanes, dtype) * vector(dtype) * x_rows <= MAX_HELD
+                    && (1..=lanes * MAX_PER_THREAD).contains(&max_len)
+                    && packs(max_len, lanes, dtype) * vector(dtype) * x_rows <= MAX_PER_THREAD
             }
         };
         match fits {
@@ -93,7 +90,7 @@ impl SoftmaxForm {
         }
     }
 
-    /// The longest sequence that it takes; `None` for any.
+    /// The longest sequence that the form supports; `None` for any.
     pub fn max_len(self) -> Option<u32> {
         match self {
             Self::Held { max_len, .. } => Some(max_len),
@@ -109,7 +106,7 @@ impl SoftmaxForm {
         }
     }
 
-    /// Rows of a block.
+    /// Rows of a CTA.
     fn rows(self) -> u32 {
         match self {
             Self::Held { lanes, x_rows, .. } => self.threads() / lanes * x_rows,
@@ -118,19 +115,19 @@ impl SoftmaxForm {
     }
 }
 
-/// Elements of one access.
+/// Elements of a pack, which is one 16-byte access.
 fn vector(dtype: DType) -> u32 {
     16 / dtype.bytes() as u32
 }
 
-/// Packs that each lane holds of a row of `max_len` elements that starts anywhere in a pack.
+/// Packs per lane of a row of `max_len` elements that starts anywhere in a pack.
 fn packs(max_len: u32, lanes: u32, dtype: DType) -> u32 {
     let n = vector(dtype);
     (max_len + n - 1).div_ceil(n).div_ceil(lanes)
 }
 
 impl AttentionSoftmax {
-    /// Without a mask, for any length.
+    /// The streamed form, for any length, without a mask.
     pub fn new(heads: u32, scale: f32, dtype: DType) -> Self {
         Self {
             heads,
@@ -141,13 +138,13 @@ impl AttentionSoftmax {
         }
     }
 
-    /// The kernels for every length, without a mask: each serves batches whose longest sequence has
-    /// at most that many tokens; the last serves all the rest.
+    /// Kernels for every length, without a mask: each supports batches whose longest sequence has at most that many
+    /// tokens, and the last all others.
     pub fn variants(heads: u32, scale: f32, dtype: DType) -> Vec<(Option<u64>, Self)> {
         Self::new(heads, scale, dtype).by_length()
     }
 
-    /// As [`AttentionSoftmax::variants`], with this kernel's mask.
+    /// [`AttentionSoftmax::variants`] with this kernel's mask.
     pub fn by_length(&self) -> Vec<(Option<u64>, Self)> {
         let held = LADDER.map(|(lanes, x_rows, max_len)| {
             let form = SoftmaxForm::Held {
@@ -169,8 +166,8 @@ impl AttentionSoftmax {
             .collect()
     }
 
-    /// Every form that may take the place of this kernel's: it takes the same lengths, each team has
-    /// work for at least half of its lanes, and rows fit in registers. Streaming is the last.
+    /// Every form that may replace this kernel's: it supports the same lengths, at least half of a team's lanes have
+    /// work, and rows fit in registers. The streamed form is the last.
     pub fn candidates(&self) -> Vec<Self> {
         let mut forms = Vec::new();
         if let Some(max_len) = self.form.max_len() {
@@ -200,8 +197,8 @@ impl AttentionSoftmax {
 }
 
 impl AttentionSoftmax {
-    /// `scale · log2(e)`. A scale of 0 would make NaN of the −∞ that stands for a key without a score:
-    /// the least normal number gives equal probabilities to all scores below 10³⁰ as well.
+    /// `scale · log2(e)`. A scale of 0 would turn the −∞ of a masked key into NaN; the smallest normal number gives equal
+    /// probabilities to all scores below 10³⁰ as well.
     fn scale_log2(&self) -> f32 {
         match scale_log2(self.scale) {
             0.0 => f32::MIN_POSITIVE,
@@ -255,7 +252,7 @@ impl Kernel for AttentionSoftmax {
         {
             constants.insert("lanes", lanes.into());
             constants.insert("x_rows", x_rows.into());
-            constants.insert("held", packs(max_len, lanes, self.dtype).into());
+            constants.insert("packs", packs(max_len, lanes, self.dtype).into());
         }
         constants
     }
@@ -315,7 +312,7 @@ impl Kernel for AttentionSoftmax {
         vec![HostTensor::Real(out)]
     }
 
-    /// Lengths around the edges of packs, teams and blocks, as far as the form takes them.
+    /// Lengths around the edges of packs, teams and CTAs, as far as the form supports them.
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         cases.push(Case::new("every_start", &(1..=17).collect::<Vec<u32>>()));
@@ -323,7 +320,7 @@ impl Kernel for AttentionSoftmax {
         let edges = [16u32, 24, 32, 64, 120, 128, 256, 504, 512];
         let around: Vec<u32> = edges.iter().flat_map(|&n| [n + 1, n, n - 1]).collect();
         cases.push(Case::new("pack_edges", &around));
-        // More sequences than a warp looks through at once, then than in two rounds.
+        // More sequences than a warp searches at once, and more than it searches in two rounds.
         for (name, n) in [("many", 70), ("very_many", 1100)] {
             let lens: Vec<u32> = (0..n).map(|i| 1 + i * 5 % 13).collect();
             cases.push(Case::new(name, &lens));
@@ -334,7 +331,7 @@ impl Kernel for AttentionSoftmax {
             let lens = [longest, 1, longest.saturating_sub(1), longest];
             cases.push(Case::new("longest", &lens));
         } else if self.heads <= 2 {
-            // The square of a long sequence, for each head, is what the reference has to compute.
+            // The reference's time grows with the square of the length, for each head.
             cases.push(Case::new("longest", &[3, longest.min(3001)]));
         }
         for case in &mut cases {
@@ -353,7 +350,7 @@ impl Kernel for AttentionSoftmax {
     }
 }
 
-/// Every form that is picked by length, with and without a mask, and others that a tuner may pick.
+/// Every form of the default dispatch, with and without a mask, and others that a tuner may choose.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let plain = AttentionSoftmax::new(2, 1.0, dtype);
     let masked = AttentionSoftmax {

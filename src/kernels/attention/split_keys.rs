@@ -1,4 +1,4 @@
-//! Attention of few tokens: the warps of a block share out the keys of a small tile of queries.
+//! Attention for few tokens: the warps of a CTA split the keys of a small query tile.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,21 +19,22 @@ use crate::{
 /// Fused attention of sequences of at most [`MhaSplitKeys::MAX_LEN`] tokens, in f16 or bf16, for batches of few tokens.
 /// Operands as [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
 ///
-/// Each warp of a block weighs a part of the keys with the maximum of its own part, and the sums are joined with
-/// what these maxima differ by (FlashDecoding's split of keys, in one block).
+/// Each warp of a CTA computes softmax and output over its part of the keys with the row maximum of that part; the
+/// partial outputs are then rescaled to the common maximum and added (FlashDecoding's split of the keys, within one
+/// CTA).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaSplitKeys {
     /// The same attention for sequences of any length, which is its definition.
     pub plain: MhaOnline,
 }
 
-/// Queries of a block, and keys of each of its warps.
+/// Queries of a CTA, and keys of each of its warps.
 const ROWS: u32 = 16;
 const WARPS: u32 = 4;
 
 impl MhaSplitKeys {
-    /// The longest sequence: all of its keys are in registers at once. Two steps of keys for each warp, so twice as
-    /// many, were slower than warpgroup products.
+    /// The longest sequence: all of its keys are in registers at once. Two steps of keys per warp, for twice the
+    /// length, measured slower than the WGMMA kernel.
     pub const MAX_LEN: u32 = WARPS * ROWS;
 
     /// Whether the kernel can be generated as described.
@@ -96,7 +97,7 @@ impl Kernel for MhaSplitKeys {
         self.plain.params()
     }
 
-    /// Numbers are given to tiles as by the other fused kernels; the heads of a tile are neighbours.
+    /// Tile indices as in the other fused kernels, with the head as the fastest dimension.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
         Launch::of_blocks(
@@ -114,8 +115,8 @@ impl Kernel for MhaSplitKeys {
         self.plain.reference(extents, reads)
     }
 
-    /// Only sequences that it takes. One of each length around the edges of products and of warps' parts, as most of
-    /// what it is launched for is one sequence.
+    /// Only supported lengths. Single sequences, for which the kernel is mostly launched, of lengths around the edges
+    /// of MMAs and of the warps' parts.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         for length in [5, 8, 16, 17, 33, 40, 48, 63, 64] {
@@ -134,7 +135,7 @@ impl Kernel for MhaSplitKeys {
     }
 }
 
-/// Both head sizes in both storage types, out of one tensor and out of three.
+/// Both head sizes in both storage types, with Q, K, V merged in one tensor and apart.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_the_heads_of_each_16_queries() {
+    fn ctas_are_the_heads_of_each_16_queries() {
         let blocks = |lens: &[u32]| {
             let extents = Extents::of(lens).expect("a batch");
             kernel(64)

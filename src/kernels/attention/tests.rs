@@ -196,7 +196,7 @@ fn softmax_candidates_are_possible_distinct_and_take_the_same_lengths() {
             }
         }
     }
-    // Part of a warp, a warp, and a block for a row of 500.
+    // Part of a warp, a warp, and a CTA per row of 500.
     let form = SoftmaxForm::Held {
         lanes: 32,
         x_rows: 1,
@@ -324,7 +324,7 @@ fn the_unfused_pieces_together_are_the_fused_attention() {
 
 #[test]
 fn every_tile_of_every_sequence_has_a_number_in_the_grid_and_no_two_share_one() {
-    // What `find_tile` does, for the numbering that the launch is sized by.
+    // Model of `find_tile`, with the tile indices that the grid is sized by.
     let batches = [
         vec![1],
         vec![64; 5],

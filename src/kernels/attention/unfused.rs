@@ -1,8 +1,8 @@
-//! The two products of attention in three kernels, with the scores in memory: what runs when fusing
-//! is off, and the oracle of the fused kernels. The softmax between them is in `softmax.rs`.
+//! Unfused attention: the two matrix products, with the scores in memory. They run if fusion is off, and are the oracle
+//! of the fused kernels. The softmax between them is in `softmax.rs`.
 //!
-//! Where tensor cores can do it, both are grouped GEMMs over all heads and sequences, which is what
-//! a batched GEMM of a library is for sequences of one length; else one thread makes each result.
+//! On tensor cores both are grouped GEMMs over all heads and sequences, the ragged form of a library's batched GEMM;
+//! operands that tensor cores cannot read have one thread per result.
 
 #[cfg(test)]
 mod tests;
@@ -47,36 +47,36 @@ pub struct AttentionContext {
     pub dtype: DType,
 }
 
-/// Threads of a block of both kernels without tensor cores.
+/// Threads of a CTA of both kernels without tensor cores.
 const SIMT_THREADS: u32 = 256;
 
-/// Whether 16-bit products can read heads of this size 16 bytes at a time.
+/// Whether 16-bit MMAs can read heads of this size 16 bytes at a time.
 fn suits_tensor_cores(head: u32, dtype: DType, views: [HeadView; 2]) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
         && check_head(head).is_ok()
         && views.iter().all(|view| view.is_aligned(head, 8))
 }
 
-/// How scores are cut for tensor cores.
+/// Tiling of scores for tensor cores.
 struct ScoresPlan {
     /// Queries and keys of a tile.
     tile: [u32; 2],
     threads: u32,
-    /// Tiles whose operands are in shared memory.
+    /// Operand tiles in shared memory.
     stages: u32,
     min_blocks: u32,
     shared_bytes: u32,
 }
 
 impl AttentionScores {
-    /// Whether products are made by tensor cores: 16-bit storage, a head size and views that can be
-    /// read 16 bytes at a time, and an accumulator that fits the registers.
+    /// Whether the kernel uses tensor cores: 16-bit storage, a head size and views that can be read 16 bytes at a time,
+    /// and accumulators that fit the registers.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.q, self.k])
     }
 
-    /// Small tiles, because sequences are short and their last tiles are not full; several blocks of
-    /// a multiprocessor hide each other's waiting. Heads of more than 160 leave room for one stage.
+    /// Small tiles, because sequences are short and their last tiles partial; several CTAs per SM hide each other's
+    /// latency. Head sizes above 160 leave room for one stage.
     fn plan(&self) -> ScoresPlan {
         let [rows, keys] = [64, 64];
         let stage = (rows + keys) * row_bytes(self.head, self.dtype);
@@ -97,8 +97,8 @@ impl AttentionScores {
 }
 
 impl AttentionContext {
-    /// Whether products are made by tensor cores: 16-bit storage, a head size and views that can be
-    /// read and written 16 bytes at a time, and an accumulator that fits the registers.
+    /// Whether the kernel uses tensor cores: 16-bit storage, a head size and views that can be read and written 16
+    /// bytes at a time, and accumulators that fit the registers.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.v, self.out])
     }
@@ -112,7 +112,7 @@ pub(super) fn pairs_shape(heads: u32) -> Shape {
     Shape::new([Size::constant(heads.into()), Size::from(Symbol::Pairs)])
 }
 
-/// One thread for each result, as far as a grid goes.
+/// One thread per result, up to the largest grid.
 fn simt_launch(results: u64, heads: u32) -> Launch {
     let blocks = results.div_ceil(SIMT_THREADS.into());
     Launch {
@@ -122,19 +122,19 @@ fn simt_launch(results: u64, heads: u32) -> Launch {
     }
 }
 
-/// Batches for both kernels: tile edges, many sequences, and rows of several tiles that start at
-/// every element of 16 bytes.
+/// Batches for both kernels: tile edges, many sequences, and rows of several tiles that start at every offset modulo 16
+/// bytes.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
     cases.push(Case::new("long", &[700, 3]));
     cases.push(Case::new("odd_rows", &[193, 131, 7, 259]));
-    // More tiles than 32 for each block where there are twelve heads.
+    // More than 32 tiles per CTA at twelve heads.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     cases
 }
 
-/// Half a unit in the last place of a value that is stored in `dtype`, twice over.
+/// Relative bound for a value stored in `dtype`: twice half a unit in the last place.
 pub(super) fn rounding(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 1e-3,
@@ -143,7 +143,7 @@ pub(super) fn rounding(dtype: DType) -> f32 {
     }
 }
 
-/// Instances of both kernels in both forms, whatever the storage type.
+/// Instances of both kernels, with and without tensor cores.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let pair = |heads, head, scale, [q, k, v, out]: [HeadView; 4]| {
         let scores = AttentionScores {
@@ -166,7 +166,7 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
     let merged = |width: u32| [0, 1, 2].map(|i| columns(i * width, 3 * width));
     let mut all = Vec::new();
-    // Every tiling: one stage or two, rows that are no multiple of 16 elements, one row tile or two.
+    // Every tiling: one stage or two, head sizes that are no multiple of 16, one 16-row tile per warp or two.
     let sizes = [
         (12, 64),
         (12, 32),
@@ -185,7 +185,7 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     for view in [HeadView::HeadMajor, columns(0, 160)] {
         all.extend(pair(4, 40, usual_scale(40), [view; 4]));
     }
-    // What tensor cores do not take: odd sizes, rows that start anywhere, large heads.
+    // Not for tensor cores: odd sizes, unaligned rows, large heads.
     let [q, k, v] = merged(51);
     all.extend(pair(3, 17, 0.5, [q, k, v, columns(0, 51)]));
     let from_4 = columns(4, 36);
@@ -379,7 +379,7 @@ impl Kernel for AttentionContext {
             role: Role::Read {
                 dtype: self.dtype,
                 shape: pairs_shape(self.heads),
-                // As large as the probabilities of some twenty keys.
+                // The magnitude of probabilities over some twenty keys.
                 fill: Fill::WEIGHT,
             },
         };
@@ -399,7 +399,7 @@ impl Kernel for AttentionContext {
             return simt_launch(extents.tokens * u64::from(self.head), self.heads);
         }
         let plan = self.plan();
-        // ⌈n / rows⌉, summed over the sequences, is at most this.
+        // An upper bound on Σ ⌈n / rows⌉ over the sequences.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         visitor_launch(
             of_head,

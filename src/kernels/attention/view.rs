@@ -12,7 +12,7 @@ pub enum HeadView {
 }
 
 impl HeadView {
-    /// Shape of the whole tensor that the view looks into.
+    /// Shape of the whole tensor.
     pub fn shape(self, heads: u32, head: u32) -> Shape {
         let tokens = Size::from(Symbol::Tokens);
         match self {
@@ -46,7 +46,7 @@ impl HeadView {
         }
     }
 
-    /// First column of the first head, where the view is one of columns.
+    /// First column of the first head of a token-major view; 0 for a head-major one.
     pub(super) fn column(self) -> u32 {
         match self {
             HeadView::HeadMajor => 0,
@@ -59,7 +59,7 @@ impl HeadView {
         self.origin_of("blockIdx.y", head)
     }
 
-    /// Index of token 0 of the head that the expression `nth` says, as a 64-bit CUDA expression.
+    /// Index of token 0 of the head that CUDA expression `nth` gives, as a 64-bit CUDA expression.
     pub(super) fn origin_of(self, nth: &str, head: u32) -> String {
         match self {
             HeadView::HeadMajor => format!("{nth} * {head}ull * tokens"),
@@ -86,8 +86,8 @@ impl HeadView {
     }
 }
 
-/// The part of a symbol that tells views apart, for heads that are `width` wide together: nothing
-/// where each tensor is `[tokens, width]`, `_qkv2304` where three are the columns of one tensor.
+/// The part of a symbol that distinguishes views, with `width` the width of all heads: nothing if each tensor is
+/// `[tokens, width]`, `_qkv2304` if three are the columns of one tensor.
 pub(super) fn views_suffix(width: u32, views: &[(&str, HeadView)]) -> String {
     let plain = HeadView::TokenMajor {
         offset: 0,
@@ -115,7 +115,7 @@ pub(super) fn views_suffix(width: u32, views: &[(&str, HeadView)]) -> String {
         .collect()
 }
 
-/// The part of a symbol that tells scales apart: nothing for `usual`, else `_scale0p25`.
+/// The part of a symbol that distinguishes scales: nothing for `usual`, else `_scale0p25`.
 pub(super) fn scale_suffix(scale: f32, usual: f32) -> String {
     if scale.to_bits() == usual.to_bits() {
         return String::new();

@@ -1,5 +1,5 @@
-//! Attention on Hopper: warpgroup products (`wgmma`). Blocks that stay are fed by the tensor memory accelerator, others copy for
-//! themselves.
+//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers; with one tile per CTA all
+//! threads load with `cp.async`.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,21 +18,21 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// How a block of attention on Hopper is cut.
+/// Tile shape and occupancy of attention on Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MhaTile {
-    /// Queries of a tile, 64 for each of its warpgroups.
+    /// Queries of a query tile, 64 for each consumer warpgroup.
     pub rows: u32,
-    /// Keys of a tile, of which several are in shared memory.
+    /// Keys of a key tile, which is a pipeline stage.
     pub keys: u32,
-    /// Blocks that share a multiprocessor, which its registers and shared memory are divided by.
+    /// CTAs of an SM, which share its registers and shared memory; pipelines of the CTA if it is persistent.
     pub blocks: u32,
-    /// Whether they are one block that stays, with a stream of tiles for each and a warpgroup that
-    /// fetches for all of them: more to start with, and nothing to wait for between tiles.
-    pub stays: bool,
+    /// One persistent CTA per SM with `blocks` pipelines and a producer warpgroup for all of them, instead of one tile
+    /// per CTA: a longer prologue, but loads of the next tile overlap with the epilogue of the last.
+    pub persistent: bool,
 }
 
-/// Fused attention of any length by warpgroup products, in f16 or bf16. Operands as
+/// Fused attention of any length with WGMMA, in f16 or bf16. Operands as
 /// [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaWgmma {
@@ -46,62 +46,63 @@ pub struct MhaWgmma {
     pub tile: MhaTile,
 }
 
-/// Shared memory of a multiprocessor, what the system keeps of it for each block, and most of a block.
+/// Bytes of shared memory of an SM, what the system reserves of it for each CTA, and the limit of a CTA.
 const SHARED_OF_SM: u32 = 228 * 1024;
 const SHARED_OF_SYSTEM: u32 = 1024;
 const SHARED_OF_BLOCK: u32 = 227 * 1024;
-/// Boxes start at a multiple of this.
+/// Alignment of TMA boxes in shared memory, in bytes.
 const BOX_ALIGNMENT: u32 = 1024;
-/// More tiles of keys in shared memory than this hide nothing more.
+/// More K/V stages than this hide no more latency.
 const MOST_STAGES: u32 = 8;
-/// Barriers of a stage; a tile's record, and the barrier of its queries' readers.
+/// Bytes of a stage's barriers (full keys, full values, empty); of the scheduler's tile and the empty barrier of a Q
+/// stage.
 const STAGE_BARRIERS: u32 = 3 * 8;
-const RECORD: u32 = 16 + 8;
-/// Registers of a multiprocessor, and the unit that threads get them in.
+const Q_STAGE_BARRIERS: u32 = 16 + 8;
+/// 32-bit registers of an SM, and the granularity of their allocation to a thread.
 const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 8;
 
 impl MhaTile {
-    /// Queries by keys by blocks.
-    const fn comes(rows: u32, keys: u32, blocks: u32) -> Self {
+    /// Queries × keys × CTAs per SM, one tile per CTA.
+    const fn one_tile(rows: u32, keys: u32, blocks: u32) -> Self {
         MhaTile {
             rows,
             keys,
             blocks,
-            stays: false,
+            persistent: false,
         }
     }
 
-    /// Queries by keys by streams.
-    const fn stays(rows: u32, keys: u32, blocks: u32) -> Self {
+    /// Queries × keys × pipelines of a persistent CTA.
+    const fn persistent(rows: u32, keys: u32, blocks: u32) -> Self {
         MhaTile {
             rows,
             keys,
             blocks,
-            stays: true,
+            persistent: true,
         }
     }
 
-    /// The tiles for heads of this size, the one for long sequences first; none where the kernel
-    /// takes no such heads.
+    /// The tiles for this head size, the one for long sequences first; none if the kernel does not support the head
+    /// size.
     pub fn candidates(head: u32) -> &'static [MhaTile] {
-        const OF_32: &[MhaTile] = &[MhaTile::stays(64, 80, 4), MhaTile::comes(64, 64, 5)];
+        const OF_32: &[MhaTile] = &[MhaTile::persistent(64, 80, 4), MhaTile::one_tile(64, 64, 5)];
         const OF_64: &[MhaTile] = &[
-            MhaTile::stays(128, 64, 2),
-            MhaTile::stays(64, 64, 4),
-            MhaTile::comes(64, 64, 4),
-            MhaTile::comes(64, 48, 4),
-            MhaTile::comes(64, 32, 5),
+            MhaTile::persistent(128, 64, 2),
+            MhaTile::persistent(64, 64, 4),
+            MhaTile::one_tile(64, 64, 4),
+            MhaTile::one_tile(64, 48, 4),
+            MhaTile::one_tile(64, 32, 5),
         ];
         const OF_96: &[MhaTile] = &[
-            MhaTile::stays(192, 96, 1),
-            MhaTile::comes(64, 48, 4),
-            MhaTile::comes(64, 32, 4),
+            MhaTile::persistent(192, 96, 1),
+            MhaTile::one_tile(64, 48, 4),
+            MhaTile::one_tile(64, 32, 4),
         ];
         const OF_128: &[MhaTile] = &[
-            MhaTile::stays(192, 80, 1),
-            MhaTile::comes(64, 48, 3),
-            MhaTile::comes(64, 32, 4),
+            MhaTile::persistent(192, 80, 1),
+            MhaTile::one_tile(64, 48, 3),
+            MhaTile::one_tile(64, 32, 4),
         ];
         match head {
             32 => OF_32,
@@ -112,67 +113,68 @@ impl MhaTile {
         }
     }
 
-    /// Which tile is launched up to which longest sequence, where nothing was measured.
+    /// Default dispatch without timings: upper bound on the longest sequence (inclusive), and the tile up to it.
     pub fn by_length(head: u32) -> Vec<(Option<u64>, MhaTile)> {
         match head {
             32 => vec![
-                (Some(448), MhaTile::comes(64, 64, 5)),
-                (None, MhaTile::stays(64, 80, 4)),
+                (Some(448), MhaTile::one_tile(64, 64, 5)),
+                (None, MhaTile::persistent(64, 80, 4)),
             ],
             64 => vec![
-                (Some(192), MhaTile::comes(64, 64, 4)),
-                (Some(896), MhaTile::stays(64, 64, 4)),
-                (None, MhaTile::stays(128, 64, 2)),
+                (Some(192), MhaTile::one_tile(64, 64, 4)),
+                (Some(896), MhaTile::persistent(64, 64, 4)),
+                (None, MhaTile::persistent(128, 64, 2)),
             ],
             96 => vec![
-                (Some(448), MhaTile::comes(64, 32, 4)),
-                (None, MhaTile::stays(192, 96, 1)),
+                (Some(448), MhaTile::one_tile(64, 32, 4)),
+                (None, MhaTile::persistent(192, 96, 1)),
             ],
             128 => vec![
-                (Some(448), MhaTile::comes(64, 32, 4)),
-                (None, MhaTile::stays(192, 80, 1)),
+                (Some(448), MhaTile::one_tile(64, 32, 4)),
+                (None, MhaTile::persistent(192, 80, 1)),
             ],
             _ => Vec::new(),
         }
     }
 
-    /// As in symbols.
+    /// Name in symbols.
     pub fn name(self) -> String {
-        let stays = if self.stays { "_stays" } else { "" };
-        format!("{}x{}x{}{stays}", self.rows, self.keys, self.blocks)
+        let suffix = if self.persistent { "_stays" } else { "" };
+        format!("{}x{}x{}{suffix}", self.rows, self.keys, self.blocks)
     }
 
-    const fn groups(self) -> u32 {
+    /// Consumer warpgroups of a pipeline.
+    const fn consumers_per_pipeline(self) -> u32 {
         self.rows / 64
     }
 
-    /// Of a block.
-    const fn streams(self) -> u32 {
-        if self.stays { self.blocks } else { 1 }
+    /// Pipelines of a CTA.
+    const fn pipelines(self) -> u32 {
+        if self.persistent { self.blocks } else { 1 }
     }
 
-    /// Warpgroups of a block that compute.
-    const fn computing(self) -> u32 {
-        self.streams() * self.groups()
+    /// Consumer warpgroups of a CTA.
+    const fn consumers(self) -> u32 {
+        self.pipelines() * self.consumers_per_pipeline()
     }
 
     const fn threads(self) -> u32 {
-        (self.computing() + self.stays as u32) * 128
+        (self.consumers() + self.persistent as u32) * 128
     }
 
-    /// Registers of a thread that fetches and of one that computes, out of those that all threads of
-    /// a block that stays have at its start.
+    /// Registers of a producer and of a consumer thread after `setmaxnreg`, out of those that a persistent CTA is
+    /// launched with.
     fn registers(self) -> (u32, u32) {
         let whole = |n: u32| n / REGISTER_UNIT * REGISTER_UNIT;
         let all = whole(REGISTERS / self.threads()) * self.threads();
-        let given = if self.computing() < 4 { 40 } else { 32 };
-        let taken = whole((all - given * 128) / (self.computing() * 128));
-        (given, taken.min(240))
+        let producer = if self.consumers() < 4 { 40 } else { 32 };
+        let consumer = whole((all - producer * 128) / (self.consumers() * 128));
+        (producer, consumer.min(240))
     }
 
-    /// Tiles of keys and values of a stream in shared memory: as many as there is room for.
+    /// K/V stages of a pipeline: as many as fit shared memory.
     fn stages(self, head: u32) -> u32 {
-        let room = match self.stays {
+        let room = match self.persistent {
             true => SHARED_OF_BLOCK,
             false => (SHARED_OF_SM / self.blocks - SHARED_OF_SYSTEM).min(SHARED_OF_BLOCK),
         };
@@ -180,22 +182,22 @@ impl MhaTile {
         (1..=MOST_STAGES).rev().find(fits).unwrap_or_default()
     }
 
-    /// Shared memory of a block with so many stages.
+    /// Bytes of shared memory of a CTA with `stages` stages per pipeline.
     fn bytes(self, head: u32, stages: u32) -> u32 {
         let row = head * 2;
         let ones = if has_ones(head) { 16 * row } else { 0 };
         let boxes = self.rows * row + stages * 2 * self.keys * row;
-        match self.stays {
+        match self.persistent {
             true => {
-                let barriers = (RECORD + stages * STAGE_BARRIERS).next_multiple_of(16);
-                self.streams() * (boxes + barriers) + ones
+                let barriers = (Q_STAGE_BARRIERS + stages * STAGE_BARRIERS).next_multiple_of(16);
+                self.pipelines() * (boxes + barriers) + ones
             }
             false => BOX_ALIGNMENT + boxes + ones,
         }
     }
 }
 
-/// Columns of a box: a swizzled row of 128 bytes, or of 64 where a head is no multiple of that.
+/// Columns of a TMA box: a swizzled row of 128 bytes, or of 64 if the head size is not a multiple of that.
 fn columns(head: u32) -> u32 {
     match head.is_multiple_of(64) {
         true => 64,
@@ -203,14 +205,14 @@ fn columns(head: u32) -> u32 {
     }
 }
 
-/// Whether a column of ones beside the values sums the weights. The columns of an operand lie box by
-/// box at one distance, so it can be anywhere only where the values are one box.
+/// Whether a column of ones appended to V makes the tensor cores sum the rows of P. A descriptor has one stride between
+/// boxes, so the ones can lie anywhere only if a tile of V is one box wide.
 fn has_ones(head: u32) -> bool {
     head == columns(head)
 }
 
 impl MhaWgmma {
-    /// What the kernel for any card computes, by this tile.
+    /// The attention of `plain` with this tile.
     pub fn of(plain: &MhaOnline, tile: MhaTile) -> Self {
         Self {
             heads: plain.heads,
@@ -224,8 +226,7 @@ impl MhaWgmma {
         }
     }
 
-    /// The tiles that serve attention on a card with these instructions; none where it is not
-    /// for this kernel.
+    /// The tiles that support this attention on a card with these instructions; none if the kernel does not.
     pub fn tiles(
         head: u32,
         dtype: DType,
@@ -287,7 +288,7 @@ impl MhaWgmma {
     }
 }
 
-/// Whether the heads are columns of rows of tokens that begin where a box does.
+/// Whether the heads are columns of token-major rows that begin at a box boundary.
 fn has_whole_boxes(view: HeadView, head: u32) -> bool {
     match view {
         HeadView::HeadMajor => false,
@@ -313,7 +314,7 @@ impl Kernel for MhaWgmma {
     }
 
     fn template(&self) -> &'static str {
-        match self.tile.stays {
+        match self.tile.persistent {
             true => "mha_wgmma_streams",
             false => "mha_wgmma",
         }
@@ -329,12 +330,12 @@ impl Kernel for MhaWgmma {
             all.join(", ")
         };
         let operands = |n: u32| -> String {
-            let all: Vec<String> = (0..n).map(|i| format!("\"+f\"(sums[{i}])")).collect();
+            let all: Vec<String> = (0..n).map(|i| format!("\"+f\"(acc[{i}])")).collect();
             all.join(", ")
         };
         let scores = self.tile.keys / 2;
         let ones = has_ones(self.head);
-        let sums = self.head / 2 + if ones { 4 } else { 0 };
+        let acc = self.head / 2 + if ones { 4 } else { 0 };
         let stages = self.tile.stages(self.head);
         let mut all = Constants::from([
             ("storage", storage(self.dtype).into()),
@@ -352,18 +353,18 @@ impl Kernel for MhaWgmma {
             ("scores", scores.into()),
             ("score_registers", registers(scores).into()),
             ("score_operands", operands(scores).into()),
-            ("sums", sums.into()),
-            ("sum_registers", registers(sums).into()),
-            ("sum_operands", operands(sums).into()),
+            ("acc", acc.into()),
+            ("acc_registers", registers(acc).into()),
+            ("acc_operands", operands(acc).into()),
         ]);
-        all.extend(match self.tile.stays {
+        all.extend(match self.tile.persistent {
             true => {
-                let (given, taken) = self.tile.registers();
+                let (producer, consumer) = self.tile.registers();
                 vec![
-                    ("streams", self.tile.streams().into()),
-                    ("groups", self.tile.groups().into()),
-                    ("given", given.into()),
-                    ("taken", taken.into()),
+                    ("pipelines", self.tile.pipelines().into()),
+                    ("consumers", self.tile.consumers_per_pipeline().into()),
+                    ("producer_registers", producer.into()),
+                    ("consumer_registers", consumer.into()),
                 ]
             }
             false => {
@@ -382,9 +383,9 @@ impl Kernel for MhaWgmma {
         self.plain().params()
     }
 
-    /// Where blocks come for one tile, all threads copy: a map would have to be looked up first.
+    /// Tensor maps for the persistent kernel only: with one tile per CTA, fetching a map would delay the first load.
     fn tensor_maps(&self) -> Vec<TensorMap> {
-        if !self.tile.stays {
+        if !self.tile.persistent {
             return Vec::new();
         }
         let map = |param, box_rows| TensorMap {
@@ -400,19 +401,19 @@ impl Kernel for MhaWgmma {
         ]
     }
 
-    /// Numbers are given to tiles as by the other fused kernels; the heads of a tile are neighbours.
-    /// Blocks that stay take each other's.
+    /// Tile indices as in the other fused kernels, with the head as the fastest dimension. A persistent grid has at
+    /// most one CTA per SM.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(self.tile.rows) + extents.batch;
         let blocks = tiles.saturating_mul(self.heads.into());
-        let most = if self.tile.stays {
+        let most = if self.tile.persistent {
             machine.sms.into()
         } else {
             u64::MAX
         };
         let bytes = self.tile.bytes(self.head, self.tile.stages(self.head));
-        // As many as there are multiprocessors or fewer get one each: two on one share its products and its copies.
-        let alone = !self.tile.stays && blocks <= machine.sms.into();
+        // With no more CTAs than SMs, asking for half of the shared memory keeps two CTAs off one SM.
+        let alone = !self.tile.persistent && blocks <= machine.sms.into();
         let shared = if alone {
             bytes.max(SHARED_OF_SM / 2)
         } else {
@@ -429,16 +430,16 @@ impl Kernel for MhaWgmma {
         self.plain().reference(extents, reads)
     }
 
-    /// Also tiles of keys that are filled again, several times, and many sequences of few tokens.
+    /// Beyond the edge cases: sequences that refill every stage several times, and batches of many short sequences.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         cases.push(Case::new("two_tiles", &[65, 63, 129, 1, 64, 128]));
         cases.push(Case::new("long", &[300, 1, 512]));
         cases.push(Case::new("refilled", &[7, 1600, 640]));
-        // Several tiles for each stream, and more sequences than a warp has lanes.
+        // Several tiles per pipeline, and more sequences than a warp has lanes.
         let many: Vec<u32> = (0..90).map(|i| 1 + i * 37 % 190).collect();
         cases.push(Case::new("many", &many));
-        // So many that the search takes two steps.
+        // So many sequences that the scheduler's search takes two steps.
         let short: Vec<u32> = (0..1100).map(|i| 1 + i % 3).collect();
         cases.push(Case::new("two_steps", &short));
         cases
@@ -449,7 +450,7 @@ impl Kernel for MhaWgmma {
     }
 }
 
-/// Every tile of every head size, in both storage types, out of one tensor and out of three.
+/// Every tile of every head size in both storage types, with Q, K, V merged in one tensor and apart.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {

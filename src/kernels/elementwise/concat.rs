@@ -27,10 +27,10 @@ const PARTS: [&str; Concat::MAX_PARTS] = [
 ];
 
 impl Concat {
-    /// Tensors that one kernel puts side by side at most.
+    /// Upper bound on tensors that one kernel concatenates.
     pub const MAX_PARTS: usize = 16;
 
-    /// Elements of a row of the result; what no row can be as wide as saturates.
+    /// Elements of a row of the result, saturating.
     pub fn width(&self) -> u32 {
         self.widths.iter().fold(0, |sum, &w| sum.saturating_add(w))
     }
@@ -112,8 +112,8 @@ impl Kernel for Concat {
     }
 }
 
-/// Instances for the device check and the compile tests: two halves, widths that share no wide access, and as many
-/// parts as there may be.
+/// Instances for the device check and the compile tests: two halves, widths without a common wide access, and the
+/// largest number of parts.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -1,4 +1,4 @@
-//! Kernels that move elements without computing: what becomes addressing when fusion is on.
+//! Kernels that only move elements; fusion turns them into addressing.
 
 use serde::{Deserialize, Serialize};
 
@@ -218,8 +218,8 @@ impl Kernel for MergeHeads {
     }
 }
 
-/// Instances for the device check and the compile tests: merged Q, K, V cut apart, slices that no
-/// wide access fits, and heads of every alignment.
+/// Instances for the device check and the compile tests: Q, K, V split out of one tensor, slices without wide accesses,
+/// and heads of every alignment.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -53,7 +53,7 @@ fn kernels_that_differ_have_symbols_that_differ() {
         }
     }
     assert_eq!(symbols.len(), n_kernels);
-    // The usual kernel keeps its plain name; what differs from it is spelled.
+    // The default kernel has the plain symbol; differences from it are spelled out.
     assert!(symbols.contains("layernorm_f16_w768_eps1em12"));
     assert!(symbols.contains("bias_residual_layernorm_f16_w768_eps1em12_warps3_x1_two_pass"));
 }
@@ -83,8 +83,8 @@ fn few_rows_have_a_kernel_of_their_own_and_the_last_serves_all_the_rest() {
     );
 }
 
-/// Σ over a row as the kernel takes it, in f32: a lane's packs one after the other, then the
-/// butterfly of `warp_all_reduce_xelem`.
+/// Σ over a row in the kernel's order, in f32: a lane's packs one after the other, then the butterfly of
+/// `warp_all_reduce_xelem`.
 fn warp_sum(row: &[f32], vector: usize) -> f32 {
     let mut lanes = [0f32; 32];
     for (i, pack) in row.chunks(vector).enumerate() {

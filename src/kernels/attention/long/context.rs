@@ -29,12 +29,12 @@ pub struct MhaLongContext {
     pub dtype: DType,
 }
 
-/// How a context kernel is cut.
+/// Tiling of a context kernel.
 pub(in super::super) struct Plan {
     pub template: &'static str,
     pub rows: u32,
     pub threads: u32,
-    /// Keys of a stage, and stages.
+    /// Keys of a pipeline stage.
     pub keys: u32,
     pub stages: u32,
     /// 16-row tiles of a warp.
@@ -73,11 +73,11 @@ impl MhaLongContext {
     }
 }
 
-/// How weights of either kind, scores or probabilities, are multiplied by values: a stage has a row
-/// of `keys` 16-bit weights and 16 bytes more for each query.
+/// Tiling of p · v on tensor cores, whether P is computed from scores or stored: for each query a stage has `keys`
+/// 16-bit weights and 16 bytes more, padding or the extra chunk of an unaligned row.
 ///
-/// Two 16-row tiles a warp halve the reads of values per product, as long as the accumulators leave
-/// room for them, and for other blocks of the multiprocessor.
+/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA, as long as the accumulators leave registers
+/// for them and for other CTAs of the SM.
 pub(in super::super) fn tensor_core_plan(template: &'static str, head: u32, dtype: DType) -> Plan {
     let bytes = row_bytes(head, dtype);
     let (rows, m_tiles, keys, stages, min_blocks) = match head {
@@ -140,7 +140,7 @@ impl Kernel for MhaLongContext {
             role: Role::Read {
                 dtype: DType::F32,
                 shape: statistics_shape(self.heads),
-                // Above 0, as sums of exponentials are; as a maximum it is above most scores.
+                // Above 0, because row sums are sums of exponentials; as row maximum it exceeds most scores.
                 fill: Fill::Normal {
                     mean: 4.0,
                     deviation: 0.5,
@@ -163,7 +163,7 @@ impl Kernel for MhaLongContext {
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let plan = self.plan();
-        // ⌈n / rows⌉, summed over the sequences, is at most this.
+        // An upper bound on Σ ⌈n / rows⌉ over the sequences.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         visitor_launch(
             of_head,
@@ -178,7 +178,7 @@ impl Kernel for MhaLongContext {
         self.plan().threads
     }
 
-    /// In f64 throughout; sequences and heads in parallel.
+    /// Computed in f64 throughout; sequences and heads run in parallel.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (scores, statistics, v) = (reads[0].real(), reads[1].real(), reads[2].real());
         let layout = Layout::of(extents);

@@ -8,15 +8,15 @@ use crate::{
 };
 
 /// `partials [heads, key_tiles, 2]`, `cu_lens`, `pair_offsets` → `statistics [heads, tokens, 2]`:
-/// the maximum of each row of scores and the sum of `exp(score − maximum)`, from those of its tiles.
-/// The full reduction between the two grouped GEMMs of ByteTransformer III.E.2, all in f32.
+/// row maximum of the scores and row sum of `exp(score − maximum)`, from the partials of the row's key tiles. The full
+/// reduction between the two grouped GEMMs of ByteTransformer III.E.2, all in f32.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MhaLongReduce {
     pub heads: u32,
 }
 
 const THREADS: u32 = 256;
-/// Lanes that reduce a row together.
+/// Lanes per row.
 const LANES: u32 = 8;
 
 impl Kernel for MhaLongReduce {
@@ -38,7 +38,7 @@ impl Kernel for MhaLongReduce {
             role: Role::Read {
                 dtype: DType::F32,
                 shape: partials_shape(self.heads),
-                // Above 0, as sums of exponentials are.
+                // Above 0, because the row sums are sums of exponentials.
                 fill: Fill::Normal {
                     mean: 3.0,
                     deviation: 0.5,

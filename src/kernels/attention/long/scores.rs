@@ -18,9 +18,9 @@ use crate::{
     tensor::{DType, Extents, Shape},
 };
 
-/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`, `scale · q·kᵀ` per
-/// sequence, and `partials [heads, key_tiles, 2]` in f32: of each row and tile of 128 keys, the
-/// largest stored score and the sum of `exp(score − largest)` (ByteTransformer III.E.2, figure 8).
+/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`, `scale · q·kᵀ` per sequence, and `partials
+/// [heads, key_tiles, 2]` in f32: for each row and key tile of 128, the row maximum of the stored scores and the row
+/// sum of `exp(score − maximum)` (ByteTransformer III.E.2, figure 8).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaLongScores {
     pub heads: u32,
@@ -31,9 +31,9 @@ pub struct MhaLongScores {
     pub dtype: DType,
 }
 
-/// Keys of a tile that are in shared memory at once; they halve the accumulators.
+/// Keys of a key tile that are in shared memory at once: half of it, which halves the accumulators.
 const KEYS: u32 = 64;
-/// Bytes from one staged row of their scores to the next.
+/// Pitch of the rows of scores that the epilogue stages in shared memory, in bytes.
 const STAGE_PITCH: u32 = KEYS * 2 + 16;
 
 struct Plan {
@@ -60,7 +60,7 @@ impl MhaLongScores {
 
     fn plan(&self) -> Plan {
         if self.dtype == DType::F32 {
-            // At most 64 columns at once, in equal parts.
+            // The head in equal parts of at most 64 columns.
             let parts = self.head.div_ceil(64).max(1);
             let depth = self.head.div_ceil(parts).next_multiple_of(8);
             return Plan {
@@ -81,7 +81,7 @@ impl MhaLongScores {
             rows,
             threads: rows * 2,
             depth,
-            // 128 registers of a thread, 168 where blocks are small.
+            // Leaves a thread 128 registers with 256 threads per CTA, 168 with 128.
             min_blocks: if rows == 128 { 2 } else { 3 },
             shared_bytes: shared(rows),
         }
@@ -153,7 +153,7 @@ impl Kernel for MhaLongScores {
         self.plan().threads
     }
 
-    /// NaN where nothing is written. Partials are those of the scores as they are stored.
+    /// NaN marks elements that the kernel does not write. Partials are computed from the scores as stored.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (q, k) = (reads[0].real(), reads[1].real());
         let (tokens, width) = (extents.tokens as usize, self.head as usize);

@@ -199,8 +199,8 @@ fn partials_are_those_of_the_scores_as_they_are_stored() {
     }
 }
 
-/// What the visitor of `partials/attention_visitor.cu` does: the tiles of one block, 32 at a time,
-/// each found in a window of 32 sequences by binary search over their running tile counts.
+/// Model of the visitor of `partials/attention_visitor.cu`: the tiles of one CTA, 32 at a time, each found in a window
+/// of 32 sequences by binary search over their prefix sums of tiles.
 fn visit(
     lens: &[u32],
     heads: u64,

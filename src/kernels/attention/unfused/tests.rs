@@ -151,7 +151,7 @@ fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
             }
         }
     }
-    // Without tensor cores: a thread for each pair and head.
+    // Without tensor cores: one thread per pair and head.
     let extents = Extents::of(&[100]).expect("a batch");
     let launch = scores(3, 64, DType::F32).launch(&extents, &crate::machine::testing::hopper());
     assert_eq!(launch.grid, [40, 3, 1]);
@@ -161,7 +161,7 @@ fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
 
 #[test]
 fn a_warp_writes_each_score_of_a_row_once_and_pairs_where_they_are_aligned() {
-    // What `write_row` of `attention_scores.cu.tera` does, for a row from element `start` on.
+    // Model of `write_row` of `attention_scores.cu.tera`, for a row from element `start` on.
     const KEYS: u32 = 64;
     for start in 0..8u32 {
         for width in (1..=KEYS).chain([1000]) {
@@ -189,9 +189,9 @@ fn a_warp_writes_each_score_of_a_row_once_and_pairs_where_they_are_aligned() {
 
 #[test]
 fn lanes_find_every_probability_wherever_its_row_starts() {
-    // What `attention_context.cu.tera` does with a row of `n` from element `row_start` on: 16-byte
-    // chunks into shared memory, of which a lane funnels pairs out of two words. Memory holds each
-    // element's own index, plus 1; what is no element of the row must come out as 0.
+    // Model of `attention_context.cu.tera` for a row of `n` from element `row_start` on: 16-byte chunks go to shared
+    // memory, and a lane extracts pairs from two words by a funnel shift. Each element holds its own index plus 1;
+    // elements outside the row must come out as 0.
     for keys in [32u32, 64] {
         let chunks = keys / 8 + 1;
         for row_start in 0..16u32 {

@@ -18,28 +18,28 @@ fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
 }
 
 #[test]
-fn every_tile_fits_as_many_blocks_to_a_multiprocessor_as_it_says() {
+fn every_tile_fits_as_many_ctas_to_an_sm_as_it_says() {
     for head in [32, 64, 96, 128] {
         let tiles = MhaTile::candidates(head);
         for &tile in tiles {
             let stages = tile.stages(head);
             let bytes = tile.bytes(head, stages);
-            let blocks = if tile.stays { 1 } else { tile.blocks };
+            let blocks = if tile.persistent { 1 } else { tile.blocks };
             assert!(
                 blocks * (bytes + SHARED_OF_SYSTEM) <= SHARED_OF_SM && bytes <= SHARED_OF_BLOCK,
                 "{head}: {tile:?}"
             );
             assert!(stages >= 2, "{head}: {tile:?}");
             assert!(tile.threads() <= 1024 && blocks * tile.threads() <= 2048);
-            // Scores, weights and sums.
+            // Accumulators of scores, packed weights, accumulators of the output.
             let least = tile.keys / 2 + tile.keys / 4 + head / 2;
-            let most = match tile.stays {
+            let most = match tile.persistent {
                 true => tile.registers().1,
                 false => REGISTERS / (tile.blocks * tile.threads()),
             };
             assert!(least < most, "{head}: {tile:?}");
             assert!(tile.rows.is_multiple_of(64) && tile.keys.is_multiple_of(16));
-            assert!(tile.stays || tile.rows == 64, "{head}: {tile:?}");
+            assert!(tile.persistent || tile.rows == 64, "{head}: {tile:?}");
             assert_eq!(kernel(head, tile).check(), Ok(()));
         }
         let guessed = MhaTile::by_length(head);
@@ -58,28 +58,28 @@ fn every_tile_fits_as_many_blocks_to_a_multiprocessor_as_it_says() {
 }
 
 #[test]
-fn blocks_are_the_heads_of_each_tile() {
+fn ctas_are_the_heads_of_each_tile() {
     let launch = |tile, lens: &[u32]| {
         let extents = Extents::of(lens).expect("a batch");
         kernel(64, tile).launch(&extents, &crate::machine::testing::hopper())
     };
-    let comes = MhaTile::comes(64, 64, 4);
-    assert_eq!(launch(comes, &[1]).grid, [12, 1, 1]);
-    assert_eq!(launch(comes, &[128, 129, 1]).grid, [12 * (4 + 3), 1, 1]);
-    assert_eq!(launch(comes, &[7]).threads, 128);
-    let stays = MhaTile::stays(128, 64, 2);
-    assert_eq!(launch(stays, &[1]).grid, [12, 1, 1]);
+    let one_tile = MhaTile::one_tile(64, 64, 4);
+    assert_eq!(launch(one_tile, &[1]).grid, [12, 1, 1]);
+    assert_eq!(launch(one_tile, &[128, 129, 1]).grid, [12 * (4 + 3), 1, 1]);
+    assert_eq!(launch(one_tile, &[7]).threads, 128);
+    let persistent = MhaTile::persistent(128, 64, 2);
+    assert_eq!(launch(persistent, &[1]).grid, [12, 1, 1]);
     assert_eq!(
-        launch(stays, &[1000, 1000]).grid,
+        launch(persistent, &[1000, 1000]).grid,
         [crate::machine::testing::hopper().sms, 1, 1]
     );
-    assert_eq!(launch(stays, &[7]).threads, 5 * 128);
+    assert_eq!(launch(persistent, &[7]).threads, 5 * 128);
 }
 
 #[test]
-fn registers_of_a_block_that_stays_are_those_that_it_begins_with() {
-    assert_eq!(MhaTile::stays(64, 64, 4).registers(), (32, 112));
-    assert_eq!(MhaTile::stays(192, 80, 1).registers(), (40, 152));
+fn registers_of_a_persistent_cta_are_those_that_it_is_launched_with() {
+    assert_eq!(MhaTile::persistent(64, 64, 4).registers(), (32, 112));
+    assert_eq!(MhaTile::persistent(192, 80, 1).registers(), (40, 152));
 }
 
 #[test]

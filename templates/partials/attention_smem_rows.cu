@@ -1,7 +1,5 @@
-// The tile of queries of a block, and 16-byte copies of a head's rows into shared memory. A row
-// takes ROW_CHUNKS chunks of 16 bytes, of which the first HEAD_CHUNKS come from memory and the rest
-// are zeros, plus one that is never touched: with an odd number of chunks in PITCH, the same chunk
-// of eight neighbouring rows lies in eight different groups of banks.
+// Rows of a head in shared memory: ROW_CHUNKS chunks of 16 bytes, the first HEAD_CHUNKS from memory and the rest zeros,
+// and one of padding. With an odd number of chunks in PITCH, ldmatrix reads eight rows without bank conflicts.
 constexpr unsigned int PER_CHUNK = 16 / sizeof(Element);
 constexpr unsigned int HEAD_CHUNKS = HEAD / PER_CHUNK;
 constexpr unsigned int ROW_CHUNKS = ROW / PER_CHUNK;

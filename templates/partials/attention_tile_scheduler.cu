@@ -1,25 +1,24 @@
 struct Tile {
     unsigned int start;   // first token of the sequence
-    unsigned int length;  // tokens of the sequence; 0 where there is no such tile
+    unsigned int length;  // tokens of the sequence; 0 if there is no such tile
     unsigned int first;   // first query of the tile, counted in the sequence
     unsigned int head;
 };
 
-// The tiles of a batch, as each warp finds them for itself. Of at most 32 sequences each lane has one and counts
-// the tiles before its own: no number is left out, and the longest may come first. The tiles of more are
-// numbered as in partials/attention_tile.cu: sequence b has its first at start(b) / ROWS + b.
+// Maps a tile index to a query tile of the batch; every warp searches for itself. In a batch of at most 32 sequences
+// each lane has one and counts the tiles before it: indices have no gaps, and the longest sequence may come first.
+// Larger batches are numbered as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
 //
-// None of this waits for the kernel before. Offsets are batch data: a run's first kernel begins when their
-// upload is done, and a later one's blocks when all blocks of the one before it have begun, so after that.
-// The next run's upload begins when this run's last kernel is done, which waited for all before it.
-class Tiles {
+// None of this is behind griddepcontrol.wait. Offsets are batch data: a run's first kernel begins after their upload,
+// and a later kernel's CTAs once all CTAs of its predecessor have begun, hence later still. The next run's upload
+// begins after this run's last kernel, which waited for all before it.
+class TileScheduler {
 public:
-    __device__ __forceinline__ Tiles(const int* __restrict__ cu_lens, unsigned int batch)
+    __device__ __forceinline__ TileScheduler(const int* __restrict__ cu_lens, unsigned int batch)
         : cu_lens(cu_lens), batch(batch) {
-        if (batch <= 32) look_at(0, batch);
+        if (batch <= 32) load_lengths(0, batch);
     }
 
-    // In the order of the sequences.
     __device__ __forceinline__ void in_order() {
         if (batch > 32) return;
         const unsigned int lane = threadIdx.x % 32, own = tiles_of(length);
@@ -32,10 +31,10 @@ public:
         before -= own;
     }
 
-    // The longest first, so that what is left at the end is short.
+    // Longest processing time first, so that the tail of the grid is short.
     __device__ __forceinline__ void longest_first() {
         if (batch > 32) return;
-        // One comparison and no branch: the longer first, then the earlier.
+        // One branch-free comparison orders by length, then by position.
         const unsigned int key = length * 32 + 31 - threadIdx.x % 32;
         before = 0;
 #pragma unroll 4
@@ -45,7 +44,7 @@ public:
         }
     }
 
-    // The same but for sequences of as many tiles, and without a look at each where they have three at most.
+    // As longest_first, by the number of tiles: with at most three per sequence, ballots replace the loop over them.
     __device__ __forceinline__ void most_tiles_first() {
         if (batch > 32) return;
         const unsigned int own = tiles_of(length), earlier = (1u << threadIdx.x % 32) - 1;
@@ -62,13 +61,13 @@ public:
     __device__ __forceinline__ Tile at(unsigned int index) {
         const unsigned int tile_index = index / HEADS;
         if (batch > 32) narrow(tile_index);
-        // In unsigned numbers, an index before the first is far beyond the last.
-        const unsigned int owner = __ballot_sync(0xffffffff, tile_index - before < tiles_of(length));
-        const unsigned int nth = owner == 0 ? 0 : __ffs(owner) - 1;
+        // Unsigned, an index before the sequence's first tile wraps beyond its last.
+        const unsigned int owners = __ballot_sync(0xffffffff, tile_index - before < tiles_of(length));
+        const unsigned int owner_lane = owners == 0 ? 0 : __ffs(owners) - 1;
         Tile tile;
-        tile.start = __shfl_sync(0xffffffff, start, nth);
-        tile.length = owner == 0 ? 0 : __shfl_sync(0xffffffff, length, nth);
-        tile.first = (tile_index - __shfl_sync(0xffffffff, before, nth)) * ROWS;
+        tile.start = __shfl_sync(0xffffffff, start, owner_lane);
+        tile.length = owners == 0 ? 0 : __shfl_sync(0xffffffff, length, owner_lane);
+        tile.first = (tile_index - __shfl_sync(0xffffffff, before, owner_lane)) * ROWS;
         tile.head = index % HEADS;
         return tile;
     }
@@ -76,18 +75,18 @@ public:
 private:
     const int* __restrict__ cu_lens;
     unsigned int batch;
-    unsigned int start, length, before;  // of this lane's sequence: tokens, and tiles before its own
+    unsigned int start, length, before;  // this lane's sequence: first token, tokens, and tiles before its first
 
     static __device__ __forceinline__ unsigned int tiles_of(unsigned int length) { return (length + ROWS - 1) / ROWS; }
 
-    __device__ __forceinline__ void look_at(unsigned int sequence, unsigned int span) {
+    __device__ __forceinline__ void load_lengths(unsigned int sequence, unsigned int span) {
         const unsigned int lane = threadIdx.x % 32, own = min(sequence + lane, batch - 1);
         start = cu_lens[own];
         length = lane < span ? cu_lens[own + 1] - start : 0;
         before = start / ROWS + own;
     }
 
-    // To 32 sequences, one of which has the tile.
+    // Narrows the batch down to 32 sequences, one of which has the tile.
     __device__ __forceinline__ void narrow(unsigned int index) {
         const unsigned int lane = threadIdx.x % 32;
         unsigned int sequence = 0, span = batch;
@@ -100,6 +99,6 @@ private:
             sequence += steps * step;
             span = min(step, span - steps * step);
         }
-        look_at(sequence, span);
+        load_lengths(sequence, span);
     }
 };

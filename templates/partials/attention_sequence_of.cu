@@ -1,7 +1,7 @@
-// The last of `n` ascending starts, from 0 on, that is not after `position`.
+// Binary search: index of the last of `n` ascending starts (the first is 0) that is at or before `position`.
 template <typename Index>
-__device__ __forceinline__ unsigned int owner(const Index* __restrict__ starts, unsigned int n,
-                                              unsigned long long position) {
+__device__ __forceinline__ unsigned int sequence_of(const Index* __restrict__ starts, unsigned int n,
+                                                    unsigned long long position) {
     unsigned int low = 0;
     for (unsigned int high = n; high - low > 1;) {
         const unsigned int middle = low + (high - low) / 2;

@@ -1,0 +1,90 @@
+// The tiles of a pipeline: every PIPELINES · gridDim.x-th, alternately from the front and from the back of a round, so
+// that no pipeline gets the longest sequence of every round.
+struct PersistentSchedule {
+    unsigned int pipeline, pipelines, end, from = 0;
+    bool backwards = false;
+
+    __device__ __forceinline__ PersistentSchedule(unsigned int tokens, unsigned int batch, unsigned int pipeline)
+        : pipeline(pipeline * gridDim.x + blockIdx.x), pipelines(PIPELINES * gridDim.x),
+          end((tokens / ROWS + batch) * HEADS) {}
+
+    // The next tile; one of length 0 after the last.
+    __device__ __forceinline__ Tile next(TileScheduler& scheduler) {
+        Tile tile;
+        tile.length = 0;
+        while (from < end && tile.length == 0) {
+            tile = scheduler.at(from + (backwards ? pipelines - 1 - pipeline : pipeline));
+            from += pipelines, backwards = !backwards;
+        }
+        return tile;
+    }
+};
+
+// Lane 0 loads and broadcasts: its later arrival on the empty barrier then covers the warp's read.
+__device__ __forceinline__ Tile load_tile(unsigned int address) {
+    Tile x;
+    x.start = x.length = x.first = x.head = 0;
+    if (threadIdx.x % 32 == 0) {
+        asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
+                     : "=r"(x.start), "=r"(x.length), "=r"(x.first), "=r"(x.head)
+                     : "r"(address)
+                     : "memory");
+    }
+    x.start = __shfl_sync(0xffffffff, x.start, 0);
+    x.length = __shfl_sync(0xffffffff, x.length, 0);
+    x.first = __shfl_sync(0xffffffff, x.first, 0);
+    x.head = __shfl_sync(0xffffffff, x.head, 0);
+    return x;
+}
+
+__device__ __forceinline__ void store_tile(unsigned int address, const Tile& x) {
+    asm volatile("st.shared.v4.u32 [%0], { %1, %2, %3, %4 };" ::"r"(address), "r"(x.start), "r"(x.length),
+                 "r"(x.first), "r"(x.head)
+                 : "memory");
+}
+
+// The producer warp of a pipeline: TMA loads of Q, K and V into the stages as they become empty. A tile of length 0
+// tells the consumers that there are no more.
+__device__ __forceinline__ void produce(const SharedStorage& smem, const TensorMap& q, const TensorMap& k,
+                                        const TensorMap& v, TileScheduler& scheduler, PersistentSchedule& schedule) {
+    PipelineState<Q_STAGES> q_stage;
+    PipelineState<STAGES> stage;
+    for (;;) {
+        const Tile tile = schedule.next(scheduler);
+        if (threadIdx.x % 32 == 0) {
+            barrier_wait(smem.empty_queries(q_stage.index), q_stage.phase ^ 1);
+            store_tile(smem.tile(q_stage.index), tile);
+            barrier_wait(smem.empty(stage.index), stage.phase ^ 1);
+            if (tile.length == 0) {
+                barrier_arrive(smem.full_keys(stage.index));
+            } else {
+                const unsigned int consumers =
+                    min((tile.length - tile.first + 63) / 64, static_cast<unsigned int>(CONSUMERS));
+                const unsigned int box = tile.head * BOXES;
+                unsigned int q_bytes = consumers * Q_BYTES;  // queries arrive with the first keys
+                for (unsigned int key = 0; key < tile.length; key += KEYS) {
+                    const unsigned int keys = smem.full_keys(stage.index), values = smem.full_values(stage.index);
+                    if (key > 0) barrier_wait(smem.empty(stage.index), stage.phase ^ 1);
+                    barrier_arrive_expecting(keys, TILE_BYTES + q_bytes);
+                    load_boxes(smem.keys(stage.index), k, {{ k_column }} / COLUMNS + box, tile.start + key, keys);
+                    if (key == 0) {
+#pragma unroll
+                        for (unsigned int i = 0; i < CONSUMERS; ++i) {
+                            if (i < consumers) {
+                                load_boxes(smem.queries(q_stage.index) + i * Q_BYTES, q, {{ q_column }} / COLUMNS + box,
+                                           tile.start + tile.first + i * 64, keys);
+                            }
+                        }
+                    }
+                    barrier_arrive_expecting(values, TILE_BYTES);
+                    load_boxes(smem.values(stage.index), v, {{ v_column }} / COLUMNS + box, tile.start + key, values);
+                    q_bytes = 0;
+                    stage.advance();
+                }
+            }
+            q_stage.advance();
+        }
+        __syncwarp();
+        if (tile.length == 0) return;
+    }
+}
