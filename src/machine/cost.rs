@@ -176,7 +176,7 @@ pub struct GemmNorm {
 #[serde(deny_unknown_fields)]
 pub struct Norm {
     pub launch: f64,
-    /// As `launch`, for at most [`SMALL_M`] rows.
+    /// A launch of at most [`SMALL_M`] rows.
     pub launch_small_m: f64,
     /// An element, for all SMs together.
     pub element: f64,

@@ -40,7 +40,7 @@ impl Interval {
     }
 }
 
-/// As `up to 64`, `65 to 192`, `above 192`.
+/// Prints `up to 64`, `65 to 192`, `above 192`.
 impl fmt::Display for Interval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.above, self.up_to) {

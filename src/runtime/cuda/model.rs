@@ -344,7 +344,7 @@ impl Matrix {
 pub struct CudaModel {
     pub(super) device: Device,
     pub(super) program: Program,
-    /// By kernel index; `None` for kernels that the batches of a [`CudaModel::sibling`] do not launch.
+    /// Kernels by index; `None` for those that the batches of a [`CudaModel::sibling`] do not launch.
     loaded: Vec<Option<Arc<Loaded>>>,
     /// Addresses by tensor index; 0 where the tensor is no weight.
     pub(super) weights: Vec<sys::CUdeviceptr>,

@@ -266,7 +266,7 @@ struct Operands {
     arena: Buffer,
     n_sets: u64,
     set_bytes: u64,
-    /// By tensor: offset in a set, bytes, element type.
+    /// Offset in a set, bytes and element type, by tensor.
     tensors: Vec<(u64, u64, DType)>,
 }
 

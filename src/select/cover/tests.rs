@@ -140,7 +140,7 @@ fn no_partition_of_rows_loses_less_than_the_one_that_is_found() {
     let mut state = 11;
     let mut n_changes = Vec::new();
     for round in 0..200 {
-        // From differences that are never worth a change to those that always are.
+        // The rounds range from differences that are never worth a change to those that always are.
         let spread = 10.0 * CHANGE * f64::from(1 + round % 20);
         let time = |state: &mut u64| 1.0 + spread * part(state);
         let grid: Vec<(u64, Vec<f64>)> = rows
