@@ -142,7 +142,7 @@ fn a_plan_is_shown_and_drawn() {
         "plan.svg",
     ];
     assert_snapshot!("plan", cli.ok(&args));
-    // Of the lengths themselves, as the CPU plans them.
+    // The plan of the exact lengths, as the CPU makes it.
     let exact = cli.ok(&[&args[..], &["--exact"]].concat());
     assert!(exact.contains("87 tokens in 3 sequences, f16\nchunks:"));
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");

@@ -81,7 +81,7 @@ struct Stream {
     planning_us: Vec<f64>,
     /// Token ids to outputs, on the host's clock; empty where nothing ran.
     run_us: Vec<f64>,
-    /// Of these, planning, freeing and allocating.
+    /// The part of `run_us` that goes into planning, freeing and allocating.
     memory_us: Vec<f64>,
 }
 

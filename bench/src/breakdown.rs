@@ -50,7 +50,7 @@ struct Row {
 struct Part {
     class: &'static str,
     ms: f32,
-    /// Of the sum of all classes.
+    /// Fraction of the sum of all classes.
     share: f32,
 }
 

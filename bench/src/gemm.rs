@@ -9,7 +9,7 @@ use gemmule::{
         KernelSpec,
         gemm::{Activation, Epilogue, Gemm},
     },
-    runtime::cuda::{Contender, Contest, Device, Timed},
+    runtime::cuda::{Device, GemmBenchmark, Measurement, Provider},
     select::{Site, candidates},
     tensor::Extents,
 };
@@ -145,7 +145,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         })
         .into_diagnostic()?;
     let by_symbol: HashMap<&str, &Cubin> = cubins.iter().map(|c| (c.symbol.as_str(), c)).collect();
-    let contest = Contest::new(&device).into_diagnostic()?;
+    let benchmark = GemmBenchmark::new(&device).into_diagnostic()?;
 
     let mut rows = Vec::new();
     for (i, (n_rows, gemm, kernels)) in problems.iter().enumerate() {
@@ -158,11 +158,11 @@ pub(crate) fn run(args: Args) -> Outcome {
                 )
             })
             .collect();
-        let timed = contest.run(*n_rows, gemm, &with_code).into_diagnostic()?;
+        let timed = benchmark.run(*n_rows, gemm, &with_code).into_diagnostic()?;
         rows.extend(rows_of(*n_rows, gemm, &kernels[0], &timed));
         bars.show("GEMMs", i + 1, problems.len());
     }
-    show(&rows, &args, &device, contest.has_cublas_lt())?;
+    show(&rows, &args, &device, benchmark.has_cublas_lt())?;
     if let Some(file) = &args.json {
         write_json(file, &rows)?;
     }
@@ -202,10 +202,10 @@ fn kernels(
 }
 
 /// What was measured on one problem.
-fn rows_of(n_rows: u64, shape: &Gemm, picked: &KernelSpec, timed: &[Timed]) -> Vec<Row> {
+fn rows_of(n_rows: u64, shape: &Gemm, picked: &KernelSpec, timed: &[Measurement]) -> Vec<Row> {
     let library = timed
         .iter()
-        .find(|t| matches!(t.contender, Contender::CublasLt { .. }))
+        .find(|t| matches!(t.provider, Provider::CublasLt { .. }))
         .map(|t| t.us);
     let operations = 2.0 * n_rows as f64 * f64::from(shape.n) * f64::from(shape.k);
     timed
@@ -215,11 +215,11 @@ fn rows_of(n_rows: u64, shape: &Gemm, picked: &KernelSpec, timed: &[Timed]) -> V
             n: shape.n,
             k: shape.k,
             dtype: shape.dtype.name(),
-            who: match &t.contender {
-                Contender::Kernel(kernel) => kernel.as_kernel().symbol(),
-                Contender::CublasLt { .. } => "cublasLt".to_owned(),
+            who: match &t.provider {
+                Provider::Kernel(kernel) => kernel.as_kernel().symbol(),
+                Provider::CublasLt { .. } => "cublasLt".to_owned(),
             },
-            picked: matches!(&t.contender, Contender::Kernel(kernel) if kernel == picked),
+            picked: matches!(&t.provider, Provider::Kernel(kernel) if kernel == picked),
             us: t.us,
             tflops: operations / t.us / 1e6,
             ratio_to_cublas_lt: library.map(|us| us / t.us),
@@ -318,8 +318,8 @@ mod tests {
     fn the_ratio_is_the_time_of_cublas_lt_over_ours() {
         let gemm = Gemm::of(2048, 1024, DType::F16, Epilogue::default());
         let kernel = KernelSpec::from(gemm.clone());
-        let timed = |contender, us| Timed {
-            contender,
+        let timed = |provider, us| Measurement {
+            provider,
             us,
             difference: None,
         };
@@ -328,8 +328,8 @@ mod tests {
             &gemm,
             &kernel,
             &[
-                timed(Contender::CublasLt { n_algorithms: 4 }, 8.0),
-                timed(Contender::Kernel(kernel.clone()), 16.0),
+                timed(Provider::CublasLt { n_algorithms: 4 }, 8.0),
+                timed(Provider::Kernel(kernel.clone()), 16.0),
             ],
         );
         assert_eq!(rows[0].ratio_to_cublas_lt, Some(1.0));

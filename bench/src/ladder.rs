@@ -132,10 +132,10 @@ struct Row {
     launches: usize,
     launches_a_layer: Option<usize>,
     ms: f32,
-    /// Over the rung before, and over the first.
+    /// Speedups over the rung before, and over the first.
     step_speedup: f32,
     speedup: f32,
-    /// Of the rung's results, on tokens that are no padding, from the last rung's.
+    /// Similarity of the rung's results to the last rung's, on tokens that are no padding.
     cosine: f32,
     max_difference: f32,
     agrees: bool,

@@ -21,7 +21,7 @@ pub(crate) struct Requests {
     /// Longest sequence
     #[arg(long, value_name = "TOKENS", default_value_t = 500)]
     pub(crate) longest: u32,
-    /// Of all that is random: lengths, ids, and weights where nothing else gives them
+    /// Seed of all that is random: lengths, ids, and weights where nothing else gives them
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }

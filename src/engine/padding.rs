@@ -51,7 +51,7 @@ impl Kept {
                 Symbol::Tokens => lens()
                     .flat_map(|(b, n)| (0..n).map(move |i| b * longest + i))
                     .collect(),
-                // Of each sequence the scores of its own queries and keys.
+                // The scores of each sequence's own queries and keys remain.
                 Symbol::Pairs => lens()
                     .flat_map(|(b, n)| (0..n).map(move |i| (b, n, i)))
                     .flat_map(|(b, n, i)| (0..n).map(move |j| (b * longest + i) * longest + j))

@@ -1,7 +1,7 @@
-//! What kernels took in place on a card, as a file.
+//! Files of timings: what kernels took in place on a card.
 //!
-//! The file is RON, to be read and compared by people. It holds times, no choices: whatever is in it, kernels are chosen among
-//! those that gemmule would make itself.
+//! A file is RON, for people to read and compare. It holds times and no choices: whatever its content, kernels are chosen among
+//! those that gemmule would generate itself.
 
 use std::{
     collections::BTreeMap,
@@ -20,26 +20,26 @@ use crate::{
     select::Timings,
 };
 
-/// Number of the layout; another one is refused.
+/// Version of the format; files of any other are refused.
 const FORMAT: u32 = 1;
-/// What kernels are made from, as a digest: timings of others say nothing.
+/// Digest of what kernels are generated from, made by `build.rs`: timings of other kernels say nothing about these.
 const KERNELS: &str = env!("GEMMULE_KERNELS");
-/// Longest name of a card or a kernel.
+/// Most bytes of the name of a card or a kernel.
 const MOST_NAME: usize = 512;
-/// Microseconds that a launch may take: others would make an estimate that no number holds.
+/// Microseconds that a launch may take, so that corrected estimates stay finite and positive.
 const POSSIBLE_US: std::ops::RangeInclusive<f64> = 1e-3..=1e9;
-/// Numbers of rows that one kernel was timed at.
+/// Most numbers of rows that one kernel was timed at.
 const MOST_TIMED: usize = 256;
 
-/// A card and a compiler, as far as timings depend on them.
+/// The card and the compiler of timings, as far as these depend on them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimedOn {
-    /// As the driver calls the card.
+    /// The driver's name of the card.
     pub card: String,
     /// Compute capability, (major, minor).
     pub capability: (u32, u32),
-    /// A part of a card has fewer than the whole.
+    /// A part of a card (MIG) has fewer SMs than the whole.
     pub sms: u32,
     /// Version of NVRTC, (major, minor).
     pub nvrtc: (i32, i32),
@@ -55,7 +55,7 @@ impl TimedOn {
         }
     }
 
-    /// The card's description with as many SMs; `None` where it has none of its own.
+    /// The card's description with this number of SMs; `None` where the card has no description of its own.
     ///
     /// # Errors
     /// As [`Machine::all`].
@@ -67,8 +67,8 @@ impl TimedOn {
         Ok(found.map(|machine| machine.with_sms(self.sms)))
     }
 
-    /// Whether timings say something of kernels on this card, which need not be there. Those of a card without a description
-    /// of its own do for any of its capability.
+    /// Whether the timings hold for a card by its description. Timings of a card without a description of its own hold for
+    /// every card of its capability.
     fn serves(&self, machine: &Machine) -> Result<bool, MachineError> {
         let own = self.machine()?;
         Ok(self.capability == machine.capability
@@ -120,28 +120,28 @@ fn said(on: &TimedOn) -> String {
     )
 }
 
-/// The file.
+/// Content of a file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
     format: u32,
-    /// Version of gemmule, for people.
+    /// Version of gemmule, which only people read.
     gemmule: String,
     kernels: String,
     on: TimedOn,
-    /// SHA-256, in hexadecimal, of all the other values.
+    /// SHA-256 of all other values, in hexadecimal.
     checksum: String,
-    /// Kernel, and rows with microseconds of a launch.
+    /// Rows and microseconds of a launch, by the kernel's symbol.
     timings: BTreeMap<String, Vec<(u64, f64)>>,
 }
 
-/// Only the number of the layout, whatever else there is.
+/// The format's version alone, whatever other fields there are.
 #[derive(Deserialize)]
 struct Versioned {
     format: u32,
 }
 
-/// The file's content. Equal timings give equal bytes.
+/// Writes timings as the content of a file. Equal timings give equal bytes.
 pub fn timings_to_ron(timings: &Timings, on: &TimedOn) -> Result<String, TimingsError> {
     let mut document = Document {
         format: FORMAT,
@@ -160,11 +160,11 @@ pub fn timings_to_ron(timings: &Timings, on: &TimedOn) -> Result<String, Timings
     ))
 }
 
-/// The timings in a file's content, and what they were measured on.
+/// Reads the timings in a file's content, and what they were measured on.
 pub fn parse_timings(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
     let text = std::str::from_utf8(bytes).map_err(|e| TimingsError::Syntax(e.to_string()))?;
     let document = ron::from_str::<Document>(text).map_err(|error| {
-        // Another layout has other fields: its number says more than they do.
+        // Another format has other fields, and its version is the better message.
         match ron::from_str::<Versioned>(text) {
             Ok(Versioned { format }) if format != FORMAT => TimingsError::Format { found: format },
             _ => TimingsError::Syntax(shown(&error.to_string())),
@@ -208,7 +208,7 @@ pub fn parse_timings(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
 
 impl Document {
     fn sum(&self) -> Result<String, TimingsError> {
-        // Numbers and strings have one form here, however the file was laid out.
+        // The values are serialised anew, so that the layout of the file does not matter.
         let all = (
             self.format,
             &self.gemmule,
@@ -221,7 +221,7 @@ impl Document {
     }
 }
 
-/// The timings of a file that a user names.
+/// Reads a file of timings that a user names.
 pub fn read_timings(file: &Path) -> Result<(Timings, TimedOn), EngineError> {
     let bytes = files::bytes(file, Kind::Timings)?;
     parse_timings(&bytes).map_err(|problem| refused(file, problem))
@@ -236,7 +236,7 @@ pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(),
     })
 }
 
-/// Whether timings hold on a card with a compiler.
+/// Whether timings that were measured on `found` hold for `expected`.
 pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), TimingsError> {
     let without_nvrtc = |on: &TimedOn| (on.card.clone(), on.capability, on.sms);
     if without_nvrtc(found) != without_nvrtc(expected) {
@@ -254,11 +254,11 @@ pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), Timing
     }
 }
 
-/// The timings of a file that a user names, for kernels of this card, which need not be there, and code of this version of NVRTC
-/// where some is made.
+/// Reads a file of timings that a user names, for kernels on a card by its description, and for a version of NVRTC where code
+/// is compiled.
 ///
 /// # Errors
-/// A file that is none; timings on another card, or with another NVRTC.
+/// A file that cannot be read; timings of another card, or of another NVRTC.
 pub fn timings_for(
     file: &Path,
     machine: &Machine,
@@ -289,13 +289,13 @@ pub(super) fn refused(file: &Path, problem: TimingsError) -> EngineError {
     }
 }
 
-/// Timings beside the cubins: a file for each card and NVRTC. As with the cubins, what others may have written is not read.
+/// Timings beside the cubins, a file for each card and NVRTC. As with cubins, none is read that another user may have written.
 pub(super) struct Store {
     file: PathBuf,
 }
 
 impl Store {
-    /// In the folder of a cache.
+    /// The file in the folder of a cache.
     pub(super) fn at(folder: &Path, on: &TimedOn) -> Self {
         let all = format!("{on:?}\n{KERNELS}");
         let hash = hex(&Sha256::digest(all)[..8]);
@@ -304,7 +304,7 @@ impl Store {
         }
     }
 
-    /// What is kept; nothing where nothing is.
+    /// The stored timings; none where there is no file.
     pub(super) fn get(&self, on: &TimedOn) -> Result<Timings, EngineError> {
         let most = Kind::Timings.limit();
         let bytes = match own::read(&self.file, most).map_err(io::Error::from) {
@@ -336,7 +336,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Names are shown to people: on one line, and not long.
+/// Checks that a name fits a line of a message.
 fn check_name(what: &'static str, name: &str) -> Result<(), TimingsError> {
     match name.is_empty() || name.len() > MOST_NAME || name.chars().any(char::is_control) {
         false => Ok(()),
@@ -348,7 +348,7 @@ fn check_name(what: &'static str, name: &str) -> Result<(), TimingsError> {
     }
 }
 
-/// What came from a file, fit to stand in a message.
+/// Text of a file, made safe and short enough for a message.
 fn shown(text: &str) -> String {
     const MOST: usize = 160;
     let plain = |c: char| if c.is_control() { '\u{fffd}' } else { c };

@@ -1,10 +1,10 @@
-//! The tuner: kernels that may be as good as those that are launched take their place in whole programs, one at a time, and
-//! what a run then takes more or less corrects the cost model.
+//! The tuner: kernels that may be as fast as those that are launched are tried in place, one at a time, and the change of the
+//! run's time corrects the cost model.
 //!
-//! A kernel by itself does not tell what it adds to a program, where the next one begins early and the card is at the limit
-//! of its power. So whole runs are timed, in turns, with random weights.
+//! The time of a kernel by itself does not tell its share of a run, where kernels overlap by programmatic dependent launch and
+//! the card is at its power limit. So whole runs with random weights are timed, alternately with and without the kernel.
 
-mod race;
+mod trial;
 
 use std::{
     fmt,
@@ -26,25 +26,25 @@ use crate::{
     },
     select::Timings,
 };
-use race::Race;
+use trial::Trials;
 
 /// Whether kernels are timed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TuneMode {
-    /// Nothing is timed: the cost model decides, with the timings that are given.
+    /// Nothing is timed: the cost model decides, corrected by the timings that are given.
     #[default]
     Off,
-    /// Few numbers of tokens, within seconds.
+    /// One number of tokens in each octave, within seconds.
     Quick,
-    /// More of them, and more kernels at each.
+    /// Four numbers of tokens in each octave, and more kernels at each.
     Full,
 }
 
 impl TuneMode {
     const ALL: [Self; 3] = [Self::Off, Self::Quick, Self::Full];
 
-    /// Numbers of tokens that programs are timed at, ascending: no powers of two, for which tiles would look better than they
-    /// are.
+    /// Numbers of tokens that programs are timed at, ascending. They are no powers of two, whose tiles are all full, which flatters
+    /// large tiles.
     fn tokens(self) -> Vec<u64> {
         let per_octave = match self {
             Self::Off => return Vec::new(),
@@ -58,7 +58,7 @@ impl TuneMode {
         numbers.map(|tokens| tokens.round() as u64).collect()
     }
 
-    /// The part by which kernels may be estimated to be slower and are timed all the same.
+    /// The fraction by which a kernel may be estimated slower than the best and is timed all the same.
     fn more(self) -> f64 {
         match self {
             Self::Off | Self::Quick => 0.05,
@@ -90,7 +90,7 @@ impl FromStr for TuneMode {
     }
 }
 
-/// Called with the stage, what is done, and the total.
+/// Called with the stage, the number of items done, and their total.
 type Progress<'a> = &'a (dyn Fn(Stage, usize, usize) + Sync);
 
 /// Times kernels on one device.
@@ -104,7 +104,7 @@ pub struct Tuner<'a> {
     progress: Progress<'a>,
 }
 
-/// Time for measuring, unless another is asked for.
+/// Time limit, unless the caller sets another.
 const WITHIN: Duration = Duration::from_secs(120);
 /// Longest sequence of a batch.
 const LONGEST: u64 = 512;
@@ -122,20 +122,20 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// Takes the timings of this file before any others. With [`TuneMode::Off`] it is an error that they are refused; else a
-    /// warning says so.
+    /// Takes the timings of this file before any others. That the file is refused is an error with [`TuneMode::Off`], else a
+    /// warning.
     pub fn given(mut self, file: Option<&Path>) -> Self {
         self.given = file.map(Path::to_owned);
         self
     }
 
-    /// Measures also what was measured before.
+    /// Measures again what is in the cache.
     pub fn again(mut self, again: bool) -> Self {
         self.again = again;
         self
     }
 
-    /// When to end: numbers of tokens that are left then are left to the cost model.
+    /// Sets the time limit. Numbers of tokens that are not reached are left to the cost model.
     pub fn within(mut self, time: Option<Duration>) -> Self {
         self.within = time.unwrap_or(WITHIN);
         self
@@ -146,16 +146,16 @@ impl<'a> Tuner<'a> {
         self
     }
 
-    /// What timings will be of.
+    /// The card and the compiler that timings will be measured with.
     pub fn timed_on(&self) -> TimedOn {
         TimedOn::new(self.device.info(), self.jit.nvrtc().version())
     }
 
-    /// The timings of a program's kernels: those of the given file, and unless the mode is off those that were kept on disk and
-    /// those that are measured now and kept.
+    /// The timings of a program's kernels: those of the given file, else of the cache, and those that are measured now. With
+    /// [`TuneMode::Off`] only those of the given file.
     ///
     /// # Errors
-    /// Timings that are refused, where the mode is off; what NVRTC and the device may fail with.
+    /// A file that is refused, where the mode is off; errors of NVRTC and the device.
     pub fn time(&self, compiled: &Compiled) -> Result<Timings, EngineError> {
         let on = self.timed_on();
         let mut timings = self.known(&on)?;
@@ -165,8 +165,8 @@ impl<'a> Tuner<'a> {
         let limits = Limits::of(&compiled.model);
         let longest = limits.longest.map_or(LONGEST, u64::from).min(LONGEST);
         let end = Instant::now() + self.within;
-        let all = in_turn(self.mode.tokens());
-        let mut race = Race::new(self, compiled);
+        let all = spread(self.mode.tokens());
+        let mut trials = Trials::new(self, compiled);
         for (done, &tokens) in all.iter().enumerate() {
             (self.progress)(Stage::Tuning, done, all.len());
             if Instant::now() >= end {
@@ -174,7 +174,7 @@ impl<'a> Tuner<'a> {
                 continue;
             }
             let batch = batch_of(tokens, longest, &limits)?;
-            match race.run(&batch, tokens, &mut timings) {
+            match trials.run(&batch, tokens, &mut timings) {
                 Ok(()) => {}
                 Err(EngineError::Cuda(CudaError::OutOfMemory { .. })) => {
                     tracing::warn!(
@@ -189,7 +189,7 @@ impl<'a> Tuner<'a> {
         Ok(timings)
     }
 
-    /// What the given file says, else what was kept.
+    /// Timings of the given file, else of the cache.
     fn known(&self, on: &TimedOn) -> Result<Timings, EngineError> {
         if let Some(file) = &self.given {
             let read = read_timings(file).and_then(|(timings, found)| {
@@ -214,7 +214,7 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// At once, so that what was measured is not lost with what is still to do.
+    /// Stores all timings so far, after each number of tokens, so that an interrupted run loses little.
     fn keep(&self, timings: &Timings, on: &TimedOn) {
         if let Some(store) = self.store(on)
             && let Err(error) = store.put(timings, on)
@@ -229,14 +229,14 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// Every other one first, and of the others, so that where time is short, what is found is spread.
-fn in_turn(tokens: Vec<u64>) -> Vec<u64> {
+/// An order in which every prefix is spread over the range, for when the time limit is reached.
+fn spread(tokens: Vec<u64>) -> Vec<u64> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by_key(|at| (at % 2 == 1, at / 2 % 2 == 0));
     order.into_iter().map(|at| tokens[at]).collect()
 }
 
-/// Sequences of a fifth to all of `longest` tokens, fewer where there are few tokens, with random ids.
+/// A batch with random ids and sequences of `longest / 5` to `longest` tokens, shorter where there are few tokens.
 fn batch_of(tokens: u64, longest: u64, limits: &Limits) -> Result<Batch, EngineError> {
     let longest = longest.min((tokens / 4).max(1));
     let mut state = tokens;
@@ -263,8 +263,8 @@ mod tests {
         assert_eq!(quick.first(), Some(&226));
         assert!(quick.iter().all(|tokens| full.contains(tokens)));
         assert!((5..=8).contains(&quick.len()) && full.len() > 3 * quick.len());
-        let mut turned = in_turn(full.clone());
-        // An octave apart, but for rounding.
+        let mut turned = spread(full.clone());
+        // The first numbers are an octave apart, up to rounding.
         assert!(
             turned[..3]
                 .windows(2)

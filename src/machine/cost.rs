@@ -1,38 +1,38 @@
-//! The constants of the cost model: cycles of [`Machine::clock_mhz`](super::Machine), bytes a cycle and multiply-adds a
-//! cycle, each for one SM unless its name or its text says otherwise. What they were fitted to is in `docs/history.md`.
+//! Constants of the cost model: cycles of [`Machine::clock_mhz`](super::Machine), bytes per cycle and multiply-adds per
+//! cycle, each for one SM unless its name or its text says otherwise. `docs/history.md` has the data that they were fitted to.
 
 use serde::{Deserialize, Serialize};
 
-/// The constants of one card.
+/// Constants of one card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {
     pub mma_sync: MmaSync,
     pub norm: Norm,
-    /// The kernels with Hopper's instructions; `None` on cards without them.
+    /// Constants of the kernels with Hopper's instructions; `None` on cards without them.
     pub hopper: Option<Hopper>,
 }
 
-/// The GEMM by `mma.sync`, or in f32 outside of the tensor cores, fed by `cp.async`.
+/// The GEMM by `mma.sync`, or by FMAs in f32, with a `cp.async` pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MmaSync {
-    /// Multiply-adds of 16-bit elements that `mma.sync` reaches.
+    /// Multiply-adds of 16-bit elements that `mma.sync` sustains.
     pub tensor: f64,
-    /// Bytes from L2, for one SM, and for all of them together.
+    /// Bytes from L2, to one SM, and to all of them together.
     pub l2_per_sm: f64,
     pub l2: f64,
-    /// The barrier and the first fragments of a k-step, where no other CTA fills the gap.
+    /// Latency of the barrier and the first fragments of a k-step, where no other CTA on the SM hides it.
     pub barrier: f64,
-    /// From the launch to the first MMA, and the last stores.
+    /// Prologue and tail: from the launch to the first MMA, and the last stores.
     pub launch: f64,
-    /// Bias, activation, rounding and storing of an output.
+    /// Epilogue of an output: bias, activation, rounding, store.
     pub output: f64,
-    /// The part of the work hidden behind the slowest unit that shows all the same in f32; in tensor cores none does.
+    /// In f32, the fraction of the work of the faster units that the slowest one does not hide; tensor cores hide all of it.
     pub exposed_simt: f64,
 }
 
-/// The constants of the kernels with Hopper's instructions.
+/// Constants of the kernels with Hopper's instructions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hopper {
@@ -49,32 +49,30 @@ pub struct Hopper {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wgmma {
-    /// Bytes from L2, for one SM, and for all of them together: that all ask at once is what makes full waves of tiles
-    /// with up to 112 rows slow.
+    /// Bytes from L2, to one SM, and to all of them together: the latter bounds full waves of tiles with up to 112 rows.
     pub l2_per_sm: f64,
     pub l2: f64,
-    /// Cycles for each byte that all SMs read at a time: the card is at the limit of its power, so that what is read
-    /// costs clock.
+    /// Cycles for each byte that all SMs read at a time: at the card's power limit, traffic lowers the clock.
     pub power: f64,
-    /// How sharply the slower of MMA and L2 decides: the exponent of their norm.
+    /// Exponent of the norm that combines the times of MMA and L2: the larger it is, the more the slower one alone decides.
     pub overlap: f64,
-    /// Rounding and storing of an output; how many times as long swap-AB takes, which stores fewer bytes of a row at a time;
-    /// and how much longer an output takes that leaves through shared memory.
+    /// Rounding and storing of an output; the factor of swap-AB, which stores fewer bytes of a row at a time; and what an
+    /// output takes more that is stored through shared memory by TMA.
     pub output: f64,
     pub swap_ab: f64,
     pub boxed: f64,
-    /// An activation by two warpgroups, and by one.
+    /// An activation by two consumer warpgroups, and by one.
     pub activation: f64,
     pub activation_by_one: f64,
-    /// What storing by one warpgroup takes of the time that it takes two, which is what memory takes.
+    /// The time that stores take one warpgroup, over that of two: memory bounds it.
     pub one_warpgroup: f64,
-    /// An activation under another tile's MMA, whose registers it competes for; the part of that which is left with
-    /// `spread_from` outputs of a warpgroup or more: with registers as scarce as that, its instructions are far enough apart
-    /// to lie between the MMAs.
+    /// An activation under the MMAs of another tile, with which it competes for registers; and the fraction of that from
+    /// `spread_from` outputs of a warpgroup on, where registers are so scarce that the instructions of the activation are
+    /// far enough apart to be issued between MMAs.
     pub contention: f64,
     pub spread: f64,
     pub spread_from: f64,
-    /// From the launch to the end without MMA; each byte of the first stage, which all SMs ask for at once; and each tile.
+    /// A launch without MMAs; each byte of the first stage, which all SMs load at once; and each tile.
     pub launch: f64,
     pub stage_byte: f64,
     pub tile: f64,
@@ -92,38 +90,38 @@ pub struct OneTile {
     pub launch: f64,
     pub stage_byte: f64,
     pub tile: f64,
-    /// CTAs of a cluster that wait for each other, and a byte of f32 sums that one sends to another.
+    /// A cluster barrier, and a byte of f32 partial sums that one CTA sends to another.
     pub cluster: f64,
     pub exchange_byte: f64,
 }
 
-/// The GEMM for small M whose CTAs hold all their operands in shared memory, with split-K over a cluster.
+/// The GEMM for small M with all operands of a CTA resident in shared memory, and split-K over a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SplitK {
     pub launch: f64,
     /// A further wave of CTAs.
     pub wave: f64,
-    /// Where the next kernel finds no room beside this one.
+    /// A launch beside whose CTAs none of the next kernel fits on an SM.
     pub crowd: f64,
     pub step: f64,
-    /// CTAs that wait for each other; CTAs that must find room at once beside those of the kernel before, by the square of
-    /// how many more than one; and a byte of the sums that they send.
+    /// A cluster barrier; co-scheduling of a cluster beside the CTAs of the kernel before, by the square of its CTAs less one;
+    /// and a byte of the partial sums that CTAs send.
     pub cluster: f64,
     pub cluster_at_once: f64,
     pub exchange_byte: f64,
-    /// Bytes to one SM: of weights, which are on their way before the kernel before is done; of x; and of rows that a tile
-    /// has and x has not.
+    /// Bytes to one SM: of weights, whose loads overlap the kernel before; of x; and of rows of a tile beyond those of x,
+    /// which are zero.
     pub weight_byte: f64,
     pub x_byte: f64,
     pub zero_byte: f64,
-    /// A byte to all SMs together.
+    /// A byte from L2 to all SMs together.
     pub l2_byte: f64,
-    /// What two warpgroups save that share out k, in the two kernels with deferred normalisation.
+    /// What the two kernels of deferred normalisation save by splitting k between two warpgroups.
     pub two_warpgroups: f64,
 }
 
-/// The GEMM for the smallest M, whose weights go from memory to registers.
+/// The GEMM for the smallest M, whose weights go from global memory to registers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Skinny {
@@ -132,41 +130,41 @@ pub struct Skinny {
     pub beside: f64,
     pub x_byte: f64,
     pub warp: f64,
-    /// A warp's part of k.
+    /// A warp's chunk of k.
     pub chunk: f64,
     pub l2_byte: f64,
 }
 
-/// Rows up to which M is small: kernels made for it are timed as they run in a program, where each begins while the one before
-/// still runs.
+/// Most rows of small M, for which kernels were timed as in a program: with programmatic dependent launch, each overlaps the
+/// one before.
 pub const SMALL_M: u64 = 128;
 
-/// What the estimates of kernels for large M leave out at small M.
+/// Terms that the estimates of kernels for large M need at small M.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SmallM {
-    /// One warpgroup's step takes no less than some cycles, however short its MMA: where that is shorter than `short_mma`,
-    /// each step beyond `fitted_steps` takes `wait` more.
+    /// Latency bounds a k-step of one warpgroup, however short its MMAs: where these take less than `short_mma` cycles, each
+    /// step beyond `fitted_steps` takes `wait` more.
     pub short_mma: f64,
     pub wait: f64,
     pub fitted_steps: u32,
-    /// The sums that CTAs of a cluster exchange.
+    /// The reduction of partial sums over a cluster.
     pub exchange: f64,
 }
 
-/// The GEMM with LayerNorm in its epilogue, whose rows lie across a cluster.
+/// The GEMM with LayerNorm in its epilogue, whose rows are spread over a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmNorm {
-    /// Multiply-adds that it reaches.
+    /// Multiply-adds that it sustains.
     pub tensor: f64,
-    /// Bytes from L2, for all SMs together.
+    /// Bytes from L2, to all SMs together.
     pub l2: f64,
     /// As [`Wgmma::power`].
     pub power: f64,
-    /// A step of which both warpgroups read all of x from shared memory.
+    /// A k-step in which both warpgroups read all of x from shared memory.
     pub x_again: f64,
-    /// An output by two warpgroups, and by one: residual, row statistics, those of the other CTAs, rounding and storing.
+    /// Epilogue of an output by two warpgroups, and by one: residual, row statistics, cluster reduction, rounding, store.
     pub finish: f64,
     pub finish_by_one: f64,
     pub launch: f64,
@@ -178,18 +176,18 @@ pub struct GemmNorm {
 #[serde(deny_unknown_fields)]
 pub struct Norm {
     pub launch: f64,
-    /// As `launch`, for at most [`SMALL_M`] rows.
+    /// A launch of at most [`SMALL_M`] rows.
     pub launch_small_m: f64,
-    /// An element, on the whole card.
+    /// An element, for all SMs together.
     pub element: f64,
 }
 
-/// The GEMM that normalises its rows in its prologue.
+/// The GEMM with a normalisation prologue.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NormPrologue {
     pub launch: f64,
-    /// A further tile of 16 rows, whether there are rows in it or not.
+    /// A further tile of 16 rows, full or not.
     pub tile: f64,
     /// A byte of x and the residual to one SM.
     pub row_byte: f64,

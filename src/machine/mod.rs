@@ -1,6 +1,6 @@
 //! Cards as data: what a launch and the choice of kernels need to know of the card that runs them.
 //!
-//! Each file of `machines/` describes one card. What the driver knows of the card at hand ([`Live`]) replaces
+//! Each file of `machines/` describes one card. What the driver reports of the card at hand ([`Live`]) replaces
 //! what its file says, so that a part of a card (MIG) has its own number of SMs. A card without a file is
 //! served by the nearest one of its capability, and [`Served`] says so.
 
@@ -22,45 +22,45 @@ pub use error::MachineError;
 
 static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/machines");
 
-/// The card that programs are lowered for where none was named and none is there: one of the oldest
-/// capability, whose kernels every other card runs.
+/// The card that programs are lowered for where none was named and none is present: one of the oldest
+/// capability, whose kernels run on every other card.
 const DEFAULT: &str = "a100";
 
-/// The instructions that a kernel is written with.
+/// Instruction sets that kernels are written with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Instructions {
-    /// Those of compute capability 8.0, which every newer card has.
+    /// Instructions of compute capability 8.0, which every newer card has: `mma.sync`, `cp.async`.
     #[default]
     Ampere,
-    /// Those of 9.0a alone: `wgmma`, and the tensor memory accelerator.
+    /// Instructions of 9.0a, not all of which any other card has: `wgmma`, TMA, clusters.
     Hopper,
 }
 
-/// A card.
+/// Description of a card.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Name of its file without the ending, which `--card` takes.
+    /// Name of its file without the extension, as `--card` takes it.
     #[serde(default)]
     pub name: String,
     /// The driver's names of the cards that the file describes.
     pub cards: Vec<String>,
     /// Compute capability, (major, minor).
     pub capability: (u32, u32),
-    /// The most that kernels for it may use.
+    /// The newest instruction set that its kernels may use.
     pub instructions: Instructions,
     pub sms: u32,
     pub threads_per_sm: u32,
-    /// 32-bit registers.
+    /// Number of 32-bit registers.
     pub registers_per_sm: u32,
-    /// Bytes, of which each CTA takes 1 KiB beside its own.
+    /// Bytes of shared memory, of which the driver reserves 1 KiB for each CTA.
     pub shared_per_sm: u32,
-    /// The most that a CTA may opt into, in bytes.
+    /// Most bytes of shared memory that a CTA may opt into.
     pub shared_per_cta: u32,
     pub l2_bytes: u64,
-    /// What cycles are counted at.
+    /// The clock that the cost model's cycles are counted at.
     pub clock_mhz: u32,
-    /// Clusters of 2, 3, … 8 CTAs that run at once, with an SM for each CTA; none on cards without clusters.
+    /// Clusters of 2, 3, … 8 CTAs that are resident at once, with an SM for each CTA; empty on cards without clusters.
     pub clusters: Vec<u32>,
     pub rates: Rates,
     pub fit: Fit,
@@ -78,24 +78,24 @@ pub enum Fit {
     DataSheet,
 }
 
-/// What a card can do at most, by its data sheet.
+/// Peak rates of a card, by its data sheet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
-    /// Multiply-adds of 16-bit elements into f32, in tensor cores, a cycle and SM.
+    /// Multiply-adds of 16-bit elements with f32 accumulation in tensor cores, per cycle and SM.
     pub tensor: f64,
-    /// Multiply-adds in f32 outside of them, a cycle and SM.
+    /// Multiply-adds of f32 outside tensor cores, per cycle and SM.
     pub fma: f64,
-    /// Bytes of shared memory a cycle and SM.
+    /// Bytes of shared memory, per cycle and SM.
     pub shared: f64,
-    /// Bytes of device memory a cycle, for all SMs together.
+    /// Bytes of device memory per cycle, for all SMs together.
     pub dram: f64,
 }
 
-/// What the driver says of a card.
+/// What the driver reports of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
-    /// As the driver calls it.
+    /// The driver's name of the card.
     pub name: String,
     pub capability: (u32, u32),
     pub sms: u32,
@@ -109,9 +109,9 @@ pub struct Live {
 /// How well a file describes a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// It is the card's own.
+    /// The file is the card's own.
     Own,
-    /// It is that of another card of the same capability, or the nearest older one.
+    /// The file is that of another card, of the same capability or the nearest older one.
     Nearest,
 }
 
@@ -133,10 +133,10 @@ static ALL: LazyLock<Result<Vec<Machine>, MachineError>> = LazyLock::new(|| {
 });
 
 impl Machine {
-    /// The cards that are described, in the order of their names.
+    /// All described cards, in the order of their names.
     ///
     /// # Errors
-    /// [`MachineError::File`] of a file that is none, which a test of the project would have told.
+    /// [`MachineError::File`] for a file that does not parse, which a test of the project finds.
     pub fn all() -> Result<&'static [Self], MachineError> {
         match &*ALL {
             Ok(machines) => Ok(machines),
@@ -155,7 +155,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The card of this name, which is its file's.
+    /// The card whose file has this name.
     ///
     /// # Errors
     /// [`MachineError::Unknown`], with the nearest name.
@@ -167,7 +167,7 @@ impl Machine {
         }
     }
 
-    /// What programs are lowered for where no card was named and none is there.
+    /// The card that programs are lowered for where none was named and none is present.
     ///
     /// # Errors
     /// As [`Machine::all`].
@@ -175,8 +175,8 @@ impl Machine {
         Self::named(DEFAULT)
     }
 
-    /// The card that stands for all of a compute capability: the one whose costs were fitted on it, else the first by name.
-    /// `None` where none of it is described.
+    /// The card that stands for all of a compute capability: the one with costs fitted to timings on it, else the first by
+    /// name. `None` where no card of the capability is described.
     ///
     /// # Errors
     /// As [`Machine::all`].
@@ -189,8 +189,8 @@ impl Machine {
             .cloned())
     }
 
-    /// The card that the driver describes, and whose file serves it: its own, else that of the card of its capability with
-    /// the nearest number of SMs, else that of the newest older capability.
+    /// The card at hand, and whose file serves it: its own, else that of the card of its capability with the nearest number
+    /// of SMs, else that of the newest older capability.
     ///
     /// # Errors
     /// As [`Machine::all`]; [`MachineError::TooOld`] for a card older than all that are described.
@@ -216,7 +216,7 @@ impl Machine {
         }
     }
 
-    /// The card with what the driver says of it in the place of what the file says.
+    /// The description with what the driver reports in the place of what the file says.
     fn with(&self, live: &Live) -> Self {
         let mut machine = self.with_sms(live.sms);
         if machine.capability != live.capability {
@@ -233,7 +233,7 @@ impl Machine {
         machine
     }
 
-    /// The same card with another number of SMs, and as many clusters at once as are left of them.
+    /// The same card with another number of SMs, and its clusters scaled alike.
     pub fn with_sms(&self, sms: u32) -> Self {
         let mut machine = self.clone();
         let scaled = |&at_once: &u32| {
@@ -245,7 +245,7 @@ impl Machine {
         machine
     }
 
-    /// Clusters of so many CTAs that run at once, where each CTA needs an SM of its own; none where the card has no room for one.
+    /// Clusters of so many CTAs that are resident at once, where each CTA needs an SM of its own; 0 where not one fits.
     pub fn clusters_at_once(&self, ctas: u32) -> u64 {
         match ctas {
             0 | 1 => self.sms.into(),
@@ -257,11 +257,11 @@ impl Machine {
         }
     }
 
-    /// CTAs that an SM holds at once by their dynamic shared memory.
+    /// CTAs that are resident on an SM at once, as limited by their dynamic shared memory.
     pub fn ctas_by_shared(&self, bytes: u32) -> u32 {
-        /// What the driver keeps of it for each CTA.
-        const OF_DRIVER: u32 = 1024;
-        self.shared_per_sm / (bytes + OF_DRIVER)
+        /// Bytes that the driver reserves for each CTA.
+        const RESERVED: u32 = 1024;
+        self.shared_per_sm / (bytes + RESERVED)
     }
 }
 
@@ -270,13 +270,13 @@ impl Machine {
 pub(crate) mod testing {
     use super::*;
 
-    /// One with Hopper's instructions and costs that were fitted on it.
+    /// A card with Hopper's instructions and costs that were fitted to timings on it.
     pub(crate) fn hopper() -> Machine {
         let found = Machine::of_capability((9, 0)).expect("the cards are described");
         found.expect("a card with Hopper's instructions is described")
     }
 
-    /// One without.
+    /// A card without Hopper's instructions.
     pub(crate) fn usual() -> Machine {
         Machine::usual().expect("the cards are described")
     }

@@ -51,7 +51,7 @@ fn every_file_describes_a_card_that_can_be() {
             "{name}"
         );
         assert!(tensor > fma, "{name}");
-        // Clusters of more CTAs are fewer, and have no more SMs than there are.
+        // There are fewer clusters of more CTAs, and never more CTAs than SMs.
         assert!(
             machine.clusters.windows(2).all(|pair| pair[0] >= pair[1]),
             "{name}"
@@ -78,7 +78,7 @@ fn a_card_has_its_own_file_or_that_of_the_nearest_and_what_the_driver_says() {
     let h200 = live("NVIDIA H200", (9, 0), 66);
     let (machine, served) = of(&h200);
     assert_eq!((machine.name.as_str(), served), ("h200", Served::Own));
-    // A part of it, and what the driver says replaces what the file says.
+    // What the driver reports of a part of the card replaces what the file says.
     assert_eq!((machine.sms, machine.threads_per_sm), (66, 1536));
     assert_eq!(
         (machine.shared_per_sm, machine.shared_per_cta),
@@ -96,7 +96,7 @@ fn a_card_has_its_own_file_or_that_of_the_nearest_and_what_the_driver_says() {
         assert_eq!((machine.name.as_str(), served), (nearest, Served::Nearest));
         assert_eq!(machine.instructions, Instructions::Hopper);
     }
-    // The newest older card serves it, with the instructions that all have.
+    // The newest older card serves it, with the instructions that every card has.
     let (machine, served) = of(&live("NVIDIA Orin", (8, 7), 16));
     assert_eq!((machine.capability, served), ((8, 7), Served::Nearest));
     assert!(
@@ -121,7 +121,7 @@ fn clusters_at_once_follow_the_number_of_sms() {
     for (at, &at_once) in whole.clusters.iter().enumerate() {
         assert_eq!(half.clusters_at_once(at as u32 + 2), u64::from(at_once) / 2);
     }
-    // None where there is no room for one, or the size is not known.
+    // No cluster is resident where not one fits, or its size is not described.
     let few = whole.with_sms(3);
     assert!(few.clusters_at_once(2) <= 1 && few.clusters_at_once(4) == 0);
     assert_eq!(whole.clusters_at_once(9), 0);

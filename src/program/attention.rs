@@ -4,26 +4,26 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Which kernels compute fused attention. What is asked for by name is never replaced by another.
+/// Which kernels compute fused attention. A kernel that is asked for by name is never replaced by another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionChoice {
-    /// By the longest sequence of the batch: as measured, else the short kernel as far as it goes
-    /// and the online one beyond. On Hopper few tokens have a kernel of their own.
+    /// Dispatched by the longest sequence of the batch: on Hopper by warpgroup MMA where it serves the
+    /// head, with a kernel of its own for few tokens; else the short kernel up to its limit, and the online one beyond.
     #[default]
     Auto,
-    /// All of a sequence's keys on the chip (ByteTransformer III.E.1). A longer sequence than it
-    /// takes is an error.
+    /// One kernel with all keys of a sequence in shared memory (ByteTransformer III.E.1). A sequence beyond its
+    /// limit is an error.
     Short,
-    /// Two grouped GEMMs with the softmax taken apart between them (ByteTransformer III.E.2). The
-    /// scores are in memory, so that this grows with the square of the lengths.
+    /// Two grouped GEMMs with the softmax split between them (ByteTransformer III.E.2). The scores are in
+    /// global memory, which grows with the square of the lengths.
     Grouped,
     /// One kernel with online softmax, for any length.
     Online,
-    /// One kernel of warpgroup products (FlashAttention-3), for any length, on Hopper.
+    /// One kernel by warpgroup MMA (FlashAttention-3), for any length, on Hopper.
     Wgmma,
 }
 
-/// A name of no choice.
+/// A name that no choice has.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is no kind of attention; expected auto, short, grouped, online or wgmma")]
 pub struct UnknownAttention(String);
@@ -37,7 +37,7 @@ impl AttentionChoice {
         Self::Wgmma,
     ];
 
-    /// As on the command line.
+    /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

@@ -1,5 +1,5 @@
-//! Buckets of batch shapes: batches of similar sizes are planned and launched alike, so that plans and
-//! CUDA graphs of one serve the others.
+//! Buckets of batch shapes: batches of similar sizes are rounded up to one shape, so that they share a
+//! memory plan and a CUDA graph.
 
 use super::{Program, Step};
 use crate::{
@@ -10,14 +10,14 @@ use crate::{
 
 /// The sizes that the batches of a program are rounded up to.
 ///
-/// A bucket has some more tokens than its batches, which belong to no sequence, and some more sequences,
-/// which have no tokens. It is launched with the very kernels of its batches, as it ends where a step
-/// or a variant does: so the rows of a batch have the same bits in the bucket and alone. A shape is its own
-/// bucket where a tensor's or a launch's size goes by more than tokens and sequences (stored scores), where a
-/// result has its rows elsewhere than in front, and where no kernel takes the batch.
+/// A bucket's additional tokens belong to no sequence, and its additional sequences have no tokens. A bucket never
+/// crosses a bound of a step's dispatch, so that it launches the kernels of its batches, and their rows have the same
+/// bits as without buckets. A shape is its own bucket where the size of a tensor or a launch depends on more than the
+/// numbers of tokens and sequences (stored scores), where the leading dimension of a result is neither tokens nor sequences,
+/// and where a sequence is too long for every kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Buckets {
-    /// Sizes that a bucket does not cross, ascending.
+    /// Bounds that a bucket does not cross, ascending.
     tokens: Vec<u64>,
     batch: Vec<u64>,
     longest: Vec<u64>,
@@ -26,7 +26,7 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// No two shapes share a bucket.
+    /// Makes every shape its own bucket.
     pub fn none() -> Self {
         Self {
             exact: vec![Batches::ALL],
@@ -63,16 +63,16 @@ impl Buckets {
             rows.extend(ends(part.rows));
             self.longest.extend(ends(part.longest));
         }
-        // The error that says that a sequence is too long is to have the batch's own length.
+        // The error for a sequence that is too long must name the batch's own length.
         if let Some(most) = step.most_longest {
             self.own(Batches::by_longest(Interval::new(most, None)));
         }
-        if !goes_by_tokens_and_sequences(program, step) {
+        if !depends_on_tokens_and_sequences(program, step) {
             step.batches().into_iter().for_each(|part| self.own(part));
         }
     }
 
-    /// Each of these batches is its own bucket.
+    /// Makes each of these batches its own bucket.
     fn own(&mut self, batches: Batches) {
         self.tokens.extend(ends(batches.rows));
         self.longest.extend(ends(batches.longest));
@@ -81,8 +81,8 @@ impl Buckets {
         }
     }
 
-    /// The bucket of a batch: nowhere smaller than it, and its own bucket. Where it is not the batch's own
-    /// shape, nothing depends on its `longest` and `pairs` but which kernels are launched.
+    /// The bucket of a batch. None of its extents is smaller than the batch's, and it is its own bucket. Where it differs
+    /// from the batch, its `longest` and `pairs` decide only which kernels are launched.
     pub fn of_batch(&self, batch: &Extents) -> Extents {
         if self
             .exact
@@ -92,7 +92,7 @@ impl Buckets {
             return *batch;
         }
         let tokens = rounded_tokens(batch.tokens).min(next(&self.tokens, batch.tokens));
-        // A kernel may read the row that a sequence would begin with: one of no sequence.
+        // A kernel may read the row where a sequence begins: an added sequence begins at an added token.
         let sequences = match tokens > batch.tokens {
             true => rounded_sequences(batch.batch).min(next(&self.batch, batch.batch)),
             false => batch.batch,
@@ -108,14 +108,14 @@ impl Buckets {
     }
 }
 
-/// The sizes that a bucket must not cross, so that it lies inside of an interval or outside.
+/// The bounds that a bucket must not cross, so that it lies inside or outside the interval.
 fn ends(interval: Interval) -> impl Iterator<Item = u64> {
     let above = (interval.above > 0).then_some(interval.above);
     above.into_iter().chain(interval.up_to)
 }
 
-/// Few tokens by eights, as the products of few rows take them; more in steps of at most 1/32 of them, up to
-/// the rows of a GEMM's tile, which cost nothing where they fill one up.
+/// Rounds few tokens to multiples of 8, the row granularity of GEMMs for small M; more tokens in steps of at most 1/32 of
+/// them, up to the rows of a GEMM's tile, whose unused rows cost nothing.
 fn rounded_tokens(tokens: u64) -> u64 {
     const FEWEST: u64 = 8;
     const MOST: u64 = 128;
@@ -123,7 +123,7 @@ fn rounded_tokens(tokens: u64) -> u64 {
     tokens.next_multiple_of(step)
 }
 
-/// In steps of at most a quarter: a sequence without tokens is a few blocks that end at once.
+/// Rounds sequences in steps of at most a quarter: a sequence without tokens costs a few CTAs that exit at once.
 fn rounded_sequences(sequences: u64) -> u64 {
     sequences.next_multiple_of(power_of_two_up_to(sequences / 4))
 }
@@ -139,8 +139,8 @@ fn next(limits: &[u64], size: u64) -> u64 {
     limits.get(at).copied().unwrap_or(u64::MAX)
 }
 
-/// Whether a step's launch and tensors have sizes of tokens and sequences only, one row of them each.
-fn goes_by_tokens_and_sequences(program: &Program, step: &Step) -> bool {
+/// Whether the sizes of a step's launch and tensors depend on the numbers of tokens and sequences alone.
+fn depends_on_tokens_and_sequences(program: &Program, step: &Step) -> bool {
     let simple = |size: &Size| {
         let others = [Symbol::Longest, Symbol::Pairs, Symbol::KeyTiles];
         !others.into_iter().any(|symbol| size.depends_on(symbol))
@@ -157,7 +157,7 @@ fn goes_by_tokens_and_sequences(program: &Program, step: &Step) -> bool {
     rows && counts && tensors.all(|tensor| tensor.shape.0.iter().all(simple))
 }
 
-/// Whether the first rows of a tensor are those of the first tokens or sequences.
+/// Whether the leading dimension of a tensor is tokens, sequences or a constant, so that rows of the batch come first.
 fn has_rows_in_front(shape: &Shape) -> bool {
     let Some((rows, rest)) = shape.0.split_first() else {
         return true;

@@ -1,4 +1,4 @@
-//! From the fused graph to launches: kernels for every operator that computes, as `select` says.
+//! Lowering of the fused graph to launches, with the kernels that `select` chooses.
 
 mod attention;
 mod chains;
@@ -21,7 +21,7 @@ use crate::{
     tensor::{DType, Shape, Size, Symbol},
 };
 
-/// What a graph is lowered for.
+/// Options of the lowering.
 #[derive(Clone, Copy, Debug)]
 pub struct LowerOptions<'a> {
     /// Storage type of reals.
@@ -29,18 +29,18 @@ pub struct LowerOptions<'a> {
     pub padding: Padding,
     /// The card that the program is for.
     pub machine: &'a Machine,
-    /// What kernels took in place on such a card; without them the cost model decides alone.
+    /// Timings on such a card that correct the cost model.
     pub timings: Option<&'a Timings>,
     /// Which kernels compute fused attention.
     pub attention: AttentionChoice,
     /// One kernel for each operator, whatever the batch ([`Program::invariant`]).
     pub invariant: bool,
-    /// Every operator by launches of its own, also where one for several is faster.
+    /// Whether every operator has launches of its own, also where a fused one is faster.
     pub no_joint_launches: bool,
 }
 
 /// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
-/// what has no such mask is an error.
+/// an operator that would read padding is an error.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
     if !options.dtype.is_real() {
         return Err(LowerError::DType(options.dtype));
@@ -64,12 +64,12 @@ struct Lowering<'a> {
     graph: &'a Graph,
     options: LowerOptions<'a>,
     dtype: DType,
-    /// What computes the nodes that are chosen by rows.
+    /// The nodes whose kernels are chosen by rows, and their launches.
     chains: Chains,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<Meta, TensorIndex>,
-    /// Tensors of implementations' own, by the node that they are named after.
+    /// Scratch tensors of implementations, by the node that they are named after.
     scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
 }
 
@@ -188,7 +188,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// First and last step of every planned tensor; what is an output lives to the end.
+    /// Sets the first and last step of every planned tensor; outputs live to the last step.
     fn lifetimes(&mut self) {
         let end = self.program.steps.len().saturating_sub(1) as u32;
         let mut spans: HashMap<TensorIndex, (u32, u32)> = HashMap::new();
@@ -363,7 +363,7 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// Elements of one row, as [`rows`] counts rows.
+    /// The elements of a row, as [`rows`] counts rows.
     fn row_width(&self, id: NodeId) -> Result<u32, String> {
         let shape = self.graph.shape(id);
         match shape.0.as_slice() {
@@ -382,10 +382,10 @@ fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerErro
     }
 }
 
-/// Until the steps are known.
+/// The place of a planned tensor until the steps are known.
 const UNPLACED: Place = Place::Planned { first: 0, last: 0 };
 
-/// Rows of a launch that computes a tensor of this shape.
+/// The rows of a launch that computes a tensor of this shape.
 fn rows(shape: &Shape) -> Size {
     match shape.0.as_slice() {
         [_, rows] if rows.as_symbol().is_some() => rows.clone(),
@@ -395,7 +395,7 @@ fn rows(shape: &Shape) -> Size {
     }
 }
 
-/// What of the batch an operator reads besides its operands, in the order of the signature.
+/// The batch data that an operator reads besides its operands, in the order of the signature.
 fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     match op {
         Op::Softmax { .. } if padding == Padding::Kept => {
@@ -413,7 +413,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     }
 }
 
-/// Name and shape of batch data.
+/// The name and shape of batch data.
 pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
     let tokens = || Shape::new([Symbol::Tokens.into()]);
     let bounds = || Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)]);

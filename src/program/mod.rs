@@ -1,4 +1,4 @@
-//! A model as plain data: kernels, launches, tensors and weights. Everything that an executor needs
+//! A model as plain data: kernels, launches, tensors and weights. It holds all that an executor needs
 //! and nothing that needs a device, so it can be printed, stored and compared.
 
 mod attention;
@@ -35,10 +35,10 @@ pub type TensorIndex = usize;
 pub struct Program {
     /// Storage type of activations and weights.
     pub dtype: DType,
-    /// Whether a sequence's results do not depend on its batch-mates, not by a bit: every step has one
-    /// kernel for all batches, which computes each row in one order of operations.
+    /// Whether the results are batch-invariant: bitwise independent of the other sequences of the batch. Every step then
+    /// has one kernel for all batches, which computes each row in one order of operations.
     pub invariant: bool,
-    /// Every kernel once; layers share them.
+    /// The kernels, without duplicates; layers share them.
     pub kernels: Vec<KernelSpec>,
     pub tensors: Vec<Tensor>,
     /// Launches, in order.
@@ -56,14 +56,14 @@ pub struct Tensor {
     pub place: Place,
 }
 
-/// Where a tensor's bytes are.
+/// Where a tensor's memory comes from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Place {
-    /// Made by the runtime from the batch.
+    /// The runtime writes it from the batch.
     Batch(Meta),
-    /// Loaded once.
+    /// It is loaded once, with the model.
     Weight(WeightExpr),
-    /// Placed by the planner, from `first` to `last` step (both inclusive). Outputs live to the end.
+    /// The planner places it, from step `first` to `last`, both inclusive. Outputs live to the last step.
     Planned { first: u32, last: u32 },
 }
 
@@ -84,7 +84,7 @@ impl Program {
             .filter(|(_, t)| matches!(t.place, Place::Planned { .. }))
     }
 
-    /// Bytes of a tensor for a batch.
+    /// The bytes of a tensor for a batch.
     pub fn bytes(&self, tensor: &Tensor, extents: &Extents) -> Result<u64, SizeOverflow> {
         tensor
             .shape
@@ -97,8 +97,7 @@ impl Program {
             })
     }
 
-    /// The steps that a batch launches, each with its kernel: fewer than there are, where steps are for batches of
-    /// some sizes.
+    /// The steps that a batch launches, each with its kernel. Steps for batches of other sizes are left out.
     ///
     /// # Errors
     /// As [`Step::launch`].
@@ -110,8 +109,8 @@ impl Program {
             .collect()
     }
 
-    /// Usage records of the planned tensors for a batch (TurboTransformers 4.2). A tensor that only
-    /// steps touch which are not launched for the batch has no bytes.
+    /// Usage records of the planned tensors for a batch (TurboTransformers 4.2). A tensor that no
+    /// launched step touches has no bytes.
     ///
     /// # Errors
     /// Sizes that do not fit 64 bits, and a batch that some step has no kernel for.
@@ -125,7 +124,7 @@ impl Program {
         Ok(self.records(extents, &touched)?)
     }
 
-    /// Usage records that suffice for every batch that is nowhere larger than this one.
+    /// Usage records that suffice for every batch none of whose extents is larger than this one's.
     pub fn most_usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, SizeOverflow> {
         let mut touched = vec![false; self.tensors.len()];
         for step in &self.steps {
@@ -159,7 +158,7 @@ impl Program {
             .collect()
     }
 
-    /// Bytes of the weights, in their storage type.
+    /// The bytes of all weights, in their storage type.
     pub fn weight_bytes(&self) -> u64 {
         let none = Extents::default();
         self.tensors
@@ -169,8 +168,8 @@ impl Program {
             .sum()
     }
 
-    /// Floating-point operations of the products of one class, for any batch (ByteTransformer,
-    /// table II). Steps that compute one value for different batches compute the same, so that those of the largest batches
+    /// The floating-point operations of the matrix products of one class, for any batch (ByteTransformer,
+    /// table II). Steps that compute one value for different batches do equal work, so only those of the largest batches
     /// are counted.
     pub fn flop(&self, class: Class) -> Size {
         self.steps

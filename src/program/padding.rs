@@ -1,4 +1,4 @@
-//! Padding, kept to measure what its absence saves.
+//! Padded execution, kept to measure what packing saves.
 
 use std::collections::HashSet;
 
@@ -12,13 +12,13 @@ pub enum Padding {
     /// III.D).
     #[default]
     Removed,
-    /// Every sequence is padded to the longest, as frameworks without packing do it. All launches
-    /// run over the padding too, and softmax masks keys that are padding. For measurements.
+    /// Every sequence is padded to the longest, as in frameworks without packing. All launches run over
+    /// the padding too, and softmax masks keys that are padding. This is for measurements.
     Kept,
 }
 
-/// Whether the outputs of a graph come out right when sequences are padded: padding may be
-/// computed, but no token of a sequence may depend on it.
+/// Checks that the outputs of a graph are correct when sequences are padded: no token of a sequence may
+/// depend on padding.
 pub(super) fn check_kept(graph: &Graph) -> Result<(), LowerError> {
     for (output, id) in graph.outputs() {
         let mut seen = HashSet::new();
@@ -51,7 +51,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
             node: node(),
             reads: "reads last tokens",
         }),
-        // Every row from its own row, or from the first token, which is never padding.
+        // Each row depends on its own row, or on the first token, which is never padding.
         Op::Input(_)
         | Op::Weight(_)
         | Op::Linear { .. }
@@ -69,7 +69,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::Concat { .. }
         | Op::FirstToken
         | Op::L2Normalize { .. } => Ok(()),
-        // The softmax is masked, so the scores of padding count for nothing in the context.
+        // The softmax is masked, so that keys that are padding have no weight in the context.
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! One launch: its kernels, and the batches that each is for.
+//! One step of a program: its kernels, and the batches that each serves.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,19 +8,19 @@ use crate::{
     tensor::{Extents, Shape, Size, Symbol},
 };
 
-/// One launch.
+/// One launch, whose kernel depends on the batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// Name of the value that it computes.
     pub name: String,
-    /// Which kernel of [`Program::kernels`](super::Program::kernels) is launched for which batches. All take the same arguments.
-    /// For batches that are in no part another step computes the value.
+    /// Which kernel of [`Program::kernels`](super::Program::kernels) is launched for which batches. All take equal arguments.
+    /// For batches in no part another step computes the value.
     pub dispatch: Dispatch<usize>,
-    /// The longest sequence that there is a kernel for, in this step or another: a longer one is an error.
+    /// Tokens of the longest sequence that any step computing the value has a kernel for; a longer one is an error.
     pub most_longest: Option<u64>,
     /// Tensors of the kernel's `Read` and `Write` parameters, in the order of the signature.
     pub operands: Vec<TensorIndex>,
-    /// What the kernel's `rows` is.
+    /// The value of [`Symbol::Rows`] for its kernels.
     pub rows: Size,
 }
 
@@ -40,8 +40,8 @@ pub enum LaunchError {
 }
 
 impl Step {
-    /// What is launched for a batch: the kernel's index, and the extents with this step's `rows`.
-    /// `None` where the step is for other batches.
+    /// The launch for a batch: the kernel's index, and the extents with this step's `rows`. `None` where the step
+    /// does not serve the batch.
     ///
     /// # Errors
     /// Rows that do not fit 64 bits, and a sequence that is too long for every kernel.
@@ -62,7 +62,7 @@ impl Step {
         Ok(kernel.map(|&kernel| (kernel, extents)))
     }
 
-    /// The kernels that it may launch, by index, each once.
+    /// The kernels that it may launch, by index, without duplicates.
     pub fn kernels(&self) -> Vec<usize> {
         let mut kernels: Vec<usize> = self.dispatch.choices().copied().collect();
         kernels.sort_unstable();
@@ -75,8 +75,8 @@ impl Step {
         self.rows.as_symbol() == Some(Symbol::Tokens)
     }
 
-    /// The batches that it is launched for, by tokens and longest sequence. A step over other rows than tokens is launched for
-    /// every number of them, so that the tokens do not matter.
+    /// The batches that it is launched for, by tokens and longest sequence. A step over rows other than tokens serves every
+    /// number of rows, so that tokens do not restrict it.
     pub(super) fn batches(&self) -> Vec<Batches> {
         let covered = self.dispatch.covered();
         match self.is_over_tokens() || !Batches::ALL.is_covered_by(&covered) {
@@ -85,7 +85,7 @@ impl Step {
         }
     }
 
-    /// Whether it is launched for some batch that is nowhere larger than this one.
+    /// Whether it is launched for some batch none of whose extents is larger than this one's.
     pub(super) fn begins_within(&self, batch: &Extents) -> bool {
         let rows = match self.is_over_tokens() {
             true => batch.tokens,

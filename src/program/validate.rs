@@ -1,7 +1,7 @@
-//! Whether a program that was read from a file is one that an executor may run.
+//! Checks of programs that were read from a file.
 //!
-//! Executors trust a program: they index, multiply and launch by what it says. A program from
-//! [`lower`](super::lower()) keeps these rules by how it is made; any other is checked here first.
+//! Executors trust a program: they index, multiply and launch by its values. A program from
+//! [`lower`](super::lower()) is valid by construction; any other is checked here first.
 
 use super::{Place, Program, Step, lower::meta_layout};
 use crate::{
@@ -18,24 +18,23 @@ use crate::{
     tensor::{DType, Shape, Size, Symbol},
 };
 
-/// As of the graph that a program is lowered from.
+/// Largest width of a graph.
 const MAX_WIDTH: u32 = crate::graph::MAX_WIDTH as u32;
-/// Ids are 32-bit and signed on a device.
+/// Most rows of a table, since ids are signed 32-bit numbers on a device.
 const MAX_ROWS: u32 = i32::MAX as u32;
-/// As in descriptions: no machine holds a larger weight.
+/// Most elements of a weight, as in descriptions: no machine holds more.
 const MAX_ELEMENTS: u64 = 1 << 40;
-/// Dimensions of a tensor, terms of a size and factors of a term; a lowered program has three,
-/// two and two. Products of sizes take time with the power of these.
+/// Most dimensions of a tensor, terms of a size and factors of a term; a lowered program has three,
+/// two and two. The time to multiply sizes grows with powers of these.
 const MAX_PARTS: usize = 4;
 
-/// Parts of a dispatch; a lowered program has some thirty. Comparing them takes time with the square of their number.
+/// Most parts of a dispatch; a lowered program has some thirty. Comparing them takes time quadratic in their number.
 const MAX_DISPATCH: usize = 1024;
 
 impl Program {
-    /// Checks what an executor relies on, for programs that were read from a file: every size is
-    /// one that kernels take, every index is in range, every step binds as many tensors as its
-    /// kernels take, and each tensor is written once, before it is read. The message says what does
-    /// not fit.
+    /// Checks what an executor relies on: kernels take every size, every index is in range, every step binds
+    /// tensors of its kernels' types and sizes, and for every batch each tensor is written once, before it is
+    /// read. The error says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
         if !self.dtype.is_real() {
             return Err(format!("it stores reals as {}", self.dtype));
@@ -70,7 +69,7 @@ impl Program {
         Ok(())
     }
 
-    /// Whether a program that says so computes a sequence in one way whatever the batch.
+    /// Checks that a program that claims to be invariant has one kernel for each step, whatever the batch.
     fn one_kernel_a_step(&self) -> Result<(), String> {
         if !self.invariant {
             return Ok(());
@@ -93,7 +92,7 @@ impl Program {
         }
     }
 
-    /// Whether every tensor is where it can be.
+    /// Checks the place of every tensor.
     fn places(&self) -> Result<(), String> {
         let n_steps = self.steps.len();
         for tensor in &self.tensors {
@@ -155,7 +154,7 @@ impl Program {
         if let Some((a, b)) = step.dispatch.overlap() {
             return Err(format!("has two kernels for one batch ({a}; {b})"));
         }
-        // Tokens are what all steps have in common.
+        // Coverage is proven over tokens, which all steps share: a step over other rows must serve every number of them.
         let by_rows = covered.iter().any(|part| part.rows != Interval::ALL);
         if by_rows && !step.is_over_tokens() && !Batches::ALL.is_covered_by(&covered) {
             return Err(format!("has no kernel for some numbers of {}", step.rows));
@@ -179,7 +178,7 @@ impl Program {
                 return Err("has kernels that write different tensors".to_owned());
             }
         }
-        // All kernels bind alike, and every kernel of a program writes its last tensors only.
+        // All kernels of a step have equal parameters, and a kernel writes its last tensors only.
         let n_reads = step.operands.len().saturating_sub(n_writes.unwrap_or(0));
         for &out in &step.operands[n_reads..] {
             let own = step.batches();
@@ -188,14 +187,14 @@ impl Program {
                 return Err(format!("computes `{}` again", self.tensors[out].name));
             }
             written[out].extend(own);
-            // Longer sequences are an error before anything runs.
+            // A longer sequence is an error before anything runs, so it needs no value.
             let beyond = step.most_longest.map(|most| Interval::new(most, None));
             written[out].extend(beyond.map(Batches::by_longest));
         }
         Ok(())
     }
 
-    /// Whether a step binds to each parameter of its kernel a tensor of its type and size.
+    /// Checks that a step binds to each parameter of its kernel a tensor of the parameter's type and size.
     fn bindings(
         &self,
         at: u32,
@@ -228,9 +227,8 @@ impl Program {
                 ));
             }
             match tensor.place {
-                // A tensor is written from the first step of its life on, by one step for each
-                // batch, and read in later ones only: so no step reads what it writes, and nothing
-                // is read before it is there.
+                // A tensor is written from its first step on, by one step for each batch, and read in later
+                // steps only: no step reads what it writes, and nothing is read before it is written.
                 Place::Planned { first, last }
                     if last < at
                         || (writes && written[operand].is_empty() && first != at)
@@ -262,7 +260,7 @@ impl Program {
         Ok(())
     }
 
-    /// The tables that ids of the batch pick rows of.
+    /// The embedding tables that ids of the batch index.
     pub(crate) fn tables(&self) -> impl Iterator<Item = &Table> {
         self.kernels.iter().flat_map(tables)
     }
@@ -276,14 +274,14 @@ fn tables(kernel: &KernelSpec) -> &[Table] {
     }
 }
 
-/// Whether a tensor that was computed for some batches is there for all that a step is launched for.
+/// Whether a tensor that was written for some batches is written for all that a step is launched for.
 fn all_are_covered(step: &Step, written: &[Batches]) -> bool {
     step.batches()
         .iter()
         .all(|part| part.is_covered_by(written))
 }
 
-/// Whether a kernel is launched for batches only that it takes.
+/// Checks that a kernel is launched only for sequences that are not too long for it.
 fn check_limit(step: &Step, batches: Batches, kernel: &KernelSpec) -> Result<(), String> {
     let max_len = match kernel {
         KernelSpec::MhaShort(k) => Some(k.max_len),
@@ -296,7 +294,7 @@ fn check_limit(step: &Step, batches: Batches, kernel: &KernelSpec) -> Result<(),
     };
     let is_within = |interval: Interval| interval.up_to.is_some_and(|most| most <= max_len.into());
     let is_limited = step.most_longest.is_some_and(|most| most <= max_len.into());
-    // No sequence has more tokens than all have.
+    // No sequence has more tokens than the batch.
     let by_tokens = step.is_over_tokens() && is_within(batches.rows);
     match is_limited || by_tokens || is_within(batches.longest) {
         true => Ok(()),
@@ -326,7 +324,7 @@ fn check_size(size: &Size) -> Result<(), String> {
     Ok(())
 }
 
-/// The dimensions of a weight whose parts can be stacked.
+/// The dimensions of a weight, if its parts can be stacked.
 fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     let dims = match expr {
         WeightExpr::Stored { dims, .. } => dims.clone(),
@@ -353,7 +351,7 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     }
 }
 
-/// Whether a kernel can be generated and launched.
+/// Checks that a kernel can be generated and launched, and computes in the stored type.
 pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
     use KernelSpec as K;
     let real = |what: &str, value: f32, fits: bool| match value.is_finite() && fits {
@@ -452,7 +450,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        // Between two tensors of f32, whatever the program stores.
+        // It reads and writes f32, whatever the program's storage type.
         K::MhaLongReduce(k) => widths(&[k.heads]).map(|()| stored),
         K::MhaLongContext(k) => heads(k.heads, k.head, &[k.v])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
@@ -531,7 +529,7 @@ fn check_tables(tables: &[Table]) -> Result<(), String> {
 }
 
 fn check_gemm(gemm: &Gemm) -> Result<(), String> {
-    // The vocabulary may be as wide as a table has rows.
+    // A GEMM over the vocabulary may be as wide as a table has rows.
     for size in [gemm.n, gemm.k] {
         if !(1..=MAX_ROWS).contains(&size) {
             return Err(format!("a width of {size}, expected 1 to {MAX_ROWS}"));

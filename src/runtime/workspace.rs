@@ -123,7 +123,7 @@ impl<C: ChunkOwner> Workspace<C> {
         &self.chunks
     }
 
-    /// Of the last batch.
+    /// The memory management of the last batch.
     pub(super) fn work(&self) -> MemoryWork {
         self.work
     }

@@ -1,4 +1,4 @@
-//! What computes attention for which longest sequences.
+//! Dispatch of fused attention by the longest sequence.
 
 use super::{Batches, Dispatch, Entry, Interval};
 use crate::{
@@ -13,16 +13,16 @@ use crate::{
     machine::Machine,
 };
 
-/// Lengths that the short kernel is compiled for, besides the longest that it can take: one for shorter sequences loads and
-/// skips less.
+/// Maximum lengths of the short kernel besides the largest possible: a smaller maximum has fewer keys to load and to mask.
 const SHORT_LENGTHS: [u32; 2] = [64, 128];
 
-/// Fused attention, whichever kernel computes it: what the kernel for any length and card computes.
+/// A fused attention problem, whichever kernel computes it, given by the kernel that serves every length and card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention(pub MhaOnline);
 
 impl Attention {
-    /// By the longest sequence, and on Hopper with a kernel of its own for few tokens in all; sequences have at most `longest`.
+    /// Dispatches by the longest sequence, which has at most `longest` tokens. On Hopper, batches of few tokens have a kernel
+    /// of their own.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
         let MhaOnline {
             head,
@@ -48,7 +48,7 @@ impl Attention {
                 .into_iter()
                 .map(|(up_to, k)| (up_to, Some(k))),
         );
-        match self.of_few_tokens(machine) {
+        match self.for_few_tokens(machine) {
             Some(few) => with_few_tokens(dispatch, few),
             None => dispatch,
         }
@@ -61,12 +61,12 @@ impl Attention {
         Dispatch::always(last.unwrap_or_else(|| self.0.clone().into()))
     }
 
-    /// The kernel with all keys of a sequence on the chip, for sequences of at most so many tokens.
+    /// The kernel with all keys of a sequence in shared memory, for sequences of at most `max_len` tokens.
     pub fn short(&self, max_len: u32) -> MhaShort {
         MhaShort::of(&self.0, max_len)
     }
 
-    /// By warpgroup MMA, for any length, on Hopper.
+    /// Kernels by warpgroup MMA, for any length, on Hopper.
     pub fn wgmma(&self, machine: &Machine) -> Result<Dispatch<KernelSpec>, AttentionError> {
         if machine.instructions != Instructions::Hopper {
             return Err(AttentionError::WarpgroupInstructions);
@@ -85,8 +85,8 @@ impl Attention {
         ))
     }
 
-    /// Two grouped GEMMs with the softmax taken apart between them, each of which reads what the one before wrote, by the
-    /// names of their parameters.
+    /// Two grouped GEMMs with the softmax split between them. Each launch reads what the one before wrote, matched by the
+    /// names of parameters.
     pub fn grouped(&self) -> Result<Chain, AttentionError> {
         let MhaOnline {
             heads,
@@ -124,8 +124,8 @@ impl Attention {
             .collect()
     }
 
-    /// What is launched for few tokens, where that was measured to be faster than any other.
-    fn of_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
+    /// The kernel for batches of few tokens, where it was measured to be the fastest.
+    fn for_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
         let few = MhaSplitKeys {
             plain: self.0.clone(),
         };
@@ -134,7 +134,7 @@ impl Attention {
     }
 }
 
-/// Batches of few tokens get this kernel, whatever serves their lengths among more: CTAs of small tiles.
+/// Puts a kernel for batches of few tokens, whatever their lengths, before a dispatch by length.
 fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatch<KernelSpec> {
     let most = u64::from(MhaSplitKeys::MAX_LEN);
     let more = Interval::new(most, None);
@@ -152,8 +152,8 @@ fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatc
     Dispatch::of([first].into_iter().chain(rest).collect())
 }
 
-/// The ranges that sequences of at most `longest` tokens reach: kernels for longer ones need not be compiled. The last is of a
-/// kernel that any length can be given to, so that nothing rests on the lengths having been checked.
+/// The ranges that sequences of at most `longest` tokens reach, so that kernels for longer ones are not compiled. The kernel of
+/// the last range takes any length, so that correctness does not rest on a check of the lengths.
 fn within(
     mut ranges: Vec<(Option<u64>, KernelSpec)>,
     longest: Option<u64>,
@@ -212,7 +212,7 @@ mod tests {
         );
         let few = problem.by_length(&machine, Some(100));
         assert!(Batches::ALL.is_covered_by(&few.covered()));
-        // None but the last takes any length, so that nothing can be left out.
+        // Only the last kernel takes any length, so that no range can be left out.
         assert_eq!(shown(&few).len(), all.len());
         let on_hopper = problem.by_length(&testing::hopper(), Some(100));
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Which implementations cover a chain at which numbers of rows: for one number the cheapest cover, which is a shortest path
-//! over the chain's sites, and over all numbers the covers that lose least for few kernels and few changes.
+//! Covers of chains by implementations: for one number of rows the cheapest, a shortest path over the chain's sites, and over
+//! all numbers of rows those that lose least with few kernels and few changes.
 
 use std::collections::HashMap;
 
@@ -11,51 +11,51 @@ use super::{
 };
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// What covers are sought for.
+/// The problem of a selection.
 pub struct Question<'a> {
-    /// Chains that differ, each with the number of times that a run has it.
+    /// Distinct chains, each with the number of its occurrences in a run.
     pub chains: &'a [(Chain, usize)],
     pub machine: &'a Machine,
     /// Corrections of the cost model.
     pub timings: Option<&'a Timings>,
     /// Whether an implementation may cover several sites.
     pub may_fuse: bool,
-    /// Whether each site has one kernel for every number of rows.
+    /// Whether each site must have one kernel for every number of rows.
     pub invariant: bool,
 }
 
 /// One launch of a covered chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Covered {
-    /// The implementation's first site in the chain, which operands are counted from.
+    /// The implementation's first site in the chain, which its operands' sites are relative to.
     pub first: usize,
-    /// The site in whose place it is launched, in the chain.
+    /// The site of the chain in whose place it is launched.
     pub site: usize,
     pub operands: Vec<Operand>,
     pub dispatch: Dispatch<KernelSpec>,
 }
 
-/// A kernel that is not launched for some number of rows, with those beside it in the cheapest cover that has it.
+/// A kernel that is not launched for some number of rows, and all kernels of the cheapest cover that has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub kernel: KernelSpec,
     pub cover: Vec<KernelSpec>,
 }
 
-/// An implementation at a place of a chain, with its candidates by their numbers.
+/// An implementation at a site of a chain: an edge of the shortest path, from its first site to the first behind it.
 struct Edge {
     from: usize,
     implementation: Implementation,
-    /// By launch.
+    /// The numbers of its candidates, by launch.
     kernels: Vec<Vec<usize>>,
 }
 
-/// The implementations of a chain that a cover consists of, each with one kernel for each launch.
+/// The edges of a cover, in order.
 pub(super) type Cover = Vec<Covering>;
-/// The number of an edge, and the kernel of each of its launches.
+/// An edge by its number, and the kernel of each of its launches.
 pub(super) type Covering = (usize, Vec<usize>);
 
-/// All that may cover a chain.
+/// All edges of a chain.
 pub(super) struct Edges {
     edges: Vec<Edge>,
     n_sites: usize,
@@ -63,10 +63,10 @@ pub(super) struct Edges {
 }
 
 impl Edges {
-    /// The cheapest cover with kernels that are kept, by their times in cycles (infinite where one does not serve), and what it
-    /// takes. `None` where none covers the chain.
+    /// The cheapest cover with kernels that are kept, by their times in cycles (infinite where one does not serve), and its
+    /// cycles. `None` where no cover is possible.
     pub(super) fn cheapest(&self, times: &[f64], is_kept: &[bool]) -> Option<(f64, Cover)> {
-        // By number of sites that are covered: the least time, and the last edge with its kernels.
+        // The least time and the last edge with its kernels, by the number of covered sites.
         let mut best: Vec<(f64, Option<Covering>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
         best[0].0 = 0.0;
         for (at, edge) in self.edges.iter().enumerate() {
@@ -99,8 +99,8 @@ impl Edges {
         total.is_finite().then_some((total, cover))
     }
 
-    /// The site's own launch with the kernel that is fastest at large numbers of rows: little time is lost there, and where
-    /// batches are small there is little to lose.
+    /// Each site's own launch with the kernel that is fastest at [`MOST_ROWS`]: large batches lose a small fraction of their
+    /// time, and small ones have little time to lose.
     fn invariant(&self, kernels: &Kernels) -> Vec<Covered> {
         let (_, times) = kernels.times_on(&[MOST_ROWS]).remove(0);
         let mut covered = Vec::new();
@@ -120,7 +120,7 @@ impl Edges {
         covered
     }
 
-    /// What a cover takes.
+    /// Cycles of a cover.
     pub(super) fn cycles(&self, cover: &Cover, times: &[f64]) -> f64 {
         let of_edge = |(edge, kernels): &(usize, Vec<usize>)| {
             let sum: f64 = kernels.iter().map(|&kernel| times[kernel]).sum();
@@ -129,7 +129,7 @@ impl Edges {
         cover.iter().map(of_edge).sum()
     }
 
-    /// Kernels of edges that cover a chain with a cover's kernels exchanged for others that are hardly slower.
+    /// Candidates of a cover's launches that take at most `part` times as long as the chosen ones.
     pub(super) fn near(&self, cover: &Cover, times: &[f64], part: f64) -> Vec<usize> {
         let mut near = Vec::new();
         for (edge, kernels) in cover {
@@ -143,7 +143,7 @@ impl Edges {
 }
 
 impl Question<'_> {
-    /// What covers each chain, in the order of the launches of each.
+    /// The launches of each chain, in order.
     pub fn answer(&self) -> Vec<Vec<Covered>> {
         let (mut kernels, edges) = self.edges();
         if self.invariant {
@@ -161,8 +161,8 @@ impl Question<'_> {
             .collect()
     }
 
-    /// Kernels that may be as good for so many rows as those that are launched, though they are not estimated to be: the
-    /// cheapest covers with each of them take at most the part `more` of what they change longer.
+    /// Kernels that may be as fast at a number of rows as those that are launched, though they are not estimated to be. The
+    /// cheapest cover with such a kernel is slower by at most the fraction `more` of the kernels that it changes.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
@@ -182,7 +182,7 @@ impl Question<'_> {
             for kernel in
                 (0..times.len()).filter(|&k| times[k].is_finite() && !in_best.contains(&k))
             {
-                // Nothing is cheaper than a cover with it.
+                // A negative time forces the kernel into the cheapest cover.
                 let mut forced = times.clone();
                 forced[kernel] = -1e12;
                 let Some((_, cover)) = edges.cheapest(&forced, &every) else {
@@ -244,7 +244,7 @@ impl Question<'_> {
     }
 }
 
-/// Numbers of rows at which covers are compared, ascending: the last of each run of numbers with equal tiles of the usual sizes.
+/// Numbers of rows at which covers are compared, ascending: the last of each run of numbers that have equally many tiles.
 fn fine_rows() -> Vec<u64> {
     const FEWEST: u64 = 64;
     const STEP: u64 = 64;
@@ -255,13 +255,13 @@ fn fine_rows() -> Vec<u64> {
         .collect()
 }
 
-/// Beyond so many rows the cover serves that is best in the mean of the last octave before.
+/// Most rows that covers are compared at. Beyond, the cover serves that is best in the mean over the last octave.
 pub(super) const MOST_ROWS: u64 = 16384;
-/// What a change of the cover must save: a part of the chain's time, times the octaves that it is saved over, by the natural
-/// logarithm. What saves less costs every launch a further entry, and is within what estimates are off by.
+/// What a change of the cover must save: a fraction of the chain's time, integrated over the natural logarithm of rows. Less is
+/// within the error of the estimates, and not worth a further entry of the dispatch.
 const CHANGE: f64 = 0.0005;
 
-/// The covers of one chain by rows: of all ways to change from one to another the one that loses least.
+/// The launches of one chain: of all partitions of rows among its covers, the one that loses least.
 fn covered(
     edges: &Edges,
     kernels: &Kernels,
@@ -309,15 +309,15 @@ fn covered(
     answer
 }
 
-/// Ranges of rows with the choice for each, so that what is lost to the best at each number of rows and to changes is least.
-/// The last range, which has no end, is weighed by the last octave.
+/// Ranges of rows with the choice for each, by dynamic programming: the loss against the best choice at each number of rows,
+/// plus [`CHANGE`] for each change, is least. The last octave counts twice, for the last range, which has no end.
 pub(super) fn path(
     n_choices: usize,
     grid: &[(u64, Vec<f64>)],
     best: &[f64],
     cycles: impl Fn(usize, &[f64]) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    // By choice: the least loss so far where it serves the last number of rows, and the choice before at each number.
+    // The least loss so far if a choice serves the last number of rows, by choice; and the choice before it, by number of rows.
     let mut losses: Vec<f64> = vec![0.0; n_choices];
     let mut from: Vec<Vec<usize>> = Vec::new();
     let mut of_last_octave = vec![0.0; n_choices];

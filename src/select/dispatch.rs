@@ -1,15 +1,15 @@
-//! What serves which batches.
+//! Dispatch tables: which choice serves which batches.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Sizes above one number, up to another.
+/// Sizes above one number, up to another, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interval {
     pub above: u64,
-    /// `None` for all that are left.
+    /// The last size; `None` where there is no end.
     pub up_to: Option<u64>,
 }
 
@@ -40,7 +40,7 @@ impl Interval {
     }
 }
 
-/// As `up to 64`, `65 to 192`, `above 192`.
+/// Prints `up to 64`, `65 to 192`, `above 192`.
 impl fmt::Display for Interval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.above, self.up_to) {
@@ -95,7 +95,7 @@ impl Batches {
 
     /// Whether every one of these batches is in one of `others`.
     pub fn is_covered_by(self, others: &[Self]) -> bool {
-        // Between two neighbouring bounds all sizes are alike, so that one of them, the first, tells of all.
+        // All sizes between two neighbouring bounds are in the same intervals, so that it suffices to test the first.
         let first = |of: fn(&Self) -> Interval| {
             let bounds = others.iter().flat_map(|o| [Some(of(o).above), of(o).up_to]);
             let own = of(&self);
@@ -132,7 +132,7 @@ impl fmt::Display for Batches {
 
 /// A partition of batches: each is served by at most one choice.
 ///
-/// Batches that are in no part are uncovered: another step computes the value for them.
+/// Batches in no part are uncovered; another step computes the value for them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Dispatch<T> {
@@ -158,7 +158,7 @@ impl<T> Dispatch<T> {
         }
     }
 
-    /// These parts, of which no two may meet; [`Dispatch::overlap`] tells.
+    /// A dispatch of these parts, no two of which may meet; [`Dispatch::overlap`] checks that.
     pub fn of(entries: Vec<Entry<T>>) -> Self {
         Self { entries }
     }
@@ -182,7 +182,7 @@ impl<T> Dispatch<T> {
         self.entries.iter().map(|entry| entry.batches).collect()
     }
 
-    /// Two parts that meet, where there are some.
+    /// Two parts that meet, if any do.
     pub fn overlap(&self) -> Option<(Batches, Batches)> {
         let all = self.covered();
         let each = all.iter().enumerate();
@@ -201,19 +201,19 @@ impl<T> Dispatch<T> {
         }
     }
 
-    /// The choices of the parts, in their order; one may serve several.
+    /// The choices of the parts, in order. A choice may occur several times.
     pub fn choices(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|entry| &entry.choice)
     }
 }
 
 impl<T: PartialEq> Dispatch<T> {
-    /// By rows: each choice serves up to its number, inclusive, and no choice leaves its rows uncovered.
+    /// Dispatches by rows: each choice serves up to its number, inclusive. `None` leaves a range uncovered.
     pub fn by_rows(ranges: impl IntoIterator<Item = (Option<u64>, Option<T>)>) -> Self {
         Self::by(ranges, Batches::by_rows)
     }
 
-    /// As [`Dispatch::by_rows`], by the tokens of the longest sequence.
+    /// Dispatches by the tokens of the longest sequence, as [`Dispatch::by_rows`].
     pub fn by_longest(ranges: impl IntoIterator<Item = (Option<u64>, Option<T>)>) -> Self {
         Self::by(ranges, Batches::by_longest)
     }

@@ -1,4 +1,4 @@
-//! What can compute one site, or several neighbours at once: a file for each, and a line in [`ALL`].
+//! Implementations of one site, or of several neighbours fused: one file each, and a line in [`ALL`].
 
 mod deferred_norm;
 mod gemm;
@@ -9,10 +9,10 @@ mod norm_prologue;
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
 
-/// How the first sites of a chain are computed on a card; `None` where the implementation does not serve them.
+/// Makes the implementation of the first sites of a chain on a card; `None` where it does not serve them.
 type Implement = fn(&[Link], &Machine) -> Option<Implementation>;
 
-/// All implementations. Where two take the same time, the first is launched.
+/// All implementations. Where two take equal time, the first is launched.
 pub(super) const ALL: [Implement; 5] = [
     gemm::implement,
     norm::implement,
@@ -24,13 +24,12 @@ pub(super) const ALL: [Implement; 5] = [
 /// How the first sites of a chain are computed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Implementation {
-    /// In tables and messages.
+    /// Name in tables and messages.
     pub name: &'static str,
-    /// Sites that it covers, from the first on.
+    /// Number of sites that it covers, from the first on.
     pub sites: usize,
-    /// In the order of the launches.
     pub launches: Vec<Launch>,
-    /// Cycles that the launches take less than their kernels' estimates say.
+    /// Cycles that the launches together take less than the sum of their estimates.
     pub saved: f64,
 }
 
@@ -39,20 +38,20 @@ pub struct Implementation {
 pub struct Launch {
     /// The site in whose place it is launched.
     pub site: usize,
-    /// What its parameters are bound to, counts left out.
+    /// Bindings of its parameters, counts left out.
     pub operands: Vec<Operand>,
     /// Kernels that compute it, with equal parameters.
     pub candidates: Vec<Candidate>,
 }
 
-/// A kernel, and how far it serves.
+/// A kernel, and the most rows that it serves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     pub kernel: KernelSpec,
     pub most_rows: Option<u64>,
 }
 
-/// What a parameter of a launch is bound to. Sites are counted from the implementation's first.
+/// The binding of a parameter. Sites are relative to the implementation's first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operand {
     /// An operand of a site's node, by its place.
@@ -76,7 +75,7 @@ impl Candidate {
     }
 }
 
-/// Kernels that may compute a site by one launch of its own on a card, whatever the number of rows; each says how many it serves
+/// Kernels that compute a single site by one launch on a card, for any number of rows; each says how many it serves
 /// ([`Kernel::most_rows`](crate::kernels::Kernel::most_rows)).
 pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
     let alone = [Link {
@@ -94,7 +93,7 @@ pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
         .collect()
 }
 
-/// Places of a node's operands.
+/// Operands of a site's node, by their places.
 fn operands(site: usize, places: std::ops::Range<usize>) -> impl Iterator<Item = Operand> {
     places.map(move |place| Operand::Of { site, place })
 }

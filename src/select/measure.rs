@@ -1,22 +1,22 @@
-//! From timings to corrections of the cost model.
+//! Corrections of the cost model by timings.
 
 use std::collections::BTreeMap;
 
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// What kernels took in place.
+/// Times of kernels in place.
 ///
-/// A timing corrects the estimate of its kernel by a factor. Between two numbers of rows that were timed the factor is that of
-/// both, by the logarithm of rows, and beyond the outermost ones it fades out within an octave: the model's own waves tell
-/// neighbouring numbers apart.
+/// A timing corrects the estimate of its kernel by a factor. Between two timed numbers of rows the factor is interpolated by
+/// the logarithm of rows, and beyond the outermost ones it fades to 1 within an octave. Wave quantisation between them remains
+/// the model's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timings {
-    /// By the kernel's symbol: rows, ascending, with microseconds of a launch.
+    /// Rows, ascending, with microseconds of a launch, by the kernel's symbol.
     by_symbol: BTreeMap<String, Vec<(u64, f64)>>,
 }
 
 impl Timings {
-    /// Adds what a kernel took at a number of rows, in place of what was known of it there.
+    /// Adds the time of a kernel at a number of rows, or replaces it.
     pub fn add(&mut self, symbol: &str, rows: u64, us: f64) {
         let all = self.by_symbol.entry(symbol.to_owned()).or_default();
         match all.binary_search_by_key(&rows, |&(rows, _)| rows) {
@@ -40,12 +40,12 @@ impl Timings {
         self.by_symbol.values().map(Vec::len).sum()
     }
 
-    /// By symbol: rows, ascending, with microseconds of a launch.
+    /// Rows, ascending, with microseconds of a launch, by symbol.
     pub fn by_symbol(&self) -> &BTreeMap<String, Vec<(u64, f64)>> {
         &self.by_symbol
     }
 
-    /// A kernel's rows that were timed, with the factor of its estimate at each.
+    /// The numbers of rows that a kernel was timed at, with the time over the estimate at each.
     pub(super) fn factors(&self, kernel: &KernelSpec, machine: &Machine) -> Vec<(u64, f64)> {
         let kernel = kernel.as_kernel();
         let all = self.by_symbol.get(&kernel.symbol());
@@ -59,7 +59,7 @@ impl Timings {
     }
 }
 
-/// What the estimate at a number of rows is to be multiplied by, from the factors at some, ascending.
+/// The factor for an estimate at a number of rows, from those at the timed numbers, ascending.
 pub(super) fn correction(factors: &[(u64, f64)], rows: u64) -> f64 {
     let position = |rows: u64| (rows.max(1) as f64).log2();
     let at = position(rows);

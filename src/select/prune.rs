@@ -1,4 +1,4 @@
-//! How many kernels are worth NVRTC's time: each takes 0.1 to 0.4 s of it.
+//! Prunes kernels that save too little to be worth their compilation, for which NVRTC takes 0.1 to 0.4 s each.
 
 use super::{
     Timings,
@@ -8,18 +8,17 @@ use super::{
 };
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// What a kernel must save, as [`Thinning::loss`] counts it: a part of the time of the chains that a run has, in the mean over
-/// numbers of rows that are evenly spread by their logarithm.
+/// What a kernel must save by [`Pruning::loss`]: a fraction of the time of a run's chains, in the mean over octaves of rows.
 const WORTH_A_KERNEL: f64 = 0.0009;
-/// Kernels that are looked at: those of the best cover at some number of rows, and others that take so many times as long.
+/// Pruning starts from the kernels of the best cover at some number of rows, and those that take at most this factor longer.
 const NEAR: f64 = 1.03;
 
-/// Candidates by their numbers, each once, with their estimates.
+/// Numbered candidates without duplicates, with their estimates.
 pub(super) struct Kernels<'a> {
     machine: &'a Machine,
     timings: Option<&'a Timings>,
     candidates: Vec<Candidate>,
-    /// By kernel: rows with the factor of its estimate at each.
+    /// Rows with the correction of the estimate at each, by kernel.
     factors: Vec<Vec<(u64, f64)>>,
     is_kept: Vec<bool>,
 }
@@ -56,7 +55,7 @@ impl<'a> Kernels<'a> {
         self.is_kept = is_kept.to_vec();
     }
 
-    /// Cycles of each kernel at these numbers of rows; infinite where it does not serve, or is not kept.
+    /// Cycles of each kernel at these numbers of rows; infinite where it does not serve them, or is not kept.
     pub(super) fn times_on(&self, rows: &[u64]) -> Vec<(u64, Vec<f64>)> {
         let of_rows = |&rows: &u64| {
             let each = (0..self.candidates.len()).map(|at| self.cycles(at, rows));
@@ -77,8 +76,8 @@ impl<'a> Kernels<'a> {
     }
 }
 
-/// Which kernels are kept. All that are near the best at some number of rows are thinned: one after the other goes that is
-/// missed least, until each that is left saves enough.
+/// Whether each kernel is kept. Of those that are near the best at some number of rows, the one whose removal loses least is
+/// removed greedily, until each that is left saves [`WORTH_A_KERNEL`].
 pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
     let n = kernels.candidates.len();
     let samples = kernels.times_on(&coarse_rows());
@@ -98,35 +97,35 @@ pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
         }
         best.push(sum);
     }
-    let mut thinning = Thinning {
+    let mut pruning = Pruning {
         edges,
         samples: &samples,
         best: &best,
         is_kept,
         covers: Vec::new(),
     };
-    thinning.run();
-    thinning.is_kept
+    pruning.run();
+    pruning.is_kept
 }
 
-struct Thinning<'a> {
+struct Pruning<'a> {
     edges: &'a [Edges],
     samples: &'a [(u64, Vec<f64>)],
     best: &'a [f64],
     is_kept: Vec<bool>,
-    /// By sample and chain.
+    /// Cheapest covers with the kept kernels, by sample and chain.
     covers: Vec<Vec<(f64, Cover)>>,
 }
 
-impl Thinning<'_> {
-    /// Kernels that no cover uses stay until the end: they take the place of those that go.
+impl Pruning<'_> {
+    /// Removes kernels greedily. Those that no cover uses stay until the end, as they may replace removed ones.
     fn run(&mut self) {
         self.covers = (0..self.samples.len())
             .map(|at| self.cover(at, None))
             .collect();
-        // By kernel: what is lost without it, and whether that is so with what is kept now. As kernels go, those that take
-        // their place are missed more, so that what was found before is no more than what is true. Those that were
-        // beside them may be missed less, which is not looked at again: some are then kept that save a little less.
+        // The loss without each kernel, and whether it is up to date. As kernels are removed, the loss without their
+        // substitutes grows, so that a known loss is a lower bound (lazy greedy). The loss without kernels of the same covers
+        // may shrink, which is not evaluated again: some that save a little less are then kept.
         let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.is_kept.len()];
         loop {
             let used = self.used();
@@ -157,7 +156,7 @@ impl Thinning<'_> {
         self.is_kept = self.used();
     }
 
-    /// Kernels of some cover.
+    /// Whether some cover uses each kernel.
     fn used(&self) -> Vec<bool> {
         let mut used = vec![false; self.is_kept.len()];
         let all = self.covers.iter().flat_map(|covers| kernels_of(covers));
@@ -169,6 +168,7 @@ impl Thinning<'_> {
         kernels_of(&self.covers[at]).any(|&used| used == kernel)
     }
 
+    /// The cheapest cover of each chain at a sample, without a kernel.
     fn cover(&mut self, at: usize, without: Option<usize>) -> Vec<(f64, Cover)> {
         if let Some(kernel) = without {
             self.is_kept[kernel] = false;
@@ -176,7 +176,7 @@ impl Thinning<'_> {
         let (_, times) = &self.samples[at];
         let none = || (f64::INFINITY, Vec::new());
         let cheapest = |edges: &Edges| edges.cheapest(times, &self.is_kept).unwrap_or_else(none);
-        // Without a kernel other chains than those that use it are as before.
+        // Without a kernel, the covers of chains that do not use it stay the same.
         let is_as_before = |chain: usize| {
             let kernel = without?;
             let own = self.covers[at].get(chain)?;
@@ -193,7 +193,7 @@ impl Thinning<'_> {
         covers
     }
 
-    /// What is lost without a kernel, in the mean.
+    /// The mean loss without a kernel, over all samples.
     fn loss_without(&mut self, kernel: usize) -> f64 {
         let mut lost = 0.0;
         for at in 0..self.samples.len() {
@@ -205,8 +205,8 @@ impl Thinning<'_> {
         lost / self.samples.len() as f64
     }
 
-    /// What covers lose at a sample to those of all kernels: the part of the time, and more than in proportion where it is much,
-    /// as a number of rows with a bad kernel is not made good by others.
+    /// What covers lose at a sample against those with all kernels: a fraction of the time, and a quadratic penalty, which
+    /// doubles it at `MUCH`, as a bad kernel at one number of rows is not made up for at others.
     fn loss(&self, at: usize, covers: &[(f64, Cover)]) -> f64 {
         const MUCH: f64 = 0.02;
         let each = self.edges.iter().zip(covers);
@@ -224,7 +224,7 @@ fn kernels_of(covers: &[(f64, Cover)]) -> impl Iterator<Item = &usize> {
     coverings.flat_map(|(_, kernels)| kernels)
 }
 
-/// Sixteen numbers of rows in each octave, and all of the fewest.
+/// Sixteen numbers of rows in each octave, without duplicates at the lowest.
 fn coarse_rows() -> Vec<u64> {
     let octaves = (MOST_ROWS as f64).log2();
     let numbers = (0..=(octaves * 16.0) as u32)

@@ -1,4 +1,4 @@
-//! What the nodes of a graph ask for, whichever kernel computes it.
+//! The problems that nodes of a graph pose, whichever kernel solves them.
 
 use crate::{
     kernels::{
@@ -8,7 +8,7 @@ use crate::{
     tensor::DType,
 };
 
-/// What one node asks for.
+/// The problem of one node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Site {
     /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`) → `[rows, n]`.
@@ -18,17 +18,17 @@ pub enum Site {
         dtype: DType,
         epilogue: Epilogue,
     },
-    /// As [`LayerNorm::new`] makes it.
+    /// LayerNorm, as [`LayerNorm::new`] makes it.
     LayerNorm(LayerNorm),
-    /// As [`BiasResidualLayerNorm::new`] makes it.
+    /// LayerNorm of a sum, as [`BiasResidualLayerNorm::new`] makes it.
     SumLayerNorm(BiasResidualLayerNorm),
 }
 
-/// A site of a chain: its value is the first operand of the next one's, and of no other operand of it.
+/// A site of a chain. Its value is the first operand of the next site, and none of its other operands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
     pub site: Site,
-    /// Whether nothing but the next site reads the value, so that it need not be stored.
+    /// Whether only the next site reads the value, so that it need not be stored.
     pub is_private: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// A site that neither feeds another one nor is fed.
+    /// A chain of one site.
     pub fn of(site: Site) -> Self {
         Self {
             links: vec![Link {

@@ -9,7 +9,7 @@ pub(super) const TITLE_LINE: i32 = 22;
 pub(super) const MARGIN: i32 = 14;
 /// What the numbers along the values' axis take.
 pub(super) const TICK_WIDTH: i32 = 56;
-/// Of a legend's sample, with the space to the name.
+/// Width of a legend's sample, with the space to the name.
 pub(super) const KEY_WIDTH: i32 = 32;
 /// A bar as wide as this has room for upright text.
 pub(super) const TURNED_WIDTH: i32 = 14;
@@ -35,7 +35,7 @@ const MOST_LETTERS: usize = 48;
 pub(super) struct Layout {
     pub width: i32,
     pub height: i32,
-    /// Of the area inside the axes.
+    /// Position and size of the area inside the axes.
     pub left: i32,
     pub top: i32,
     pub plot_width: i32,

@@ -159,7 +159,7 @@ fn odd_names_and_odd_plans_are_drawn() {
         texts(&svg(&[], &[], &nothing))
             .contains(&"lower bound 0 B, footprint 0 B in 0 chunks".to_owned())
     );
-    // Of another program.
+    // Records of another program, which the plan does not place.
     assert_eq!(rectangles(&svg(&[], &records, &nothing)).len(), 0);
     let reversed = [UsageRecord {
         first_op: 9,

@@ -11,7 +11,7 @@ fn rounding_is_monotone_idempotent_and_wastes_little() {
             let up = rounded(n);
             assert!(up >= n && rounded(up) == up, "{n}: {up}");
             assert!(rounded(n + 1) >= up, "{n}: {up}");
-            // By eights, few tokens get more than their share.
+            // Few tokens are rounded to multiples of 8, which may be more than `most`.
             assert!(
                 up - n < 8 || (up - n) as f64 <= n as f64 * most,
                 "{n}: {up}"

@@ -1,4 +1,4 @@
-//! From fused attention to launches: one, or several for the lengths that these are for.
+//! Lowering of fused attention to one launch, or a chain of several.
 
 use std::collections::HashMap;
 
@@ -14,11 +14,11 @@ use crate::{
     select::{Attention, Dispatch},
 };
 
-/// What computes attention.
+/// The launches of an attention node.
 enum Launches {
-    /// One launch; longer sequences than some are an error.
+    /// One launch, with the longest sequence that it takes if that is limited.
     One(Dispatch<KernelSpec>, Option<u64>),
-    /// Several, one after the other, for every length.
+    /// Several launches in sequence, for every length.
     Several(Chain),
 }
 
@@ -58,7 +58,7 @@ impl Lowering<'_> {
                     problem,
                 })?;
         let chain = match &launches {
-            // All kernels of one launch have equal parameters.
+            // All kernels of a dispatch have equal parameters.
             Launches::One(dispatch, _) => dispatch
                 .choices()
                 .next()
@@ -136,7 +136,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// The longest sequence that the tables of positions allow, if there are any.
+    /// The longest sequence that the position tables allow, if there are any.
     fn longest(&self) -> Result<Option<u64>, String> {
         let mut longest: Option<u64> = None;
         for id in self.graph.topological() {

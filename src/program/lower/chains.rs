@@ -1,4 +1,4 @@
-//! Nodes whose kernels are chosen by rows: the chains that they form, and the launches that compute them.
+//! The nodes whose kernels are chosen by rows: their chains, and the launches that compute them.
 
 use std::collections::HashMap;
 
@@ -11,19 +11,19 @@ use crate::{
     tensor::{DType, Shape, Symbol},
 };
 
-/// The chains of a graph, and what covers them.
+/// The chains of a graph, and the launches that cover them.
 pub(super) struct Chains {
-    /// By chain, its nodes.
+    /// Nodes, by chain.
     nodes: Vec<Vec<NodeId>>,
-    /// By chain, the number of its cover among those that differ.
+    /// Index into `launches`, by chain; equal chains share one.
     covers: Vec<usize>,
     launches: Vec<Vec<Covered>>,
-    /// The chain that a node is in, and its place.
+    /// The chain and the place in it, by node.
     place_of: HashMap<NodeId, (usize, usize)>,
 }
 
-/// Kernels that may be as good for batches of so many tokens as those that a program launches, as
-/// [`Question::alternatives`].
+/// Kernels that may be as fast for batches of so many tokens as those that a program launches
+/// ([`Question::alternatives`]).
 pub fn alternatives(
     graph: &Graph,
     options: &LowerOptions,
@@ -34,11 +34,11 @@ pub fn alternatives(
     Ok(found.question(options).alternatives(tokens, more))
 }
 
-/// The chains of a graph, without what covers them.
+/// The chains of a graph, before they are covered.
 struct Found {
     nodes: Vec<Vec<NodeId>>,
     place_of: HashMap<NodeId, (usize, usize)>,
-    /// Chains that differ, with the number of times that each occurs.
+    /// Distinct chains, each with the number of its occurrences.
     different: Vec<(Chain, usize)>,
     covers: Vec<usize>,
 }
@@ -125,7 +125,7 @@ impl Chains {
     }
 }
 
-/// What a node asks for, where its kernels are chosen by rows.
+/// The site of a node, if its kernels are chosen by rows.
 fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String> {
     let first_width = || width(graph.shape(graph.operands(id)[0]));
     Ok(match *graph.op(id) {
@@ -143,8 +143,8 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
     })
 }
 
-/// The node that feeds another one in a chain: of which it is the first reader, by its first operand alone. A later reader
-/// could not be launched with it, as an earlier one reads the value before.
+/// The node before another one in a chain: the one whose value it reads first of all nodes, as its first operand only. A later
+/// reader could not be fused with it, as the first reader needs the value earlier.
 fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Option<NodeId> {
     let operands = graph.operands(id);
     let before = *operands.first()?;
@@ -159,7 +159,7 @@ fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Optio
 }
 
 impl Lowering<'_> {
-    /// The launches in the place of a chain's node, and the tensor of its value, unless that is never stored.
+    /// Appends the launches in the place of a chain's node, and makes the tensor of its value if any launch stores it.
     pub(super) fn chained(&mut self, id: NodeId) {
         let (chain, place) = self.chains.place_of[&id];
         let nodes = self.chains.nodes[chain].clone();
@@ -201,7 +201,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A tensor of an implementation's own, made where it is named first.
+    /// A scratch tensor of an implementation, made on first use.
     fn scratch(
         &mut self,
         id: NodeId,

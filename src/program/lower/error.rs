@@ -37,7 +37,7 @@ pub enum LowerError {
     ReadsPadding {
         output: String,
         node: String,
-        /// In words.
+        /// What the node reads, as a verb phrase.
         reads: &'static str,
     },
 }

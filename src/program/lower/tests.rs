@@ -1,4 +1,4 @@
-//! Every operator on every shape that inference accepts: it lowers, and runs as the interpreter says.
+//! Lowers every operator on every shape that inference accepts, and compares a run with the interpreter.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -43,7 +43,7 @@ impl WeightSource for Interpreted {
     }
 }
 
-/// Operands of every kind of shape, and of several sizes of each.
+/// Operands of every kind of shape, in several sizes each.
 struct Operands {
     graph: Graph,
     all: Vec<NodeId>,
@@ -82,7 +82,7 @@ impl Operands {
             to.add(&format!("batch.{width}"), Op::FirstToken, &[x]);
             wide.push(x);
         }
-        // As many rows as ids pick from.
+        // The tables have as many rows as ids may index.
         to.weight(&[14, 6]);
         to.weight(&[14]);
         for (x, heads, head) in [(wide[0], 3, 2), (wide[0], 2, 3), (wide[2], 2, 8)] {
@@ -158,7 +158,7 @@ fn operators() -> Vec<Op> {
             });
         }
     }
-    // One head, read from the middle of a row.
+    // One head that begins in the middle of a row.
     for (head, offset) in [(4, 1), (8, 8)] {
         let view = side(offset, 16);
         let (heads, q, k, v) = (1, view, view, view);

@@ -1,4 +1,4 @@
-//! A kernel on a device against its reference.
+//! Checks a kernel on a device against its reference.
 
 use cudarc::driver::{result, sys};
 
@@ -18,13 +18,13 @@ use crate::{
     tensor::DType,
 };
 
-/// How a kernel did on one batch.
+/// Accuracy of a kernel on one batch.
 #[derive(Clone, Debug)]
 pub struct CheckResult {
     pub case: Case,
     /// Worst difference over the tensors that the kernel writes.
     pub difference: Difference,
-    /// The tensor that it is in.
+    /// The tensor that has the worst difference.
     pub tensor: &'static str,
 }
 
@@ -97,7 +97,7 @@ fn run(
             .during(|| "download".into())?;
         let difference = match want {
             HostTensor::Real(want) => kernel.tolerance().compare(&decode(&raw, *dtype), want),
-            HostTensor::Index(want) => whole_numbers(&raw, *dtype, want),
+            HostTensor::Index(want) => integers(&raw, *dtype, want),
         };
         if worst.tensor.is_empty() || difference.worst > worst.difference.worst {
             worst = CheckResult {
@@ -130,8 +130,8 @@ fn in_signature_order(
         .collect()
 }
 
-/// Whole numbers must be equal.
-fn whole_numbers(raw: &[u8], dtype: DType, want: &[i64]) -> Difference {
+/// Integers must be equal.
+fn integers(raw: &[u8], dtype: DType, want: &[i64]) -> Difference {
     let got: Vec<i64> = match dtype {
         DType::I64 => raw
             .as_chunks::<8>()

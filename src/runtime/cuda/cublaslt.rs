@@ -1,4 +1,4 @@
-//! cuBLASLt, where it is installed: the GEMM that ours are measured against.
+//! GEMMs of cuBLASLt, where it is installed: the baseline of the benchmark.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::tensor::DType;
 
-/// What NVIDIA recommends for Hopper (cuBLAS documentation, `cublasSetWorkspace`).
+/// Bytes of workspace that NVIDIA recommends for Hopper (cuBLAS documentation, `cublasSetWorkspace`).
 const WORKSPACE: usize = 32 << 20;
 
 /// A handle with its workspace. Launches through one handle share the workspace, so they must be
@@ -28,15 +28,15 @@ pub(super) struct CublasLt {
     workspace: Buffer,
 }
 
-/// `out [rows, n] = x [rows, k] · weight [n, k]ᵀ`, all row-major, in sums of f32.
+/// `out [rows, n] = x [rows, k] · weight [n, k]ᵀ`, all row-major, accumulated in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MatmulShape {
     pub(super) rows: u64,
     pub(super) n: u64,
     pub(super) k: u64,
-    /// Of `x` and `weight`.
+    /// Element type of `x` and `weight`.
     pub(super) dtype: DType,
-    /// Of `out`: the same, or f32.
+    /// Element type of `out`: `dtype` or f32.
     pub(super) out: DType,
 }
 
@@ -78,7 +78,7 @@ impl CublasLt {
             .during(|| "use the device on this thread".into())?;
         let describe = || format!("describe {shape:?}");
         let (operand, out) = (data_type(shape.dtype), data_type(shape.out));
-        // To cuBLASLt, which counts by columns, a row-major matrix is its transpose:
+        // cuBLASLt is column-major, so it sees a row-major matrix as its transpose:
         // outᵀ [n, rows] = (weightᵀ [k, n])ᵀ · xᵀ [k, rows].
         let mut matmul = Matmul {
             lt: self,
@@ -98,8 +98,8 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: made by `open`, destroyed once; every `Matmul` borrows the library. An
-            // error has no one to go to.
+            // SAFETY: made by `open`, destroyed once; every `Matmul` borrows the library. There
+            // is nobody to return an error to.
             let _ = unsafe { result::destroy_handle(self.handle) };
         }
     }
@@ -194,7 +194,7 @@ const fn data_type(dtype: DType) -> lt::cudaDataType {
     }
 }
 
-/// What is computed: the first operand transposed, sums in f32 (not in TF32).
+/// The operation: the first operand transposed, accumulation in f32 (not in TF32).
 struct Description(lt::cublasLtMatmulDesc_t);
 
 impl Description {
@@ -225,7 +225,7 @@ impl Drop for Description {
     }
 }
 
-/// A matrix by columns, without gaps.
+/// A column-major matrix whose leading dimension is its number of rows.
 struct Layout(lt::cublasLtMatrixLayout_t);
 
 impl Layout {
@@ -242,7 +242,7 @@ impl Drop for Layout {
     }
 }
 
-/// What algorithms may use: the workspace, and any way to add up split sums.
+/// Limits of the algorithms to propose: the workspace; any split-K reduction scheme is allowed.
 struct Preference(lt::cublasLtMatmulPreference_t);
 
 impl Preference {

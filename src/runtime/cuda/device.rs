@@ -9,7 +9,7 @@ use crate::{
     machine::{Live, Machine, MachineError, Served},
 };
 
-/// What a device says of itself.
+/// Properties of a device, as the driver reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     pub ordinal: usize,
@@ -44,7 +44,7 @@ impl DeviceInfo {
     }
 }
 
-/// What there is of CUDA on this machine.
+/// Which parts of CUDA this machine has.
 #[derive(Debug)]
 pub struct Presence {
     pub driver: bool,
@@ -52,12 +52,11 @@ pub struct Presence {
     pub driver_version: Option<(i32, i32)>,
     pub devices: Vec<DeviceInfo>,
     pub cublas_lt: bool,
-    /// Why nothing was loaded, where the loader would look in the current folder too.
+    /// Why no library was loaded, where the loader's path depends on the current folder.
     pub refused: Option<CudaError>,
 }
 
-/// That the loader looks for libraries in no folder that depends on the current one: loading one
-/// runs what is there.
+/// Refuses a loader path with an entry that depends on the current folder, because loading a library runs its code.
 fn check_loader_path() -> Result<(), CudaError> {
     match files::trust::planted_library() {
         Some(why) => Err(CudaError::LoaderPath { why }),
@@ -65,8 +64,8 @@ fn check_loader_path() -> Result<(), CudaError> {
     }
 }
 
-/// Looks without failing. A missing library is asked for before it is called, since cudarc panics
-/// on a call into one that is not there.
+/// Describes the machine without failing. The presence of each library is checked before any call, since cudarc panics on
+/// a call into a missing one.
 pub fn probe() -> Presence {
     if let Err(refused) = check_loader_path() {
         return Presence {

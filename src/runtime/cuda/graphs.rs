@@ -1,8 +1,8 @@
-//! CUDA graphs of batch shapes that come again.
+//! CUDA graphs of batch shapes that recur.
 //!
 //! A graph replays the launches of a run with one call, which removes most of the gap between
-//! kernels. It bakes in pointers and grids, so it serves one shape (a bucket, mostly), and only while the
-//! session's memory stays where it is and the shape is planned the same.
+//! kernels. Its pointers and grids are fixed, so it serves one shape (mostly a bucket), and only while the
+//! session's memory stays where it is and the shape has the same plan.
 
 use std::{num::NonZeroUsize, sync::Arc};
 
@@ -12,23 +12,23 @@ use lru::LruCache;
 use super::error::{CudaError, During};
 use crate::{plan::Plan, runtime::GraphUse, tensor::Extents};
 
-/// Graphs that are kept; the one unused for longest makes room. One of BERT-base's takes a third of a
-/// MiB of the device.
+/// Most graphs of a session; the least recently used makes room. A graph of a twelve-layer encoder takes a third of a
+/// MiB of device memory.
 const KEPT: NonZeroUsize = NonZeroUsize::new(64).expect("64 is not zero");
 
-/// Shapes without a graph that are remembered. Apart from the graphs, so that shapes that never
-/// come again push out none.
+/// Most shapes without a graph that are remembered, in a cache of their own, so that shapes that never recur evict no
+/// graph.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
-/// What a run's launches depend on, besides where things are.
+/// What a run's launches depend on besides addresses: the extents, and whether the batch came padded.
 pub(super) type Key = (Extents, bool);
 
-/// Where a run has its tensors and its batch data. An allocator may place a shape elsewhere when it comes
-/// again, and memory moves.
+/// Addresses of a run's tensors and batch data. An allocator may place a shape elsewhere when it recurs, and chunks are
+/// reallocated.
 #[derive(Clone)]
 pub(super) struct Site {
     pub(super) plan: Arc<Plan>,
-    /// Of each chunk that the plan uses, and of the batch data.
+    /// Addresses of the chunks that the plan uses, and of the batch data.
     pub(super) addresses: Vec<sys::CUdeviceptr>,
 }
 
@@ -41,7 +41,7 @@ impl PartialEq for Site {
 
 /// The graphs of one session.
 pub(super) struct Graphs {
-    /// Shapes that were seen without making a graph.
+    /// Shapes that were launched without a graph.
     seen: LruCache<Key, Site>,
     kept: LruCache<Key, (Site, CudaGraph)>,
     used: GraphUse,
@@ -62,7 +62,7 @@ impl Default for Graphs {
 }
 
 impl Graphs {
-    /// Forgets all graphs: the memory that they name is gone.
+    /// Drops all graphs, because the memory that they name is freed.
     pub(super) fn clear(&mut self) {
         self.seen.clear();
         self.kept.clear();
@@ -73,7 +73,7 @@ impl Graphs {
         GraphUse { kept, ..self.used }
     }
 
-    /// Enqueues a run by its graph. `false` where there is none, and the caller is to launch it.
+    /// Enqueues a run by its graph. `false` where there is none, and the caller must launch it.
     pub(super) fn replay(&mut self, key: &Key, site: &Site) -> Result<bool, CudaError> {
         if let Some((at, graph)) = self.kept.get(key) {
             if at == site {
@@ -87,9 +87,9 @@ impl Graphs {
         Ok(false)
     }
 
-    /// Whether a run that had no graph is to get one: the second time that its shape comes, and the first time
-    /// if it is a bucket, which mostly comes again, and pushes out no other. Making a graph takes the host as long as
-    /// one or two runs without.
+    /// Whether a run that had no graph is to get one: at the second occurrence of its shape, and at the first of a
+    /// bucket, which is likely to recur, while no other graph is evicted for it. A capture takes the host as long as
+    /// launching one or two runs.
     pub(super) fn is_due(&mut self, key: &Key, site: &Site, is_bucket: bool) -> bool {
         let again = self.seen.get(key).is_some_and(|at| at == site);
         let due = again || (is_bucket && self.kept.len() < KEPT.get());
@@ -106,11 +106,11 @@ impl Graphs {
     }
 }
 
-/// What other threads do meanwhile is no part of a graph, and may not disturb it.
+/// Calls of other threads are neither captured nor able to invalidate the capture.
 pub(super) const THREAD: sys::CUstreamCaptureMode =
     sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
-/// What `launch` puts on `stream`, as a graph; nothing of it runs.
+/// Captures what `launch` enqueues on `stream` as a graph, without running it.
 pub(super) fn capture(
     stream: &Arc<CudaStream>,
     mode: sys::CUstreamCaptureMode,
@@ -120,7 +120,7 @@ pub(super) fn capture(
         .begin_capture(mode)
         .during(|| "begin a capture".to_owned())?;
     let launched = launch();
-    // Ended in any case, so that the stream stays usable.
+    // The capture ends also after an error, so that the stream stays usable.
     let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0));
     launched?;
     let missing = cudarc::driver::DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
@@ -148,7 +148,7 @@ mod tests {
         assert!(!graphs.is_due(&key(9), &site(1), false));
         assert!(!graphs.is_due(&key(10), &site(1), false));
         assert!(graphs.is_due(&key(9), &site(1), false));
-        // Memory that has moved is another run's.
+        // A shape whose memory has moved counts as new.
         assert!(!graphs.is_due(&key(10), &site(2), false));
         assert!(graphs.is_due(&key(10), &site(2), false));
         assert_eq!(graphs.used(), GraphUse::default());

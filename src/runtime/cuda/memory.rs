@@ -1,4 +1,4 @@
-//! Device and pinned memory that is freed when dropped.
+//! Owners of device and pinned memory, which free it when dropped.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -19,8 +19,8 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// At least one byte, so that the address is valid, and a multiple of [`ALIGNMENT`] of them:
-    /// kernels may read the whole of the 16 bytes that a tensor ends in.
+    /// Allocates at least one byte, so that the address is valid, and a multiple of [`ALIGNMENT`]: kernels may read all of
+    /// the last 16-byte vector of a tensor.
     pub(super) fn new(device: &Device, bytes: u64, what: &'static str) -> Result<Self, CudaError> {
         let context = Arc::clone(device.context());
         context
@@ -28,7 +28,7 @@ impl Buffer {
             .during(|| "use the device on this thread".into())?;
         let size = bytes.max(1).checked_next_multiple_of(ALIGNMENT);
         let size = size.and_then(|n| usize::try_from(n).ok());
-        // SAFETY: the size is not zero; the buffer frees what it got.
+        // SAFETY: the size is not zero; the buffer frees the allocation.
         match unsafe { result::malloc_sync(size.unwrap_or(usize::MAX)) } {
             Ok(start) => Ok(Self {
                 context,
@@ -65,7 +65,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A failure here has no one to go to; the context records it for the next call.
+        // There is nobody to return an error to; the context records it for the next call.
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: allocated by `new`, freed once. Freeing waits for work on the device.
             let _ = unsafe { result::free_sync(self.start) };
@@ -73,7 +73,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Page-locked host memory, from which copies run beside the host.
+/// Page-locked host memory, mapped into the device's address space so that kernels can read it.
 pub(super) struct Pinned {
     context: Arc<CudaContext>,
     start: *mut c_void,
@@ -101,7 +101,7 @@ impl Pinned {
         })
     }
 
-    /// Where kernels find it.
+    /// Its address on the device.
     pub(super) fn device_address(&self) -> Result<sys::CUdeviceptr, CudaError> {
         let mut address = 0;
         // SAFETY: the memory was allocated to be mapped; the address is written by the call.
@@ -131,7 +131,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Buffers by chunk id, as the planner wants them.
+/// Buffers by chunk id, as the planner asks for them.
 pub(super) struct Chunks {
     device: Device,
     buffers: Vec<Option<Buffer>>,

@@ -1,7 +1,7 @@
 //! Runs programs on CUDA devices.
 
+mod benchmark;
 mod check;
-mod contest;
 mod cublaslt;
 mod device;
 mod error;
@@ -12,8 +12,8 @@ mod session;
 mod stopwatch;
 mod watch;
 
+pub use benchmark::{GemmBenchmark, Measurement, Provider};
 pub use check::{CheckResult, check_kernel};
-pub use contest::{Contender, Contest, Timed};
 pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
 pub use model::{Code, CudaModel};

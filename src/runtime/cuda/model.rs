@@ -21,7 +21,7 @@ use crate::{
     tensor::{DType, Extents, Size},
 };
 
-/// Shared memory that a block gets without asking.
+/// Bytes of shared memory that a CTA gets without an opt-in.
 const DEFAULT_SHARED: u32 = 48 * 1024;
 
 /// A kernel on a device, ready to launch.
@@ -37,12 +37,12 @@ pub(super) struct Loaded {
 
 enum Arg {
     Pointer,
-    /// A matrix that is described to the device, instead of its address.
+    /// A matrix that the kernel copies by TMA: it takes a tensor map in the place of an address.
     Matrix(Matrix),
     Count(Size),
 }
 
-/// What a description of a matrix needs beside its address and the number of rows.
+/// What a tensor map is encoded from, besides the address.
 struct Matrix {
     map: TensorMap,
     dtype: DType,
@@ -53,11 +53,11 @@ struct Matrix {
 /// When a kernel begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// When all that is before it on the stream is done.
+    /// When everything before it on the stream is done.
     Plain,
-    /// While the kernel before it still runs: it waits for that one by itself, where it must. Only
-    /// for targets with [`Target::has_dependent_launch`], and after a kernel of the same program.
-    Early,
+    /// While the kernel before it still runs (programmatic dependent launch); the kernel waits by `griddepcontrol.wait`.
+    /// Only for targets with [`Target::has_dependent_launch`], and after a kernel of the same program.
+    Dependent,
 }
 
 impl Loaded {
@@ -100,7 +100,7 @@ impl Loaded {
                 }
             })
             .collect();
-        // Shared memory beyond the default is asked for once, for the most a launch can take.
+        // The opt-in for dynamic shared memory is set once, to the most that any launch can take.
         let opt_in =
             sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let fixed = function
@@ -177,7 +177,7 @@ impl Loaded {
                 Arg::Pointer => _ = pointer.next(),
                 Arg::Matrix(matrix) => {
                     let at = pointer.next().copied().unwrap_or(0);
-                    maps.push(matrix.describe(at, extents).during(|| {
+                    maps.push(matrix.encode(at, extents).during(|| {
                         format!("describe `{}` to `{}`", matrix.map.param, self.symbol)
                     })?);
                 }
@@ -227,7 +227,7 @@ impl Loaded {
                 result::launch_kernel(function, grid, block, geometry.shared_bytes, stream, params)
             };
         }
-        let mut early = sys::CUlaunchAttribute {
+        let mut dependent = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue {
@@ -243,7 +243,7 @@ impl Loaded {
             blockDimZ: 1,
             sharedMemBytes: geometry.shared_bytes,
             hStream: stream,
-            attrs: &mut early,
+            attrs: &mut dependent,
             numAttrs: 1,
         };
         let none = std::ptr::null_mut();
@@ -253,9 +253,9 @@ impl Loaded {
 }
 
 impl Matrix {
-    /// Describes the matrix at `address` for boxes of the map's size and order in shared memory.
-    /// What is read outside the matrix is zero.
-    fn describe(
+    /// Encodes a tensor map of the matrix at `address`, with the box and the row order of `map`. Elements
+    /// outside the matrix are read as zero.
+    fn encode(
         &self,
         address: sys::CUdeviceptr,
         extents: &Extents,
@@ -273,7 +273,7 @@ impl Matrix {
         let pitch = self.columns * self.dtype.bytes();
         let (columns, box_columns, box_rows) =
             (self.columns, self.map.box_columns, self.map.box_rows);
-        // Dimensions, their extents, bytes from one to the next but of the first, and a box's extents.
+        // Rank, extents of the matrix, strides in bytes of all dimensions but the first, and extents of a box.
         let (rank, dims, pitches, sizes) = match self.map.order {
             RowOrder::Plain => (
                 2,
@@ -317,7 +317,7 @@ impl Matrix {
             _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         };
         let mut map = std::mem::MaybeUninit::uninit();
-        // SAFETY: the arrays have as many dimensions or more, and as many pitches but one.
+        // SAFETY: the arrays have at least `rank` extents and `rank - 1` strides.
         unsafe {
             sys::cuTensorMapEncodeTiled(
                 map.as_mut_ptr(),
@@ -344,17 +344,17 @@ impl Matrix {
 pub struct CudaModel {
     pub(super) device: Device,
     pub(super) program: Program,
-    /// By kernel index; `None` of those that are not launched for the batches that it is for.
+    /// Kernels by index; `None` for those that the batches of a [`CudaModel::sibling`] do not launch.
     loaded: Vec<Option<Arc<Loaded>>>,
     /// Addresses by tensor index; 0 where the tensor is no weight.
     pub(super) weights: Vec<sys::CUdeviceptr>,
-    /// Those that come before a program's: the upload of a batch, and the packing of a padded one.
+    /// Kernels that run before those of the program: the upload of a batch, and the two that pack a padded one.
     pub(super) before: Arc<[Loaded; 3]>,
     arena: Arc<Buffer>,
 }
 
 impl CudaModel {
-    /// Kernels that a program needs on a device: its own, then those that bring a batch there.
+    /// Kernels that a program needs on a device: its own, then those that upload and pack a batch.
     pub fn kernels(program: &Program) -> Vec<KernelSpec> {
         program
             .kernels
@@ -397,11 +397,11 @@ impl CudaModel {
         })
     }
 
-    /// Another program of the same graph, for batches of these extents only, with this model's weights and whatever
-    /// code it has. `code` has what was loaded by symbol, and takes in what is loaded now from `cubins`.
+    /// Another program of the same graph, for batches of these extents only, which shares this model's weights. `code`
+    /// holds the kernels that are loaded, and gains those that are loaded now from `cubins`.
     ///
     /// # Errors
-    /// A program of another graph, whose weights are others; a kernel without code.
+    /// A weight that this model does not have; a kernel without code.
     pub fn sibling(
         &self,
         program: Program,
@@ -505,7 +505,7 @@ fn load_one(
     }
 }
 
-/// Puts all weights into one allocation; the addresses are by tensor index.
+/// Uploads all weights into one allocation; the addresses are by tensor index.
 fn upload(
     device: &Device,
     program: &Program,
@@ -565,5 +565,4 @@ fn upload(
     ))
 }
 
-/// Shared ownership, as sessions hold it.
 pub(super) type SharedModel = Arc<CudaModel>;

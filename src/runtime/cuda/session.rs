@@ -33,7 +33,7 @@ use crate::{
     tensor::Extents,
 };
 
-/// What one caller needs to run a [`CudaModel`]: a stream, chunks, and room for batch data.
+/// What one caller needs to run a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
 pub struct CudaSession {
     model: SharedModel,
     stream: Arc<CudaStream>,
@@ -42,18 +42,19 @@ pub struct CudaSession {
     graphs: Graphs,
     replay: GraphChoice,
     buckets: Buckets,
-    /// How a kernel begins that comes after another one of the program.
+    /// How every kernel of the program but the first starts.
     start: Start,
     /// For each output of the program, in their order, its index among the planned tensors.
     output_slots: Vec<usize>,
 }
 
-/// Several runs: milliseconds between CUDA events around each.
+/// Times of several runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timing {
+    /// Milliseconds between CUDA events around each run.
     pub ms: Vec<f32>,
-    /// Microseconds that the host took for each: from the batch to the last launch enqueued, and making a
-    /// graph of it where that was done; empty where that is not told apart.
+    /// Microseconds of the host for each run: from planning to the last launch enqueued, and the capture of a
+    /// graph where one was made; empty where the host was not timed.
     pub host_us: Vec<f32>,
 }
 
@@ -79,9 +80,9 @@ fn median(of: &[f32]) -> f32 {
 struct Ready {
     site: Site,
     data: BatchData,
-    /// Of the batch.
+    /// The batch's own extents.
     own: Extents,
-    /// What it is planned and launched for: nowhere smaller.
+    /// Extents of its bucket, which it is planned and launched for: none is smaller.
     extents: Extents,
 }
 
@@ -99,8 +100,8 @@ enum Enqueued {
 }
 
 impl CudaSession {
-    /// A session with a stream of its own that holds nothing yet. With `plain_launches` each
-    /// kernel begins when the one before is done, also where the card could start it early.
+    /// A session with a stream of its own and no memory yet. With `plain_launches` it does without
+    /// programmatic dependent launch, also on cards that have it.
     pub fn new(
         model: Arc<CudaModel>,
         allocator: &AllocatorChoice,
@@ -108,7 +109,7 @@ impl CudaSession {
         replay: GraphChoice,
     ) -> Result<Self, CudaError> {
         let start = match model.device.target()?.has_dependent_launch() && !plain_launches {
-            true => Start::Early,
+            true => Start::Dependent,
             false => Start::Plain,
         };
         let stream = model
@@ -130,7 +131,7 @@ impl CudaSession {
         })
     }
 
-    /// Runs a batch that was checked against the model's limits.
+    /// Runs a batch, which the caller has checked against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CudaError> {
         let ready = self.prepare(batch)?;
         let enqueued = self.enqueue(&ready, batch)?;
@@ -138,8 +139,8 @@ impl CudaSession {
         self.download(&ready)
     }
 
-    /// Times ids → outputs on the device: `warm_up` runs, then `runs` between events each. The
-    /// ids are uploaded inside the timed region; the outputs stay on the device.
+    /// Times `runs` runs from ids to outputs, after `warm_up` untimed ones. The upload of the ids is inside the
+    /// timed region; the outputs stay on the device.
     pub fn time(
         &mut self,
         batch: &Batch,
@@ -182,7 +183,7 @@ impl CudaSession {
         self.model.program()
     }
 
-    /// Bytes held now.
+    /// Bytes that the session and its model hold now.
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {
             weights: self.model.weight_bytes(),
@@ -191,17 +192,17 @@ impl CudaSession {
         }
     }
 
-    /// How often its runs were replayed.
+    /// How many runs were replays of a graph.
     pub fn graph_use(&self) -> GraphUse {
         self.graphs.used()
     }
 
-    /// What managing the memory of the last run took. Batch data are not part of it.
+    /// What memory management cost the last run, batch data left out.
     pub fn memory_work(&self) -> MemoryWork {
         self.workspace.work()
     }
 
-    /// Plans, and makes room. A failed allocation leaves the session with nothing held and usable.
+    /// Plans a batch and allocates for it. After a failed allocation the session holds nothing and stays usable.
     fn prepare(&mut self, batch: &Batch) -> Result<Ready, CudaError> {
         let model = Arc::clone(&self.model);
         model
@@ -213,7 +214,7 @@ impl CudaSession {
         let mut extents = extents_of(&self.buckets, batch);
         let mut room = self.make_room(&model.program, &extents);
         if matches!(room, Err(NoRoom::Memory { .. })) && extents != own {
-            // The batch alone takes a little less than its bucket.
+            // The batch itself takes a little less memory than its bucket.
             extents = own;
             room = self.make_room(&model.program, &own);
         }
@@ -243,7 +244,7 @@ impl CudaSession {
         extents: &Extents,
     ) -> Result<Arc<Plan>, NoRoom<CudaError>> {
         let room = self.workspace.make_room(program, extents);
-        // Nothing is held any more.
+        // The workspace has released its memory, which the graphs name.
         if matches!(room, Err(NoRoom::Memory { .. })) {
             self.graphs.clear();
         }
@@ -256,7 +257,7 @@ impl CudaSession {
         self.workspace.release();
     }
 
-    /// Enqueues a run, from the upload of the batch to the last launch: by a graph where there is one for it.
+    /// Enqueues a run, from the upload of the batch to the last launch: as a graph where the session has one for it.
     fn enqueue(&mut self, ready: &Ready, batch: &Batch) -> Result<Enqueued, CudaError> {
         self.staging.fill(&ready.data, batch, &ready.extents)?;
         if self.graphs.replay(&ready.key(), &ready.site)? {
@@ -266,7 +267,7 @@ impl CudaSession {
         Ok(Enqueued::Launched)
     }
 
-    /// Makes a graph of a run that was just launched, where it is worth one: while the device works.
+    /// Captures a graph of a run that was just launched, where one is due, while the device is busy with the run.
     fn learn(&mut self, ready: &Ready, enqueued: Enqueued) -> Result<(), CudaError> {
         let key = ready.key();
         let is_bucket = ready.extents != ready.own;
@@ -277,22 +278,21 @@ impl CudaSession {
             return Ok(());
         }
         let graph = capture(&self.stream, THREAD, || self.launch_all(ready))?;
-        // Else the first replay waits for it.
+        // Otherwise the first replay would wait for the upload.
         graph.upload().during(|| "upload a graph".to_owned())?;
         self.graphs.keep(key, &ready.site, graph);
         Ok(())
     }
 
-    /// Launches a run, and before it the upload of its batch.
+    /// Launches the upload of a batch, and then its run.
     fn launch_all(&self, ready: &Ready) -> Result<(), CudaError> {
         let [upload, ..] = &*self.model.before;
         self.staging.upload(&ready.data, upload)?;
         self.launch(ready, &|_| true)
     }
 
-    /// Launches, in order, those steps of a run whose kernel is wanted. Kernels read batch data
-    /// without waiting for earlier ones, so the kernels that pack them, and the first step, which
-    /// comes after those and the upload, begin when all before them is done.
+    /// Launches, in order, those steps of a run whose kernel is wanted. Kernels read batch data before `griddepcontrol.wait`,
+    /// so what precedes the second step is launched plainly: batch data are complete when any later kernel starts.
     fn launch(&self, ready: &Ready, wanted: &dyn Fn(&KernelSpec) -> bool) -> Result<(), CudaError> {
         let (program, stream) = (&self.model.program, self.stream.cu_stream());
         let data = &ready.data;
@@ -337,7 +337,7 @@ impl CudaSession {
                 continue;
             }
             // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
-            // and the plan gives those that are alive together memory of their own.
+            // and the plan gives tensors whose lifetimes overlap disjoint memory.
             unsafe {
                 let loaded = self.model.loaded(kernel)?;
                 loaded.launch(stream, &extents, &pointers, &step.name, start)?;
@@ -352,7 +352,7 @@ impl CudaSession {
         let mut outputs = Vec::with_capacity(program.outputs.len());
         for ((name, tensor), &slot) in program.outputs.iter().zip(&self.output_slots) {
             let record = &program.tensors[*tensor];
-            // Those of the bucket that are not the batch's come behind.
+            // The bucket's further rows lie behind those of the batch.
             let bytes = program.bytes(record, &ready.own)? as usize;
             let no_memory = |_| CudaError::OutputMemory {
                 output: name.clone(),
@@ -393,7 +393,7 @@ impl CudaSession {
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        // Memory must not be freed under a running kernel; an error here has no one to go to.
+        // Memory must not be freed under a running kernel; there is nobody to return an error to.
         let _ = self.stream.synchronize();
     }
 }
@@ -407,8 +407,8 @@ fn output_slots(program: &Program) -> Vec<usize> {
         .collect()
 }
 
-/// Adds to an out-of-memory error what the plan needs, the `bytes` of all its chunks, and about how
-/// much would fit. Nothing is held any more, so what is free now is what the next run can have.
+/// Adds to an out-of-memory error the `bytes` of all chunks of the plan and about how many tokens would
+/// fit. The session has released its memory, so what is free now is what the next run can have.
 fn advise(
     error: CudaError,
     model: &CudaModel,

@@ -1,4 +1,4 @@
-//! Times launches on a device: between CUDA events, around a CUDA graph, over operands that rotate.
+//! Times launches on a device with CUDA events around replays of a CUDA graph, whose launches rotate over sets of operands.
 
 use std::{sync::Arc, time::Instant};
 
@@ -26,20 +26,21 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// Operands rotate over sets of at least so many bytes together, so that they leave the L2 cache
-/// (50 MB on an H200) before they are read again.
+/// Least bytes of all sets of operands together, more than twice the largest L2 cache of `machines/`: a set has left it
+/// before a launch reads it again.
 const ROTATED_BYTES: u64 = 300_000_000;
-/// Where a set is so small that it would take more sets than this, its weights stay in L2 in part.
+/// Most sets of operands: those of the smallest problems stay in L2 in part.
 const MOST_SETS: u64 = 64;
-/// A graph has so many launches or more, that what lies between two graphs does not show;
+/// Least launches in a graph, so that the gap between two graphs does not show, unless they take longer than
+/// [`ENOUGH_MS`].
 const LAUNCHES: u64 = 64;
-/// unless they take longer than so many milliseconds.
+/// Milliseconds of a graph beside which the gap does not show, whatever the number of launches.
 const ENOUGH_MS: f32 = 2.0;
-/// Milliseconds of launches before the first that counts: clocks rise from idle.
+/// Milliseconds of warm-up before the first timed replay: clocks rise from idle.
 const WARM_UP_MS: f32 = 10.0;
-/// Timed replays, of which the median counts.
+/// Timed replays, whose median is reported.
 pub(super) const REPLAYS: usize = 20;
-/// Random values of a large tensor come again after so many.
+/// Elements after which the random values of a large tensor repeat.
 const PERIOD: usize = 1 << 24;
 
 /// Times launches on a stream of its own.
@@ -47,27 +48,26 @@ pub struct Stopwatch {
     device: Device,
     stream: Arc<CudaStream>,
     replays: usize,
-    /// Times the best one's time from which on a chain is not timed further.
-    hopeless: f64,
-    /// How the launches of a race begin.
+    /// A chain that takes this many times as long as the fastest is not timed further.
+    give_up_ratio: f64,
     start: Start,
 }
 
 /// How long a chain is timed.
-struct Patience {
+struct Effort {
     replays: usize,
     warm_up_ms: f32,
-    /// Chains that take longer in their first two replays have no more of them.
+    /// A chain whose first two replays both take longer gets no further replays.
     most_us: f64,
 }
 
-/// How a chain of launches did.
+/// Time and accuracy of a chain of launches.
 #[derive(Clone, Copy, Debug)]
 pub struct Lap {
-    /// Microseconds of the whole chain: the median of the graph's replays over its passes.
+    /// Microseconds of the whole chain: the median time of a replay over the chains in the graph.
     pub us: f64,
-    /// From the first chain's result; `None` for the first. Of large results the first
-    /// 16,777,216 elements are compared.
+    /// Difference from the first chain's result; `None` for the first. At most the first 16,777,216 elements of each
+    /// result are compared.
     pub difference: Option<Difference>,
 }
 
@@ -82,29 +82,28 @@ impl Stopwatch {
             device: device.clone(),
             stream,
             replays: REPLAYS,
-            hopeless: f64::INFINITY,
+            give_up_ratio: f64::INFINITY,
         })
     }
 
-    /// The median of so many replays, for races that are many.
+    /// Takes the median of so many replays; fewer are enough to rank many chains.
     pub fn with_replays(mut self, replays: usize) -> Self {
         self.replays = replays;
         self
     }
 
-    /// Chains that take so many times the time of the best one before them get no more than two replays
-    /// and a short warm-up: what they took is then known less well, and that they are slower is.
-    pub fn giving_up(mut self, hopeless: f64) -> Self {
-        self.hopeless = hopeless;
+    /// A chain that takes `ratio` times as long as the fastest before it gets two replays after a short warm-up only: its
+    /// time is then less exact, but that it is slower is certain.
+    pub fn giving_up(mut self, ratio: f64) -> Self {
+        self.give_up_ratio = ratio;
         self
     }
 
-    /// Launches begin as those of a run do: on cards that can, while the one before still runs. That
-    /// decides between small kernels. What a kernel reads before it waits (weights, batch data) no
-    /// launch of a race writes.
-    pub fn starting_as_in_a_run(mut self) -> Result<Self, CudaError> {
+    /// Launches with programmatic dependent launch where the card has it, as a run does: the overlap decides between small
+    /// kernels. No launch of a chain writes what a kernel reads before `griddepcontrol.wait` (weights, batch data).
+    pub fn with_dependent_launch(mut self) -> Result<Self, CudaError> {
         if self.device.target()?.has_dependent_launch() {
-            self.start = Start::Early;
+            self.start = Start::Dependent;
         }
         Ok(self)
     }
@@ -120,7 +119,7 @@ impl Stopwatch {
     /// Times chains that compute the same thing on sequences of these lengths, each with the code
     /// of its launches, and compares their results with the first chain's. `rows` is what row
     /// kernels and GEMMs run over: the tokens, if it is `None`.
-    pub fn race(
+    pub fn compare(
         &self,
         lens: &[u32],
         rows: Option<u64>,
@@ -132,10 +131,10 @@ impl Stopwatch {
         let mut want: Option<Vec<Vec<f32>>> = None;
         let mut kept: Option<(&Chain, Operands)> = None;
         for (chain, cubins) in chains {
-            // Making operands takes longer than timing, and most chains have the same.
+            // Operands take longer to make than to time, and most chains have equal ones.
             let operands = match kept.take() {
                 Some((before, operands)) if before.tensors == chain.tensors => {
-                    operands.forget(&self.stream, chain)?;
+                    operands.poison_results(&self.stream, chain)?;
                     operands
                 }
                 _ => Operands::new(self, chain, lens, &extents)?,
@@ -147,14 +146,14 @@ impl Stopwatch {
                 .map(|(launch, cubin)| Loaded::new(&self.device, &launch.kernel, cubin))
                 .collect::<Result<Vec<_>, _>>()?;
             let best = laps.iter().map(|lap: &Lap| lap.us);
-            let effort = Patience {
+            let effort = Effort {
                 replays: self.replays,
-                // Of the first, as its operands were just made, and the device was idle.
-                warm_up_ms: match laps.is_empty() || self.hopeless.is_infinite() {
+                // The device was idle while the first chain's operands were made; after that its clocks are up.
+                warm_up_ms: match laps.is_empty() || self.give_up_ratio.is_infinite() {
                     true => WARM_UP_MS,
                     false => WARM_UP_MS / 5.0,
                 },
-                most_us: self.hopeless * best.fold(f64::INFINITY, f64::min),
+                most_us: self.give_up_ratio * best.fold(f64::INFINITY, f64::min),
             };
             let us = self.time_with(effort, operands.n_sets, |set| {
                 for (launch, loaded) in chain.launches.iter().zip(&loaded) {
@@ -164,7 +163,7 @@ impl Stopwatch {
                     // nothing else uses them.
                     unsafe {
                         let stream = self.stream.cu_stream();
-                        loaded.launch(stream, &extents, &pointers, "race", self.start)?;
+                        loaded.launch(stream, &extents, &pointers, "benchmark", self.start)?;
                     }
                 }
                 Ok(())
@@ -198,21 +197,21 @@ impl Stopwatch {
         replays: usize,
         launch: impl Fn(u64) -> Result<(), CudaError>,
     ) -> Result<f64, CudaError> {
-        let patience = Patience {
+        let effort = Effort {
             replays,
             warm_up_ms: WARM_UP_MS,
             most_us: f64::INFINITY,
         };
-        self.time_with(patience, n_sets, launch)
+        self.time_with(effort, n_sets, launch)
     }
 
     fn time_with(
         &self,
-        patience: Patience,
+        effort: Effort,
         n_sets: u64,
         launch: impl Fn(u64) -> Result<(), CudaError>,
     ) -> Result<f64, CudaError> {
-        // Once outside the graph: code is loaded at the first launch, which a capture may refuse.
+        // The first launch loads code, which a stream capture may refuse: it goes outside the graph.
         launch(0)?;
         self.synchronize()?;
         let began = Instant::now();
@@ -220,7 +219,7 @@ impl Stopwatch {
         self.synchronize()?;
         let most = (ENOUGH_MS / (began.elapsed().as_secs_f32() * 1e3)).ceil() as u64;
         let n_launches = n_sets * most.clamp(1, LAUNCHES).div_ceil(n_sets);
-        // Whatever cuBLASLt does beside launching is no part of the graph.
+        // cuBLASLt may make calls beside its launches that a stricter mode refuses.
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let graph = capture(&self.stream, relaxed, || {
             (0..n_launches).try_for_each(|i| launch(i % n_sets))
@@ -230,17 +229,17 @@ impl Stopwatch {
         let mut timing = Timing::default();
         let mut warmed_ms = 0.0;
         let us = |ms: f32| f64::from(ms) * 1e3 / n_launches as f64;
-        while timing.ms.len() < patience.replays {
-            // One replay before the timed one, so that the device is busy while the host hands
-            // it the start event and the graph: that takes as long as several small GEMMs.
+        while timing.ms.len() < effort.replays {
+            // An untimed replay keeps the device busy while the host enqueues the start event and the
+            // timed graph, which takes as long as several small GEMMs.
             replay()?;
             let ms = watch.lap(replay)?;
-            if warmed_ms < patience.warm_up_ms {
+            if warmed_ms < effort.warm_up_ms {
                 // At least a microsecond, so that this ends.
                 warmed_ms += 2.0 * ms.max(1e-3);
             } else {
                 timing.ms.push(ms);
-                if timing.ms.len() == 2 && timing.ms.iter().all(|&ms| us(ms) > patience.most_us) {
+                if timing.ms.len() == 2 && timing.ms.iter().all(|&ms| us(ms) > effort.most_us) {
                     break;
                 }
             }
@@ -262,12 +261,12 @@ impl Drop for Stopwatch {
     }
 }
 
-/// The tensors of a chain on the device, several times over, with equal values.
+/// Sets of a chain's tensors on the device, with equal values, that launches rotate over.
 struct Operands {
     arena: Buffer,
     n_sets: u64,
     set_bytes: u64,
-    /// By tensor: offset in a set, bytes, element type.
+    /// Offset in a set, bytes and element type, by tensor.
     tensors: Vec<(u64, u64, DType)>,
 }
 
@@ -298,10 +297,10 @@ impl Operands {
         let n_sets = rotated_sets(set_bytes);
         let device = &stopwatch.device;
         let bytes = n_sets.saturating_mul(set_bytes);
-        let arena = Buffer::new(device, bytes, "the operands of a race")?;
+        let arena = Buffer::new(device, bytes, "the operands of a benchmark")?;
         let stream = stopwatch.stream.cu_stream();
         let during = || "fill the operands".to_owned();
-        // NaN in every real type, so that what a kernel leaves out is found.
+        // All bits set is NaN in every real type, so that an element that a kernel leaves out is found.
         // SAFETY: the arena has this size.
         unsafe { result::memset_d8_async(arena.start(), 0xff, bytes as usize, stream) }
             .during(during)?;
@@ -336,8 +335,8 @@ impl Operands {
         })
     }
 
-    /// Overwrites what the launches of a chain wrote with NaN, in the set that is looked at.
-    fn forget(&self, stream: &CudaStream, chain: &Chain) -> Result<(), CudaError> {
+    /// Overwrites with NaN what the launches of a chain wrote, in the set that is compared.
+    fn poison_results(&self, stream: &CudaStream, chain: &Chain) -> Result<(), CudaError> {
         for (tensor, of_chain) in chain.tensors.iter().enumerate() {
             if of_chain.fill.is_none() {
                 let at = self.at(self.n_sets - 1, tensor);
@@ -362,13 +361,12 @@ impl Operands {
     }
 }
 
-/// How many sets of so many bytes are rotated over.
+/// The number of sets of so many bytes that launches rotate over.
 pub(super) fn rotated_sets(bytes: u64) -> u64 {
     ROTATED_BYTES.div_ceil(bytes.max(1)).clamp(2, MOST_SETS)
 }
 
-/// What a tensor of `n` elements holds, or as much of it as is repeated. The same for the same
-/// name and size.
+/// The bytes of a tensor of `n` elements, or the period that they repeat with. Equal names and sizes give equal values.
 fn values(fill: Fill, dtype: DType, n: usize, lens: &[u32], name: &str) -> Vec<u8> {
     let seed = name.bytes().fold(n as u64, |seed, byte| {
         let mut state = seed ^ u64::from(byte);
@@ -407,7 +405,7 @@ pub(super) fn download(
     Ok(decode(&raw, dtype))
 }
 
-/// Normal values, the same for the same seed.
+/// Normally distributed values with mean 0. Equal seeds give equal values.
 pub(super) fn random(n: usize, deviation: f32, seed: u64) -> Vec<f32> {
     const PIECE: usize = 1 << 16;
     let mut values = vec![0.0; n];
@@ -423,7 +421,7 @@ pub(super) fn random(n: usize, deviation: f32, seed: u64) -> Vec<f32> {
     values
 }
 
-/// A kernel's tolerance is from an exact reference; here both results have sums in f32.
+/// A kernel's tolerance is its distance from an exact reference; here both results are accumulated in f32.
 pub(super) fn of_two_results(tolerance: Tolerance) -> Tolerance {
     Tolerance {
         absolute: 2.0 * tolerance.absolute,

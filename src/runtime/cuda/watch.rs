@@ -1,4 +1,4 @@
-//! The time between two points of a stream.
+//! The time between two points of a stream, by CUDA events.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{
     error::{CudaError, During},
 };
 
-/// Times what is put on a stream.
+/// Times what is enqueued on a stream.
 pub(super) struct Watch {
     stream: Arc<CudaStream>,
     start: CudaEvent,
@@ -40,7 +40,7 @@ impl Watch {
         self.lap_beside(&mut (), |()| enqueue(), |(), ()| Ok(()))
     }
 
-    /// As [`Watch::lap`]; the host does `beside`, with what `enqueue` gave, while the device works.
+    /// As [`Watch::lap`], while the host runs `beside` on what `enqueue` returned.
     pub(super) fn lap_beside<T, E>(
         &self,
         on: &mut T,

@@ -8,7 +8,7 @@ use crate::{
 
 const N_KERNELS: u64 = 9;
 
-/// A number from 0 up to 1.
+/// A random number in [0, 1).
 fn part(state: &mut u64) -> f64 {
     (uniform(state) % 1000) as f64 / 1000.0
 }
@@ -34,7 +34,7 @@ fn edge(state: &mut u64, from: usize, sites: usize) -> Edge {
     }
 }
 
-/// A made-up chain of up to five sites: most have an edge of their own, and some edges lie over several.
+/// A random chain of up to five sites: most have an edge of their own, and some edges cover several.
 fn edges(state: &mut u64) -> Edges {
     let n_sites = 1 + (uniform(state) % 5) as usize;
     let mut edges = Vec::new();
@@ -53,7 +53,7 @@ fn edges(state: &mut u64) -> Edges {
     }
 }
 
-/// The least that covers of the sites from one on take, of all choices of edges and kernels.
+/// The least time of any cover of the sites from `from` on, by exhaustive search.
 fn least(edges: &Edges, from: usize, times: &[f64], is_kept: &[bool]) -> f64 {
     if from == edges.n_sites {
         return 0.0;
@@ -76,7 +76,7 @@ fn least(edges: &Edges, from: usize, times: &[f64], is_kept: &[bool]) -> f64 {
 
 #[test]
 fn no_choice_of_edges_and_kernels_is_cheaper_than_the_cover_that_is_found() {
-    let (mut n_found, mut n_joint) = (0, 0);
+    let (mut n_found, mut n_fused) = (0, 0);
     let mut state = 5;
     for _ in 0..3000 {
         let edges = edges(&mut state);
@@ -95,10 +95,10 @@ fn no_choice_of_edges_and_kernels_is_cheaper_than_the_cover_that_is_found() {
             continue;
         };
         n_found += 1;
-        n_joint += usize::from(cover.len() < edges.n_sites);
+        n_fused += usize::from(cover.len() < edges.n_sites);
         assert!((cycles - least).abs() < 1e-9, "{cycles}, {least}");
         assert!((edges.cycles(&cover, &times) - cycles).abs() < 1e-9);
-        // It covers each site once, with a kept kernel for each launch.
+        // The cover has each site once, with a kept kernel for each launch.
         let mut at = 0;
         for (number, kernels) in &cover {
             let edge = &edges.edges[*number];
@@ -109,10 +109,10 @@ fn no_choice_of_edges_and_kernels_is_cheaper_than_the_cover_that_is_found() {
         }
         assert_eq!(at, edges.n_sites);
     }
-    assert!(n_found > 1000 && n_joint > 500, "{n_found}, {n_joint}");
+    assert!(n_found > 1000 && n_fused > 500, "{n_found}, {n_fused}");
 }
 
-/// What a choice for each number of rows loses, with the price of changes, and the last octave once more for all that is beyond.
+/// The loss of a choice for each number of rows, with the price of changes; the last octave counts twice, for all rows beyond.
 fn lost(each: &[usize], grid: &[(u64, Vec<f64>)], best: &[f64]) -> f64 {
     let part = |at: usize, choice: usize| {
         let before = if at == 0 { 1 } else { grid[at - 1].0 };
@@ -140,7 +140,7 @@ fn no_partition_of_rows_loses_less_than_the_one_that_is_found() {
     let mut state = 11;
     let mut n_changes = Vec::new();
     for round in 0..200 {
-        // From differences that are worth no change to those that always are.
+        // The rounds range from differences that are never worth a change to those that always are.
         let spread = 10.0 * CHANGE * f64::from(1 + round % 20);
         let time = |state: &mut u64| 1.0 + spread * part(state);
         let grid: Vec<(u64, Vec<f64>)> = rows
@@ -151,7 +151,7 @@ fn no_partition_of_rows_loses_less_than_the_one_that_is_found() {
             |(_, times): &(u64, Vec<f64>)| times.iter().copied().fold(f64::INFINITY, f64::min);
         let best: Vec<f64> = grid.iter().map(fastest).collect();
         let ranges = path(CHOICES, &grid, &best, |choice, times| times[choice]);
-        // Ascending, the last without an end, and neighbours differ.
+        // The ranges ascend, the last has no end, and neighbours differ.
         assert_eq!(ranges.last().map(|&(up_to, _)| up_to), Some(None));
         for pair in ranges.windows(2) {
             let (Some(end), next) = (pair[0].0, pair[1].0) else {
@@ -175,7 +175,7 @@ fn no_partition_of_rows_loses_less_than_the_one_that_is_found() {
         assert!((own - least).abs() < 1e-9, "{own}, {least}: {ranges:?}");
         n_changes.push(ranges.len() - 1);
     }
-    // Some grids are worth changes at most numbers, and some at few.
+    // Some grids have many changes, and some few.
     assert!(
         n_changes.iter().any(|&n| n >= 5) && n_changes.iter().any(|&n| n <= 2),
         "{n_changes:?}"
@@ -192,8 +192,8 @@ fn each_site_is_computed_once_for_every_number_of_rows() {
                 (question.may_fuse, question.invariant) = (may_fuse, invariant);
                 for ((chain, _), launches) in chains.iter().zip(question.answer()) {
                     check(chain, &launches);
-                    let joint = launches.iter().any(|launch| launch.first != launch.site);
-                    assert!(!joint || (may_fuse && !invariant));
+                    let fused = launches.iter().any(|launch| launch.first != launch.site);
+                    assert!(!fused || (may_fuse && !invariant));
                     let mut all = launches.iter();
                     assert!(!invariant || all.all(|l| l.dispatch.covered() == [Batches::ALL]));
                 }
@@ -202,7 +202,7 @@ fn each_site_is_computed_once_for_every_number_of_rows() {
     }
 }
 
-/// Whether the last site's value is computed once for every number of rows.
+/// Asserts that the last site's value is computed once for every number of rows.
 fn check(chain: &Chain, launches: &[Covered]) {
     let last = chain.links.len() - 1;
     let mut parts = Vec::new();

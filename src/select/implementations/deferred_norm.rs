@@ -1,5 +1,5 @@
-//! Deferred normalisation at small M: a linear layer, the LayerNorm behind it and the linear layer that reads it first, by two
-//! launches. The first leaves row statistics beside its rows, by which the second normalises its accumulators.
+//! Deferred normalisation at small M: two GEMMs compute a linear layer, the LayerNorm that follows and the linear layer that
+//! reads it first. The first stores row statistics beside its rows, by which the second normalises its accumulators.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -12,12 +12,12 @@ use crate::{
     tensor::DType,
 };
 
-/// Rows that times were measured of.
+/// Most rows that were measured.
 const MOST_ROWS: u64 = 128;
-/// Row tiles of the first launch: where each CTA has all of k, twice as many CTAs of half the rows are faster.
+/// Most row tiles of the first launch: where each CTA has all of k, twice as many CTAs of half the rows are faster.
 const MOST_TILES: u64 = 4;
-/// Rows of the tiles that are tried, with those for weights so wide that they and 48 rows are too many for shared memory.
-/// Smaller ones have more CTAs, which leave the next kernel's no room to fetch their weights early.
+/// Rows of the candidate tiles; the wide ones serve weights that do not fit shared memory together with 48 rows. Smaller tiles
+/// have more CTAs, beside which those of the next kernel find no room to prefetch their weights.
 const FIRST_ROWS: [u32; 3] = [32, 48, 64];
 const SECOND_ROWS: [u32; 2] = [48, 64];
 const FIRST_ROWS_OF_WIDE: [u32; 4] = [16, 32, 48, 64];
@@ -51,7 +51,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     if !serves {
         return None;
     }
-    // All CTAs of a launch are there at once: the row statistics of the first are read as soon as they are written.
+    // All CTAs of a launch must be resident at once, as the row statistics of the first are read as soon as they are written.
     let first = |tile: SplitKTile| {
         let kernel = GemmResidualRowStats {
             n,
@@ -106,7 +106,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let launches = vec![
         Launch {
             site: 1,
-            // All that LayerNorm reads but beta.
+            // LayerNorm's operands without beta.
             operands: operands(0, 0..2)
                 .chain(operands(1, 1..n_norm - 1))
                 .chain([scaled, statistics])

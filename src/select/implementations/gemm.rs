@@ -1,4 +1,4 @@
-//! A linear layer by one GEMM with its epilogue.
+//! A linear layer by one GEMM with a fused epilogue.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -18,7 +18,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         return None;
     };
     let on = machine.instructions;
-    // `mma.sync` reaches half of what `wgmma` does, so that on Hopper it is for what that does not serve.
+    // `mma.sync` has about half the throughput of `wgmma`: on Hopper it serves only what `wgmma` does not.
     let any = match GemmWgmma::tiles(n, k, dtype, on).is_empty() {
         true => Tile::fitting(n, dtype),
         false => Vec::new(),

@@ -1,4 +1,4 @@
-//! A linear layer and the LayerNorm behind it by one GEMM, whose clusters hold whole rows of the result.
+//! A linear layer and the LayerNorm that follows by one GEMM with LayerNorm in its epilogue: a cluster has whole rows.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -45,7 +45,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             })
         })
         .collect();
-    // What LayerNorm reads besides the products: (bias), residual, gamma, beta.
+    // LayerNorm's operands besides the accumulators: (bias), residual, gamma, beta.
     let of_norm = operands(1, 1..4 + usize::from(norm.bias));
     let launch = Launch {
         site: 1,

@@ -1,4 +1,4 @@
-//! LayerNorm, with or without sums before it, by a launch of its own.
+//! LayerNorm, with or without the sum before it, by a launch of its own.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -23,7 +23,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         }
         Site::Linear { .. } => return None,
     };
-    // One may serve several ranges of rows.
+    // A kernel may serve several ranges of rows.
     let mut candidates: Vec<Candidate> = Vec::new();
     for candidate in kernels.into_iter().map(Candidate::new) {
         if !candidates.contains(&candidate) {

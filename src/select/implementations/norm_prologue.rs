@@ -1,5 +1,4 @@
-//! LayerNorm and the linear layer that reads it first by one launch, for the smallest M: each CTA normalises the rows that it
-//! multiplies in its prologue.
+//! LayerNorm and the linear layer that reads it first by one GEMM with a normalisation prologue, for the smallest M.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -8,11 +7,12 @@ use crate::{
     select::site::{Link, Site},
 };
 
-/// Rows up to which it is ahead of deferred normalisation, where they are wider than [`NARROW`]: with 9 to 16 tokens an
-/// encoder 768 wide took 0.163 ms with this and 0.146 with that, one 1024 wide 0.438 and 0.339, one 384 wide 0.058 and 0.060.
+/// Most rows at which it is faster than deferred normalisation, where they are wider than [`NARROW`]: with 9 to 16 tokens an
+/// encoder of width 768 took 0.163 ms with this and 0.146 ms with that, of width 1024 0.438 and 0.339, of width 384 0.058 and
+/// 0.060.
 const MOST_WIDE_ROWS: u64 = 8;
 const NARROW: u32 = 512;
-/// Tiles of more rows are behind it at any width.
+/// Most rows of a tile: larger ones are slower than deferred normalisation at any width.
 const MOST_TOKENS: u32 = 16;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {

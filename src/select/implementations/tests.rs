@@ -8,7 +8,7 @@ use crate::{
     },
 };
 
-/// Operands of a site's node.
+/// The number of operands of a site's node.
 fn n_operands(site: &Site) -> usize {
     match site {
         Site::Linear { epilogue, .. } => 2 + usize::from(epilogue.bias),
@@ -64,7 +64,7 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
             let kernel = &candidate.kernel;
             let symbol = kernel.as_kernel().symbol();
             check_kernel(kernel, dtype).unwrap_or_else(|problem| panic!("{symbol}: {problem}"));
-            // All are bound alike.
+            // All candidates of a launch have equal parameters.
             assert_eq!(signature(kernel), first, "{symbol}");
             let needed = kernel.as_kernel().instructions();
             assert!(
@@ -79,7 +79,7 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
                 !launch.candidates[..at].contains(candidate),
                 "{symbol} twice"
             );
-            // Estimates are positive, if not finite.
+            // Estimates are positive; they may be infinite.
             let cycles = kernel.as_kernel().cycles(1, machine);
             assert!(
                 cycles.is_some_and(|cycles| cycles > 0.0),
@@ -87,7 +87,7 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
             );
         }
     }
-    // The last value is there, and each that something else reads.
+    // The last value is stored, and each that another node reads.
     assert!(
         written.contains(&Operand::Value(implementation.sites - 1)),
         "{name}"
@@ -130,7 +130,7 @@ fn candidates_can_be_generated_and_launches_bind_what_their_kernels_take() {
                                 *names.entry(found.name).or_default() += 1;
                             }
                         }
-                        // Whatever the shape, something computes each site by itself.
+                        // Whatever the shape, some implementation computes each site by itself.
                         let all = ALL.iter().filter_map(|f| f(chain, machine));
                         let alone = all.filter(|i| i.sites == 1);
                         let mut every = alone.flat_map(|i| i.launches).flat_map(|l| l.candidates);
@@ -149,24 +149,23 @@ fn candidates_can_be_generated_and_launches_bind_what_their_kernels_take() {
 }
 
 #[test]
-fn a_value_that_others_read_is_stored_and_what_is_added_to_a_product_once_only_is_not_taken_twice()
-{
+fn fused_implementations_serve_neither_a_value_that_others_read_nor_a_second_bias() {
     let machine = crate::machine::testing::hopper();
     let mut chain = encoder(768, 3072, DType::F16).remove(1).0.links;
-    let joint = |chain: &[Link]| -> Vec<&'static str> {
+    let fused = |chain: &[Link]| -> Vec<&'static str> {
         let all = ALL
             .iter()
             .filter_map(|implement| implement(chain, &machine));
         all.filter(|i| i.sites > 1).map(|i| i.name).collect()
     };
-    assert_eq!(joint(&chain), ["gemm+norm", "deferred norm"]);
-    // Read by another, too: no launch leaves the products out.
+    assert_eq!(fused(&chain), ["gemm+norm", "deferred norm"]);
+    // Another node reads the linear layer's value too, which no fused launch stores.
     chain[0].is_private = false;
-    assert!(joint(&chain).is_empty());
+    assert!(fused(&chain).is_empty());
     chain[0].is_private = true;
-    // With a bias of its own, which these launches do not add.
+    // The linear layer has a bias of its own, which these launches do not add.
     if let Site::Linear { epilogue, .. } = &mut chain[0].site {
         epilogue.bias = true;
     }
-    assert!(joint(&chain).is_empty());
+    assert!(fused(&chain).is_empty());
 }

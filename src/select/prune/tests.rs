@@ -6,26 +6,26 @@ use crate::{
     tensor::DType,
 };
 
-fn thinned<'a>(
+fn pruning_of<'a>(
     edges: &'a [Edges],
     samples: &'a [(u64, Vec<f64>)],
     best: &'a [f64],
     is_kept: Vec<bool>,
-) -> Thinning<'a> {
-    let mut thinning = Thinning {
+) -> Pruning<'a> {
+    let mut pruning = Pruning {
         edges,
         samples,
         best,
         is_kept,
         covers: Vec::new(),
     };
-    thinning.covers = (0..samples.len())
-        .map(|at| thinning.cover(at, None))
+    pruning.covers = (0..samples.len())
+        .map(|at| pruning.cover(at, None))
         .collect();
-    thinning
+    pruning
 }
 
-/// What a run takes at a sample.
+/// Cycles of a run at a sample.
 fn total(edges: &[Edges], covers: &[(f64, Cover)]) -> f64 {
     let each = edges.iter().zip(covers);
     each.map(|(edges, (cycles, _))| cycles * edges.times as f64)
@@ -52,21 +52,21 @@ fn every_kernel_that_is_kept_saves_its_worth_and_all_of_them_lose_little() {
         let samples = kernels.times_on(&coarse_rows());
         let all = vec![true; is_kept.len()];
         let none = vec![1.0; samples.len()];
-        let everything = thinned(&edges, &samples, &none, all);
+        let everything = pruning_of(&edges, &samples, &none, all);
         let best: Vec<f64> = everything.covers.iter().map(|c| total(&edges, c)).collect();
-        let mut thinning = thinned(&edges, &samples, &best, is_kept.clone());
-        // Nothing is kept that no number of rows uses.
-        assert_eq!(thinning.used(), is_kept);
+        let mut pruning = pruning_of(&edges, &samples, &best, is_kept.clone());
+        // Each kept kernel is used at some number of rows.
+        assert_eq!(pruning.used(), is_kept);
         let mut useless = Vec::new();
         for kernel in (0..n).filter(|&kernel| is_kept[kernel]) {
-            let worth = thinning.loss_without(kernel);
+            let worth = pruning.loss_without(kernel);
             if worth < WORTH_A_KERNEL {
                 let symbol = kernels.spec(kernel).as_kernel().symbol();
                 useless.push(format!("{symbol} saves {worth}"));
             }
         }
         assert!(useless.is_empty(), "{width} {dtype}: {useless:?}");
-        let lost = thinning.covers.iter().zip(&best);
+        let lost = pruning.covers.iter().zip(&best);
         let lost: Vec<f64> = lost
             .map(|(c, best)| total(&edges, c) / best - 1.0)
             .collect();

@@ -1,4 +1,4 @@
-//! Batch data on their way to the device: written once on the host, moved in one piece.
+//! Staging memory for batch data: written in pinned host memory, uploaded in one piece.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -19,16 +19,16 @@ use crate::{
     tensor::Extents,
 };
 
-/// Room for batch data on the host and on the device; grows with the largest batch.
+/// Pinned host memory and device memory of equal size, which grow with the largest batch.
 pub(super) struct Staging {
     device: Device,
     stream: Arc<CudaStream>,
     memory: Option<(Pinned, Buffer)>,
-    /// The upload may still read the host's memory.
+    /// Whether an upload may still read the host's memory.
     uploading: bool,
 }
 
-/// Where the data of a batch lie on the device.
+/// Device addresses of the data of a batch.
 #[derive(Clone, Copy, Default)]
 pub(super) struct BatchData {
     pub(super) token_ids: u64,
@@ -39,7 +39,7 @@ pub(super) struct BatchData {
     valid_lens: u64,
     /// Mask, padded ids and padded segment ids, where the batch came padded.
     pub(super) padded: Option<[u64; 3]>,
-    /// Where the piece begins that is uploaded, and its bytes.
+    /// Address and bytes of the piece that is uploaded.
     start: u64,
     bytes: usize,
 }
@@ -73,20 +73,20 @@ impl Staging {
         self.memory.as_ref().map_or(0, |(_, device)| device.bytes())
     }
 
-    /// Gives everything back.
+    /// Frees everything.
     pub(super) fn release(&mut self) {
-        // Where the device has failed nothing reads the memory any more.
+        // Where the device has failed, nothing reads the memory any more.
         let _ = self.settle();
         self.memory = None;
     }
 
-    /// Gives every piece of batch data its place in a run of these extents, which may be larger than the
-    /// batch.
+    /// Lays out the batch data of a run of these extents, which may be larger than the batch, and makes room for
+    /// them.
     pub(super) fn place(&mut self, batch: &Batch, e: &Extents) -> Result<BatchData, CudaError> {
         let end = Cell::new(0u64);
         let place = |bytes: u64| end.replace(end.get() + bytes.next_multiple_of(ALIGNMENT));
         let valid_lens = place(4 * e.batch);
-        // What a padded batch is packed into is made on the device.
+        // A padded batch is uploaded as it is; kernels write what follows.
         let padded = batch.padded().map(|p| {
             let places = [(); 3].map(|()| place(4 * p.mask.len() as u64));
             (places, end.get())
@@ -116,7 +116,7 @@ impl Staging {
         })
     }
 
-    /// Where its memory is, on the device and on the host.
+    /// Addresses of its memory on the host and on the device.
     pub(super) fn addresses(&self) -> [u64; 2] {
         let memory = self.memory.as_ref();
         memory.map_or([0; 2], |(pinned, device)| {
@@ -135,8 +135,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a batch where `upload` takes it from, filled up to the extents that it was placed for: with
-    /// tokens of no sequence, whose ids are 0, and with sequences of no tokens.
+    /// Writes a batch to pinned memory, filled up to the extents that it was placed for with tokens of no
+    /// sequence, whose ids are 0, and sequences of no tokens.
     pub(super) fn fill(
         &mut self,
         data: &BatchData,
@@ -190,14 +190,14 @@ impl Staging {
         Ok(())
     }
 
-    /// Moves to the device what `fill` wrote, by the kernel that does it.
+    /// Launches the kernel that copies to the device what `fill` wrote.
     pub(super) fn upload(&self, data: &BatchData, kernel: &Loaded) -> Result<(), CudaError> {
         let Some((pinned, _)) = &self.memory else {
             return Ok(());
         };
         let from = pinned.device_address()?;
         let pieces = Extents::default().with_rows(data.bytes as u64 / Upload::PIECE);
-        // SAFETY: both pieces are as large, and the pinned one is written or freed only after `settle`, or
+        // SAFETY: both pieces have `data.bytes`, and the pinned one is written or freed only after `settle`, or
         // by the session's drop, which waits for the stream.
         unsafe {
             let stream = self.stream.cu_stream();
@@ -211,7 +211,7 @@ impl Staging {
         }
     }
 
-    /// Says that the stream was waited for since the last upload.
+    /// Notes that the stream was synchronised since the last upload.
     pub(super) fn uploaded(&mut self) {
         self.uploading = false;
     }

@@ -1,4 +1,4 @@
-//! Times of runs and of their parts, between CUDA events.
+//! Times parts of a run with CUDA events.
 
 use super::{CudaSession, Timing};
 use crate::{
@@ -18,9 +18,9 @@ pub type Part<'a> = &'a dyn Fn(&KernelSpec) -> bool;
 
 impl CudaSession {
     /// Times parts of a run, each as a CUDA graph of its launches alone, in their order and on the
-    /// run's own memory. A whole run goes before every replay, untimed, so that a part finds the
-    /// values that it reads, and a cache as a run leaves it. `warm_up` replays of each part come
-    /// before the `runs` that are returned. A part without launches takes no time.
+    /// run's own memory. An untimed whole run precedes every replay, so that a part finds the values that it
+    /// reads, and L2 as a run leaves it. The first `warm_up` replays of each part are left out of the `runs`
+    /// that are returned. A part without launches takes no time.
     pub fn time_parts(
         &mut self,
         batch: &Batch,

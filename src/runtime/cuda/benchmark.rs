@@ -1,4 +1,4 @@
-//! GEMM kernels against cuBLASLt on one device, in one run.
+//! Benchmark of GEMM kernels against cuBLASLt on one device, in one process.
 
 use cudarc::driver::{CudaStream, result, sys};
 use rayon::prelude::*;
@@ -23,39 +23,39 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// To tell which of cuBLASLt's algorithms is the fastest.
+/// Replays that decide which of cuBLASLt's algorithms is the fastest.
 const TRIAL_REPLAYS: usize = 3;
 const MOST_ALGORITHMS: usize = 16;
 
-/// GEMMs on a device, timed with CUDA events around a CUDA graph of launches.
-pub struct Contest {
+/// Times GEMMs on a device with CUDA events around a CUDA graph of launches.
+pub struct GemmBenchmark {
     stopwatch: Stopwatch,
     lt: Option<CublasLt>,
 }
 
-/// Whose GEMM was timed.
+/// Where the GEMM that was timed comes from.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Contender {
+pub enum Provider {
     Kernel(KernelSpec),
-    /// The fastest of so many algorithms, without an epilogue.
+    /// The fastest of `n_algorithms` algorithms, without an epilogue.
     CublasLt {
         n_algorithms: usize,
     },
 }
 
-/// How a GEMM did.
+/// Time and accuracy of one GEMM.
 #[derive(Clone, Debug)]
-pub struct Timed {
-    pub contender: Contender,
+pub struct Measurement {
+    pub provider: Provider,
     /// Microseconds of one launch: the median of the graph's replays over its launches.
     pub us: f64,
-    /// From cuBLASLt's result in f32, with the epilogue applied on the host; `None` where
-    /// cuBLASLt gave none. The tolerances are the kernel's, and wider for cuBLASLt.
+    /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` where
+    /// cuBLASLt does not serve the shape. The tolerances are the kernel's, and wider for cuBLASLt.
     pub difference: Option<Difference>,
 }
 
-impl Contest {
-    /// Without cuBLASLt the kernels are timed alone.
+impl GemmBenchmark {
+    /// Opens cuBLASLt; where it is not installed, only the kernels are timed.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         let library = match CublasLt::open(device) {
             Ok(library) => Some(library),
@@ -73,13 +73,13 @@ impl Contest {
     }
 
     /// Times `kernels`, all of which compute what `gemm` does from the same arguments, on `rows` rows,
-    /// and cuBLASLt's plain GEMM, which comes first where it serves the shape.
+    /// and cuBLASLt's plain GEMM, whose measurement comes first where it serves the shape.
     pub fn run(
         &self,
         rows: u64,
         gemm: &Gemm,
         kernels: &[(KernelSpec, &Cubin)],
-    ) -> Result<Vec<Timed>, CudaError> {
+    ) -> Result<Vec<Measurement>, CudaError> {
         let sets = Sets::new(self.stopwatch.device(), self.stopwatch.stream(), rows, gemm)?;
         let mut timed = Vec::new();
         let mut want = None;
@@ -91,23 +91,23 @@ impl Contest {
                 dtype: gemm.dtype,
                 out: gemm.dtype,
             };
-            let products = self.products(library, &sets, shape)?;
+            let reference = self.reference(library, &sets, shape)?;
             let matmul = library.matmul(shape, MOST_ALGORITHMS)?;
             if matmul.n_algorithms() > 0 {
                 let us = self.fastest(&sets, &matmul)?;
-                let difference = products.as_ref().map(|products| {
-                    let tolerance = with_split_sums(gemm.tolerance(), gemm.dtype);
-                    sets.download().map(|got| tolerance.compare(&got, products))
+                let difference = reference.as_ref().map(|want| {
+                    let tolerance = with_split_k(gemm.tolerance(), gemm.dtype);
+                    sets.download().map(|got| tolerance.compare(&got, want))
                 });
-                timed.push(Timed {
-                    contender: Contender::CublasLt {
+                timed.push(Measurement {
+                    provider: Provider::CublasLt {
                         n_algorithms: matmul.n_algorithms(),
                     },
                     us,
                     difference: difference.transpose()?,
                 });
             }
-            want = products.map(|p| finish(p, &sets.bias, gemm.epilogue));
+            want = reference.map(|product| apply_epilogue(product, &sets.bias, gemm.epilogue));
         }
         for (kernel, cubin) in kernels {
             let loaded = Loaded::new(self.stopwatch.device(), kernel, cubin)?;
@@ -127,19 +127,19 @@ impl Contest {
                         self.stopwatch.stream().cu_stream(),
                         &extents,
                         pointers,
-                        "contest",
+                        "benchmark",
                         Start::Plain,
                     )
                 }
             };
-            sets.forget_result(self.stopwatch.stream())?;
+            sets.poison_result(self.stopwatch.stream())?;
             let us = self.stopwatch.time(sets.n, REPLAYS, launch)?;
             let difference = want.as_ref().map(|want| {
                 let tolerance = of_two_results(gemm.tolerance());
                 sets.download().map(|got| tolerance.compare(&got, want))
             });
-            timed.push(Timed {
-                contender: Contender::Kernel(kernel.clone()),
+            timed.push(Measurement {
+                provider: Provider::Kernel(kernel.clone()),
                 us,
                 difference: difference.transpose()?,
             });
@@ -147,8 +147,8 @@ impl Contest {
         Ok(timed)
     }
 
-    /// `x · weightᵀ` by cuBLASLt, stored in f32: what all results are compared with.
-    fn products(
+    /// `x · weightᵀ` by cuBLASLt, stored in f32: the reference for all results.
+    fn reference(
         &self,
         lt: &CublasLt,
         sets: &Sets,
@@ -179,7 +179,7 @@ impl Contest {
         download(out.start(), bytes, DType::F32).map(Some)
     }
 
-    /// Microseconds of the fastest algorithm. One that fails is left out, unless all fail.
+    /// Microseconds of the fastest algorithm. An algorithm that fails is left out, unless all fail.
     fn fastest(&self, sets: &Sets, matmul: &Matmul) -> Result<f64, CudaError> {
         let time = |algorithm: usize, replays: usize| {
             self.stopwatch.time(sets.n, replays, |set| {
@@ -207,21 +207,21 @@ impl Contest {
             }
         }
         let (_, algorithm) = best?;
-        sets.forget_result(self.stopwatch.stream())?;
+        sets.poison_result(self.stopwatch.stream())?;
         time(algorithm, REPLAYS)
     }
 }
 
-/// Operands and results of one shape, several times over, with equal values.
+/// Copies of the operands and the result of one shape, with equal values, that launches rotate over.
 struct Sets {
     arena: Buffer,
     n: u64,
     bytes: u64,
-    /// Of x, weight, bias and out in a set.
+    /// Byte offsets of x, weight, bias and out in a set.
     offsets: [u64; 4],
     out_bytes: u64,
     dtype: DType,
-    /// As it reads after being stored.
+    /// The bias as rounded to the storage type.
     bias: Vec<f32>,
 }
 
@@ -241,8 +241,8 @@ impl Sets {
             bytes += (elements * dtype.bytes()).next_multiple_of(ALIGNMENT);
         }
         let n_sets = rotated_sets(bytes);
-        let arena = Buffer::new(device, n_sets * bytes, "the operands of the contest")?;
-        // The deviations that the kernel's tolerance is made for; never zeros, which cost less power.
+        let arena = Buffer::new(device, n_sets * bytes, "the operands of the benchmark")?;
+        // Standard deviations that the kernel's tolerance assumes. Zeros would draw less power and raise the clock.
         let deviations = [1.0, 1.0 / (k as f32).sqrt(), 1.0];
         let during = || "upload the operands".to_owned();
         let mut bias = Vec::new();
@@ -277,34 +277,34 @@ impl Sets {
             .map(|offset| self.arena.start() + set * self.bytes + offset)
     }
 
-    /// Sets every bit of the last set's result, which is NaN in every real type.
-    fn forget_result(&self, stream: &CudaStream) -> Result<(), CudaError> {
+    /// Fills the last set's result with NaN (all bits set), so that an element that a kernel leaves out is found.
+    fn poison_result(&self, stream: &CudaStream) -> Result<(), CudaError> {
         let [.., out] = self.addresses(self.n - 1);
         // SAFETY: the result has this size.
         unsafe { result::memset_d8_async(out, 0xff, self.out_bytes as usize, stream.cu_stream()) }
             .during(|| "overwrite a result".into())
     }
 
-    /// The last set's result, after the stream was waited for: what a timed launch wrote.
+    /// The last set's result, which a timed launch wrote. The stream must be idle.
     fn download(&self) -> Result<Vec<f32>, CudaError> {
         let [.., out] = self.addresses(self.n - 1);
         download(out, self.out_bytes, self.dtype)
     }
 }
 
-/// What the epilogue makes of products.
-fn finish(mut products: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Vec<f32> {
-    products.par_chunks_mut(bias.len()).for_each(|row| {
+/// The epilogue on the host, over a matrix product whose rows are as long as the bias.
+fn apply_epilogue(mut product: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Vec<f32> {
+    product.par_chunks_mut(bias.len()).for_each(|row| {
         for (value, bias) in row.iter_mut().zip(bias) {
             let sum = f64::from(*value) + if epilogue.bias { f64::from(*bias) } else { 0.0 };
             *value = epilogue.activation.map_or(sum, |a| activate_f64(a, sum)) as f32;
         }
     });
-    products
+    product
 }
 
-/// cuBLASLt may split k and add the parts, of size 1 at most, in the storage type.
-fn with_split_sums(tolerance: Tolerance, dtype: DType) -> Tolerance {
+/// Widens a tolerance for cuBLASLt, whose split-K may reduce partial sums, of magnitude 1 at most, in the storage type.
+fn with_split_k(tolerance: Tolerance, dtype: DType) -> Tolerance {
     let rounding = match dtype {
         DType::F16 => 2f32.powi(-11),
         DType::BF16 => 2f32.powi(-8),
@@ -328,12 +328,12 @@ mod tests {
             bias: true,
             activation: Some(Activation::Relu),
         };
-        let products = vec![1.0, -2.0, 3.0, 4.0];
+        let product = vec![1.0, -2.0, 3.0, 4.0];
         assert_eq!(
-            finish(products.clone(), &[0.5, -10.0], relu),
+            apply_epilogue(product.clone(), &[0.5, -10.0], relu),
             [1.5, 0.0, 3.5, 0.0]
         );
-        let plain = finish(products.clone(), &[0.5, -10.0], Epilogue::default());
-        assert_eq!(plain, products);
+        let plain = apply_epilogue(product.clone(), &[0.5, -10.0], Epilogue::default());
+        assert_eq!(plain, product);
     }
 }

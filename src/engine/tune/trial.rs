@@ -1,4 +1,4 @@
-//! Whole programs on a device that differ by one kernel, timed in turns.
+//! Trials in place: whole programs that differ by one kernel, timed alternately on a device.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -18,18 +18,18 @@ use crate::{
     tensor::DType,
 };
 
-/// Turns, runs in each, and turns after which a program that is so much slower than the first is given up.
-const TURNS: usize = 8;
+/// Rounds of a trial, runs of each program in a round, and the ratio of times at which a program gets the first rounds only.
+const ROUNDS: usize = 8;
 const RUNS: usize = 4;
-const FIRST_TURNS: usize = 2;
-const HOPELESS: f64 = 1.03;
-/// Before a race: the card's clock falls under lasting load.
+const FIRST_ROUNDS: usize = 2;
+const GIVE_UP_RATIO: f64 = 1.03;
+/// Pause before a trial, because the card's clock falls under sustained load.
 const REST: Duration = Duration::from_millis(10);
-/// Microseconds that a kernel is said to take so that it is launched: less than any takes.
+/// Microseconds of a made-up timing that forces a kernel into the program: less than any kernel takes.
 const FORCED: f64 = 1e-3;
 
-/// A program's weights on the device, and code by symbol.
-pub(super) struct Race<'a> {
+/// The model whose weights all programs share, and code by symbol.
+pub(super) struct Trials<'a> {
     tuner: &'a Tuner<'a>,
     compiled: &'a Compiled,
     base: Option<CudaModel>,
@@ -37,13 +37,13 @@ pub(super) struct Race<'a> {
     code: Code,
 }
 
-/// A program, and what it launches for a batch.
+/// A program's session, and the kernels that it launches for a batch.
 struct Runner {
     session: CudaSession,
     launched: Vec<KernelSpec>,
 }
 
-impl<'a> Race<'a> {
+impl<'a> Trials<'a> {
     pub(super) fn new(tuner: &'a Tuner<'a>, compiled: &'a Compiled) -> Self {
         Self {
             tuner,
@@ -54,7 +54,7 @@ impl<'a> Race<'a> {
         }
     }
 
-    /// Times the kernels that may be as good as those that are launched for a batch, and adds what each took.
+    /// Tries every kernel that may be as fast as the one launched for a batch, and adds the time of each to `timings`.
     pub(super) fn run(
         &mut self,
         batch: &Batch,
@@ -95,7 +95,9 @@ impl<'a> Race<'a> {
                 );
                 continue;
             }
-            let Some((ms, ratio)) = duel(&mut first.session, &mut other.session, batch)? else {
+            let Some((ms, ratio)) =
+                time_interleaved(&mut first.session, &mut other.session, batch)?
+            else {
                 continue;
             };
             let more = ms * 1e3 * (ratio - 1.0);
@@ -110,8 +112,8 @@ impl<'a> Race<'a> {
         Ok(())
     }
 
-    /// What a kernel takes, from what a run takes more with it: its estimate, corrected by the difference of that to what
-    /// the estimates of all kernels say, shared out among its launches.
+    /// Microseconds of a kernel in place, where a run with it takes `more` microseconds than without: its estimate, plus its
+    /// launches' share of the difference between `more` and what the estimates of all kernels predict.
     fn in_place(
         &self,
         kernel: &KernelSpec,
@@ -129,11 +131,11 @@ impl<'a> Race<'a> {
         let launches = with.launched.iter().filter(|k| *k == kernel).count();
         let estimated = all(with) - all(without);
         let own = us(kernel) + (more - estimated) / launches.max(1) as f64;
-        // A kernel that seems to take no time at all was not timed well.
+        // A time far below the estimate is noise of the measurement.
         (own > 0.2 * us(kernel)).then_some(own)
     }
 
-    /// Compiles what programs launch for a batch, all at once, and loads the weights.
+    /// Compiles all that the programs launch for a batch, in parallel, and loads the weights at the first call.
     fn prepare(&mut self, programs: &[&Program], batch: &Batch) -> Result<(), EngineError> {
         let mut missing: Vec<KernelSpec> = Vec::new();
         for program in programs {
@@ -172,7 +174,7 @@ impl<'a> Race<'a> {
         Ok(())
     }
 
-    /// A session that has run, and has its graph.
+    /// A session that has warmed up and captured its graph.
     fn runner(&mut self, program: Program, batch: &Batch) -> Result<Runner, EngineError> {
         let launched = launched(&program, batch)?;
         let Some(base) = &self.base else {
@@ -197,20 +199,20 @@ fn launched(program: &Program, batch: &Batch) -> Result<Vec<KernelSpec>, EngineE
         .collect())
 }
 
-/// Milliseconds of the first, and the median over turns of the ratio of the second's time to it; `None` where the second is
-/// given up.
-fn duel(
+/// Median milliseconds of the first session, and the median ratio of the second's time to it. The order alternates between
+/// rounds; a second that is given up has the medians of its first rounds.
+fn time_interleaved(
     first: &mut CudaSession,
     second: &mut CudaSession,
     batch: &Batch,
 ) -> Result<Option<(f64, f64)>, EngineError> {
     std::thread::sleep(REST);
     let (mut all, mut ratios) = (Vec::new(), Vec::new());
-    for turn in 0..TURNS {
+    for round in 0..ROUNDS {
         let time = |session: &mut CudaSession| -> Result<f64, EngineError> {
             Ok(session.time(batch, 1, RUNS)?.median().into())
         };
-        let (a, b) = match turn % 2 {
+        let (a, b) = match round % 2 {
             0 => {
                 let a = time(first)?;
                 (a, time(second)?)
@@ -222,14 +224,14 @@ fn duel(
         };
         all.push(a);
         ratios.push(b / a);
-        if turn + 1 == FIRST_TURNS && median(&ratios).is_none_or(|ratio| ratio > HOPELESS) {
+        if round + 1 == FIRST_ROUNDS && median(&ratios).is_none_or(|ratio| ratio > GIVE_UP_RATIO) {
             break;
         }
     }
     Ok(median(&all).zip(median(&ratios)))
 }
 
-/// The median; where the number of values is even, the mean of the two in the middle.
+/// The median; of an even number of values, the mean of the two in the middle.
 fn median(of: &[f64]) -> Option<f64> {
     let mut of = of.to_vec();
     of.sort_by(f64::total_cmp);
@@ -240,7 +242,7 @@ fn median(of: &[f64]) -> Option<f64> {
     Some((below + above) / 2.0)
 }
 
-/// Whether results are the same up to rounding, as it adds up over layers.
+/// Whether results agree up to the rounding that accumulates over layers, by the relative error in the 2-norm.
 fn agree(own: &[Output], reference: &[Output], dtype: DType) -> bool {
     let bound = match dtype {
         DType::BF16 => 0.125,
@@ -254,7 +256,7 @@ fn agree(own: &[Output], reference: &[Output], dtype: DType) -> bool {
             of_difference += f64::from(a - b).powi(2);
             of_all += f64::from(b).powi(2);
         }
-        // A NaN is none.
+        // Not `!(a > b)`: a NaN must not agree.
         of_difference <= of_all * bound * bound
     })
 }
