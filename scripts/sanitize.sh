@@ -21,7 +21,7 @@ tasks() {
   for vocabulary in $vocabularies; do skip="$skip --skip $vocabulary"; done
   for tool in $tools; do
     # Persistent attention has several tiles for a stream only in larger cases.
-    for part in 1 2; do echo "$((number++)) $tool $only --only _stays --most-tokens 400 --part $part/2"; done
+    for part in 1 2; do echo "$((number++)) $tool $only --only _persistent --most-tokens 400 --part $part/2"; done
     for vocabulary in $vocabularies; do
       for part in $(seq 16); do echo "$((number++)) $tool $only --only $vocabulary --most-tokens 1 --part $part/16"; done
     done

@@ -9,7 +9,7 @@ use common::{WEIGHTS, hopper, usual};
 use gemmule::{
     AllocatorChoice, Batch, DType,
     engine::{CompileOptions, compile, description},
-    kernels::{KernelSpec, gemm::OneTile},
+    kernels::KernelSpec,
     program::Program,
     runtime::cpu::{CpuModel, CpuSession},
     select::Batches,
@@ -49,11 +49,6 @@ fn joined(kernels: &[&KernelSpec]) -> usize {
     kernels.iter().filter(is_joined).count()
 }
 
-fn on_load(kernels: &[&KernelSpec]) -> usize {
-    let is_on_load = |k: &&&KernelSpec| matches!(k, KernelSpec::ResidualLayerNormGemm(_));
-    kernels.iter().filter(is_on_load).count()
-}
-
 /// Deferred LayerNorms: GEMMs that leave row statistics, each with the GEMM that normalises by them.
 fn deferred(kernels: &[&KernelSpec]) -> usize {
     let leaves = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualRowStats(_));
@@ -71,26 +66,12 @@ fn a_launch_is_saved_wherever_a_pair_is_joined() {
     let mut most = 0;
     for tokens in (1..9000).step_by(37) {
         let kernels = launched(&program, tokens);
-        let saved = joined(&kernels) + on_load(&kernels) + deferred(&kernels);
+        let saved = joined(&kernels) + deferred(&kernels);
         assert_eq!(kernels.len() + saved, apart.len(), "{tokens} tokens");
         most = most.max(joined(&kernels));
     }
     // Behind attention and at the end of each layer.
     assert_eq!(most, 4);
-}
-
-#[test]
-fn no_kernel_is_launched_for_more_rows_than_it_serves() {
-    let program = program(|_| ());
-    for tokens in (129..20_000).step_by(61).chain([50_000, 400_000]) {
-        for kernel in launched(&program, tokens) {
-            let is_one = matches!(kernel, KernelSpec::GemmOneTile(_));
-            assert!(
-                !is_one || u64::from(tokens) <= OneTile::MOST_ROWS,
-                "{tokens}: {kernel:?}"
-            );
-        }
-    }
 }
 
 #[test]
@@ -163,34 +144,23 @@ fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
             |s: &&gemmule::program::Step| !Batches::ALL.is_covered_by(&s.dispatch.covered());
         assert_eq!(program.steps.iter().filter(serves_some).count(), 0);
         assert_eq!(joined(&launched(&program, 4915)), 0);
-        assert_eq!(on_load(&launched(&program, 5)), 0);
+        assert_eq!(deferred(&launched(&program, 5)), 0);
         assert_eq!(deferred(&launched(&program, 100)), 0);
     }
 }
 
 #[test]
-fn the_fewest_rows_are_normalised_by_the_linear_layers_that_read_them() {
+fn what_no_batch_launches_is_not_compiled() {
     let program = program(|_| ());
-    let few = launched(&program, 5);
-    // All but the last LayerNorm, which no linear layer reads, and the one of the embedding.
-    assert_eq!((on_load(&few), joined(&few)), (3, 0));
-    let norms = |kernels: &[&KernelSpec]| {
-        let is_norm = |k: &&&KernelSpec| matches!(k, KernelSpec::BiasResidualLayerNorm(_));
-        kernels.iter().filter(is_norm).count()
-    };
-    assert_eq!(norms(&few), 1);
-    assert_eq!(on_load(&launched(&program, 300)), 0);
-    // What no batch launches is not compiled.
-    let by_itself = |kernel: &KernelSpec| match kernel {
-        KernelSpec::GemmSkinny(gemm) => (gemm.n, gemm.k) == (3072, 768),
-        KernelSpec::GemmSplitK(gemm) => (gemm.n, gemm.k) == (3072, 768),
-        _ => false,
-    };
     let mut launched_by_some = Vec::new();
     for tokens in 1..200 {
         launched_by_some.extend(launched(&program, tokens));
     }
-    for kernel in program.kernels.iter().filter(|k| by_itself(k)) {
+    let split_k = program
+        .kernels
+        .iter()
+        .filter(|kernel| matches!(kernel, KernelSpec::GemmSplitK(_)));
+    for kernel in split_k {
         assert!(launched_by_some.contains(&kernel), "{kernel:?}");
     }
 }
@@ -198,7 +168,7 @@ fn the_fewest_rows_are_normalised_by_the_linear_layers_that_read_them() {
 #[test]
 fn few_tokens_are_normalised_by_row_stats_beside_them() {
     let program = program(|_| ());
-    for (tokens, expected) in [(8, 0), (9, 3), (64, 3), (128, 3), (129, 0)] {
+    for (tokens, expected) in [(1, 3), (9, 3), (64, 3), (128, 3), (129, 0)] {
         let kernels = launched(&program, tokens);
         assert_eq!(deferred(&kernels), expected, "{tokens} tokens");
         // No kernel reads the rows that only other batches have.
@@ -225,8 +195,8 @@ fn norms_that_are_to_be_apart_are_never_joined() {
     for tokens in [1, 100, 600, 1229, 4915, 9000] {
         let kernels = launched(&program, tokens);
         assert_eq!(
-            (joined(&kernels), on_load(&kernels), deferred(&kernels)),
-            (0, 0, 0),
+            (joined(&kernels), deferred(&kernels)),
+            (0, 0),
             "{tokens} tokens"
         );
     }
@@ -252,7 +222,7 @@ fn joint_launches_give_the_results_of_launches_for_each_operator() {
     let all_joined = (129..2000).find(|&t| joined(&launched(&together, t)) > 0);
     let all_joined = all_joined.expect("some batch joins a linear layer and a LayerNorm");
     for (tokens, joint) in [
-        (5, on_load as fn(&[&KernelSpec]) -> usize),
+        (5, deferred as fn(&[&KernelSpec]) -> usize),
         (100, deferred),
         (all_joined, joined),
     ] {

@@ -6,22 +6,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gemmule::machine::Machine;
+
 /// Top to bottom. `names` and `files` are helpers without dependencies that any room may use.
-const ORDER: [&str; 15] = [
-    "names", "files", "tensor", "kernels", "graph", "model", "passes", "plan", "codegen", "tune",
-    "program", "jit", "runtime", "engine", "cli",
+const ORDER: [&str; 16] = [
+    "names", "files", "tensor", "machine", "kernels", "graph", "model", "passes", "plan",
+    "codegen", "select", "program", "jit", "runtime", "engine", "cli",
 ];
 
 /// Rooms that a room must not name although they are above it.
-const FORBIDDEN: [(&str, &[&str]); 8] = [
+const FORBIDDEN: [(&str, &[&str]); 9] = [
+    ("machine", &["files", "tensor"]),
     ("model", &["passes", "plan"]),
     ("passes", &["codegen"]),
     ("plan", &["kernels", "graph", "model", "passes", "tensor"]),
     ("codegen", &["graph", "model", "passes", "plan"]),
-    ("tune", &["graph", "model", "passes", "plan", "codegen"]),
+    ("select", &["graph", "model", "passes", "plan", "codegen"]),
     (
         "jit",
-        &["tune", "graph", "passes", "program", "model", "plan"],
+        &["select", "graph", "passes", "program", "model", "plan"],
     ),
     ("runtime", &["passes", "model"]),
     ("program", &["model", "passes", "codegen"]),
@@ -69,6 +72,22 @@ fn named(text: &str) -> Vec<String> {
         .into_iter()
         .filter_map(|r| r.trim().split("::").next().map(str::to_owned))
         .collect()
+}
+
+#[test]
+fn every_folder_is_a_room() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let entries = fs::read_dir(src).expect("src is readable");
+    let mut folders: Vec<String> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.is_dir())
+        .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
+        .collect();
+    folders.sort_unstable();
+    // `names` is a file.
+    let mut rooms: Vec<&str> = ORDER.into_iter().filter(|room| *room != "names").collect();
+    rooms.sort_unstable();
+    assert_eq!(folders, rooms);
 }
 
 #[test]
@@ -149,6 +168,85 @@ fn no_source_branches_on_a_family_of_models() {
                     n + 1
                 );
             }
+        }
+    }
+}
+
+/// Whether a name or a number stands in the text as a whole word.
+fn has_word(text: &str, word: &str) -> bool {
+    let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '.');
+    text.match_indices(word).any(|(at, _)| {
+        !is_part(text[..at].chars().next_back()) && !is_part(text[at + word.len()..].chars().next())
+    })
+}
+
+#[test]
+fn no_card_and_no_number_of_sms_stands_outside_of_the_descriptions_of_cards() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let machines = Machine::all().expect("the descriptions are sound");
+    let usual = Machine::usual().expect("it is described");
+    // The usual card serves where no card is known; 128 and 72, which some cards have too, are sizes of many things.
+    let names: Vec<String> = machines
+        .iter()
+        .filter(|machine| machine.name != usual.name)
+        .flat_map(|machine| [machine.name.clone(), machine.name.to_uppercase()])
+        .collect();
+    let sms: Vec<String> = machines
+        .iter()
+        .filter(|machine| ![72, 128].contains(&machine.sms))
+        .map(|machine| machine.sms.to_string())
+        .collect();
+    let mut wrong = Vec::new();
+    let mut n_lines = 0;
+    for (file, text) in code(root) {
+        for (n, line) in text.lines().enumerate() {
+            n_lines += 1;
+            // A list of lengths may have any number.
+            if line.matches(',').count() > 8 {
+                continue;
+            }
+            let words = names.iter().chain(&sms);
+            for word in words.filter(|word| has_word(line, word)) {
+                wrong.push(format!("{}:{}: `{word}`", file.display(), n + 1));
+            }
+        }
+    }
+    assert!(n_lines > 30_000, "the search read only {n_lines} lines");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Sources and templates, tests and the room of cards apart, without comments.
+fn code(root: &Path) -> Vec<(PathBuf, String)> {
+    let mut files = Vec::new();
+    sources(&root.join("src"), &mut files);
+    templates(&root.join("templates"), &mut files);
+    let is_kept = |file: &PathBuf| {
+        let inside = file.strip_prefix(root).expect("below the root");
+        !inside.starts_with("src/machine")
+            && !inside.iter().any(|part| {
+                ["tests", "tests.rs", "testing.rs"]
+                    .iter()
+                    .any(|t| part == *t)
+            })
+    };
+    let text = |file: PathBuf| {
+        let text = fs::read_to_string(&file).expect("a source file");
+        let text = text.split("#[cfg(test)]\nmod").next().unwrap_or_default();
+        let lines = text
+            .lines()
+            .map(|line| line.split("//").next().unwrap_or_default());
+        (file, lines.collect::<Vec<_>>().join("\n"))
+    };
+    files.into_iter().filter(is_kept).map(text).collect()
+}
+
+fn templates(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("templates are readable") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            templates(&path, into);
+        } else {
+            into.push(path);
         }
     }
 }

@@ -67,7 +67,7 @@ fn every_source_is_cuda_without_headers_or_directives() {
 /// there yet, and one whose blocks all leave before they wait stands for kernels that still run.
 #[test]
 fn every_kernel_waits_for_earlier_ones_before_any_of_its_blocks_can_leave() {
-    const WAIT: &str = "wait_for_earlier_kernels();";
+    const WAIT: &str = "griddepcontrol_wait();";
     for source in SOURCES.iter() {
         let (_, body) = source
             .text

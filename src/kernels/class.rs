@@ -52,11 +52,8 @@ impl KernelSpec {
         match self {
             Self::Gemm(_)
             | Self::GemmWgmma(_)
-            | Self::GemmOneTile(_)
             | Self::GemmSplitK(_)
-            | Self::GemmSkinny(_)
             | Self::GemmResidualLayerNorm(_)
-            | Self::ResidualLayerNormGemm(_)
             | Self::GemmResidualRowStats(_)
             | Self::DeferredLayerNormGemm(_) => Class::Gemm,
             Self::AttentionScores(_)
@@ -103,11 +100,8 @@ impl KernelSpec {
         match self {
             Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
-            Self::GemmOneTile(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmSplitK(k) => product(k.n, k.k, Symbol::Rows),
-            Self::GemmSkinny(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
-            Self::ResidualLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualRowStats(k) => product(k.n, k.k, Symbol::Rows),
             Self::DeferredLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),

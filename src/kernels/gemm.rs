@@ -3,12 +3,8 @@
 mod activate;
 mod deferred_layernorm;
 mod instances;
-mod normalised_tile;
-mod one_tile;
 mod residual_layernorm;
-mod residual_layernorm_gemm;
 mod residual_row_stats;
-mod skinny;
 mod split_k;
 mod tile;
 mod wgmma;
@@ -19,12 +15,8 @@ use serde::{Deserialize, Serialize};
 pub use activate::{activate_f64, erf, erfc};
 pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
-pub use normalised_tile::NormalisedTile;
-pub use one_tile::{GemmOneTile, OneTile};
 pub use residual_layernorm::GemmResidualLayerNorm;
-pub use residual_layernorm_gemm::ResidualLayerNormGemm;
 pub use residual_row_stats::GemmResidualRowStats;
-pub use skinny::{GemmSkinny, SkinnyTile};
 pub use split_k::{GemmSplitK, SplitKTile};
 pub use wgmma::{GemmWgmma, WgmmaTile};
 pub(crate) use {deferred_layernorm::normalised, residual_row_stats::scaled_and_row_stats};
@@ -247,7 +239,7 @@ impl Kernel for Gemm {
         } else {
             0 // Static in the source, below the 48 KB that need no opt-in.
         };
-        Launch::of_blocks(ctas, self.threads(), shared_bytes)
+        Launch::of_ctas(ctas, self.threads(), shared_bytes)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {

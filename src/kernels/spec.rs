@@ -32,7 +32,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, GemmWgmma, GemmOneTile, GemmSplitK, GemmSkinny, GemmResidualLayerNorm, ResidualLayerNormGemm, GemmResidualRowStats,
+    Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
     DeferredLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
@@ -47,9 +47,7 @@ impl KernelSpec {
             Self::MhaLongScores(_) => 2,
             Self::PackTokens(_) => 3,
             Self::PackScan(_) => 2,
-            Self::ResidualLayerNormGemm(_)
-            | Self::GemmResidualRowStats(_)
-            | Self::DeferredLayerNormGemm(_) => 2,
+            Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
             _ => 1,
         }
     }

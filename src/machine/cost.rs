@@ -37,12 +37,9 @@ pub struct MmaSync {
 #[serde(deny_unknown_fields)]
 pub struct Hopper {
     pub wgmma: Wgmma,
-    pub one_tile: OneTile,
     pub split_k: SplitK,
-    pub skinny: Skinny,
     pub small_m: SmallM,
     pub gemm_norm: GemmNorm,
-    pub norm_prologue: NormPrologue,
 }
 
 /// The persistent GEMM by `wgmma`.
@@ -72,27 +69,13 @@ pub struct Wgmma {
     pub contention: f64,
     pub spread: f64,
     pub spread_from: f64,
+    /// How much longer the mainloop takes of a ping-pong kernel whose SMs have one tile each: one warpgroup alone does not
+    /// keep the tensor cores busy.
+    pub alone: f64,
     /// A launch without MMAs; each byte of the first stage, which all SMs load at once; and each tile.
     pub launch: f64,
     pub stage_byte: f64,
     pub tile: f64,
-}
-
-/// The GEMM by `wgmma` with one tile per CTA.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OneTile {
-    pub l2_per_sm: f64,
-    /// As [`Wgmma::power`].
-    pub power: f64,
-    pub output: f64,
-    pub activation: f64,
-    pub launch: f64,
-    pub stage_byte: f64,
-    pub tile: f64,
-    /// A cluster barrier, and a byte of f32 partial sums that one CTA sends to another.
-    pub cluster: f64,
-    pub exchange_byte: f64,
 }
 
 /// The GEMM for small M with all operands of a CTA resident in shared memory, and split-K over a cluster.
@@ -121,20 +104,6 @@ pub struct SplitK {
     pub two_warpgroups: f64,
 }
 
-/// The GEMM for the smallest M, whose weights go from global memory to registers.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Skinny {
-    pub launch: f64,
-    /// A further CTA on the busiest SM.
-    pub beside: f64,
-    pub x_byte: f64,
-    pub warp: f64,
-    /// A warp's chunk of k.
-    pub chunk: f64,
-    pub l2_byte: f64,
-}
-
 /// Most rows of small M, for which kernels were timed as in a program: with programmatic dependent launch, each overlaps the
 /// one before.
 pub const SMALL_M: u64 = 128;
@@ -148,8 +117,6 @@ pub struct SmallM {
     pub short_mma: f64,
     pub wait: f64,
     pub fitted_steps: u32,
-    /// The reduction of partial sums over a cluster.
-    pub exchange: f64,
 }
 
 /// The GEMM with LayerNorm in its epilogue, whose rows are spread over a cluster.
@@ -180,17 +147,4 @@ pub struct Norm {
     pub launch_small_m: f64,
     /// An element, for all SMs together.
     pub element: f64,
-}
-
-/// The GEMM with a normalisation prologue.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NormPrologue {
-    pub launch: f64,
-    /// A further tile of 16 rows, full or not.
-    pub tile: f64,
-    /// A byte of x and the residual to one SM.
-    pub row_byte: f64,
-    /// A byte of the weight to all SMs together.
-    pub weight_byte: f64,
 }

@@ -14,10 +14,7 @@ use std::{cmp::Reverse, sync::LazyLock};
 use include_dir::{Dir, include_dir};
 use serde::{Deserialize, Serialize};
 
-pub use cost::{
-    Costs, GemmNorm, Hopper, MmaSync, Norm, NormPrologue, OneTile, SMALL_M, Skinny, SmallM, SplitK,
-    Wgmma,
-};
+pub use cost::{Costs, GemmNorm, Hopper, MmaSync, Norm, SMALL_M, SmallM, SplitK, Wgmma};
 pub use error::MachineError;
 
 static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/machines");

@@ -231,7 +231,7 @@ mod tests {
             [
                 "rows up to 64: mha_split_keys",
                 "rows above 64, longest up to 192: mha_wgmma",
-                "rows above 64, longest above 192: mha_wgmma_streams",
+                "rows above 64, longest above 192: mha_wgmma_persistent",
             ]
         );
         assert_eq!(dispatch.overlap(), None);

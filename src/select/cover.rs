@@ -244,14 +244,21 @@ impl Question<'_> {
     }
 }
 
-/// Numbers of rows at which covers are compared, ascending: the last of each run of numbers that have equally many tiles.
+/// Numbers of rows at which covers are compared, ascending. Tiles have multiples of 8 rows; the steps grow with the number of
+/// tiles, of which one more or less then matters less.
 fn fine_rows() -> Vec<u64> {
-    const FEWEST: u64 = 64;
-    const STEP: u64 = 64;
-    let few = (1..=16)
-        .chain((18..=32).step_by(2))
-        .chain((36..FEWEST).step_by(4));
-    few.chain((FEWEST..=MOST_ROWS).step_by(STEP as usize))
+    let steps = [
+        (1, 16, 1),
+        (18, 32, 2),
+        (36, 60, 4),
+        (64, 128, 8),
+        (144, 256, 16),
+        (288, 1024, 32),
+        (1088, MOST_ROWS, 64),
+    ];
+    steps
+        .into_iter()
+        .flat_map(|(from, to, step)| (from..=to).step_by(step))
         .collect()
 }
 

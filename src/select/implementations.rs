@@ -4,7 +4,6 @@ mod deferred_norm;
 mod gemm;
 mod gemm_norm;
 mod norm;
-mod norm_prologue;
 
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
@@ -13,12 +12,11 @@ use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
 type Implement = fn(&[Link], &Machine) -> Option<Implementation>;
 
 /// All implementations. Where two take equal time, the first is launched.
-pub(super) const ALL: [Implement; 5] = [
+pub(super) const ALL: [Implement; 4] = [
     gemm::implement,
     norm::implement,
     gemm_norm::implement,
     deferred_norm::implement,
-    norm_prologue::implement,
 ];
 
 /// How the first sites of a chain are computed.

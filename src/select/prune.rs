@@ -125,7 +125,7 @@ impl Pruning<'_> {
             .collect();
         // The loss without each kernel, and whether it is up to date. As kernels are removed, the loss without their
         // substitutes grows, so that a known loss is a lower bound (lazy greedy). The loss without kernels of the same covers
-        // may shrink, which is not evaluated again: some that save a little less are then kept.
+        // may shrink, so that its bound is 0 again.
         let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.is_kept.len()];
         loop {
             let used = self.used();
@@ -146,6 +146,9 @@ impl Pruning<'_> {
             for at in 0..self.samples.len() {
                 if !self.uses(at, kernel) {
                     continue;
+                }
+                for &beside in kernels_of(&self.covers[at]) {
+                    losses[beside] = (0.0, false);
                 }
                 self.covers[at] = self.cover(at, None);
                 for &used in kernels_of(&self.covers[at]) {

@@ -6,17 +6,17 @@
 // Triggers the launch of the dependent kernel, which starts once all CTAs of this one have triggered or exited.
 // Too early, its CTAs crowd onto the few SMs with room for them; after the mainloop is a good place. Where a CTA
 // leaves no room for another on its SM, the trigger is of no use before its last load.
-__device__ __forceinline__ void let_next_kernel_begin() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-__device__ __forceinline__ void wait_for_earlier_kernels() {
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     // So few CTAs leave most SMs idle: the dependent kernel can prefetch its weights there.
-    constexpr unsigned int FEW_BLOCKS = 32;
-    if (gridDim.x * gridDim.y <= FEW_BLOCKS) let_next_kernel_begin();
+    constexpr unsigned int FEW_CTAS = 32;
+    if (gridDim.x * gridDim.y <= FEW_CTAS) griddepcontrol_launch_dependents();
 #endif
 }

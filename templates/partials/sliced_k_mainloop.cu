@@ -6,7 +6,7 @@
         const int step = begin + i;
         barrier_wait(full + (STEPS + step) * 8, 0);
         const unsigned long long x_desc = matrix_descriptor(tokens + step * X_BYTES);
-        products_begin();
+        warpgroup_arrive();
         if (i >= FROM_SHARED) {
 #pragma unroll
             for (int k = 0; k < BLOCK_K / 16; ++k) warpgroup_mma(acc, resident[i < FROM_SHARED ? 0 : i - FROM_SHARED][k], x_desc + k * 2, i > 0 || k > 0);
@@ -16,9 +16,9 @@
 #pragma unroll
             for (int k = 0; k < BLOCK_K / 16; ++k) warpgroup_mma(acc, weight_desc + k * 2, x_desc + k * 2, i > 0 || k > 0);
         }
-        products_commit();
+        warpgroup_commit();
     }
-    products_wait<0>();
+    warpgroup_wait<0>();
     // Each warpgroup finishes half of the octets and sends its accumulators of the others through its own weights' memory.
     warpgroup_sync(is_first ? 1 : 2);
     const unsigned int send_to = weights + begin * WEIGHT_BYTES + thread * 16;

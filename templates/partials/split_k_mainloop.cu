@@ -5,11 +5,11 @@
         barrier_wait(full + step * 8, 0);
         const unsigned long long weight_desc = matrix_descriptor(weights + step * WEIGHT_BYTES);
         const unsigned long long x_desc = matrix_descriptor(tokens + step * X_BYTES);
-        products_begin();
+        warpgroup_arrive();
 #pragma unroll
         for (int k = 0; k < BLOCK_K / 16; ++k)
             warpgroup_mma(acc, weight_desc + k * 2, x_desc + k * 2, step > 0 || k > 0);
-        products_commit();
+        warpgroup_commit();
     }
     if (SPLITS > 1) cluster_wait();
-    products_wait<0>();
+    warpgroup_wait<0>();

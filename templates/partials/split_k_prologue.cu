@@ -36,9 +36,9 @@
     for (int e = 0; e < 2; ++e) lane_bias[e] = my_row + e * 8 < N ? to_float(bias[my_row + e * 8]) : 0.0f;
 {% endif %}
     // The dependent kernel can prefetch its weights. Clusters trigger after the wait: beside two kernels they measured slower.
-    if (SPLITS == 1) let_next_kernel_begin();
-    wait_for_earlier_kernels();
-    if (SPLITS > 1) let_next_kernel_begin();
+    if (SPLITS == 1) griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    if (SPLITS > 1) griddepcontrol_launch_dependents();
     if (warp == 0) {
         for (int step = lane; step < steps; step += 32)
             load_box(tokens + step * X_BYTES, x, (first + step) * BLOCK_K, first_token, full + step * 8);

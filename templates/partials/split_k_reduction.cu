@@ -14,7 +14,7 @@
                 store_remote(address_in(partial, octet % SPLITS), acc[octet * 4], acc[octet * 4 + 1], acc[octet * 4 + 2],
                              acc[octet * 4 + 3], address_in(arrived, octet % SPLITS));
         }
-        barrier_wait(arrived, 0);
+        barrier_wait_for_cluster(arrived, 0);
 #pragma unroll 1
         for (int i = 0; i < OWNED && i * SPLITS + static_cast<int>(rank) < octets; ++i) {
             float sum[4] = {};

@@ -40,13 +40,13 @@ fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
     let candidates = picked.candidates();
     let held = |least: u32, x: u32| {
         let fits = |c: &&AttentionSoftmax| match c.form {
-            SoftmaxForm::Held { lanes, x_rows, .. } => lanes >= least && x_rows == x,
+            SoftmaxForm::Resident { lanes, x_rows, .. } => lanes >= least && x_rows == x,
             SoftmaxForm::Streamed => false,
         };
         candidates.iter().find(fits).cloned()
     };
     let (lanes, x) = match picked.form {
-        SoftmaxForm::Held { lanes, x_rows, .. } => (lanes, x_rows),
+        SoftmaxForm::Resident { lanes, x_rows, .. } => (lanes, x_rows),
         SoftmaxForm::Streamed => (0, 0),
     };
     let streamed = candidates

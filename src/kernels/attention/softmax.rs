@@ -36,7 +36,7 @@ pub struct AttentionSoftmax {
 pub enum SoftmaxForm {
     /// A team of lanes reads `x_rows` rows once and keeps them in registers: part of a warp, a warp, or from 64 lanes
     /// on a whole CTA.
-    Held {
+    Resident {
         /// A power of two from 4 to 1024.
         lanes: u32,
         /// Rows of a team, whose reductions interleave: 1, 2 or 4.
@@ -71,7 +71,7 @@ impl SoftmaxForm {
     pub fn check(self, dtype: DType) -> Result<(), AttentionError> {
         let fits = match self {
             Self::Streamed => dtype.is_real(),
-            Self::Held {
+            Self::Resident {
                 lanes,
                 x_rows,
                 max_len,
@@ -93,15 +93,15 @@ impl SoftmaxForm {
     /// The longest sequence that the form supports; `None` for any.
     pub fn max_len(self) -> Option<u32> {
         match self {
-            Self::Held { max_len, .. } => Some(max_len),
+            Self::Resident { max_len, .. } => Some(max_len),
             Self::Streamed => None,
         }
     }
 
     fn threads(self) -> u32 {
         match self {
-            Self::Held { lanes, .. } if lanes <= 32 => WARP_TEAM_THREADS,
-            Self::Held { lanes, .. } => lanes,
+            Self::Resident { lanes, .. } if lanes <= 32 => WARP_TEAM_THREADS,
+            Self::Resident { lanes, .. } => lanes,
             Self::Streamed => STREAMED_THREADS,
         }
     }
@@ -109,7 +109,7 @@ impl SoftmaxForm {
     /// Rows of a CTA.
     fn rows(self) -> u32 {
         match self {
-            Self::Held { lanes, x_rows, .. } => self.threads() / lanes * x_rows,
+            Self::Resident { lanes, x_rows, .. } => self.threads() / lanes * x_rows,
             Self::Streamed => 1,
         }
     }
@@ -147,7 +147,7 @@ impl AttentionSoftmax {
     /// [`AttentionSoftmax::variants`] with this kernel's mask.
     pub fn by_length(&self) -> Vec<(Option<u64>, Self)> {
         let held = LADDER.map(|(lanes, x_rows, max_len)| {
-            let form = SoftmaxForm::Held {
+            let form = SoftmaxForm::Resident {
                 lanes,
                 x_rows,
                 max_len,
@@ -174,7 +174,7 @@ impl AttentionSoftmax {
             for lanes in (2..=10).map(|bits| 1 << bits) {
                 let busy = max_len.div_ceil(vector(self.dtype));
                 for x_rows in [1, 2, 4] {
-                    let form = SoftmaxForm::Held {
+                    let form = SoftmaxForm::Resident {
                         lanes,
                         x_rows,
                         max_len,
@@ -210,7 +210,7 @@ impl AttentionSoftmax {
 impl Kernel for AttentionSoftmax {
     fn symbol(&self) -> String {
         let form = match self.form {
-            SoftmaxForm::Held {
+            SoftmaxForm::Resident {
                 lanes,
                 x_rows,
                 max_len,
@@ -228,7 +228,7 @@ impl Kernel for AttentionSoftmax {
 
     fn template(&self) -> &'static str {
         match self.form {
-            SoftmaxForm::Held { .. } => "attention_softmax",
+            SoftmaxForm::Resident { .. } => "attention_softmax",
             SoftmaxForm::Streamed => "attention_softmax_streamed",
         }
     }
@@ -244,7 +244,7 @@ impl Kernel for AttentionSoftmax {
                 if self.masked { "valid_lens" } else { "nullptr" }.into(),
             ),
         ]);
-        if let SoftmaxForm::Held {
+        if let SoftmaxForm::Resident {
             lanes,
             x_rows,
             max_len,
@@ -373,7 +373,7 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
         (64, 1, 2000),
         (1024, 1, 8184),
     ] {
-        let form = SoftmaxForm::Held {
+        let form = SoftmaxForm::Resident {
             lanes,
             x_rows,
             max_len,

@@ -100,7 +100,7 @@ impl Kernel for MhaSplitKeys {
     /// Tile indices as in the other fused kernels, with the head as the fastest dimension.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
-        Launch::of_blocks(
+        Launch::of_ctas(
             tiles.saturating_mul(self.plain.heads.into()),
             self.threads(),
             0,

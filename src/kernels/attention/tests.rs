@@ -197,7 +197,7 @@ fn softmax_candidates_are_possible_distinct_and_take_the_same_lengths() {
         }
     }
     // Part of a warp, a warp, and a CTA per row of 500.
-    let form = SoftmaxForm::Held {
+    let form = SoftmaxForm::Resident {
         lanes: 32,
         x_rows: 1,
         max_len: 504,
@@ -239,7 +239,7 @@ fn softmax_forms_that_no_kernel_can_have_are_refused() {
         (32, 1, u32::MAX),
         (u32::MAX, 1, 8),
     ] {
-        let form = SoftmaxForm::Held {
+        let form = SoftmaxForm::Resident {
             lanes,
             x_rows,
             max_len,
@@ -258,7 +258,7 @@ fn a_row_fits_its_lanes_wherever_it_starts() {
         let KernelSpec::AttentionSoftmax(kernel) = kernel else {
             continue;
         };
-        let SoftmaxForm::Held { lanes, max_len, .. } = kernel.form else {
+        let SoftmaxForm::Resident { lanes, max_len, .. } = kernel.form else {
             continue;
         };
         let held = match kernel.constants()["held"] {

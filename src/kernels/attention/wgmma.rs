@@ -139,7 +139,7 @@ impl MhaTile {
 
     /// Name in symbols.
     pub fn name(self) -> String {
-        let suffix = if self.persistent { "_stays" } else { "" };
+        let suffix = if self.persistent { "_persistent" } else { "" };
         format!("{}x{}x{}{suffix}", self.rows, self.keys, self.blocks)
     }
 
@@ -315,7 +315,7 @@ impl Kernel for MhaWgmma {
 
     fn template(&self) -> &'static str {
         match self.tile.persistent {
-            true => "mha_wgmma_streams",
+            true => "mha_wgmma_persistent",
             false => "mha_wgmma",
         }
     }
@@ -419,7 +419,7 @@ impl Kernel for MhaWgmma {
         } else {
             bytes
         };
-        Launch::of_blocks(blocks.min(most), self.threads(), shared)
+        Launch::of_ctas(blocks.min(most), self.threads(), shared)
     }
 
     fn threads(&self) -> u32 {

@@ -170,7 +170,7 @@ impl Kernel for DeferredLayerNormGemm {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let ctas = SplitKTile::new(self.tokens, 1).ctas(extents.rows, self.n);
-        Launch::of_blocks(ctas, THREADS, self.layout().1)
+        Launch::of_ctas(ctas, THREADS, self.layout().1)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {

@@ -59,11 +59,8 @@ pub fn representative() -> Vec<KernelSpec> {
         }
     }
     kernels.extend(super::wgmma::representative());
-    kernels.extend(super::one_tile::representative());
     kernels.extend(super::split_k::representative());
-    kernels.extend(super::skinny::representative());
     kernels.extend(super::residual_layernorm::representative());
-    kernels.extend(super::residual_layernorm_gemm::representative());
     kernels.extend(super::residual_row_stats::representative());
     kernels.extend(super::deferred_layernorm::representative());
     kernels

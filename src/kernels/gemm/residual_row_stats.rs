@@ -204,7 +204,7 @@ impl Kernel for GemmResidualRowStats {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let ctas = self.tile.ctas(extents.rows, self.n);
-        Launch::of_blocks(ctas, self.threads(), self.layout().1)
+        Launch::of_ctas(ctas, self.threads(), self.layout().1)
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {

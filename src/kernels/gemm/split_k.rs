@@ -261,7 +261,7 @@ impl Kernel for GemmSplitK {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let ctas = self.tile.ctas(extents.rows, self.n);
-        Launch::of_blocks(ctas, THREADS, self.tile.shared_bytes(self.k))
+        Launch::of_ctas(ctas, THREADS, self.tile.shared_bytes(self.k))
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {

@@ -215,7 +215,11 @@ impl WgmmaTile {
             };
             let contention = activated * cost.contention * spread;
             let hidden = mainloop.max((mainloop + finish) / 2.0) + contention;
-            (of_busiest - 1.0) * hidden + mainloop + finish
+            let alone = match of_busiest > 1.0 {
+                true => 1.0,
+                false => 1.0 + cost.alone,
+            };
+            (of_busiest - 1.0) * hidden + mainloop * alone + finish
         };
         let waits = match rows <= SMALL_M && outputs / 32.0 < small_m.short_mma {
             true => {

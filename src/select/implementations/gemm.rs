@@ -2,7 +2,7 @@
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
-    kernels::gemm::{Gemm, GemmOneTile, GemmSkinny, GemmSplitK, GemmWgmma, Tile},
+    kernels::gemm::{Gemm, GemmSplitK, GemmWgmma, Tile},
     machine::Machine,
     select::site::{Link, Site},
 };
@@ -41,15 +41,6 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             tile,
         })
     });
-    let one_tile = GemmOneTile::tiles(n, k, dtype, on).into_iter().map(|tile| {
-        Candidate::new(GemmOneTile {
-            n,
-            k,
-            dtype,
-            epilogue,
-            tile,
-        })
-    });
     let split_k = GemmSplitK::tiles(n, k, dtype, on).into_iter().map(|tile| {
         Candidate::new(GemmSplitK {
             n,
@@ -59,24 +50,12 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             tile,
         })
     });
-    let skinny = GemmSkinny::tiles(n, k, dtype, on).into_iter().map(|tile| {
-        Candidate::new(GemmSkinny {
-            n,
-            k,
-            dtype,
-            epilogue,
-            tile,
-        })
-    });
-    let small_m = split_k.chain(skinny);
     let launch = Launch {
         site: 0,
         operands: operands(0, 0..2 + usize::from(epilogue.bias))
             .chain([Operand::Value(0)])
             .collect(),
-        candidates: (any.chain(persistent).chain(one_tile))
-            .chain(small_m)
-            .collect(),
+        candidates: any.chain(persistent).chain(split_k).collect(),
     };
     Some(Implementation {
         name: "gemm",

@@ -121,7 +121,7 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
             tile: odd,
             ..good.clone()
         }),
-        "128x72x2_stays is no tile of warpgroup attention with head size 64"
+        "128x72x2_persistent is no tile of warpgroup attention with head size 64"
     );
     let views = [good.q, good.k, good.v];
     let tiles = |instructions| MhaWgmma::tiles(64, DType::F16, &views, instructions);

@@ -10,8 +10,8 @@ use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
 use super::{OpError, Read, Sums, rows};
 use crate::kernels::gemm::{
-    DeferredLayerNormGemm, Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualRowStats,
-    ResidualLayerNormGemm, normalised, scaled_and_row_stats,
+    DeferredLayerNormGemm, Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualRowStats, normalised,
+    scaled_and_row_stats,
 };
 
 /// A strided matrix operand: element `(i, j)` is at `i·row + j·col`.
@@ -446,34 +446,6 @@ pub(super) fn gemm_residual_layer_norm(
     .map(Read::Real)
     .collect();
     rows::bias_residual_layer_norm(&norm, Args::new(op, extents, &reads, out))
-}
-
-/// LayerNorm of x with bias and residual, and the products of it, one after the other.
-pub(super) fn residual_layer_norm_gemm(
-    spec: &ResidualLayerNormGemm,
-    sums: Sums,
-    mut args: Args<'_, '_>,
-    normal: &mut [f32],
-) -> Result<(), OpError> {
-    let (op, extents) = (args.op(), args.extents);
-    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
-    let mut of_norm = vec![Read::Real(args.real("x", &[rows, k])?)];
-    if spec.x_bias {
-        of_norm.push(Read::Real(args.real("x_bias", &[k])?));
-    }
-    of_norm.push(Read::Real(args.real("residual", &[rows, k])?));
-    of_norm.push(Read::Real(args.real("gamma", &[k])?));
-    of_norm.push(Read::Real(args.real("beta", &[k])?));
-    let mut of_gemm = vec![Read::Real(args.real("weight", &[n, k])?)];
-    if spec.epilogue.bias {
-        of_gemm.push(Read::Real(args.real("bias", &[n])?));
-    }
-    args.check_shape("normal", &[rows, k], normal.len())?;
-    let out = args.out(&[rows, n])?;
-    let (norm, gemm_spec) = spec.apart();
-    rows::bias_residual_layer_norm(&norm, Args::new(op, extents, &of_norm, normal))?;
-    of_gemm.insert(0, Read::Real(normal));
-    gemm(&gemm_spec, sums, Args::new(op, extents, &of_gemm, out))
 }
 
 /// The GEMM, then bias, residual and the row statistics that LayerNorm needs.

@@ -193,12 +193,6 @@ pub fn run_in(
         };
         return long_attention::scores(k, Args::new(op, extents, reads, scores), partials);
     }
-    if let KernelSpec::ResidualLayerNormGemm(k) = spec {
-        let [normal, out] = writes else {
-            return Err(wrong("two tensors"));
-        };
-        return gemm::residual_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
-    }
     if let KernelSpec::GemmResidualRowStats(k) = spec {
         let [scaled, row_stats] = writes else {
             return Err(wrong("two tensors"));
@@ -219,9 +213,7 @@ pub fn run_in(
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, sums, args),
         KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
-        KernelSpec::GemmOneTile(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
-        KernelSpec::GemmSkinny(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Add(k) => rows::add(k, args),
@@ -248,7 +240,6 @@ pub fn run_in(
         KernelSpec::MhaSplitKeys(k) => attention::mha_online(&k.plain, args),
         KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
-        | KernelSpec::ResidualLayerNormGemm(_)
         | KernelSpec::GemmResidualRowStats(_)
         | KernelSpec::DeferredLayerNormGemm(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
@@ -262,13 +253,8 @@ pub fn run_in(
 /// The kernel's stem, as in its template's name.
 fn name(spec: &KernelSpec) -> &'static str {
     match spec {
-        KernelSpec::Gemm(_)
-        | KernelSpec::GemmWgmma(_)
-        | KernelSpec::GemmOneTile(_)
-        | KernelSpec::GemmSplitK(_)
-        | KernelSpec::GemmSkinny(_) => "gemm",
+        KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) | KernelSpec::GemmSplitK(_) => "gemm",
         KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
-        KernelSpec::ResidualLayerNormGemm(_) => "residual_layernorm_gemm",
         KernelSpec::GemmResidualRowStats(_) => "gemm_residual_row_stats",
         KernelSpec::DeferredLayerNormGemm(_) => "deferred_layernorm_gemm",
         KernelSpec::AddBias(_) => "add_bias",
