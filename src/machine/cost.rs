@@ -69,9 +69,10 @@ pub struct Wgmma {
     pub contention: f64,
     pub spread: f64,
     pub spread_from: f64,
-    /// How much longer the mainloop takes of a ping-pong kernel whose SMs have one tile each: one warpgroup alone does not
-    /// keep the tensor cores busy.
+    /// Where the SMs have one tile each, one warpgroup of a ping-pong kernel multiplies alone: the fraction that its MMAs take
+    /// longer, as it does not keep the tensor cores busy, and the least cycles of a k-step, which latency bounds.
     pub alone: f64,
+    pub alone_step: f64,
     /// A launch without MMAs; each byte of the first stage, which all SMs load at once; and each tile.
     pub launch: f64,
     pub stage_byte: f64,

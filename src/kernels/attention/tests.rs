@@ -261,8 +261,8 @@ fn a_row_fits_its_lanes_wherever_it_starts() {
         let SoftmaxForm::Resident { lanes, max_len, .. } = kernel.form else {
             continue;
         };
-        let held = match kernel.constants()["held"] {
-            Constant::Int(held) => held,
+        let packs = match kernel.constants()["packs"] {
+            Constant::Int(packs) => packs,
             ref other => panic!("{other:?}"),
         };
         let n = 16 / kernel.dtype.bytes();

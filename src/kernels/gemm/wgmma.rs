@@ -189,8 +189,12 @@ impl WgmmaTile {
         let busy = tiles as f64 / (of_busiest * n_sms as f64).max(1.0);
         let outputs = f64::from(self.m) * f64::from(self.n);
         let bytes = f64::from(self.stage_bytes());
+        let mma = outputs * f64::from(BLOCK_K) / machine.rates.tensor;
         let limits = [
-            outputs * f64::from(BLOCK_K) / machine.rates.tensor,
+            match self.cooperative || of_busiest > 1.0 {
+                true => mma,
+                false => (mma * (1.0 + cost.alone)).max(cost.alone_step),
+            },
             bytes / cost.l2_per_sm,
             bytes * busy * n_sms as f64 / cost.l2,
         ];
@@ -215,11 +219,7 @@ impl WgmmaTile {
             };
             let contention = activated * cost.contention * spread;
             let hidden = mainloop.max((mainloop + finish) / 2.0) + contention;
-            let alone = match of_busiest > 1.0 {
-                true => 1.0,
-                false => 1.0 + cost.alone,
-            };
-            (of_busiest - 1.0) * hidden + mainloop * alone + finish
+            (of_busiest - 1.0) * hidden + mainloop + finish
         };
         let waits = match rows <= SMALL_M && outputs / 32.0 < small_m.short_mma {
             true => {
