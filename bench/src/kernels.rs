@@ -95,7 +95,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     // Asked before anything is timed: a Python that was named and has no PyTorch ends the run.
     let peers = Peers::find(&args.peers, peers::KERNELS, ordinal)?;
     let bars = Bars::new();
-    let laps = race(&device, &problems, &bars)?;
+    let laps = time(&device, &problems, &bars)?;
     let answers = match &peers {
         Some(peers) => {
             let named = |p: &Problem| format!("{} {}", p.task.op(), p.task);
@@ -211,7 +211,7 @@ fn problems(args: &Args, launched: &Launched) -> Result<Vec<Problem>, Report> {
 }
 
 /// The time of every contender of every problem.
-fn race(device: &Device, problems: &[Problem], bars: &Bars) -> Result<Vec<Vec<Lap>>, Report> {
+fn time(device: &Device, problems: &[Problem], bars: &Bars) -> Result<Vec<Vec<Lap>>, Report> {
     let cubins = compile(device, problems, bars)?;
     let stopwatch = Stopwatch::new(device).into_diagnostic()?;
     let mut laps = Vec::new();
@@ -229,7 +229,7 @@ fn race(device: &Device, problems: &[Problem], bars: &Bars) -> Result<Vec<Vec<La
             })
             .collect();
         let timed = stopwatch
-            .compare(&problem.lens, None, &chains)
+            .compare(&problem.lens, &chains)
             .into_diagnostic()
             .wrap_err_with(|| format!("{} {}", problem.task.op(), problem.task))?;
         laps.push(timed);

@@ -11,7 +11,8 @@ use super::{
 use crate::{
     DType, DeviceChoice, EngineError,
     engine::{
-        Artifact, Compiled, DeviceName, Sealed, TuneMode, Tuner, emit, read_timings, timings_for,
+        Artifact, Compiled, DeviceName, Sealed, TimedOn, TuneMode, Tuner, emit, read_timings,
+        timings_for,
     },
     jit::{Jit, Target},
     machine::Machine,
@@ -48,20 +49,24 @@ pub(super) fn run(args: Args) -> Outcome {
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let device = args.device()?;
-    let targets = args.targets(device.as_ref())?;
+    // Once, as it may be a pipe; the tuner reads it itself.
+    let read = match (&device, &args.tuning.timings) {
+        (None, Some(file)) => Some(read_timings(file)?),
+        _ => None,
+    };
+    let timed_on = read.as_ref().map(|(_, on)| on);
+    let targets = args.targets(device.as_ref(), timed_on)?;
     // One program serves all targets, with what they have in common.
     let machine = match &device {
         Some(device) => device.info().machine().into_diagnostic()?.0,
-        None => args
-            .card
-            .machine_of(&targets, args.tuning.timings.as_deref())?,
+        None => args.card.machine_of(&targets, timed_on)?,
     };
     let mut compiled = args.model.compile_for(args.dtype, machine)?;
     let is_tuned = device.is_some() || args.tuning.timings.is_some();
     if compiled.options.invariant && is_tuned {
         return Err(EngineError::TuneInvariant.into());
     }
-    if let Some(timings) = args.timings(device.as_ref(), &compiled, &jit, &bars)? {
+    if let Some(timings) = args.timings(device.as_ref(), read, &compiled, &jit, &bars)? {
         compiled = compiled.with_timings(Some(timings))?;
     }
     let sources = emit(&CudaModel::kernels(&compiled.program))?;
@@ -112,7 +117,11 @@ impl Args {
     }
 
     /// What there will be code for: as asked, else for the card that was named or timed.
-    fn targets(&self, device: Option<&Device>) -> Result<Vec<Target>, Report> {
+    fn targets(
+        &self,
+        device: Option<&Device>,
+        timed_on: Option<&TimedOn>,
+    ) -> Result<Vec<Target>, Report> {
         match (&self.arch, device) {
             (asked, Some(device)) => {
                 let target = device.target().into_diagnostic()?;
@@ -127,9 +136,9 @@ impl Args {
             }
             (Some(asked), None) => Ok(asked.clone()),
             (None, None) => {
-                let capability = match (&self.card.card, &self.tuning.timings) {
+                let capability = match (&self.card.card, timed_on) {
                     (Some(name), _) => Machine::named(name).into_diagnostic()?.capability,
-                    (None, Some(file)) => read_timings(file)?.1.capability,
+                    (None, Some(on)) => on.capability,
                     (None, None) => return Ok(DEFAULT_TARGETS.to_vec()),
                 };
                 let (major, minor) = capability;
@@ -144,6 +153,7 @@ impl Args {
     fn timings(
         &self,
         device: Option<&Device>,
+        read: Option<(Timings, TimedOn)>,
         compiled: &Compiled,
         jit: &Jit,
         bars: &Bars,
@@ -152,13 +162,13 @@ impl Args {
             tune,
             timings: file,
         } = &self.tuning;
-        match (device, file) {
+        match (device, file.as_deref().zip(read)) {
             (None, None) => Ok(None),
-            (None, Some(file)) => {
+            (None, Some((file, read))) => {
                 let (machine, nvrtc) = (&compiled.options.machine, jit.nvrtc().version());
-                Ok(Some(timings_for(file, machine, Some(nvrtc))?))
+                Ok(Some(timings_for(file, read, machine, Some(nvrtc))?))
             }
-            (Some(device), file) => {
+            (Some(device), _) => {
                 let show = |stage, done, total| bars.show(stage_name(stage), done, total);
                 let timings = Tuner::new(device, jit, *tune)
                     .given(file.as_deref())

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     DType, EngineError,
-    engine::{emit, timings_for},
+    engine::{emit, read_timings, timings_for},
     jit::{Jit, Target},
 };
 
@@ -35,14 +35,20 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Outcome {
     let targets: Vec<Target> = args.arch.into_iter().collect();
-    let machine = args.card.machine_of(&targets, args.timings.as_deref())?;
+    // Once, as it may be a pipe.
+    let timings = match args.timings {
+        Some(file) => Some((read_timings(&file)?, file)),
+        None => None,
+    };
+    let timed_on = timings.as_ref().map(|((_, on), _)| on);
+    let machine = args.card.machine_of(&targets, timed_on)?;
     let mut compiled = args.model.compile_for(args.dtype, machine)?;
-    if let Some(file) = &args.timings {
+    if let Some((read, file)) = timings {
         if compiled.options.invariant {
             return Err(EngineError::TuneInvariant.into());
         }
         // Whichever NVRTC they were measured with: source is written.
-        let timings = timings_for(file, &compiled.options.machine, None)?;
+        let timings = timings_for(&file, read, &compiled.options.machine, None)?;
         compiled = compiled.with_timings(Some(timings))?;
     }
     let sources = emit(&compiled.program.kernels)?;

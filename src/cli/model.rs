@@ -13,7 +13,7 @@ use crate::{
     DType, EngineError,
     engine::{Builder, DeviceChoice, Engine},
     engine::{
-        CompileOptions, Compiled, Folder, ModelFile, Stage, TuneMode, compile, config, read_timings,
+        CompileOptions, Compiled, Folder, ModelFile, Stage, TimedOn, TuneMode, compile, config,
     },
     jit::Target,
     machine::Machine,
@@ -83,10 +83,10 @@ impl Card {
     pub(super) fn machine_of(
         &self,
         targets: &[Target],
-        timings: Option<&Path>,
+        timed_on: Option<&TimedOn>,
     ) -> Result<Machine, EngineError> {
-        if let (None, Some(file)) = (&self.card, timings)
-            && let Some(machine) = read_timings(file)?.1.machine()?
+        if let (None, Some(on)) = (&self.card, timed_on)
+            && let Some(machine) = on.machine()?
             && let (major, minor) = machine.capability
             && let Ok(own) = Target::for_capability(major, minor)
             && targets.iter().all(|&target| target == own)

@@ -64,7 +64,7 @@ pub(super) fn run(args: Args) -> Outcome {
         let report = json!({
             "device": engine.device().to_string(),
             "dtype": engine.program().dtype.name(),
-            "kernels": engine.chosen_by().to_string(),
+            "kernels": engine.chosen_by().map(ToString::to_string),
             "lens": batch.lens(),
             "outputs": values,
             "seconds": {"first": first.as_secs_f64(), "again": again.as_secs_f64()},
@@ -178,10 +178,11 @@ fn times(engine: &Engine, encoding: Duration, first: Duration, again: Duration) 
     rows.add_row(["first run", &ms(first)]);
     rows.add_row(["second run", &ms(again)]);
     align_right(&mut rows, [1]);
+    let chosen = engine.chosen_by();
+    let chosen = chosen.map_or_else(String::new, |by| format!("kernels: {by}\n"));
     format!(
-        "{rows}\ndevice: {}, {}\nkernels: {}\n",
+        "{rows}\ndevice: {}, {}\n{chosen}",
         engine.device(),
-        engine.program().dtype,
-        engine.chosen_by()
+        engine.program().dtype
     )
 }

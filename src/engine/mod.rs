@@ -387,9 +387,12 @@ impl Engine {
         self.limits
     }
 
-    /// What its kernels were chosen by.
-    pub fn chosen_by(&self) -> &ChosenBy {
-        &self.chosen_by
+    /// What its kernels were chosen by; `None` on the CPU, which computes each step in one way.
+    pub fn chosen_by(&self) -> Option<&ChosenBy> {
+        match self.device() {
+            DeviceName::Cpu { .. } => None,
+            DeviceName::Cuda(_) => Some(&self.chosen_by),
+        }
     }
 
     /// How long each step of loading took.

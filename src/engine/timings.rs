@@ -254,17 +254,17 @@ pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), Timing
     }
 }
 
-/// Reads a file of timings that a user names, for kernels on a card by its description, and for a version of NVRTC where code
+/// What [`read_timings`] has read from a file, for kernels on a card by its description, and for a version of NVRTC where code
 /// is compiled.
 ///
 /// # Errors
-/// A file that cannot be read; timings of another card, or of another NVRTC.
+/// Timings of another card, or of another NVRTC.
 pub fn timings_for(
     file: &Path,
+    (timings, found): (Timings, TimedOn),
     machine: &Machine,
     nvrtc: Option<(i32, i32)>,
 ) -> Result<Timings, EngineError> {
-    let (timings, found) = read_timings(file)?;
     if !found.serves(machine)? {
         let (major, minor) = machine.capability;
         let card = format!(

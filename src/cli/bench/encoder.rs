@@ -160,7 +160,7 @@ impl Ready {
             engine.device(),
             engine.program().dtype,
         )];
-        lines.push(format!("kernels: {}", engine.chosen_by()));
+        lines.extend(engine.chosen_by().map(|by| format!("kernels: {by}")));
         lines.push(self.started.clone());
         lines.extend(self.skipped.iter().cloned());
         if args.scan.scan.is_some() {

@@ -268,7 +268,7 @@ fn a_row_fits_its_lanes_wherever_it_starts() {
         let n = 16 / kernel.dtype.bytes();
         for before in 0..n {
             let touched = (before + u64::from(max_len)).div_ceil(n);
-            assert!(touched <= held * u64::from(lanes), "{}", kernel.symbol());
+            assert!(touched <= packs * u64::from(lanes), "{}", kernel.symbol());
         }
     }
 }

@@ -47,18 +47,6 @@ const PERIOD: usize = 1 << 24;
 pub struct Stopwatch {
     device: Device,
     stream: Arc<CudaStream>,
-    replays: usize,
-    /// A chain that takes this many times as long as the fastest is not timed further.
-    give_up_ratio: f64,
-    start: Start,
-}
-
-/// How long a chain is timed.
-struct Effort {
-    replays: usize,
-    warm_up_ms: f32,
-    /// A chain whose first two replays both take longer gets no further replays.
-    most_us: f64,
 }
 
 /// Time and accuracy of a chain of launches.
@@ -78,34 +66,9 @@ impl Stopwatch {
             .new_stream()
             .during(|| "make a stream".into())?;
         Ok(Self {
-            start: Start::Plain,
             device: device.clone(),
             stream,
-            replays: REPLAYS,
-            give_up_ratio: f64::INFINITY,
         })
-    }
-
-    /// Takes the median of so many replays; fewer are enough to rank many chains.
-    pub fn with_replays(mut self, replays: usize) -> Self {
-        self.replays = replays;
-        self
-    }
-
-    /// A chain that takes `ratio` times as long as the fastest before it gets two replays after a short warm-up only: its
-    /// time is then less exact, but that it is slower is certain.
-    pub fn giving_up(mut self, ratio: f64) -> Self {
-        self.give_up_ratio = ratio;
-        self
-    }
-
-    /// Launches with programmatic dependent launch where the card has it, as a run does: the overlap decides between small
-    /// kernels. No launch of a chain writes what a kernel reads before `griddepcontrol.wait` (weights, batch data).
-    pub fn with_dependent_launch(mut self) -> Result<Self, CudaError> {
-        if self.device.target()?.has_dependent_launch() {
-            self.start = Start::Dependent;
-        }
-        Ok(self)
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -117,16 +80,13 @@ impl Stopwatch {
     }
 
     /// Times chains that compute the same thing on sequences of these lengths, each with the code
-    /// of its launches, and compares their results with the first chain's. `rows` is what row
-    /// kernels and GEMMs run over: the tokens, if it is `None`.
+    /// of its launches, and compares their results with the first chain's.
     pub fn compare(
         &self,
         lens: &[u32],
-        rows: Option<u64>,
         chains: &[(&Chain, Vec<&Cubin>)],
     ) -> Result<Vec<Lap>, CudaError> {
-        let batch = Extents::of(lens)?;
-        let extents = batch.with_rows(rows.unwrap_or(batch.tokens));
+        let extents = Extents::of(lens)?;
         let mut laps = Vec::new();
         let mut want: Option<Vec<Vec<f32>>> = None;
         let mut kept: Option<(&Chain, Operands)> = None;
@@ -145,17 +105,7 @@ impl Stopwatch {
                 .zip(cubins)
                 .map(|(launch, cubin)| Loaded::new(&self.device, &launch.kernel, cubin))
                 .collect::<Result<Vec<_>, _>>()?;
-            let best = laps.iter().map(|lap: &Lap| lap.us);
-            let effort = Effort {
-                replays: self.replays,
-                // The device was idle while the first chain's operands were made; after that its clocks are up.
-                warm_up_ms: match laps.is_empty() || self.give_up_ratio.is_infinite() {
-                    true => WARM_UP_MS,
-                    false => WARM_UP_MS / 5.0,
-                },
-                most_us: self.give_up_ratio * best.fold(f64::INFINITY, f64::min),
-            };
-            let us = self.time_with(effort, operands.n_sets, |set| {
+            let us = self.time(operands.n_sets, REPLAYS, |set| {
                 for (launch, loaded) in chain.launches.iter().zip(&loaded) {
                     let at = |&tensor: &usize| operands.at(set, tensor);
                     let pointers: Vec<_> = launch.operands.iter().map(at).collect();
@@ -163,7 +113,7 @@ impl Stopwatch {
                     // nothing else uses them.
                     unsafe {
                         let stream = self.stream.cu_stream();
-                        loaded.launch(stream, &extents, &pointers, "benchmark", self.start)?;
+                        loaded.launch(stream, &extents, &pointers, "benchmark", Start::Plain)?;
                     }
                 }
                 Ok(())
@@ -197,20 +147,6 @@ impl Stopwatch {
         replays: usize,
         launch: impl Fn(u64) -> Result<(), CudaError>,
     ) -> Result<f64, CudaError> {
-        let effort = Effort {
-            replays,
-            warm_up_ms: WARM_UP_MS,
-            most_us: f64::INFINITY,
-        };
-        self.time_with(effort, n_sets, launch)
-    }
-
-    fn time_with(
-        &self,
-        effort: Effort,
-        n_sets: u64,
-        launch: impl Fn(u64) -> Result<(), CudaError>,
-    ) -> Result<f64, CudaError> {
         // The first launch loads code, which a stream capture may refuse: it goes outside the graph.
         launch(0)?;
         self.synchronize()?;
@@ -228,23 +164,19 @@ impl Stopwatch {
         let replay = || graph.launch().during(|| "launch a graph".into());
         let mut timing = Timing::default();
         let mut warmed_ms = 0.0;
-        let us = |ms: f32| f64::from(ms) * 1e3 / n_launches as f64;
-        while timing.ms.len() < effort.replays {
+        while timing.ms.len() < replays {
             // An untimed replay keeps the device busy while the host enqueues the start event and the
             // timed graph, which takes as long as several small GEMMs.
             replay()?;
             let ms = watch.lap(replay)?;
-            if warmed_ms < effort.warm_up_ms {
+            if warmed_ms < WARM_UP_MS {
                 // At least a microsecond, so that this ends.
                 warmed_ms += 2.0 * ms.max(1e-3);
             } else {
                 timing.ms.push(ms);
-                if timing.ms.len() == 2 && timing.ms.iter().all(|&ms| us(ms) > effort.most_us) {
-                    break;
-                }
             }
         }
-        Ok(us(timing.median()))
+        Ok(f64::from(timing.median()) * 1e3 / n_launches as f64)
     }
 
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {
