@@ -128,7 +128,7 @@ fn examine(source: &str, seed: u64, counts: &mut Counts) -> Result<Option<String
     compiled.program.validate()?;
     let graph = &compiled.model.graph;
     for id in graph.topological() {
-        *counts.entry(graph.op(id).name().to_owned()).or_default() += 1;
+        *counts.entry(graph.op(id).name().into_owned()).or_default() += 1;
     }
     for entry in &compiled.report.entries {
         if let Entry::Fused { pass, .. } = entry {

@@ -6,7 +6,10 @@ mod op;
 mod print;
 mod weight_names;
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+};
 
 use petgraph::{
     Direction,
@@ -38,14 +41,14 @@ pub enum GraphError {
     #[error("`{node}` ({op}) takes {expected} operands, found {found}")]
     Arity {
         node: String,
-        op: &'static str,
+        op: Cow<'static, str>,
         expected: usize,
         found: usize,
     },
     #[error("`{node}` ({op}): {problem}; operands are {operands}")]
     Shape {
         node: String,
-        op: &'static str,
+        op: Cow<'static, str>,
         problem: String,
         operands: String,
     },

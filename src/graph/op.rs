@@ -1,4 +1,4 @@
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use serde::{Deserialize, Serialize};
 
@@ -136,29 +136,24 @@ impl Op {
     }
 
     /// The operator's name in the text form, in `expect:` lines and in reports.
-    pub fn name(&self) -> &'static str {
-        match self {
+    pub fn name(&self) -> Cow<'static, str> {
+        let name = match self {
             Op::Input(_) => "input",
             Op::Weight(_) => "weight",
             Op::Embedding { .. } => "embedding",
-            Op::Linear { epilogue } => match (epilogue.bias, epilogue.activation) {
-                (false, None) => "linear",
-                (true, None) => "bias_linear",
-                (false, Some(Activation::GeluExact)) => "linear_gelu",
-                (true, Some(Activation::GeluExact)) => "bias_gelu_linear",
-                (false, Some(Activation::GeluTanh)) => "linear_gelu_tanh",
-                (true, Some(Activation::GeluTanh)) => "bias_gelu_tanh_linear",
-                (false, Some(Activation::Relu)) => "linear_relu",
-                (true, Some(Activation::Relu)) => "bias_relu_linear",
-                (false, Some(Activation::Tanh)) => "linear_tanh",
-                (true, Some(Activation::Tanh)) => "bias_tanh_linear",
-            },
+            Op::Linear { epilogue } => {
+                let bias = if epilogue.bias { "bias_" } else { "" };
+                return match epilogue.activation {
+                    None => format!("{bias}linear").into(),
+                    Some(activation) if epilogue.bias => {
+                        format!("bias_{}_linear", activation.name()).into()
+                    }
+                    Some(activation) => format!("linear_{}", activation.name()).into(),
+                };
+            }
             Op::AddBias => "add_bias",
             Op::Add => "add",
-            Op::Activate(Activation::GeluExact) => "gelu",
-            Op::Activate(Activation::GeluTanh) => "gelu_tanh",
-            Op::Activate(Activation::Relu) => "relu",
-            Op::Activate(Activation::Tanh) => "tanh",
+            Op::Activate(activation) => activation.name(),
             Op::Scale { .. } => "scale",
             Op::LayerNorm { .. } => "layer_norm",
             Op::SplitHeads { .. } => "split_heads",
@@ -178,7 +173,8 @@ impl Op {
             Op::BiasResidualLayerNorm { bias: false, .. } => "residual_layer_norm",
             Op::Attention { .. } => "attention",
             Op::MeanPoolNormalize { .. } => "mean_pool_normalize",
-        }
+        };
+        name.into()
     }
 
     /// How many operands the operator takes.
@@ -203,7 +199,7 @@ impl Op {
 /// The attributes in the text form, `name(key=value)`.
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())?;
+        f.write_str(&self.name())?;
         match self {
             Op::Input(meta) => write!(f, "({meta:?})"),
             Op::Embedding { offset } if *offset > 0 => write!(f, "(offset={offset})"),

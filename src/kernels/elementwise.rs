@@ -217,14 +217,9 @@ impl Kernel for Activate {
                          factor x of a GELU's tail, where 1 + erf cancels, multiplies",
             },
             dtype => {
-                // 0.18 · 2^-16: below that unit the error of approximate GELU is absolute.
-                let of_the_tail = match self.activation {
-                    Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
-                    Activation::Relu | Activation::Tanh => 1e-7,
-                };
                 let rounding = rounded_once(
                     dtype,
-                    of_the_tail,
+                    self.activation.error_at_zero(),
                     "the short forms for 16-bit results are off by at most 2^-11 of the result, or \
                      of 2^-6 where a GELU is smaller, which is then rounded to storage",
                 );

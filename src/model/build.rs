@@ -361,7 +361,7 @@ impl<'a> Builder<'a> {
             let of = self.graph.node(x);
             let error = GraphError::Shape {
                 node: node.to_owned(),
-                op,
+                op: op.into(),
                 problem: "expected rows of one width".to_owned(),
                 operands: format!("`{}` {}", of.name, of.shape),
             };

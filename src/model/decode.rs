@@ -304,7 +304,8 @@ fn counts<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Vec<Count>> {
     };
     let mut counts = Vec::new();
     for (what, n) in r.map("expectation", piece)? {
-        if !expect::COUNTED.contains(&what.value.as_str()) {
+        let counted = expect::counted();
+        if !counted.contains(&what.value) {
             let problem = Problem::Unknown {
                 what: "countable".to_owned(),
                 name: what.value.clone(),
@@ -312,7 +313,7 @@ fn counts<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Vec<Count>> {
             return Err(r
                 .file
                 .error(problem, &what.span, "not an operator of the graph")
-                .help(suggest(&what.value, expect::COUNTED.iter().copied())));
+                .help(suggest(&what.value, counted.iter().map(String::as_str))));
         }
         let n = n
             .text

@@ -1,6 +1,6 @@
 //! What the passes did and what they refused, for people and for programs.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ pub enum Entry {
 pub struct Part {
     pub name: String,
     /// As [`Op::name`].
-    pub op: &'static str,
+    pub op: Cow<'static, str>,
 }
 
 impl fmt::Display for Part {

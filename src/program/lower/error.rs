@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use crate::{kernels::attention::AttentionError, program::AttentionChoice, tensor::DType};
 
 #[derive(Debug, thiserror::Error)]
@@ -5,7 +7,7 @@ pub enum LowerError {
     #[error("`{node}` ({op}): {problem}")]
     Unsupported {
         node: String,
-        op: &'static str,
+        op: Cow<'static, str>,
         problem: String,
     },
     #[error("`{node}` cannot be {choice} attention: {problem}")]

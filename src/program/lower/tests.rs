@@ -199,10 +199,10 @@ fn tuples(graph: &Graph, all: &[NodeId], n: usize) -> Vec<Vec<NodeId>> {
 #[test]
 fn what_inference_accepts_lowers_and_runs_as_the_interpreter_says() {
     let Operands { mut graph, all } = Operands::new();
-    let mut n_accepted: BTreeMap<&'static str, usize> = BTreeMap::new();
+    let mut n_accepted: BTreeMap<String, usize> = BTreeMap::new();
     let mut names = Vec::new();
     for op in operators() {
-        let n = n_accepted.entry(op.name()).or_default();
+        let n = n_accepted.entry(op.name().into_owned()).or_default();
         for operands in tuples(&graph, &all, op.arity()) {
             let name = format!("value.{}", names.len());
             if let Ok(id) = graph.add(name.clone(), op.clone(), &operands) {
