@@ -44,9 +44,9 @@ fn launched(program: &Program, tokens: u32) -> Vec<&KernelSpec> {
         .collect()
 }
 
-fn joined(kernels: &[&KernelSpec]) -> usize {
-    let is_joined = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualLayerNorm(_));
-    kernels.iter().filter(is_joined).count()
+fn fused(kernels: &[&KernelSpec]) -> usize {
+    let is_fused = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualLayerNorm(_));
+    kernels.iter().filter(is_fused).count()
 }
 
 /// Deferred LayerNorms: GEMMs that leave row statistics, each with the GEMM that normalises by them.
@@ -59,16 +59,16 @@ fn deferred(kernels: &[&KernelSpec]) -> usize {
 }
 
 #[test]
-fn a_launch_is_saved_wherever_a_pair_is_joined() {
-    let apart = program(|options| options.no_joint_launches = true);
-    let apart = launched(&apart, 1);
+fn a_launch_is_saved_wherever_a_pair_is_fused() {
+    let unfused = program(|options| options.no_joint_launches = true);
+    let unfused = launched(&unfused, 1);
     let program = program(|_| ());
     let mut most = 0;
     for tokens in (1..9000).step_by(37) {
         let kernels = launched(&program, tokens);
-        let saved = joined(&kernels) + deferred(&kernels);
-        assert_eq!(kernels.len() + saved, apart.len(), "{tokens} tokens");
-        most = most.max(joined(&kernels));
+        let saved = fused(&kernels) + deferred(&kernels);
+        assert_eq!(kernels.len() + saved, unfused.len(), "{tokens} tokens");
+        most = most.max(fused(&kernels));
     }
     // Behind attention and at the end of each layer.
     assert_eq!(most, 4);
@@ -85,7 +85,7 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
         compiled.program.validate().expect("it is sound");
         compiled.program
     };
-    // The first layer's is behind the embeddings' LayerNorm, with which no launch joins it.
+    // The first layer's is behind the embeddings' LayerNorm, with which no launch fuses it.
     let first = |program: &Program| {
         let of_tokens = |tokens| {
             let kernels = launched(program, tokens).into_iter();
@@ -111,29 +111,30 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
 #[test]
 fn what_is_not_computed_for_a_batch_takes_no_memory() {
     let program = program(|_| ());
-    let tokens = (1..9000).find(|&t| joined(&launched(&program, t)) == 4);
-    let batch = Extents::of(&[tokens.expect("some batch joins all")]).expect("a batch");
+    let tokens = (1..9000).find(|&t| fused(&launched(&program, t)) == 4);
+    let batch = Extents::of(&[tokens.expect("some batch fuses all")]).expect("a batch");
     let usage = program.usage(&batch).expect("its sizes fit");
     let records = program.planned().zip(usage);
     let empty: Vec<String> = records
         .filter(|(_, record)| record.bytes == 0)
         .map(|((_, tensor), _)| tensor.name.clone())
         .collect();
+    // Each product that other batches have: those of a site that is never by itself are no tensors.
     let is_product = |name: &&String| name.ends_with(".product");
-    let products = ["0.projected", "0.outer", "1.projected", "1.outer"];
-    let products = products.map(|name| format!("layer.{name}.product"));
-    assert_eq!(
-        empty.iter().filter(is_product).collect::<Vec<_>>(),
-        products.iter().collect::<Vec<_>>()
-    );
+    let products = program
+        .planned()
+        .filter(|(_, tensor)| tensor.name.ends_with(".product"));
+    let n_products = products.count();
+    assert_eq!(empty.iter().filter(is_product).count(), n_products);
+    assert!(n_products >= 2, "{n_products}");
     // And what few tokens have beside the rows of the three LayerNorms that a linear layer reads.
     let of_few = |name: &&String| name.ends_with(".scaled") || name.ends_with(".row_stats");
     assert_eq!(empty.iter().filter(of_few).count(), 6);
-    assert_eq!(empty.len(), 10);
+    assert_eq!(empty.len(), n_products + 6);
 }
 
 #[test]
-fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
+fn pairs_are_unfused_where_no_kernel_fuses_them_or_batches_must_not_differ() {
     let all = [
         program(|o| o.machine = usual()),
         program(|o| o.invariant = true),
@@ -143,7 +144,7 @@ fn pairs_are_apart_where_no_kernel_joins_them_or_batches_must_not_differ() {
         let serves_some =
             |s: &&gemmule::program::Step| !Batches::ALL.is_covered_by(&s.dispatch.covered());
         assert_eq!(program.steps.iter().filter(serves_some).count(), 0);
-        assert_eq!(joined(&launched(&program, 4915)), 0);
+        assert_eq!(fused(&launched(&program, 4915)), 0);
         assert_eq!(deferred(&launched(&program, 5)), 0);
         assert_eq!(deferred(&launched(&program, 100)), 0);
     }
@@ -190,12 +191,12 @@ fn few_tokens_are_normalised_by_row_stats_beside_them() {
 }
 
 #[test]
-fn norms_that_are_to_be_apart_are_never_joined() {
+fn norms_are_unfused_where_that_is_asked_for() {
     let program = program(|options| options.no_joint_launches = true);
     for tokens in [1, 100, 600, 1229, 4915, 9000] {
         let kernels = launched(&program, tokens);
         assert_eq!(
-            (joined(&kernels), deferred(&kernels)),
+            (fused(&kernels), deferred(&kernels)),
             (0, 0),
             "{tokens} tokens"
         );
@@ -210,7 +211,7 @@ fn in_f32(program: &Program) -> Program {
 
 #[test]
 fn joint_launches_give_the_results_of_launches_for_each_operator() {
-    let (together, apart) = (
+    let (together, unfused) = (
         program(|_| ()),
         program(|options| options.no_joint_launches = true),
     );
@@ -218,13 +219,13 @@ fn joint_launches_give_the_results_of_launches_for_each_operator() {
         let model = CpuModel::load(in_f32(program), &WEIGHTS, &|_, _| ()).expect("it loads");
         CpuSession::new(model.into(), &AllocatorChoice::default()).expect("a session")
     };
-    let (mut with, mut without) = (session(&together), session(&apart));
-    let all_joined = (129..2000).find(|&t| joined(&launched(&together, t)) > 0);
-    let all_joined = all_joined.expect("some batch joins a linear layer and a LayerNorm");
+    let (mut with, mut without) = (session(&together), session(&unfused));
+    let all_fused = (129..2000).find(|&t| fused(&launched(&together, t)) > 0);
+    let all_fused = all_fused.expect("some batch fuses a linear layer and a LayerNorm");
     for (tokens, joint) in [
         (5, deferred as fn(&[&KernelSpec]) -> usize),
         (100, deferred),
-        (all_joined, joined),
+        (all_fused, fused),
     ] {
         assert!(joint(&launched(&together, tokens)) > 0, "{tokens} tokens");
         // As many tokens, in two sequences unless they are few.
