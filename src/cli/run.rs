@@ -61,15 +61,17 @@ pub(super) fn run(args: Args) -> Outcome {
                 )
             })
             .collect();
-        let report = json!({
+        let mut report = json!({
             "device": engine.device().to_string(),
             "dtype": engine.program().dtype.name(),
-            "kernels": engine.chosen_by().map(ToString::to_string),
             "lens": batch.lens(),
             "outputs": values,
             "seconds": {"first": first.as_secs_f64(), "again": again.as_secs_f64()},
             "bytes": {"weights": memory.weights, "activations": memory.activations, "batch": memory.batch_data},
         });
+        if let Some(by) = engine.chosen_by() {
+            report["kernels"] = by.to_string().into();
+        }
         print_json(&report)?;
         return Ok(ExitCode::SUCCESS);
     }
