@@ -43,6 +43,7 @@ pub struct Alternative {
 }
 
 /// An implementation at a site of a chain: an edge of the shortest path, from its first site to the first behind it.
+#[derive(Clone)]
 struct Edge {
     from: usize,
     implementation: Implementation,
@@ -50,12 +51,11 @@ struct Edge {
     kernels: Vec<Vec<usize>>,
 }
 
-/// The edges of a cover, in order.
-pub(super) type Cover = Vec<Covering>;
-/// An edge by its number, and the kernel of each of its launches.
-pub(super) type Covering = (usize, Vec<usize>);
+/// The edges of a cover by their numbers, in order, each with the kernel of each of its launches.
+pub(super) type Cover = Vec<(usize, Vec<usize>)>;
 
 /// All edges of a chain.
+#[derive(Clone)]
 pub(super) struct Edges {
     edges: Vec<Edge>,
     n_sites: usize,
@@ -66,37 +66,41 @@ impl Edges {
     /// The cheapest cover with kernels that are kept, by their times in cycles (infinite where one does not serve), and its
     /// cycles. `None` where no cover is possible.
     pub(super) fn cheapest(&self, times: &[f64], is_kept: &[bool]) -> Option<(f64, Cover)> {
-        // The least time and the last edge with its kernels, by the number of covered sites.
-        let mut best: Vec<(f64, Option<Covering>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
+        let fastest = |candidates: &[usize]| -> Option<usize> {
+            let kept = candidates.iter().copied().filter(|&k| is_kept[k]);
+            kept.min_by(|&a, &b| times[a].total_cmp(&times[b]))
+        };
+        // The least time and the last edge, by the number of covered sites.
+        let mut best: Vec<(f64, Option<usize>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
         best[0].0 = 0.0;
         for (at, edge) in self.edges.iter().enumerate() {
-            let before = best[edge.from].0;
             let to = edge.from + edge.implementation.sites;
-            let mut sum = before - edge.implementation.saved;
-            let mut kernels = Vec::with_capacity(edge.kernels.len());
-            for candidates in &edge.kernels {
-                let kept = candidates.iter().filter(|&&kernel| is_kept[kernel]);
-                let Some(&fastest) = kept.min_by(|a, b| times[**a].total_cmp(&times[**b])) else {
-                    sum = f64::INFINITY;
-                    break;
-                };
-                sum += times[fastest];
-                kernels.push(fastest);
-            }
+            let launches = edge.kernels.iter();
+            let each = launches.map(|all| fastest(all).map_or(f64::INFINITY, |k| times[k]));
+            let sum = best[edge.from].0 - edge.implementation.saved + each.sum::<f64>();
             if sum < best[to].0 {
-                best[to] = (sum, Some((at, kernels)));
+                best[to] = (sum, Some(at));
             }
         }
         let mut cover = Vec::new();
         let mut at = self.n_sites;
         let total = best[at].0;
         while at > 0 {
-            let (edge, kernels) = best[at].1.take()?;
-            at = self.edges[edge].from;
-            cover.push((edge, kernels));
+            let number = best[at].1?;
+            let edge = &self.edges[number];
+            let kernels = edge.kernels.iter().filter_map(|all| fastest(all));
+            cover.push((number, kernels.collect()));
+            at = edge.from;
         }
         cover.reverse();
         total.is_finite().then_some((total, cover))
+    }
+
+    /// The edges with these kernels alone, in which covers are found sooner.
+    pub(super) fn with_only(mut self, is_kept: &[bool]) -> Self {
+        let lists = self.edges.iter_mut().flat_map(|edge| &mut edge.kernels);
+        lists.for_each(|kernels| kernels.retain(|&kernel| is_kept[kernel]));
+        self
     }
 
     /// Each site's own launch with the kernel that is fastest at [`MOST_ROWS`]: large batches lose a small fraction of their
@@ -154,6 +158,7 @@ impl Question<'_> {
         }
         let is_kept = prune(&edges, &kernels);
         kernels.keep(&is_kept);
+        let edges: Vec<Edges> = edges.into_iter().map(|e| e.with_only(&is_kept)).collect();
         let grid = kernels.times_on(&fine_rows());
         edges
             .iter()

@@ -97,8 +97,12 @@ pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
         }
         best.push(sum);
     }
+    let edges: Vec<Edges> = edges
+        .iter()
+        .map(|edges| edges.clone().with_only(&is_kept))
+        .collect();
     let mut pruning = Pruning {
-        edges,
+        edges: &edges,
         samples: &samples,
         best: &best,
         is_kept,
@@ -120,15 +124,13 @@ struct Pruning<'a> {
 impl Pruning<'_> {
     /// Removes kernels greedily. Those that no cover uses stay until the end, as they may replace removed ones.
     fn run(&mut self) {
-        self.covers = (0..self.samples.len())
-            .map(|at| self.cover(at, None))
-            .collect();
+        self.covers = (0..self.samples.len()).map(|at| self.cover(at)).collect();
         // The loss without each kernel, and whether it is up to date. As kernels are removed, the loss without their
         // substitutes grows, so that a known loss is a lower bound (lazy greedy). The loss without kernels of the same covers
         // may shrink, so that its bound is 0 again.
         let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.is_kept.len()];
+        let mut used = self.used();
         loop {
-            let used = self.used();
             let each = used.iter().enumerate().filter(|&(_, &used)| used);
             let each = each.map(|(kernel, _)| (kernel, losses[kernel]));
             let Some((kernel, (loss, is_known))) = each.min_by(|a, b| a.1.0.total_cmp(&b.1.0))
@@ -150,13 +152,14 @@ impl Pruning<'_> {
                 for &beside in kernels_of(&self.covers[at]) {
                     losses[beside] = (0.0, false);
                 }
-                self.covers[at] = self.cover(at, None);
+                self.covers[at] = self.cover(at);
                 for &used in kernels_of(&self.covers[at]) {
                     losses[used].1 = false;
                 }
             }
+            used = self.used();
         }
-        self.is_kept = self.used();
+        self.is_kept = used;
     }
 
     /// Whether some cover uses each kernel.
@@ -171,50 +174,52 @@ impl Pruning<'_> {
         kernels_of(&self.covers[at]).any(|&used| used == kernel)
     }
 
-    /// The cheapest cover of each chain at a sample, without a kernel.
-    fn cover(&mut self, at: usize, without: Option<usize>) -> Vec<(f64, Cover)> {
-        if let Some(kernel) = without {
-            self.is_kept[kernel] = false;
-        }
+    /// The cheapest cover of each chain at a sample.
+    fn cover(&self, at: usize) -> Vec<(f64, Cover)> {
+        let each = self.edges.iter().map(|edges| self.cheapest(at, edges));
+        each.collect()
+    }
+
+    fn cheapest(&self, at: usize, edges: &Edges) -> (f64, Cover) {
         let (_, times) = &self.samples[at];
         let none = || (f64::INFINITY, Vec::new());
-        let cheapest = |edges: &Edges| edges.cheapest(times, &self.is_kept).unwrap_or_else(none);
-        // Without a kernel, the covers of chains that do not use it stay the same.
-        let is_as_before = |chain: usize| {
-            let kernel = without?;
-            let own = self.covers[at].get(chain)?;
-            let mut used = own.1.iter().flat_map(|(_, kernels)| kernels);
-            (!used.any(|&k| k == kernel)).then(|| own.clone())
-        };
-        let covers = self.edges.iter().enumerate();
-        let covers =
-            covers.map(|(chain, edges)| is_as_before(chain).unwrap_or_else(|| cheapest(edges)));
-        let covers = covers.collect();
-        if let Some(kernel) = without {
-            self.is_kept[kernel] = true;
-        }
-        covers
+        edges.cheapest(times, &self.is_kept).unwrap_or_else(none)
     }
 
     /// The mean loss without a kernel, over all samples.
     fn loss_without(&mut self, kernel: usize) -> f64 {
+        self.is_kept[kernel] = false;
         let mut lost = 0.0;
-        for at in 0..self.samples.len() {
-            if self.uses(at, kernel) {
-                let others = self.cover(at, Some(kernel));
-                lost += self.loss(at, &others) - self.loss(at, &self.covers[at]);
+        for (at, covers) in self.covers.iter().enumerate() {
+            if !self.uses(at, kernel) {
+                continue;
             }
+            // The covers of chains that do not use it stay the same.
+            let without = self
+                .edges
+                .iter()
+                .zip(covers)
+                .map(|(edges, (cycles, cover))| {
+                    let mut used = cover.iter().flat_map(|(_, kernels)| kernels);
+                    match used.any(|&k| k == kernel) {
+                        true => self.cheapest(at, edges).0,
+                        false => *cycles,
+                    }
+                });
+            let with = covers.iter().map(|(cycles, _)| *cycles);
+            lost += self.loss(at, without) - self.loss(at, with);
         }
+        self.is_kept[kernel] = true;
         lost / self.samples.len() as f64
     }
 
     /// What covers lose at a sample against those with all kernels: a fraction of the time, and a quadratic penalty, which
     /// doubles it at `MUCH`, as a bad kernel at one number of rows is not made up for at others.
-    fn loss(&self, at: usize, covers: &[(f64, Cover)]) -> f64 {
+    fn loss(&self, at: usize, cycles: impl Iterator<Item = f64>) -> f64 {
         const MUCH: f64 = 0.02;
-        let each = self.edges.iter().zip(covers);
+        let each = self.edges.iter().zip(cycles);
         let sum: f64 = each
-            .map(|(edges, (cycles, _))| cycles * edges.times as f64)
+            .map(|(edges, cycles)| cycles * edges.times as f64)
             .sum();
         let part = (sum / self.best[at] - 1.0).max(0.0);
         part + part * part / MUCH

@@ -19,9 +19,7 @@ fn pruning_of<'a>(
         is_kept,
         covers: Vec::new(),
     };
-    pruning.covers = (0..samples.len())
-        .map(|at| pruning.cover(at, None))
-        .collect();
+    pruning.covers = (0..samples.len()).map(|at| pruning.cover(at)).collect();
     pruning
 }
 
