@@ -9,7 +9,7 @@ use super::{encoder::Row, sets::Set};
 /// Which token counts, and sequences of what length.
 #[derive(clap::Args)]
 pub struct Scan {
-    /// Instead of sets, N batches of random token counts, one from each Nth of --scan-tokens by its logarithm
+    /// Instead of sets, N batches of random token counts: one from each of N parts of --scan-tokens, which are equal by logarithm
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "38", conflicts_with_all = ["workloads", "sets"],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub scan: Option<u16>,
