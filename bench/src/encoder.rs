@@ -153,21 +153,16 @@ pub(crate) fn run(args: Args) -> Outcome {
     }
     keep(&rows)?;
     if let Some(file) = &args.figure {
-        let by = if args.ours.scan.scan.is_some() {
-            "tokens"
-        } else {
-            "set"
+        let (by, draw): (_, fn(&[Compared], String) -> Figure) = match args.ours.scan.scan {
+            Some(_) => ("tokens", curve),
+            None => ("set", figure),
         };
         let title = format!(
             "Encoder by {by}: {}, {}",
             engine.program().dtype,
             engine.device()
         );
-        let figure = match args.ours.scan.scan {
-            Some(_) => curve(&rows, title),
-            None => figure(&rows, title),
-        };
-        write_file(file, figure.svg()?.as_bytes())?;
+        write_file(file, draw(&rows, title).svg()?.as_bytes())?;
         print(&format!("drew {}\n", file.display()))?;
     }
     Ok(ExitCode::SUCCESS)

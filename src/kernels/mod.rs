@@ -156,9 +156,9 @@ pub struct Launch {
 
 impl Launch {
     /// A one-dimensional grid. Saturates beyond 32 bits, which the driver then refuses.
-    pub(crate) fn of_ctas(blocks: u64, threads: u32, shared_bytes: u32) -> Self {
+    pub(crate) fn of_ctas(ctas: u64, threads: u32, shared_bytes: u32) -> Self {
         Self {
-            grid: [u32::try_from(blocks).unwrap_or(u32::MAX), 1, 1],
+            grid: [u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1],
             threads,
             shared_bytes,
         }

@@ -158,7 +158,6 @@ impl Question<'_> {
         }
         let is_kept = prune(&edges, &kernels);
         kernels.keep(&is_kept);
-        let edges: Vec<Edges> = edges.into_iter().map(|e| e.with_only(&is_kept)).collect();
         let grid = kernels.times_on(&fine_rows());
         edges
             .iter()
