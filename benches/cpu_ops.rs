@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use gemmule::kernels::KernelSpec;
-use gemmule::kernels::attention::{HeadView, MhaOnline};
+use gemmule::kernels::attention::{Attending, HeadView, MhaOnline, usual_scale};
 use gemmule::kernels::gemm::{Activation, Epilogue, Gemm, Tile};
 use gemmule::kernels::layernorm::BiasResidualLayerNorm;
 use gemmule::runtime::cpu::ops::{Read, run};
@@ -122,12 +122,7 @@ fn attention(c: &mut Criterion) {
             stride: 3 * WIDTH,
         };
         let spec = KernelSpec::MhaOnline(MhaOnline {
-            heads: HEADS,
-            head: HEAD,
-            scale: 1.0 / (HEAD as f32).sqrt(),
-            q: part(0),
-            k: part(1),
-            v: part(2),
+            of: Attending::full(HEADS, HEAD, usual_scale(HEAD), [0, 1, 2].map(part)),
             dtype: DType::F32,
         });
         let reads = [

@@ -15,7 +15,7 @@ import transformers as tf
 
 SEED, DEVIATION = 20, 0.1
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129]}
-PREFIXES = ("bert.", "roberta.", "distilbert.", "albert.")
+PREFIXES = ("bert.", "roberta.", "distilbert.", "albert.", "transformer.")
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
     "The model description is turned into CUDA source.",
@@ -47,7 +47,10 @@ def normal(name, n):
 
 def fill(model):
     """Draws every parameter by its published name, without the trunk's prefix."""
+    tied = getattr(model.config, "tie_word_embeddings", False)
     for name, p in model.state_dict().items():
+        if tied and name == "lm_head.weight":
+            continue
         # The decoder of a masked-LM head is tied to other tensors, which keep their own values.
         if not p.is_floating_point() or name.endswith(("decoder.weight", "decoder.bias", "vocab_projector.weight")):
             continue
@@ -133,6 +136,52 @@ def random_model(out, name, family, lens_names, **sizes):
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
 
 
+DECODERS = {
+    "gpt2": (tf.GPT2LMHeadModel, lambda s: tf.GPT2Config(
+        vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"],
+        n_inner=s["inner"], attn_implementation="eager", **s["more"])),
+}
+
+
+def write_config(out, name, cfg, **more):
+    with open(os.path.join(out, f"{name}.json"), "w") as f:
+        keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool, dict)) and k not in ("transformers_version", "dtype", "_attn_implementation", "task_specific_params", "id2label", "label2id")}
+        json.dump(keep | more, f, indent=1, sort_keys=True)
+        f.write("\n")
+
+
+def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **sizes):
+    """States, logits and log-probabilities of a model that writes, each sequence by itself."""
+    head, make = DECODERS[family]
+    cfg = make(dict(vocab=vocab, layers=layers, more=more, **sizes))
+    model = fill(head(cfg))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, cfg.vocab_size, sum(lens))
+        states, logits, scores, start = [], [], [], 0
+        for n in lens:
+            own = torch.from_numpy(ids[start:start + n])
+            o = model(input_ids=own[None], output_hidden_states=True)
+            states.append(o.hidden_states[-1][0])
+            logits.append(o.logits[0])
+            after = torch.log_softmax(o.logits[0, :-1].double(), -1)[torch.arange(n - 1), own[1:]]
+            scores.append(torch.cat([torch.zeros(1).double(), after]).float())
+            start += n
+        rows = rows_of(lens)
+        put = lambda key, t: tensors.__setitem__(f"{lens_name}.{key}", np.ascontiguousarray(t.detach().numpy()))
+        tensors[f"{lens_name}.ids"] = ids.astype(np.int64)
+        tensors[f"{lens_name}.lens"] = np.array(lens, dtype=np.int64)
+        tensors[f"{lens_name}.rows"] = rows
+        put("last_hidden_state", torch.cat(states)[rows])
+        put("token_logits", torch.cat(logits)[rows][:, :64])
+        put("next_token_logits", torch.stack([x[-1] for x in logits]))
+        put("log_probability", torch.cat(scores)[rows][:, None])
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    write_config(out, name, cfg)
+    print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
+
+
 def minilm(out, folder):
     tok = tf.AutoTokenizer.from_pretrained(folder)
     model = tf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval().float()
@@ -166,5 +215,7 @@ if __name__ == "__main__":
     for head, heads in ((32, 4), (80, 4), (96, 2), (128, 2)):
         random_model(a.out, f"bert_head{head}", "bert", ["tiny", "mixed"], hidden=head * heads, heads=heads, inner=512, layers=2)
     random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")
+    decoder(a.out, "gpt2_h320a5", "gpt2", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
+    decoder(a.out, "gpt2_head20", "gpt2", ["tiny"], hidden=60, heads=3, inner=None, layers=2, more=dict(activation_function="relu", tie_word_embeddings=False))
     if a.minilm:
         minilm(a.out, a.minilm)

@@ -92,6 +92,8 @@ matches_reference! {
     heads_of_96_match: "bert_head96" is "bert";
     heads_of_128_match: "bert_head128" is "bert";
     the_tanh_form_of_gelu_matches: "bert_tanh_gelu" is "bert";
+    gpt2_with_odd_sizes_matches: "gpt2_h320a5" is "gpt2";
+    an_untied_gpt2_with_heads_of_20_matches: "gpt2_head20" is "gpt2";
 }
 
 #[test]
@@ -101,7 +103,11 @@ fn every_pass_switched_off_gives_the_same() {
         within_bounds(&compare("bert_head32", "bert", &[pass.name()]));
     }
     let all: Vec<&str> = passes.iter().map(|p| p.name()).collect();
-    for (name, description) in [("bert_h320a5", "bert"), ("albert_h320a5", "albert")] {
+    for (name, description) in [
+        ("bert_h320a5", "bert"),
+        ("albert_h320a5", "albert"),
+        ("gpt2_h320a5", "gpt2"),
+    ] {
         within_bounds(&compare(name, description, &all));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Graph, GraphError, NodeId, Op};
 use crate::{
-    kernels::attention::HeadView,
+    kernels::attention::{Attending, HeadView},
     tensor::{Shape, Size, Symbol},
 };
 
@@ -110,12 +110,19 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 .ok_or_else(|| format!("expected [heads, tokens, head], found {}", of[0]))?;
             Ok(Shape(vec![tokens(), (heads * head).into()]))
         }
-        Op::Scores { heads, head, q, k } => {
+        Op::Scores {
+            heads,
+            kv_heads,
+            head,
+            q,
+            k,
+        } => {
+            groups(*heads, *kv_heads)?;
             headed(of[0], *heads, *head, *q, "q")?;
-            headed(of[1], *heads, *head, *k, "k")?;
+            headed(of[1], *kv_heads, *head, *k, "k")?;
             Ok(Shape(vec![constant(*heads), Symbol::Pairs.into()]))
         }
-        Op::Softmax { scale } => {
+        Op::Softmax { scale, .. } => {
             positive(*scale)?;
             match is_scores(of[0]) {
                 true => Ok(of[0].clone()),
@@ -124,14 +131,16 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         }
         Op::Context {
             heads,
+            kv_heads,
             head,
             v,
             out,
         } => {
+            groups(*heads, *kv_heads)?;
             if *of[0] != Shape(vec![constant(*heads), Symbol::Pairs.into()]) {
                 return Err(format!("expected probabilities [{heads}, pairs]"));
             }
-            headed(of[1], *heads, *head, *v, "v")?;
+            headed(of[1], *kv_heads, *head, *v, "v")?;
             let width = heads * head;
             match *out {
                 HeadView::HeadMajor => Ok(Shape(vec![constant(*heads), tokens(), constant(*head)])),
@@ -150,6 +159,10 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         | Op::MeanPoolNormalize { .. } => {
             let width = per_token(of[0])?;
             Ok(Shape(vec![Symbol::Batch.into(), Size::constant(width)]))
+        }
+        Op::LogProbability => {
+            per_token(of[0])?;
+            Ok(Shape(vec![tokens(), Size::constant(1)]))
         }
         Op::Concat { .. } => {
             if !(2..=MAX_PARTS).contains(&of.len()) {
@@ -210,23 +223,24 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             vector(rest[2], &width, "bias")?;
             Ok(of[0].clone())
         }
-        Op::Attention {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-        } => {
-            positive(*scale)?;
-            if *head == 0 || *head > MAX_HEAD || !head.is_multiple_of(HEAD_STEP) {
+        Op::Attention(attending) => {
+            let &Attending {
+                heads,
+                kv_heads,
+                head,
+                scale,
+                ..
+            } = attending;
+            positive(scale)?;
+            groups(heads, kv_heads)?;
+            if head == 0 || head > MAX_HEAD || !head.is_multiple_of(HEAD_STEP) {
                 return Err(format!(
                     "a head has {head} elements; expected a multiple of {HEAD_STEP} up to {MAX_HEAD}"
                 ));
             }
-            for (shape, view, name) in [(of[0], q, "q"), (of[1], k, "k"), (of[2], v, "v")] {
-                headed(shape, *heads, *head, *view, name)?;
-                if !view.is_aligned(*head, HEAD_STEP) {
+            for (shape, (name, view, heads)) in of.iter().zip(attending.operands()) {
+                headed(shape, heads, head, view, name)?;
+                if !view.is_aligned(head, HEAD_STEP) {
                     return Err(format!(
                         "{name} is read from a column, or of rows, of no multiple of {HEAD_STEP}"
                     ));
@@ -234,6 +248,16 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
             Ok(Shape(vec![tokens(), constant(heads * head)]))
         }
+    }
+}
+
+/// Whether query heads divide into groups, one for each key head.
+fn groups(heads: u32, kv_heads: u32) -> Result<(), String> {
+    match kv_heads > 0 && heads.is_multiple_of(kv_heads) {
+        true => Ok(()),
+        false => Err(format!(
+            "{heads} query heads do not divide into groups for {kv_heads} key heads"
+        )),
     }
 }
 

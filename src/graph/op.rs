@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernels::{
     Meta,
-    attention::HeadView,
+    attention::{Attending, HeadView},
     gemm::{Activation, Epilogue},
 };
 
@@ -14,6 +14,8 @@ use crate::kernels::{
 pub enum WeightExpr {
     /// A tensor under its published name, without the checkpoint's prefix.
     Stored { name: String, dims: Vec<u64> },
+    /// A matrix of the checkpoint with rows and columns exchanged; `dims` as it is stored.
+    Transposed { name: String, dims: Vec<u64> },
     /// Tensors stacked along their first dimension.
     ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
 }
@@ -24,11 +26,15 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
     #[derive(Deserialize)]
     enum Part {
         Stored { name: String, dims: Vec<u64> },
+        Transposed { name: String, dims: Vec<u64> },
     }
     let parts = Vec::<Part>::deserialize(from)?;
     Ok(parts
         .into_iter()
-        .map(|Part::Stored { name, dims }| WeightExpr::Stored { name, dims })
+        .map(|part| match part {
+            Part::Stored { name, dims } => WeightExpr::Stored { name, dims },
+            Part::Transposed { name, dims } => WeightExpr::Transposed { name, dims },
+        })
         .collect())
 }
 
@@ -36,6 +42,7 @@ impl WeightExpr {
     pub fn dims(&self) -> Vec<u64> {
         match self {
             WeightExpr::Stored { dims, .. } => dims.clone(),
+            WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
             WeightExpr::ConcatRows(parts) => {
                 let mut dims = parts.first().map(WeightExpr::dims).unwrap_or_default();
                 if let Some(rows) = dims.first_mut() {
@@ -49,7 +56,9 @@ impl WeightExpr {
     /// The stored tensors that take part, in order.
     pub fn stored(&self) -> Vec<(&str, &[u64])> {
         match self {
-            WeightExpr::Stored { name, dims } => vec![(name, dims)],
+            WeightExpr::Stored { name, dims } | WeightExpr::Transposed { name, dims } => {
+                vec![(name, dims)]
+            }
             WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
         }
     }
@@ -81,18 +90,20 @@ pub enum Op {
     SplitHeads { heads: u32 },
     /// `[heads, tokens, head]` → `[tokens, heads·head]`.
     MergeHeads,
-    /// `q, k` → `[heads, pairs]`: `q · kᵀ`, each sequence by itself.
+    /// `q, k` → `[heads, pairs]`: `q · kᵀ`, each sequence by itself; a key head serves `heads / kv_heads` query heads.
     Scores {
         heads: u32,
+        kv_heads: u32,
         head: u32,
         q: HeadView,
         k: HeadView,
     },
-    /// Softmax of `scale · scores` over the keys.
-    Softmax { scale: f32 },
+    /// Softmax of `scale · scores` over the keys; if causal, over those up to the query.
+    Softmax { scale: f32, causal: bool },
     /// `probabilities, v` → the weighted sums of `v`, laid out as `out` says.
     Context {
         heads: u32,
+        kv_heads: u32,
         head: u32,
         v: HeadView,
         out: HeadView,
@@ -109,6 +120,8 @@ pub enum Op {
     Concat { parts: u32 },
     /// Each row over `max(‖row‖₂, eps)`.
     L2Normalize { eps: f32 },
+    /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given those before it, 0 of the first.
+    LogProbability,
 
     /// Columns `start .. start + width`.
     SliceColumns { start: u32, width: u32 },
@@ -117,14 +130,7 @@ pub enum Op {
     /// `x, (bias), residual, gamma, beta`.
     BiasResidualLayerNorm { eps: f32, bias: bool },
     /// `q, k, v` → `[tokens, heads·head]`.
-    Attention {
-        heads: u32,
-        head: u32,
-        scale: f32,
-        q: HeadView,
-        k: HeadView,
-        v: HeadView,
-    },
+    Attention(Attending),
     /// Mean over each sequence, then its L2 normalisation.
     MeanPoolNormalize { eps: f32 },
 }
@@ -167,11 +173,12 @@ impl Op {
             Op::MaxPool => "max_pool",
             Op::Concat { .. } => "concat",
             Op::L2Normalize { .. } => "l2_normalize",
+            Op::LogProbability => "log_probability",
             Op::SliceColumns { .. } => "slice_columns",
             Op::EmbeddingLayerNorm { .. } => "embedding_layer_norm",
             Op::BiasResidualLayerNorm { bias: true, .. } => "bias_residual_layer_norm",
             Op::BiasResidualLayerNorm { bias: false, .. } => "residual_layer_norm",
-            Op::Attention { .. } => "attention",
+            Op::Attention(_) => "attention",
             Op::MeanPoolNormalize { .. } => "mean_pool_normalize",
         };
         name.into()
@@ -187,7 +194,7 @@ impl Op {
             | Op::Add
             | Op::Scores { .. }
             | Op::Context { .. } => 2,
-            Op::LayerNorm { .. } | Op::Attention { .. } => 3,
+            Op::LayerNorm { .. } | Op::Attention(_) => 3,
             Op::Concat { parts } => *parts as usize,
             Op::EmbeddingLayerNorm { offsets, .. } => 2 * offsets.len() + 2,
             Op::BiasResidualLayerNorm { bias, .. } => 4 + usize::from(*bias),
@@ -212,46 +219,52 @@ impl fmt::Display for Op {
                 write!(f, "(eps={eps:e}, offsets={offsets:?})")
             }
             Op::SplitHeads { heads } => write!(f, "(heads={heads})"),
-            Op::Scores { heads, head, q, k } => {
-                write!(
-                    f,
-                    "(heads={heads}, head={head}, q={}, k={})",
-                    view(*q),
-                    view(*k)
-                )
+            Op::Scores {
+                heads,
+                kv_heads,
+                head,
+                q,
+                k,
+            } => {
+                let heads = heads_of(*heads, *kv_heads, *head);
+                write!(f, "({heads}, q={}, k={})", view(*q), view(*k))
             }
-            Op::Softmax { scale } => write!(f, "(scale={scale})"),
+            Op::Softmax { scale, causal } => write!(f, "(scale={scale}{})", mask(*causal)),
             Op::Context {
                 heads,
+                kv_heads,
                 head,
                 v,
                 out,
             } => {
-                write!(
-                    f,
-                    "(heads={heads}, head={head}, v={}, out={})",
-                    view(*v),
-                    view(*out)
-                )
+                let heads = heads_of(*heads, *kv_heads, *head);
+                write!(f, "({heads}, v={}, out={})", view(*v), view(*out))
             }
             Op::SliceColumns { start, width } => write!(f, "({start}..{})", start + width),
-            Op::Attention {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                v,
-            } => write!(
+            Op::Attention(of) => write!(
                 f,
-                "(heads={heads}, head={head}, scale={scale}, q={}, k={}, v={})",
-                view(*q),
-                view(*k),
-                view(*v)
+                "({}, scale={}{}, q={}, k={}, v={})",
+                heads_of(of.heads, of.kv_heads, of.head),
+                of.scale,
+                mask(of.causal),
+                view(of.q),
+                view(of.k),
+                view(of.v)
             ),
             _ => Ok(()),
         }
     }
+}
+
+fn heads_of(heads: u32, kv_heads: u32, head: u32) -> String {
+    match kv_heads == heads {
+        true => format!("heads={heads}, head={head}"),
+        false => format!("heads={heads}, kv_heads={kv_heads}, head={head}"),
+    }
+}
+
+fn mask(causal: bool) -> &'static str {
+    if causal { ", causal" } else { "" }
 }
 
 fn view(view: HeadView) -> String {

@@ -5,6 +5,7 @@
 //! `i` and key `j` of sequence `b` with length `n` lie at
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
+mod attending;
 mod fused;
 mod long;
 mod operands;
@@ -17,12 +18,13 @@ mod unfused;
 mod view;
 mod wgmma;
 
+pub use attending::Attending;
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
     statistics_shape,
 };
-pub use softmax::{AttentionSoftmax, SoftmaxForm};
+pub use softmax::{AttentionSoftmax, SoftmaxForm, SoftmaxMask};
 pub use split_keys::MhaSplitKeys;
 pub use unfused::{AttentionContext, AttentionScores};
 pub use view::{HeadView, usual_scale};
@@ -38,6 +40,14 @@ pub enum AttentionError {
         "the head size is {head}; fused attention takes multiples of 8 up to 256, use the unfused kernels"
     )]
     HeadSize { head: u32 },
+    #[error(
+        "{heads} query heads do not divide into groups for {kv_heads} key heads; expected a divisor of {heads}"
+    )]
+    Groups { heads: u32, kv_heads: u32 },
+    #[error(
+        "the {kernel} kernel takes full attention with a key head for each query head; use the online kernel"
+    )]
+    Full { kernel: &'static str },
     #[error("attention over {dtype} elements; expected f32, f16 or bf16")]
     Storage { dtype: DType },
     #[error(
@@ -138,30 +148,13 @@ pub fn representative() -> Vec<KernelSpec> {
                 stride: 3 * width,
             };
             let scale = usual_scale(head);
-            let (q, k, v) = (column(0), column(1), column(2));
+            let of = Attending::full(heads, head, scale, [0, 1, 2].map(column));
             let longest = MhaShort::max_len_for(head, dtype);
             let lens = [32, 64, 128].into_iter().filter(|&len| len < longest);
             for max_len in lens.chain([longest]) {
-                all.push(KernelSpec::from(MhaShort {
-                    heads,
-                    head,
-                    scale,
-                    q,
-                    k,
-                    v,
-                    max_len,
-                    dtype,
-                }));
+                all.push(KernelSpec::from(MhaShort { of, max_len, dtype }));
             }
-            all.push(KernelSpec::from(MhaOnline {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                v,
-                dtype,
-            }));
+            all.push(KernelSpec::from(MhaOnline { of, dtype }));
         }
         for (heads, head) in [(12, 64), (12, 32), (2, 80), (2, 128), (1, 72), (3, 256)] {
             let column = |i| HeadView::TokenMajor {
@@ -176,28 +169,25 @@ pub fn representative() -> Vec<KernelSpec> {
             stride: heads * head,
         };
         for view in [HeadView::HeadMajor, plain] {
-            let (q, k, v) = (view, view, view);
-            let scale = 1.0;
-            all.push(KernelSpec::from(MhaShort {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                v,
-                max_len: 96,
-                dtype,
-            }));
-            all.push(KernelSpec::from(MhaOnline {
-                heads,
-                head,
-                scale,
-                q,
-                k,
-                v,
-                dtype,
-            }));
-            all.extend(long(heads, head, [q, k, v], dtype));
+            let of = Attending::full(heads, head, 1.0, [view; 3]);
+            let max_len = 96;
+            all.push(KernelSpec::from(MhaShort { of, max_len, dtype }));
+            all.push(KernelSpec::from(MhaOnline { of, dtype }));
+            all.extend(long(heads, head, [view; 3], dtype));
+        }
+        // Causal, and groups of query heads that share a key head, in every tiling.
+        for (heads, kv_heads, head) in [(6, 2, 64), (4, 4, 32), (8, 1, 128), (2, 1, 256)] {
+            let column = |first| HeadView::TokenMajor {
+                offset: first * head,
+                stride: (heads + 2 * kv_heads) * head,
+            };
+            let views = [0, heads, heads + kv_heads].map(column);
+            let of = Attending {
+                kv_heads,
+                causal: true,
+                ..Attending::full(heads, head, usual_scale(head), views)
+            };
+            all.push(KernelSpec::from(MhaOnline { of, dtype }));
         }
         all.extend(unfused::representative(dtype));
         all.extend(softmax::representative(dtype));

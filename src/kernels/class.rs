@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::KernelSpec;
+use super::{KernelSpec, attention::Attending};
 use crate::tensor::{Size, Symbol};
 
 /// The parts that ByteTransformer's figure 3 divides a run into.
@@ -77,6 +77,7 @@ impl KernelSpec {
             | Self::SplitHeads(_)
             | Self::MergeHeads(_)
             | Self::Embedding(_)
+            | Self::LogProbability(_)
             | Self::Concat(_)
             | Self::TokenOfSequence(_)
             | Self::MeanPool(_)
@@ -97,6 +98,10 @@ impl KernelSpec {
             &Size::constant(each) * &symbol.into()
         };
         let attention = |heads, head| product(heads, head, Symbol::Pairs);
+        let fused = |of: &Attending| {
+            let one = attention(of.heads, of.head);
+            &one + &one
+        };
         match self {
             Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
@@ -108,13 +113,10 @@ impl KernelSpec {
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),
             Self::MhaLongContext(k) => attention(k.heads, k.head),
-            Self::MhaShort(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
-            Self::MhaOnline(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
-            Self::MhaSplitKeys(few) => {
-                let k = &few.plain;
-                &attention(k.heads, k.head) + &attention(k.heads, k.head)
-            }
-            Self::MhaWgmma(k) => &attention(k.heads, k.head) + &attention(k.heads, k.head),
+            Self::MhaShort(k) => fused(&k.of),
+            Self::MhaOnline(k) => fused(&k.of),
+            Self::MhaSplitKeys(k) => fused(&k.plain.of),
+            Self::MhaWgmma(k) => fused(&k.of),
             _ => Size::constant(0),
         }
     }

@@ -12,6 +12,7 @@ pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
 pub mod layernorm;
+pub mod log_probability;
 pub mod pack;
 pub mod pooling;
 mod rows;

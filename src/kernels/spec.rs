@@ -2,7 +2,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Kernel, attention, attention::*, elementwise, elementwise::*, embedding, embedding::*, gemm,
-    gemm::*, layernorm, layernorm::*, pack::*, pooling, pooling::*, upload::*,
+    gemm::*, layernorm, layernorm::*,
+    log_probability, log_probability::*, pack::*, pooling, pooling::*, upload::*,
 };
 
 /// Lists the kernels once; every function over all of them follows from it.
@@ -36,7 +37,7 @@ kernels! {
     DeferredLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, PackScan, PackTokens, Upload,
+    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, LogProbability, PackScan, PackTokens, Upload,
 }
 
 impl KernelSpec {
@@ -67,6 +68,7 @@ pub fn representative() -> Vec<KernelSpec> {
         layernorm::representative(),
         embedding::representative(),
         pooling::representative(),
+        log_probability::representative(),
         attention::representative(),
     ]
     .into_iter()

@@ -158,10 +158,14 @@ impl<'a> Builder<'a> {
                 weight,
                 bias,
                 out,
+                in_out,
             } => {
                 let (x, out) = (self.value(x)?, values.size(out)?.into());
                 let dims = [out, self.width(&full, "linear", x, place)?];
-                let weight = self.weight(weight, &dims)?;
+                let weight = match in_out {
+                    true => self.transposed(weight, dims)?,
+                    false => self.weight(weight, &dims)?,
+                };
                 let epilogue = Epilogue::default();
                 let Some(bias) = bias else {
                     return self.add(full, Op::Linear { epilogue }, &[x, weight], place);
@@ -213,11 +217,26 @@ impl<'a> Builder<'a> {
                     .ok_or_else(|| self.no_product(&full, &operands, *transpose_b, place))?;
                 (op, operands)
             }
-            Operator::Softmax { x } => (Op::Softmax { scale: 1.0 }, vec![self.value(x)?]),
+            Operator::Softmax { x, causal } => {
+                let (scale, causal) = (1.0, *causal);
+                (Op::Softmax { scale, causal }, vec![self.value(x)?])
+            }
+            Operator::Columns { x, from, width } => {
+                let (start, width) = (values.offset(from)?, values.size(width)?);
+                (Op::SliceColumns { start, width }, vec![self.value(x)?])
+            }
             Operator::FirstToken { x } => (Op::FirstToken, vec![self.value(x)?]),
             Operator::MeanPool { x } => (Op::MeanPool, vec![self.value(x)?]),
             Operator::MaxPool { x } => (Op::MaxPool, vec![self.value(x)?]),
             Operator::LastToken { x } => (Op::LastToken, vec![self.value(x)?]),
+            Operator::LogProbability { x } => {
+                let x = self.value(x)?;
+                // Ids pick columns of the logits.
+                let width = self.width(&full, "log_probability", x, place)?;
+                let ids = u32::try_from(width).unwrap_or(u32::MAX);
+                self.ids_below(Meta::TokenIds, ids, 0, place)?;
+                (Op::LogProbability, vec![x])
+            }
             Operator::Concat { of } => {
                 let operands = of.iter().map(|x| self.value(x));
                 let operands: Vec<NodeId> = operands.collect::<Result<_, _>>()?;
@@ -301,13 +320,36 @@ impl<'a> Builder<'a> {
 
     /// One node per tensor of the checkpoint, however often it is read.
     fn weight(&mut self, pattern: &At<Pattern>, dims: &[u64]) -> Result<NodeId, ModelError> {
+        self.tensor(pattern, dims, |name, dims| WeightExpr::Stored { name, dims })
+    }
+
+    /// A matrix `[out, in]` that is stored as `[in, out]`.
+    fn transposed(
+        &mut self,
+        pattern: &At<Pattern>,
+        [out, width]: [u64; 2],
+    ) -> Result<NodeId, ModelError> {
+        self.tensor(pattern, &[out, width], |name, mut dims| {
+            dims.reverse();
+            WeightExpr::Transposed { name, dims }
+        })
+    }
+
+    /// The node of a tensor, made by `expr` where it is new.
+    fn tensor(
+        &mut self,
+        pattern: &At<Pattern>,
+        dims: &[u64],
+        expr: impl FnOnce(String, Vec<u64>) -> WeightExpr,
+    ) -> Result<NodeId, ModelError> {
         let mut names = self.values.names_of(pattern)?.into_iter();
         let name = names.next().unwrap_or_default();
         let others: Vec<String> = names.collect();
         let found = Shape::fixed(dims);
+        let expr = expr(name.clone(), dims.to_vec());
         if let Some((id, before)) = self.weights.get(&name) {
             let stored = self.graph.shape(*id);
-            if *stored == found {
+            if *self.graph.op(*id) == Op::Weight(expr) {
                 return Ok(*id);
             }
             let problem = Problem::WeightShape {
@@ -336,12 +378,7 @@ impl<'a> Builder<'a> {
             };
             return Err(self.file.error(problem, &pattern.span, "too large"));
         }
-        let dims = dims.to_vec();
-        let stored = WeightExpr::Stored {
-            name: name.clone(),
-            dims,
-        };
-        let id = self.add(name.clone(), Op::Weight(stored), &[], &pattern.span)?;
+        let id = self.add(name.clone(), Op::Weight(expr), &[], &pattern.span)?;
         if !others.is_empty() {
             self.other_names.insert(name.clone(), others);
         }
@@ -373,15 +410,27 @@ impl<'a> Builder<'a> {
     fn matmul(&self, operands: &[NodeId], transpose_b: bool) -> Option<Op> {
         let &[a, b] = operands else { return None };
         let (a, b) = (self.graph.shape(a), self.graph.shape(b));
-        let (heads, head) = headed(b)?;
+        let (kv_heads, head) = headed(b)?;
+        let groups = |heads: u32| kv_heads > 0 && heads.is_multiple_of(kv_heads);
         let view = HeadView::HeadMajor;
         if transpose_b {
-            let (q, k) = (view, view);
-            return (a == b).then_some(Op::Scores { heads, head, q, k });
+            let (heads, width) = headed(a)?;
+            return (width == head && groups(heads)).then_some(Op::Scores {
+                heads,
+                kv_heads,
+                head,
+                q: view,
+                k: view,
+            });
         }
-        let pairs = Shape(vec![Size::constant(heads.into()), Symbol::Pairs.into()]);
-        (*a == pairs).then_some(Op::Context {
+        let [heads, pairs] = a.0.as_slice() else {
+            return None;
+        };
+        let heads = u32::try_from(heads.as_constant()?).ok()?;
+        let fits = pairs.as_symbol() == Some(Symbol::Pairs) && groups(heads);
+        fits.then_some(Op::Context {
             heads,
+            kv_heads,
             head,
             v: view,
             out: view,
@@ -413,8 +462,9 @@ impl<'a> Builder<'a> {
             transposed: if transpose_b { ", transposed" } else { "" },
         };
         self.file.error(problem, place, "computed here").help(
-            "`matmul` takes two equal [heads, tokens, head] with `transpose_b: true` (scores), \
-             or [heads, pairs] and [heads, tokens, head] (weighted sums); weights go into `linear`",
+            "`matmul` takes two [heads, tokens, head] with `transpose_b: true` (scores), or [heads, pairs] and \
+             [heads, tokens, head] (weighted sums), where the heads of the second divide those of the first; weights go \
+             into `linear`",
         )
     }
 

@@ -13,7 +13,7 @@ use crate::{
 
 /// What `expect:` can count: all launches, all GEMMs whatever their epilogue, or one operator by
 /// the name of [`Op::name`]; those with an activation apart.
-const COUNTED: [&str; 26] = [
+const COUNTED: [&str; 27] = [
     "launches",
     "gemms",
     "embedding",
@@ -34,6 +34,7 @@ const COUNTED: [&str; 26] = [
     "last_token",
     "concat",
     "l2_normalize",
+    "log_probability",
     "slice_columns",
     "embedding_layer_norm",
     "bias_residual_layer_norm",

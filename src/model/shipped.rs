@@ -15,7 +15,14 @@ macro_rules! shipped {
     };
 }
 
-const SHIPPED: &[(&str, &str)] = shipped!["bert", "roberta", "distilbert", "albert", "electra"];
+const SHIPPED: &[(&str, &str)] = shipped![
+    "bert",
+    "roberta",
+    "distilbert",
+    "albert",
+    "electra",
+    "gpt2"
+];
 
 /// Names of [`SHIPPED`], in its order.
 const NAMES: [&str; SHIPPED.len()] = {

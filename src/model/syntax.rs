@@ -131,6 +131,8 @@ pub(super) enum Operator {
         weight: At<Pattern>,
         bias: Option<At<Pattern>>,
         out: At<Expr>,
+        /// Whether the weight is stored as `[in, out]`.
+        in_out: bool,
     },
     AddBias {
         x: At<String>,
@@ -174,6 +176,13 @@ pub(super) enum Operator {
     },
     Softmax {
         x: At<String>,
+        /// Whether a query attends to the keys up to its own only.
+        causal: bool,
+    },
+    Columns {
+        x: At<String>,
+        from: At<Expr>,
+        width: At<Expr>,
     },
     FirstToken {
         x: At<String>,
@@ -189,6 +198,9 @@ pub(super) enum Operator {
     },
     Concat {
         of: Vec<At<String>>,
+    },
+    LogProbability {
+        x: At<String>,
     },
     L2Normalize {
         x: At<String>,
@@ -211,11 +223,13 @@ impl Operator {
             | Operator::LayerNorm { x, .. }
             | Operator::SplitHeads { x, .. }
             | Operator::MergeHeads { x }
-            | Operator::Softmax { x }
+            | Operator::Softmax { x, .. }
+            | Operator::Columns { x, .. }
             | Operator::FirstToken { x }
             | Operator::MeanPool { x }
             | Operator::MaxPool { x }
             | Operator::LastToken { x }
+            | Operator::LogProbability { x }
             | Operator::L2Normalize { x, .. } => vec![x],
         }
     }
@@ -236,6 +250,7 @@ impl Operator {
                 .collect(),
             Operator::Linear { out, .. } => vec![out],
             Operator::SplitHeads { heads, .. } => vec![heads],
+            Operator::Columns { from, width, .. } => vec![from, width],
             _ => Vec::new(),
         }
     }

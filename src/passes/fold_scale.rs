@@ -20,7 +20,7 @@ impl Pass for FoldScale {
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
             // Scales may stand in a row.
-            while let Op::Softmax { scale } = *graph.op(id)
+            while let Op::Softmax { scale, causal } = *graph.op(id)
                 && let Some(x) = first(graph, id)
                 && let Op::Scale { by } = *graph.op(x)
                 && let Some(source) = first(graph, x)
@@ -41,7 +41,7 @@ impl Pass for FoldScale {
                     break;
                 }
                 let group = Group::of(graph, [x, id]);
-                graph.rewrite(id, Op::Softmax { scale }, &[source])?;
+                graph.rewrite(id, Op::Softmax { scale, causal }, &[source])?;
                 group.fused(self.name(), graph, id, &[], report);
             }
         }
@@ -62,7 +62,7 @@ mod tests {
         b.attention("", [x, x, x], 0.25);
         let again = Op::Scale { by: 0.5 };
         let again = b.add("again", again, &[b.get("scaled")]);
-        b.add("twice", Op::Softmax { scale: 2.0 }, &[again]);
+        b.add("twice", Op::Softmax { scale: 2.0, causal: false }, &[again]);
         b
     }
 

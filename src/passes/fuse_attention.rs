@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, GraphError, HEAD_STEP, MAX_HEAD, NodeId, Op},
-    kernels::attention::HeadView,
+    kernels::attention::{Attending, HeadView},
 };
 
 /// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, which grow with
@@ -54,6 +54,7 @@ struct Match {
 fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
     let Op::Context {
         heads,
+        kv_heads,
         head,
         v: v_view,
         out,
@@ -62,11 +63,12 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
         return None;
     };
     let [softmax, v] = operands(graph, context)?;
-    let Op::Softmax { scale } = *graph.op(softmax) else {
+    let Op::Softmax { scale, causal } = *graph.op(softmax) else {
         return None;
     };
     let scores = first(graph, softmax)?;
     let Op::Scores {
+        kv_heads: scores_kv_heads,
         head: scores_head,
         q: q_view,
         k: k_view,
@@ -82,6 +84,11 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
     let [q, k] = operands(graph, scores)?;
     if let Some(condition) = any_kept(graph, [(softmax, context), (scores, softmax)]) {
         return Some(Err(condition));
+    }
+    if kv_heads != scores_kv_heads {
+        return Some(Err(format!(
+            "k has {scores_kv_heads} heads and v {kv_heads}; the kernel takes one number"
+        )));
     }
     if head != scores_head {
         return Some(Err(format!(
@@ -122,14 +129,16 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
     Some(Ok(Match {
         nodes,
         anchor,
-        op: Op::Attention {
+        op: Op::Attention(Attending {
             heads,
+            kv_heads,
             head,
             scale,
+            causal,
             q: q_view,
             k: k_view,
             v: v_view,
-        },
+        }),
         operands: [q, k, v],
     }))
 }
@@ -149,14 +158,16 @@ mod tests {
     fn attend(b: &mut Builder, x: NodeId, heads: u32, head: u32, view: HeadView) {
         let scores = Op::Scores {
             heads,
+            kv_heads: heads,
             head,
             q: view,
             k: view,
         };
         let scores = b.add("scores", scores, &[x, x]);
-        let probabilities = b.add("probabilities", Op::Softmax { scale: 0.5 }, &[scores]);
+        let probabilities = b.add("probabilities", Op::Softmax { scale: 0.5, causal: false }, &[scores]);
         let context = Op::Context {
             heads,
+            kv_heads: heads,
             head,
             v: view,
             out: HeadView::HeadMajor,
@@ -282,7 +293,7 @@ mod tests {
     fn scores_with_another_reader_are_stored() {
         let mut b = attention(2, 8);
         let scores = b.get("scores");
-        b.add("sharper", Op::Softmax { scale: 2.0 }, &[scores]);
+        b.add("sharper", Op::Softmax { scale: 2.0, causal: false }, &[scores]);
         insta::assert_snapshot!(refused(b, &["merged", "sharper"]), @r"
         refused `context` by fuse_attention
             because `scores` is also read by `sharper`

@@ -251,8 +251,14 @@ fn elements_read(graph: &Graph, id: NodeId, slot: usize, operand: NodeId) -> Siz
     };
     match graph.op(id) {
         Op::SliceColumns { .. } | Op::FirstToken | Op::LastToken => graph.shape(id).elements(),
-        Op::Scores { heads, head, .. } | Op::Attention { heads, head, .. } => headed(*heads, *head),
-        Op::Context { heads, head, .. } if slot == 1 => headed(*heads, *head),
+        Op::Scores {
+            heads,
+            kv_heads,
+            head,
+            ..
+        } => headed([*heads, *kv_heads][slot.min(1)], *head),
+        Op::Attention(of) => headed([of.heads, of.kv_heads][slot.min(1)], of.head),
+        Op::Context { kv_heads, head, .. } if slot == 1 => headed(*kv_heads, *head),
         _ => graph.shape(operand).elements(),
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{KernelSpec, Meta, attention::*, elementwise::*, embedding::*, pooling::*},
+    kernels::{KernelSpec, Meta, attention::*, elementwise::*, embedding::*, log_probability::LogProbability, pooling::*},
     machine::Machine,
     select::{Dispatch, Timings},
     tensor::{DType, Shape, Size, Symbol},
@@ -117,7 +117,7 @@ impl<'a> Lowering<'a> {
 
     fn compute(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
-        if matches!(op, Op::Attention { .. }) {
+        if matches!(op, Op::Attention(_)) {
             return self.attention(id, op);
         }
         if matches!(op, Op::Softmax { .. }) && self.options.attention != AttentionChoice::Auto {
@@ -138,7 +138,12 @@ impl<'a> Lowering<'a> {
         for &meta in metas(op, self.options.padding) {
             operands.push(self.meta(meta));
         }
-        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
+        let dtype = match op {
+            // Sums of logarithms need more digits than a storage type may have.
+            Op::LogProbability => DType::F32,
+            _ => self.dtype,
+        };
+        let out = self.tensor(&node.name, dtype, node.shape.clone(), UNPLACED);
         operands.push(out);
         self.step(id, dispatch, operands);
         Ok(out)
@@ -218,12 +223,12 @@ impl<'a> Lowering<'a> {
         match op {
             Op::Input(_) | Op::Weight(_) => Err("names data and computes nothing".to_owned()),
             Op::Linear { .. }
-            | Op::Attention { .. }
+            | Op::Attention(_)
             | Op::LayerNorm { .. }
             | Op::BiasResidualLayerNorm { .. } => {
                 unreachable!("these are lowered as sites of chains and as attention")
             }
-            Op::Softmax { scale } => self.softmax(id, *scale),
+            Op::Softmax { scale, causal } => self.softmax(id, *scale, *causal),
             Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
                 table: self.table(operands[0], operands[1], *offset)?,
                 width: operand_width(1)?,
@@ -279,8 +284,15 @@ impl<'a> Lowering<'a> {
                 width: *width,
                 dtype,
             })),
-            Op::Scores { heads, head, q, k } => one(KernelSpec::AttentionScores(AttentionScores {
+            Op::Scores {
+                heads,
+                kv_heads,
+                head,
+                q,
+                k,
+            } => one(KernelSpec::AttentionScores(AttentionScores {
                 heads: *heads,
+                kv_heads: *kv_heads,
                 head: *head,
                 scale: 1.0,
                 q: *q,
@@ -289,11 +301,13 @@ impl<'a> Lowering<'a> {
             })),
             Op::Context {
                 heads,
+                kv_heads,
                 head,
                 v,
                 out,
             } => one(KernelSpec::AttentionContext(AttentionContext {
                 heads: *heads,
+                kv_heads: *kv_heads,
                 head: *head,
                 v: *v,
                 out: *out,
@@ -321,6 +335,10 @@ impl<'a> Lowering<'a> {
                 width: operand_width(0)?,
                 dtype,
             })),
+            Op::LogProbability => one(KernelSpec::LogProbability(LogProbability {
+                width: operand_width(0)?,
+                dtype,
+            })),
             Op::L2Normalize { eps } => one(KernelSpec::L2Normalize(L2Normalize {
                 width: operand_width(0)?,
                 eps: *eps,
@@ -337,13 +355,24 @@ impl<'a> Lowering<'a> {
     }
 
     /// Softmax of stored scores, by the longest sequence.
-    fn softmax(&self, id: NodeId, scale: f32) -> Result<Dispatch<KernelSpec>, String> {
+    fn softmax(
+        &self,
+        id: NodeId,
+        scale: f32,
+        causal: bool,
+    ) -> Result<Dispatch<KernelSpec>, String> {
         if self.options.invariant {
             return Err("sums rows in an order that depends on where they begin in memory, and so on the sequences before; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out".to_owned());
         }
         let heads = constant(&self.graph.shape(id).0[0])?;
+        let mask = match self.options.padding {
+            // A causal query sees no padding, which is at the end of its sequence.
+            _ if causal => SoftmaxMask::Causal,
+            Padding::Kept => SoftmaxMask::Padding,
+            Padding::Removed => SoftmaxMask::None,
+        };
         let softmax = AttentionSoftmax {
-            masked: self.options.padding == Padding::Kept,
+            mask,
             ..AttentionSoftmax::new(heads, scale, self.dtype)
         };
         let kernels = softmax.by_length().into_iter();
@@ -398,7 +427,7 @@ fn rows(shape: &Shape) -> Size {
 /// The batch data that an operator reads besides its operands, in the order of the signature.
 fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     match op {
-        Op::Softmax { .. } if padding == Padding::Kept => {
+        Op::Softmax { causal: false, .. } if padding == Padding::Kept => {
             &[Meta::CuLens, Meta::PairOffsets, Meta::ValidLens]
         }
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
@@ -409,6 +438,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         | Op::MeanPool
         | Op::MaxPool
         | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
+        Op::LogProbability => &[Meta::TokenIds, Meta::Positions],
         _ => &[],
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn check_kept(graph: &Graph) -> Result<(), LowerError> {
 fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError> {
     let node = || graph.node(id).name.clone();
     match graph.op(id) {
-        Op::Attention { .. } => Err(LowerError::UnmaskedAttention { node: node() }),
+        Op::Attention(_) => Err(LowerError::UnmaskedAttention { node: node() }),
         Op::MeanPool | Op::MeanPoolNormalize { .. } => Err(LowerError::MeanOfPadding {
             output: output.to_owned(),
             node: node(),
@@ -68,6 +68,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::SliceColumns { .. }
         | Op::Concat { .. }
         | Op::FirstToken
+        | Op::LogProbability
         | Op::L2Normalize { .. } => Ok(()),
         // The softmax is masked, so that keys that are padding have no weight in the context.
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => Ok(()),

@@ -7,8 +7,8 @@ use super::{Place, Program, Step, lower::meta_layout};
 use crate::{
     graph::WeightExpr,
     kernels::{
-        KernelSpec, Role,
-        attention::{HeadView, MhaSplitKeys},
+        KernelSpec, Meta, Role,
+        attention::{Attending, HeadView, MhaSplitKeys},
         elementwise::Concat,
         embedding::Table,
         gemm::{Gemm, Tile},
@@ -248,8 +248,8 @@ impl Program {
                 _ => {}
             }
         }
-        for (i, table) in tables(kernel).iter().enumerate() {
-            let ids = &self.tensors[step.operands[i]];
+        for (operand, table) in tables(kernel) {
+            let ids = &self.tensors[step.operands[operand]];
             if ids.place != Place::Batch(table.ids) {
                 return Err(format!(
                     "looks up `{}` in a table for {:?}",
@@ -260,17 +260,27 @@ impl Program {
         Ok(())
     }
 
-    /// The embedding tables that ids of the batch index.
-    pub(crate) fn tables(&self) -> impl Iterator<Item = &Table> {
-        self.kernels.iter().flat_map(tables)
+    /// What ids of the batch index.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = Table> {
+        let tables = self.kernels.iter().flat_map(tables);
+        tables.map(|(_, table)| table)
     }
 }
 
-fn tables(kernel: &KernelSpec) -> &[Table] {
+/// What a kernel picks rows or columns of by ids, and the operand that holds the ids.
+fn tables(kernel: &KernelSpec) -> Vec<(usize, Table)> {
     match kernel {
-        KernelSpec::Embedding(k) => std::slice::from_ref(&k.table),
-        KernelSpec::EmbeddingLayerNorm(k) => &k.tables,
-        _ => &[],
+        KernelSpec::Embedding(k) => vec![(0, k.table)],
+        KernelSpec::EmbeddingLayerNorm(k) => k.tables.iter().copied().enumerate().collect(),
+        KernelSpec::LogProbability(k) => {
+            let columns = Table {
+                ids: Meta::TokenIds,
+                offset: 0,
+                rows: k.width,
+            };
+            vec![(1, columns)]
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -328,6 +338,10 @@ fn check_size(size: &Size) -> Result<(), String> {
 fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     let dims = match expr {
         WeightExpr::Stored { dims, .. } => dims.clone(),
+        WeightExpr::Transposed { dims, .. } => match dims.as_slice() {
+            &[rows, columns] => vec![columns, rows],
+            _ => return Err("is transposed and no matrix".to_owned()),
+        },
         WeightExpr::ConcatRows(parts) => {
             let mut stacked: Option<Vec<u64>> = None;
             for part in parts {
@@ -408,33 +422,36 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::TokenOfSequence(k) => widths(&[k.width]).map(|()| k.dtype),
         K::MeanPool(k) => widths(&[k.width]).map(|()| k.dtype),
         K::MaxPool(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::LogProbability(k) => widths(&[k.width]).map(|()| k.dtype),
         K::L2Normalize(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
         K::MeanPoolNormalize(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
-        K::AttentionScores(k) => heads(k.heads, k.head, &[k.q, k.k])
+        K::AttentionScores(k) => heads(k.heads, k.head, &[k.q])
+            .and_then(|()| heads(k.kv_heads, k.head, &[k.k]))
+            .and_then(|()| groups(k.heads, k.kv_heads))
             .and_then(|()| real("the scale", k.scale, true))
             .map(|()| k.dtype),
         K::AttentionSoftmax(k) => widths(&[k.heads])
             .and_then(|()| real("the scale", k.scale, true))
             .and_then(|()| k.form.check(k.dtype).map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        K::AttentionContext(k) => heads(k.heads, k.head, &[k.v, k.out]).map(|()| k.dtype),
-        K::MhaShort(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
+        K::AttentionContext(k) => heads(k.heads, k.head, &[k.out])
+            .and_then(|()| heads(k.kv_heads, k.head, &[k.v]))
+            .and_then(|()| groups(k.heads, k.kv_heads))
+            .map(|()| k.dtype),
+        K::MhaShort(k) => attending(&k.of)
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        K::MhaOnline(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
+        K::MhaOnline(k) => attending(&k.of)
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        K::MhaSplitKeys(few) => {
-            let k = &few.plain;
-            heads(k.heads, k.head, &[k.q, k.k, k.v])
-                .and_then(|()| few.check().map_err(|e| e.to_string()))
-                .map(|()| k.dtype)
-        }
-        K::MhaWgmma(k) => heads(k.heads, k.head, &[k.q, k.k, k.v])
+        K::MhaSplitKeys(k) => attending(&k.plain.of)
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.plain.dtype),
+        K::MhaWgmma(k) => attending(&k.of)
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
         K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
@@ -459,6 +476,20 @@ fn widths(all: &[u32]) -> Result<(), String> {
     match all.iter().find(|w| !(1..=MAX_WIDTH).contains(*w)) {
         None => Ok(()),
         Some(width) => Err(format!("a width of {width}, expected 1 to {MAX_WIDTH}")),
+    }
+}
+
+/// The operands of fused attention.
+fn attending(of: &Attending) -> Result<(), String> {
+    let mut operands = of.operands().into_iter();
+    operands.try_for_each(|(_, view, n)| heads(n, of.head, &[view]))?;
+    groups(of.heads, of.kv_heads)
+}
+
+fn groups(heads: u32, kv_heads: u32) -> Result<(), String> {
+    match heads.is_multiple_of(kv_heads) {
+        true => Ok(()),
+        false => Err(format!("{heads} heads in {kv_heads} groups")),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaShort,
+            Attending, AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaShort,
             MhaSplitKeys, MhaTile, MhaWgmma,
         },
         chain::Chain,
@@ -24,18 +24,12 @@ impl Attention {
     /// Dispatches by the longest sequence, which has at most `longest` tokens. On Hopper, batches of few tokens have a kernel
     /// of their own.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
-        let MhaOnline {
-            head,
-            q,
-            k,
-            v,
-            dtype,
-            ..
-        } = self.0;
-        let tiles = MhaWgmma::tiles(head, dtype, &[q, k, v], machine.instructions);
+        let MhaOnline { of, dtype } = self.0;
+        let tiles = MhaWgmma::tiles(&of, dtype, machine.instructions);
         let ranges: Vec<(Option<u64>, KernelSpec)> = match tiles {
+            [] if !of.is_full() => vec![(None, self.0.clone().into())],
             [] => {
-                let most = MhaShort::max_len_for(head, dtype);
+                let most = MhaShort::max_len_for(of.head, dtype);
                 let lengths = SHORT_LENGTHS.into_iter().filter(|&length| length < most);
                 let lengths = lengths.chain((most > 0).then_some(most));
                 let short = lengths.map(|length| (Some(length.into()), self.short(length).into()));
@@ -71,9 +65,13 @@ impl Attention {
         if machine.instructions != Instructions::Hopper {
             return Err(AttentionError::WarpgroupInstructions);
         }
+        self.0.check()?;
+        if !self.0.of.is_full() {
+            return Err(AttentionError::Full { kernel: "warpgroup" });
+        }
         let ranges = self.tiles_by_length();
         if ranges.is_empty() {
-            return Err(AttentionError::WarpgroupHead { head: self.0.head });
+            return Err(AttentionError::WarpgroupHead { head: self.0.of.head });
         }
         for (_, kernel) in &ranges {
             if let KernelSpec::MhaWgmma(kernel) = kernel {
@@ -88,15 +86,19 @@ impl Attention {
     /// Two grouped GEMMs with the softmax split between them. Each launch reads what the one before wrote, matched by the
     /// names of parameters.
     pub fn grouped(&self) -> Result<Chain, AttentionError> {
-        let MhaOnline {
+        let MhaOnline { of, dtype } = self.0;
+        if !of.is_full() {
+            return Err(AttentionError::Full { kernel: "grouped" });
+        }
+        let Attending {
             heads,
             head,
             scale,
             q,
             k,
             v,
-            dtype,
-        } = self.0;
+            ..
+        } = of;
         let scores = MhaLongScores {
             heads,
             head,
@@ -118,7 +120,7 @@ impl Attention {
     }
 
     fn tiles_by_length(&self) -> Vec<(Option<u64>, KernelSpec)> {
-        let tiles = MhaTile::by_length(self.0.head).into_iter();
+        let tiles = MhaTile::by_length(self.0.of.head).into_iter();
         tiles
             .map(|(up_to, tile)| (up_to, MhaWgmma::of(&self.0, tile).into()))
             .collect()
@@ -182,15 +184,8 @@ mod tests {
             offset: i * 12 * head,
             stride: 36 * head,
         };
-        Attention(MhaOnline {
-            heads: 12,
-            head,
-            scale: 0.125,
-            q: column(0),
-            k: column(1),
-            v: column(2),
-            dtype,
-        })
+        let of = Attending::full(12, head, 0.125, [0, 1, 2].map(column));
+        Attention(MhaOnline { of, dtype })
     }
 
     fn shown(dispatch: &Dispatch<KernelSpec>) -> Vec<String> {

@@ -26,8 +26,9 @@ __device__ __forceinline__ void find_rows(
             const bool exists = query < tokens;
             row[x].start = exists ? (static_cast<unsigned long long>(blockIdx.y) * tokens + query) * longest : 0;
             row[x].length = exists ? longest : 0;
-            row[x].valid = MASKED && exists ? __ldg(valid_lens + query / longest) : row[x].length;
-        }
+{% if causal %}            row[x].valid = exists ? query % longest + 1 : 0;
+{% else %}            row[x].valid = MASKED && exists ? __ldg(valid_lens + query / longest) : row[x].length;
+{% endif %}        }
         return;
     }
     constexpr unsigned int ROWS = X * TEAMS;
@@ -60,8 +61,9 @@ __device__ __forceinline__ void find_rows(
         const unsigned int from = __shfl_sync(ALL_LANES, start, owner);
         const unsigned int length = __shfl_sync(ALL_LANES, end, owner) - from;
         const unsigned long long offset = __shfl_sync(ALL_LANES, pairs, owner);
-        const unsigned int keys = MASKED ? __shfl_sync(ALL_LANES, valid, owner) : length;
-        row[x].start = exists ? head + offset + static_cast<unsigned long long>(query - from) * length : 0;
+{% if causal %}        const unsigned int keys = query - from + 1;
+{% else %}        const unsigned int keys = MASKED ? __shfl_sync(ALL_LANES, valid, owner) : length;
+{% endif %}        row[x].start = exists ? head + offset + static_cast<unsigned long long>(query - from) * length : 0;
         row[x].length = exists ? length : 0;
         row[x].valid = exists ? keys : 0;
     }

@@ -7,7 +7,8 @@ use gemmule::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            AttentionContext, AttentionScores, AttentionSoftmax, HeadView, MhaOnline, usual_scale,
+            Attending, AttentionContext, AttentionScores, AttentionSoftmax, HeadView, MhaOnline,
+            usual_scale,
         },
         chain::Chain,
     },
@@ -79,17 +80,10 @@ fn contenders(
         offset: i * width,
         stride: 3 * width,
     };
-    let (q, k, v) = (column(0), column(1), column(2));
+    let [q, k, v] = [0, 1, 2].map(column);
     let scale = usual_scale(head);
-    let attention = Attention(MhaOnline {
-        heads,
-        head,
-        scale,
-        q,
-        k,
-        v,
-        dtype,
-    });
+    let of = Attending::full(heads, head, scale, [q, k, v]);
+    let attention = Attention(MhaOnline { of, dtype });
     // One tensor has the columns of all three, as the merged projection writes it.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
     let longest = set.longest();
@@ -133,6 +127,7 @@ fn contenders(
     }
     let scores = AttentionScores {
         heads,
+        kv_heads: heads,
         head,
         scale: 1.0,
         q,
@@ -142,6 +137,7 @@ fn contenders(
     let softmax = by_limit(AttentionSoftmax::variants(heads, scale, dtype), longest);
     let context = AttentionContext {
         heads,
+        kv_heads: heads,
         head,
         v,
         out: HeadView::TokenMajor {

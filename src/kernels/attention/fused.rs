@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionError, HeadView,
+    Attending, AttentionError,
     operands::{Operands, check_head, row_bytes},
 };
 use crate::{
@@ -18,25 +18,15 @@ use crate::{
 /// `q`, `k`, `v`, `cu_lens` → `out [tokens, heads·head]`, softmax of `scale · q·kᵀ` times `v`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaShort {
-    pub heads: u32,
-    pub head: u32,
-    pub scale: f32,
-    pub q: HeadView,
-    pub k: HeadView,
-    pub v: HeadView,
+    pub of: Attending,
     pub max_len: u32,
     pub dtype: DType,
 }
 
-/// Fused attention of any length by online softmax. Operands as [`MhaShort`].
+/// Fused attention of any length by online softmax, full or causal. Operands as [`MhaShort`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaOnline {
-    pub heads: u32,
-    pub head: u32,
-    pub scale: f32,
-    pub q: HeadView,
-    pub k: HeadView,
-    pub v: HeadView,
+    pub of: Attending,
     pub dtype: DType,
 }
 
@@ -51,12 +41,7 @@ impl MhaShort {
     /// The attention of `plain`, for sequences of at most `max_len` tokens.
     pub fn of(plain: &MhaOnline, max_len: u32) -> Self {
         Self {
-            heads: plain.heads,
-            head: plain.head,
-            scale: plain.scale,
-            q: plain.q,
-            k: plain.k,
-            v: plain.v,
+            of: plain.of,
             max_len,
             dtype: plain.dtype,
         }
@@ -80,11 +65,14 @@ impl MhaShort {
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.operands().check()?;
-        let limit = Self::max_len_for(self.head, self.dtype);
+        if !self.of.is_full() {
+            return Err(AttentionError::Full { kernel: "short" });
+        }
+        let limit = Self::max_len_for(self.of.head, self.dtype);
         if self.max_len == 0 || self.max_len > limit {
             return Err(AttentionError::MaxLen {
                 max_len: self.max_len,
-                head: self.head,
+                head: self.of.head,
                 dtype: self.dtype,
                 limit,
             });
@@ -94,17 +82,14 @@ impl MhaShort {
 
     fn operands(&self) -> Operands {
         Operands {
-            heads: self.heads,
-            head: self.head,
-            scale: self.scale,
-            views: [self.q, self.k, self.v],
+            of: self.of,
             dtype: self.dtype,
         }
     }
 
     fn plan(&self) -> Tiling {
         if self.dtype == DType::F32 {
-            return Tiling::simt(self.head);
+            return Tiling::simt(self.of.head);
         }
         let keys = self.max_len.next_multiple_of(KEY_STEP);
         // Sequences of at most 32 tokens would leave half of a larger tile empty.
@@ -115,8 +100,8 @@ impl MhaShort {
             keys,
             threads: rows * 2,
             m_tiles: 1,
-            q_in_regs: self.head <= 128,
-            shared_bytes: (rows + 2 * keys) * row_bytes(self.head, self.dtype),
+            q_in_regs: self.of.head <= 128,
+            shared_bytes: (rows + 2 * keys) * row_bytes(self.of.head, self.dtype),
         }
     }
 }
@@ -129,10 +114,7 @@ impl MhaOnline {
 
     pub(super) fn operands(&self) -> Operands {
         Operands {
-            heads: self.heads,
-            head: self.head,
-            scale: self.scale,
-            views: [self.q, self.k, self.v],
+            of: self.of,
             dtype: self.dtype,
         }
     }
@@ -141,9 +123,9 @@ impl MhaOnline {
     /// them. Larger heads have smaller query and key tiles.
     fn plan(&self) -> Tiling {
         if self.dtype == DType::F32 {
-            return Tiling::simt(self.head);
+            return Tiling::simt(self.of.head);
         }
-        let (m_tiles, keys, q_in_regs) = match self.head {
+        let (m_tiles, keys, q_in_regs) = match self.of.head {
             ..=64 => (2, 64, true),
             65..=128 => (1, 64, true),
             _ => (1, 32, false),
@@ -156,7 +138,7 @@ impl MhaOnline {
             threads: 128,
             m_tiles,
             q_in_regs,
-            shared_bytes: (rows + 4 * keys) * row_bytes(self.head, self.dtype),
+            shared_bytes: (rows + 4 * keys) * row_bytes(self.of.head, self.dtype),
         }
     }
 }
@@ -222,10 +204,9 @@ pub(super) fn edge_cases() -> Vec<Case> {
 impl Kernel for MhaShort {
     fn symbol(&self) -> String {
         format!(
-            "mha_short_{}_h{}x{}_l{}{}",
+            "mha_short_{}_{}_l{}{}",
             self.dtype,
-            self.heads,
-            self.head,
+            self.operands().heads(),
             self.max_len,
             self.operands().suffix(),
         )
@@ -244,7 +225,7 @@ impl Kernel for MhaShort {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        self.plan().launch(extents, self.heads)
+        self.plan().launch(extents, self.of.heads)
     }
 
     fn threads(&self) -> u32 {
@@ -282,10 +263,9 @@ impl Kernel for MhaShort {
 impl Kernel for MhaOnline {
     fn symbol(&self) -> String {
         format!(
-            "mha_online_{}_h{}x{}{}",
+            "mha_online_{}_{}{}",
             self.dtype,
-            self.heads,
-            self.head,
+            self.operands().heads(),
             self.operands().suffix(),
         )
     }
@@ -303,7 +283,7 @@ impl Kernel for MhaOnline {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        self.plan().launch(extents, self.heads)
+        self.plan().launch(extents, self.of.heads)
     }
 
     fn threads(&self) -> u32 {

@@ -3,12 +3,12 @@
 use rayon::prelude::*;
 
 use super::{
-    AttentionError, HeadView,
+    Attending, AttentionError, HeadView,
     fused::Tiling,
     params,
     softmax::softmax,
     storage,
-    view::{scale_log2, scale_suffix, usual_scale, views_suffix},
+    view::{heads_word, kv_head_of, scale_log2, scale_suffix, usual_scale, views_suffix},
 };
 use crate::{
     kernels::{Constants, HostTensor, Param, Tolerance, f32_literal},
@@ -18,87 +18,112 @@ use crate::{
 /// Largest head size of the fused kernels.
 const HEAD_LIMIT: u32 = 256;
 
-/// The parameters of fused attention.
+/// Attention with its storage type: parameters, checks and definition of the fused kernels.
 pub(super) struct Operands {
-    pub heads: u32,
-    pub head: u32,
-    pub scale: f32,
-    /// The views of q, k and v.
-    pub views: [HeadView; 3],
+    pub of: Attending,
     pub dtype: DType,
 }
 
 impl Operands {
-    pub fn named(&self) -> [(&'static str, HeadView); 3] {
-        let [q, k, v] = self.views;
-        [("q", q), ("k", k), ("v", v)]
-    }
-
-    pub fn width(&self) -> u32 {
-        self.heads * self.head
-    }
-
     pub fn check(&self) -> Result<(), AttentionError> {
-        check_head(self.head)?;
-        check_scale(self.scale)?;
-        check_views(self.heads, self.head, self.dtype, &self.named())
+        let Attending {
+            heads,
+            kv_heads,
+            head,
+            ..
+        } = self.of;
+        check_head(head)?;
+        check_scale(self.of.scale)?;
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(AttentionError::Groups { heads, kv_heads });
+        }
+        check_views(head, self.dtype, &self.of.operands())
+    }
+
+    /// The heads in a symbol.
+    pub fn heads(&self) -> String {
+        heads_word(self.of.heads, self.of.kv_heads, self.of.head)
     }
 
     /// The last part of a symbol, after the kernel's own sizes.
     pub fn suffix(&self) -> String {
-        views_suffix(self.width(), &self.named())
-            + &scale_suffix(self.scale, usual_scale(self.head))
+        let Attending { head, scale, .. } = self.of;
+        let operands = self.of.operands();
+        let views = operands.map(|(name, view, heads)| (name, view, heads * head));
+        let causal = if self.of.causal { "_causal" } else { "" };
+        views_suffix(&views) + causal + &scale_suffix(scale, usual_scale(head))
     }
 
     pub fn constants(&self, tiling: &Tiling) -> Constants {
-        let [q, k, v] = self.views;
+        let Attending {
+            heads,
+            kv_heads,
+            head,
+            q,
+            k,
+            v,
+            ..
+        } = self.of;
         let aligned = 16 / self.dtype.bytes() as u32;
+        let kv_head = kv_head_of("blockIdx.y", heads, kv_heads);
         Constants::from([
             ("storage", storage(self.dtype).into()),
-            ("head", self.head.into()),
-            ("row", row(self.head, self.dtype).into()),
+            ("causal", self.of.causal.into()),
+            ("head", head.into()),
+            ("row", row(head, self.dtype).into()),
             ("rows", tiling.rows.into()),
             ("keys", tiling.keys.into()),
             ("m_tiles", tiling.m_tiles.into()),
             ("q_in_regs", tiling.q_in_regs.into()),
-            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
-            ("out_stride", self.width().into()),
-            ("q_origin", q.origin(self.head).into()),
-            ("q_stride", q.stride(self.head).into()),
-            ("q_aligned", q.is_aligned(self.head, aligned).into()),
-            ("k_origin", k.origin(self.head).into()),
-            ("k_stride", k.stride(self.head).into()),
-            ("k_aligned", k.is_aligned(self.head, aligned).into()),
-            ("v_origin", v.origin(self.head).into()),
-            ("v_stride", v.stride(self.head).into()),
-            ("v_aligned", v.is_aligned(self.head, aligned).into()),
+            ("scale_log2", f32_literal(scale_log2(self.of.scale)).into()),
+            ("out_stride", self.of.width().into()),
+            ("q_origin", q.origin_of("blockIdx.y", head).into()),
+            ("q_stride", q.stride(head).into()),
+            ("q_aligned", q.is_aligned(head, aligned).into()),
+            ("k_origin", k.origin_of(&kv_head, head).into()),
+            ("k_stride", k.stride(head).into()),
+            ("k_aligned", k.is_aligned(head, aligned).into()),
+            ("v_origin", v.origin_of(&kv_head, head).into()),
+            ("v_stride", v.stride(head).into()),
+            ("v_aligned", v.is_aligned(head, aligned).into()),
         ])
     }
 
     pub fn params(&self) -> Vec<Param> {
-        let mut all: Vec<Param> = self
-            .named()
-            .into_iter()
-            .map(|(name, view)| params::read(name, self.dtype, view.shape(self.heads, self.head)))
+        let operands = self.of.operands().into_iter();
+        let mut all: Vec<Param> = operands
+            .map(|(name, view, heads)| {
+                params::read(name, self.dtype, view.shape(heads, self.of.head))
+            })
             .collect();
-        let width = Size::constant(self.width().into());
+        let width = Size::constant(self.of.width().into());
         let out = Shape::new([Size::from(Symbol::Tokens), width]);
         all.push(params::cu_lens());
         all.push(params::write("out", self.dtype, out));
-        all.extend(params::counts(&self.views));
+        all.extend(params::counts(&[self.of.q, self.of.k, self.of.v]));
         all
     }
 
     /// Computed in f64 throughout; sequences and heads run in parallel.
     pub fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (q, k, v) = (reads[0].real(), reads[1].real(), reads[2].real());
-        let [q_view, k_view, v_view] = self.views;
-        let (tokens, width) = (extents.tokens as usize, self.head as usize);
+        let Attending {
+            heads,
+            kv_heads,
+            head,
+            scale,
+            causal,
+            q: q_view,
+            k: k_view,
+            v: v_view,
+        } = self.of;
+        let group = (heads / kv_heads.max(1)).max(1) as usize;
+        let (tokens, width) = (extents.tokens as usize, head as usize);
         let sequences = reads[3].index().windows(2);
         let problems: Vec<(usize, usize, usize)> = sequences
             .flat_map(|ends| {
                 let (start, end) = (ends[0] as usize, ends[1] as usize);
-                (0..self.heads as usize).map(move |h| (start, end, h))
+                (0..heads as usize).map(move |h| (start, end, h))
             })
             .collect();
         let results: Vec<Vec<f32>> = problems
@@ -106,16 +131,17 @@ impl Operands {
             .map(|&(start, end, h)| {
                 let mut rows = Vec::with_capacity((end - start) * width);
                 for t in start..end {
-                    let query = q_view.index(tokens, t, h, self.head);
-                    let scores = (start..end).map(|t| {
-                        let key = k_view.index(tokens, t, h, self.head);
+                    let query = q_view.index(tokens, t, h, head);
+                    let keys = start..if causal { t + 1 } else { end };
+                    let scores = keys.clone().map(|t| {
+                        let key = k_view.index(tokens, t, h / group, head);
                         let products = q[query..query + width].iter().zip(&k[key..key + width]);
                         let dot: f64 = products.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-                        f64::from(self.scale) * dot
+                        f64::from(scale) * dot
                     });
                     let mut row = vec![0.0f64; width];
-                    for (t, p) in (start..end).zip(softmax(scores.collect())) {
-                        let value = v_view.index(tokens, t, h, self.head);
+                    for (t, p) in keys.zip(softmax(scores.collect())) {
+                        let value = v_view.index(tokens, t, h / group, head);
                         for (to, &x) in row.iter_mut().zip(&v[value..value + width]) {
                             *to += p * f64::from(x);
                         }
@@ -125,7 +151,7 @@ impl Operands {
                 rows
             })
             .collect();
-        let stride = self.width() as usize;
+        let stride = self.of.width() as usize;
         let mut out = vec![0.0; tokens * stride];
         for (&(start, _, h), rows) in problems.iter().zip(&results) {
             for (i, row) in rows.chunks_exact(width).enumerate() {
@@ -185,18 +211,17 @@ pub(super) fn check_scale(scale: f32) -> Result<(), AttentionError> {
     Ok(())
 }
 
-/// Whether heads of a size that [`check_head`] accepts can be read 16 bytes at a time.
+/// Whether heads of a size that [`check_head`] accepts can be read 16 bytes at a time: names, views and heads.
 pub(super) fn check_views(
-    heads: u32,
     head: u32,
     dtype: DType,
-    views: &[(&'static str, HeadView)],
+    views: &[(&'static str, HeadView, u32)],
 ) -> Result<(), AttentionError> {
     if !dtype.is_real() {
         return Err(AttentionError::Storage { dtype });
     }
-    let width = heads * head;
-    for &(operand, view) in views {
+    for &(operand, view, heads) in views {
+        let width = heads * head;
         if let HeadView::TokenMajor { offset, stride } = view {
             if !view.is_aligned(head, 8) {
                 return Err(AttentionError::Alignment {

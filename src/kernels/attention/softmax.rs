@@ -26,9 +26,18 @@ pub struct AttentionSoftmax {
     pub heads: u32,
     pub scale: f32,
     pub dtype: DType,
-    /// Whether keys from `valid_lens` of their sequence on are masked (probability 0), as in padded rows.
-    pub masked: bool,
+    pub mask: SoftmaxMask,
     pub form: SoftmaxForm,
+}
+
+/// Keys that have probability 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SoftmaxMask {
+    None,
+    /// Those from `valid_lens` of their sequence on, as in padded rows.
+    Padding,
+    /// Those behind the query.
+    Causal,
 }
 
 /// How rows are distributed over lanes.
@@ -133,7 +142,7 @@ impl AttentionSoftmax {
             heads,
             scale,
             dtype,
-            masked: false,
+            mask: SoftmaxMask::None,
             form: SoftmaxForm::Streamed,
         }
     }
@@ -219,7 +228,11 @@ impl Kernel for AttentionSoftmax {
         };
         format!(
             "attention_{}softmax_{}_h{}_{form}{}",
-            if self.masked { "masked_" } else { "" },
+            match self.mask {
+                SoftmaxMask::None => "",
+                SoftmaxMask::Padding => "masked_",
+                SoftmaxMask::Causal => "causal_",
+            },
             self.dtype,
             self.heads,
             scale_suffix(self.scale, 1.0),
@@ -238,10 +251,15 @@ impl Kernel for AttentionSoftmax {
             ("storage", storage(self.dtype).into()),
             ("vector", vector(self.dtype).into()),
             ("scale_log2", f32_literal(self.scale_log2()).into()),
-            ("masked", self.masked.into()),
+            ("masked", (self.mask == SoftmaxMask::Padding).into()),
+            ("causal", (self.mask == SoftmaxMask::Causal).into()),
             (
                 "valid_lens",
-                if self.masked { "valid_lens" } else { "nullptr" }.into(),
+                match self.mask {
+                    SoftmaxMask::Padding => "valid_lens",
+                    SoftmaxMask::None | SoftmaxMask::Causal => "nullptr",
+                }
+                .into(),
             ),
         ]);
         if let SoftmaxForm::Resident {
@@ -263,7 +281,7 @@ impl Kernel for AttentionSoftmax {
             params::cu_lens(),
             params::pair_offsets(),
         ];
-        if self.masked {
+        if self.mask == SoftmaxMask::Padding {
             all.push(params::valid_lens());
         }
         all.push(params::write("out", self.dtype, pairs_shape(self.heads)));
@@ -291,14 +309,19 @@ impl Kernel for AttentionSoftmax {
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let scores = reads[0].real();
         let (cu_lens, offsets) = (reads[1].index(), reads[2].index());
-        let valid_lens = self.masked.then(|| reads[3].index());
+        let padded = self.mask == SoftmaxMask::Padding;
+        let valid_lens = padded.then(|| reads[3].index());
         let mut out = vec![0.0; scores.len()];
         for h in 0..self.heads as usize {
             for (b, ends) in cu_lens.windows(2).enumerate() {
                 let n = (ends[1] - ends[0]) as usize;
                 let valid = valid_lens.map_or(n, |lens| lens[b] as usize);
                 let first = h * extents.pairs as usize + offsets[b] as usize;
-                for start in (first..first + n * n).step_by(n) {
+                for (query, start) in (first..first + n * n).step_by(n).enumerate() {
+                    let valid = match self.mask {
+                        SoftmaxMask::Causal => query + 1,
+                        SoftmaxMask::None | SoftmaxMask::Padding => valid,
+                    };
                     let row = start..start + valid;
                     let scaled = scores[row.clone()]
                         .iter()
@@ -356,10 +379,14 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let masked = AttentionSoftmax {
         heads: 3,
         scale: 0.125,
-        masked: true,
+        mask: SoftmaxMask::Padding,
         ..plain.clone()
     };
-    let mut kernels: Vec<AttentionSoftmax> = [&plain, &masked]
+    let causal = AttentionSoftmax {
+        mask: SoftmaxMask::Causal,
+        ..plain.clone()
+    };
+    let mut kernels: Vec<AttentionSoftmax> = [&plain, &masked, &causal]
         .into_iter()
         .flat_map(|kernel| kernel.by_length().into_iter().map(|(_, kernel)| kernel))
         .collect();

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionError, HeadView, MhaOnline,
+    Attending, AttentionError, HeadView, MhaOnline,
     fused::edge_cases,
     storage,
     view::{scale_log2, usual_scale},
@@ -39,17 +39,23 @@ impl MhaSplitKeys {
 
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), AttentionError> {
-        let &MhaOnline { head, dtype, .. } = &self.plain;
+        let MhaOnline { of, dtype } = self.plain;
+        let head = of.head;
         self.plain.check()?;
+        if !of.is_full() {
+            return Err(AttentionError::Full {
+                kernel: "split-keys",
+            });
+        }
         if !matches!(head, 32 | 64) {
             return Err(AttentionError::SplitHead { head });
         }
         if dtype == DType::F32 {
             return Err(AttentionError::SplitStorage { dtype });
         }
-        let mut views = self.plain.operands().named().into_iter();
-        match views.find(|(_, view)| *view == HeadView::HeadMajor) {
-            Some((operand, _)) => Err(AttentionError::SplitView { operand }),
+        let mut views = of.operands().into_iter();
+        match views.find(|(_, view, _)| *view == HeadView::HeadMajor) {
+            Some((operand, _, _)) => Err(AttentionError::SplitView { operand }),
             None => Ok(()),
         }
     }
@@ -57,11 +63,9 @@ impl MhaSplitKeys {
 
 impl Kernel for MhaSplitKeys {
     fn symbol(&self) -> String {
-        let MhaOnline {
-            heads, head, dtype, ..
-        } = self.plain;
-        let suffix = self.plain.operands().suffix();
-        format!("mha_split_keys_{dtype}_h{heads}x{head}{suffix}")
+        let operands = self.plain.operands();
+        let (heads, suffix) = (operands.heads(), operands.suffix());
+        format!("mha_split_keys_{}_{heads}{suffix}", self.plain.dtype)
     }
 
     fn template(&self) -> &'static str {
@@ -69,15 +73,16 @@ impl Kernel for MhaSplitKeys {
     }
 
     fn constants(&self) -> Constants {
-        let MhaOnline {
+        let Attending {
             heads,
             head,
             scale,
             q,
             k,
             v,
-            dtype,
-        } = self.plain;
+            ..
+        } = self.plain.of;
+        let dtype = self.plain.dtype;
         Constants::from([
             ("storage", storage(dtype).into()),
             ("heads", heads.into()),
@@ -101,7 +106,7 @@ impl Kernel for MhaSplitKeys {
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
         Launch::of_ctas(
-            tiles.saturating_mul(self.plain.heads.into()),
+            tiles.saturating_mul(self.plain.of.heads.into()),
             self.threads(),
             0,
         )
@@ -155,15 +160,9 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     stride: heads * head,
                 },
             };
-            let plain = MhaOnline {
-                heads,
-                head,
-                scale: if merged { usual_scale(head) } else { 1.0 },
-                q: column(0),
-                k: column(1),
-                v: column(2),
-                dtype,
-            };
+            let scale = if merged { usual_scale(head) } else { 1.0 };
+            let of = Attending::full(heads, head, scale, [0, 1, 2].map(column));
+            let plain = MhaOnline { of, dtype };
             all.push(KernelSpec::from(MhaSplitKeys { plain }));
         }
     }
@@ -180,12 +179,7 @@ mod tests {
             stride: 36 * head,
         };
         let plain = MhaOnline {
-            heads: 12,
-            head,
-            scale: usual_scale(head),
-            q: column(0),
-            k: column(1),
-            v: column(2),
+            of: Attending::full(12, head, usual_scale(head), [0, 1, 2].map(column)),
             dtype: DType::F16,
         };
         MhaSplitKeys { plain }
@@ -223,7 +217,7 @@ mod tests {
         full.plain.dtype = dtype;
         assert_eq!(full.check(), Err(AttentionError::SplitStorage { dtype }));
         let mut apart = kernel(32);
-        apart.plain.k = HeadView::HeadMajor;
+        apart.plain.of.k = HeadView::HeadMajor;
         let operand = "k";
         assert_eq!(apart.check(), Err(AttentionError::SplitView { operand }));
     }

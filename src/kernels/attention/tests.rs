@@ -16,32 +16,13 @@ fn qkv(heads: u32, head: u32) -> [HeadView; 3] {
 }
 
 fn short(heads: u32, head: u32, max_len: u32, dtype: DType) -> MhaShort {
-    let [q, k, v] = qkv(heads, head);
-    let scale = usual_scale(head);
-    MhaShort {
-        heads,
-        head,
-        scale,
-        q,
-        k,
-        v,
-        max_len,
-        dtype,
-    }
+    let of = Attending::full(heads, head, usual_scale(head), qkv(heads, head));
+    MhaShort { of, max_len, dtype }
 }
 
 fn online(heads: u32, head: u32, dtype: DType) -> MhaOnline {
-    let [q, k, v] = qkv(heads, head);
-    let scale = usual_scale(head);
-    MhaOnline {
-        heads,
-        head,
-        scale,
-        q,
-        k,
-        v,
-        dtype,
-    }
+    let of = Attending::full(heads, head, usual_scale(head), qkv(heads, head));
+    MhaOnline { of, dtype }
 }
 
 /// `cu_lens` and `pair_offsets`.
@@ -82,12 +63,7 @@ fn attention_is_the_mean_of_values_weighted_by_softmax() {
         stride: 8,
     };
     let kernel = MhaOnline {
-        heads: 1,
-        head: 8,
-        scale: 1.0,
-        q: plain,
-        k: plain,
-        v: plain,
+        of: Attending::full(1, 8, 1.0, [plain; 3]),
         dtype: DType::F32,
     };
     let rows = |firsts: [f32; 3]| {
@@ -119,7 +95,7 @@ fn softmax_of_a_ragged_batch_is_taken_per_row() {
 #[test]
 fn a_masked_softmax_gives_keys_past_the_valid_ones_nothing() {
     let kernel = AttentionSoftmax {
-        masked: true,
+        mask: SoftmaxMask::Padding,
         ..AttentionSoftmax::new(1, 1.0, DType::F32)
     };
     // Sequence 0 has 2 tokens of which 1 counts, sequence 1 has 3 of which 2 do.
@@ -144,7 +120,7 @@ fn a_masked_softmax_gives_keys_past_the_valid_ones_nothing() {
 #[test]
 fn a_trial_masks_at_least_one_key_and_at_most_all() {
     let kernel = AttentionSoftmax {
-        masked: true,
+        mask: SoftmaxMask::Padding,
         ..AttentionSoftmax::new(1, 1.0, DType::F32)
     };
     let lens: Vec<u32> = (1..=40).collect();
@@ -284,19 +260,13 @@ fn the_unfused_pieces_together_are_the_fused_attention() {
         let scale = usual_scale(head);
         let elements = q.shape(heads, head).elements().eval(&extents);
         let x = noise(elements.expect("a small tensor") as usize);
-        let fused = MhaOnline {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            dtype,
-        };
+        let of = Attending::full(heads, head, scale, views);
+        let fused = MhaOnline { of, dtype };
         let want = fused.reference(&extents, &[&x, &x, &x, &cu_lens]);
 
         let scores = AttentionScores {
             heads,
+            kv_heads: heads,
             head,
             scale,
             q,
@@ -312,6 +282,7 @@ fn the_unfused_pieces_together_are_the_fused_attention() {
         };
         let context = AttentionContext {
             heads,
+            kv_heads: heads,
             head,
             v,
             out,
@@ -396,10 +367,11 @@ fn tokens_are_a_parameter_only_where_addresses_depend_on_them() {
     };
     let merged = online(2, 32, DType::F16);
     assert_eq!(names(&merged), ["q", "k", "v", "cu_lens", "out", "batch"]);
-    let split = MhaOnline {
+    let of = Attending {
         q: HeadView::HeadMajor,
-        ..merged
+        ..merged.of
     };
+    let split = MhaOnline { of, ..merged };
     let with_tokens = ["q", "k", "v", "cu_lens", "out", "batch", "tokens"];
     assert_eq!(names(&split), with_tokens);
 }
@@ -408,30 +380,37 @@ fn tokens_are_a_parameter_only_where_addresses_depend_on_them() {
 fn what_the_kernels_cannot_do_is_refused_in_words() {
     let good = online(2, 32, DType::F16);
     assert_eq!(good.check(), Ok(()));
-    let odd_head = MhaOnline {
-        head: 20,
-        ..good.clone()
-    };
+    let changed = |of| MhaOnline { of, ..good.clone() };
+    let odd_head = changed(Attending { head: 20, ..good.of });
     assert_eq!(odd_head.check(), Err(AttentionError::HeadSize { head: 20 }));
-    let no_scale = MhaOnline {
+    let no_scale = changed(Attending {
         scale: 0.0,
-        ..good.clone()
-    };
+        ..good.of
+    });
     assert_eq!(no_scale.check(), Err(AttentionError::Scale { scale: 0.0 }));
     let view = |offset, stride| HeadView::TokenMajor { offset, stride };
-    let misaligned = MhaOnline {
+    let misaligned = changed(Attending {
         k: view(4, 192),
-        ..good.clone()
-    };
+        ..good.of
+    });
     assert_eq!(
         misaligned.check().expect_err("an error").to_string(),
         "`k` starts at column 4 of rows of 192; fused attention reads 16 bytes at a time and takes \
          multiples of 8 only"
     );
-    let outside = MhaOnline {
+    let groups = changed(Attending {
+        heads: 4,
+        kv_heads: 3,
+        ..good.of
+    });
+    assert_eq!(
+        groups.check().expect_err("an error").to_string(),
+        "4 query heads do not divide into groups for 3 key heads; expected a divisor of 4"
+    );
+    let outside = changed(Attending {
         v: view(136, 192),
-        ..good
-    };
+        ..good.of
+    });
     assert_eq!(
         outside.check().expect_err("an error").to_string(),
         "`v` is 64 columns from column 136 on, but a row has 192"
@@ -454,10 +433,8 @@ fn symbols_tell_instances_apart_and_spell_them() {
     assert!(symbols.contains("mha_short_f16_h12x64_l128_qkv2304"));
     assert!(symbols.contains("mha_online_bf16_h4x40_headmajor_scale1"));
     assert!(symbols.contains("attention_scores_simt_f32_h3x17_q0of153_k51of153_scale0p5"));
-    let near = MhaOnline {
-        scale: usual_scale(64).next_up(),
-        ..online(12, 64, DType::F16)
-    };
+    let mut near = online(12, 64, DType::F16);
+    near.of.scale = usual_scale(64).next_up();
     assert_eq!(
         near.symbol(),
         "mha_online_f16_h12x64_qkv2304_scale0p12500001"

@@ -15,7 +15,7 @@ use super::{
     long::{ContextPlan, most_tiles, tensor_core_plan, visitor_constants, visitor_launch},
     operands::{check_head, row, row_bytes},
     params, storage,
-    view::{scale_suffix, usual_scale, views_suffix},
+    view::{heads_word, kv_head_of, scale_suffix, usual_scale, views_suffix},
 };
 use crate::{
     kernels::{
@@ -30,6 +30,8 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionScores {
     pub heads: u32,
+    /// Heads of the keys or values, which divide `heads`.
+    pub kv_heads: u32,
     pub head: u32,
     pub scale: f32,
     pub q: HeadView,
@@ -41,6 +43,8 @@ pub struct AttentionScores {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AttentionContext {
     pub heads: u32,
+    /// Heads of the keys or values, which divide `heads`.
+    pub kv_heads: u32,
     pub head: u32,
     pub v: HeadView,
     pub out: HeadView,
@@ -145,9 +149,10 @@ pub(super) fn rounding(dtype: DType) -> f32 {
 
 /// Instances of both kernels, with and without tensor cores.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
-    let pair = |heads, head, scale, [q, k, v, out]: [HeadView; 4]| {
+    let grouped = |[heads, kv_heads]: [u32; 2], head, scale, [q, k, v, out]: [HeadView; 4]| {
         let scores = AttentionScores {
             heads,
+            kv_heads,
             head,
             scale,
             q,
@@ -156,6 +161,7 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
         };
         let context = AttentionContext {
             heads,
+            kv_heads,
             head,
             v,
             out,
@@ -163,6 +169,7 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
         };
         [KernelSpec::from(scores), KernelSpec::from(context)]
     };
+    let pair = |heads, head, scale, views| grouped([heads, heads], head, scale, views);
     let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
     let merged = |width: u32| [0, 1, 2].map(|i| columns(i * width, 3 * width));
     let mut all = Vec::new();
@@ -192,18 +199,26 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let views = [from_4, from_4, from_4, columns(0, 32)];
     all.extend(pair(2, 16, usual_scale(16), views));
     all.extend(pair(1, 264, usual_scale(264), [columns(0, 264); 4]));
+    // Groups of query heads that share a key head, with tensor cores and without.
+    for head in [64, 20] {
+        let [q, k, v] = [0, 6, 8].map(|first| columns(first * head, 10 * head));
+        let views = [q, k, v, columns(0, 6 * head)];
+        all.extend(grouped([6, 2], head, usual_scale(head), views));
+    }
     all
 }
 
 impl Kernel for AttentionScores {
     fn symbol(&self) -> String {
         format!(
-            "{}_{}_h{}x{}{}{}",
+            "{}_{}_{}{}{}",
             self.template(),
             self.dtype,
-            self.heads,
-            self.head,
-            views_suffix(self.heads * self.head, &[("q", self.q), ("k", self.k)]),
+            heads_word(self.heads, self.kv_heads, self.head),
+            views_suffix(&[
+                ("q", self.q, self.heads * self.head),
+                ("k", self.k, self.kv_heads * self.head),
+            ]),
             scale_suffix(self.scale, usual_scale(self.head)),
         )
     }
@@ -223,13 +238,14 @@ impl Kernel for AttentionScores {
         } else {
             "blockIdx.y"
         };
+        let kv_head = kv_head_of(head, self.heads, self.kv_heads);
         let mut all = Constants::from([
             ("storage", storage(self.dtype).into()),
             ("head", self.head.into()),
             ("scale", f32_literal(self.scale).into()),
             ("q_origin", self.q.origin_of(head, self.head).into()),
             ("q_stride", self.q.stride(self.head).into()),
-            ("k_origin", self.k.origin_of(head, self.head).into()),
+            ("k_origin", self.k.origin_of(&kv_head, self.head).into()),
             ("k_stride", self.k.stride(self.head).into()),
         ]);
         if tensor_cores {
@@ -253,7 +269,7 @@ impl Kernel for AttentionScores {
     fn params(&self) -> Vec<Param> {
         let mut all = vec![
             params::read("q", self.dtype, self.q.shape(self.heads, self.head)),
-            params::read("k", self.dtype, self.k.shape(self.heads, self.head)),
+            params::read("k", self.dtype, self.k.shape(self.kv_heads, self.head)),
             params::cu_lens(),
             params::pair_offsets(),
             params::write("scores", self.dtype, pairs_shape(self.heads)),
@@ -289,6 +305,7 @@ impl Kernel for AttentionScores {
         let (q, k) = (reads[0].real(), reads[1].real());
         let (cu_lens, offsets) = (reads[2].index(), reads[3].index());
         let (tokens, width) = (extents.tokens as usize, self.head as usize);
+        let group = (self.heads / self.kv_heads.max(1)).max(1) as usize;
         let mut scores = vec![0.0; self.heads as usize * extents.pairs as usize];
         for h in 0..self.heads as usize {
             for (b, ends) in cu_lens.windows(2).enumerate() {
@@ -297,7 +314,7 @@ impl Kernel for AttentionScores {
                 for i in 0..n {
                     let query = self.q.index(tokens, start + i, h, self.head);
                     for j in 0..n {
-                        let key = self.k.index(tokens, start + j, h, self.head);
+                        let key = self.k.index(tokens, start + j, h / group, self.head);
                         let sum: f64 = (0..width)
                             .map(|c| f64::from(q[query + c]) * f64::from(k[key + c]))
                             .sum();
@@ -325,12 +342,14 @@ impl Kernel for AttentionScores {
 impl Kernel for AttentionContext {
     fn symbol(&self) -> String {
         format!(
-            "{}_{}_h{}x{}{}",
+            "{}_{}_{}{}",
             self.template(),
             self.dtype,
-            self.heads,
-            self.head,
-            views_suffix(self.heads * self.head, &[("v", self.v), ("out", self.out)]),
+            heads_word(self.heads, self.kv_heads, self.head),
+            views_suffix(&[
+                ("v", self.v, self.kv_heads * self.head),
+                ("out", self.out, self.heads * self.head),
+            ]),
         )
     }
 
@@ -349,10 +368,11 @@ impl Kernel for AttentionContext {
         } else {
             "blockIdx.y"
         };
+        let kv_head = kv_head_of(head, self.heads, self.kv_heads);
         let mut all = Constants::from([
             ("storage", storage(self.dtype).into()),
             ("head", self.head.into()),
-            ("v_origin", self.v.origin_of(head, self.head).into()),
+            ("v_origin", self.v.origin_of(&kv_head, self.head).into()),
             ("v_stride", self.v.stride(self.head).into()),
             ("out_origin", self.out.origin_of(head, self.head).into()),
             ("out_stride", self.out.stride(self.head).into()),
@@ -385,7 +405,7 @@ impl Kernel for AttentionContext {
         };
         let mut all = vec![
             probabilities,
-            params::read("v", self.dtype, self.v.shape(self.heads, self.head)),
+            params::read("v", self.dtype, self.v.shape(self.kv_heads, self.head)),
             params::cu_lens(),
             params::pair_offsets(),
             params::write("out", self.dtype, self.out.shape(self.heads, self.head)),
@@ -422,6 +442,7 @@ impl Kernel for AttentionContext {
         let (probabilities, v) = (reads[0].real(), reads[1].real());
         let (cu_lens, offsets) = (reads[2].index(), reads[3].index());
         let (tokens, width) = (extents.tokens as usize, self.head as usize);
+        let group = (self.heads / self.kv_heads.max(1)).max(1) as usize;
         let elements = self.out.shape(self.heads, self.head).elements();
         let mut out = vec![0.0; elements.eval(extents).unwrap_or(0) as usize];
         for h in 0..self.heads as usize {
@@ -436,7 +457,7 @@ impl Kernel for AttentionContext {
                             .iter()
                             .enumerate()
                             .map(|(j, &p)| {
-                                let value = self.v.index(tokens, start + j, h, self.head) + c;
+                                let value = self.v.index(tokens, start + j, h / group, self.head) + c;
                                 f64::from(p) * f64::from(v[value])
                             })
                             .sum();

@@ -54,11 +54,6 @@ impl HeadView {
         }
     }
 
-    /// Index of token 0 of head `blockIdx.y`, as a 64-bit CUDA expression.
-    pub(super) fn origin(self, head: u32) -> String {
-        self.origin_of("blockIdx.y", head)
-    }
-
     /// Index of token 0 of the head that CUDA expression `nth` gives, as a 64-bit CUDA expression.
     pub(super) fn origin_of(self, nth: &str, head: u32) -> String {
         match self {
@@ -86,33 +81,45 @@ impl HeadView {
     }
 }
 
-/// The part of a symbol that distinguishes views, with `width` the width of all heads: nothing if each tensor is
+/// The part of a symbol that distinguishes views, each with the width of its heads together: nothing if each tensor is
 /// `[tokens, width]`, `_qkv2304` if three are the columns of one tensor.
-pub(super) fn views_suffix(width: u32, views: &[(&str, HeadView)]) -> String {
-    let plain = HeadView::TokenMajor {
-        offset: 0,
-        stride: width,
-    };
-    if views.iter().all(|(_, v)| *v == plain) {
+pub(super) fn views_suffix(views: &[(&str, HeadView, u32)]) -> String {
+    let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
+    if views.iter().all(|&(_, v, width)| v == columns(0, width)) {
         return String::new();
     }
-    if views.iter().all(|(_, v)| *v == HeadView::HeadMajor) {
+    if views.iter().all(|(_, v, _)| *v == HeadView::HeadMajor) {
         return "_headmajor".to_owned();
     }
-    if views.len() == 3 {
-        let stride = width.saturating_mul(3);
-        let merged = (0..3).map(|i| HeadView::TokenMajor {
-            offset: width.saturating_mul(i),
-            stride,
-        });
-        if views.iter().map(|(_, v)| *v).eq(merged) {
-            return format!("_qkv{stride}");
-        }
+    let sum = |widths: &[(&str, HeadView, u32)]| {
+        let widths = widths.iter().map(|&(_, _, width)| width);
+        widths.fold(0, u32::saturating_add)
+    };
+    let stride = sum(views);
+    let merged = (0..views.len()).map(|i| columns(sum(&views[..i]), stride));
+    if views.len() == 3 && views.iter().map(|(_, v, _)| *v).eq(merged) {
+        return format!("_qkv{stride}");
     }
     views
         .iter()
-        .map(|(name, v)| format!("_{name}{}", v.word()))
+        .map(|(name, v, _)| format!("_{name}{}", v.word()))
         .collect()
+}
+
+/// The heads of a symbol: `h12x64`, or `h32kv8x128` where groups of query heads share a key head.
+pub(super) fn heads_word(heads: u32, kv_heads: u32, head: u32) -> String {
+    match kv_heads == heads {
+        true => format!("h{heads}x{head}"),
+        false => format!("h{heads}kv{kv_heads}x{head}"),
+    }
+}
+
+/// The key head of a query head that a CUDA expression gives, as a CUDA expression.
+pub(super) fn kv_head_of(nth: &str, heads: u32, kv_heads: u32) -> String {
+    match heads / kv_heads.max(1) {
+        0 | 1 => nth.to_owned(),
+        group => format!("({nth} / {group}u)"),
+    }
 }
 
 /// The part of a symbol that distinguishes scales: nothing for `usual`, else `_scale0p25`.

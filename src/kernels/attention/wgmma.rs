@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionError, HeadView, MhaOnline,
+    Attending, AttentionError, HeadView, MhaOnline,
     fused::edge_cases,
     storage,
     view::{scale_log2, usual_scale},
@@ -36,12 +36,7 @@ pub struct MhaTile {
 /// [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaWgmma {
-    pub heads: u32,
-    pub head: u32,
-    pub scale: f32,
-    pub q: HeadView,
-    pub k: HeadView,
-    pub v: HeadView,
+    pub of: Attending,
     pub dtype: DType,
     pub tile: MhaTile,
 }
@@ -215,12 +210,7 @@ impl MhaWgmma {
     /// The attention of `plain` with this tile.
     pub fn of(plain: &MhaOnline, tile: MhaTile) -> Self {
         Self {
-            heads: plain.heads,
-            head: plain.head,
-            scale: plain.scale,
-            q: plain.q,
-            k: plain.k,
-            v: plain.v,
+            of: plain.of,
             dtype: plain.dtype,
             tile,
         }
@@ -228,16 +218,14 @@ impl MhaWgmma {
 
     /// The tiles that support this attention on a card with these instructions; none if the kernel does not.
     pub fn tiles(
-        head: u32,
+        of: &Attending,
         dtype: DType,
-        views: &[HeadView],
         instructions: Instructions,
     ) -> &'static [MhaTile] {
-        let whole = |v: &HeadView| has_whole_boxes(*v, head);
+        let whole = |v: HeadView| has_whole_boxes(v, of.head);
+        let serves = of.is_full() && [of.q, of.k, of.v].into_iter().all(whole);
         match instructions {
-            Instructions::Hopper if dtype != DType::F32 && views.iter().all(whole) => {
-                MhaTile::candidates(head)
-            }
+            Instructions::Hopper if dtype != DType::F32 && serves => MhaTile::candidates(of.head),
             _ => &[],
         }
     }
@@ -245,23 +233,28 @@ impl MhaWgmma {
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.plain().check()?;
-        let tiles = MhaTile::candidates(self.head);
+        if !self.of.is_full() {
+            return Err(AttentionError::Full {
+                kernel: "warpgroup",
+            });
+        }
+        let tiles = MhaTile::candidates(self.of.head);
         if tiles.is_empty() {
-            return Err(AttentionError::WarpgroupHead { head: self.head });
+            return Err(AttentionError::WarpgroupHead { head: self.of.head });
         }
         if self.dtype == DType::F32 {
             return Err(AttentionError::WarpgroupStorage { dtype: self.dtype });
         }
-        for (operand, view) in self.plain().operands().named() {
+        for (operand, view, _) in self.of.operands() {
             let HeadView::TokenMajor { offset, stride } = view else {
                 return Err(AttentionError::WarpgroupView { operand });
             };
-            if !has_whole_boxes(view, self.head) {
+            if !has_whole_boxes(view, self.of.head) {
                 return Err(AttentionError::WarpgroupColumns {
                     operand,
                     offset,
                     stride,
-                    columns: columns(self.head),
+                    columns: columns(self.of.head),
                 });
             }
         }
@@ -269,7 +262,7 @@ impl MhaWgmma {
             true => Ok(()),
             false => Err(AttentionError::WarpgroupTile {
                 tile: self.tile,
-                head: self.head,
+                head: self.of.head,
             }),
         }
     }
@@ -277,12 +270,7 @@ impl MhaWgmma {
     /// The same attention for any card, which is its definition.
     pub fn plain(&self) -> MhaOnline {
         MhaOnline {
-            heads: self.heads,
-            head: self.head,
-            scale: self.scale,
-            q: self.q,
-            k: self.k,
-            v: self.v,
+            of: self.of,
             dtype: self.dtype,
         }
     }
@@ -307,8 +295,8 @@ impl Kernel for MhaWgmma {
         format!(
             "mha_wgmma_{}_h{}x{}{}",
             self.dtype,
-            self.heads,
-            self.head,
+            self.of.heads,
+            self.of.head,
             self.plain().operands().suffix(),
         )
     }
@@ -334,22 +322,22 @@ impl Kernel for MhaWgmma {
             all.join(", ")
         };
         let scores = self.tile.keys / 2;
-        let ones = has_ones(self.head);
-        let acc = self.head / 2 + if ones { 4 } else { 0 };
-        let stages = self.tile.stages(self.head);
+        let ones = has_ones(self.of.head);
+        let acc = self.of.head / 2 + if ones { 4 } else { 0 };
+        let stages = self.tile.stages(self.of.head);
         let mut all = Constants::from([
             ("storage", storage(self.dtype).into()),
-            ("heads", self.heads.into()),
-            ("head", self.head.into()),
-            ("columns", columns(self.head).into()),
+            ("heads", self.of.heads.into()),
+            ("head", self.of.head.into()),
+            ("columns", columns(self.of.head).into()),
             ("ones", ones.into()),
             ("keys", self.tile.keys.into()),
             ("stages", stages.into()),
-            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
-            ("out_stride", (self.heads * self.head).into()),
-            ("q_column", self.q.column().into()),
-            ("k_column", self.k.column().into()),
-            ("v_column", self.v.column().into()),
+            ("scale_log2", f32_literal(scale_log2(self.of.scale)).into()),
+            ("out_stride", (self.of.heads * self.of.head).into()),
+            ("q_column", self.of.q.column().into()),
+            ("k_column", self.of.k.column().into()),
+            ("v_column", self.of.v.column().into()),
             ("scores", scores.into()),
             ("score_registers", registers(scores).into()),
             ("score_operands", operands(scores).into()),
@@ -370,9 +358,9 @@ impl Kernel for MhaWgmma {
             false => {
                 vec![
                     ("blocks", self.tile.blocks.into()),
-                    ("q_stride", self.q.stride(self.head).into()),
-                    ("k_stride", self.k.stride(self.head).into()),
-                    ("v_stride", self.v.stride(self.head).into()),
+                    ("q_stride", self.of.q.stride(self.of.head).into()),
+                    ("k_stride", self.of.k.stride(self.of.head).into()),
+                    ("v_stride", self.of.v.stride(self.of.head).into()),
                 ]
             }
         });
@@ -391,8 +379,8 @@ impl Kernel for MhaWgmma {
         let map = |param, box_rows| TensorMap {
             param,
             box_rows,
-            box_columns: columns(self.head),
-            order: RowOrder::Boxes(self.head / columns(self.head)),
+            box_columns: columns(self.of.head),
+            order: RowOrder::Boxes(self.of.head / columns(self.of.head)),
         };
         vec![
             map("q", 64),
@@ -405,13 +393,13 @@ impl Kernel for MhaWgmma {
     /// most one CTA per SM.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(self.tile.rows) + extents.batch;
-        let blocks = tiles.saturating_mul(self.heads.into());
+        let blocks = tiles.saturating_mul(self.of.heads.into());
         let most = if self.tile.persistent {
             machine.sms.into()
         } else {
             u64::MAX
         };
-        let bytes = self.tile.bytes(self.head, self.tile.stages(self.head));
+        let bytes = self.tile.bytes(self.of.head, self.tile.stages(self.of.head));
         // With no more CTAs than SMs, asking for half of the shared memory keeps two CTAs off one SM.
         let alone = !self.tile.persistent && blocks <= machine.sms.into();
         let shared = if alone {
@@ -460,13 +448,9 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     offset: i * heads * head,
                     stride: 3 * heads * head,
                 };
+                let views = [0, 1, 2].map(column);
                 all.push(KernelSpec::from(MhaWgmma {
-                    heads,
-                    head,
-                    scale: usual_scale(head),
-                    q: column(0),
-                    k: column(1),
-                    v: column(2),
+                    of: Attending::full(heads, head, usual_scale(head), views),
                     dtype,
                     tile,
                 }));
@@ -478,12 +462,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             stride: heads * head,
         };
         all.push(KernelSpec::from(MhaWgmma {
-            heads,
-            head,
-            scale: 1.0,
-            q: plain,
-            k: plain,
-            v: plain,
+            of: Attending::full(heads, head, 1.0, [plain; 3]),
             dtype,
             tile: MhaTile::candidates(head)[0],
         }));

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The primitive operators.
-pub(super) const OPERATORS: [&str; 20] = [
+pub(super) const OPERATORS: [&str; 22] = [
     "embedding",
     "linear",
     "add_bias",
@@ -33,6 +33,8 @@ pub(super) const OPERATORS: [&str; 20] = [
     "max_pool",
     "last_token",
     "concat",
+    "columns",
+    "log_probability",
 ];
 
 pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
@@ -41,7 +43,9 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
     let name = call.name.value.clone();
     let fields: &[&'static str] = match name.as_str() {
         "embedding" => &["ids", "table", "rows", "width", "offset", "skips"],
-        "linear" => &["x", "out", "weight", "bias"],
+        "linear" => &["x", "out", "weight", "bias", "stored"],
+        "softmax" => &["x", "causal"],
+        "columns" => &["x", "from", "width"],
         "add_bias" => &["x", "bias"],
         "add" => &["a", "b"],
         "scale" => &["x", "by"],
@@ -59,6 +63,10 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
     let size = |field| expression(r, args.required(r, field)?);
     let optional = |field| args.optional(field).map(|p| expression(r, p)).transpose();
     let weight = |field| pattern(r, args.required(r, field)?);
+    let flag = |field: &'static str| match args.optional(field) {
+        Some(piece) => r.flag(&format!("`{field}`"), piece),
+        None => Ok(false),
+    };
     let activate = |kind| {
         Ok(Operator::Activate {
             x: value("x")?,
@@ -79,6 +87,14 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             weight: weight("weight")?,
             bias: args.optional("bias").map(|p| pattern(r, p)).transpose()?,
             out: size("out")?,
+            in_out: match args.optional("stored") {
+                None => false,
+                Some(piece) => match piece.text {
+                    "out_in" => false,
+                    "in_out" => true,
+                    _ => return Err(r.form("`stored` of `linear`", "`out_in` or `in_out`", piece)),
+                },
+            },
         }),
         "add_bias" => Ok(Operator::AddBias {
             x: value("x")?,
@@ -120,16 +136,22 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "matmul" => Ok(Operator::Matmul {
             a: value("a")?,
             b: value("b")?,
-            transpose_b: match args.optional("transpose_b") {
-                Some(piece) => r.flag("`transpose_b`", piece)?,
-                None => false,
-            },
+            transpose_b: flag("transpose_b")?,
         }),
-        "softmax" => Ok(Operator::Softmax { x: value("x")? }),
+        "softmax" => Ok(Operator::Softmax {
+            x: value("x")?,
+            causal: flag("causal")?,
+        }),
+        "columns" => Ok(Operator::Columns {
+            x: value("x")?,
+            from: size("from")?,
+            width: size("width")?,
+        }),
         "first_token" => Ok(Operator::FirstToken { x: value("x")? }),
         "mean_pool" => Ok(Operator::MeanPool { x: value("x")? }),
         "max_pool" => Ok(Operator::MaxPool { x: value("x")? }),
         "last_token" => Ok(Operator::LastToken { x: value("x")? }),
+        "log_probability" => Ok(Operator::LogProbability { x: value("x")? }),
         "concat" => {
             let piece = args.required(r, "of")?;
             let of = each(r, "`of` of `concat`", piece, |p| r.string("a value", p))?;

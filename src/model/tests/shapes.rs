@@ -5,7 +5,7 @@ use crate::{
     graph::{Graph, Op},
     kernels::{
         Meta,
-        attention::HeadView,
+        attention::{Attending, HeadView},
         gemm::{Activation, Epilogue},
     },
     model::expect::counted,
@@ -140,13 +140,18 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::MergeHeads,
         Op::Scores {
             heads,
+            kv_heads: heads,
             head,
             q: view,
             k: view,
         },
-        Op::Softmax { scale },
+        Op::Softmax {
+            scale,
+            causal: false,
+        },
         Op::Context {
             heads,
+            kv_heads: heads,
             head,
             v: view,
             out: view,
@@ -157,6 +162,7 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::MaxPool,
         Op::Concat { parts: 2 },
         Op::L2Normalize { eps },
+        Op::LogProbability,
         Op::SliceColumns { start: 0, width: 1 },
         Op::EmbeddingLayerNorm {
             eps,
@@ -164,14 +170,7 @@ fn the_countable_names_are_the_names_of_operators() {
         },
         Op::BiasResidualLayerNorm { eps, bias: true },
         Op::BiasResidualLayerNorm { eps, bias: false },
-        Op::Attention {
-            heads,
-            head,
-            scale,
-            q: view,
-            k: view,
-            v: view,
-        },
+        Op::Attention(Attending::full(heads, head, scale, [view; 3])),
         Op::MeanPoolNormalize { eps },
     ];
     ops.extend(kinds.map(Op::Activate));

@@ -10,6 +10,7 @@ fn config() -> Value {
         "vocab_size": 1003, "max_position_embeddings": 40, "type_vocab_size": 2,
         "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
         "intermediate_size": 50, "embedding_size": 16, "pad_token_id": 1,
+        "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
     })
 }
 
@@ -33,19 +34,23 @@ fn shipped_models_are_these_graphs() {
         let model = build(name, &config(), Some(&all.output_names()));
         insta::assert_snapshot!(*name, model.graph.text());
         assert_eq!(model.name, *name);
-        assert_eq!(
-            model.weight_names.prefixes,
-            ["".to_owned(), format!("{name}.")]
-        );
+        let prefix = match *name {
+            "gpt2" => "transformer.".to_owned(),
+            family => format!("{family}."),
+        };
+        assert_eq!(model.weight_names.prefixes, ["".to_owned(), prefix]);
     }
 }
 
 #[test]
-fn every_layer_is_expected_to_be_seven_launches() {
+fn every_layer_is_expected_to_be_so_many_launches() {
     for name in Description::shipped_names() {
+        let launches = if *name == "gpt2" { 9 } else { 7 };
         let model = build(name, &config(), None);
         let expected = model.expectations.iter();
-        let layers = expected.filter(|e| e.scope.is_some() && e.what == "launches" && e.n == 7);
+        let layers = expected.filter(|e| {
+            e.scope.is_some() && e.what == "launches" && e.n == launches
+        });
         assert_eq!(layers.count(), 2, "{name}");
     }
 }
@@ -151,12 +156,13 @@ fn a_checkpoint_is_described_by_its_model_type() {
         ("xlm-roberta", "roberta"),
         ("camembert", "roberta"),
         ("electra", "electra"),
+        ("gpt2", "gpt2"),
     ] {
         let found = Description::for_config(&json!({"model_type": model_type}));
         assert_eq!(found.expect("it is shipped").name(), name);
     }
     let refused = |config: Value| super::refused(Description::for_config(&config));
-    insta::assert_snapshot!(refused(json!({"model_type": "gpt2"})));
+    insta::assert_snapshot!(refused(json!({"model_type": "mamba"})));
     insta::assert_snapshot!(refused(json!({"hidden_size": 3})));
     insta::assert_snapshot!(refused(json!(3)));
 }

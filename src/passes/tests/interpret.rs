@@ -4,7 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
-    kernels::{Meta, attention::HeadView, gemm::Activation},
+    kernels::{
+        Meta,
+        attention::{Attending, HeadView},
+        gemm::Activation,
+    },
     tensor::Extents,
 };
 
@@ -88,6 +92,11 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
         WeightExpr::Stored { name, dims } => (0..dims.iter().product())
             .map(|i| stored(name, i))
             .collect(),
+        WeightExpr::Transposed { name, dims } => {
+            let (rows, columns) = (dims[0], dims[1]);
+            let at = |i: u64| stored(name, i % rows * columns + i / rows);
+            (0..rows * columns).map(at).collect()
+        }
         WeightExpr::ConcatRows(parts) => parts.iter().flat_map(weight).collect(),
     }
 }
@@ -180,6 +189,8 @@ fn softmax(x: &[f64], scale: f32) -> Vec<f64> {
 #[derive(Clone, Copy)]
 struct Heads {
     heads: usize,
+    /// Heads of keys and values.
+    kv_heads: usize,
     head: usize,
     tokens: usize,
 }
@@ -209,7 +220,8 @@ impl Heads {
             for i in start..start + n {
                 for j in start..start + n {
                     let dot = (0..self.head).map(|c| {
-                        q[self.index(views[0], h, i, c)] * k[self.index(views[1], h, j, c)]
+                        q[self.index(views[0], h, i, c)]
+                            * k[self.index(views[1], self.kv_head(h), j, c)]
                     });
                     out.push(dot.sum());
                 }
@@ -218,12 +230,19 @@ impl Heads {
         out
     }
 
-    fn softmax(self, batch: &Batch, scores: &[f64], scale: f32) -> Vec<f64> {
+    /// The key head of a query head.
+    fn kv_head(self, h: usize) -> usize {
+        h / (self.heads / self.kv_heads)
+    }
+
+    fn softmax(self, batch: &Batch, scores: &[f64], scale: f32, causal: bool) -> Vec<f64> {
         let mut out = Vec::new();
         self.each(batch, |_, _, n| {
-            for _ in 0..n {
+            for i in 0..n {
                 let row = &scores[out.len()..][..n];
-                out.extend(softmax(row, scale));
+                let valid = if causal { i + 1 } else { n };
+                out.extend(softmax(&row[..valid], scale));
+                out.extend(vec![0.0; n - valid]);
             }
         });
         out
@@ -236,7 +255,9 @@ impl Heads {
             for i in start..start + n {
                 for c in 0..self.head {
                     let terms =
-                        (0..n).map(|j| p[at + j] * v[self.index(views[0], h, start + j, c)]);
+                        (0..n).map(|j| {
+                            p[at + j] * v[self.index(views[0], self.kv_head(h), start + j, c)]
+                        });
                     out[self.index(views[1], h, i, c)] = terms.sum();
                 }
                 at += n;
@@ -248,11 +269,13 @@ impl Heads {
 
 fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64> {
     let tokens = batch.tokens();
-    let of = |heads: u32, head: u32| Heads {
+    let grouped = |heads: u32, kv_heads: u32, head: u32| Heads {
         heads: heads as usize,
+        kv_heads: kv_heads as usize,
         head: head as usize,
         tokens,
     };
+    let of = |heads: u32, head: u32| grouped(heads, heads, head);
     match op {
         Op::Input(meta) => batch.ids(*meta),
         Op::Weight(expr) => weight(expr),
@@ -293,19 +316,30 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             let shape = of(heads as u32, widths[0] as u32);
             transpose(shape, reads[0], HeadView::HeadMajor, side)
         }
-        Op::Scores { heads, head, q, k } => {
-            of(*heads, *head).scores(batch, (reads[0], reads[1]), [*q, *k])
+        Op::Scores {
+            heads,
+            kv_heads,
+            head,
+            q,
+            k,
+        } => {
+            let shape = grouped(*heads, *kv_heads, *head);
+            shape.scores(batch, (reads[0], reads[1]), [*q, *k])
         }
-        Op::Softmax { scale } => {
+        Op::Softmax { scale, causal } => {
             let pairs: usize = batch.sequences().map(|(_, n)| n * n).sum();
-            of((reads[0].len() / pairs) as u32, 0).softmax(batch, reads[0], *scale)
+            of((reads[0].len() / pairs) as u32, 0).softmax(batch, reads[0], *scale, *causal)
         }
         Op::Context {
             heads,
+            kv_heads,
             head,
             v,
             out,
-        } => of(*heads, *head).context(batch, reads[0], reads[1], [*v, *out]),
+        } => {
+            let shape = grouped(*heads, *kv_heads, *head);
+            shape.context(batch, reads[0], reads[1], [*v, *out])
+        }
         Op::FirstToken => batch
             .sequences()
             .flat_map(|(start, _)| reads[0][start * widths[0]..][..widths[0]].to_vec())
@@ -332,6 +366,17 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             (0..n_rows).flat_map(row).copied().collect()
         }
         Op::L2Normalize { eps } => l2_normalize(reads[0], widths[0], *eps),
+        Op::LogProbability => {
+            let (ids, width) = (batch.ids(Meta::TokenIds), widths[0]);
+            let mut out = vec![0.0; tokens];
+            for (start, n) in batch.sequences() {
+                for t in start + 1..start + n {
+                    let p = softmax(&reads[0][(t - 1) * width..t * width], 1.0);
+                    out[t] = p[ids[t] as usize % width].ln();
+                }
+            }
+            out
+        }
         Op::SliceColumns { start, width } => rows(reads[0], widths[0], |row| {
             row[*start as usize..][..*width as usize].to_vec()
         }),
@@ -351,22 +396,25 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             let rest = &reads[1 + usize::from(*bias)..];
             layer_norm(&add(&x, rest[0]), rest[1], rest[2], *eps)
         }
-        Op::Attention {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-        } => {
-            let shape = of(*heads, *head);
-            let scores = shape.scores(batch, (reads[0], reads[1]), [*q, *k]);
-            let p = shape.softmax(batch, &scores, *scale);
+        Op::Attention(attending) => {
+            let &Attending {
+                heads,
+                kv_heads,
+                head,
+                scale,
+                causal,
+                q,
+                k,
+                v,
+            } = attending;
+            let shape = grouped(heads, kv_heads, head);
+            let scores = shape.scores(batch, (reads[0], reads[1]), [q, k]);
+            let p = shape.softmax(batch, &scores, scale, causal);
             let side = HeadView::TokenMajor {
                 offset: 0,
                 stride: heads * head,
             };
-            shape.context(batch, &p, reads[2], [*v, side])
+            shape.context(batch, &p, reads[2], [v, side])
         }
         Op::MeanPoolNormalize { eps } => {
             l2_normalize(&mean_pool(reads[0], widths[0], batch), widths[0], *eps)

@@ -108,17 +108,22 @@ impl Builder {
         let (n, head) = heads(self, q);
         let scores = Op::Scores {
             heads: n,
+            kv_heads: heads(self, k).0,
             head,
             q: view,
             k: view,
         };
         let scores = self.add(&name("scores"), scores, &[q, k]);
         let scaled = self.add(&name("scaled"), Op::Scale { by: scale }, &[scores]);
-        let softmax = Op::Softmax { scale: 1.0 };
+        let softmax = Op::Softmax {
+            scale: 1.0,
+            causal: false,
+        };
         let probabilities = self.add(&name("probabilities"), softmax, &[scaled]);
         let (heads, head) = heads(self, v);
         let context = Op::Context {
             heads,
+            kv_heads: heads,
             head,
             v: view,
             out: view,

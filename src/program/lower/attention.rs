@@ -27,27 +27,11 @@ impl Lowering<'_> {
         let node = self.graph.node(id);
         let graph = self.graph;
         let unsupported = |problem: String| unsupported(graph, id, op, problem);
-        let &Op::Attention {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-        } = op
-        else {
+        let &Op::Attention(of) = op else {
             return Err(unsupported("is no attention".to_owned()));
         };
         let dtype = self.dtype;
-        let attention = Attention(MhaOnline {
-            heads,
-            head,
-            scale,
-            q,
-            k,
-            v,
-            dtype,
-        });
+        let attention = Attention(MhaOnline { of, dtype });
         let longest = self.longest().map_err(unsupported)?;
         let choice = self.options.attention;
         let launches =
@@ -116,7 +100,7 @@ impl Lowering<'_> {
             AttentionChoice::Auto if invariant => one(attention.invariant(machine)),
             AttentionChoice::Auto => one(attention.by_length(machine, longest)),
             AttentionChoice::Short => {
-                let most = MhaShort::max_len_for(attention.0.head, attention.0.dtype);
+                let most = MhaShort::max_len_for(attention.0.of.head, attention.0.dtype);
                 let kernel = attention.short(most);
                 kernel.check()?;
                 Launches::One(Dispatch::always(kernel.into()), Some(most.into()))

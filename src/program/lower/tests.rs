@@ -7,7 +7,7 @@ use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
     kernels::{
         Meta,
-        attention::HeadView,
+        attention::{Attending, HeadView},
         gemm::{Activation, Epilogue},
     },
     machine::testing,
@@ -89,7 +89,13 @@ impl Operands {
             let split = Op::SplitHeads { heads };
             let x = to.add(&format!("heads.{heads}x{head}"), split, &[x]);
             let (q, k) = (HeadView::HeadMajor, HeadView::HeadMajor);
-            let scores = Op::Scores { heads, head, q, k };
+            let scores = Op::Scores {
+                heads,
+                kv_heads: heads,
+                head,
+                q,
+                k,
+            };
             to.add(&format!("scores.{heads}x{head}"), scores, &[x, x]);
             heads_of.push(x);
         }
@@ -110,7 +116,14 @@ fn operators() -> Vec<Op> {
         Op::SplitHeads { heads: 3 },
         Op::SplitHeads { heads: 2 },
         Op::MergeHeads,
-        Op::Softmax { scale: 0.5 },
+        Op::Softmax {
+            scale: 0.5,
+            causal: false,
+        },
+        Op::Softmax {
+            scale: 0.5,
+            causal: true,
+        },
         Op::FirstToken,
         Op::LastToken,
         Op::MeanPool,
@@ -139,38 +152,42 @@ fn operators() -> Vec<Op> {
         let stride = heads * head;
         for view in [HeadView::HeadMajor, side(0, stride)] {
             let (q, k, v) = (view, view, view);
-            ops.push(Op::Scores { heads, head, q, k });
+            ops.push(Op::Scores {
+                heads,
+                kv_heads: heads,
+                head,
+                q,
+                k,
+            });
             for out in [HeadView::HeadMajor, side(0, stride), side(1, stride + 1)] {
                 ops.push(Op::Context {
                     heads,
+                    kv_heads: heads,
                     head,
                     v,
                     out,
                 });
             }
-            ops.push(Op::Attention {
-                heads,
-                head,
-                scale: 0.5,
-                q,
-                k,
-                v,
-            });
+            ops.push(Op::Attention(Attending::full(heads, head, 0.5, [q, k, v])));
         }
     }
     // One head that begins in the middle of a row.
     for (head, offset) in [(4, 1), (8, 8)] {
         let view = side(offset, 16);
         let (heads, q, k, v) = (1, view, view, view);
-        ops.push(Op::Scores { heads, head, q, k });
-        ops.push(Op::Attention {
+        ops.push(Op::Scores {
             heads,
+            kv_heads: heads,
             head,
-            scale: 0.5,
             q,
             k,
-            v,
         });
+        let full = Attending::full(heads, head, 0.5, [q, k, v]);
+        ops.push(Op::Attention(full));
+        ops.push(Op::Attention(Attending {
+            causal: true,
+            ..full
+        }));
     }
     ops
 }

@@ -57,6 +57,15 @@ fn elements(dims: &[u64]) -> u64 {
 pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>, CheckpointError> {
     match expr {
         WeightExpr::Stored { name, dims } => source.read(name, dims),
+        WeightExpr::Transposed { name, dims } => {
+            let stored = source.read(name, dims)?;
+            let columns = dims.last().map_or(0, |&n| n as usize);
+            let mut out = room(name, stored.len() as u64)?;
+            for column in 0..columns {
+                out.extend(stored.iter().skip(column).step_by(columns));
+            }
+            Ok(out)
+        }
         WeightExpr::ConcatRows(parts) => {
             let name = expr.stored().first().map_or("", |&(name, _)| name);
             let mut out = room(name, elements(&expr.dims()))?;

@@ -47,7 +47,7 @@ impl MhaLongContext {
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
-        check_views(self.heads, self.head, self.dtype, &[("v", self.v)])
+        check_views(self.head, self.dtype, &[("v", self.v, self.heads)])
     }
 
     fn width(&self) -> u32 {
@@ -107,7 +107,7 @@ impl Kernel for MhaLongContext {
             self.dtype,
             self.heads,
             self.head,
-            views_suffix(self.width(), &[("v", self.v)]),
+            views_suffix(&[("v", self.v, self.width())]),
         )
     }
 

@@ -51,7 +51,9 @@ impl MhaLongScores {
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
         check_scale(self.scale)?;
-        check_views(self.heads, self.head, self.dtype, &self.named())
+        let named = self.named();
+        let views = named.map(|(name, view)| (name, view, self.heads));
+        check_views(self.head, self.dtype, &views)
     }
 
     fn named(&self) -> [(&'static str, HeadView); 2] {
@@ -90,12 +92,13 @@ impl MhaLongScores {
 
 impl Kernel for MhaLongScores {
     fn symbol(&self) -> String {
+        let width = self.heads * self.head;
         format!(
             "mha_long_scores_{}_h{}x{}{}{}",
             self.dtype,
             self.heads,
             self.head,
-            views_suffix(self.heads * self.head, &self.named()),
+            views_suffix(&self.named().map(|(name, view)| (name, view, width))),
             scale_suffix(self.scale, usual_scale(self.head)),
         )
     }

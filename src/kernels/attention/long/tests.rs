@@ -149,12 +149,7 @@ fn the_three_together_are_online_attention() {
     let case = Case::new("several tiles", &[300, 1, 128, 129, 5]);
     for view in [HeadView::HeadMajor, plain(48)] {
         let online = MhaOnline {
-            heads: 2,
-            head: 24,
-            scale: usual_scale(24),
-            q: view,
-            k: view,
-            v: view,
+            of: Attending::full(2, 24, usual_scale(24), [view; 3]),
             dtype: DType::F32,
         };
         let trial = Trial::new(&online, &case, 5).expect("a batch");

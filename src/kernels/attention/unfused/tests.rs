@@ -14,6 +14,7 @@ fn scores(heads: u32, head: u32, dtype: DType) -> AttentionScores {
     let plain = columns(0, heads * head);
     AttentionScores {
         heads,
+        kv_heads: heads,
         head,
         scale: usual_scale(head),
         q: plain,
@@ -26,6 +27,7 @@ fn context(heads: u32, head: u32, dtype: DType) -> AttentionContext {
     let plain = columns(0, heads * head);
     AttentionContext {
         heads,
+        kv_heads: heads,
         head,
         v: plain,
         out: plain,

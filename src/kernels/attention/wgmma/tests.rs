@@ -6,12 +6,7 @@ fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
         stride: 36 * head,
     };
     MhaWgmma {
-        heads: 12,
-        head,
-        scale: usual_scale(head),
-        q: column(0),
-        k: column(1),
-        v: column(2),
+        of: Attending::full(12, head, usual_scale(head), [0, 1, 2].map(column)),
         dtype: DType::F16,
         tile,
     }
@@ -100,16 +95,22 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
     );
     assert_eq!(
         refused(MhaWgmma {
-            k: HeadView::HeadMajor,
+            of: Attending {
+                k: HeadView::HeadMajor,
+                ..good.of
+            },
             ..good.clone()
         }),
         "`k` is head-major; warpgroup attention reads columns of rows of tokens, use the online kernel"
     );
     assert_eq!(
         refused(MhaWgmma {
-            v: HeadView::TokenMajor {
-                offset: 8,
-                stride: 36 * 64
+            of: Attending {
+                v: HeadView::TokenMajor {
+                    offset: 8,
+                    stride: 36 * 64
+                },
+                ..good.of
             },
             ..good.clone()
         }),
@@ -123,8 +124,19 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
         }),
         "128x72x2_persistent is no tile of warpgroup attention with head size 64"
     );
-    let views = [good.q, good.k, good.v];
-    let tiles = |instructions| MhaWgmma::tiles(64, DType::F16, &views, instructions);
-    assert!(tiles(Instructions::Ampere).is_empty());
-    assert!(!tiles(Instructions::Hopper).is_empty());
+    let causal = Attending {
+        causal: true,
+        ..good.of
+    };
+    let tiles = |of, instructions| MhaWgmma::tiles(of, DType::F16, instructions);
+    assert!(tiles(&good.of, Instructions::Ampere).is_empty());
+    assert!(!tiles(&good.of, Instructions::Hopper).is_empty());
+    assert!(tiles(&causal, Instructions::Hopper).is_empty());
+    assert_eq!(
+        refused(MhaWgmma {
+            of: causal,
+            ..good
+        }),
+        "the warpgroup kernel takes full attention with a key head for each query head; use the online kernel"
+    );
 }

@@ -100,7 +100,8 @@ pub(super) fn transposed(x: Operand<'_>) -> Operand<'_> {
 
 pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let q_heads = args.heads("the heads of `q`", spec.q, spec.heads, spec.head)?;
-    let k_heads = args.heads("the heads of `k`", spec.k, spec.heads, spec.head)?;
+    let k_heads = args.heads("the heads of `k`", spec.k, spec.kv_heads, spec.head)?;
+    let group = (spec.heads / spec.kv_heads.max(1)) as usize;
     let pairs = args.extents.pairs;
     let q = args.real("q", &[q_heads.elements])?;
     let k = args.real("k", &[k_heads.elements])?;
@@ -112,7 +113,7 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
     for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
         let Sequence { start, len, .. } = block.sequence;
         let q = rows_of(q, &q_heads, h, start + block.query);
-        let k = rows_of(k, &k_heads, h, start);
+        let k = rows_of(k, &k_heads, h / group, start);
         let at = h * pairs + block.sequence.pairs + block.query * len;
         // SAFETY: each head and query has its own rows of the scores.
         unsafe {
@@ -135,7 +136,7 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
     let (heads, pairs) = (u64::from(spec.heads), args.extents.pairs);
     let x = args.real("scores", &[heads, pairs])?;
     let mut sequences = args.sequences_with_pairs()?;
-    if spec.masked {
+    if spec.mask == SoftmaxMask::Padding {
         args.valid_lens(&mut sequences)?;
     }
     let out = args.out(&[heads, pairs])?;
@@ -154,6 +155,7 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
             rows: out,
             len,
             valid: block.sequence.valid,
+            causal: (spec.mask == SoftmaxMask::Causal).then_some(block.query),
             scale: spec.scale,
         });
     });
@@ -167,6 +169,8 @@ struct SoftmaxRows<'a> {
     len: usize,
     /// From 1 to `len`.
     valid: usize,
+    /// The query of the first row, where a row is over the keys up to its query.
+    causal: Option<usize>,
     scale: f32,
 }
 
@@ -175,8 +179,9 @@ impl WithSimd for SoftmaxRows<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        for row in self.rows.chunks_exact_mut(self.len) {
-            let (row, masked) = row.split_at_mut(self.valid);
+        for (i, row) in self.rows.chunks_exact_mut(self.len).enumerate() {
+            let valid = self.causal.map_or(self.valid, |first| first + i + 1);
+            let (row, masked) = row.split_at_mut(valid);
             let mut running = Running::START;
             simd::softmax_numerators(simd, row, self.scale, &mut running);
             simd::map_in_place(simd, Times(1.0 / running.sum), row);
@@ -186,7 +191,8 @@ impl WithSimd for SoftmaxRows<'_> {
 }
 
 pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result<(), OpError> {
-    let v_heads = args.heads("the heads of `v`", spec.v, spec.heads, spec.head)?;
+    let v_heads = args.heads("the heads of `v`", spec.v, spec.kv_heads, spec.head)?;
+    let group = (spec.heads / spec.kv_heads.max(1)) as usize;
     let out_heads = args.heads("the heads of `out`", spec.out, spec.heads, spec.head)?;
     let (heads, pairs) = (u64::from(spec.heads), args.extents.pairs);
     let probabilities = args.real("probabilities", &[heads, pairs])?;
@@ -209,7 +215,7 @@ pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result
                 (block.n_queries, head, len),
                 1.0,
                 probabilities,
-                rows_of(v, &v_heads, h, start),
+                rows_of(v, &v_heads, h / group, start),
                 Into::Overwrite,
                 &out,
                 out_heads.at(h, start + block.query),
@@ -221,142 +227,116 @@ pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result
 }
 
 pub(super) fn mha_short(spec: &MhaShort, args: Args<'_, '_>) -> Result<(), OpError> {
-    let fused = Fused {
-        heads: spec.heads,
-        head: spec.head,
-        scale: spec.scale,
-        q: spec.q,
-        k: spec.k,
-        v: spec.v,
-        max_len: Some(spec.max_len),
-    };
-    fused.run(args)
+    fused(&spec.of, Some(spec.max_len), args)
 }
 
 pub(super) fn mha_online(spec: &MhaOnline, args: Args<'_, '_>) -> Result<(), OpError> {
-    let fused = Fused {
-        heads: spec.heads,
-        head: spec.head,
-        scale: spec.scale,
-        q: spec.q,
-        k: spec.k,
-        v: spec.v,
-        max_len: None,
-    };
-    fused.run(args)
+    fused(&spec.of, None, args)
 }
 
 /// Both fused kernels: on the CPU they differ only in the lengths that they take.
-struct Fused {
-    heads: u32,
-    head: u32,
-    scale: f32,
-    q: HeadView,
-    k: HeadView,
-    v: HeadView,
-    max_len: Option<u32>,
-}
-
-impl Fused {
-    fn run(self, mut args: Args<'_, '_>) -> Result<(), OpError> {
-        let (op, tokens) = (args.op(), args.extents.tokens);
-        let q_heads = args.heads("the heads of `q`", self.q, self.heads, self.head)?;
-        let k_heads = args.heads("the heads of `k`", self.k, self.heads, self.head)?;
-        let v_heads = args.heads("the heads of `v`", self.v, self.heads, self.head)?;
-        let q = args.real("q", &[q_heads.elements])?;
-        let k = args.real("k", &[k_heads.elements])?;
-        let v = args.real("v", &[v_heads.elements])?;
-        let sequences = args.sequences()?;
-        if let Some(max_len) = self.max_len {
-            let too_long = |s: &Sequence| s.len as u64 > u64::from(max_len);
-            if let Some(sequence) = sequences.iter().position(too_long) {
-                return Err(OpError::TooLong {
-                    op,
-                    sequence,
-                    len: sequences[sequence].len,
-                    max_len,
-                });
-            }
-        }
-        let (heads, head) = (self.heads as usize, self.head as usize);
-        let out = args.out(&[tokens, u64::from(self.heads), u64::from(self.head)])?;
-        if out.is_empty() {
-            return Ok(());
-        }
-        let width = heads * head;
-        let out = SharedOut::new(out);
-        let work = work(&sequences, heads, head);
-        for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
-            let Sequence { start, len, .. } = block.sequence;
-            let n = block.n_queries;
-            let q = rows_of(q, &q_heads, h, start + block.query);
-            // The result is a head's columns of these queries' rows.
-            let at = (start + block.query) * width + h * head;
-            scratch.running.clear();
-            scratch.running.resize(n, Running::START);
-            scratch.factors.resize(n, 0.0);
-            // Only grows, and each product overwrites its part of it.
-            let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
-            scratch.scores.resize(largest, 0.0);
-            for key in (0..len).step_by(MAX_KEYS) {
-                let n_keys = MAX_KEYS.min(len - key);
-                let scores = &mut scratch.scores[..n * n_keys];
-                let k = rows_of(k, &k_heads, h, start + key);
-                // SAFETY: the scratch is this task's.
-                unsafe {
-                    multiply(
-                        (n, n_keys, head),
-                        self.scale,
-                        q,
-                        transposed(k),
-                        Into::Overwrite,
-                        &SharedOut::new(scores),
-                        0,
-                        n_keys,
-                    );
-                }
-                simd::dispatch(OnlineSoftmax {
-                    rows: scores,
-                    len: n_keys,
-                    running: &mut scratch.running,
-                    corrections: &mut scratch.factors,
-                });
-                let first = key == 0;
-                if !first {
-                    simd::dispatch(ScaleRows {
-                        by: &scratch.factors,
-                        out,
-                        at,
-                        cols: head,
-                        stride: width,
-                    });
-                }
-                let numerators = Operand {
-                    data: scores,
-                    row: n_keys,
-                    col: 1,
-                };
-                let into = match first {
-                    true => Into::Overwrite,
-                    false => Into::Accumulate,
-                };
-                let v = rows_of(v, &v_heads, h, start + key);
-                // SAFETY: each head has its own columns, each query its own rows.
-                unsafe { multiply((n, head, n_keys), 1.0, numerators, v, into, &out, at, width) };
-            }
-            for (factor, running) in scratch.factors.iter_mut().zip(&scratch.running) {
-                *factor = 1.0 / running.sum;
-            }
-            simd::dispatch(ScaleRows {
-                by: &scratch.factors,
-                out,
-                at,
-                cols: head,
-                stride: width,
+fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (op, tokens) = (args.op(), args.extents.tokens);
+    let q_heads = args.heads("the heads of `q`", of.q, of.heads, of.head)?;
+    let k_heads = args.heads("the heads of `k`", of.k, of.kv_heads, of.head)?;
+    let v_heads = args.heads("the heads of `v`", of.v, of.kv_heads, of.head)?;
+    let q = args.real("q", &[q_heads.elements])?;
+    let k = args.real("k", &[k_heads.elements])?;
+    let v = args.real("v", &[v_heads.elements])?;
+    let sequences = args.sequences()?;
+    if let Some(max_len) = max_len {
+        let too_long = |s: &Sequence| s.len as u64 > u64::from(max_len);
+        if let Some(sequence) = sequences.iter().position(too_long) {
+            return Err(OpError::TooLong {
+                op,
+                sequence,
+                len: sequences[sequence].len,
+                max_len,
             });
-        });
-        Ok(())
+        }
     }
+    let (heads, head) = (of.heads as usize, of.head as usize);
+    let group = heads / (of.kv_heads.max(1) as usize);
+    let out = args.out(&[tokens, u64::from(of.heads), u64::from(of.head)])?;
+    if out.is_empty() {
+        return Ok(());
+    }
+    let width = heads * head;
+    let out = SharedOut::new(out);
+    let work = work(&sequences, heads, head);
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
+        let Sequence { start, len, .. } = block.sequence;
+        let n = block.n_queries;
+        // The keys that any query of the block attends to.
+        let len = if of.causal { block.query + n } else { len };
+        let q = rows_of(q, &q_heads, h, start + block.query);
+        // The result is a head's columns of these queries' rows.
+        let at = (start + block.query) * width + h * head;
+        scratch.running.clear();
+        scratch.running.resize(n, Running::START);
+        scratch.factors.resize(n, 0.0);
+        // Only grows, and each product overwrites its part of it.
+        let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
+        scratch.scores.resize(largest, 0.0);
+        for key in (0..len).step_by(MAX_KEYS) {
+            let n_keys = MAX_KEYS.min(len - key);
+            let scores = &mut scratch.scores[..n * n_keys];
+            let k = rows_of(k, &k_heads, h / group, start + key);
+            // SAFETY: the scratch is this task's.
+            unsafe {
+                multiply(
+                    (n, n_keys, head),
+                    of.scale,
+                    q,
+                    transposed(k),
+                    Into::Overwrite,
+                    &SharedOut::new(scores),
+                    0,
+                    n_keys,
+                );
+            }
+            simd::dispatch(OnlineSoftmax {
+                rows: scores,
+                len: n_keys,
+                causal: of.causal.then_some((block.query, key)),
+                running: &mut scratch.running,
+                corrections: &mut scratch.factors,
+            });
+            let first = key == 0;
+            if !first {
+                simd::dispatch(ScaleRows {
+                    by: &scratch.factors,
+                    out,
+                    at,
+                    cols: head,
+                    stride: width,
+                });
+            }
+            let numerators = Operand {
+                data: scores,
+                row: n_keys,
+                col: 1,
+            };
+            let into = match first {
+                true => Into::Overwrite,
+                false => Into::Accumulate,
+            };
+            let v = rows_of(v, &v_heads, h / group, start + key);
+            // SAFETY: each head has its own columns, each query its own rows.
+            unsafe { multiply((n, head, n_keys), 1.0, numerators, v, into, &out, at, width) };
+        }
+        for (factor, running) in scratch.factors.iter_mut().zip(&scratch.running) {
+            *factor = 1.0 / running.sum;
+        }
+        simd::dispatch(ScaleRows {
+            by: &scratch.factors,
+            out,
+            at,
+            cols: head,
+            stride: width,
+        });
+    });
+    Ok(())
 }
 
 /// A step of the online softmax on each row of scores, which becomes its numerators.
@@ -364,6 +344,8 @@ struct OnlineSoftmax<'a> {
     rows: &'a mut [f32],
     /// Not 0.
     len: usize,
+    /// The query of the first row and the first key, where a query attends to the keys up to it.
+    causal: Option<(usize, usize)>,
     running: &'a mut [Running],
     /// Set to what the results of the steps before are to be multiplied by.
     corrections: &'a mut [f32],
@@ -375,8 +357,18 @@ impl WithSimd for OnlineSoftmax<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let state = self.running.iter_mut().zip(self.corrections);
-        for (row, (running, correction)) in self.rows.chunks_exact_mut(self.len).zip(state) {
-            *correction = simd::softmax_numerators(simd, row, 1.0, running);
+        let rows = self.rows.chunks_exact_mut(self.len).zip(state);
+        for (i, (row, (running, correction))) in rows.enumerate() {
+            let valid = match self.causal {
+                Some((query, key)) => (query + i + 1).saturating_sub(key).min(self.len),
+                None => self.len,
+            };
+            let (row, masked) = row.split_at_mut(valid);
+            masked.fill(0.0);
+            *correction = match row {
+                [] => 1.0,
+                row => simd::softmax_numerators(simd, row, 1.0, running),
+            };
         }
     }
 }

@@ -18,7 +18,7 @@ mod tests;
 
 use args::Args;
 
-use crate::kernels::KernelSpec;
+use crate::kernels::{KernelSpec, attention::SoftmaxMask};
 use crate::tensor::Extents;
 
 /// One tensor that a kernel reads, in host memory.
@@ -231,6 +231,7 @@ pub fn run_in(
         KernelSpec::MeanPool(k) => pooling::mean_pool(k, args),
         KernelSpec::MaxPool(k) => pooling::max_pool(k, args),
         KernelSpec::L2Normalize(k) => pooling::l2_normalize(k, args),
+        KernelSpec::LogProbability(k) => rows::log_probability(k, args),
         KernelSpec::MeanPoolNormalize(k) => pooling::mean_pool_normalize(k, args),
         KernelSpec::AttentionScores(k) => attention::scores(k, args),
         KernelSpec::AttentionSoftmax(k) => attention::softmax(k, args),
@@ -274,10 +275,14 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::MeanPool(_) => "mean_pool",
         KernelSpec::MaxPool(_) => "max_pool",
         KernelSpec::L2Normalize(_) => "l2_normalize",
+        KernelSpec::LogProbability(_) => "log_probability",
         KernelSpec::MeanPoolNormalize(_) => "mean_pool_normalize",
         KernelSpec::AttentionScores(_) => "attention_scores",
-        KernelSpec::AttentionSoftmax(k) if k.masked => "attention_masked_softmax",
-        KernelSpec::AttentionSoftmax(_) => "attention_softmax",
+        KernelSpec::AttentionSoftmax(k) => match k.mask {
+            SoftmaxMask::None => "attention_softmax",
+            SoftmaxMask::Padding => "attention_masked_softmax",
+            SoftmaxMask::Causal => "attention_causal_softmax",
+        },
         KernelSpec::AttentionContext(_) => "attention_context",
         KernelSpec::MhaShort(_) => "mha_short",
         KernelSpec::MhaOnline(_) => "mha_online",

@@ -3,15 +3,17 @@
 use std::iter::zip;
 
 use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
 
 use super::OpError;
 use super::args::Args;
 use super::parallel::for_row_blocks;
-use super::simd::{self, Pointwise, Times, with_activation};
+use super::simd::{self, Pointwise, Running, Times, with_activation};
 use crate::kernels::Meta;
 use crate::kernels::elementwise::*;
 use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
 use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
+use crate::kernels::log_probability::LogProbability;
 
 pub(super) fn add_bias(spec: &AddBias, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
@@ -301,19 +303,7 @@ impl<'a> Lookup<'a> {
         ids: &'a [i32],
         rows: &'a [f32],
     ) -> Result<Self, OpError> {
-        for (index, &id) in ids.iter().enumerate() {
-            let row = i64::from(id) + i64::from(table.offset);
-            if id < 0 || row >= i64::from(table.rows) {
-                return Err(OpError::Id {
-                    op,
-                    param: ids_param(table.ids),
-                    index,
-                    id,
-                    offset: table.offset,
-                    rows: table.rows,
-                });
-            }
-        }
+        check_ids(op, table, ids)?;
         Ok(Self {
             ids,
             offset: table.offset as usize,
@@ -329,12 +319,77 @@ impl<'a> Lookup<'a> {
     }
 }
 
+/// Whether every id picks a row of the table.
+fn check_ids(op: &'static str, table: &Table, ids: &[i32]) -> Result<(), OpError> {
+    for (index, &id) in ids.iter().enumerate() {
+        let row = i64::from(id) + i64::from(table.offset);
+        if id < 0 || row >= i64::from(table.rows) {
+            return Err(OpError::Id {
+                op,
+                param: ids_param(table.ids),
+                index,
+                id,
+                offset: table.offset,
+                rows: table.rows,
+            });
+        }
+    }
+    Ok(())
+}
+
 fn ids_param(ids: Meta) -> &'static str {
     match ids {
         Meta::TokenIds => "token_ids",
         Meta::TypeIds => "type_ids",
         Meta::Positions => "positions",
         Meta::CuLens | Meta::PairOffsets | Meta::Mask | Meta::ValidLens => "ids",
+    }
+}
+
+pub(super) fn log_probability(
+    spec: &LogProbability,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
+    let (op, tokens, width) = (args.op(), args.extents.tokens, u64::from(spec.width));
+    let logits = args.real("logits", &[tokens, width])?;
+    let ids = args.i32s("token_ids", tokens)?;
+    let columns = Table {
+        ids: Meta::TokenIds,
+        offset: 0,
+        rows: spec.width,
+    };
+    check_ids(op, &columns, ids)?;
+    let positions = args.i32s("positions", tokens)?;
+    let out = args.out(&[tokens, 1])?;
+    let width = width as usize;
+    // A row of the result costs a row of logits.
+    let one = |t: usize, scratch: &mut Vec<f32>| {
+        if t == 0 || positions[t] == 0 {
+            return 0.0;
+        }
+        let row = &logits[(t - 1) * width..t * width];
+        scratch.clear();
+        scratch.extend_from_slice(row);
+        let sum = simd::dispatch(LogSum(scratch));
+        row[ids[t] as usize] - sum
+    };
+    out.par_iter_mut()
+        .enumerate()
+        .for_each_init(Vec::new, |scratch, (t, out)| *out = one(t, scratch));
+    Ok(())
+}
+
+/// `log Σ exp` of a row, which is overwritten.
+struct LogSum<'a>(&'a mut [f32]);
+
+impl WithSimd for LogSum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        let mut running = Running::START;
+        simd::softmax_numerators(simd, self.0, 1.0, &mut running);
+        running.max + running.sum.ln()
     }
 }
 

@@ -112,6 +112,7 @@ fn attention_scores_are_products_within_each_sequence() {
             let k = noise(n_elements(k_view, batch.tokens()), 2);
             let spec = KernelSpec::AttentionScores(AttentionScores {
                 heads: HEADS,
+                kv_heads: HEADS,
                 head: HEAD,
                 scale: 0.25,
                 q: q_view,
@@ -156,7 +157,7 @@ fn attention_masked_softmax_is_the_softmax_of_the_keys_that_count() {
     for batch in batches() {
         let x = noise(HEADS as usize * batch.pairs(), 1);
         let kernel = AttentionSoftmax {
-            masked: true,
+            mask: SoftmaxMask::Padding,
             ..AttentionSoftmax::new(HEADS, 2.0, F32)
         };
         // All keys, one key, and what lies between.
@@ -220,6 +221,7 @@ fn attention_context_sums_values_by_their_probabilities() {
             let v = noise(n_elements(v_view, batch.tokens()), 2);
             let spec = KernelSpec::AttentionContext(AttentionContext {
                 heads: HEADS,
+                kv_heads: HEADS,
                 head: HEAD,
                 v: v_view,
                 out: out_view,
@@ -239,27 +241,17 @@ fn attention_context_sums_values_by_their_probabilities() {
     }
 }
 
-fn short(scale: f32, [q, k, v]: [HeadView; 3], max_len: u32) -> KernelSpec {
+fn short(scale: f32, views: [HeadView; 3], max_len: u32) -> KernelSpec {
     KernelSpec::MhaShort(MhaShort {
-        heads: HEADS,
-        head: HEAD,
-        scale,
-        q,
-        k,
-        v,
+        of: Attending::full(HEADS, HEAD, scale, views),
         max_len,
         dtype: F32,
     })
 }
 
-fn online(scale: f32, [q, k, v]: [HeadView; 3]) -> KernelSpec {
+fn online(scale: f32, views: [HeadView; 3]) -> KernelSpec {
     KernelSpec::MhaOnline(MhaOnline {
-        heads: HEADS,
-        head: HEAD,
-        scale,
-        q,
-        k,
-        v,
+        of: Attending::full(HEADS, HEAD, scale, views),
         dtype: F32,
     })
 }

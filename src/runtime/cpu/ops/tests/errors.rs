@@ -1,6 +1,6 @@
 use super::*;
 use crate::kernels::Meta;
-use crate::kernels::attention::{AttentionScores, AttentionSoftmax};
+use crate::kernels::attention::{AttentionScores, AttentionSoftmax, SoftmaxMask};
 use crate::kernels::elementwise::{Add, SliceColumns};
 use crate::kernels::embedding::{Embedding, Table};
 use crate::kernels::pooling::MeanPool;
@@ -141,7 +141,7 @@ fn pair_offsets_that_are_not_sums_of_squares_are_an_error() {
 fn valid_lengths_outside_their_sequence_are_an_error() {
     let batch = Batch::new(&[2, 3]);
     let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax {
-        masked: true,
+        mask: SoftmaxMask::Padding,
         ..AttentionSoftmax::new(1, 1.0, F32)
     });
     let (x, mut out) = ([0.0; 13], [0.0; 13]);
@@ -181,6 +181,7 @@ fn columns_past_the_end_of_a_row_are_an_error() {
     );
     let spec = KernelSpec::AttentionScores(AttentionScores {
         heads: 2,
+        kv_heads: 2,
         head: 4,
         scale: 1.0,
         q: HeadView::HeadMajor,

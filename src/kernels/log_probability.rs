@@ -1,0 +1,103 @@
+//! Log-probabilities of the tokens that are there: what a language model gives a text.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    rows::{blocks, read, read_meta, rows_by, storage, write},
+};
+use crate::machine::Machine;
+use crate::tensor::{DType, Extents, Shape, Symbol};
+
+/// `logits [tokens, width]`, `token_ids [tokens]`, `positions [tokens]` → `out [tokens, 1]` in f32: the logarithm of the
+/// probability of each token, given those before it in its sequence, by the softmax of the row before; 0 for a
+/// sequence's first token, which nothing precedes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LogProbability {
+    /// Entries of the vocabulary.
+    pub width: u32,
+    pub dtype: DType,
+}
+
+/// Threads of the one CTA per row.
+const THREADS: u32 = 256;
+
+impl Kernel for LogProbability {
+    fn symbol(&self) -> String {
+        format!("log_probability_{}_w{}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "log_probability"
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::from([
+            ("storage", storage(self.dtype)),
+            ("width", self.width.into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let tokens = || Shape::new([Symbol::Tokens.into()]);
+        let ids = Param {
+            name: "token_ids",
+            role: super::Role::Read {
+                dtype: DType::I32,
+                shape: tokens(),
+                fill: Fill::Below(self.width),
+            },
+        };
+        vec![
+            read(
+                "logits",
+                self.dtype,
+                rows_by(Symbol::Tokens, self.width),
+                Fill::ACTIVATION,
+            ),
+            ids,
+            read_meta("positions", Meta::Positions, tokens()),
+            write("out", DType::F32, rows_by(Symbol::Tokens, 1)),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        Launch::of_ctas(blocks(extents.tokens, 1).into(), THREADS, 0)
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (logits, ids, positions) = (reads[0].real(), reads[1].index(), reads[2].index());
+        let width = self.width as usize;
+        let of_token = |t: usize| {
+            if positions[t] == 0 {
+                return 0.0;
+            }
+            let row = &logits[(t - 1) * width..t * width];
+            let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let exps = row.iter().map(|&x| f64::from(x - top).exp());
+            let sum: f64 = exps.sum();
+            (f64::from(row[ids[t] as usize] - top) - sum.ln()) as f32
+        };
+        let all = (0..extents.tokens as usize).map(of_token).collect();
+        vec![HostTensor::Real(all)]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance {
+            absolute: 2e-5,
+            relative: 2e-6,
+            reason: "an f32 sum of exponentials in another order, each within 2 ulp, and one logarithm",
+        }
+    }
+}
+
+/// A row that is no multiple of the threads, one shorter than a CTA, and a vocabulary.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let of = |dtype| [7, 1003, 50257].map(|width| LogProbability { width, dtype }.into());
+    let dtypes = [DType::F32, DType::F16, DType::BF16];
+    dtypes.into_iter().flat_map(of).collect()
+}
