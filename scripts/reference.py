@@ -15,7 +15,7 @@ import transformers as tf
 
 SEED, DEVIATION = 20, 0.1
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129]}
-PREFIXES = ("bert.", "roberta.", "distilbert.", "albert.", "transformer.")
+PREFIXES = ("bert.", "roberta.", "distilbert.", "albert.", "transformer.", "model.")
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
     "The model description is turned into CUDA source.",
@@ -140,7 +140,16 @@ DECODERS = {
     "gpt2": (tf.GPT2LMHeadModel, lambda s: tf.GPT2Config(
         vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"],
         n_inner=s["inner"], attn_implementation="eager", **s["more"])),
+    "llama": (tf.LlamaForCausalLM, lambda s: tf.LlamaConfig(**common(s))),
+    "qwen3": (tf.Qwen3ForCausalLM, lambda s: tf.Qwen3Config(**common(s))),
 }
+
+
+def common(s):
+    """The keys that most decoders share."""
+    return dict(vocab_size=s["vocab"], max_position_embeddings=512, hidden_size=s["hidden"], num_hidden_layers=s["layers"],
+                num_attention_heads=s["heads"], num_key_value_heads=s["kv_heads"], head_dim=s["head"],
+                intermediate_size=s["inner"], attn_implementation="eager", **s["more"])
 
 
 def write_config(out, name, cfg, **more):
@@ -217,5 +226,12 @@ if __name__ == "__main__":
     random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")
     decoder(a.out, "gpt2_h320a5", "gpt2", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
     decoder(a.out, "gpt2_head20", "gpt2", ["tiny"], hidden=60, heads=3, inner=None, layers=2, more=dict(activation_function="relu", tie_word_embeddings=False))
+    decoder(a.out, "llama_h320a5", "llama", ["one_token", "tiny", "mixed"], hidden=320, heads=10, kv_heads=2, head=32, inner=1000)
+    scaling = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+    decoder(a.out, "llama_head20", "llama", ["tiny"], hidden=60, heads=3, kv_heads=3, head=20, inner=100, layers=2,
+            more=dict(rope_parameters=scaling, tie_word_embeddings=True, attention_bias=True, mlp_bias=True))
+    yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)
+    decoder(a.out, "qwen3_h192a6", "qwen3", ["tiny", "mixed"], hidden=192, heads=6, kv_heads=2, head=64, inner=500, layers=2,
+            more=dict(rope_parameters=yarn, tie_word_embeddings=True))
     if a.minilm:
         minilm(a.out, a.minilm)

@@ -93,6 +93,9 @@ matches_reference! {
     heads_of_128_match: "bert_head128" is "bert";
     the_tanh_form_of_gelu_matches: "bert_tanh_gelu" is "bert";
     gpt2_with_odd_sizes_matches: "gpt2_h320a5" is "gpt2";
+    llama_with_grouped_heads_matches: "llama_h320a5" is "llama";
+    llama_with_scaled_frequencies_and_biases_matches: "llama_head20" is "llama";
+    qwen3_with_normalised_heads_and_yarn_matches: "qwen3_h192a6" is "qwen3";
     an_untied_gpt2_with_heads_of_20_matches: "gpt2_head20" is "gpt2";
 }
 
@@ -107,6 +110,7 @@ fn every_pass_switched_off_gives_the_same() {
         ("bert_h320a5", "bert"),
         ("albert_h320a5", "albert"),
         ("gpt2_h320a5", "gpt2"),
+        ("qwen3_h192a6", "qwen3"),
     ] {
         within_bounds(&compare(name, description, &all));
     }

@@ -77,7 +77,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             vector(of[1], &matrix(of[0])?.into(), "bias")?;
             Ok(of[0].clone())
         }
-        Op::Add => {
+        Op::Add | Op::Multiply => {
             pointwise(of[0])?;
             if of[0] != of[1] {
                 return Err(format!(
@@ -95,14 +95,22 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             vector(of[2], &width, "bias")?;
             Ok(of[0].clone())
         }
-        Op::SplitHeads { heads } => {
-            let width = per_token(of[0])?;
-            if *heads == 0 || width % u64::from(*heads) != 0 {
-                return Err(format!(
-                    "a width of {width} does not divide into {heads} heads"
-                ));
+        Op::RmsNorm { heads, .. } => {
+            let width = matrix(of[0])?;
+            let part = part_of(width, *heads)?;
+            vector(of[1], &part.into(), "weight")?;
+            Ok(of[0].clone())
+        }
+        Op::Rotary(rotation) => {
+            let head = part_of(per_token(of[0])?, rotation.heads)?;
+            let columns = 2 * rotation.frequencies.len() as u64;
+            match (1..=head).contains(&columns) {
+                true => Ok(of[0].clone()),
+                false => Err(format!("{columns} columns of a head of {head} are turned")),
             }
-            let head = Size::constant(width / u64::from(*heads));
+        }
+        Op::SplitHeads { heads } => {
+            let head = Size::constant(part_of(per_token(of[0])?, *heads)?);
             Ok(Shape(vec![constant(*heads), tokens(), head]))
         }
         Op::MergeHeads => {
@@ -248,6 +256,16 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
             Ok(Shape(vec![tokens(), constant(heads * head)]))
         }
+    }
+}
+
+/// The width of each of `heads` equal parts of a row.
+fn part_of(width: u64, heads: u32) -> Result<u64, String> {
+    match heads > 0 && width.is_multiple_of(u64::from(heads)) {
+        true => Ok(width / u64::from(heads)),
+        false => Err(format!(
+            "a width of {width} does not divide into {heads} heads"
+        )),
     }
 }
 

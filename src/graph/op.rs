@@ -6,6 +6,7 @@ use crate::kernels::{
     Meta,
     attention::{Attending, HeadView},
     gemm::{Activation, Epilogue},
+    rotary::Rotation,
 };
 
 /// Where a weight comes from: a tensor of the checkpoint, or something computed from several
@@ -80,12 +81,18 @@ pub enum Op {
     AddBias,
     /// `a, b` of one shape.
     Add,
+    /// `a, b` of one shape, element by element.
+    Multiply,
     /// One value at a time.
     Activate(Activation),
     /// `by · x`.
     Scale { by: f32 },
     /// `x, gamma, beta`, over the last dimension.
     LayerNorm { eps: f32 },
+    /// `x, weight`: each of `heads` equal parts of a row over its root mean square, times the weight.
+    RmsNorm { eps: f32, heads: u32 },
+    /// `[tokens, heads·head]`: rotary position embedding of each head.
+    Rotary(Rotation),
     /// `[tokens, heads·head]` → `[heads, tokens, head]`.
     SplitHeads { heads: u32 },
     /// `[heads, tokens, head]` → `[tokens, heads·head]`.
@@ -159,6 +166,9 @@ impl Op {
             }
             Op::AddBias => "add_bias",
             Op::Add => "add",
+            Op::Multiply => "multiply",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::Rotary(_) => "rotary",
             Op::Activate(activation) => activation.name(),
             Op::Scale { .. } => "scale",
             Op::LayerNorm { .. } => "layer_norm",
@@ -192,6 +202,8 @@ impl Op {
             Op::Embedding { .. }
             | Op::AddBias
             | Op::Add
+            | Op::Multiply
+            | Op::RmsNorm { .. }
             | Op::Scores { .. }
             | Op::Context { .. } => 2,
             Op::LayerNorm { .. } | Op::Attention(_) => 3,
@@ -215,6 +227,14 @@ impl fmt::Display for Op {
             | Op::BiasResidualLayerNorm { eps, .. }
             | Op::L2Normalize { eps }
             | Op::MeanPoolNormalize { eps } => write!(f, "(eps={eps:e})"),
+            Op::RmsNorm { eps, heads: 1 } => write!(f, "(eps={eps:e})"),
+            Op::RmsNorm { eps, heads } => write!(f, "(eps={eps:e}, heads={heads})"),
+            Op::Rotary(of) => write!(
+                f,
+                "(heads={}, columns={})",
+                of.heads,
+                2 * of.frequencies.len()
+            ),
             Op::EmbeddingLayerNorm { eps, offsets } => {
                 write!(f, "(eps={eps:e}, offsets={offsets:?})")
             }

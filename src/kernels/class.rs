@@ -66,11 +66,13 @@ impl KernelSpec {
             | Self::MhaLongReduce(_)
             | Self::MhaLongContext(_) => Class::Attention,
             Self::AttentionSoftmax(_) => Class::Softmax,
-            Self::LayerNorm(_) | Self::BiasResidualLayerNorm(_) | Self::EmbeddingLayerNorm(_) => {
+            Self::RmsNorm(_) | Self::LayerNorm(_) | Self::BiasResidualLayerNorm(_) | Self::EmbeddingLayerNorm(_) => {
                 Class::LayerNorm
             }
             Self::AddBias(_)
             | Self::Add(_)
+            | Self::Multiply(_)
+            | Self::Rotary(_)
             | Self::Activate(_)
             | Self::Scale(_)
             | Self::SliceColumns(_)

@@ -34,6 +34,13 @@ pub struct Add {
     pub dtype: DType,
 }
 
+/// `a, b [rows, width]` → `out [rows, width]`: `a · b`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Multiply {
+    pub width: u32,
+    pub dtype: DType,
+}
+
 /// `x [rows, width]` → `out [rows, width]`: the activation of each element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Activate {
@@ -162,6 +169,50 @@ impl Kernel for Add {
     }
 }
 
+impl Kernel for Multiply {
+    fn symbol(&self) -> String {
+        format!("multiply_{}_w{}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "multiply"
+    }
+
+    fn constants(&self) -> Constants {
+        flat_constants(self.width, self.dtype)
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let rows = rows_by(Symbol::Rows, self.width);
+        vec![
+            read("a", self.dtype, rows.clone(), Fill::ACTIVATION),
+            read("b", self.dtype, rows.clone(), Fill::ACTIVATION),
+            write("out", self.dtype, rows),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        flat_launch(extents, self.width, self.dtype)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [a, b] = reads else {
+            unreachable!("the parameter list has two operands")
+        };
+        let products = a.real().iter().zip(b.real()).map(|(&a, &b)| (f64::from(a) * f64::from(b)) as f32);
+        vec![HostTensor::Real(products.collect())]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        rounded_once(self.dtype, 0.0, ONE_OPERATION)
+    }
+}
+
 impl Kernel for Activate {
     fn symbol(&self) -> String {
         format!("{}_{}_w{}", self.activation.name(), self.dtype, self.width)
@@ -173,7 +224,7 @@ impl Kernel for Activate {
 
     fn constants(&self) -> Constants {
         let mut constants = flat_constants(self.width, self.dtype);
-        constants.insert("function", self.activation.function().into());
+        constants.insert("activation", self.activation.function().into());
         constants.insert("precise", (self.dtype == DType::F32).into());
         constants
     }
@@ -292,6 +343,7 @@ pub fn representative() -> Vec<KernelSpec> {
         for width in [768, 384, 320, 1024, 1003, 128, 4096] {
             kernels.push(KernelSpec::from(AddBias { width, dtype }));
             kernels.push(KernelSpec::from(Add { width, dtype }));
+            kernels.push(KernelSpec::from(Multiply { width, dtype }));
         }
         for width in [3072, 1000, 1003] {
             for activation in Activation::ALL {

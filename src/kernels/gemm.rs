@@ -34,14 +34,17 @@ pub enum Activation {
     GeluTanh,
     Relu,
     Tanh,
+    /// `x / (1 + exp(−x))`.
+    Silu,
 }
 
 impl Activation {
-    pub const ALL: [Activation; 4] = [
+    pub const ALL: [Activation; 5] = [
         Activation::GeluExact,
         Activation::GeluTanh,
         Activation::Relu,
         Activation::Tanh,
+        Activation::Silu,
     ];
 
     /// Its name in symbols.
@@ -51,6 +54,7 @@ impl Activation {
             Activation::GeluTanh => "gelu_tanh",
             Activation::Relu => "relu",
             Activation::Tanh => "tanh",
+            Activation::Silu => "silu",
         }
     }
 
@@ -58,7 +62,7 @@ impl Activation {
     pub const fn error_at_zero(self) -> f32 {
         match self {
             Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
-            Activation::Relu | Activation::Tanh => 1e-7,
+            Activation::Relu | Activation::Tanh | Activation::Silu => 1e-7,
         }
     }
 
@@ -69,6 +73,7 @@ impl Activation {
             Activation::GeluTanh => "gelu_tanh",
             Activation::Relu => "relu",
             Activation::Tanh => "tanh_of",
+            Activation::Silu => "silu",
         }
     }
 }

@@ -15,6 +15,8 @@ pub mod layernorm;
 pub mod log_probability;
 pub mod pack;
 pub mod pooling;
+pub mod rms_norm;
+pub mod rotary;
 mod rows;
 mod spec;
 pub mod trial;

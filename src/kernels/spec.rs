@@ -3,7 +3,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     Kernel, attention, attention::*, elementwise, elementwise::*, embedding, embedding::*, gemm,
     gemm::*, layernorm, layernorm::*,
-    log_probability, log_probability::*, pack::*, pooling, pooling::*, upload::*,
+    log_probability, log_probability::*, pack::*, pooling, pooling::*, rms_norm, rms_norm::*,
+    rotary, rotary::*, upload::*,
 };
 
 /// Lists the kernels once; every function over all of them follows from it.
@@ -37,7 +38,7 @@ kernels! {
     DeferredLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, LogProbability, PackScan, PackTokens, Upload,
+    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, LogProbability, Multiply, RmsNorm, Rotary, PackScan, PackTokens, Upload,
 }
 
 impl KernelSpec {
@@ -69,6 +70,8 @@ pub fn representative() -> Vec<KernelSpec> {
         embedding::representative(),
         pooling::representative(),
         log_probability::representative(),
+        rms_norm::representative(),
+        rotary::representative(),
         attention::representative(),
     ]
     .into_iter()

@@ -20,7 +20,7 @@ use unroll::reads_tokens;
 
 use crate::{
     graph::{Graph, GraphError, NodeId, Op, WeightExpr, WeightNames},
-    kernels::{Meta, attention::HeadView, gemm::Epilogue},
+    kernels::{Meta, attention::HeadView, gemm::Epilogue, rotary::Rotation},
     tensor::{Shape, Size, Symbol},
 };
 
@@ -180,6 +180,7 @@ impl<'a> Builder<'a> {
                 (Op::AddBias, vec![x, self.weight(bias, &[width])?])
             }
             Operator::Add { a, b } => (Op::Add, vec![self.value(a)?, self.value(b)?]),
+            Operator::Multiply { a, b } => (Op::Multiply, vec![self.value(a)?, self.value(b)?]),
             Operator::Scale { x, by } => {
                 let by = values.real(by)?;
                 (Op::Scale { by }, vec![self.value(x)?])
@@ -204,6 +205,37 @@ impl<'a> Builder<'a> {
                 let operands = vec![x, self.weight(weight, &dims)?, self.weight(bias, &dims)?];
                 let eps = values.eps(eps)?;
                 (Op::LayerNorm { eps }, operands)
+            }
+            Operator::RmsNorm {
+                x,
+                weight,
+                eps,
+                heads,
+            } => {
+                let x = self.value(x)?;
+                let width = self.width(&full, "rms_norm", x, place)?;
+                let heads = heads.as_ref().map_or(Ok(1), |heads| values.size(heads))?;
+                // Inference refuses what does not divide.
+                let part = [width / u64::from(heads.max(1))];
+                let operands = vec![x, self.weight(weight, &part)?];
+                let eps = values.eps(eps)?;
+                (Op::RmsNorm { eps, heads }, operands)
+            }
+            Operator::Rotary {
+                x,
+                heads,
+                width,
+                theta,
+                scaling,
+            } => {
+                let heads = values.size(heads)?;
+                let (frequencies, factor) = values.rotary(width, theta, scaling)?;
+                let rotation = Rotation {
+                    heads,
+                    frequencies,
+                    factor,
+                };
+                (Op::Rotary(rotation), vec![self.value(x)?])
             }
             Operator::SplitHeads { x, heads } => {
                 let heads = values.size(heads)?;

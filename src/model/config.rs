@@ -18,9 +18,9 @@ use crate::kernels::gemm::Activation;
 
 /// All that config.json gives to a description.
 pub(super) struct Values<'a> {
-    file: &'a File,
+    pub(super) file: &'a File,
     ast: &'a Ast,
-    config: &'a Map<String, Value>,
+    pub(super) config: &'a Map<String, Value>,
     dims: RefCell<BTreeMap<String, u64>>,
     reals: RefCell<BTreeMap<String, f64>>,
     /// Those of the loops around the statement at hand.
@@ -404,7 +404,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn wrong(
+    pub(super) fn wrong(
         &self,
         key: &str,
         value: &Value,

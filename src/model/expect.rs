@@ -13,7 +13,7 @@ use crate::{
 
 /// What `expect:` can count: all launches, all GEMMs whatever their epilogue, or one operator by
 /// the name of [`Op::name`]; those with an activation apart.
-const COUNTED: [&str; 27] = [
+const COUNTED: [&str; 30] = [
     "launches",
     "gemms",
     "embedding",
@@ -21,8 +21,11 @@ const COUNTED: [&str; 27] = [
     "bias_linear",
     "add_bias",
     "add",
+    "multiply",
     "scale",
     "layer_norm",
+    "rms_norm",
+    "rotary",
     "split_heads",
     "merge_heads",
     "scores",

@@ -97,6 +97,7 @@ mod expr;
 mod modules;
 mod need;
 mod reader;
+mod rotary;
 mod scope;
 mod shipped;
 mod syntax;

@@ -21,7 +21,9 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "distilbert",
     "albert",
     "electra",
-    "gpt2"
+    "gpt2",
+    "llama",
+    "qwen3"
 ];
 
 /// Names of [`SHIPPED`], in its order.

@@ -152,6 +152,10 @@ pub(super) enum Operator {
         kind: Activation,
     },
     /// `activation`: the kind stands under `activations`.
+    Multiply {
+        a: At<String>,
+        b: At<String>,
+    },
     NamedActivation {
         x: At<String>,
         kind: At<String>,
@@ -161,6 +165,22 @@ pub(super) enum Operator {
         weight: At<Pattern>,
         bias: At<Pattern>,
         eps: At<Expr>,
+    },
+    RmsNorm {
+        x: At<String>,
+        weight: At<Pattern>,
+        eps: At<Expr>,
+        /// Equal parts of a row, each normalised by itself.
+        heads: Option<At<Expr>>,
+    },
+    Rotary {
+        x: At<String>,
+        heads: At<Expr>,
+        /// Columns of a head that are turned, its first.
+        width: At<Expr>,
+        theta: At<Expr>,
+        /// Keys of config.json of which the first that is there says how frequencies are scaled.
+        scaling: Vec<At<String>>,
     },
     SplitHeads {
         x: At<String>,
@@ -214,13 +234,17 @@ impl Operator {
         match self {
             Operator::Embedding { .. } => Vec::new(),
             Operator::Concat { of } => of.iter().collect(),
-            Operator::Add { a, b } | Operator::Matmul { a, b, .. } => vec![a, b],
+            Operator::Add { a, b }
+            | Operator::Multiply { a, b }
+            | Operator::Matmul { a, b, .. } => vec![a, b],
             Operator::Linear { x, .. }
             | Operator::AddBias { x, .. }
             | Operator::Scale { x, .. }
             | Operator::Activate { x, .. }
             | Operator::NamedActivation { x, .. }
             | Operator::LayerNorm { x, .. }
+            | Operator::RmsNorm { x, .. }
+            | Operator::Rotary { x, .. }
             | Operator::SplitHeads { x, .. }
             | Operator::MergeHeads { x }
             | Operator::Softmax { x, .. }
@@ -251,6 +275,8 @@ impl Operator {
             Operator::Linear { out, .. } => vec![out],
             Operator::SplitHeads { heads, .. } => vec![heads],
             Operator::Columns { from, width, .. } => vec![from, width],
+            Operator::Rotary { heads, width, .. } => vec![heads, width],
+            Operator::RmsNorm { heads, .. } => heads.iter().collect(),
             _ => Vec::new(),
         }
     }
@@ -259,7 +285,10 @@ impl Operator {
     pub fn reals(&self) -> Vec<&At<Expr>> {
         match self {
             Operator::Scale { by, .. } => vec![by],
-            Operator::LayerNorm { eps, .. } | Operator::L2Normalize { eps, .. } => vec![eps],
+            Operator::LayerNorm { eps, .. }
+            | Operator::RmsNorm { eps, .. }
+            | Operator::L2Normalize { eps, .. } => vec![eps],
+            Operator::Rotary { theta, .. } => vec![theta],
             _ => Vec::new(),
         }
     }
@@ -271,6 +300,7 @@ impl Operator {
             Operator::Linear { weight, bias, .. } => [weight].into_iter().chain(bias).collect(),
             Operator::AddBias { bias, .. } => vec![bias],
             Operator::LayerNorm { weight, bias, .. } => vec![weight, bias],
+            Operator::RmsNorm { weight, .. } => vec![weight],
             _ => Vec::new(),
         }
     }
@@ -356,7 +386,7 @@ pub(super) fn activation(name: &str) -> Option<Activation> {
 }
 
 /// Published names of activations.
-pub(super) const ACTIVATIONS: [(&str, Activation); 7] = [
+pub(super) const ACTIVATIONS: [(&str, Activation); 9] = [
     ("gelu", Activation::GeluExact),
     ("gelu_python", Activation::GeluExact),
     ("gelu_new", Activation::GeluTanh),
@@ -364,6 +394,8 @@ pub(super) const ACTIVATIONS: [(&str, Activation); 7] = [
     ("gelu_fast", Activation::GeluTanh),
     ("relu", Activation::Relu),
     ("tanh", Activation::Tanh),
+    ("silu", Activation::Silu),
+    ("swish", Activation::Silu),
 ];
 
 /// Inputs of a model, by the names that descriptions use.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{KernelSpec, Meta, attention::*, elementwise::*, embedding::*, log_probability::LogProbability, pooling::*},
+    kernels::{KernelSpec, Meta, attention::*, elementwise::*, embedding::*, log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary},
     machine::Machine,
     select::{Dispatch, Timings},
     tensor::{DType, Shape, Size, Symbol},
@@ -158,7 +158,12 @@ impl<'a> Lowering<'a> {
             dispatch,
             most_longest: None,
             operands,
-            rows: rows(&node.shape),
+            rows: match &node.op {
+                Op::RmsNorm { heads, .. } => {
+                    &rows(&node.shape) * &Size::constant((*heads).into())
+                }
+                _ => rows(&node.shape),
+            },
         });
     }
 
@@ -253,6 +258,20 @@ impl<'a> Lowering<'a> {
             })),
             Op::Add => one(KernelSpec::Add(Add {
                 width: self.row_width(id)?,
+                dtype,
+            })),
+            Op::Multiply => one(KernelSpec::Multiply(Multiply {
+                width: self.row_width(id)?,
+                dtype,
+            })),
+            Op::RmsNorm { eps, .. } => one(KernelSpec::RmsNorm(RmsNorm {
+                width: operand_width(1)?,
+                eps: *eps,
+                dtype,
+            })),
+            Op::Rotary(rotation) => one(KernelSpec::Rotary(Rotary {
+                head: operand_width(0)? / rotation.heads,
+                rotation: rotation.clone(),
                 dtype,
             })),
             Op::Activate(activation) => one(KernelSpec::Activate(Activate {
@@ -439,6 +458,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         | Op::MaxPool
         | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
         Op::LogProbability => &[Meta::TokenIds, Meta::Positions],
+        Op::Rotary(_) => &[Meta::Positions],
         _ => &[],
     }
 }

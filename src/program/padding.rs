@@ -59,6 +59,9 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::EmbeddingLayerNorm { .. }
         | Op::AddBias
         | Op::Add
+        | Op::Multiply
+        | Op::RmsNorm { .. }
+        | Op::Rotary(_)
         | Op::Activate(_)
         | Op::Scale { .. }
         | Op::LayerNorm { .. }

@@ -394,6 +394,13 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Add(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::Multiply(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::RmsNorm(k) => widths(&[k.width])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
+        K::Rotary(k) => heads(k.rotation.heads, k.head, &[])
+            .and_then(|()| k.check())
+            .map(|()| k.dtype),
         K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Scale(k) => widths(&[k.width])
             .and_then(|()| real("the scale", k.by, true))

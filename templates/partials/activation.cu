@@ -64,4 +64,15 @@ __device__ __forceinline__ float tanh_of(float x) {
     }
 }
 
-__device__ __forceinline__ float identity(float x) { return x; }
+{% if activation == "silu" %}// exp and 1/x are off by at most 2 and 1 ulp of f32.
+__device__ __forceinline__ float silu(float x) {
+    if constexpr (PRECISE) {
+        return x / (1.0f + expf(-x));
+    } else {
+        float y;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_approx(-1.44269504f * x)));
+        return x * y;
+    }
+}
+
+{% endif %}__device__ __forceinline__ float identity(float x) { return x; }

@@ -17,6 +17,7 @@ pub fn activate_f64(activation: Activation, x: f64) -> f64 {
         Activation::Relu if x < 0.0 => 0.0,
         Activation::Relu => x,
         Activation::Tanh => x.tanh(),
+        Activation::Silu => x / (1.0 + (-x).exp()),
     }
 }
 

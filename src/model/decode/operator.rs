@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The primitive operators.
-pub(super) const OPERATORS: [&str; 22] = [
+pub(super) const OPERATORS: [&str; 26] = [
     "embedding",
     "linear",
     "add_bias",
@@ -35,6 +35,10 @@ pub(super) const OPERATORS: [&str; 22] = [
     "concat",
     "columns",
     "log_probability",
+    "silu",
+    "multiply",
+    "rms_norm",
+    "rotary",
 ];
 
 pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
@@ -47,7 +51,9 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "softmax" => &["x", "causal"],
         "columns" => &["x", "from", "width"],
         "add_bias" => &["x", "bias"],
-        "add" => &["a", "b"],
+        "add" | "multiply" => &["a", "b"],
+        "rms_norm" => &["x", "weight", "eps", "heads"],
+        "rotary" => &["x", "heads", "width", "theta", "scaling"],
         "scale" => &["x", "by"],
         "gelu" => &["x", "form"],
         "activation" => &["x", "kind"],
@@ -118,6 +124,11 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         }
         "relu" => activate(Activation::Relu),
         "tanh" => activate(Activation::Tanh),
+        "silu" => activate(Activation::Silu),
+        "multiply" => Ok(Operator::Multiply {
+            a: value("a")?,
+            b: value("b")?,
+        }),
         "activation" => Ok(Operator::NamedActivation {
             x: value("x")?,
             kind: r.string("`kind`", args.required(r, "kind")?)?,
@@ -127,6 +138,22 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             weight: weight("weight")?,
             bias: weight("bias")?,
             eps: size("eps")?,
+        }),
+        "rms_norm" => Ok(Operator::RmsNorm {
+            x: value("x")?,
+            weight: weight("weight")?,
+            eps: size("eps")?,
+            heads: optional("heads")?,
+        }),
+        "rotary" => Ok(Operator::Rotary {
+            x: value("x")?,
+            heads: size("heads")?,
+            width: size("width")?,
+            theta: size("theta")?,
+            scaling: match args.optional("scaling") {
+                Some(piece) => one_or_more(r, "`scaling`", piece, |p| r.string("a key", p))?,
+                None => Vec::new(),
+            },
         }),
         "split_heads" => Ok(Operator::SplitHeads {
             x: value("x")?,

@@ -42,13 +42,13 @@ refuses! {
         refused(description.build(&json!([1, 2]), None))
     };
     a_remainder_is_refused: bert(json!({"num_attention_heads": 5}), None);
-    an_unknown_activation_of_a_checkpoint_is_refused: bert(json!({"hidden_act": "swish"}), None);
+    an_unknown_activation_of_a_checkpoint_is_refused: bert(json!({"hidden_act": "mish"}), None);
     an_activation_that_is_no_name_is_refused: bert(json!({"hidden_act": 3}), None);
     an_epsilon_of_zero_is_refused: bert(json!({"layer_norm_eps": 0.0}), None);
     an_epsilon_that_is_no_number_is_refused: bert(json!({"layer_norm_eps": "small"}), None);
     labels_that_are_no_list_are_refused:
         bert(json!({"id2label": 3}), Some(&["sequence_logits"]));
-    an_activation_that_is_another_function_is_not_offered: bert(json!({"hidden_act": "silu"}), None);
+    an_activation_that_is_another_function_is_not_offered: bert(json!({"hidden_act": "quick_gelu"}), None);
     an_activation_in_another_form_is_offered: bert(json!({"hidden_act": "GELU"}), None);
     a_key_with_none_of_several_values_is_refused: {
         let must = "require: [Must(key: \"kind\", is: [\"a\", 2, null])], graph:";

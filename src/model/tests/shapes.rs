@@ -7,6 +7,7 @@ use crate::{
         Meta,
         attention::{Attending, HeadView},
         gemm::{Activation, Epilogue},
+        rotary::Rotation,
     },
     model::expect::counted,
 };
@@ -129,11 +130,19 @@ fn the_countable_names_are_the_names_of_operators() {
         Activation::GeluTanh,
         Activation::Relu,
         Activation::Tanh,
+        Activation::Silu,
     ];
     let mut ops = vec![
         Op::Embedding { offset: 0 },
         Op::AddBias,
         Op::Add,
+        Op::Multiply,
+        Op::RmsNorm { eps, heads: 1 },
+        Op::Rotary(Rotation {
+            heads,
+            frequencies: vec![1.0],
+            factor: 1.0,
+        }),
         Op::Scale { by: 1.0 },
         Op::LayerNorm { eps },
         Op::SplitHeads { heads },

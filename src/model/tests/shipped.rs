@@ -36,6 +36,7 @@ fn shipped_models_are_these_graphs() {
         assert_eq!(model.name, *name);
         let prefix = match *name {
             "gpt2" => "transformer.".to_owned(),
+            "llama" | "qwen3" => "model.".to_owned(),
             family => format!("{family}."),
         };
         assert_eq!(model.weight_names.prefixes, ["".to_owned(), prefix]);
@@ -45,7 +46,12 @@ fn shipped_models_are_these_graphs() {
 #[test]
 fn every_layer_is_expected_to_be_so_many_launches() {
     for name in Description::shipped_names() {
-        let launches = if *name == "gpt2" { 9 } else { 7 };
+        let launches = match *name {
+            "gpt2" => 9,
+            "llama" => 14,
+            "qwen3" => 16,
+            _ => 7,
+        };
         let model = build(name, &config(), None);
         let expected = model.expectations.iter();
         let layers = expected.filter(|e| {

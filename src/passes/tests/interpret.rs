@@ -110,6 +110,7 @@ fn activate(activation: Activation, x: f64) -> f64 {
         }
         Activation::Relu => x.max(0.0),
         Activation::Tanh => x.tanh(),
+        Activation::Silu => x / (1.0 + (-x).exp()),
     }
 }
 
@@ -296,6 +297,29 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         }
         Op::AddBias => add_bias(reads[0], reads[1]),
         Op::Add => add(reads[0], reads[1]),
+        Op::Multiply => reads[0].iter().zip(reads[1]).map(|(a, b)| a * b).collect(),
+        Op::RmsNorm { eps, .. } => rows(reads[0], reads[1].len(), |row| {
+            let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
+            let norm = (mean + f64::from(*eps)).sqrt();
+            row.iter().zip(reads[1]).map(|(v, w)| v / norm * w).collect()
+        }),
+        Op::Rotary(rotation) => {
+            let positions = batch.ids(Meta::Positions);
+            let half = rotation.frequencies.len();
+            let head = widths[0] / rotation.heads as usize;
+            let mut out = reads[0].to_vec();
+            for (i, row) in out.chunks_mut(head).enumerate() {
+                let position = positions[i / rotation.heads as usize];
+                for (c, &f) in rotation.frequencies.iter().enumerate() {
+                    let (sin, cos) = (position * f64::from(f)).sin_cos();
+                    let factor = f64::from(rotation.factor);
+                    let (a, b) = (row[c], row[half + c]);
+                    row[c] = factor * (a * cos - b * sin);
+                    row[half + c] = factor * (b * cos + a * sin);
+                }
+            }
+            out
+        }
         Op::Activate(activation) => reads[0].iter().map(|&v| activate(*activation, v)).collect(),
         Op::Scale { by } => reads[0].iter().map(|v| f64::from(*by) * v).collect(),
         Op::LayerNorm { eps } => layer_norm(reads[0], reads[1], reads[2], *eps),

@@ -11,6 +11,7 @@ mod gemm;
 mod long_attention;
 mod parallel;
 mod pooling;
+mod rotary;
 mod rows;
 mod simd;
 #[cfg(test)]
@@ -217,6 +218,9 @@ pub fn run_in(
         KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Add(k) => rows::add(k, args),
+        KernelSpec::Multiply(k) => rows::multiply(k, args),
+        KernelSpec::RmsNorm(k) => rows::rms_norm(k, args),
+        KernelSpec::Rotary(k) => rotary::rotary(k, args),
         KernelSpec::Activate(k) => rows::activate(k, args),
         KernelSpec::Scale(k) => rows::scale(k, args),
         KernelSpec::SliceColumns(k) => rows::slice_columns(k, args),
@@ -260,6 +264,9 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::DeferredLayerNormGemm(_) => "deferred_layernorm_gemm",
         KernelSpec::AddBias(_) => "add_bias",
         KernelSpec::Add(_) => "add",
+        KernelSpec::Multiply(_) => "multiply",
+        KernelSpec::RmsNorm(_) => "rms_norm",
+        KernelSpec::Rotary(_) => "rotary",
         KernelSpec::Activate(_) => "activate",
         KernelSpec::Scale(_) => "scale",
         KernelSpec::SliceColumns(_) => "slice_columns",

@@ -14,6 +14,7 @@ use crate::kernels::elementwise::*;
 use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
 use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
 use crate::kernels::log_probability::LogProbability;
+use crate::kernels::rms_norm::RmsNorm;
 
 pub(super) fn add_bias(spec: &AddBias, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
@@ -46,6 +47,63 @@ pub(super) fn add(spec: &Add, mut args: Args<'_, '_>) -> Result<(), OpError> {
         });
     });
     Ok(())
+}
+
+pub(super) fn multiply(spec: &Multiply, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (rows, width) = (args.extents.rows, u64::from(spec.width));
+    let a = args.real("a", &[rows, width])?;
+    let b = args.real("b", &[rows, width])?;
+    let out = args.out(&[rows, width])?;
+    let width = width as usize;
+    for_row_blocks(out, width, |first, out| {
+        let at = first * width;
+        let factors = zip(&a[at..], &b[at..]);
+        for (out, (a, b)) in zip(out, factors) {
+            *out = a * b;
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn rms_norm(spec: &RmsNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (rows, width) = (args.extents.rows, u64::from(spec.width));
+    let x = args.real("x", &[rows, width])?;
+    let gamma = args.real("gamma", &[width])?;
+    let out = args.out(&[rows, width])?;
+    let width = width as usize;
+    for_row_blocks(out, width, |first, out| {
+        simd::dispatch(RmsRows {
+            x: &x[first * width..][..out.len()],
+            gamma,
+            eps: spec.eps,
+            out,
+        });
+    });
+    Ok(())
+}
+
+/// RMSNorm of rows as long as `gamma`, which is not empty.
+struct RmsRows<'a> {
+    x: &'a [f32],
+    gamma: &'a [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl WithSimd for RmsRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let width = self.gamma.len();
+        for (x, out) in zip(self.x.chunks_exact(width), self.out.chunks_exact_mut(width)) {
+            let mean = simd::sum_of_squares(simd, x, 0.0) / width as f32;
+            let factor = 1.0 / (mean + self.eps).sqrt();
+            for (out, (x, gamma)) in zip(out, zip(x, self.gamma)) {
+                *out = x * factor * gamma;
+            }
+        }
+    }
 }
 
 /// `out = a + b`, in rows as long as `b`, which is not empty.

@@ -189,6 +189,11 @@ pointwise! {
     GeluExact(simd, x) = gelu_exact(simd, x);
     GeluTanh(simd, x) = gelu_tanh(simd, x);
     Tanh(simd, x) = tanh(simd, x);
+    Silu(simd, x) = {
+        let one = simd.splat_f32s(1.0);
+        let below = simd.add_f32s(one, exp(simd, simd.neg_f32s(x)));
+        simd.div_f32s(x, below)
+    };
     /// `max(x, 0)` that keeps NaN.
     Relu(simd, x) = {
         let zero = simd.splat_f32s(0.0);
@@ -244,6 +249,10 @@ macro_rules! with_activation {
             }
             Some($crate::kernels::gemm::Activation::Tanh) => {
                 let $f = $crate::runtime::cpu::ops::simd::Tanh;
+                $go
+            }
+            Some($crate::kernels::gemm::Activation::Silu) => {
+                let $f = $crate::runtime::cpu::ops::simd::Silu;
                 $go
             }
         }

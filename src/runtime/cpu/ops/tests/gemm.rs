@@ -33,6 +33,7 @@ fn definition(activation: Option<Activation>, x: f64) -> f64 {
         Some(Activation::GeluTanh) => gelu_tanh(x),
         Some(Activation::Relu) => x.max(0.0),
         Some(Activation::Tanh) => x.tanh(),
+        Some(Activation::Silu) => x / (1.0 + (-x).exp()),
     }
 }
 

@@ -5,7 +5,7 @@ use pulp::{Scalar, Simd, WithSimd};
 use super::*;
 use crate::runtime::cpu::ops::gemm::DotRows;
 use crate::runtime::cpu::ops::parallel::SharedOut;
-use crate::runtime::cpu::ops::simd::{self, GeluExact, GeluTanh, Pointwise, Running, Tanh};
+use crate::runtime::cpu::ops::simd::{self, GeluExact, GeluTanh, Pointwise, Running, Silu, Tanh};
 
 fn on_every_instruction_set<Op: WithSimd + Clone>(op: Op) -> Vec<(&'static str, Op::Output)> {
     let mut results = vec![("scalar", Scalar::new().vectorize(op.clone()))];
@@ -91,6 +91,7 @@ fn activations_are_near_their_definitions_on_every_instruction_set() {
     check(GeluExact, gelu_exact);
     check(GeluTanh, gelu_tanh);
     check(Tanh, f64::tanh);
+    check(Silu, |x| x / (1.0 + (-x).exp()));
 }
 
 /// Numerators of a row that is met in two parts, brought to one maximum, over their sum.

@@ -1,0 +1,231 @@
+//! Frequencies of rotary position embeddings, and the published ways to scale them to longer texts, as transformers'
+//! `modeling_rope_utils` computes them.
+
+use std::f64::consts::TAU;
+
+use serde_json::{Map, Value};
+
+use super::{
+    config::{Values, lookup},
+    error::{At, ModelError, Problem},
+    expr::Expr,
+};
+
+/// Keys of the published objects: what a kind does not read, it must not have.
+const COMMON: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+const KINDS: [(&str, &[&str]); 4] = [
+    ("default", &[]),
+    ("linear", &["factor"]),
+    (
+        "llama3",
+        &[
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        ],
+    ),
+    (
+        "yarn",
+        &[
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ],
+    ),
+];
+
+impl Values<'_> {
+    /// Radians from one position to the next for each pair of the `width` columns that are turned, and the factor of
+    /// what is turned.
+    pub fn rotary(
+        &self,
+        width: &At<Expr>,
+        theta: &At<Expr>,
+        scaling: &[At<String>],
+    ) -> Result<(Vec<f32>, f32), ModelError> {
+        let columns = self.size(width)?;
+        if columns % 2 != 0 {
+            let problem = Problem::OutOfRange {
+                what: "the `width` of `rotary`".to_owned(),
+                found: columns.to_string(),
+                expected: "an even number: columns are turned in pairs".to_owned(),
+            };
+            let label = format!("is {columns}");
+            return Err(self.file.error(problem, &width.span, label));
+        }
+        let theta = f64::from(self.eps(theta)?);
+        let width = f64::from(columns);
+        let plain: Vec<f64> = (0..columns / 2)
+            .map(|pair| theta.powf(-f64::from(2 * pair) / width))
+            .collect();
+        let there = scaling
+            .iter()
+            .find_map(|key| Some((key, lookup(self.config, &key.value)?)));
+        let (frequencies, factor) = match there {
+            None => (plain, 1.0),
+            Some((key, value)) => {
+                let published = Published {
+                    values: self,
+                    key,
+                    object: value
+                        .as_object()
+                        .ok_or_else(|| self.wrong(&key.value, value, "an object", &key.span))?,
+                };
+                published.scale(plain, width, theta)?
+            }
+        };
+        let all = frequencies.into_iter().map(|f| f as f32).collect();
+        Ok((all, factor as f32))
+    }
+}
+
+/// An object of config.json that says how frequencies are scaled.
+struct Published<'a> {
+    values: &'a Values<'a>,
+    key: &'a At<String>,
+    object: &'a Map<String, Value>,
+}
+
+impl Published<'_> {
+    fn scale(
+        &self,
+        plain: Vec<f64>,
+        width: f64,
+        theta: f64,
+    ) -> Result<(Vec<f64>, f64), ModelError> {
+        let kind = self.kind()?;
+        if let Some(partial) = self.number("partial_rotary_factor")?
+            && partial != 1.0
+        {
+            return Err(self.refuse(
+                "partial_rotary_factor",
+                "1, or a description that says which columns are turned",
+            ));
+        }
+        match kind {
+            "linear" => {
+                let factor = self.above_zero("factor")?;
+                Ok((plain.into_iter().map(|f| f / factor).collect(), 1.0))
+            }
+            "llama3" => self.llama3(plain).map(|all| (all, 1.0)),
+            "yarn" => self.yarn(plain, width, theta),
+            _ => Ok((plain, 1.0)),
+        }
+    }
+
+    /// One of [`KINDS`], with no key that it does not read.
+    fn kind(&self) -> Result<&'static str, ModelError> {
+        let field = match self.object.contains_key("rope_type") {
+            true => "rope_type",
+            false => "type",
+        };
+        let name = match self.object.get(field) {
+            None => "default",
+            Some(Value::String(name)) => name,
+            Some(_) => return Err(self.refuse(field, "the name of a scaling")),
+        };
+        let names: Vec<&str> = KINDS.iter().map(|(name, _)| *name).collect();
+        let Some((kind, keys)) = KINDS.iter().find(|(known, _)| *known == name) else {
+            return Err(self.refuse(field, &names.join(", ")));
+        };
+        let unknown = self
+            .object
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(key, _)| key.as_str())
+            .find(|key| !COMMON.contains(key) && !keys.contains(key));
+        match unknown {
+            Some(key) => Err(self.refuse(key, &format!("nothing: `{kind}` does not read it"))),
+            None => Ok(kind),
+        }
+    }
+
+    /// Low frequencies over `factor`, high ones as they are, those between in between.
+    fn llama3(&self, plain: Vec<f64>) -> Result<Vec<f64>, ModelError> {
+        let factor = self.above_zero("factor")?;
+        let low = self.above_zero("low_freq_factor")?;
+        let high = self.above_zero("high_freq_factor")?;
+        let positions = self.above_zero("original_max_position_embeddings")?;
+        if high <= low {
+            return Err(self.refuse("high_freq_factor", "more than low_freq_factor"));
+        }
+        let scaled = |f: f64| {
+            let turns = positions * f / TAU;
+            let between = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+            (1.0 - between) * f / factor + between * f
+        };
+        Ok(plain.into_iter().map(scaled).collect())
+    }
+
+    /// YaRN (Peng et al. 2023).
+    fn yarn(
+        &self,
+        plain: Vec<f64>,
+        width: f64,
+        theta: f64,
+    ) -> Result<(Vec<f64>, f64), ModelError> {
+        let factor = self.above_zero("factor")?;
+        let positions = self.above_zero("original_max_position_embeddings")?;
+        let fast = self.number("beta_fast")?.unwrap_or(32.0);
+        let slow = self.number("beta_slow")?.unwrap_or(1.0);
+        let truncate = match self.object.get("truncate") {
+            None | Some(Value::Null) => true,
+            Some(Value::Bool(truncate)) => *truncate,
+            Some(_) => return Err(self.refuse("truncate", "true or false")),
+        };
+        let pair_of = |turns: f64| width * (positions / (turns * TAU)).ln() / (2.0 * theta.ln());
+        let (mut low, mut high) = (pair_of(fast), pair_of(slow));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, mut high) = (low.max(0.0), high.min(width - 1.0));
+        if low == high {
+            high += 0.001;
+        }
+        let scaled = |(pair, f): (usize, f64)| {
+            let ramp = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            ramp * f / factor + (1.0 - ramp) * f
+        };
+        let all = plain.into_iter().enumerate().map(scaled).collect();
+        let of = |m: f64| match factor > 1.0 {
+            true => 0.1 * m * factor.ln() + 1.0,
+            false => 1.0,
+        };
+        let scales = (self.number("mscale")?, self.number("mscale_all_dim")?);
+        let attention = match (self.number("attention_factor")?, scales) {
+            (Some(given), _) => given,
+            (None, (Some(m), Some(all))) if m != 0.0 && all != 0.0 => of(m) / of(all),
+            (None, _) => of(1.0),
+        };
+        Ok((all, attention))
+    }
+
+    fn number(&self, field: &str) -> Result<Option<f64>, ModelError> {
+        match self.object.get(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => {
+                let number = value.as_f64().filter(|x| x.is_finite());
+                number
+                    .map(Some)
+                    .ok_or_else(|| self.refuse(field, "a number"))
+            }
+        }
+    }
+
+    fn above_zero(&self, field: &str) -> Result<f64, ModelError> {
+        let found = self.number(field)?.filter(|&x| x > 0.0);
+        found.ok_or_else(|| self.refuse(field, "a number above 0"))
+    }
+
+    fn refuse(&self, field: &str, expected: &str) -> ModelError {
+        let key = format!("{}.{field}", self.key.value);
+        let value = self.object.get(field).unwrap_or(&Value::Null);
+        self.values.wrong(&key, value, expected, &self.key.span)
+    }
+}
