@@ -136,6 +136,8 @@ def random_model(out, name, family, lens_names, **sizes):
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
 
 
+# What is asked of greedy search.
+RULES = {"greedy": {}, "rules": dict(repetition_penalty=1.3, no_repeat_ngram_size=2)}
 DECODERS = {
     "gpt2": (tf.GPT2LMHeadModel, lambda s: tf.GPT2Config(
         vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"],
@@ -186,6 +188,20 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
         put("token_logits", torch.cat(logits)[rows][:, :64])
         put("next_token_logits", torch.stack([x[-1] for x in logits]))
         put("log_probability", torch.cat(scores)[rows][:, None])
+    written = {}
+    for rules_name, rules in RULES.items():
+        lens, prompts = LENS["tiny"], []
+        for n in lens:
+            prompts.append(torch.from_numpy(np.random.default_rng(SEED + n).integers(5, cfg.vocab_size, n)))
+        for i, prompt in enumerate(prompts):
+            o = model.generate(prompt[None], max_new_tokens=24, do_sample=False, pad_token_id=0, eos_token_id=None,
+                               bos_token_id=None, output_scores=True, return_dict_in_generate=True, **rules)
+            top = torch.stack(o.scores).squeeze(1).topk(2, -1).values
+            written[f"{rules_name}.{i}.prompt"] = prompt.numpy().astype(np.int64)
+            written[f"{rules_name}.{i}.tokens"] = o.sequences[0, len(prompt):].numpy().astype(np.int64)
+            # How far the second best is behind, at the least.
+            written[f"{rules_name}.{i}.margin"] = (top[:, 0] - top[:, 1]).min().reshape(1).numpy()
+    save_file(written, os.path.join(out, f"{name}.written.safetensors"))
     save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     write_config(out, name, cfg)
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})

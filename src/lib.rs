@@ -17,6 +17,7 @@ pub mod passes;
 pub mod plan;
 pub mod program;
 pub mod runtime;
+pub mod search;
 pub mod select;
 pub mod tensor;
 

@@ -132,6 +132,7 @@ fn check(machine: &Machine, program: &Program, what: &str) {
             longest,
             pairs: tokens * longest,
             rows: tokens,
+            ..Extents::default()
         };
         for step in &program.steps {
             let launch = step

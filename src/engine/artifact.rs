@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// First bytes of the file, with the version of its layout.
-const MAGIC: &[u8; 8] = b"GEMMULE6";
+const MAGIC: &[u8; 8] = b"GEMMULE7";
 /// The part of it that all layouts have.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
@@ -208,7 +208,7 @@ impl Artifact {
                 // Without segment ids every token is in segment 0.
                 Meta::TypeIds => Some(segments.unwrap_or(1)),
                 Meta::Positions => longest,
-                Meta::CuLens | Meta::PairOffsets | Meta::Mask | Meta::ValidLens => None,
+                _ => None,
             };
             let fits = |n: u32| u64::from(n) + u64::from(table.offset) <= u64::from(table.rows);
             if !n_ids.is_some_and(fits) {

@@ -7,7 +7,7 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile,
+    Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile, NEXT_LOGITS,
     TuneMode, Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
     default_dtype,
@@ -114,6 +114,7 @@ pub struct Builder {
     graphs: GraphChoice,
     attention: Option<AttentionChoice>,
     invariant: bool,
+    cached: bool,
     no_joint_launches: bool,
     unused_layers: bool,
     progress: Progress,
@@ -140,6 +141,7 @@ impl Builder {
             graphs: GraphChoice::default(),
             attention: None,
             invariant: false,
+            cached: false,
             no_joint_launches: false,
             unused_layers: false,
             progress: Box::new(|_, _, _| ()),
@@ -250,6 +252,13 @@ impl Builder {
     pub fn attention(mut self, attention: AttentionChoice) -> Self {
         self.attention = Some(attention);
         self
+    }
+
+    /// Makes an engine that writes: of the logits of the next token, with a KV cache, for [`Engine::generate`] and
+    /// [`Engine::generator`].
+    pub fn generating(mut self) -> Self {
+        self.cached = true;
+        self.outputs([NEXT_LOGITS])
     }
 
     /// Whether a sequence's results shall not depend on its batch-mates, not by a bit. There is then
@@ -412,6 +421,7 @@ impl Builder {
             machine,
             invariant: self.invariant,
             no_joint_launches: self.no_joint_launches,
+            cached: self.cached,
         };
         if self.invariant && tuned {
             return Err(EngineError::TuneInvariant);

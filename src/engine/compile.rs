@@ -39,6 +39,9 @@ pub struct CompileOptions {
     pub invariant: bool,
     /// Every operator by launches of its own.
     pub no_joint_launches: bool,
+    /// Whether sequences go on in later batches: what `cache` names lies in a KV cache. Otherwise a sequence is whole in a
+    /// batch.
+    pub cached: bool,
 }
 
 impl CompileOptions {
@@ -56,6 +59,7 @@ impl CompileOptions {
             machine,
             invariant: false,
             no_joint_launches: false,
+            cached: false,
         }
     }
 
@@ -138,7 +142,12 @@ pub fn compile(
     let passes = passes::Options {
         without: options.without.clone(),
     };
-    let (mut graph, report) = passes::optimize(model.graph.clone(), &passes)?;
+    let unfused = match options.cached {
+        true if !model.graph.has_caches() => return Err(EngineError::NoCache { model: model.name }),
+        true => model.graph.clone(),
+        false => model.graph.clone().without_caches(),
+    };
+    let (mut graph, report) = passes::optimize(unfused, &passes)?;
     for name in &options.intermediates {
         if graph.outputs().iter().any(|(n, _)| n == name) {
             continue;

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use super::timings::TimingsError;
+use super::{generator::AdmitError, timings::TimingsError};
 use crate::{
     codegen::CodegenError,
     files::ReadError,
@@ -160,6 +160,19 @@ pub enum EngineError {
         super::LOGITS
     )]
     NoScores,
+    #[error(
+        "the description `{model}` keeps nothing of earlier tokens, so it cannot go on from them; `cache(…)` around the keys and values of a causal attention does"
+    )]
+    NoCache { model: String },
+    #[error("the engine was built to compute outputs, not to write; build it with `Builder::generating`")]
+    NotGenerating,
+    #[error("prompt {index}, counted from 0, cannot run")]
+    Prompt {
+        index: usize,
+        source: Box<AdmitError>,
+    },
+    #[error("`{file}`: {problem}")]
+    GenerationConfig { file: PathBuf, problem: String },
     #[error("text {index} cannot be tokenized: {problem}")]
     Text { index: usize, problem: String },
     #[error(

@@ -24,6 +24,7 @@ mod contain;
 mod error;
 mod finite;
 mod folder;
+mod generator;
 mod model_file;
 mod padding;
 mod text;
@@ -43,6 +44,10 @@ pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use contain::panics_are_contained;
 pub use error::EngineError;
 pub use folder::{Folder, Prompt, Score};
+pub use generator::{
+    AdmitError, Event, Generate, Generator, NEXT_LOGITS, Reason, Request, Ticket, Written,
+    generation_config,
+};
 pub use model_file::{ModelFile, description};
 pub use text::TextEncoder;
 pub use threads::threads;

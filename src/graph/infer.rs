@@ -109,6 +109,17 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 false => Err(format!("{columns} columns of a head of {head} are turned")),
             }
         }
+        Op::Cache {
+            from, heads, head, ..
+        } => {
+            let width = u64::from(*heads) * u64::from(*head);
+            let end = u64::from(*from) + width;
+            let of = per_token(of[0])?;
+            if width == 0 || end > of {
+                return Err(format!("columns {from}..{end} are not inside {of}"));
+            }
+            Ok(Shape(vec![tokens(), width.into()]))
+        }
         Op::SplitHeads { heads } => {
             let head = Size::constant(part_of(per_token(of[0])?, *heads)?);
             Ok(Shape(vec![constant(*heads), tokens(), head]))

@@ -226,6 +226,24 @@ impl Graph {
 
     /// Whether `id` still names a value. An id that was removed may be given again by
     /// [`add`](Self::add): ask before adding.
+    /// The graph for sequences that are whole in one batch, whose caches hold what they are given.
+    pub fn without_caches(mut self) -> Self {
+        for id in self.topological() {
+            if let (Op::Cache { .. }, [x]) = (self.op(id), self.operands(id).as_slice()) {
+                let x = *x;
+                self.replace(id, x);
+            }
+        }
+        self.prune();
+        self
+    }
+
+    /// Whether sequences leave something for their later tokens.
+    pub fn has_caches(&self) -> bool {
+        let mut nodes = self.topological().into_iter();
+        nodes.any(|id| matches!(self.op(id), Op::Cache { .. }))
+    }
+
     pub fn contains(&self, id: NodeId) -> bool {
         self.inner.contains_node(id)
     }

@@ -93,6 +93,13 @@ pub enum Op {
     RmsNorm { eps: f32, heads: u32 },
     /// `[tokens, heads·head]`: rotary position embedding of each head.
     Rotary(Rotation),
+    /// Columns `from ..` of `x`, as wide as `heads` heads of `head`: rows that later tokens of the sequence read too.
+    Cache {
+        name: String,
+        from: u32,
+        heads: u32,
+        head: u32,
+    },
     /// `[tokens, heads·head]` → `[heads, tokens, head]`.
     SplitHeads { heads: u32 },
     /// `[heads, tokens, head]` → `[tokens, heads·head]`.
@@ -169,6 +176,7 @@ impl Op {
             Op::Multiply => "multiply",
             Op::RmsNorm { .. } => "rms_norm",
             Op::Rotary(_) => "rotary",
+            Op::Cache { .. } => "cache",
             Op::Activate(activation) => activation.name(),
             Op::Scale { .. } => "scale",
             Op::LayerNorm { .. } => "layer_norm",
@@ -239,6 +247,12 @@ impl fmt::Display for Op {
                 write!(f, "(eps={eps:e}, offsets={offsets:?})")
             }
             Op::SplitHeads { heads } => write!(f, "(heads={heads})"),
+            Op::Cache {
+                name,
+                from,
+                heads,
+                head,
+            } => write!(f, "({name}, heads={heads}, head={head}, from={from})"),
             Op::Scores {
                 heads,
                 kv_heads,

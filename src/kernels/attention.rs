@@ -6,6 +6,7 @@
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
 mod attending;
+mod cached;
 mod fused;
 mod long;
 mod operands;
@@ -19,6 +20,7 @@ mod view;
 mod wgmma;
 
 pub use attending::Attending;
+pub use cached::MhaCached;
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
@@ -195,6 +197,7 @@ pub fn representative() -> Vec<KernelSpec> {
     for heads in [12, 3, 1] {
         all.push(KernelSpec::from(MhaLongReduce { heads }));
     }
+    all.extend(cached::representative());
     all.extend(split_keys::representative());
     all.extend(wgmma::representative());
     all

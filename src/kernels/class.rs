@@ -62,6 +62,7 @@ impl KernelSpec {
             | Self::MhaOnline(_)
             | Self::MhaSplitKeys(_)
             | Self::MhaWgmma(_)
+            | Self::MhaCached(_)
             | Self::MhaLongScores(_)
             | Self::MhaLongReduce(_)
             | Self::MhaLongContext(_) => Class::Attention,
@@ -73,6 +74,7 @@ impl KernelSpec {
             | Self::Add(_)
             | Self::Multiply(_)
             | Self::Rotary(_)
+            | Self::AppendCache(_)
             | Self::Activate(_)
             | Self::Scale(_)
             | Self::SliceColumns(_)
@@ -117,6 +119,10 @@ impl KernelSpec {
             Self::MhaLongContext(k) => attention(k.heads, k.head),
             Self::MhaShort(k) => fused(&k.of),
             Self::MhaOnline(k) => fused(&k.of),
+            Self::MhaCached(k) => {
+                let one = attention(k.heads, k.head);
+                &one + &one
+            }
             Self::MhaSplitKeys(k) => fused(&k.plain.of),
             Self::MhaWgmma(k) => fused(&k.of),
             _ => Size::constant(0),

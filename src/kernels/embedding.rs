@@ -56,6 +56,10 @@ impl Table {
             Meta::PairOffsets => "pair_offsets",
             Meta::Mask => "mask",
             Meta::ValidLens => "valid_lens",
+            Meta::TokenSlots => "token_slots",
+            Meta::Slots => "slots",
+            Meta::SlotStarts => "slot_starts",
+            Meta::KeyLens => "key_lens",
         };
         match self.offset {
             0 => format!("{ids}{}", self.rows),

@@ -6,6 +6,7 @@
 //! CUDA kernel and the fast CPU code are checked against.
 
 pub mod attention;
+pub mod cache;
 pub mod chain;
 mod class;
 pub mod elementwise;
@@ -97,6 +98,14 @@ pub enum Meta {
     /// i32 `[batch]`: tokens of a sequence that are not masked as keys, from 1 to its length; the length if nothing is
     /// padded.
     ValidLens,
+    /// i32 `[tokens]`: the slot of a KV cache that a token's keys and values are written to.
+    TokenSlots,
+    /// i32 `[slots]`: the slots of each sequence's keys by position, one sequence after another.
+    Slots,
+    /// i32 `[batch]`: where in [`Meta::Slots`] a sequence begins.
+    SlotStarts,
+    /// i32 `[batch]`: keys of a sequence: its tokens in the batch, and those in the cache before.
+    KeyLens,
 }
 
 impl Meta {
@@ -259,14 +268,32 @@ pub struct Case {
     /// Name in reports: `tiny`, `ragged`, `model`.
     pub name: &'static str,
     pub lens: Vec<u32>,
+    /// Tokens of each sequence that lie in a KV cache.
+    pub cached: Vec<u32>,
 }
 
 impl Case {
+    /// Sequences of which nothing is cached.
     pub fn new(name: &'static str, lens: &[u32]) -> Self {
         Self {
             name,
             lens: lens.to_vec(),
+            cached: vec![0; lens.len()],
         }
+    }
+
+    /// Batches for kernels that use a KV cache: fresh sequences, steps of one token, and parts of sequences among steps.
+    pub fn cached() -> Vec<Case> {
+        let of = |name, lens: &[u32], cached: &[u32]| Case {
+            cached: cached.to_vec(),
+            ..Case::new(name, lens)
+        };
+        vec![
+            of("one_token", &[1], &[0]),
+            of("fresh", &[2, 1, 33, 64], &[0, 0, 0, 0]),
+            of("step", &[1, 1, 1, 1, 1], &[31, 32, 63, 1, 500]),
+            of("mixed", &[1, 40, 1, 7, 3], &[100, 33, 0, 250, 64]),
+        ]
     }
 
     /// Batches for any kernel: one token, ragged, and one of a model's size.

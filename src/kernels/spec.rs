@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Kernel, attention, attention::*, elementwise, elementwise::*, embedding, embedding::*, gemm,
+    Kernel, attention, attention::*, cache, cache::*, elementwise, elementwise::*, embedding, embedding::*, gemm,
     gemm::*, layernorm, layernorm::*,
     log_probability, log_probability::*, pack::*, pooling, pooling::*, rms_norm, rms_norm::*,
     rotary, rotary::*, upload::*,
@@ -38,7 +38,7 @@ kernels! {
     DeferredLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, LogProbability, Multiply, RmsNorm, Rotary, PackScan, PackTokens, Upload,
+    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, AppendCache, LogProbability, Multiply, RmsNorm, Rotary, PackScan, PackTokens, Upload,
 }
 
 impl KernelSpec {
@@ -73,6 +73,7 @@ pub fn representative() -> Vec<KernelSpec> {
         rms_norm::representative(),
         rotary::representative(),
         attention::representative(),
+        cache::representative(),
     ]
     .into_iter()
     .flatten()

@@ -1,7 +1,7 @@
 //! Checks of one kernel on one batch: random inputs as its parameters describe, and the comparison of results with the
 //! reference. Every executor is checked through this.
 
-use super::{Case, Fill, HostTensor, Kernel, Meta, Role, Tolerance};
+use super::{Case, Fill, HostTensor, Kernel, Meta, Role, Tolerance, cache::BLOCK};
 use crate::tensor::{DType, Extents, LengthsError};
 
 /// Inputs of a kernel for a batch, and the reference's results.
@@ -44,14 +44,14 @@ impl Trial {
 
     /// Random inputs (not zeros, which would hide unwritten outputs), and the reference's results.
     pub fn new(kernel: &dyn Kernel, case: &Case, seed: u64) -> Result<Self, LengthsError> {
-        let batch = Extents::of(&case.lens)?;
+        let batch = Extents::continuing(&case.lens, &case.cached, case.blocks())?;
         let extents = batch.with_rows(kernel.check_rows(&batch));
         let mut reads = Vec::new();
         let mut state = seed;
         for param in kernel.params() {
             if let Role::Read { dtype, shape, fill } = param.role {
                 let n = shape.elements().eval(&extents).unwrap_or(0) as usize;
-                reads.push((dtype, fill.make(dtype, n, &case.lens, &mut state)));
+                reads.push((dtype, fill.make(dtype, n, case, &mut state)));
             }
         }
         let borrowed: Vec<&HostTensor> = reads.iter().map(|(_, tensor)| tensor).collect();
@@ -72,9 +72,37 @@ impl Trial {
     }
 }
 
+impl Case {
+    /// Keys of each sequence.
+    fn keys(&self) -> Vec<u32> {
+        let past = self.lens.iter().zip(&self.cached);
+        past.map(|(&len, &cached)| len + cached).collect()
+    }
+
+    /// Blocks of a cache that holds all keys, with one to spare.
+    fn blocks(&self) -> u64 {
+        let blocks = self.keys().into_iter().map(|n| n.div_ceil(BLOCK));
+        u64::from(blocks.sum::<u32>()) + 1
+    }
+
+    /// The slot of each key. Blocks are given out from the last to the first.
+    fn slots(&self) -> Vec<Vec<i64>> {
+        let mut end = self.blocks() as i64;
+        let block = i64::from(BLOCK);
+        let mut of = |n: u32| {
+            let first = end - 1;
+            end -= i64::from(n.div_ceil(BLOCK));
+            (0..i64::from(n))
+                .map(|p| (first - p / block) * block + p % block)
+                .collect()
+        };
+        self.keys().into_iter().map(&mut of).collect()
+    }
+}
+
 impl Fill {
     /// `n` elements for a batch of sequences of these lengths.
-    pub fn make(self, dtype: DType, n: usize, lens: &[u32], state: &mut u64) -> HostTensor {
+    pub fn make(self, dtype: DType, n: usize, case: &Case, state: &mut u64) -> HostTensor {
         match self {
             Fill::Normal { mean, deviation } => HostTensor::Real(
                 (0..n)
@@ -86,13 +114,14 @@ impl Fill {
                     .map(|_| (uniform(state) % u64::from(limit.max(1))) as i64)
                     .collect(),
             ),
-            Fill::Meta(meta) => HostTensor::Index(meta.make(n, lens, state)),
+            Fill::Meta(meta) => HostTensor::Index(meta.make(n, case, state)),
         }
     }
 }
 
 impl Meta {
-    fn make(self, n: usize, lens: &[u32], state: &mut u64) -> Vec<i64> {
+    fn make(self, n: usize, case: &Case, state: &mut u64) -> Vec<i64> {
+        let lens = &case.lens;
         let sums = |of: fn(i64) -> i64| {
             let mut sum = 0;
             let bounds = lens.iter().map(|&len| {
@@ -104,7 +133,11 @@ impl Meta {
         match self {
             Meta::TokenIds => (0..n).map(|_| (uniform(state) % 1000) as i64).collect(),
             Meta::TypeIds => (0..n).map(|_| (uniform(state) % 2) as i64).collect(),
-            Meta::Positions => lens.iter().flat_map(|&len| 0..i64::from(len)).collect(),
+            Meta::Positions => {
+                let past = lens.iter().zip(&case.cached);
+                past.flat_map(|(&len, &cached)| (0..len).map(move |i| i64::from(cached + i)))
+                    .collect()
+            }
             Meta::CuLens => sums(|len| len),
             Meta::PairOffsets => sums(|len| len * len),
             Meta::Mask => {
@@ -116,6 +149,22 @@ impl Meta {
                 let valid = |&len: &u32| 1 + (uniform(state) % u64::from(len.max(1))) as i64;
                 lens.iter().map(valid).collect()
             }
+            Meta::Slots => case.slots().concat(),
+            Meta::TokenSlots => {
+                let past = case.slots().into_iter().zip(&case.cached);
+                past.flat_map(|(slots, &cached)| slots[cached as usize..].to_vec())
+                    .collect()
+            }
+            Meta::SlotStarts => {
+                let keys = case.keys();
+                let starts = keys.iter().scan(0, |next, &n| {
+                    let start = *next;
+                    *next += i64::from(n);
+                    Some(start)
+                });
+                starts.collect()
+            }
+            Meta::KeyLens => case.keys().into_iter().map(i64::from).collect(),
         }
     }
 }

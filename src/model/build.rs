@@ -45,6 +45,7 @@ pub(super) fn model(
         other_names: BTreeMap::new(),
         names: HashMap::new(),
         inputs: HashMap::new(),
+        caches: HashSet::new(),
         rows: HashMap::new(),
         skipped: None,
         expectations: Vec::new(),
@@ -89,6 +90,8 @@ pub(super) struct Builder<'a> {
     /// Every node's name, and where the description gives it.
     names: HashMap<String, Range<usize>>,
     inputs: HashMap<Meta, NodeId>,
+    /// Names of caches.
+    caches: HashSet<String>,
     /// The fewest ids that the tables of an input have rows for.
     rows: HashMap<Meta, u32>,
     /// The token id that positions are not counted for.
@@ -236,6 +239,31 @@ impl<'a> Builder<'a> {
                     factor,
                 };
                 (Op::Rotary(rotation), vec![self.value(x)?])
+            }
+            Operator::Cache { x, heads, name } => {
+                let (x, heads) = (self.value(x)?, values.size(heads)?);
+                let width = self.width(&full, "cache", x, place)?;
+                let mut names = values.names_of(name)?.into_iter();
+                let (name, rest) = (names.next().unwrap_or_default(), names.next());
+                if rest.is_some() || !self.caches.insert(name.clone()) {
+                    let problem = Problem::DefinedTwice {
+                        what: "name of a cache",
+                        name: name.clone(),
+                    };
+                    let error = self.file.error(problem, place, "again here");
+                    return Err(error.help(
+                        "each `cache` has one name of its own; an index such as `{i}` may be missing in it",
+                    ));
+                }
+                // Inference refuses what does not divide.
+                let head = (width / u64::from(heads.max(1))) as u32;
+                let op = Op::Cache {
+                    name,
+                    from: 0,
+                    heads,
+                    head,
+                };
+                (op, vec![x])
             }
             Operator::SplitHeads { x, heads } => {
                 let heads = values.size(heads)?;

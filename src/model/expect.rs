@@ -13,7 +13,7 @@ use crate::{
 
 /// What `expect:` can count: all launches, all GEMMs whatever their epilogue, or one operator by
 /// the name of [`Op::name`]; those with an activation apart.
-const COUNTED: [&str; 30] = [
+const COUNTED: [&str; 31] = [
     "launches",
     "gemms",
     "embedding",
@@ -27,6 +27,7 @@ const COUNTED: [&str; 30] = [
     "rms_norm",
     "rotary",
     "split_heads",
+    "cache",
     "merge_heads",
     "scores",
     "softmax",

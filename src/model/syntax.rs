@@ -182,6 +182,12 @@ pub(super) enum Operator {
         /// Keys of config.json of which the first that is there says how frequencies are scaled.
         scaling: Vec<At<String>>,
     },
+    Cache {
+        x: At<String>,
+        heads: At<Expr>,
+        /// What the rows are kept under, with the indices of the loops around.
+        name: At<Pattern>,
+    },
     SplitHeads {
         x: At<String>,
         heads: At<Expr>,
@@ -245,6 +251,7 @@ impl Operator {
             | Operator::LayerNorm { x, .. }
             | Operator::RmsNorm { x, .. }
             | Operator::Rotary { x, .. }
+            | Operator::Cache { x, .. }
             | Operator::SplitHeads { x, .. }
             | Operator::MergeHeads { x }
             | Operator::Softmax { x, .. }
@@ -273,7 +280,7 @@ impl Operator {
                 .chain(skips)
                 .collect(),
             Operator::Linear { out, .. } => vec![out],
-            Operator::SplitHeads { heads, .. } => vec![heads],
+            Operator::SplitHeads { heads, .. } | Operator::Cache { heads, .. } => vec![heads],
             Operator::Columns { from, width, .. } => vec![from, width],
             Operator::Rotary { heads, width, .. } => vec![heads, width],
             Operator::RmsNorm { heads, .. } => heads.iter().collect(),
@@ -293,7 +300,7 @@ impl Operator {
         }
     }
 
-    /// The weights that the operator reads.
+    /// The names with indices: of weights that the operator reads, and of a cache.
     pub fn weights(&self) -> Vec<&At<Pattern>> {
         match self {
             Operator::Embedding { table, .. } => vec![table],
@@ -301,6 +308,7 @@ impl Operator {
             Operator::AddBias { bias, .. } => vec![bias],
             Operator::LayerNorm { weight, bias, .. } => vec![weight, bias],
             Operator::RmsNorm { weight, .. } => vec![weight],
+            Operator::Cache { name, .. } => vec![name],
             _ => Vec::new(),
         }
     }

@@ -11,7 +11,7 @@ use crate::{
 /// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, and the same for `merge_heads`: a
 /// transpose that its reader or writer can do by addressing. So
 /// `scores(split_heads(y)) = scores(y as columns)`, likewise the values of `context`, and
-/// `merge_heads(context(…)) = context(…) as columns`.
+/// `merge_heads(context(…)) = context(…) as columns`. A cache keeps columns of a wider value as well.
 pub(super) struct FoldHeadLayout;
 
 impl Pass for FoldHeadLayout {
@@ -32,6 +32,7 @@ impl Pass for FoldHeadLayout {
             match graph.op(id) {
                 Op::Scores { .. } | Op::Context { .. } => self.fold_operands(graph, report, id)?,
                 Op::MergeHeads => self.fold_result(graph, report, id)?,
+                Op::Cache { .. } => self.fold_columns(graph, report, id)?,
                 _ => {}
             }
         }
@@ -77,6 +78,48 @@ impl FoldHeadLayout {
             let group = Group::of(graph, nodes.into_iter().chain([id]));
             graph.rewrite(id, op, &arguments)?;
             group.fused(self.name(), graph, id, &[], report);
+        }
+        Ok(())
+    }
+
+    /// Lets a cache keep columns of what they were cut from.
+    fn fold_columns(
+        &self,
+        graph: &mut Graph,
+        report: &mut Report,
+        cache: NodeId,
+    ) -> Result<(), GraphError> {
+        let Op::Cache {
+            name,
+            mut from,
+            heads,
+            head,
+        } = graph.op(cache).clone()
+        else {
+            return Ok(());
+        };
+        let mut nodes = vec![cache];
+        let Some([mut source]) = operands(graph, cache) else {
+            return Ok(());
+        };
+        while let Op::SliceColumns { start, .. } = *graph.op(source) {
+            nodes.insert(0, source);
+            let Some([x]) = operands(graph, source) else {
+                return Ok(());
+            };
+            source = x;
+            from += start;
+        }
+        if nodes.len() > 1 {
+            let group = Group::of(graph, nodes);
+            let op = Op::Cache {
+                name,
+                from,
+                heads,
+                head,
+            };
+            graph.rewrite(cache, op, &[source])?;
+            group.fused(self.name(), graph, cache, &[], report);
         }
         Ok(())
     }

@@ -180,7 +180,12 @@ fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     let [q, k] = operands(graph, scores)?;
     let split = [q, k, v].into_iter();
     let split = split.filter(|&id| matches!(graph.op(id), Op::SplitHeads { .. }));
-    Some(split.filter_map(|id| first(graph, id)).collect())
+    // A cache keeps a projection as it is.
+    let projected = |id| match first(graph, id)? {
+        value if matches!(graph.op(value), Op::Cache { .. }) => first(graph, value),
+        value => Some(value),
+    };
+    Some(split.filter_map(projected).collect())
 }
 
 /// The projection that `value` is, or why it cannot be merged. `None` where it is something else.

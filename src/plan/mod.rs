@@ -18,6 +18,7 @@
 use serde::Serialize;
 
 mod baselines;
+mod blocks;
 mod cache;
 mod caching;
 pub mod chart;
@@ -29,6 +30,7 @@ mod properties;
 #[cfg(test)]
 mod workloads;
 
+pub use blocks::{Blocks, Full};
 pub use baselines::{Gsoc, Maximum, Turbo};
 pub use cache::{PlanCache, PlanKey};
 pub use caching::Caching;

@@ -104,6 +104,7 @@ impl Buckets {
             longest,
             pairs: tokens * longest,
             rows: tokens,
+            ..*batch
         }
     }
 }
@@ -142,7 +143,13 @@ fn next(limits: &[u64], size: u64) -> u64 {
 /// Whether the sizes of a step's launch and tensors depend on the numbers of tokens and sequences alone.
 fn depends_on_tokens_and_sequences(program: &Program, step: &Step) -> bool {
     let simple = |size: &Size| {
-        let others = [Symbol::Longest, Symbol::Pairs, Symbol::KeyTiles];
+        let others = [
+            Symbol::Longest,
+            Symbol::Pairs,
+            Symbol::KeyTiles,
+            Symbol::Slots,
+            Symbol::Blocks,
+        ];
         !others.into_iter().any(|symbol| size.depends_on(symbol))
     };
     let counts = step.kernels().into_iter().all(|kernel| {

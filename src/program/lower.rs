@@ -11,11 +11,11 @@ pub use chains::alternatives;
 pub use error::LowerError;
 
 use super::{
-    AttentionChoice, Padding, Place, Program, Step, Tensor, TensorIndex, padding::check_kept,
+    AttentionChoice, Cache, Padding, Place, Program, Step, Tensor, TensorIndex, padding::check_kept,
 };
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{KernelSpec, Meta, attention::*, elementwise::*, embedding::*, log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary},
+    kernels::{KernelSpec, Meta, attention::*, cache::AppendCache, elementwise::*, embedding::*, log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary},
     machine::Machine,
     select::{Dispatch, Timings},
     tensor::{DType, Shape, Size, Symbol},
@@ -88,6 +88,7 @@ impl<'a> Lowering<'a> {
                 tensors: Vec::new(),
                 steps: Vec::new(),
                 outputs: Vec::new(),
+                caches: caches(graph),
             },
             tensor_of: HashMap::new(),
             meta_of: HashMap::new(),
@@ -105,6 +106,7 @@ impl<'a> Lowering<'a> {
                 node.shape.clone(),
                 Place::Weight(expr.clone()),
             ),
+            Op::Cache { .. } => self.cache(id)?,
             _ if self.chains.holds(id) => {
                 self.chained(id);
                 return Ok(());
@@ -147,6 +149,56 @@ impl<'a> Lowering<'a> {
         operands.push(out);
         self.step(id, dispatch, operands);
         Ok(out)
+    }
+
+    /// Adds rows to a cache, which attention then reads in their place.
+    fn cache(&mut self, id: NodeId) -> Result<TensorIndex, LowerError> {
+        let node = self.graph.node(id);
+        let &Op::Cache {
+            ref name,
+            from,
+            heads,
+            head,
+        } = &node.op
+        else {
+            return Err(unsupported(self.graph, id, &node.op, "is no cache".to_owned()));
+        };
+        let wrong = |problem: String| unsupported(self.graph, id, &node.op, problem);
+        let consumers = self.graph.consumers(id).into_iter();
+        if let Some(other) = consumers
+            .filter(|&c| !matches!(self.graph.op(c), Op::Attention(_)))
+            .next()
+        {
+            let other = self.graph.node(other);
+            return Err(wrong(format!(
+                "it is read by `{}` ({}), and only fused attention reads a cache; `gemmule explain` says why this was not fused",
+                other.name, other.op
+            )));
+        }
+        if self.graph.is_output(id) {
+            return Err(wrong("it is an output; ask for what it is given".to_owned()));
+        }
+        let x = self.graph.operands(id)[0];
+        let stride = width(self.graph.shape(x)).map_err(wrong)?;
+        let index = self.program.caches.iter().position(|c| c.name == *name);
+        let index = index.expect("all caches of the graph were listed") as u32;
+        let elements = self.program.block_elements();
+        let kernel = AppendCache {
+            heads,
+            head,
+            x: HeadView::TokenMajor {
+                offset: from,
+                stride,
+            },
+            stride: elements,
+            dtype: self.dtype,
+        };
+        let shape = Shape::new([Symbol::Blocks.into(), elements.into()]);
+        let cache = self.tensor(&node.name, self.dtype, shape, Place::Cached(index));
+        let operands = vec![self.tensor_of[&x], self.meta(Meta::TokenSlots), cache];
+        let dispatch = Dispatch::always(KernelSpec::from(kernel));
+        self.step(id, dispatch, operands);
+        Ok(cache)
     }
 
     /// Appends a launch that computes a node's value.
@@ -226,7 +278,9 @@ impl<'a> Lowering<'a> {
         let operand_width = |slot: usize| width(self.graph.shape(operands[slot]));
         let one = |kernel: KernelSpec| Ok(Dispatch::always(kernel));
         match op {
-            Op::Input(_) | Op::Weight(_) => Err("names data and computes nothing".to_owned()),
+            Op::Input(_) | Op::Weight(_) | Op::Cache { .. } => {
+                Err("names data and computes nothing".to_owned())
+            }
             Op::Linear { .. }
             | Op::Attention(_)
             | Op::LayerNorm { .. }
@@ -422,6 +476,22 @@ impl<'a> Lowering<'a> {
     }
 }
 
+/// The caches that a graph's nodes add to, in their order.
+fn caches(graph: &Graph) -> Vec<Cache> {
+    let nodes = graph.topological().into_iter();
+    let of = |id| match graph.op(id) {
+        Op::Cache {
+            name, heads, head, ..
+        } => Some(Cache {
+            name: name.clone(),
+            heads: *heads,
+            head: *head,
+        }),
+        _ => None,
+    };
+    nodes.filter_map(of).collect()
+}
+
 fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerError {
     LowerError::Unsupported {
         node: graph.node(id).name.clone(),
@@ -474,6 +544,10 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::CuLens => ("cu_lens", bounds()),
         Meta::PairOffsets => ("pair_offsets", bounds()),
         Meta::ValidLens => ("valid_lens", Shape::new([Symbol::Batch.into()])),
+        Meta::TokenSlots => ("token_slots", tokens()),
+        Meta::Slots => ("slots", Shape::new([Symbol::Slots.into()])),
+        Meta::SlotStarts => ("slot_starts", Shape::new([Symbol::Batch.into()])),
+        Meta::KeyLens => ("key_lens", Shape::new([Symbol::Batch.into()])),
         Meta::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),

@@ -22,7 +22,7 @@ pub use step::{LaunchError, Step};
 
 use crate::{
     graph::WeightExpr,
-    kernels::{Class, KernelSpec, Meta},
+    kernels::{Class, KernelSpec, Meta, cache::BLOCK},
     plan::UsageRecord,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
@@ -45,6 +45,23 @@ pub struct Program {
     pub steps: Vec<Step>,
     /// Results by name.
     pub outputs: Vec<(String, TensorIndex)>,
+    /// What sequences leave for their later tokens, in the order in which a block of a KV cache holds it.
+    pub caches: Vec<Cache>,
+}
+
+/// The keys or the values of a layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cache {
+    pub name: String,
+    pub heads: u32,
+    pub head: u32,
+}
+
+impl Cache {
+    /// Elements of a block.
+    fn elements(&self) -> u64 {
+        u64::from(BLOCK) * u64::from(self.heads) * u64::from(self.head)
+    }
 }
 
 /// A tensor of a program.
@@ -65,6 +82,8 @@ pub enum Place {
     Weight(WeightExpr),
     /// The planner places it, from step `first` to `last`, both inclusive. Outputs live to the last step.
     Planned { first: u32, last: u32 },
+    /// It lies in the blocks of the sequences that go on: one of [`Program::caches`].
+    Cached(u32),
 }
 
 /// A size that does not fit 64 bits.
@@ -76,6 +95,22 @@ pub struct SizeOverflow {
 }
 
 impl Program {
+    /// Elements of a block of the KV cache: [`BLOCK`] positions of all caches.
+    pub fn block_elements(&self) -> u64 {
+        self.caches.iter().map(Cache::elements).sum()
+    }
+
+    /// Bytes of a block of the KV cache.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_elements() * self.dtype.bytes()
+    }
+
+    /// Index of the first element of a cache in a block.
+    pub fn cache_offset(&self, cache: u32) -> u64 {
+        let before = self.caches.iter().take(cache as usize);
+        before.map(Cache::elements).sum()
+    }
+
     /// Tensors that the planner places, in the order of [`Program::usage`].
     pub fn planned(&self) -> impl Iterator<Item = (TensorIndex, &Tensor)> {
         self.tensors

@@ -9,6 +9,7 @@ use crate::{
     kernels::{
         KernelSpec, Meta, Role,
         attention::{Attending, HeadView, MhaSplitKeys},
+        cache::BLOCK,
         elementwise::Concat,
         embedding::Table,
         gemm::{Gemm, Tile},
@@ -103,6 +104,17 @@ impl Program {
                         return Err(format!(
                             "`{name}` lives from step {first} to {last} of {n_steps}"
                         ));
+                    }
+                }
+                Place::Cached(cache) => {
+                    let Some(cache) = self.caches.get(*cache as usize) else {
+                        return Err(format!("`{name}` is no cache of the program"));
+                    };
+                    let sizes = [cache.heads, cache.head];
+                    let shape = Shape::new([Symbol::Blocks.into(), self.block_elements().into()]);
+                    let fits = sizes.iter().all(|n| (1..=MAX_WIDTH).contains(n));
+                    if !fits || tensor.dtype != self.dtype || tensor.shape != shape {
+                        return Err(format!("`{name}` is not laid out as a cache is"));
                     }
                 }
                 Place::Weight(expr) => {
@@ -236,7 +248,16 @@ impl Program {
                 {
                     return Err(format!("binds `{}` outside its life", tensor.name));
                 }
-                Place::Planned { .. } if !writes && !all_are_covered(step, &written[operand]) => {
+                Place::Cached(cache) if !self.is_of_cache(kernel, cache) => {
+                    return Err(format!(
+                        "binds the cache `{}`, whose heads are others than those of `{}`",
+                        tensor.name,
+                        kernel.as_kernel().symbol()
+                    ));
+                }
+                Place::Planned { .. } | Place::Cached(_)
+                    if !writes && !all_are_covered(step, &written[operand]) =>
+                {
                     return Err(format!(
                         "reads `{}`, which is not computed for all its batches",
                         tensor.name
@@ -258,6 +279,17 @@ impl Program {
             }
         }
         Ok(())
+    }
+
+    /// Whether a kernel reads or writes a cache as it is laid out.
+    fn is_of_cache(&self, kernel: &KernelSpec, cache: u32) -> bool {
+        let heads = match kernel {
+            KernelSpec::AppendCache(k) => [k.heads, k.head],
+            KernelSpec::MhaCached(k) => [k.kv_heads, k.head],
+            _ => return false,
+        };
+        let cache = self.caches.get(cache as usize);
+        cache.is_some_and(|cache| [cache.heads, cache.head] == heads)
     }
 
     /// What ids of the batch index.
@@ -461,6 +493,15 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::MhaWgmma(k) => attending(&k.of)
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
+        K::MhaCached(k) => heads(k.heads, k.head, &[k.q])
+            .and_then(|()| heads(k.kv_heads, k.head, &[]))
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .and_then(|()| check_stride(k.stride, k.kv_heads, k.head))
+            .map(|()| k.dtype),
+        K::AppendCache(k) => heads(k.heads, k.head, &[k.x])
+            .and_then(|()| k.check())
+            .and_then(|()| check_stride(k.stride, k.heads, k.head))
+            .map(|()| k.dtype),
         K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
@@ -491,6 +532,15 @@ fn attending(of: &Attending) -> Result<(), String> {
     let mut operands = of.operands().into_iter();
     operands.try_for_each(|(_, view, n)| heads(n, of.head, &[view]))?;
     groups(of.heads, of.kv_heads)
+}
+
+/// Whether a cache of these heads fits a block.
+fn check_stride(stride: u64, heads: u32, head: u32) -> Result<(), String> {
+    let least = u64::from(heads) * u64::from(head) * u64::from(BLOCK);
+    match (least..=MAX_ELEMENTS).contains(&stride) {
+        true => Ok(()),
+        false => Err(format!("blocks of {stride} elements, expected at least {least}")),
+    }
 }
 
 fn groups(heads: u32, kv_heads: u32) -> Result<(), String> {

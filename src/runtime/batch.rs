@@ -64,8 +64,14 @@ pub enum BatchError {
     )]
     TooLong {
         sequence: usize,
-        len: u32,
+        len: u64,
         limit: u32,
+    },
+    #[error("{what}: expected {expected}, found {found}")]
+    Past {
+        what: &'static str,
+        expected: usize,
+        found: usize,
     },
     #[error(
         "row {row} of the mask has a hole at column {column}: a 1 follows a 0; expected ones, then zeros"
@@ -103,6 +109,18 @@ pub struct Batch {
     padded: Option<Padded>,
     /// Tokens of each sequence that are no padding, where [`Batch::with_padding`] added some.
     valid_lens: Option<Vec<u32>>,
+    past: Option<Past>,
+}
+
+/// Where the tokens of sequences that go on lie in a KV cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Past {
+    /// Tokens of each sequence before those of the batch.
+    pub cached: Vec<u32>,
+    /// The slot of each token of each sequence, those of the batch included, one sequence after another.
+    pub slots: Vec<u32>,
+    /// Blocks of the cache.
+    pub blocks: u64,
 }
 
 /// The padded form that a batch came in, kept so that a device packs it by itself.
@@ -144,6 +162,7 @@ impl Batch {
             extents,
             padded: None,
             valid_lens: None,
+            past: None,
         })
     }
 
@@ -229,6 +248,37 @@ impl Batch {
         Ok(self)
     }
 
+    /// The batch as the next tokens of sequences that lie in a KV cache.
+    ///
+    /// # Errors
+    /// Another number of sequences or slots than the batch has.
+    pub fn with_past(mut self, past: Past) -> Result<Self, BatchError> {
+        let (expected, found) = (self.lens.len(), past.cached.len());
+        if expected != found {
+            return Err(BatchError::Past {
+                what: "lengths of the past",
+                expected,
+                found,
+            });
+        }
+        self.extents = Extents::continuing(&self.lens, &past.cached, past.blocks)?;
+        let (expected, found) = (self.extents.slots as usize, past.slots.len());
+        if expected != found {
+            return Err(BatchError::Past {
+                what: "slots",
+                expected,
+                found,
+            });
+        }
+        self.past = Some(past);
+        Ok(self)
+    }
+
+    /// Tokens of a sequence in the cache.
+    fn cached(&self, sequence: usize) -> u32 {
+        self.past.as_ref().map_or(0, |past| past.cached[sequence])
+    }
+
     /// The batch with every sequence padded to the longest, at its end and with ids of 0, so that all
     /// have one length. [`valid_lens`](Self::valid_lens) then says how many tokens of each are its
     /// own. Only a session that keeps padding runs it. An error where so many tokens do not fit one run.
@@ -253,6 +303,7 @@ impl Batch {
             lens,
             padded: None,
             valid_lens: Some(self.own_lens().to_vec()),
+            past: None,
         })
     }
 
@@ -285,7 +336,10 @@ impl Batch {
     /// Checks every id and length against what the model has tables for.
     pub fn check(&self, limits: &Limits) -> Result<(), BatchError> {
         if let Some(limit) = limits.longest
-            && let Some((sequence, &len)) = self.lens.iter().enumerate().find(|&(_, &n)| n > limit)
+            && let Some((sequence, len)) = self
+                .key_lens()
+                .enumerate()
+                .find(|&(_, n)| n > u64::from(limit))
         {
             return Err(BatchError::TooLong {
                 sequence,
@@ -383,12 +437,55 @@ impl Batch {
 
     pub(super) fn write_positions(&self, to: &mut [i32]) {
         let mut rest = to;
-        for &n in &self.lens {
+        for (i, &n) in self.lens.iter().enumerate() {
             let (sequence, after) = rest.split_at_mut(n as usize);
-            for (to, position) in sequence.iter_mut().zip(0..) {
+            for (to, position) in sequence.iter_mut().zip(self.cached(i) as i32..) {
                 *to = position;
             }
             rest = after;
+        }
+    }
+
+    /// Keys of each sequence: its tokens, and those in a cache before.
+    pub fn key_lens(&self) -> impl Iterator<Item = u64> {
+        let lens = self.lens.iter().enumerate();
+        lens.map(|(i, &n)| u64::from(n) + u64::from(self.cached(i)))
+    }
+
+    /// Slots of all keys, one sequence after another, `[slots]`; of a batch without a cache there are none to read.
+    pub(super) fn write_slots(&self, to: &mut [i32]) {
+        match &self.past {
+            Some(past) => to.copy_from_slice(bytemuck::cast_slice(&past.slots)),
+            None => to.fill(0),
+        }
+    }
+
+    /// Where the slots of each sequence begin, `[batch]`.
+    pub(super) fn write_slot_starts(&self, to: &mut [i32]) {
+        let mut next = 0;
+        for (to, n) in to.iter_mut().zip(self.key_lens()) {
+            *to = next;
+            next += n as i32;
+        }
+    }
+
+    pub(super) fn write_key_lens(&self, to: &mut [i32]) {
+        for (to, n) in to.iter_mut().zip(self.key_lens()) {
+            *to = n as i32;
+        }
+    }
+
+    /// The slot of each token of the batch, `[tokens]`.
+    pub(super) fn write_token_slots(&self, to: &mut [i32]) {
+        let Some(past) = &self.past else {
+            return to.fill(0);
+        };
+        let (mut rest, mut slots) = (to, past.slots.as_slice());
+        for (&n, &cached) in self.lens.iter().zip(&past.cached) {
+            let (own, later) = slots.split_at((n + cached) as usize);
+            let (to, after) = rest.split_at_mut(n as usize);
+            to.copy_from_slice(bytemuck::cast_slice(&own[cached as usize..]));
+            (rest, slots) = (after, later);
         }
     }
 

@@ -9,8 +9,13 @@ pub struct Extents {
     pub batch: u64,
     /// The longest sequence.
     pub longest: u64,
-    /// Sum of the squares of the lengths: one attention score per head and pair.
+    /// Pairs of a token and a key of its sequence, one attention score per head each: the sum of the squares of the lengths,
+    /// if nothing is cached.
     pub pairs: u64,
+    /// Sum of the numbers of keys: tokens, and those in a cache before.
+    pub slots: u64,
+    /// Blocks of the pool that a cache lies in; 0 without one.
+    pub blocks: u64,
     /// Rows of the launch at hand: tokens, or sequences after pooling. Set per step.
     pub rows: u64,
 }
@@ -50,7 +55,23 @@ impl Extents {
             batch: lens.len() as u64,
             longest: u64::from(*lens.iter().max().unwrap_or(&0)),
             pairs: lens.iter().map(|&n| u64::from(n) * u64::from(n)).sum(),
+            slots: tokens,
+            blocks: 0,
             rows: tokens,
+        })
+    }
+
+    /// The extents of sequences that go on: each has so many tokens in a pool of `blocks` blocks before those of this batch.
+    pub fn continuing(lens: &[u32], cached: &[u32], blocks: u64) -> Result<Self, LengthsError> {
+        let fresh = Self::of(lens)?;
+        let before: u64 = cached.iter().map(|&n| u64::from(n)).sum();
+        let past = lens.iter().zip(cached);
+        let pairs = past.map(|(&n, &before)| u64::from(n) * (u64::from(n) + u64::from(before)));
+        Ok(Self {
+            pairs: pairs.sum(),
+            slots: fresh.tokens + before,
+            blocks,
+            ..fresh
         })
     }
 
@@ -72,6 +93,8 @@ impl Extents {
             Symbol::Longest => self.longest,
             Symbol::Pairs => self.pairs,
             Symbol::KeyTiles => self.key_tiles(),
+            Symbol::Slots => self.slots,
+            Symbol::Blocks => self.blocks,
             Symbol::Rows => self.rows,
         }
     }

@@ -22,17 +22,23 @@ pub enum Symbol {
     /// Room for one value for each row of scores and tile of keys: at least the sum over the
     /// sequences of length · ⌈length / 128⌉, see [`Extents::key_tiles`].
     KeyTiles,
+    /// Sum of the numbers of keys of the sequences: their tokens, and those in a cache before.
+    Slots,
+    /// Blocks of the pool that a cache lies in.
+    Blocks,
     /// Rows of one launch; only kernels use it, a program binds it to another size.
     Rows,
 }
 
 impl Symbol {
-    pub const ALL: [Symbol; 6] = [
+    pub const ALL: [Symbol; 8] = [
         Symbol::Tokens,
         Symbol::Batch,
         Symbol::Longest,
         Symbol::Pairs,
         Symbol::KeyTiles,
+        Symbol::Slots,
+        Symbol::Blocks,
         Symbol::Rows,
     ];
 
@@ -43,6 +49,8 @@ impl Symbol {
             Symbol::Longest => "longest",
             Symbol::Pairs => "pairs",
             Symbol::KeyTiles => "key_tiles",
+            Symbol::Slots => "slots",
+            Symbol::Blocks => "blocks",
             Symbol::Rows => "rows",
         }
     }

@@ -239,15 +239,9 @@ impl Kernel for MhaShort {
     /// Only supported lengths, up to the longest.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
-        cases.push(Case {
-            name: "longest",
-            lens: vec![
-                self.max_len,
-                1,
-                self.max_len.saturating_sub(1),
-                self.max_len,
-            ],
-        });
+        let longest = self.max_len;
+        let lens = [longest, 1, longest.saturating_sub(1), longest];
+        cases.push(Case::new("longest", &lens));
         for case in &mut cases {
             case.lens.retain(|&n| n > 0 && n <= self.max_len);
         }

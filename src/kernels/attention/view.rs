@@ -39,7 +39,7 @@ impl HeadView {
     }
 
     /// Elements from one token of a head to the next.
-    pub(super) fn stride(self, head: u32) -> u32 {
+    pub(in crate::kernels) fn stride(self, head: u32) -> u32 {
         match self {
             HeadView::HeadMajor => head,
             HeadView::TokenMajor { stride, .. } => stride,
@@ -47,7 +47,7 @@ impl HeadView {
     }
 
     /// First column of the first head of a token-major view; 0 for a head-major one.
-    pub(super) fn column(self) -> u32 {
+    pub(in crate::kernels) fn column(self) -> u32 {
         match self {
             HeadView::HeadMajor => 0,
             HeadView::TokenMajor { offset, .. } => offset,

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The primitive operators.
-pub(super) const OPERATORS: [&str; 26] = [
+pub(super) const OPERATORS: [&str; 27] = [
     "embedding",
     "linear",
     "add_bias",
@@ -39,6 +39,7 @@ pub(super) const OPERATORS: [&str; 26] = [
     "multiply",
     "rms_norm",
     "rotary",
+    "cache",
 ];
 
 pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
@@ -59,6 +60,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "activation" => &["x", "kind"],
         "layer_norm" => &["x", "weight", "bias", "eps"],
         "split_heads" => &["x", "heads"],
+        "cache" => &["x", "heads", "name"],
         "matmul" => &["a", "b", "transpose_b"],
         "l2_normalize" => &["x", "eps"],
         "concat" => &["of"],
@@ -154,6 +156,11 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
                 Some(piece) => one_or_more(r, "`scaling`", piece, |p| r.string("a key", p))?,
                 None => Vec::new(),
             },
+        }),
+        "cache" => Ok(Operator::Cache {
+            x: value("x")?,
+            heads: size("heads")?,
+            name: weight("name")?,
         }),
         "split_heads" => Ok(Operator::SplitHeads {
             x: value("x")?,

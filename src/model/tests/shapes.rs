@@ -146,6 +146,12 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::Scale { by: 1.0 },
         Op::LayerNorm { eps },
         Op::SplitHeads { heads },
+        Op::Cache {
+            name: String::new(),
+            from: 0,
+            heads,
+            head,
+        },
         Op::MergeHeads,
         Op::Scores {
             heads,

@@ -323,6 +323,11 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         Op::Activate(activation) => reads[0].iter().map(|&v| activate(*activation, v)).collect(),
         Op::Scale { by } => reads[0].iter().map(|v| f64::from(*by) * v).collect(),
         Op::LayerNorm { eps } => layer_norm(reads[0], reads[1], reads[2], *eps),
+        Op::Cache {
+            from, heads, head, ..
+        } => rows(reads[0], widths[0], |row| {
+            row[*from as usize..][..(heads * head) as usize].to_vec()
+        }),
         Op::SplitHeads { heads } => {
             let shape = of(*heads, widths[0] as u32 / heads);
             let side = HeadView::TokenMajor {

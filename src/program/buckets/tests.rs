@@ -46,6 +46,7 @@ fn buckets(dispatch: Dispatch<usize>, most_longest: Option<u64>, rows: Symbol) -
         kernels: vec![crate::kernels::KernelSpec::runtime()[0].clone()],
         tensors: Vec::new(),
         steps: vec![step],
+        caches: Vec::new(),
         outputs: Vec::new(),
     };
     Buckets::of(&program)

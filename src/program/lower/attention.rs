@@ -7,7 +7,7 @@ use crate::{
     graph::{NodeId, Op},
     kernels::{
         Fill, KernelSpec, Meta,
-        attention::{AttentionError, MhaOnline, MhaShort},
+        attention::{Attending, AttentionError, MhaCached, MhaOnline, MhaShort},
         chain::Chain,
     },
     program::{AttentionChoice, TensorIndex},
@@ -30,6 +30,9 @@ impl Lowering<'_> {
         let &Op::Attention(of) = op else {
             return Err(unsupported("is no attention".to_owned()));
         };
+        if let Some(kernel) = self.cached(id, &of).map_err(unsupported)? {
+            return Ok(self.cached_attention(id, kernel));
+        }
         let dtype = self.dtype;
         let attention = Attention(MhaOnline { of, dtype });
         let longest = self.longest().map_err(unsupported)?;
@@ -86,6 +89,45 @@ impl Lowering<'_> {
             }
         }
         Ok(out)
+    }
+
+    /// The kernel for keys and values that lie in a cache; `None` where they are rows of the batch.
+    fn cached(&self, id: NodeId, of: &Attending) -> Result<Option<MhaCached>, String> {
+        let operands = self.graph.operands(id);
+        let is_cache = |slot: usize| matches!(self.graph.op(operands[slot]), Op::Cache { .. });
+        match [is_cache(1), is_cache(2)] {
+            [false, false] => return Ok(None),
+            [true, true] if of.causal => {}
+            [true, true] => {
+                return Err(
+                    "it attends to later tokens, too, which a cache does not have; write `softmax(…, causal: true)`"
+                        .to_owned(),
+                );
+            }
+            _ => return Err("of keys and values one lies in a cache, and one does not".to_owned()),
+        }
+        Ok(Some(MhaCached {
+            heads: of.heads,
+            kv_heads: of.kv_heads,
+            head: of.head,
+            scale: of.scale,
+            q: of.q,
+            stride: self.program.block_elements(),
+            dtype: self.dtype,
+        }))
+    }
+
+    fn cached_attention(&mut self, id: NodeId, kernel: MhaCached) -> TensorIndex {
+        let node = self.graph.node(id);
+        let operands = self.graph.operands(id);
+        let mut tensors: Vec<TensorIndex> = operands.iter().map(|o| self.tensor_of[o]).collect();
+        for meta in [Meta::CuLens, Meta::Slots, Meta::SlotStarts, Meta::KeyLens] {
+            tensors.push(self.meta(meta));
+        }
+        let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
+        tensors.push(out);
+        self.step(id, Dispatch::always(kernel.into()), tensors);
+        out
     }
 
     fn launches(

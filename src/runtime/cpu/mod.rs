@@ -46,6 +46,10 @@ pub enum CpuError {
     )]
     OutOfMemory { bytes: u64 },
     #[error(
+        "the {bytes} bytes of host memory that the KV cache needs could not be had; ask for fewer or shorter sequences"
+    )]
+    CacheMemory { bytes: u64 },
+    #[error(
         "the {bytes} bytes of host memory that the output `{output}` needs could not be had; send fewer tokens at once, or ask for other outputs"
     )]
     OutputMemory { output: String, bytes: u64 },
@@ -103,49 +107,78 @@ pub struct CpuSession {
     batch_data: u64,
 }
 
-/// The data of a batch, by kind.
+/// The data of a batch that a program reads, by kind.
 struct BatchData {
-    token_ids: Vec<i32>,
-    type_ids: Vec<i32>,
-    positions: Vec<i32>,
-    cu_lens: Vec<i32>,
+    ints: Vec<(Meta, Vec<i32>)>,
     pair_offsets: Vec<i64>,
-    valid_lens: Vec<i32>,
-    mask: Vec<i32>,
 }
 
 impl BatchData {
     fn of(program: &Program, batch: &Batch) -> Self {
-        fn when<T>(wanted: bool, make: impl FnOnce() -> Vec<T>) -> Vec<T> {
-            if wanted { make() } else { Vec::new() }
-        }
+        let e = batch.extents();
+        let (tokens, sequences) = (e.tokens as usize, e.batch as usize);
+        let mut ints = Vec::new();
+        let mut add = |meta: Meta, n: usize, write: &dyn Fn(&mut [i32])| {
+            if program.reads(meta) {
+                let mut values = vec![0; n];
+                write(&mut values);
+                ints.push((meta, values));
+            }
+        };
+        add(Meta::TokenIds, tokens, &|to| batch.write_token_ids(to));
+        add(Meta::TypeIds, tokens, &|to| batch.write_type_ids(to));
+        add(Meta::Positions, tokens, &|to| batch.write_positions(to));
+        add(Meta::TokenSlots, tokens, &|to| batch.write_token_slots(to));
+        add(Meta::CuLens, sequences + 1, &|to| batch.write_cu_lens(to));
+        add(Meta::ValidLens, sequences, &|to| batch.write_valid_lens(to));
+        add(Meta::Slots, e.slots as usize, &|to| batch.write_slots(to));
+        add(Meta::SlotStarts, sequences, &|to| {
+            batch.write_slot_starts(to);
+        });
+        add(Meta::KeyLens, sequences, &|to| batch.write_key_lens(to));
         Self {
-            token_ids: when(program.reads(Meta::TokenIds), || batch.token_ids()),
-            type_ids: when(program.reads(Meta::TypeIds), || batch.type_ids()),
-            positions: when(program.reads(Meta::Positions), || batch.positions()),
-            cu_lens: when(program.reads(Meta::CuLens), || batch.cu_lens()),
-            pair_offsets: when(program.reads(Meta::PairOffsets), || batch.pair_offsets()),
-            valid_lens: when(program.reads(Meta::ValidLens), || batch.valid_lens()),
-            mask: Vec::new(),
+            ints,
+            pair_offsets: match program.reads(Meta::PairOffsets) {
+                true => batch.pair_offsets(),
+                false => Vec::new(),
+            },
         }
     }
 
     fn read(&self, meta: Meta) -> Read<'_> {
-        match meta {
-            Meta::TokenIds => Read::I32(&self.token_ids),
-            Meta::TypeIds => Read::I32(&self.type_ids),
-            Meta::Positions => Read::I32(&self.positions),
-            Meta::CuLens => Read::I32(&self.cu_lens),
-            Meta::PairOffsets => Read::I64(&self.pair_offsets),
-            Meta::ValidLens => Read::I32(&self.valid_lens),
-            Meta::Mask => Read::I32(&self.mask),
+        if meta == Meta::PairOffsets {
+            return Read::I64(&self.pair_offsets);
         }
+        let found = self.ints.iter().find(|(kind, _)| *kind == meta);
+        Read::I32(found.map_or(&[], |(_, values)| values))
     }
 
     fn bytes(&self) -> u64 {
-        let n = self.token_ids.len() + self.type_ids.len() + self.positions.len();
-        let n = n + self.cu_lens.len() + self.valid_lens.len() + self.mask.len();
-        (4 * n + 8 * self.pair_offsets.len()) as u64
+        let ints: usize = self.ints.iter().map(|(_, values)| values.len()).sum();
+        (4 * ints + 8 * self.pair_offsets.len()) as u64
+    }
+}
+
+/// Host memory of a KV cache: blocks of all caches of a program.
+pub struct CpuCache {
+    memory: Vec<f32>,
+}
+
+impl CpuCache {
+    /// Room for so many blocks of `program`.
+    ///
+    /// # Errors
+    /// Memory that could not be had.
+    pub fn new(program: &Program, blocks: u64) -> Result<Self, CpuError> {
+        let elements = blocks.saturating_mul(program.block_elements());
+        let bytes = elements.saturating_mul(DType::F32.bytes());
+        let mut memory = Vec::new();
+        let room = usize::try_from(elements).map_err(|_| CpuError::CacheMemory { bytes })?;
+        memory
+            .try_reserve_exact(room)
+            .map_err(|_| CpuError::CacheMemory { bytes })?;
+        memory.resize(room, 0.0);
+        Ok(Self { memory })
     }
 }
 
@@ -165,10 +198,28 @@ impl CpuSession {
         self.run_observed(batch, |_, _| ())
     }
 
+    /// Runs the next tokens of sequences that lie in `cache`, and adds them to it.
+    pub fn run_cached(
+        &mut self,
+        batch: &Batch,
+        cache: &mut CpuCache,
+    ) -> Result<Vec<Output>, CpuError> {
+        self.run_on(batch, &mut cache.memory, |_, _| ())
+    }
+
     /// As [`run`](Self::run); `observe` sees the kernel of each step in turn, and how long it took.
     pub fn run_observed(
         &mut self,
         batch: &Batch,
+        observe: impl FnMut(&KernelSpec, Duration),
+    ) -> Result<Vec<Output>, CpuError> {
+        self.run_on(batch, &mut [], observe)
+    }
+
+    fn run_on(
+        &mut self,
+        batch: &Batch,
+        cache: &mut [f32],
         mut observe: impl FnMut(&KernelSpec, Duration),
     ) -> Result<Vec<Output>, CpuError> {
         let model = Arc::clone(&self.model);
@@ -181,7 +232,8 @@ impl CpuSession {
         })?;
         let data = BatchData::of(program, batch);
         self.batch_data = self.batch_data.max(data.bytes());
-        let run = Run::new(&model, self.workspace.chunks(), &plan, extents, &data)?;
+        let cache = (cache.as_mut_ptr(), cache.len());
+        let run = Run::new(&model, self.workspace.chunks(), &plan, extents, &data, cache)?;
         for step in &program.steps {
             let began = Instant::now();
             if let Some(kernel) = run.step(step)? {
@@ -235,7 +287,7 @@ struct Run<'a> {
     model: &'a CpuModel,
     extents: Extents,
     data: &'a BatchData,
-    /// Start and elements of planned tensors, by tensor index.
+    /// Start and elements of planned tensors and of caches, by tensor index.
     planned: Vec<Option<(*mut f32, usize)>>,
 }
 
@@ -246,11 +298,22 @@ impl<'a> Run<'a> {
         plan: &Plan,
         extents: Extents,
         data: &'a BatchData,
+        cache: (*mut f32, usize),
     ) -> Result<Self, CpuError> {
         let mut planned = vec![None; model.program.tensors.len()];
         for ((index, tensor), place) in model.program.planned().zip(&plan.placements) {
             let n = model.program.bytes(tensor, &extents)? / DType::F32.bytes();
             planned[index] = Some((chunks.at(place.chunk as usize, place.offset), n as usize));
+        }
+        let (start, elements) = cache;
+        for (place, tensor) in planned.iter_mut().zip(&model.program.tensors) {
+            if let Place::Cached(cache) = tensor.place {
+                let offset = model.program.cache_offset(cache) as usize;
+                // A pool without blocks has no element of any cache.
+                let offset = offset.min(elements);
+                // SAFETY: within the pool, or its end.
+                *place = Some((unsafe { start.add(offset) }, elements - offset));
+            }
         }
         Ok(Self {
             model,
@@ -290,7 +353,10 @@ impl<'a> Run<'a> {
                 Place::Batch(meta) => self.data.read(*meta),
                 Place::Weight(_) => Read::Real(&self.model.weights[operand]),
                 // SAFETY: the step writes `writes` only, whose bytes no other operand of it shares.
-                Place::Planned { .. } => Read::Real(unsafe { self.slice(operand) }),
+                // A step reads the cache or adds to it, never both.
+                Place::Planned { .. } | Place::Cached(_) => {
+                    Read::Real(unsafe { self.slice(operand) })
+                }
             })
             .collect();
         let mut writes: Vec<&mut [f32]> = writes

@@ -15,7 +15,7 @@ pub use timing::Part;
 use super::{
     error::{CudaError, During},
     graphs::{Graphs, Key, Site, THREAD, capture},
-    memory::Chunks,
+    memory::{Buffer, Chunks},
     model::{CudaModel, SharedModel, Start},
     watch::Watch,
 };
@@ -46,6 +46,23 @@ pub struct CudaSession {
     start: Start,
     /// For each output of the program, in their order, its index among the planned tensors.
     output_slots: Vec<usize>,
+}
+
+/// Device memory of a KV cache: blocks of all caches of a program.
+pub struct CudaCache {
+    memory: Buffer,
+}
+
+impl CudaCache {
+    /// Room for so many blocks of a model's program.
+    ///
+    /// # Errors
+    /// Memory that could not be had.
+    pub fn new(model: &CudaModel, blocks: u64) -> Result<Self, CudaError> {
+        let bytes = blocks.saturating_mul(model.program.block_bytes());
+        let memory = Buffer::new(&model.device, bytes, "the KV cache")?;
+        Ok(Self { memory })
+    }
 }
 
 /// Times of several runs.
@@ -84,6 +101,8 @@ struct Ready {
     own: Extents,
     /// Extents of its bucket, which it is planned and launched for: none is smaller.
     extents: Extents,
+    /// Address of the KV cache; 0 without one.
+    cache: u64,
 }
 
 impl Ready {
@@ -133,7 +152,20 @@ impl CudaSession {
 
     /// Runs a batch, which the caller has checked against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CudaError> {
-        let ready = self.prepare(batch)?;
+        self.run_at(batch, 0)
+    }
+
+    /// Runs the next tokens of sequences that lie in `cache`, and adds them to it.
+    pub fn run_cached(
+        &mut self,
+        batch: &Batch,
+        cache: &mut CudaCache,
+    ) -> Result<Vec<Output>, CudaError> {
+        self.run_at(batch, cache.memory.start())
+    }
+
+    fn run_at(&mut self, batch: &Batch, cache: u64) -> Result<Vec<Output>, CudaError> {
+        let ready = self.prepare(batch, cache)?;
         let enqueued = self.enqueue(&ready, batch)?;
         self.learn(&ready, enqueued)?;
         self.download(&ready)
@@ -153,7 +185,7 @@ impl CudaSession {
             let host = Cell::new(Duration::ZERO);
             let clocked = |began: Instant| host.set(host.get() + began.elapsed());
             let began = Instant::now();
-            let ready = self.prepare(batch)?;
+            let ready = self.prepare(batch, 0)?;
             clocked(began);
             let ms = watch.lap_beside(
                 self,
@@ -203,7 +235,7 @@ impl CudaSession {
     }
 
     /// Plans a batch and allocates for it. After a failed allocation the session holds nothing and stays usable.
-    fn prepare(&mut self, batch: &Batch) -> Result<Ready, CudaError> {
+    fn prepare(&mut self, batch: &Batch, cache: u64) -> Result<Ready, CudaError> {
         let model = Arc::clone(&self.model);
         model
             .device
@@ -230,11 +262,13 @@ impl CudaSession {
         let used = (0..plan.chunks.len()).filter(|&chunk| plan.chunks[chunk] > 0);
         let mut addresses: Vec<_> = used.map(|chunk| chunks.at(chunk, 0)).collect();
         addresses.extend(self.staging.addresses());
+        addresses.push(cache);
         Ok(Ready {
             site: Site { plan, addresses },
             data,
             own,
             extents,
+            cache,
         })
     }
 
@@ -331,6 +365,9 @@ impl CudaSession {
                     Place::Batch(meta) => data.at(*meta),
                     Place::Weight(_) => self.model.weights[operand],
                     Place::Planned { .. } => places[operand],
+                    Place::Cached(cache) => {
+                        ready.cache + program.cache_offset(*cache) * program.dtype.bytes()
+                    }
                 }
             }));
             if !wanted(&program.kernels[kernel]) {

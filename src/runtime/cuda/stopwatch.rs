@@ -17,7 +17,7 @@ use super::{
 use crate::{
     jit::Cubin,
     kernels::{
-        Fill, HostTensor, Tolerance,
+        Case, Fill, HostTensor, Tolerance,
         chain::Chain,
         trial::{Difference, normal, uniform},
     },
@@ -312,7 +312,7 @@ fn values(fill: Fill, dtype: DType, n: usize, lens: &[u32], name: &str) -> Vec<u
         }
         _ => {
             let mut state = seed;
-            match fill.make(dtype, n, lens, &mut state) {
+            match fill.make(dtype, n, &Case::new("timed", lens), &mut state) {
                 HostTensor::Index(values) if dtype == DType::I64 => {
                     values.iter().flat_map(|v| v.to_le_bytes()).collect()
                 }

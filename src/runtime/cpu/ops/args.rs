@@ -96,6 +96,14 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
+    /// The next argument: a pool of blocks of `stride` elements, from the first of one cache on.
+    pub fn pool(&mut self, param: &'static str) -> Result<&'r [f32], OpError> {
+        match self.next(param)? {
+            Read::Real(x) => Ok(x),
+            other => Err(self.wrong_type(param, "f32", other)),
+        }
+    }
+
     /// The next argument: where each sequence starts.
     pub fn sequences(&mut self) -> Result<Vec<Sequence>, OpError> {
         let (op, tokens) = (self.op, self.extents.tokens);
@@ -223,15 +231,26 @@ impl<'r, 'w> Args<'r, 'w> {
         })
     }
 
-    /// The tensor that is written, once every argument is taken. Errors on surplus arguments.
-    pub fn out(self, shape: &[u64]) -> Result<&'w mut [f32], OpError> {
-        if self.taken != self.reads.len() {
-            return Err(OpError::SurplusReads {
+    fn all_taken(&self) -> Result<(), OpError> {
+        match self.taken == self.reads.len() {
+            true => Ok(()),
+            false => Err(OpError::SurplusReads {
                 op: self.op,
                 expected: self.taken,
                 found: self.reads.len(),
-            });
+            }),
         }
+    }
+
+    /// The pool that is written, from the first element of one cache on, once every argument is taken.
+    pub fn out_pool(self) -> Result<&'w mut [f32], OpError> {
+        self.all_taken()?;
+        Ok(self.out)
+    }
+
+    /// The tensor that is written, once every argument is taken. Errors on surplus arguments.
+    pub fn out(self, shape: &[u64]) -> Result<&'w mut [f32], OpError> {
+        self.all_taken()?;
         self.check_len("out", elements(shape), self.out.len())?;
         Ok(self.out)
     }

@@ -340,15 +340,15 @@ fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result
 }
 
 /// A step of the online softmax on each row of scores, which becomes its numerators.
-struct OnlineSoftmax<'a> {
-    rows: &'a mut [f32],
+pub(super) struct OnlineSoftmax<'a> {
+    pub rows: &'a mut [f32],
     /// Not 0.
-    len: usize,
+    pub len: usize,
     /// The query of the first row and the first key, where a query attends to the keys up to it.
-    causal: Option<(usize, usize)>,
-    running: &'a mut [Running],
+    pub causal: Option<(usize, usize)>,
+    pub running: &'a mut [Running],
     /// Set to what the results of the steps before are to be multiplied by.
-    corrections: &'a mut [f32],
+    pub corrections: &'a mut [f32],
 }
 
 impl WithSimd for OnlineSoftmax<'_> {
@@ -374,12 +374,12 @@ impl WithSimd for OnlineSoftmax<'_> {
 }
 
 /// Multiplies each row of a block by its own number.
-struct ScaleRows<'a> {
-    by: &'a [f32],
-    out: SharedOut<'a>,
-    at: usize,
-    cols: usize,
-    stride: usize,
+pub(super) struct ScaleRows<'a> {
+    pub by: &'a [f32],
+    pub out: SharedOut<'a>,
+    pub at: usize,
+    pub cols: usize,
+    pub stride: usize,
 }
 
 impl WithSimd for ScaleRows<'_> {

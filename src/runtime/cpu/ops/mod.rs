@@ -7,6 +7,7 @@
 
 mod args;
 mod attention;
+mod cached;
 mod gemm;
 mod long_attention;
 mod parallel;
@@ -131,6 +132,17 @@ pub enum OpError {
         end: u64,
         stride: u64,
     },
+    #[error(
+        "{op}: `{param}[{index}]` is {found}; expected {expected}"
+    )]
+    Slot {
+        op: &'static str,
+        param: &'static str,
+        index: usize,
+        found: i32,
+        /// In words.
+        expected: String,
+    },
     #[error("{op} brings batches to a device; on the CPU a batch is packed when it is made")]
     Packing { op: &'static str },
     #[error(
@@ -243,6 +255,8 @@ pub fn run_in(
         KernelSpec::MhaShort(k) => attention::mha_short(k, args),
         KernelSpec::MhaOnline(k) => attention::mha_online(k, args),
         KernelSpec::MhaSplitKeys(k) => attention::mha_online(&k.plain, args),
+        KernelSpec::MhaCached(k) => cached::mha_cached(k, args),
+        KernelSpec::AppendCache(k) => cached::append_cache(k, args),
         KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
         | KernelSpec::GemmResidualRowStats(_)
@@ -294,6 +308,8 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::MhaShort(_) => "mha_short",
         KernelSpec::MhaOnline(_) => "mha_online",
         KernelSpec::MhaSplitKeys(_) => "mha_split_keys",
+        KernelSpec::MhaCached(_) => "mha_cached",
+        KernelSpec::AppendCache(_) => "append_cache",
         KernelSpec::MhaWgmma(_) => "mha_wgmma",
         KernelSpec::MhaLongScores(_) => "mha_long_scores",
         KernelSpec::MhaLongReduce(_) => "mha_long_reduce",

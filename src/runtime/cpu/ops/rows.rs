@@ -400,7 +400,7 @@ fn ids_param(ids: Meta) -> &'static str {
         Meta::TokenIds => "token_ids",
         Meta::TypeIds => "type_ids",
         Meta::Positions => "positions",
-        Meta::CuLens | Meta::PairOffsets | Meta::Mask | Meta::ValidLens => "ids",
+        _ => "ids",
     }
 }
 

@@ -37,6 +37,10 @@ pub(super) struct BatchData {
     pub(super) cu_lens: u64,
     pub(super) pair_offsets: u64,
     valid_lens: u64,
+    token_slots: u64,
+    slots: u64,
+    slot_starts: u64,
+    key_lens: u64,
     /// Mask, padded ids and padded segment ids, where the batch came padded.
     pub(super) padded: Option<[u64; 3]>,
     /// Address and bytes of the piece that is uploaded.
@@ -53,6 +57,10 @@ impl BatchData {
             Meta::CuLens => self.cu_lens,
             Meta::PairOffsets => self.pair_offsets,
             Meta::ValidLens => self.valid_lens,
+            Meta::TokenSlots => self.token_slots,
+            Meta::Slots => self.slots,
+            Meta::SlotStarts => self.slot_starts,
+            Meta::KeyLens => self.key_lens,
             Meta::Mask => self.padded.map_or(0, |[mask, ..]| mask),
         }
     }
@@ -94,6 +102,11 @@ impl Staging {
         let per_token = [(); 3].map(|()| place(4 * e.tokens));
         let cu_lens = place(4 * (e.batch + 1));
         let pair_offsets = place(8 * (e.batch + 1));
+        // Without a cache nothing reads these.
+        let in_cache = |bytes: u64| place(if e.blocks > 0 { bytes } else { 0 });
+        let token_slots = in_cache(4 * e.tokens);
+        let slots = in_cache(4 * e.slots);
+        let [slot_starts, key_lens] = [(); 2].map(|()| in_cache(4 * e.batch));
         let end = end.get();
         if self.bytes() < end {
             self.settle()?;
@@ -110,6 +123,10 @@ impl Staging {
             cu_lens: start + cu_lens,
             pair_offsets: start + pair_offsets,
             valid_lens: start + valid_lens,
+            token_slots: start + token_slots,
+            slots: start + slots,
+            slot_starts: start + slot_starts,
+            key_lens: start + key_lens,
             padded: padded.map(|(places, _)| places.map(|at| start + at)),
             start,
             bytes: padded.map_or(end, |(_, end)| end) as usize,
@@ -182,6 +199,18 @@ impl Staging {
             batch.write_cu_lens(own);
             none.fill(own[sequences]);
         });
+        if e.blocks > 0 {
+            ints(data.token_slots, e.tokens, &|to| {
+                filled_up(to, tokens, &|to| batch.write_token_slots(to));
+            });
+            ints(data.slots, e.slots, &|to| batch.write_slots(to));
+            ints(data.slot_starts, e.batch, &|to| {
+                filled_up(to, sequences, &|to| batch.write_slot_starts(to));
+            });
+            ints(data.key_lens, e.batch, &|to| {
+                filled_up(to, sequences, &|to| batch.write_key_lens(to));
+            });
+        }
         let from = (data.pair_offsets - data.start) as usize;
         let offsets = &mut host[from..from + 8 * (e.batch as usize + 1)];
         let (own, none) = bytemuck::cast_slice_mut(offsets).split_at_mut(sequences + 1);

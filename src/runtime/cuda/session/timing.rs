@@ -28,7 +28,7 @@ impl CudaSession {
         warm_up: usize,
         runs: usize,
     ) -> Result<Vec<Timing>, CudaError> {
-        let ready = self.prepare(batch)?;
+        let ready = self.prepare(batch, 0)?;
         self.staging.fill(&ready.data, batch, &ready.extents)?;
         let whole = capture(&self.stream, THREAD, || self.launch_all(&ready))?;
         let watch = Watch::new(&self.model.device, &self.stream)?;

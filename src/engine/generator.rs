@@ -1,0 +1,512 @@
+//! Writing: requests are admitted while others run, each step computes the next tokens of all, and a sequence's memory is
+//! free again when it ends.
+//!
+//! A step is one batch: prompts in parts, and one token of each sequence that goes on. The keys and values of what is there
+//! lie in blocks of a pool, which are reserved when a request is admitted, so that nothing that runs is ever out of memory.
+
+mod config;
+use std::collections::VecDeque;
+
+pub use config::generation_config;
+
+use super::{Backend, Engine, EngineError};
+use crate::{
+    kernels::cache::BLOCK,
+    plan::Blocks,
+    program::Program,
+    runtime::{
+        AllocatorChoice,
+        batch::{Batch, Limits, Past},
+        cpu::{CpuCache, CpuSession},
+        cuda::{CudaCache, CudaSession},
+    },
+    search::{Philox, Rules, Sampling, greedy, log_probability},
+};
+
+/// The output that a generator reads.
+pub const NEXT_LOGITS: &str = "next_token_logits";
+
+/// How a request goes on from its prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Generate {
+    pub rules: Rules,
+    /// Draws tokens; without, each is the most probable one.
+    pub sampling: Option<Sampling>,
+    /// Of the draws. Equal seeds give equal tokens, whatever runs beside.
+    pub seed: u64,
+}
+
+/// A prompt, and how to go on from it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    pub prompt: Vec<u32>,
+    pub options: Generate,
+}
+
+/// A request that was admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A token that ends sequences came; it is the last.
+    End,
+    /// The most new tokens are there.
+    Length,
+    Cancelled,
+}
+
+/// What a step gave.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The next token of a sequence, with its log-probability before rules and sampling.
+    Token {
+        ticket: Ticket,
+        id: u32,
+        log_probability: f32,
+    },
+    Done {
+        ticket: Ticket,
+        reason: Reason,
+    },
+    /// The sequence ends for this; others go on.
+    Failed { ticket: Ticket, problem: String },
+}
+
+/// Why a request is not admitted.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum AdmitError {
+    #[error("the prompt has no token; begin with the model's first token, if it has one")]
+    EmptyPrompt,
+    #[error("max_new_tokens is 0; expected at least one token")]
+    NoNewTokens,
+    #[error(
+        "the prompt's {prompt} tokens and {new} new ones are more than the model's {positions} positions; shorten the prompt, or ask for at most {} new tokens",
+        positions.saturating_sub(*prompt as u32)
+    )]
+    TooLong {
+        prompt: usize,
+        new: usize,
+        positions: u32,
+    },
+    #[error("token {at} of the prompt is {id}, but the vocabulary has {vocabulary}")]
+    Id {
+        at: usize,
+        id: u32,
+        vocabulary: u32,
+    },
+    #[error(transparent)]
+    Sampling(#[from] crate::search::SamplingError),
+    #[error("the repetition penalty is {found}; expected a number above 0")]
+    RepetitionPenalty { found: f32 },
+    /// Others have the room now; it fits when they end.
+    #[error("the KV cache has no room now: {missing_bytes} bytes are missing; poll until others end")]
+    Full { missing_bytes: u64 },
+    #[error(
+        "the request needs {needed_bytes} bytes of KV cache, and there are {bytes} in all; ask for a larger cache, a shorter prompt or fewer new tokens"
+    )]
+    NeverFits { needed_bytes: u64, bytes: u64 },
+}
+
+/// A sequence that is being written.
+struct Row {
+    ticket: Ticket,
+    tokens: Vec<u32>,
+    n_prompt: usize,
+    /// Tokens whose keys and values are in the cache.
+    cached: usize,
+    blocks: Vec<u32>,
+    options: Generate,
+}
+
+impl Row {
+    fn slot(&self, position: usize) -> u32 {
+        let block = BLOCK as usize;
+        self.blocks[position / block] * BLOCK + (position % block) as u32
+    }
+
+    /// Tokens that are not in the cache yet.
+    fn open(&self) -> usize {
+        self.tokens.len() - self.cached
+    }
+}
+
+/// Writes several sequences at once. Those of one engine run beside each other.
+pub struct Generator {
+    executor: Executor,
+    limits: Limits,
+    blocks: Blocks,
+    block_bytes: u64,
+    /// In the order in which they were admitted.
+    rows: Vec<Row>,
+    /// Events that were not polled yet.
+    events: VecDeque<Event>,
+    next_ticket: u64,
+    /// Tokens of prompts that a step takes at most.
+    most_prompt_tokens: usize,
+    steps: u64,
+}
+
+enum Executor {
+    Cpu(Box<CpuSession>, CpuCache),
+    Cuda(Box<CudaSession>, CudaCache),
+}
+
+impl Executor {
+    /// The logits of the next token of each sequence, one row after another.
+    fn run(&mut self, batch: &Batch) -> Result<Vec<f32>, EngineError> {
+        let outputs = match self {
+            Self::Cpu(session, cache) => session.run_cached(batch, cache)?,
+            Self::Cuda(session, cache) => session.run_cached(batch, cache)?,
+        };
+        let logits = outputs.into_iter().find(|o| o.name == NEXT_LOGITS);
+        logits.map(|o| o.values).ok_or(EngineError::NotGenerating)
+    }
+}
+
+/// Blocks of a sequence of so many tokens. The last token is never in the cache: nothing comes behind it.
+fn blocks_of(prompt: usize, new: usize) -> u32 {
+    let positions = prompt + new - 1;
+    u32::try_from(positions.div_ceil(BLOCK as usize)).unwrap_or(u32::MAX)
+}
+
+impl Engine {
+    /// A generator with `cache_bytes` for the keys and values of what runs at once, rounded down to whole blocks.
+    ///
+    /// # Errors
+    /// An engine that was not built by [`Builder::generating`](super::Builder::generating), and memory that cannot be had.
+    pub fn generator(&self, cache_bytes: u64) -> Result<Generator, EngineError> {
+        let program = self.program();
+        check_generating(program)?;
+        let block_bytes = program.block_bytes();
+        // Slots have 32 bits, one of them for the sign.
+        let most = u64::from(i32::MAX as u32 / BLOCK);
+        let n_blocks = (cache_bytes / block_bytes.max(1)).min(most);
+        let executor = match &self.backend {
+            Backend::Cpu(model) => {
+                let session = CpuSession::new(model.clone(), &AllocatorChoice::default())?;
+                let cache = CpuCache::new(program, n_blocks)?;
+                Executor::Cpu(Box::new(session), cache)
+            }
+            Backend::Cuda(model) => {
+                let plain = self.plain_launches;
+                let allocator = AllocatorChoice::default();
+                let session = CudaSession::new(model.clone(), &allocator, plain, self.graphs)?;
+                let cache = CudaCache::new(model, n_blocks)?;
+                Executor::Cuda(Box::new(session), cache)
+            }
+        };
+        Ok(Generator {
+            executor,
+            limits: self.limits,
+            blocks: Blocks::new(n_blocks as u32),
+            block_bytes,
+            rows: Vec::new(),
+            events: VecDeque::new(),
+            next_ticket: 0,
+            most_prompt_tokens: 512,
+            steps: 0,
+        })
+    }
+
+    /// Bytes of KV cache that requests of these lengths (prompt, new tokens) need to run at once.
+    ///
+    /// # Errors
+    /// An engine that was not built by [`Builder::generating`](super::Builder::generating).
+    pub fn cache_bytes_needed(&self, lens: &[(usize, usize)]) -> Result<u64, EngineError> {
+        check_generating(self.program())?;
+        let blocks = lens.iter().map(|&(prompt, new)| match new {
+            0 => 0,
+            new => u64::from(blocks_of(prompt.max(1), new)),
+        });
+        Ok(blocks.sum::<u64>() * self.program().block_bytes())
+    }
+
+    /// Writes on from each prompt, all at once, and returns what was written. `on_event` sees each event as it comes, with
+    /// the number of its prompt, and ends all by `Break`.
+    ///
+    /// # Errors
+    /// A prompt that cannot run, which is then known before anything runs, and a step that fails.
+    pub fn generate(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &Generate,
+        mut on_event: impl FnMut(usize, &Event) -> std::ops::ControlFlow<()>,
+    ) -> Result<Vec<Written>, EngineError> {
+        let new = options.rules.max_new_tokens;
+        let lens: Vec<(usize, usize)> = prompts.iter().map(|p| (p.len(), new)).collect();
+        let mut generator = self.generator(self.cache_bytes_needed(&lens)?)?;
+        let mut written = Vec::new();
+        for (index, prompt) in prompts.iter().enumerate() {
+            let request = Request {
+                prompt: prompt.clone(),
+                options: options.clone(),
+            };
+            let admitted = generator.admit(request);
+            admitted.map_err(|problem| EngineError::Prompt {
+                index,
+                source: Box::new(problem),
+            })?;
+            written.push(Written::default());
+        }
+        while generator.is_busy() {
+            for event in generator.poll()? {
+                let index = event.ticket().0 as usize;
+                match &event {
+                    Event::Token {
+                        id,
+                        log_probability,
+                        ..
+                    } => {
+                        written[index].tokens.push(*id);
+                        written[index].log_probability += f64::from(*log_probability);
+                    }
+                    Event::Done { reason, .. } => written[index].reason = Some(*reason),
+                    Event::Failed { problem, .. } => written[index].problem = Some(problem.clone()),
+                }
+                if on_event(index, &event).is_break() {
+                    return Ok(written);
+                }
+            }
+        }
+        Ok(written)
+    }
+}
+
+/// What was written behind a prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Written {
+    pub tokens: Vec<u32>,
+    /// Sum over the tokens, before rules and sampling.
+    pub log_probability: f64,
+    /// `None` where it was broken off.
+    pub reason: Option<Reason>,
+    /// Why it failed, if it did.
+    pub problem: Option<String>,
+}
+
+fn check_generating(program: &Program) -> Result<(), EngineError> {
+    let writes = program.outputs.iter().any(|(name, _)| name == NEXT_LOGITS);
+    match writes && !program.caches.is_empty() {
+        true => Ok(()),
+        false => Err(EngineError::NotGenerating),
+    }
+}
+
+impl Event {
+    /// Whose event it is.
+    pub fn ticket(&self) -> Ticket {
+        match self {
+            Self::Token { ticket, .. }
+            | Self::Done { ticket, .. }
+            | Self::Failed { ticket, .. } => *ticket,
+        }
+    }
+}
+
+impl Generator {
+    /// Takes a request, which runs from the next step on, with all the memory that it can come to need.
+    ///
+    /// # Errors
+    /// A request that can never run, or that has no room now; nothing is changed then.
+    pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
+        let Request { prompt, options } = request;
+        self.check(&prompt, &options)?;
+        let n = blocks_of(prompt.len(), options.rules.max_new_tokens);
+        if n > self.blocks.total() {
+            return Err(AdmitError::NeverFits {
+                needed_bytes: u64::from(n) * self.block_bytes,
+                bytes: u64::from(self.blocks.total()) * self.block_bytes,
+            });
+        }
+        let blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
+            missing_bytes: u64::from(full.missing) * self.block_bytes,
+        })?;
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.rows.push(Row {
+            ticket,
+            n_prompt: prompt.len(),
+            tokens: prompt,
+            cached: 0,
+            blocks,
+            options,
+        });
+        Ok(ticket)
+    }
+
+    fn check(&self, prompt: &[u32], options: &Generate) -> Result<(), AdmitError> {
+        let new = options.rules.max_new_tokens;
+        if prompt.is_empty() {
+            return Err(AdmitError::EmptyPrompt);
+        }
+        if new == 0 {
+            return Err(AdmitError::NoNewTokens);
+        }
+        let too_long = |positions: &u32| prompt.len() + new > *positions as usize;
+        if let Some(positions) = self.limits.longest.filter(too_long) {
+            let prompt = prompt.len();
+            return Err(AdmitError::TooLong {
+                prompt,
+                new,
+                positions,
+            });
+        }
+        let vocabulary = self.limits.vocabulary;
+        if let Some(at) = prompt.iter().position(|&id| id >= vocabulary) {
+            let id = prompt[at];
+            return Err(AdmitError::Id { at, id, vocabulary });
+        }
+        let found = options.rules.repetition_penalty;
+        if !(found.is_finite() && found > 0.0) {
+            return Err(AdmitError::RepetitionPenalty { found });
+        }
+        options.sampling.map_or(Ok(()), |s| s.check())?;
+        Ok(())
+    }
+
+    /// Ends a request; its memory is free at once. `false` where it has ended already.
+    pub fn cancel(&mut self, ticket: Ticket) -> bool {
+        let found = self.rows.iter().position(|row| row.ticket == ticket);
+        if let Some(at) = found {
+            let row = self.rows.remove(at);
+            self.blocks.free(row.blocks);
+            let reason = Reason::Cancelled;
+            self.events.push_back(Event::Done { ticket, reason });
+        }
+        found.is_some()
+    }
+
+    /// Lets a step take at most so many tokens of prompts (512 by default), so that those that wait for their next token do not
+    /// wait for a long prompt.
+    pub fn prompt_tokens_per_step(&mut self, n: usize) {
+        self.most_prompt_tokens = n.max(1);
+    }
+
+    /// Whether a request runs, or an event waits.
+    pub fn is_busy(&self) -> bool {
+        !self.rows.is_empty() || !self.events.is_empty()
+    }
+
+    /// Bytes of the KV cache that running requests have, of all that there are.
+    pub fn cache_bytes(&self) -> (u64, u64) {
+        let bytes = |blocks: u32| u64::from(blocks) * self.block_bytes;
+        (bytes(self.blocks.held()), bytes(self.blocks.total()))
+    }
+
+    /// Steps so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Computes one step of all that run, and returns what it gave.
+    ///
+    /// # Errors
+    /// A step that fails as a whole: its requests are where they were, and the next poll tries again.
+    pub fn poll(&mut self) -> Result<Vec<Event>, EngineError> {
+        if !self.rows.is_empty() {
+            self.step()?;
+        }
+        Ok(self.events.drain(..).collect())
+    }
+
+    fn step(&mut self) -> Result<(), EngineError> {
+        // Sequences that go on take a token each; what prompts may take is shared in the order of admission.
+        let mut prompt_tokens = self.most_prompt_tokens;
+        let mut taken: Vec<(usize, usize)> = Vec::with_capacity(self.rows.len());
+        for (at, row) in self.rows.iter().enumerate() {
+            let open = row.open();
+            let n = match open {
+                1 => 1,
+                open => {
+                    let n = open.min(prompt_tokens);
+                    prompt_tokens -= n;
+                    n
+                }
+            };
+            if n > 0 {
+                taken.push((at, n));
+            }
+        }
+        let mut ids = Vec::new();
+        let mut past = Past {
+            blocks: u64::from(self.blocks.total()),
+            ..Past::default()
+        };
+        for &(at, n) in &taken {
+            let row = &self.rows[at];
+            ids.extend_from_slice(&row.tokens[row.cached..row.cached + n]);
+            past.cached.push(row.cached as u32);
+            past.slots.extend((0..row.cached + n).map(|p| row.slot(p)));
+        }
+        let lens: Vec<u32> = taken.iter().map(|&(_, n)| n as u32).collect();
+        let batch = Batch::from_packed(ids, &lens)?.with_past(past)?;
+        batch.check(&self.limits)?;
+        let mut logits = self.executor.run(&batch)?;
+        self.steps += 1;
+        let width = logits.len() / taken.len();
+        let mut ended = Vec::new();
+        for (&(at, n), logits) in taken.iter().zip(logits.chunks_exact_mut(width)) {
+            let row = &mut self.rows[at];
+            row.cached += n;
+            if row.open() > 0 {
+                continue;
+            }
+            match next_token(row, logits) {
+                Ok((id, log_probability)) => {
+                    let ticket = row.ticket;
+                    row.tokens.push(id);
+                    self.events.push_back(Event::Token {
+                        ticket,
+                        id,
+                        log_probability,
+                    });
+                    let n_new = row.tokens.len() - row.n_prompt;
+                    let reason = match row.options.rules.ends(id) {
+                        true => Some(Reason::End),
+                        false if n_new == row.options.rules.max_new_tokens => Some(Reason::Length),
+                        false => None,
+                    };
+                    if let Some(reason) = reason {
+                        self.events.push_back(Event::Done { ticket, reason });
+                        ended.push(at);
+                    }
+                }
+                Err(problem) => {
+                    let ticket = row.ticket;
+                    self.events.push_back(Event::Failed { ticket, problem });
+                    ended.push(at);
+                }
+            }
+        }
+        for at in ended.into_iter().rev() {
+            let row = self.rows.remove(at);
+            self.blocks.free(row.blocks);
+        }
+        Ok(())
+    }
+}
+
+/// The token behind those of a row, and its log-probability before rules.
+fn next_token(row: &Row, logits: &mut [f32]) -> Result<(u32, f32), String> {
+    let n_new = row.tokens.len() - row.n_prompt;
+    if let Some(at) = logits.iter().position(|x| x.is_nan()) {
+        return Err(format!(
+            "the logit of token {at} for new token {n_new} is NaN; the weights are damaged, or overflow the storage type: try bf16 or f32"
+        ));
+    }
+    let plain = logits.to_vec();
+    row.options.rules.apply(logits, &row.tokens, row.n_prompt);
+    if logits.iter().all(|&x| x == f32::NEG_INFINITY) {
+        return Err(format!("the rules allow no token for new token {n_new}"));
+    }
+    let id = match &row.options.sampling {
+        None => greedy(logits),
+        Some(sampling) => {
+            let position = row.tokens.len() as u64;
+            sampling.choose(logits, Philox::new(row.options.seed).uniform(position, 0))
+        }
+    };
+    Ok((id, log_probability(&plain, id)))
+}

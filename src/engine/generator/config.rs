@@ -1,0 +1,165 @@
+//! `generation_config.json`: how a checkpoint wants to be written from.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Generate;
+use crate::{
+    engine::EngineError,
+    files::{self, Kind},
+    search::{Rules, Sampling},
+};
+
+/// Keys that say nothing of the result.
+const WITHOUT_EFFECT: [&str; 14] = [
+    "_from_model_config",
+    "transformers_version",
+    "use_cache",
+    "cache_implementation",
+    "bos_token_id",
+    "pad_token_id",
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "num_return_sequences",
+    "trust_remote_code",
+    "max_time",
+];
+
+/// Values that ask for nothing beside what is computed.
+fn is_neutral(key: &str, value: &Value) -> bool {
+    match key {
+        "num_beams" | "num_beam_groups" => value == 1,
+        "diversity_penalty" | "epsilon_cutoff" | "eta_cutoff" | "encoder_no_repeat_ngram_size" => {
+            value.as_f64() == Some(0.0)
+        }
+        "typical_p" | "encoder_repetition_penalty" | "length_penalty" => value.as_f64() == Some(1.0),
+        "early_stopping" | "renormalize_logits" | "remove_invalid_values" => value == false,
+        _ => false,
+    }
+}
+
+/// What the `generation_config.json` of a checkpoint's folder asks for, and what transformers does without one. The tokens
+/// that end a sequence are config.json's where that file has none.
+///
+/// # Errors
+/// A file that cannot be read, a key that would change the result and is not computed, and values of a wrong type.
+pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
+    let file = folder.join("generation_config.json");
+    let read = |file: &Path| -> Result<Value, EngineError> {
+        let text = files::text(file, Kind::Config)?;
+        serde_json::from_str(&text).map_err(|e| EngineError::GenerationConfig {
+            file: file.to_owned(),
+            problem: format!("it is no JSON: {e}"),
+        })
+    };
+    let value = match file.is_file() {
+        true => read(&file)?,
+        false => Value::Object(serde_json::Map::new()),
+    };
+    let mut generate = parse(&value).map_err(|problem| EngineError::GenerationConfig {
+        file: file.clone(),
+        problem,
+    })?;
+    let config = folder.join("config.json");
+    if generate.rules.end.is_empty() && config.is_file() {
+        generate.rules.end = ids(read(&config)?.get("eos_token_id").unwrap_or(&Value::Null))
+            .map_err(|problem| EngineError::GenerationConfig {
+                file: config,
+                problem: format!("`eos_token_id` {problem}"),
+            })?;
+    }
+    Ok(generate)
+}
+
+fn parse(value: &Value) -> Result<Generate, String> {
+    let object = value.as_object().ok_or("it is no object")?;
+    let mut rules = Rules::default();
+    let mut sampling = Sampling::default();
+    let mut samples = false;
+    for (key, value) in object {
+        if value.is_null() || WITHOUT_EFFECT.contains(&key.as_str()) || is_neutral(key, value) {
+            continue;
+        }
+        let wrong = |expected: &str| format!("`{key}` is {value}; expected {expected}");
+        let real = || value.as_f64().map(|x| x as f32).ok_or_else(|| wrong("a number"));
+        let whole = || {
+            let n = value.as_u64().and_then(|n| usize::try_from(n).ok());
+            n.ok_or_else(|| wrong("a whole number"))
+        };
+        let all = || ids(value).map_err(|problem| format!("`{key}` {problem}"));
+        match key.as_str() {
+            "do_sample" => samples = value.as_bool().ok_or_else(|| wrong("true or false"))?,
+            "temperature" => sampling.temperature = real()?,
+            "top_k" => sampling.top_k = whole()?,
+            "top_p" => sampling.top_p = real()?,
+            "min_p" => sampling.min_p = real()?,
+            "repetition_penalty" => rules.repetition_penalty = real()?,
+            "no_repeat_ngram_size" => rules.no_repeat_ngram = whole()?,
+            "eos_token_id" => rules.end = all()?,
+            "min_length" => rules.min_length = whole()?,
+            "min_new_tokens" => rules.min_new_tokens = whole()?,
+            "max_new_tokens" => rules.max_new_tokens = whole()?,
+            // Of prompt and new tokens together, which only a prompt tells; --max-new says how many.
+            "max_length" => {}
+            "forced_bos_token_id" => rules.forced_first = all()?.first().copied(),
+            "forced_eos_token_id" => rules.forced_last = all()?,
+            "suppress_tokens" => rules.suppressed = all()?,
+            "begin_suppress_tokens" => rules.suppressed_first = all()?,
+            _ => {
+                return Err(format!(
+                    "`{key}` is {value}, which would change the result and is not computed; take it out of a copy of the folder to go on without"
+                ));
+            }
+        }
+    }
+    Ok(Generate {
+        rules,
+        sampling: samples.then_some(sampling),
+        seed: 0,
+    })
+}
+
+/// A token id, or a list of them.
+fn ids(value: &Value) -> Result<Vec<u32>, String> {
+    let id = |value: &Value| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| format!("has {value}; expected a token id"))
+    };
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(all) => all.iter().map(id).collect(),
+        one => Ok(vec![id(one)?]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn published_files_are_read_and_what_is_not_computed_is_refused() {
+        // Llama-3.2's and GPT-2's.
+        let llama = json!({
+            "_from_model_config": true, "bos_token_id": 128000, "do_sample": true,
+            "eos_token_id": [128001, 128008], "temperature": 0.6, "top_p": 0.9, "transformers_version": "4.45.0"
+        });
+        let generate = parse(&llama).expect("it is read");
+        assert_eq!(generate.rules.end, [128001, 128008]);
+        let sampling = generate.sampling.expect("it samples");
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.6, 50, 0.9));
+        let gpt2 = json!({"bos_token_id": 50256, "eos_token_id": 50256});
+        let generate = parse(&gpt2).expect("it is read");
+        assert_eq!((generate.rules.end, generate.sampling), (vec![50256], None));
+        let beams = parse(&json!({"num_beams": 4})).expect_err("an error");
+        insta::assert_snapshot!(beams, @"`num_beams` is 4, which would change the result and is not computed; take it out of a copy of the folder to go on without");
+        let wrong = parse(&json!({"top_k": "many"})).expect_err("an error");
+        insta::assert_snapshot!(wrong, @r#"`top_k` is "many"; expected a whole number"#);
+        assert!(parse(&json!({"num_beams": 1, "length_penalty": 1.0, "early_stopping": false})).is_ok());
+    }
+}

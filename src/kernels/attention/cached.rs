@@ -1,0 +1,228 @@
+//! Attention of new tokens to the keys of their sequence in a KV cache.
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AttentionError, HeadView,
+    operands::{check_head, check_scale},
+    params,
+    softmax::softmax,
+    storage,
+    view::{heads_word, scale_log2, scale_suffix, usual_scale},
+};
+use crate::{
+    kernels::{
+        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Role,
+        Tolerance,
+        cache::{BLOCK, index, pool},
+        f32_literal,
+    },
+    machine::Machine,
+    tensor::{DType, Extents, Shape, Size, Symbol},
+};
+
+/// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, `cu_lens`, `slots`, `slot_starts`, `key_lens` →
+/// `out [tokens, heads·head]`: each token attends to the keys of its sequence up to its own position, which is `key_lens -
+/// length` further than in the batch. The plain kernel: a warp for each token and head, on any card.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MhaCached {
+    pub heads: u32,
+    /// Heads of keys and values, each for as many neighbouring query heads.
+    pub kv_heads: u32,
+    pub head: u32,
+    pub scale: f32,
+    pub q: HeadView,
+    /// Elements of a block of the cache.
+    pub stride: u64,
+    pub dtype: DType,
+}
+
+/// Warps of a CTA.
+const WARPS: u32 = 4;
+
+impl MhaCached {
+    /// Whether the kernel can be generated as described.
+    pub fn check(&self) -> Result<(), AttentionError> {
+        check_head(self.head)?;
+        check_scale(self.scale)?;
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(AttentionError::Groups { heads, kv_heads });
+        }
+        super::operands::check_views(self.head, self.dtype, &[("q", self.q, heads)])
+    }
+
+    fn group(&self) -> u32 {
+        self.heads / self.kv_heads
+    }
+}
+
+impl Kernel for MhaCached {
+    fn symbol(&self) -> String {
+        let (q, head) = (self.q, self.head);
+        format!(
+            "mha_cached_{}_{}_q{}of{}_blocks{}{}",
+            self.dtype,
+            heads_word(self.heads, self.kv_heads, head),
+            q.column(),
+            q.stride(head),
+            self.stride,
+            scale_suffix(self.scale, usual_scale(head))
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "mha_cached"
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::from([
+            ("storage", storage(self.dtype).into()),
+            ("heads", self.heads.into()),
+            ("group", self.group().into()),
+            ("head", self.head.into()),
+            ("warps", WARPS.into()),
+            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
+            ("q_column", self.q.column().into()),
+            ("q_stride", self.q.stride(self.head).into()),
+            ("stride", self.stride.into()),
+            ("block", BLOCK.into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let read = |name, shape| params::read(name, self.dtype, shape);
+        let meta = |name, meta: Meta, symbol: Symbol| Param {
+            name,
+            role: Role::Read {
+                dtype: meta.dtype(),
+                shape: Shape::new([symbol.into()]),
+                fill: Fill::Meta(meta),
+            },
+        };
+        let width = Size::constant((self.heads * self.head).into());
+        let out = Shape::new([Size::from(Symbol::Tokens), width]);
+        let mut all = vec![
+            read("q", self.q.shape(self.heads, self.head)),
+            read("keys", pool(self.stride)),
+            read("values", pool(self.stride)),
+            params::cu_lens(),
+            meta("slots", Meta::Slots, Symbol::Slots),
+            meta("slot_starts", Meta::SlotStarts, Symbol::Batch),
+            meta("key_lens", Meta::KeyLens, Symbol::Batch),
+            params::write("out", self.dtype, out),
+        ];
+        all.extend(params::counts(&[self.q]));
+        all
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        Launch {
+            grid: [
+                extents.tokens.max(1) as u32,
+                self.heads.div_ceil(WARPS),
+                1,
+            ],
+            threads: self.threads(),
+            shared_bytes: 0,
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        WARPS * 32
+    }
+
+    /// Computed in f64 throughout; sequences and heads run in parallel.
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [q, keys, values] = [0, 1, 2].map(|i| reads[i].real());
+        let [cu_lens, slots, starts, key_lens] = [3, 4, 5, 6].map(|i| reads[i].index());
+        let (tokens, head) = (extents.tokens as usize, self.head as usize);
+        let (heads, group) = (self.heads as usize, self.group() as usize);
+        let stride = self.stride as usize;
+        let problems: Vec<(usize, usize)> = (0..key_lens.len())
+            .flat_map(|b| (0..heads).map(move |h| (b, h)))
+            .collect();
+        let results: Vec<Vec<f32>> = problems
+            .par_iter()
+            .map(|&(b, h)| {
+                let (start, end) = (cu_lens[b] as usize, cu_lens[b + 1] as usize);
+                let before = key_lens[b] as usize - (end - start);
+                let own = &slots[starts[b] as usize..][..key_lens[b] as usize];
+                let mut rows = Vec::with_capacity((end - start) * head);
+                for t in start..end {
+                    let at = self.q.index(tokens, t, h, self.head);
+                    let query = &q[at..at + head];
+                    let seen = &own[..before + t - start + 1];
+                    let row = |x: &[f32], slot: i64| -> Vec<f64> {
+                        let at = index(slot as usize, h / group, head, stride);
+                        x[at..at + head].iter().map(|&v| v.into()).collect()
+                    };
+                    let scores = seen.iter().map(|&slot| {
+                        let products = row(keys, slot);
+                        let dot = products.iter().zip(query).map(|(k, &q)| k * f64::from(q));
+                        f64::from(self.scale) * dot.sum::<f64>()
+                    });
+                    let mut sum = vec![0.0f64; head];
+                    for (&slot, p) in seen.iter().zip(softmax(scores.collect())) {
+                        for (to, x) in sum.iter_mut().zip(row(values, slot)) {
+                            *to += p * x;
+                        }
+                    }
+                    rows.extend(sum.into_iter().map(|x| x as f32));
+                }
+                rows
+            })
+            .collect();
+        let width = heads * head;
+        let mut out = vec![0.0; tokens * width];
+        for (&(b, h), rows) in problems.iter().zip(&results) {
+            for (i, row) in rows.chunks_exact(head).enumerate() {
+                let to = (cu_lens[b] as usize + i) * width + h * head;
+                out[to..to + head].copy_from_slice(row);
+            }
+        }
+        vec![HostTensor::Real(out)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        Case::cached()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let relative = match self.dtype {
+            DType::F16 => 1e-3,
+            DType::BF16 => 8e-3,
+            _ => 2e-5,
+        };
+        Tolerance {
+            absolute: 2e-5,
+            relative,
+            reason: "f32 sums in another order, exponents of up to about 60 with 2^-24 each, rounded to storage",
+        }
+    }
+}
+
+/// Equal heads, groups, one key head for all, and heads that no warp divides.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let mut all = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (heads, kv_heads, head) in [(12, 12, 64), (16, 8, 128), (6, 1, 40), (3, 3, 256)] {
+            let kernel = MhaCached {
+                heads,
+                kv_heads,
+                head,
+                scale: usual_scale(head),
+                q: HeadView::TokenMajor {
+                    offset: 0,
+                    stride: (heads + 2 * kv_heads) * head,
+                },
+                // Keys and values of one layer.
+                stride: u64::from(2 * kv_heads * head * BLOCK),
+                dtype,
+            };
+            all.push(kernel.into());
+        }
+    }
+    all
+}

@@ -1,0 +1,173 @@
+//! The KV cache: keys and values of earlier positions, in blocks of positions (PagedAttention, Kwon et al. 2023).
+//!
+//! A block holds [`BLOCK`] positions of one sequence, of all caches of a program: cache after cache, in each
+//! `[heads, BLOCK, head]`, so that a head's keys are one piece. Position `p` of a sequence lies in a *slot*, `block · BLOCK + p
+//! % BLOCK`; a table says which.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    attention::HeadView,
+    rows::{
+        COPIED, STREAM_THREADS, count, read, read_meta, storage, stream_launch, vector_width, write,
+    },
+};
+use crate::machine::Machine;
+use crate::tensor::{DType, Extents, Shape, Symbol};
+
+/// Positions of a block.
+pub const BLOCK: u32 = 32;
+
+/// `[blocks, stride]`: a pool of blocks of `stride` elements, seen from the first element of one cache.
+pub(super) fn pool(stride: u64) -> Shape {
+    Shape::new([Symbol::Blocks.into(), stride.into()])
+}
+
+/// Index of a slot's elements of one head, from the first element of its cache on.
+pub(crate) fn index(slot: usize, nth: usize, head: usize, stride: usize) -> usize {
+    let block = BLOCK as usize;
+    slot / block * stride + (nth * block + slot % block) * head
+}
+
+/// `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`: the heads of each token into its slot. Nothing
+/// else of the cache is written.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct AppendCache {
+    pub heads: u32,
+    pub head: u32,
+    /// Columns of rows of tokens.
+    pub x: HeadView,
+    /// Elements of a block.
+    pub stride: u64,
+    pub dtype: DType,
+}
+
+impl AppendCache {
+    /// Whether the kernel can be generated as described.
+    pub fn check(&self) -> Result<(), String> {
+        let width = u64::from(self.heads) * u64::from(self.head);
+        let HeadView::TokenMajor { offset, stride } = self.x else {
+            return Err("heads apart, expected columns of rows of tokens".to_owned());
+        };
+        let fits = u64::from(offset) + width <= u64::from(stride);
+        match fits && width * u64::from(BLOCK) <= self.stride {
+            true => Ok(()),
+            false => Err(format!(
+                "{width} columns from column {offset} of rows of {stride}, in blocks of {}",
+                self.stride
+            )),
+        }
+    }
+
+    fn vector(&self) -> u32 {
+        let (column, stride) = (self.x.column(), self.x.stride(self.head));
+        // Caches begin at multiples of a head's rows.
+        vector_width(self.dtype, &[column, stride, self.head])
+    }
+
+    fn packs(&self) -> u32 {
+        self.heads * self.head / self.vector()
+    }
+}
+
+impl Kernel for AppendCache {
+    fn symbol(&self) -> String {
+        format!(
+            "append_cache_{}_h{}x{}_from{}of{}_blocks{}",
+            self.dtype,
+            self.heads,
+            self.head,
+            self.x.column(),
+            self.x.stride(self.head),
+            self.stride
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "append_cache"
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::from([
+            ("storage", storage(self.dtype)),
+            ("vector", self.vector().into()),
+            ("head", self.head.into()),
+            ("packs", self.packs().into()),
+            ("x_column", self.x.column().into()),
+            ("x_stride", self.x.stride(self.head).into()),
+            ("stride", self.stride.into()),
+            ("block", BLOCK.into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let tokens = Shape::new([Symbol::Tokens.into()]);
+        vec![
+            read(
+                "x",
+                self.dtype,
+                self.x.shape(self.heads, self.head),
+                Fill::ACTIVATION,
+            ),
+            read_meta("token_slots", Meta::TokenSlots, tokens),
+            write("cache", self.dtype, pool(self.stride)),
+            count(Symbol::Tokens),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        stream_launch(extents.tokens * u64::from(self.packs()))
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (x, slots) = (reads[0].real(), reads[1].index());
+        let (head, stride) = (self.head as usize, self.stride as usize);
+        let mut cache = vec![f32::NAN; extents.blocks as usize * stride];
+        for (token, &slot) in slots.iter().enumerate() {
+            for h in 0..self.heads as usize {
+                let from = self.x.index(slots.len(), token, h, self.head);
+                let to = index(slot as usize, h, head, stride);
+                cache[to..to + head].copy_from_slice(&x[from..from + head]);
+            }
+        }
+        vec![HostTensor::Real(cache)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        Case::cached()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        COPIED
+    }
+}
+
+/// Merged projections, with grouped heads, a single head, and heads that no pack divides.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let mut all = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (heads, head, offset, stride) in [
+            (12, 64, 768, 2304),
+            (8, 128, 2048, 4096),
+            (3, 20, 0, 60),
+            (1, 7, 3, 11),
+        ] {
+            let x = HeadView::TokenMajor { offset, stride };
+            let kernel = AppendCache {
+                heads,
+                head,
+                x,
+                // Keys and values of one layer.
+                stride: u64::from(2 * heads * head * BLOCK),
+                dtype,
+            };
+            all.push(kernel.into());
+        }
+    }
+    all
+}

@@ -1,0 +1,256 @@
+//! The KV cache: adding to it, and attention to what is in it.
+
+use super::OpError;
+use super::args::{Args, Sequence};
+use super::attention::{MAX_KEYS, OnlineSoftmax, ScaleRows, blocks, rows_of, transposed};
+use super::gemm::{Into, Operand, multiply};
+use super::parallel::SharedOut;
+use super::simd::{self, Running};
+use crate::kernels::attention::MhaCached;
+use crate::kernels::cache::{AppendCache, BLOCK, index};
+use rayon::prelude::*;
+
+pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (op, tokens) = (args.op(), args.extents.tokens);
+    let heads = args.heads("the heads of `x`", spec.x, spec.heads, spec.head)?;
+    let x = args.real("x", &[heads.elements])?;
+    let slots = args.i32s("token_slots", tokens)?;
+    let cache = args.out_pool()?;
+    let (n, head, stride) = (spec.heads as usize, spec.head as usize, spec.stride as usize);
+    let room = Room::of(cache.len(), n, head, stride);
+    room.check(op, "token_slots", slots)?;
+    for (token, &slot) in slots.iter().enumerate() {
+        for h in 0..n {
+            let from = heads.at(h, token);
+            let to = index(slot as usize, h, head, stride);
+            cache[to..to + head].copy_from_slice(&x[from..from + head]);
+        }
+    }
+    Ok(())
+}
+
+/// How many slots a pool has for one cache.
+struct Room {
+    slots: usize,
+}
+
+impl Room {
+    /// Of a pool of so many elements from the cache's first on.
+    fn of(elements: usize, heads: usize, head: usize, stride: usize) -> Self {
+        let own = heads * head * BLOCK as usize;
+        // The last block may end with the cache itself.
+        let blocks = match elements.checked_sub(own) {
+            Some(rest) => rest / stride.max(1) + 1,
+            None => 0,
+        };
+        Self {
+            slots: blocks * BLOCK as usize,
+        }
+    }
+
+    fn check(&self, op: &'static str, param: &'static str, slots: &[i32]) -> Result<(), OpError> {
+        let outside = |&slot: &i32| usize::try_from(slot).is_ok_and(|slot| slot < self.slots);
+        match slots.iter().position(|slot| !outside(slot)) {
+            None => Ok(()),
+            Some(index) => Err(OpError::Slot {
+                op,
+                param,
+                index,
+                found: slots[index],
+                expected: format!("a slot below {}", self.slots),
+            }),
+        }
+    }
+}
+
+/// Keys of a sequence in the cache.
+struct Keys<'a> {
+    slots: &'a [i32],
+    /// Those before the sequence's tokens in the batch.
+    before: usize,
+}
+
+/// The slots of each sequence's keys, checked against its tokens.
+fn keys_of<'a>(
+    op: &'static str,
+    sequences: &[Sequence],
+    slots: &'a [i32],
+    starts: &[i32],
+    lens: &[i32],
+) -> Result<Vec<Keys<'a>>, OpError> {
+    let all = sequences.iter().zip(starts.iter().zip(lens)).enumerate();
+    all.map(|(index, (sequence, (&start, &n)))| {
+        let wrong = |param, found, expected: &str| OpError::Slot {
+            op,
+            param,
+            index,
+            found,
+            expected: expected.to_owned(),
+        };
+        let n_keys = usize::try_from(n).ok().filter(|&n| n >= sequence.len);
+        let n_keys = n_keys
+            .ok_or_else(|| wrong("key_lens", n, "at least the tokens of the sequence"))?;
+        let own = usize::try_from(start)
+            .ok()
+            .and_then(|start| slots.get(start..)?.get(..n_keys))
+            .ok_or_else(|| wrong("slot_starts", start, "a place in `slots`"))?;
+        Ok(Keys {
+            slots: own,
+            before: n_keys - sequence.len,
+        })
+    })
+    .collect()
+}
+
+/// What a task keeps: the rows of a tile's keys and values, and the softmax of the queries of a group of heads.
+#[derive(Default)]
+struct Scratch {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    scores: Vec<f32>,
+    running: Vec<Running>,
+    factors: Vec<f32>,
+}
+
+pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (op, tokens, batch) = (args.op(), args.extents.tokens, args.extents.batch);
+    let q_heads = args.heads("the heads of `q`", spec.q, spec.heads, spec.head)?;
+    let q = args.real("q", &[q_heads.elements])?;
+    let keys = args.pool("keys")?;
+    let values = args.pool("values")?;
+    let sequences = args.sequences()?;
+    let slots = args.i32s("slots", args.extents.slots)?;
+    let starts = args.i32s("slot_starts", batch)?;
+    let lens = args.i32s("key_lens", batch)?;
+    let all = keys_of(op, &sequences, slots, starts, lens)?;
+    let (heads, kv_heads) = (spec.heads as usize, spec.kv_heads as usize);
+    let (head, stride) = (spec.head as usize, spec.stride as usize);
+    let room = Room::of(keys.len().min(values.len()), kv_heads, head, stride);
+    room.check(op, "slots", slots)?;
+    let out = args.out(&[tokens, u64::from(spec.heads), u64::from(spec.head)])?;
+    let (group, width) = (heads / kv_heads.max(1), heads * head);
+    let out = SharedOut::new(out);
+    let blocks = blocks(&sequences);
+    let of_sequence = |start: usize| sequences.partition_point(|s| s.start < start);
+    let task = |scratch: &mut Scratch, i: usize| {
+        let (kv, block) = (i % kv_heads, blocks[i / kv_heads]);
+        let own = &all[of_sequence(block.sequence.start)];
+        let n = block.n_queries;
+        let first = own.before + block.query;
+        let n_keys = first + n;
+        scratch.running.clear();
+        scratch.running.resize(group * n, Running::START);
+        scratch.factors.resize(n, 0.0);
+        scratch.scores.resize(n * MAX_KEYS, 0.0);
+        let token = block.sequence.start + block.query;
+        for key in (0..n_keys).step_by(MAX_KEYS) {
+            let tile = &own.slots[key..n_keys.min(key + MAX_KEYS)];
+            let gather = |to: &mut Vec<f32>, from: &[f32]| {
+                to.clear();
+                for &slot in tile {
+                    let at = index(slot as usize, kv, head, stride);
+                    to.extend_from_slice(&from[at..at + head]);
+                }
+            };
+            gather(&mut scratch.keys, keys);
+            gather(&mut scratch.values, values);
+            let rows = |data| Operand {
+                data,
+                row: head,
+                col: 1,
+            };
+            for nth in 0..group {
+                let h = kv * group + nth;
+                let q = rows_of(q, &q_heads, h, token);
+                let scores = &mut scratch.scores[..n * tile.len()];
+                // SAFETY: the scratch is this task's.
+                unsafe {
+                    multiply(
+                        (n, tile.len(), head),
+                        spec.scale,
+                        q,
+                        transposed(rows(&scratch.keys)),
+                        Into::Overwrite,
+                        &SharedOut::new(scores),
+                        0,
+                        tile.len(),
+                    );
+                }
+                simd::dispatch(OnlineSoftmax {
+                    rows: scores,
+                    len: tile.len(),
+                    causal: Some((first, key)),
+                    running: &mut scratch.running[nth * n..(nth + 1) * n],
+                    corrections: &mut scratch.factors,
+                });
+                let at = token * width + h * head;
+                let into = match key {
+                    0 => Into::Overwrite,
+                    _ => {
+                        simd::dispatch(ScaleRows {
+                            by: &scratch.factors,
+                            out,
+                            at,
+                            cols: head,
+                            stride: width,
+                        });
+                        Into::Accumulate
+                    }
+                };
+                let numerators = Operand {
+                    data: scores,
+                    row: tile.len(),
+                    col: 1,
+                };
+                let values = rows(&scratch.values);
+                // SAFETY: each head has its own columns, each query its own rows.
+                unsafe {
+                    multiply(
+                        (n, head, tile.len()),
+                        1.0,
+                        numerators,
+                        values,
+                        into,
+                        &out,
+                        at,
+                        width,
+                    );
+                }
+            }
+        }
+        for nth in 0..group {
+            let sums = &scratch.running[nth * n..(nth + 1) * n];
+            for (factor, running) in scratch.factors.iter_mut().zip(sums) {
+                *factor = 1.0 / running.sum;
+            }
+            simd::dispatch(ScaleRows {
+                by: &scratch.factors,
+                out,
+                at: token * width + (kv * group + nth) * head,
+                cols: head,
+                stride: width,
+            });
+        }
+    };
+    let n_tasks = kv_heads * blocks.len();
+    let pairs = pairs_of(&all, &sequences);
+    if pairs.saturating_mul(width) < MIN_PARALLEL || rayon::current_num_threads() == 1 {
+        let mut scratch = Scratch::default();
+        (0..n_tasks).for_each(|i| task(&mut scratch, i));
+    } else {
+        (0..n_tasks)
+            .into_par_iter()
+            .for_each_init(Scratch::default, task);
+    }
+    Ok(())
+}
+
+/// Multiplications below which one thread is faster than several.
+const MIN_PARALLEL: usize = 1 << 17;
+
+/// Pairs of a query and a key.
+fn pairs_of(keys: &[Keys<'_>], sequences: &[Sequence]) -> usize {
+    let each = keys.iter().zip(sequences);
+    each.map(|(keys, s)| s.len.saturating_mul(keys.slots.len()))
+        .fold(0, usize::saturating_add)
+}

@@ -1,0 +1,33 @@
+//! Which token comes next: rules on logits, sampling, and numbers that depend on nothing but a seed.
+//!
+//! All of it is arithmetic on one row of logits. Names and orders are those of Hugging Face transformers, whose results it
+//! gives.
+
+mod philox;
+mod rules;
+mod sample;
+
+pub use philox::Philox;
+pub use rules::Rules;
+pub use sample::{Sampling, SamplingError};
+
+/// The largest logit's token; of equal ones, the lowest.
+pub fn greedy(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (id, &x) in logits.iter().enumerate() {
+        if x > logits[best] {
+            best = id;
+        }
+    }
+    best as u32
+}
+
+/// `log softmax(logits)` of one token.
+pub fn log_probability(logits: &[f32], id: u32) -> f32 {
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&x| f64::from(x - top).exp()).sum();
+    (f64::from(logits[id as usize] - top) - sum.ln()) as f32
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+use std::collections::HashMap;
+
+/// What changes logits before a token is chosen, in the order in which transformers applies it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rules {
+    /// Divides the positive and multiplies the negative logits of tokens that are there already (Keskar et al. 2019); 1 for
+    /// none.
+    pub repetition_penalty: f32,
+    /// No sequence of so many tokens occurs twice; 0 for none.
+    pub no_repeat_ngram: usize,
+    /// Tokens that end a sequence.
+    pub end: Vec<u32>,
+    /// No end before so many tokens, the prompt's included.
+    pub min_length: usize,
+    /// No end before so many new tokens.
+    pub min_new_tokens: usize,
+    /// The first new token.
+    pub forced_first: Option<u32>,
+    /// The tokens of which the last new one is, where the most new tokens are reached.
+    pub forced_last: Vec<u32>,
+    /// Tokens that never come.
+    pub suppressed: Vec<u32>,
+    /// Tokens that do not come first.
+    pub suppressed_first: Vec<u32>,
+    /// New tokens at most.
+    pub max_new_tokens: usize,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            repetition_penalty: 1.0,
+            no_repeat_ngram: 0,
+            end: Vec::new(),
+            min_length: 0,
+            min_new_tokens: 0,
+            forced_first: None,
+            forced_last: Vec::new(),
+            suppressed: Vec::new(),
+            suppressed_first: Vec::new(),
+            max_new_tokens: 20,
+        }
+    }
+}
+
+impl Rules {
+    /// Changes the logits of the token behind `tokens`, of which the first `n_prompt` are the prompt.
+    pub fn apply(&self, logits: &mut [f32], tokens: &[u32], n_prompt: usize) {
+        let n_new = tokens.len() - n_prompt;
+        if self.repetition_penalty != 1.0 {
+            self.penalise(logits, tokens);
+        }
+        if self.no_repeat_ngram > 0 {
+            forbid(logits, &repeats(tokens, self.no_repeat_ngram));
+        }
+        if tokens.len() < self.min_length || n_new < self.min_new_tokens {
+            forbid(logits, &self.end);
+        }
+        if n_new == 0
+            && let Some(first) = self.forced_first
+        {
+            force(logits, &[first]);
+        }
+        if n_new + 1 == self.max_new_tokens && !self.forced_last.is_empty() {
+            force(logits, &self.forced_last);
+        }
+        forbid(logits, &self.suppressed);
+        if n_new == 0 {
+            forbid(logits, &self.suppressed_first);
+        }
+    }
+
+    /// Whether a token ends its sequence.
+    pub fn ends(&self, id: u32) -> bool {
+        self.end.contains(&id)
+    }
+
+    fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {
+        let mut there: Vec<u32> = tokens.to_vec();
+        there.sort_unstable();
+        there.dedup();
+        for id in there {
+            if let Some(x) = logits.get_mut(id as usize) {
+                *x = match *x < 0.0 {
+                    true => *x * self.repetition_penalty,
+                    false => *x / self.repetition_penalty,
+                };
+            }
+        }
+    }
+}
+
+/// Tokens that would end a sequence of `n` tokens that is there already.
+fn repeats(tokens: &[u32], n: usize) -> Vec<u32> {
+    if tokens.len() + 1 < n {
+        return Vec::new();
+    }
+    let mut followers: HashMap<&[u32], Vec<u32>> = HashMap::new();
+    for gram in tokens.windows(n) {
+        followers
+            .entry(&gram[..n - 1])
+            .or_default()
+            .push(gram[n - 1]);
+    }
+    let last = &tokens[tokens.len() + 1 - n..];
+    followers.remove(last).unwrap_or_default()
+}
+
+fn forbid(logits: &mut [f32], ids: &[u32]) {
+    for &id in ids {
+        if let Some(x) = logits.get_mut(id as usize) {
+            *x = f32::NEG_INFINITY;
+        }
+    }
+}
+
+fn force(logits: &mut [f32], ids: &[u32]) {
+    logits.fill(f32::NEG_INFINITY);
+    for &id in ids {
+        if let Some(x) = logits.get_mut(id as usize) {
+            *x = 0.0;
+        }
+    }
+}
