@@ -138,6 +138,12 @@ def random_model(out, name, family, lens_names, **sizes):
 
 # What is asked of greedy search.
 RULES = {"greedy": {}, "rules": dict(repetition_penalty=1.3, no_repeat_ngram_size=2)}
+# And of beams.
+BEAMS = {
+    "beams": dict(num_beams=4),
+    "early": dict(num_beams=3, length_penalty=2.0, early_stopping=True),
+    "never": dict(num_beams=5, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2),
+}
 DECODERS = {
     "gpt2": (tf.GPT2LMHeadModel, lambda s: tf.GPT2Config(
         vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"],
@@ -201,6 +207,18 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
             written[f"{rules_name}.{i}.tokens"] = o.sequences[0, len(prompt):].numpy().astype(np.int64)
             # How far the second best is behind, at the least.
             written[f"{rules_name}.{i}.margin"] = (top[:, 0] - top[:, 1]).min().reshape(1).numpy()
+    # Tokens of greedy search end sequences, so that beams end at several lengths.
+    ends = sorted({int(written[f"greedy.{i}.tokens"][3 * i + 4]) for i in range(3)})
+    for beams_name, beams in BEAMS.items():
+        for i, prompt in enumerate(prompts):
+            o = model.generate(prompt[None], max_new_tokens=16, do_sample=False, pad_token_id=0, eos_token_id=ends,
+                               bos_token_id=None, output_scores=True, return_dict_in_generate=True, **beams)
+            tokens = o.sequences[0, len(prompt):].numpy().astype(np.int64)
+            at = [j for j, t in enumerate(tokens) if t in ends]
+            written[f"{beams_name}.{i}.prompt"] = prompt.numpy().astype(np.int64)
+            written[f"{beams_name}.{i}.tokens"] = tokens[:at[0] + 1] if at else tokens
+            written[f"{beams_name}.{i}.score"] = o.sequences_scores[:1].numpy()
+            written[f"{beams_name}.{i}.ends"] = np.array(ends, dtype=np.int64)
     save_file(written, os.path.join(out, f"{name}.written.safetensors"))
     save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     write_config(out, name, cfg)

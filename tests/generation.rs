@@ -4,10 +4,10 @@
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use gemmule::{
-    Batch, DeviceChoice, Engine,
+    Batch, DType, DeviceChoice, Engine,
     engine::{AdmitError, Event, Generate, Generator, Reason, Request, Ticket},
     runtime::weights::RandomWeights,
-    search::{Rules, Sampling},
+    search::{Beams, EarlyStopping, Rules, Sampling},
 };
 
 /// As in `scripts/reference.py`.
@@ -24,39 +24,153 @@ const MODELS: [(&str, &str); 3] = [
 ];
 
 fn file(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/references")
-        .join(name)
+    // Tests run in the folder of their package, and on a machine with a device perhaps in a copy of it.
+    Path::new("tests/references").join(name)
 }
 
 fn engine(name: &str, description: &str) -> Engine {
+    engine_on(DeviceChoice::Cpu, name, description)
+}
+
+fn engine_on(device: DeviceChoice, name: &str, description: &str) -> Engine {
     let builder = Engine::builder(description)
         .config(file(&format!("{name}.json")))
         .random_weights(WEIGHTS)
-        .device(DeviceChoice::Cpu);
+        .dtype(DType::F32)
+        .device(device);
     builder.generating().build().expect("the model loads")
 }
 
-/// Prompt and tokens of each stored continuation, by its name.
-fn stored(name: &str, rules: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
-    let bytes = std::fs::read(file(&format!("{name}.written.safetensors"))).expect("a reference");
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("tensors");
-    let ids = |key: String| -> Vec<u32> {
-        let tensor = tensors.tensor(&key).expect("it is stored");
-        let all = tensor.data().chunks_exact(8);
+/// What `scripts/reference.py` stored of a model that writes.
+struct Stored(Vec<u8>);
+
+impl Stored {
+    fn read(name: &str) -> Self {
+        let file = file(&format!("{name}.written.safetensors"));
+        Self(std::fs::read(file).expect("a reference"))
+    }
+
+    fn bytes(&self, key: &str) -> Vec<u8> {
+        let tensors = safetensors::SafeTensors::deserialize(&self.0).expect("tensors");
+        tensors.tensor(key).expect("it is stored").data().to_vec()
+    }
+
+    fn ids(&self, key: &str) -> Vec<u32> {
+        let bytes = self.bytes(key);
+        let all = bytes.chunks_exact(8);
         all.map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes")) as u32)
             .collect()
-    };
+    }
+
+    fn real(&self, key: &str) -> f32 {
+        f32::from_le_bytes(self.bytes(key).try_into().expect("one number"))
+    }
+}
+
+/// Prompt and tokens of each stored continuation.
+fn stored(name: &str, rules: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let stored = Stored::read(name);
     let one = |i: usize| {
-        let margin = tensors.tensor(&format!("{rules}.{i}.margin")).expect("it is stored");
-        let margin = f32::from_le_bytes(margin.data().try_into().expect("one number"));
+        let key = |what: &str| format!("{rules}.{i}.{what}");
         // Where the two best are nearer than f32 in another order, the token is a toss.
-        (margin > 1e-3).then(|| {
-            let key = |what: &str| format!("{rules}.{i}.{what}");
-            (ids(key("prompt")), ids(key("tokens")))
-        })
+        let is_clear = stored.real(&key("margin")) > 1e-3;
+        is_clear.then(|| (stored.ids(&key("prompt")), stored.ids(&key("tokens"))))
     };
     (0..3).filter_map(one).collect()
+}
+
+/// What the stored beams were searched by, but for the tokens that end sequences.
+fn beams(name: &str) -> (Beams, Rules) {
+    let rules = Rules {
+        max_new_tokens: 16,
+        ..Rules::default()
+    };
+    match name {
+        "beams" => (Beams::of(4), rules),
+        "early" => {
+            let early_stopping = EarlyStopping::Yes;
+            let length_penalty = 2.0;
+            let beams = Beams {
+                length_penalty,
+                early_stopping,
+                ..Beams::of(3)
+            };
+            (beams, rules)
+        }
+        _ => {
+            let early_stopping = EarlyStopping::Never;
+            let length_penalty = 0.6;
+            let beams = Beams {
+                length_penalty,
+                early_stopping,
+                ..Beams::of(5)
+            };
+            let no_repeat_ngram = 2;
+            let rules = Rules {
+                no_repeat_ngram,
+                ..rules
+            };
+            (beams, rules)
+        }
+    }
+}
+
+#[test]
+fn beams_are_those_of_transformers() {
+    beams_on(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn beams_on_a_device_are_those_of_transformers() {
+    beams_on(DeviceChoice::Cuda(0));
+}
+
+fn beams_on(device: DeviceChoice) {
+    for (name, description) in MODELS {
+        let engine = engine_on(device, name, description);
+        let mut generator = engine.generator(64 << 20).expect("a generator");
+        let mut wanted = BTreeMap::new();
+        // All of them at once, beams of several requests beside each other.
+        for kind in ["beams", "early", "never"] {
+            for i in 0..3 {
+                let stored = Stored::read(name);
+                let key = |what: &str| format!("{kind}.{i}.{what}");
+                let (beams, rules) = beams(kind);
+                let options = Generate {
+                    rules: Rules {
+                        end: stored.ids(&key("ends")),
+                        ..rules
+                    },
+                    beams: Some(beams),
+                    ..Generate::default()
+                };
+                let prompt = stored.ids(&key("prompt"));
+                let admitted = generator.admit(request(&prompt, &options));
+                let ticket = admitted.expect("there is room");
+                let want = (stored.ids(&key("tokens")), stored.real(&key("score")));
+                wanted.insert(ticket, (key(""), want));
+            }
+        }
+        let mut found = BTreeMap::new();
+        while generator.is_busy() {
+            for event in generator.poll().expect("a step") {
+                if let Event::Found { ticket, hypotheses } = event {
+                    found.insert(ticket, hypotheses);
+                }
+            }
+        }
+        for (ticket, (what, (tokens, score))) in &wanted {
+            let best = &found[ticket][0];
+            assert_eq!(&best.tokens, tokens, "{name} {what}");
+            assert!(
+                (best.score - score).abs() < 1e-4,
+                "{name} {what}: {} {score}",
+                best.score
+            );
+        }
+        assert_eq!(generator.cache_bytes().0, 0);
+    }
 }
 
 fn rules(name: &str) -> Rules {
@@ -96,6 +210,7 @@ fn collect(events: Vec<Event>, into: &mut BTreeMap<Ticket, (Vec<u32>, Option<Rea
         match event {
             Event::Token { id, .. } => own.0.push(id),
             Event::Done { reason, .. } => own.1 = Some(reason),
+            Event::Found { .. } => {}
             Event::Failed { problem, .. } => panic!("{problem}"),
         }
     }
@@ -103,9 +218,19 @@ fn collect(events: Vec<Event>, into: &mut BTreeMap<Ticket, (Vec<u32>, Option<Rea
 
 #[test]
 fn greedy_tokens_are_those_of_transformers() {
+    greedy_tokens_on(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn greedy_tokens_on_a_device_are_those_of_transformers() {
+    greedy_tokens_on(DeviceChoice::Cuda(0));
+}
+
+fn greedy_tokens_on(device: DeviceChoice) {
     let mut compared = 0;
     for (name, description) in MODELS {
-        let engine = engine(name, description);
+        let engine = engine_on(device, name, description);
         for kind in ["greedy", "rules"] {
             let stored = stored(name, kind);
             let prompts: Vec<Vec<u32>> = stored.iter().map(|(p, _)| p.clone()).collect();
@@ -114,7 +239,9 @@ fn greedy_tokens_are_those_of_transformers() {
                 ..Generate::default()
             };
             let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
-            let written = engine.generate(&prompts, &options, go_on).expect("it writes");
+            let written = engine
+                .generate(&prompts, &options, go_on)
+                .expect("it writes");
             for (written, (prompt, want)) in written.iter().zip(&stored) {
                 assert_eq!(&written.tokens, want, "{name}, {kind}, behind {prompt:?}");
                 assert_eq!(written.reason, Some(Reason::Length));
@@ -141,7 +268,11 @@ fn whole(engine: &Engine, tokens: &[u32]) -> Vec<f32> {
     let batch = Batch::from_sequences(&[tokens]).expect("a batch");
     let outputs = engine.session().expect("a session").run(&batch);
     let outputs = outputs.expect("it runs");
-    outputs.get("next_token_logits").expect("logits").values.clone()
+    outputs
+        .get("next_token_logits")
+        .expect("logits")
+        .values
+        .clone()
 }
 
 #[test]
@@ -164,12 +295,15 @@ fn a_sequence_gives_the_same_however_it_is_cut_into_steps() {
         };
         let prompts = prompts(&[1, 31, 32, 33, 100]);
         let of = |step: usize| {
-            let lens: Vec<(usize, usize)> = prompts.iter().map(|p| (p.len(), 40)).collect();
-            let bytes = cached.cache_bytes_needed(&lens).expect("it writes");
+            let lens: Vec<usize> = prompts.iter().map(Vec::len).collect();
+            let bytes = cached.cache_bytes_needed(&lens, &options);
+            let bytes = bytes.expect("it writes");
             let mut generator = cached.generator(bytes).expect("a generator");
             generator.prompt_tokens_per_step(step);
             for prompt in &prompts {
-                generator.admit(request(prompt, &options)).expect("there is room");
+                generator
+                    .admit(request(prompt, &options))
+                    .expect("there is room");
             }
             drain(&mut generator)
         };
@@ -192,8 +326,18 @@ fn a_sequence_gives_the_same_however_it_is_cut_into_steps() {
 
 #[test]
 fn requests_come_and_go_without_a_trace_in_others() {
+    requests_come_and_go_on(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn requests_come_and_go_on_a_device() {
+    requests_come_and_go_on(DeviceChoice::Cuda(0));
+}
+
+fn requests_come_and_go_on(device: DeviceChoice) {
     let (name, description) = MODELS[2];
-    let engine = engine(name, description);
+    let engine = engine_on(device, name, description);
     let prompts = prompts(&[5, 40, 3, 70, 12, 33]);
     let options = |i: usize| Generate {
         rules: Rules {
@@ -202,6 +346,7 @@ fn requests_come_and_go_without_a_trace_in_others() {
         },
         sampling: (i % 2 == 1).then(Sampling::default),
         seed: 7 + i as u64,
+        ..Generate::default()
     };
     let alone: Vec<Vec<u32>> = prompts
         .iter()
@@ -218,7 +363,11 @@ fn requests_come_and_go_without_a_trace_in_others() {
     let mut all = BTreeMap::new();
     let mut tickets = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
-        tickets.push(generator.admit(request(prompt, &options(i))).expect("there is room"));
+        tickets.push(
+            generator
+                .admit(request(prompt, &options(i)))
+                .expect("there is room"),
+        );
         // Others are in the middle of theirs when the next one comes.
         for _ in 0..3 {
             collect(generator.poll().expect("a step"), &mut all);
@@ -234,7 +383,11 @@ fn requests_come_and_go_without_a_trace_in_others() {
         own.0.extend(tokens);
         own.1 = own.1.or(reason);
     }
-    assert_eq!(generator.cache_bytes().0, 0, "all memory is free in the end");
+    assert_eq!(
+        generator.cache_bytes().0,
+        0,
+        "all memory is free in the end"
+    );
     for (i, ticket) in tickets.iter().enumerate() {
         let (tokens, reason) = &all[ticket];
         match i {
@@ -260,14 +413,17 @@ fn memory_of_a_sequence_that_ended_is_used_again_while_others_run() {
     };
     let prompts = prompts(&[20, 20, 20]);
     // Room for the long one and one of the short ones.
-    let bytes = engine
-        .cache_bytes_needed(&[(20, 60), (20, 10)])
-        .expect("it writes");
+    let needed = |new| engine.cache_bytes_needed(&[20], &options(new));
+    let one = needed(10).expect("it writes");
+    let bytes = needed(60).expect("it writes") + one;
     let mut generator = engine.generator(bytes).expect("a generator");
-    generator.admit(request(&prompts[0], &options(60))).expect("there is room");
-    generator.admit(request(&prompts[1], &options(10))).expect("there is room");
+    generator
+        .admit(request(&prompts[0], &options(60)))
+        .expect("there is room");
+    generator
+        .admit(request(&prompts[1], &options(10)))
+        .expect("there is room");
     let third = request(&prompts[2], &options(10));
-    let one = engine.cache_bytes_needed(&[(20, 10)]).expect("it writes");
     let full = AdmitError::Full { missing_bytes: one };
     assert_eq!(generator.admit(third.clone()), Err(full));
     for _ in 0..10 {
@@ -326,7 +482,9 @@ fn a_step_without_a_token_that_may_come_ends_its_sequence_and_no_other() {
         },
         ..Generate::default()
     };
-    let bad = generator.admit(request(&[7, 8], &none)).expect("there is room");
+    let bad = generator
+        .admit(request(&[7, 8], &none))
+        .expect("there is room");
     let good = generator
         .admit(request(&[7, 8], &Generate::default()))
         .expect("there is room");

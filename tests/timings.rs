@@ -48,6 +48,7 @@ fn launched(program: &Program, tokens: u64) -> Vec<&KernelSpec> {
         longest: tokens.min(512),
         pairs: tokens * tokens.min(512),
         rows: tokens,
+        ..Extents::default()
     };
     let launched = program.launched(&batch).expect("it can be launched");
     let kernels = launched.into_iter();

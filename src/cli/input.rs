@@ -97,7 +97,7 @@ impl Input {
 }
 
 /// The lines of a file that are not blank.
-fn lines(file: &Path) -> Result<Vec<String>, EngineError> {
+pub(super) fn lines(file: &Path) -> Result<Vec<String>, EngineError> {
     let text = files::text(file, Kind::Batch)?;
     let lines = text.lines().filter(|l| !l.trim().is_empty());
     Ok(lines.map(str::to_owned).collect())

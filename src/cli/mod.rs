@@ -9,6 +9,7 @@ mod compile;
 mod doctor;
 mod emit;
 mod explain;
+mod generate;
 mod graph;
 mod input;
 mod kernels;
@@ -19,6 +20,7 @@ mod models;
 mod plan;
 mod progress;
 mod run;
+mod score;
 mod shown;
 mod tune;
 mod verify;
@@ -79,6 +81,10 @@ enum Command {
     Plan(plan::Args),
     /// Run a model on texts or token ids
     Run(run::Args),
+    /// Write on from prompts
+    Generate(generate::Args),
+    /// Say how probable texts are: log-probabilities and perplexity
+    Score(score::Args),
     /// Compare a model with stored results of another implementation
     Verify(verify::Args),
     /// Kernels against their CPU references
@@ -114,6 +120,8 @@ fn run(command: Command) -> Outcome {
         Command::Tune(args) => tune::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Run(args) => run::run(args),
+        Command::Generate(args) => generate::run(args),
+        Command::Score(args) => score::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Kernels(command) => kernels::run(command),
         Command::Bench(command) => bench::run(command),

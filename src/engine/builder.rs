@@ -7,8 +7,8 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile, NEXT_LOGITS,
-    TuneMode, Tuner,
+    Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile,
+    NEXT_LOGITS, TuneMode, Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
     default_dtype,
     folder::Folder,

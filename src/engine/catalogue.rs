@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{
-    EngineError,
+    EngineError, NEXT_LOGITS,
     compile::{CompileOptions, compile},
 };
 use crate::{
+    graph::{Graph, Op},
     kernels::{KernelSpec, representative},
     machine::{Fit, Machine},
     model::Description,
@@ -20,7 +21,7 @@ use crate::{
 };
 
 /// Published sizes: name, description, config.
-const CONFIGS: [(&str, &str, &str); 7] = [
+const CONFIGS: [(&str, &str, &str); 8] = [
     (
         "bert-base",
         "bert",
@@ -77,6 +78,14 @@ const CONFIGS: [(&str, &str, &str); 7] = [
             "/models/configs/electra-base.json"
         )),
     ),
+    (
+        "gpt2",
+        "gpt2",
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/models/configs/gpt2.json"
+        )),
+    ),
 ];
 
 /// Sizes of which the project answers for the fused programs in 16 bits only: what else it launches for them
@@ -112,6 +121,15 @@ fn answered_for() -> Result<Vec<Machine>, EngineError> {
         .iter()
         .filter(|machine| machine.fit == Fit::Timings);
     Ok(fitted.cloned().chain([Machine::usual()?]).collect())
+}
+
+/// Whether every token attends to every token, in all of a model's attentions.
+fn attends_in_full(graph: &Graph) -> bool {
+    let mut nodes = graph.topological().into_iter();
+    nodes.all(|id| match graph.op(id) {
+        Op::Attention(of) => of.is_full(),
+        _ => true,
+    })
 }
 
 /// All kernels, by symbol.
@@ -153,20 +171,34 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                 if !fused {
                     options.without = passes::all().iter().map(|p| p.name().to_owned()).collect();
                 }
-                // Those by size, and those that must be asked for.
-                for (attention, invariant) in [
-                    (AttentionChoice::Auto, false),
-                    (AttentionChoice::Grouped, false),
-                    (AttentionChoice::Auto, true),
-                ] {
-                    if !fused && (invariant || attention != AttentionChoice::Auto) {
-                        continue;
-                    }
-                    (options.attention, options.invariant) = (attention, invariant);
+                let compiled = compile(&description, &config, &options)?;
+                let kernels = compiled.program.kernels.into_iter();
+                kernels.for_each(|kernel| add(kernel, Some(name)));
+                if !fused {
+                    continue;
+                }
+                // Those that must be asked for.
+                let mut others = vec![CompileOptions {
+                    invariant: true,
+                    ..options.clone()
+                }];
+                if attends_in_full(&compiled.graph) {
+                    others.push(CompileOptions {
+                        attention: AttentionChoice::Grouped,
+                        ..options.clone()
+                    });
+                }
+                if compiled.model.graph.has_caches() {
+                    others.push(CompileOptions {
+                        outputs: Some(vec![NEXT_LOGITS.to_owned()]),
+                        cached: true,
+                        ..options
+                    });
+                }
+                for options in others {
                     let compiled = compile(&description, &config, &options)?;
-                    for kernel in compiled.program.kernels {
-                        add(kernel, Some(name));
-                    }
+                    let kernels = compiled.program.kernels.into_iter();
+                    kernels.for_each(|kernel| add(kernel, Some(name)));
                 }
             }
         }

@@ -143,7 +143,9 @@ pub fn compile(
         without: options.without.clone(),
     };
     let unfused = match options.cached {
-        true if !model.graph.has_caches() => return Err(EngineError::NoCache { model: model.name }),
+        true if !model.graph.has_caches() => {
+            return Err(EngineError::NoCache { model: model.name });
+        }
         true => model.graph.clone(),
         false => model.graph.clone().without_caches(),
     };

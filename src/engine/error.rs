@@ -164,7 +164,9 @@ pub enum EngineError {
         "the description `{model}` keeps nothing of earlier tokens, so it cannot go on from them; `cache(…)` around the keys and values of a causal attention does"
     )]
     NoCache { model: String },
-    #[error("the engine was built to compute outputs, not to write; build it with `Builder::generating`")]
+    #[error(
+        "the engine was built to compute outputs, not to write; build it with `Builder::generating`"
+    )]
     NotGenerating,
     #[error("prompt {index}, counted from 0, cannot run")]
     Prompt {

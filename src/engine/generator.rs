@@ -20,7 +20,7 @@ use crate::{
         cpu::{CpuCache, CpuSession},
         cuda::{CudaCache, CudaSession},
     },
-    search::{Philox, Rules, Sampling, greedy, log_probability},
+    search::{BeamSearch, Beams, Hypothesis, Philox, Rules, Sampling, greedy, log_probability},
 };
 
 /// The output that a generator reads.
@@ -32,8 +32,12 @@ pub struct Generate {
     pub rules: Rules,
     /// Draws tokens; without, each is the most probable one.
     pub sampling: Option<Sampling>,
+    /// Searches beams, whose tokens come when the search is done.
+    pub beams: Option<Beams>,
     /// Of the draws. Equal seeds give equal tokens, whatever runs beside.
     pub seed: u64,
+    /// Whether each token comes with its log-probability.
+    pub log_probabilities: bool,
 }
 
 /// A prompt, and how to go on from it.
@@ -60,18 +64,26 @@ pub enum Reason {
 /// What a step gave.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The next token of a sequence, with its log-probability before rules and sampling.
+    /// The next token of a sequence, with its log-probability before rules and sampling where that was asked for.
     Token {
         ticket: Ticket,
         id: u32,
-        log_probability: f32,
+        log_probability: Option<f32>,
+    },
+    /// What a search of beams found, the best first; its tokens follow.
+    Found {
+        ticket: Ticket,
+        hypotheses: Vec<Hypothesis>,
     },
     Done {
         ticket: Ticket,
         reason: Reason,
     },
     /// The sequence ends for this; others go on.
-    Failed { ticket: Ticket, problem: String },
+    Failed {
+        ticket: Ticket,
+        problem: String,
+    },
 }
 
 /// Why a request is not admitted.
@@ -91,17 +103,21 @@ pub enum AdmitError {
         positions: u32,
     },
     #[error("token {at} of the prompt is {id}, but the vocabulary has {vocabulary}")]
-    Id {
-        at: usize,
-        id: u32,
-        vocabulary: u32,
-    },
+    Id { at: usize, id: u32, vocabulary: u32 },
     #[error(transparent)]
     Sampling(#[from] crate::search::SamplingError),
+    #[error(transparent)]
+    Beams(#[from] crate::search::BeamsError),
+    #[error(
+        "beams are searched for the most probable tokens, and sampling draws others; ask for one of the two"
+    )]
+    BeamsAndSampling,
     #[error("the repetition penalty is {found}; expected a number above 0")]
     RepetitionPenalty { found: f32 },
     /// Others have the room now; it fits when they end.
-    #[error("the KV cache has no room now: {missing_bytes} bytes are missing; poll until others end")]
+    #[error(
+        "the KV cache has no room now: {missing_bytes} bytes are missing; poll until others end"
+    )]
     Full { missing_bytes: u64 },
     #[error(
         "the request needs {needed_bytes} bytes of KV cache, and there are {bytes} in all; ask for a larger cache, a shorter prompt or fewer new tokens"
@@ -109,26 +125,84 @@ pub enum AdmitError {
     NeverFits { needed_bytes: u64, bytes: u64 },
 }
 
-/// A sequence that is being written.
+/// A request that runs.
 struct Row {
     ticket: Ticket,
-    tokens: Vec<u32>,
     n_prompt: usize,
-    /// Tokens whose keys and values are in the cache.
+    /// One, or a beam each; all of one length. Until the prompt is in the cache there is one.
+    lanes: Vec<Lane>,
+    /// Tokens whose keys and values are in the cache, of each lane.
     cached: usize,
     blocks: Vec<u32>,
+    search: Option<BeamSearch>,
     options: Generate,
 }
 
-impl Row {
-    fn slot(&self, position: usize) -> u32 {
-        let block = BLOCK as usize;
-        self.blocks[position / block] * BLOCK + (position % block) as u32
+/// A sequence in the making. Beams share the slots of what they have in common; each writes new positions into slots of its own.
+#[derive(Clone)]
+struct Lane {
+    tokens: Vec<u32>,
+    /// By position.
+    slots: Vec<u32>,
+}
+
+/// The blocks that a request reserves. The last token is never in the cache: nothing comes behind it.
+#[derive(Clone, Copy)]
+struct Room {
+    /// Of the prompt, and of all that a single lane writes.
+    shared: u32,
+    /// Of each beam's new positions.
+    of_beam: u32,
+    beams: u32,
+}
+
+impl Room {
+    fn of(prompt: usize, new: usize, beams: Option<Beams>) -> Self {
+        let blocks = |positions: usize| {
+            u32::try_from(positions.div_ceil(BLOCK as usize)).unwrap_or(u32::MAX)
+        };
+        match beams {
+            None => Self {
+                shared: blocks(prompt.saturating_add(new) - 1),
+                of_beam: 0,
+                beams: 0,
+            },
+            Some(beams) => Self {
+                shared: blocks(prompt),
+                of_beam: blocks(new - 1),
+                beams: u32::try_from(beams.n).unwrap_or(u32::MAX),
+            },
+        }
     }
 
-    /// Tokens that are not in the cache yet.
+    fn blocks(self) -> u32 {
+        let own = self.of_beam.saturating_mul(self.beams);
+        self.shared.saturating_add(own)
+    }
+}
+
+impl Row {
+    /// The slot that a lane writes a position into.
+    fn own_slot(&self, lane: usize, position: usize) -> u32 {
+        let size = BLOCK as usize;
+        let (first, position) = match self.options.beams {
+            Some(beams) if position >= self.n_prompt => {
+                let room = Room::of(
+                    self.n_prompt,
+                    self.options.rules.max_new_tokens,
+                    Some(beams),
+                );
+                let first = room.shared as usize + lane * room.of_beam as usize;
+                (first, position - self.n_prompt)
+            }
+            _ => (0, position),
+        };
+        self.blocks[first + position / size] * BLOCK + (position % size) as u32
+    }
+
+    /// Tokens of each lane that are not in the cache yet.
     fn open(&self) -> usize {
-        self.tokens.len() - self.cached
+        self.lanes[0].tokens.len() - self.cached
     }
 }
 
@@ -163,12 +237,6 @@ impl Executor {
         let logits = outputs.into_iter().find(|o| o.name == NEXT_LOGITS);
         logits.map(|o| o.values).ok_or(EngineError::NotGenerating)
     }
-}
-
-/// Blocks of a sequence of so many tokens. The last token is never in the cache: nothing comes behind it.
-fn blocks_of(prompt: usize, new: usize) -> u32 {
-    let positions = prompt + new - 1;
-    u32::try_from(positions.div_ceil(BLOCK as usize)).unwrap_or(u32::MAX)
 }
 
 impl Engine {
@@ -210,15 +278,20 @@ impl Engine {
         })
     }
 
-    /// Bytes of KV cache that requests of these lengths (prompt, new tokens) need to run at once.
+    /// Bytes of KV cache that prompts of these lengths need to run at once.
     ///
     /// # Errors
     /// An engine that was not built by [`Builder::generating`](super::Builder::generating).
-    pub fn cache_bytes_needed(&self, lens: &[(usize, usize)]) -> Result<u64, EngineError> {
+    pub fn cache_bytes_needed(
+        &self,
+        prompts: &[usize],
+        options: &Generate,
+    ) -> Result<u64, EngineError> {
         check_generating(self.program())?;
-        let blocks = lens.iter().map(|&(prompt, new)| match new {
-            0 => 0,
-            new => u64::from(blocks_of(prompt.max(1), new)),
+        let new = options.rules.max_new_tokens.max(1);
+        let blocks = prompts.iter().map(|&prompt| {
+            let room = Room::of(prompt.max(1), new, options.beams);
+            u64::from(room.blocks())
         });
         Ok(blocks.sum::<u64>() * self.program().block_bytes())
     }
@@ -234,9 +307,8 @@ impl Engine {
         options: &Generate,
         mut on_event: impl FnMut(usize, &Event) -> std::ops::ControlFlow<()>,
     ) -> Result<Vec<Written>, EngineError> {
-        let new = options.rules.max_new_tokens;
-        let lens: Vec<(usize, usize)> = prompts.iter().map(|p| (p.len(), new)).collect();
-        let mut generator = self.generator(self.cache_bytes_needed(&lens)?)?;
+        let lens: Vec<usize> = prompts.iter().map(Vec::len).collect();
+        let mut generator = self.generator(self.cache_bytes_needed(&lens, options)?)?;
         let mut written = Vec::new();
         for (index, prompt) in prompts.iter().enumerate() {
             let request = Request {
@@ -260,7 +332,10 @@ impl Engine {
                         ..
                     } => {
                         written[index].tokens.push(*id);
-                        written[index].log_probability += f64::from(*log_probability);
+                        written[index].log_probabilities.extend(log_probability);
+                    }
+                    Event::Found { hypotheses, .. } => {
+                        written[index].score = hypotheses.first().map(|h| h.score);
                     }
                     Event::Done { reason, .. } => written[index].reason = Some(*reason),
                     Event::Failed { problem, .. } => written[index].problem = Some(problem.clone()),
@@ -278,8 +353,10 @@ impl Engine {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Written {
     pub tokens: Vec<u32>,
-    /// Sum over the tokens, before rules and sampling.
-    pub log_probability: f64,
+    /// Of each token, before rules and sampling, where they were asked for.
+    pub log_probabilities: Vec<f32>,
+    /// Of the best beam, where beams were searched.
+    pub score: Option<f32>,
     /// `None` where it was broken off.
     pub reason: Option<Reason>,
     /// Why it failed, if it did.
@@ -299,6 +376,7 @@ impl Event {
     pub fn ticket(&self) -> Ticket {
         match self {
             Self::Token { ticket, .. }
+            | Self::Found { ticket, .. }
             | Self::Done { ticket, .. }
             | Self::Failed { ticket, .. } => *ticket,
         }
@@ -313,7 +391,7 @@ impl Generator {
     pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
         let Request { prompt, options } = request;
         self.check(&prompt, &options)?;
-        let n = blocks_of(prompt.len(), options.rules.max_new_tokens);
+        let n = Room::of(prompt.len(), options.rules.max_new_tokens, options.beams).blocks();
         if n > self.blocks.total() {
             return Err(AdmitError::NeverFits {
                 needed_bytes: u64::from(n) * self.block_bytes,
@@ -325,14 +403,20 @@ impl Generator {
         })?;
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.rows.push(Row {
+        let mut row = Row {
             ticket,
             n_prompt: prompt.len(),
-            tokens: prompt,
+            lanes: Vec::new(),
             cached: 0,
             blocks,
+            search: options.beams.map(BeamSearch::new),
             options,
+        };
+        row.lanes.push(Lane {
+            slots: (0..prompt.len()).map(|p| row.own_slot(0, p)).collect(),
+            tokens: prompt,
         });
+        self.rows.push(row);
         Ok(ticket)
     }
 
@@ -363,6 +447,12 @@ impl Generator {
             return Err(AdmitError::RepetitionPenalty { found });
         }
         options.sampling.map_or(Ok(()), |s| s.check())?;
+        if let Some(beams) = options.beams {
+            beams.check()?;
+            if options.sampling.is_some() {
+                return Err(AdmitError::BeamsAndSampling);
+            }
+        }
         Ok(())
     }
 
@@ -430,51 +520,48 @@ impl Generator {
             }
         }
         let mut ids = Vec::new();
+        let mut lens = Vec::new();
         let mut past = Past {
             blocks: u64::from(self.blocks.total()),
             ..Past::default()
         };
         for &(at, n) in &taken {
             let row = &self.rows[at];
-            ids.extend_from_slice(&row.tokens[row.cached..row.cached + n]);
-            past.cached.push(row.cached as u32);
-            past.slots.extend((0..row.cached + n).map(|p| row.slot(p)));
+            for lane in &row.lanes {
+                ids.extend_from_slice(&lane.tokens[row.cached..row.cached + n]);
+                lens.push(n as u32);
+                past.cached.push(row.cached as u32);
+                past.slots.extend_from_slice(&lane.slots[..row.cached + n]);
+            }
         }
-        let lens: Vec<u32> = taken.iter().map(|&(_, n)| n as u32).collect();
         let batch = Batch::from_packed(ids, &lens)?.with_past(past)?;
         batch.check(&self.limits)?;
         let mut logits = self.executor.run(&batch)?;
         self.steps += 1;
-        let width = logits.len() / taken.len();
+        let width = logits.len() / lens.len();
+        let mut behind = logits.chunks_exact_mut(width);
         let mut ended = Vec::new();
-        for (&(at, n), logits) in taken.iter().zip(logits.chunks_exact_mut(width)) {
+        for &(at, n) in &taken {
             let row = &mut self.rows[at];
+            let mut own: Vec<&mut [f32]> = behind.by_ref().take(row.lanes.len()).collect();
             row.cached += n;
             if row.open() > 0 {
                 continue;
             }
-            match next_token(row, logits) {
-                Ok((id, log_probability)) => {
-                    let ticket = row.ticket;
-                    row.tokens.push(id);
-                    self.events.push_back(Event::Token {
-                        ticket,
-                        id,
-                        log_probability,
-                    });
-                    let n_new = row.tokens.len() - row.n_prompt;
-                    let reason = match row.options.rules.ends(id) {
-                        true => Some(Reason::End),
-                        false if n_new == row.options.rules.max_new_tokens => Some(Reason::Length),
-                        false => None,
-                    };
-                    if let Some(reason) = reason {
-                        self.events.push_back(Event::Done { ticket, reason });
+            let ticket = row.ticket;
+            let advanced = match has_numbers(row, &own) {
+                Ok(()) if row.search.is_some() => search_on(row, &mut own),
+                Ok(()) => write_on(row, own[0]),
+                Err(problem) => Err(problem),
+            };
+            match advanced {
+                Ok((events, is_done)) => {
+                    self.events.extend(events);
+                    if is_done {
                         ended.push(at);
                     }
                 }
                 Err(problem) => {
-                    let ticket = row.ticket;
                     self.events.push_back(Event::Failed { ticket, problem });
                     ended.push(at);
                 }
@@ -488,25 +575,119 @@ impl Generator {
     }
 }
 
-/// The token behind those of a row, and its log-probability before rules.
-fn next_token(row: &Row, logits: &mut [f32]) -> Result<(u32, f32), String> {
-    let n_new = row.tokens.len() - row.n_prompt;
-    if let Some(at) = logits.iter().position(|x| x.is_nan()) {
-        return Err(format!(
+/// Whether all logits behind a row are numbers.
+fn has_numbers(row: &Row, logits: &[&mut [f32]]) -> Result<(), String> {
+    let n_new = row.lanes[0].tokens.len() - row.n_prompt;
+    let nan = logits
+        .iter()
+        .find_map(|x| x.iter().position(|x| x.is_nan()));
+    match nan {
+        None => Ok(()),
+        Some(at) => Err(format!(
             "the logit of token {at} for new token {n_new} is NaN; the weights are damaged, or overflow the storage type: try bf16 or f32"
-        ));
+        )),
     }
-    let plain = logits.to_vec();
-    row.options.rules.apply(logits, &row.tokens, row.n_prompt);
+}
+
+/// What a step gives of a row, and whether it is its last.
+type Advanced = Result<(Vec<Event>, bool), String>;
+
+/// Adds the token behind a single sequence.
+fn write_on(row: &mut Row, logits: &mut [f32]) -> Advanced {
+    let options = &row.options;
+    let tokens = &row.lanes[0].tokens;
+    let plain = options.log_probabilities.then(|| logits.to_vec());
+    options.rules.apply(logits, tokens, row.n_prompt);
     if logits.iter().all(|&x| x == f32::NEG_INFINITY) {
+        let n_new = tokens.len() - row.n_prompt;
         return Err(format!("the rules allow no token for new token {n_new}"));
     }
-    let id = match &row.options.sampling {
+    let id = match &options.sampling {
         None => greedy(logits),
         Some(sampling) => {
-            let position = row.tokens.len() as u64;
-            sampling.choose(logits, Philox::new(row.options.seed).uniform(position, 0))
+            let position = tokens.len() as u64;
+            sampling.choose(logits, Philox::new(options.seed).uniform(position, 0))
         }
     };
-    Ok((id, log_probability(&plain, id)))
+    let ticket = row.ticket;
+    let mut events = vec![Event::Token {
+        ticket,
+        id,
+        log_probability: plain.map(|plain| log_probability(&plain, id)),
+    }];
+    let slot = (tokens.len() + 1 < row.n_prompt + options.rules.max_new_tokens)
+        .then(|| row.own_slot(0, tokens.len()));
+    let ends = options.rules.ends(id);
+    let lane = &mut row.lanes[0];
+    lane.tokens.push(id);
+    lane.slots.extend(slot);
+    let n_new = lane.tokens.len() - row.n_prompt;
+    let reason = match ends {
+        true => Some(Reason::End),
+        false => (n_new == row.options.rules.max_new_tokens).then_some(Reason::Length),
+    };
+    events.extend(reason.map(|reason| Event::Done { ticket, reason }));
+    Ok((events, reason.is_some()))
+}
+
+/// Lets beams go on, or ends them.
+fn search_on(row: &mut Row, logits: &mut [&mut [f32]]) -> Advanced {
+    let (beams, Some(mut search)) = (row.options.beams.map_or(1, |b| b.n), row.search.take())
+    else {
+        return Err("there are no beams to search".to_owned());
+    };
+    let rules = row.options.rules.clone();
+    // Behind the prompt all beams are the one that there is.
+    let mut copies: Vec<Vec<f32>> = Vec::new();
+    let mut all: Vec<&mut [f32]> = match row.lanes.len() < beams {
+        true => {
+            copies.resize(beams, logits[0].to_vec());
+            copies.iter_mut().map(Vec::as_mut_slice).collect()
+        }
+        false => logits.iter_mut().map(|x| &mut **x).collect(),
+    };
+    let n_prompt = row.n_prompt;
+    let prompt = row.lanes[0].tokens[..n_prompt].to_vec();
+    let apply = |logits: &mut [f32], new: &[u32]| {
+        let tokens: Vec<u32> = prompt.iter().chain(new).copied().collect();
+        rules.apply(logits, &tokens, n_prompt);
+    };
+    let most = rules.max_new_tokens;
+    let steps = search.step(&mut all, &apply, &rules.end, most);
+    let Some(steps) = steps else {
+        return Ok((found(row, &search), true));
+    };
+    let position = row.lanes[0].tokens.len();
+    let before = std::mem::take(&mut row.lanes);
+    for (lane, step) in steps.iter().enumerate() {
+        let parent = before.get(step.parent).unwrap_or(&before[0]);
+        let mut lane_of = parent.clone();
+        lane_of.tokens.push(step.token);
+        lane_of.slots.push(row.own_slot(lane, position));
+        row.lanes.push(lane_of);
+    }
+    row.search = Some(search);
+    Ok((Vec::new(), false))
+}
+
+/// The events of a search that is done.
+fn found(row: &Row, search: &BeamSearch) -> Vec<Event> {
+    let ticket = row.ticket;
+    let hypotheses = search.hypotheses();
+    let best = hypotheses.first().map(|h| h.tokens.clone());
+    let best = best.unwrap_or_default();
+    let reason = match best.last() {
+        Some(&id) if row.options.rules.ends(id) => Reason::End,
+        _ => Reason::Length,
+    };
+    let tokens = best.into_iter().map(|id| Event::Token {
+        ticket,
+        id,
+        log_probability: None,
+    });
+    [Event::Found { ticket, hypotheses }]
+        .into_iter()
+        .chain(tokens)
+        .chain([Event::Done { ticket, reason }])
+        .collect()
 }

@@ -76,6 +76,9 @@ use crate::{
 /// The output that a cross-encoder's scores are computed of.
 pub const LOGITS: &str = "sequence_logits";
 
+/// The output with the log-probability of each token of a text.
+pub const LOG_PROBABILITY: &str = "log_probability";
+
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {

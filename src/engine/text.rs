@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use tokenizers::{
-    EncodeInput, NormalizerWrapper, Tokenizer, TruncationDirection, TruncationParams,
+    EncodeInput, Encoding, NormalizerWrapper, Tokenizer, TruncationDirection, TruncationParams,
     normalizers::{Lowercase, Sequence},
 };
 
@@ -38,6 +38,19 @@ impl TextEncoder {
     /// # Errors
     /// A file that is missing, too large, or no tokenizer, one on which the tokenizers crate panics included.
     pub fn of(folder: Folder) -> Result<Self, EngineError> {
+        Self::with(folder, true)
+    }
+
+    /// As [`of`](Self::of), for texts that a model goes on from, which are never cut: one that is too long is an error of
+    /// whoever runs it.
+    ///
+    /// # Errors
+    /// As `of`.
+    pub fn for_prompts(folder: Folder) -> Result<Self, EngineError> {
+        Self::with(folder, false)
+    }
+
+    fn with(folder: Folder, cuts: bool) -> Result<Self, EngineError> {
         let file = folder.trunk().join("tokenizer.json");
         let broken = |problem: String| EngineError::Tokenizer {
             file: file.clone(),
@@ -48,7 +61,10 @@ impl TextEncoder {
         }
         let bytes = files::bytes(&file, Kind::Tokenizer)?;
         let (positions, has_segments) = folder.inputs();
-        let limit = folder.limit(positions)?;
+        let limit = match cuts {
+            true => folder.limit(positions)?,
+            false => None,
+        };
         let direction = match folder.cuts_the_front()? {
             true => TruncationDirection::Left,
             false => TruncationDirection::Right,
@@ -57,6 +73,9 @@ impl TextEncoder {
         let loaded = contain(|| {
             let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
             tokenizer.with_padding(None);
+            if !cuts {
+                tokenizer.with_truncation(None)?;
+            }
             if let Some(max_length) = limit {
                 let truncation = TruncationParams {
                     max_length,
@@ -111,6 +130,34 @@ impl TextEncoder {
         self.batch(texts.map(EncodeInput::from))
     }
 
+    /// Token ids of texts to go on from, each by itself.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses or panics on.
+    pub fn prompts<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<u32>>, EngineError> {
+        let each = texts.iter().enumerate();
+        each.map(|(index, text)| {
+            let encoding = self.encoding(index, EncodeInput::from(text.as_ref()))?;
+            Ok(encoding.get_ids().to_vec())
+        })
+        .collect()
+    }
+
+    /// The text of tokens, without special ones. What is not whole yet, as bytes of a character may be, is U+FFFD.
+    ///
+    /// # Errors
+    /// Tokens that the tokenizer does not know or panics on.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, EngineError> {
+        let decoded = contain(|| self.tokenizer.decode(ids, true));
+        let broken = |problem: String| EngineError::Tokenizer {
+            file: self.file.clone(),
+            problem,
+        };
+        decoded
+            .map_err(|panic| broken(format!("the tokenizers crate panics on tokens: {panic}")))?
+            .map_err(|e| broken(e.to_string()))
+    }
+
     /// Token ids and segment ids of pairs of texts, as a cross-encoder takes them: a query and a document. Of a pair that is
     /// too long the longer text is cut first. The prompt stands before the first.
     ///
@@ -129,22 +176,26 @@ impl TextEncoder {
         self.batch(pairs)
     }
 
+    fn encoding(&self, index: usize, input: EncodeInput<'_>) -> Result<Encoding, EngineError> {
+        contain(|| self.tokenizer.encode(input, true))
+            .map_err(|problem| EngineError::TokenizerPanic {
+                file: self.file.clone(),
+                index,
+                problem,
+            })?
+            .map_err(|e| EngineError::Text {
+                index,
+                problem: e.to_string(),
+            })
+    }
+
     fn batch<'s>(
         &self,
         inputs: impl Iterator<Item = EncodeInput<'s>>,
     ) -> Result<Batch, EngineError> {
         let (mut ids, mut types, mut lens) = (Vec::new(), Vec::new(), Vec::new());
         for (index, input) in inputs.enumerate() {
-            let encoding = contain(|| self.tokenizer.encode(input, true))
-                .map_err(|problem| EngineError::TokenizerPanic {
-                    file: self.file.clone(),
-                    index,
-                    problem,
-                })?
-                .map_err(|e| EngineError::Text {
-                    index,
-                    problem: e.to_string(),
-                })?;
+            let encoding = self.encoding(index, input)?;
             if !encoding.get_overflowing().is_empty() {
                 tracing::warn!(
                     "text {index} is cut to {} tokens, the most that the checkpoint takes",

@@ -67,9 +67,10 @@ impl KernelSpec {
             | Self::MhaLongReduce(_)
             | Self::MhaLongContext(_) => Class::Attention,
             Self::AttentionSoftmax(_) => Class::Softmax,
-            Self::RmsNorm(_) | Self::LayerNorm(_) | Self::BiasResidualLayerNorm(_) | Self::EmbeddingLayerNorm(_) => {
-                Class::LayerNorm
-            }
+            Self::RmsNorm(_)
+            | Self::LayerNorm(_)
+            | Self::BiasResidualLayerNorm(_)
+            | Self::EmbeddingLayerNorm(_) => Class::LayerNorm,
             Self::AddBias(_)
             | Self::Add(_)
             | Self::Multiply(_)

@@ -204,7 +204,11 @@ impl Kernel for Multiply {
         let [a, b] = reads else {
             unreachable!("the parameter list has two operands")
         };
-        let products = a.real().iter().zip(b.real()).map(|(&a, &b)| (f64::from(a) * f64::from(b)) as f32);
+        let products = a
+            .real()
+            .iter()
+            .zip(b.real())
+            .map(|(&a, &b)| (f64::from(a) * f64::from(b)) as f32);
         vec![HostTensor::Real(products.collect())]
     }
 

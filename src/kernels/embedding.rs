@@ -14,9 +14,7 @@ use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// One table `[rows, width]`, and which ids of the batch index it.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Table {
     /// [`Meta::TokenIds`], [`Meta::TypeIds`] or [`Meta::Positions`].
     pub ids: Meta,

@@ -1,10 +1,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Kernel, attention, attention::*, cache, cache::*, elementwise, elementwise::*, embedding, embedding::*, gemm,
-    gemm::*, layernorm, layernorm::*,
-    log_probability, log_probability::*, pack::*, pooling, pooling::*, rms_norm, rms_norm::*,
-    rotary, rotary::*, upload::*,
+    Kernel, attention, attention::*, cache, cache::*, elementwise, elementwise::*, embedding,
+    embedding::*, gemm, gemm::*, layernorm, layernorm::*, log_probability, log_probability::*,
+    pack::*, pooling, pooling::*, rms_norm, rms_norm::*, rotary, rotary::*, upload::*,
 };
 
 /// Lists the kernels once; every function over all of them follows from it.

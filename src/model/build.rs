@@ -380,7 +380,10 @@ impl<'a> Builder<'a> {
 
     /// One node per tensor of the checkpoint, however often it is read.
     fn weight(&mut self, pattern: &At<Pattern>, dims: &[u64]) -> Result<NodeId, ModelError> {
-        self.tensor(pattern, dims, |name, dims| WeightExpr::Stored { name, dims })
+        self.tensor(pattern, dims, |name, dims| WeightExpr::Stored {
+            name,
+            dims,
+        })
     }
 
     /// A matrix `[out, in]` that is stored as `[in, out]`.

@@ -34,7 +34,7 @@
 //! be missing.
 //!
 //! An activation is `Key("…")`, or one of the names that config.json files have: `gelu` and `gelu_python` (exact), `gelu_new`,
-//! `gelu_pytorch_tanh` and `gelu_fast` (by tanh), `relu`, `tanh`; or a list of these.
+//! `gelu_pytorch_tanh` and `gelu_fast` (by tanh), `relu`, `tanh`, `silu` and `swish`; or a list of these.
 //!
 //! # Statements
 //!
@@ -48,8 +48,8 @@
 //!   what follows. With `name`, values of either body are called `name.…` in the graph.
 //!
 //! `expect` counts `launches` (all), `gemms` (of any epilogue), or an operator after the passes: those of the table below by
-//! their names (`gelu`, `gelu_tanh`, `relu`, `tanh` of any activation), and `bias_linear`, `linear_gelu`, `bias_gelu_linear` and
-//! so on with `gelu_tanh`, `relu` and `tanh`, `scores` and `context` (what `matmul` becomes), `slice_columns`,
+//! their names (`gelu`, `gelu_tanh`, `relu`, `tanh`, `silu` of any activation), and `bias_linear`, `linear_gelu`,
+//! `bias_gelu_linear` and so on with `gelu_tanh`, `relu`, `tanh` and `silu`, `scores` and `context` (what `matmul` becomes), `slice_columns`,
 //! `embedding_layer_norm`, `residual_layer_norm`, `bias_residual_layer_norm`, `attention`, `mean_pool_normalize`.
 //!
 //! # Operators
@@ -57,21 +57,26 @@
 //! | operator | fields | result |
 //! |---|---|---|
 //! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table`, `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count positions of the other tokens only: here there is no padding, and a sequence that holds it is refused |
-//! | `linear` | `x`, `out`, `weight`, `bias` (none) | `x · weightᵀ + bias`, `out` wide |
+//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`) | `x · weightᵀ + bias`, `out` wide; `stored` says how the checkpoint has the matrix |
 //! | `add_bias` | `x`, `bias` | a vector added to every row |
-//! | `add` | `a`, `b` | the sum of two values of one shape |
+//! | `add`, `multiply` | `a`, `b` | two values of one shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
 //! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise |
-//! | `relu`, `tanh` | `x` | pointwise |
+//! | `relu`, `tanh`, `silu` | `x` | pointwise |
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
 //! | `layer_norm` | `x`, `weight`, `bias`, `eps` | over the width |
+//! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1) | over the width, or over each of `heads` equal parts of it |
+//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none) | rotary positions of each head's first `width` columns, in halves; `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3` or `yarn` |
+//! | `columns` | `x`, `from`, `width` | some columns of every row |
+//! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
 //! | `merge_heads` | `x` | the way back |
-//! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`; each sequence by itself |
-//! | `softmax` | `x` | of scores, over the keys |
+//! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`; each sequence by itself. The heads of `b` divide those of `a`: each serves a group of neighbours |
+//! | `softmax` | `x`, `causal` (`false`) | of scores, over the keys; causal: over those up to the query |
 //! | `first_token`, `last_token`, `mean_pool`, `max_pool` | `x` | one row for each sequence |
 //! | `concat` | `of` (2 to 16 values) | values of one number of rows, side by side |
 //! | `l2_normalize` | `x`, `eps` | rows of length 1 |
+//! | `log_probability` | `x` | of logits of every token: the log-probability of each token given those before it, 0 of a sequence's first |
 //!
 //! Weights (`table`, `weight`, `bias`) are named as published, with an index or an expression in braces, `layers.{i}.w` or
 //! `h.{3 * i + 1}.w`. A list has further names under which a checkpoint may have the tensor: with every prefix and ending,
@@ -79,14 +84,15 @@
 //!
 //! # What it can describe, and what not
 //!
-//! Encoders of the Transformer with absolute positions, LayerNorm before or after (or both), full attention of one number of
-//! heads, pointwise activations of the list, any head: BERT and its like (RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ALBERT,
+//! Transformers with absolute or rotary positions, LayerNorm or RMSNorm before or after (or both), full or causal attention, also
+//! with grouped-query heads, gates, pointwise activations of the list, any head: GPT-2, Llama, Mistral without a window, Qwen3;
+//! BERT and its like (RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ALBERT,
 //! ELECTRA, MiniLM, and checkpoints such as BGE and E5 that have their form). `gemmule models` lists what is shipped.
 //!
-//! Operators are missing for: rotary positions and ALiBi (NomicBERT, ModernBERT, GTE's new form, JinaBERT), relative bias (T5,
-//! MPNet), disentangled attention (DeBERTa), causal masks and windows (decoders, CLIP's text tower, ModernBERT), RMSNorm and gated
-//! activations (`silu`, GLU; T5's newer form, Qwen3, EmbeddingGemma), grouped-query heads, a LayerNorm without bias, sparse
-//! outputs (SPLADE's `log1p`). Decoders' caches and generation are not there either.
+//! An output `next_token_logits`, one row for each sequence, is what a model writes by; `log_probability`, what it says of a text.
+//!
+//! Operators are missing for: ALiBi (JinaBERT), relative bias (T5, MPNet), disentangled attention (DeBERTa), windows (ModernBERT,
+//! Gemma), cross-attention (translation), a LayerNorm without bias, sparse outputs (SPLADE's `log1p`).
 
 mod build;
 mod config;

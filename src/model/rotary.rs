@@ -164,12 +164,7 @@ impl Published<'_> {
     }
 
     /// YaRN (Peng et al. 2023).
-    fn yarn(
-        &self,
-        plain: Vec<f64>,
-        width: f64,
-        theta: f64,
-    ) -> Result<(Vec<f64>, f64), ModelError> {
+    fn yarn(&self, plain: Vec<f64>, width: f64, theta: f64) -> Result<(Vec<f64>, f64), ModelError> {
         let factor = self.above_zero("factor")?;
         let positions = self.above_zero("original_max_position_embeddings")?;
         let fast = self.number("beta_fast")?.unwrap_or(32.0);

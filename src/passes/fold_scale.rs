@@ -62,7 +62,14 @@ mod tests {
         b.attention("", [x, x, x], 0.25);
         let again = Op::Scale { by: 0.5 };
         let again = b.add("again", again, &[b.get("scaled")]);
-        b.add("twice", Op::Softmax { scale: 2.0, causal: false }, &[again]);
+        b.add(
+            "twice",
+            Op::Softmax {
+                scale: 2.0,
+                causal: false,
+            },
+            &[again],
+        );
         b
     }
 

@@ -164,7 +164,14 @@ mod tests {
             k: view,
         };
         let scores = b.add("scores", scores, &[x, x]);
-        let probabilities = b.add("probabilities", Op::Softmax { scale: 0.5, causal: false }, &[scores]);
+        let probabilities = b.add(
+            "probabilities",
+            Op::Softmax {
+                scale: 0.5,
+                causal: false,
+            },
+            &[scores],
+        );
         let context = Op::Context {
             heads,
             kv_heads: heads,
@@ -293,7 +300,14 @@ mod tests {
     fn scores_with_another_reader_are_stored() {
         let mut b = attention(2, 8);
         let scores = b.get("scores");
-        b.add("sharper", Op::Softmax { scale: 2.0, causal: false }, &[scores]);
+        b.add(
+            "sharper",
+            Op::Softmax {
+                scale: 2.0,
+                causal: false,
+            },
+            &[scores],
+        );
         insta::assert_snapshot!(refused(b, &["merged", "sharper"]), @r"
         refused `context` by fuse_attention
             because `scores` is also read by `sharper`

@@ -30,8 +30,8 @@ mod properties;
 #[cfg(test)]
 mod workloads;
 
-pub use blocks::{Blocks, Full};
 pub use baselines::{Gsoc, Maximum, Turbo};
+pub use blocks::{Blocks, Full};
 pub use cache::{PlanCache, PlanKey};
 pub use caching::Caching;
 pub use chunks::{ChunkAllocator, ChunkPolicy};

@@ -15,7 +15,10 @@ use super::{
 };
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{KernelSpec, Meta, attention::*, cache::AppendCache, elementwise::*, embedding::*, log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary},
+    kernels::{
+        KernelSpec, Meta, attention::*, cache::AppendCache, elementwise::*, embedding::*,
+        log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary,
+    },
     machine::Machine,
     select::{Dispatch, Timings},
     tensor::{DType, Shape, Size, Symbol},
@@ -161,7 +164,12 @@ impl<'a> Lowering<'a> {
             head,
         } = &node.op
         else {
-            return Err(unsupported(self.graph, id, &node.op, "is no cache".to_owned()));
+            return Err(unsupported(
+                self.graph,
+                id,
+                &node.op,
+                "is no cache".to_owned(),
+            ));
         };
         let wrong = |problem: String| unsupported(self.graph, id, &node.op, problem);
         let consumers = self.graph.consumers(id).into_iter();
@@ -176,7 +184,9 @@ impl<'a> Lowering<'a> {
             )));
         }
         if self.graph.is_output(id) {
-            return Err(wrong("it is an output; ask for what it is given".to_owned()));
+            return Err(wrong(
+                "it is an output; ask for what it is given".to_owned(),
+            ));
         }
         let x = self.graph.operands(id)[0];
         let stride = width(self.graph.shape(x)).map_err(wrong)?;
@@ -211,9 +221,7 @@ impl<'a> Lowering<'a> {
             most_longest: None,
             operands,
             rows: match &node.op {
-                Op::RmsNorm { heads, .. } => {
-                    &rows(&node.shape) * &Size::constant((*heads).into())
-                }
+                Op::RmsNorm { heads, .. } => &rows(&node.shape) * &Size::constant((*heads).into()),
                 _ => rows(&node.shape),
             },
         });

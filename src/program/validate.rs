@@ -539,7 +539,9 @@ fn check_stride(stride: u64, heads: u32, head: u32) -> Result<(), String> {
     let least = u64::from(heads) * u64::from(head) * u64::from(BLOCK);
     match (least..=MAX_ELEMENTS).contains(&stride) {
         true => Ok(()),
-        false => Err(format!("blocks of {stride} elements, expected at least {least}")),
+        false => Err(format!(
+            "blocks of {stride} elements, expected at least {least}"
+        )),
     }
 }
 

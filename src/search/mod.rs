@@ -3,10 +3,14 @@
 //! All of it is arithmetic on one row of logits. Names and orders are those of Hugging Face transformers, whose results it
 //! gives.
 
+mod beams;
+mod candidates;
 mod philox;
 mod rules;
 mod sample;
 
+pub use beams::{BeamSearch, Beams, BeamsError, EarlyStopping, Hypothesis, Step};
+pub use candidates::largest;
 pub use philox::Philox;
 pub use rules::Rules;
 pub use sample::{Sampling, SamplingError};
@@ -24,9 +28,14 @@ pub fn greedy(logits: &[f32]) -> u32 {
 
 /// `log softmax(logits)` of one token.
 pub fn log_probability(logits: &[f32], id: u32) -> f32 {
+    logits[id as usize] - log_sum(logits)
+}
+
+/// `log Σ exp(logits)`.
+fn log_sum(logits: &[f32]) -> f32 {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - top).exp()).sum();
-    (f64::from(logits[id as usize] - top) - sum.ln()) as f32
+    (f64::from(top) + sum.ln()) as f32
 }
 
 #[cfg(test)]

@@ -25,7 +25,9 @@ impl Default for Sampling {
 /// A setting that samples nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SamplingError {
-    #[error("the temperature is {found}; expected a number above 0 (for the most probable token, do not sample)")]
+    #[error(
+        "the temperature is {found}; expected a number above 0 (for the most probable token, do not sample)"
+    )]
     Temperature { found: f32 },
     #[error("top_p is {found}; expected a number above 0, up to 1")]
     TopP { found: f32 },
@@ -65,7 +67,10 @@ impl Sampling {
             // Equal ones stay.
             left.retain(|&(_, x)| x >= least);
         }
-        let top = left.iter().map(|&(_, x)| x).fold(f32::NEG_INFINITY, f32::max);
+        let top = left
+            .iter()
+            .map(|&(_, x)| x)
+            .fold(f32::NEG_INFINITY, f32::max);
         let mut left: Vec<(u32, f64)> = left
             .into_iter()
             .map(|(id, x)| (id, f64::from(x - top).exp()))

@@ -190,3 +190,92 @@ fn forced_tokens_come_first_and_last() {
     assert_eq!(forced(&[0, 2]), 0);
     assert_eq!(forced(&[0, 2, 0]), 1);
 }
+
+proptest! {
+    /// Two stages give what sorting all gives, with equal logits, infinities, and fewer of them than asked for.
+    #[test]
+    fn the_largest_are_those_of_a_sorted_row(row in prop::collection::vec(prop_oneof![4 => (-5i8..5).prop_map(f32::from), 1 => Just(f32::NEG_INFINITY)], 0..80), k in 0usize..20) {
+        let mut want: Vec<(u32, f32)> = (0u32..).zip(row.iter().copied()).filter(|(_, x)| *x > f32::NEG_INFINITY).collect();
+        want.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        want.truncate(k);
+        prop_assert_eq!(largest(&row, k), want);
+    }
+}
+
+/// Searches where the logits behind a token are the row of a table; the best sequences.
+fn search(beams: Beams, table: &[[f32; 4]], ends: &[u32], most: usize) -> Vec<Hypothesis> {
+    let mut search = BeamSearch::new(beams);
+    let mut last = vec![0usize; beams.n];
+    loop {
+        let mut rows: Vec<[f32; 4]> = last.iter().map(|&t| table[t]).collect();
+        let mut logits: Vec<&mut [f32]> = rows.iter_mut().map(|r| r.as_mut_slice()).collect();
+        match search.step(&mut logits, &|_, _| (), ends, most) {
+            None => return search.hypotheses(),
+            Some(steps) => last = steps.iter().map(|s| s.token as usize).collect(),
+        }
+    }
+}
+
+#[test]
+fn two_beams_find_what_the_greedy_one_misses() {
+    let p = |p: [f32; 4]| p.map(f32::ln);
+    // Behind 0 comes 1 with 0.6 or 2 with 0.4; behind 1 all are alike, behind 2 comes 3 almost surely.
+    let table = [
+        p([0.0, 0.6, 0.4, 0.0]),
+        p([0.25, 0.25, 0.25, 0.25]),
+        p([0.0, 0.05, 0.0, 0.95]),
+        p([0.25, 0.25, 0.25, 0.25]),
+    ];
+    let one = search(Beams::of(1), &table, &[], 2);
+    assert_eq!(one[0].tokens, [1, 0]);
+    let two = search(Beams::of(2), &table, &[], 2);
+    assert_eq!(two[0].tokens, [2, 3]);
+    assert!((two[0].score - (0.4f32 * 0.95).ln() / 2.0).abs() < 1e-6);
+}
+
+#[test]
+fn a_length_penalty_prefers_long_sequences_above_0() {
+    let p = |p: [f32; 4]| p.map(f32::ln);
+    // 3 ends a sequence.
+    let table = [
+        p([0.0, 0.6, 0.0, 0.4]),
+        p([0.0, 0.9, 0.0, 0.1]),
+        p([0.0, 0.9, 0.0, 0.1]),
+        p([0.0, 0.9, 0.0, 0.1]),
+    ];
+    let of = |length_penalty| {
+        let early_stopping = EarlyStopping::Never;
+        let beams = Beams {
+            length_penalty,
+            early_stopping,
+            ..Beams::of(2)
+        };
+        search(beams, &table, &[3], 6)[0].tokens.clone()
+    };
+    assert_eq!(of(0.0), [3]);
+    assert_eq!(of(2.0).len(), 6);
+}
+
+#[test]
+fn groups_with_diversity_take_other_tokens() {
+    let table = [[0.0, 0.1, 0.2, 0.3]; 4];
+    let beams = |diversity| Beams {
+        groups: 2,
+        diversity,
+        ..Beams::of(2)
+    };
+    let firsts = |diversity| -> Vec<u32> {
+        let all = search(beams(diversity), &table, &[], 3);
+        all.iter().map(|h| h.tokens[0]).collect()
+    };
+    assert_eq!(firsts(0.0), [3, 3]);
+    assert_eq!(firsts(1.0), [3, 2]);
+}
+
+#[test]
+fn beams_that_search_nothing_are_refused() {
+    let refused = |beams: Beams| beams.check().expect_err("an error").to_string();
+    insta::assert_snapshot!(refused(Beams::of(0)), @"0 beams; expected at least one");
+    insta::assert_snapshot!(refused(Beams { groups: 3, ..Beams::of(4) }), @"4 beams in 3 groups; expected groups of one number of beams each");
+    insta::assert_snapshot!(refused(Beams { diversity: -1.0, ..Beams::of(4) }), @"the diversity is -1; expected a number from 0 on");
+}

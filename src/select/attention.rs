@@ -5,8 +5,8 @@ use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            Attending, AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaShort,
-            MhaSplitKeys, MhaTile, MhaWgmma,
+            Attending, AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline,
+            MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
         },
         chain::Chain,
     },
@@ -67,11 +67,15 @@ impl Attention {
         }
         self.0.check()?;
         if !self.0.of.is_full() {
-            return Err(AttentionError::Full { kernel: "warpgroup" });
+            return Err(AttentionError::Full {
+                kernel: "warpgroup",
+            });
         }
         let ranges = self.tiles_by_length();
         if ranges.is_empty() {
-            return Err(AttentionError::WarpgroupHead { head: self.0.of.head });
+            return Err(AttentionError::WarpgroupHead {
+                head: self.0.of.head,
+            });
         }
         for (_, kernel) in &ranges {
             if let KernelSpec::MhaWgmma(kernel) = kernel {

@@ -8,7 +8,7 @@ use super::Generate;
 use crate::{
     engine::EngineError,
     files::{self, Kind},
-    search::{Rules, Sampling},
+    search::{Beams, EarlyStopping, Rules, Sampling},
 };
 
 /// Keys that say nothing of the result.
@@ -32,12 +32,11 @@ const WITHOUT_EFFECT: [&str; 14] = [
 /// Values that ask for nothing beside what is computed.
 fn is_neutral(key: &str, value: &Value) -> bool {
     match key {
-        "num_beams" | "num_beam_groups" => value == 1,
-        "diversity_penalty" | "epsilon_cutoff" | "eta_cutoff" | "encoder_no_repeat_ngram_size" => {
+        "epsilon_cutoff" | "eta_cutoff" | "encoder_no_repeat_ngram_size" => {
             value.as_f64() == Some(0.0)
         }
-        "typical_p" | "encoder_repetition_penalty" | "length_penalty" => value.as_f64() == Some(1.0),
-        "early_stopping" | "renormalize_logits" | "remove_invalid_values" => value == false,
+        "typical_p" | "encoder_repetition_penalty" => value.as_f64() == Some(1.0),
+        "renormalize_logits" | "remove_invalid_values" => value == false,
         _ => false,
     }
 }
@@ -80,12 +79,18 @@ fn parse(value: &Value) -> Result<Generate, String> {
     let mut rules = Rules::default();
     let mut sampling = Sampling::default();
     let mut samples = false;
+    let mut beams = Beams::of(1);
     for (key, value) in object {
         if value.is_null() || WITHOUT_EFFECT.contains(&key.as_str()) || is_neutral(key, value) {
             continue;
         }
         let wrong = |expected: &str| format!("`{key}` is {value}; expected {expected}");
-        let real = || value.as_f64().map(|x| x as f32).ok_or_else(|| wrong("a number"));
+        let real = || {
+            value
+                .as_f64()
+                .map(|x| x as f32)
+                .ok_or_else(|| wrong("a number"))
+        };
         let whole = || {
             let n = value.as_u64().and_then(|n| usize::try_from(n).ok());
             n.ok_or_else(|| wrong("a whole number"))
@@ -107,6 +112,18 @@ fn parse(value: &Value) -> Result<Generate, String> {
             "max_length" => {}
             "forced_bos_token_id" => rules.forced_first = all()?.first().copied(),
             "forced_eos_token_id" => rules.forced_last = all()?,
+            "num_beams" => beams.n = whole()?,
+            "num_beam_groups" => beams.groups = whole()?,
+            "diversity_penalty" => beams.diversity = real()?,
+            "length_penalty" => beams.length_penalty = real()?,
+            "early_stopping" => {
+                beams.early_stopping = match value {
+                    Value::Bool(true) => EarlyStopping::Yes,
+                    Value::Bool(false) => EarlyStopping::Heuristic,
+                    Value::String(word) if word == "never" => EarlyStopping::Never,
+                    _ => return Err(wrong("true, false or \"never\"")),
+                }
+            }
             "suppress_tokens" => rules.suppressed = all()?,
             "begin_suppress_tokens" => rules.suppressed_first = all()?,
             _ => {
@@ -116,10 +133,17 @@ fn parse(value: &Value) -> Result<Generate, String> {
             }
         }
     }
+    if beams.n > 1 && samples {
+        return Err(
+            "it asks for beams whose tokens are drawn (`num_beams` with `do_sample`), which is not computed"
+                .to_owned(),
+        );
+    }
     Ok(Generate {
         rules,
         sampling: samples.then_some(sampling),
-        seed: 0,
+        beams: (beams.n > 1).then_some(beams),
+        ..Generate::default()
     })
 }
 
@@ -152,14 +176,22 @@ mod tests {
         let generate = parse(&llama).expect("it is read");
         assert_eq!(generate.rules.end, [128001, 128008]);
         let sampling = generate.sampling.expect("it samples");
-        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.6, 50, 0.9));
+        assert_eq!(
+            (sampling.temperature, sampling.top_k, sampling.top_p),
+            (0.6, 50, 0.9)
+        );
         let gpt2 = json!({"bos_token_id": 50256, "eos_token_id": 50256});
         let generate = parse(&gpt2).expect("it is read");
         assert_eq!((generate.rules.end, generate.sampling), (vec![50256], None));
-        let beams = parse(&json!({"num_beams": 4})).expect_err("an error");
-        insta::assert_snapshot!(beams, @"`num_beams` is 4, which would change the result and is not computed; take it out of a copy of the folder to go on without");
+        let beams = parse(&json!({"num_beams": 4, "early_stopping": "never"})).expect("it is read");
+        let beams = beams.beams.expect("it searches");
+        assert_eq!((beams.n, beams.early_stopping), (4, EarlyStopping::Never));
+        let guided = parse(&json!({"guidance_scale": 4})).expect_err("an error");
+        insta::assert_snapshot!(guided, @"`guidance_scale` is 4, which would change the result and is not computed; take it out of a copy of the folder to go on without");
         let wrong = parse(&json!({"top_k": "many"})).expect_err("an error");
         insta::assert_snapshot!(wrong, @r#"`top_k` is "many"; expected a whole number"#);
-        assert!(parse(&json!({"num_beams": 1, "length_penalty": 1.0, "early_stopping": false})).is_ok());
+        assert!(
+            parse(&json!({"num_beams": 1, "length_penalty": 1.0, "early_stopping": false})).is_ok()
+        );
     }
 }

@@ -119,11 +119,7 @@ impl Kernel for MhaCached {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            grid: [
-                extents.tokens.max(1) as u32,
-                self.heads.div_ceil(WARPS),
-                1,
-            ],
+            grid: [extents.tokens.max(1) as u32, self.heads.div_ceil(WARPS), 1],
             threads: self.threads(),
             shared_bytes: 0,
         }

@@ -126,8 +126,9 @@ impl MhaOnline {
             return Tiling::simt(self.of.head);
         }
         let (m_tiles, keys, q_in_regs) = match self.of.head {
-            ..=64 => (2, 64, true),
-            65..=128 => (1, 64, true),
+            // The mask of a causal tile takes the registers of the second.
+            ..=64 if !self.of.causal => (2, 64, true),
+            ..=128 => (1, 64, true),
             _ => (1, 32, false),
         };
         let rows = 64 * m_tiles;

@@ -381,7 +381,10 @@ fn what_the_kernels_cannot_do_is_refused_in_words() {
     let good = online(2, 32, DType::F16);
     assert_eq!(good.check(), Ok(()));
     let changed = |of| MhaOnline { of, ..good.clone() };
-    let odd_head = changed(Attending { head: 20, ..good.of });
+    let odd_head = changed(Attending {
+        head: 20,
+        ..good.of
+    });
     assert_eq!(odd_head.check(), Err(AttentionError::HeadSize { head: 20 }));
     let no_scale = changed(Attending {
         scale: 0.0,

@@ -457,7 +457,8 @@ impl Kernel for AttentionContext {
                             .iter()
                             .enumerate()
                             .map(|(j, &p)| {
-                                let value = self.v.index(tokens, start + j, h / group, self.head) + c;
+                                let value =
+                                    self.v.index(tokens, start + j, h / group, self.head) + c;
                                 f64::from(p) * f64::from(v[value])
                             })
                             .sum();

@@ -217,11 +217,7 @@ impl MhaWgmma {
     }
 
     /// The tiles that support this attention on a card with these instructions; none if the kernel does not.
-    pub fn tiles(
-        of: &Attending,
-        dtype: DType,
-        instructions: Instructions,
-    ) -> &'static [MhaTile] {
+    pub fn tiles(of: &Attending, dtype: DType, instructions: Instructions) -> &'static [MhaTile] {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
         let serves = of.is_full() && [of.q, of.k, of.v].into_iter().all(whole);
         match instructions {
@@ -399,7 +395,9 @@ impl Kernel for MhaWgmma {
         } else {
             u64::MAX
         };
-        let bytes = self.tile.bytes(self.of.head, self.tile.stages(self.of.head));
+        let bytes = self
+            .tile
+            .bytes(self.of.head, self.tile.stages(self.of.head));
         // With no more CTAs than SMs, asking for half of the shared memory keeps two CTAs off one SM.
         let alone = !self.tile.persistent && blocks <= machine.sms.into();
         let shared = if alone {

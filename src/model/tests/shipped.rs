@@ -54,9 +54,8 @@ fn every_layer_is_expected_to_be_so_many_launches() {
         };
         let model = build(name, &config(), None);
         let expected = model.expectations.iter();
-        let layers = expected.filter(|e| {
-            e.scope.is_some() && e.what == "launches" && e.n == launches
-        });
+        let layers =
+            expected.filter(|e| e.scope.is_some() && e.what == "launches" && e.n == launches);
         assert_eq!(layers.count(), 2, "{name}");
     }
 }

@@ -255,10 +255,9 @@ impl Heads {
         self.each(batch, |h, start, n| {
             for i in start..start + n {
                 for c in 0..self.head {
-                    let terms =
-                        (0..n).map(|j| {
-                            p[at + j] * v[self.index(views[0], self.kv_head(h), start + j, c)]
-                        });
+                    let terms = (0..n).map(|j| {
+                        p[at + j] * v[self.index(views[0], self.kv_head(h), start + j, c)]
+                    });
                     out[self.index(views[1], h, i, c)] = terms.sum();
                 }
                 at += n;
@@ -301,7 +300,10 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         Op::RmsNorm { eps, .. } => rows(reads[0], reads[1].len(), |row| {
             let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
             let norm = (mean + f64::from(*eps)).sqrt();
-            row.iter().zip(reads[1]).map(|(v, w)| v / norm * w).collect()
+            row.iter()
+                .zip(reads[1])
+                .map(|(v, w)| v / norm * w)
+                .collect()
         }),
         Op::Rotary(rotation) => {
             let positions = batch.ids(Meta::Positions);

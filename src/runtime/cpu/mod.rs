@@ -233,7 +233,14 @@ impl CpuSession {
         let data = BatchData::of(program, batch);
         self.batch_data = self.batch_data.max(data.bytes());
         let cache = (cache.as_mut_ptr(), cache.len());
-        let run = Run::new(&model, self.workspace.chunks(), &plan, extents, &data, cache)?;
+        let run = Run::new(
+            &model,
+            self.workspace.chunks(),
+            &plan,
+            extents,
+            &data,
+            cache,
+        )?;
         for step in &program.steps {
             let began = Instant::now();
             if let Some(kernel) = run.step(step)? {

@@ -16,7 +16,11 @@ pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result
     let x = args.real("x", &[heads.elements])?;
     let slots = args.i32s("token_slots", tokens)?;
     let cache = args.out_pool()?;
-    let (n, head, stride) = (spec.heads as usize, spec.head as usize, spec.stride as usize);
+    let (n, head, stride) = (
+        spec.heads as usize,
+        spec.head as usize,
+        spec.stride as usize,
+    );
     let room = Room::of(cache.len(), n, head, stride);
     room.check(op, "token_slots", slots)?;
     for (token, &slot) in slots.iter().enumerate() {
@@ -88,8 +92,8 @@ fn keys_of<'a>(
             expected: expected.to_owned(),
         };
         let n_keys = usize::try_from(n).ok().filter(|&n| n >= sequence.len);
-        let n_keys = n_keys
-            .ok_or_else(|| wrong("key_lens", n, "at least the tokens of the sequence"))?;
+        let n_keys =
+            n_keys.ok_or_else(|| wrong("key_lens", n, "at least the tokens of the sequence"))?;
         let own = usize::try_from(start)
             .ok()
             .and_then(|start| slots.get(start..)?.get(..n_keys))

@@ -132,9 +132,7 @@ pub enum OpError {
         end: u64,
         stride: u64,
     },
-    #[error(
-        "{op}: `{param}[{index}]` is {found}; expected {expected}"
-    )]
+    #[error("{op}: `{param}[{index}]` is {found}; expected {expected}")]
     Slot {
         op: &'static str,
         param: &'static str,

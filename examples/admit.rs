@@ -1,0 +1,55 @@
+//! Admits prompts one after another while others are being written, and prints what comes of each.
+//!
+//!     cargo run --release --example admit -- CHECKPOINT_DIR "a prompt" "another one"
+
+use std::collections::HashMap;
+
+use gemmule::{
+    Engine,
+    engine::{AdmitError, Event, Folder, Request, TextEncoder, generation_config},
+};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let folder = args.next().ok_or("usage: admit CHECKPOINT_DIR PROMPT…")?;
+    let prompts: Vec<String> = args.collect();
+
+    let engine = Engine::from_checkpoint(&folder).generating().build()?;
+    let encoder = TextEncoder::for_prompts(Folder::open(folder.as_ref())?)?;
+    let options = generation_config(folder.as_ref())?;
+    let ids = encoder.prompts(&prompts)?;
+
+    // Room for two of the longest: others wait until one ends.
+    let longest = ids.iter().map(Vec::len).max().unwrap_or(1);
+    let room = engine.cache_bytes_needed(&[longest, longest], &options)?;
+    let mut generator = engine.generator(room)?;
+    let mut waiting = ids.into_iter().enumerate().peekable();
+    let mut written = HashMap::new();
+    while waiting.peek().is_some() || generator.is_busy() {
+        while let Some((index, prompt)) = waiting.peek().cloned() {
+            let options = options.clone();
+            match generator.admit(Request { prompt, options }) {
+                Ok(ticket) => written.insert(ticket, (index, Vec::new())),
+                Err(AdmitError::Full { .. }) => break,
+                Err(problem) => return Err(problem.into()),
+            };
+            waiting.next();
+        }
+        for event in generator.poll()? {
+            let Some((index, tokens)) = written.get_mut(&event.ticket()) else {
+                continue;
+            };
+            match event {
+                Event::Token { id, .. } => tokens.push(id),
+                Event::Found { .. } => {}
+                Event::Done { reason, .. } => {
+                    let text = encoder.decode(tokens)?;
+                    println!("{}{text}\n({reason:?})\n", prompts[*index]);
+                }
+                Event::Failed { problem, .. } => println!("{}: {problem}\n", prompts[*index]),
+            }
+        }
+    }
+    println!("{} steps", generator.steps());
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! Reads a line, writes on from all that was said, and prints tokens as they come.
+//!
+//!     cargo run --release --example chat -- CHECKPOINT_DIR
+
+use std::{
+    io::{self, BufRead, Write},
+    ops::ControlFlow,
+};
+
+use gemmule::{
+    Engine,
+    engine::{Event, Folder, TextEncoder, generation_config},
+};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = std::env::args()
+        .nth(1)
+        .ok_or("usage: chat CHECKPOINT_DIR")?;
+    let engine = Engine::from_checkpoint(&folder).generating().build()?;
+    let encoder = TextEncoder::for_prompts(Folder::open(folder.as_ref())?)?;
+    let options = generation_config(folder.as_ref())?;
+    let mut said = String::new();
+    for line in io::stdin().lock().lines() {
+        said.push_str(&line?);
+        said.push('\n');
+        let prompt = encoder.prompts(&[&said])?;
+        let (mut tokens, mut shown) = (Vec::new(), 0);
+        engine.generate(&prompt, &options, |_, event| {
+            if let Event::Token { id, .. } = event {
+                tokens.push(*id);
+                // Bytes of a character that is not whole yet are U+FFFD, and wait for the next token.
+                let text = encoder.decode(&tokens).unwrap_or_default();
+                let whole = text.trim_end_matches('\u{fffd}').len().max(shown);
+                print!("{}", text.get(shown..whole).unwrap_or_default());
+                shown = whole;
+                if io::stdout().flush().is_err() {
+                    return ControlFlow::Break(());
+                }
+            }
+            ControlFlow::Continue(())
+        })?;
+        println!();
+        said.push_str(&encoder.decode(&tokens)?);
+        said.push('\n');
+    }
+    Ok(())
+}

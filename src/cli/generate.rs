@@ -1,0 +1,353 @@
+use std::{
+    io::Write,
+    ops::ControlFlow,
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use miette::{Report, miette};
+use serde_json::json;
+
+use super::{Outcome, human, input::lines, model::Runnable, print, print_json, say};
+use crate::{
+    EngineError,
+    engine::{Event, Folder, Generate, Reason, TextEncoder, generation_config},
+    search::{Beams, EarlyStopping, Sampling},
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: Runnable,
+    /// A text to go on from (several times for several)
+    #[arg(
+        long = "prompt",
+        value_name = "TEXT",
+        required_unless_present = "prompts_file"
+    )]
+    prompts: Vec<String>,
+    /// A file with one text a line
+    #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
+    prompts_file: Option<PathBuf>,
+    /// New tokens at most; by default what generation_config.json says
+    #[arg(long, value_name = "N")]
+    max_new: Option<usize>,
+    /// Draw tokens instead of taking the most probable one; so does each of the four options that follow
+    #[arg(long)]
+    sample: bool,
+    /// Draw of the K most probable tokens; 0 for all
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw of the most probable tokens that have this probability together
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Draw of tokens that are this probable beside the most probable one
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
+    /// Divide logits by this: below 1 for the probable, above 1 for the surprising
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// Of the draws
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    seed: u64,
+    /// Search so many beams for the most probable text instead of taking token after token
+    #[arg(long, value_name = "N", conflicts_with_all = ["sample", "top_k", "top_p", "min_p", "temperature", "stream"])]
+    beams: Option<usize>,
+    /// Search beams in groups that keep apart
+    #[arg(long, value_name = "N", requires = "beams")]
+    groups: Option<usize>,
+    /// What a token costs for each beam of an earlier group that took it
+    #[arg(long, value_name = "X", requires = "groups")]
+    diversity: Option<f32>,
+    /// Scores are log-probabilities over lengths to this power
+    #[arg(long, value_name = "A", allow_hyphen_values = true)]
+    length_penalty: Option<f32>,
+    /// End a search when as many texts as beams have ended: yes, no (when the best beam is worse now) or never (when
+    /// none can become better)
+    #[arg(long, value_name = "yes|no|never", num_args = 0..=1, default_missing_value = "yes")]
+    early_stopping: Option<Early>,
+    /// Make tokens that are there already less probable, above 1
+    #[arg(long, value_name = "R")]
+    repetition_penalty: Option<f32>,
+    /// Let no sequence of N tokens come twice
+    #[arg(long, value_name = "N")]
+    no_repeat_ngram: Option<usize>,
+    /// End a text where this comes, and leave it out (several times for several)
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Print text as it comes; of one prompt
+    #[arg(long)]
+    stream: bool,
+    /// Print tokens, texts and reasons as JSON
+    #[arg(long, conflicts_with = "stream")]
+    json: bool,
+}
+
+impl Args {
+    /// What the folder asks for, changed by the arguments.
+    fn options(&self, folder: &Folder) -> Result<Generate, EngineError> {
+        let mut options = generation_config(folder.trunk())?;
+        let rules = &mut options.rules;
+        rules.max_new_tokens = self.max_new.unwrap_or(rules.max_new_tokens);
+        rules.repetition_penalty = self.repetition_penalty.unwrap_or(rules.repetition_penalty);
+        rules.no_repeat_ngram = self.no_repeat_ngram.unwrap_or(rules.no_repeat_ngram);
+        let reals = [self.top_p, self.min_p, self.temperature];
+        let draws = self.sample || self.top_k.is_some() || reals.iter().any(Option::is_some);
+        if draws || options.sampling.is_some() {
+            let asked = options.sampling.unwrap_or_default();
+            options.sampling = Some(Sampling {
+                temperature: self.temperature.unwrap_or(asked.temperature),
+                top_k: self.top_k.unwrap_or(asked.top_k),
+                top_p: self.top_p.unwrap_or(asked.top_p),
+                min_p: self.min_p.unwrap_or(asked.min_p),
+            });
+        }
+        let asked = options.beams;
+        if let Some(n) = self.beams.or(asked.map(|beams| beams.n))
+            && !draws
+        {
+            let asked = asked.unwrap_or(Beams::of(n));
+            options.sampling = None;
+            options.beams = Some(Beams {
+                n,
+                groups: self.groups.unwrap_or(asked.groups),
+                diversity: self.diversity.unwrap_or(asked.diversity),
+                length_penalty: self.length_penalty.unwrap_or(asked.length_penalty),
+                early_stopping: self.early_stopping.map_or(asked.early_stopping, Into::into),
+            });
+        }
+        options.seed = self.seed;
+        Ok(options)
+    }
+}
+
+/// As [`EarlyStopping`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Early {
+    Yes,
+    No,
+    Never,
+}
+
+impl From<Early> for EarlyStopping {
+    fn from(early: Early) -> Self {
+        match early {
+            Early::Yes => Self::Yes,
+            Early::No => Self::Heuristic,
+            Early::Never => Self::Never,
+        }
+    }
+}
+
+/// A text in the making.
+#[derive(Default)]
+struct Text {
+    tokens: Vec<u32>,
+    text: String,
+    /// Bytes that were shown.
+    shown: usize,
+    stopped: bool,
+}
+
+impl Text {
+    /// The text up to where a stop begins, if one is there.
+    fn cut(&mut self, stops: &[String]) -> bool {
+        let found = stops
+            .iter()
+            .filter_map(|stop| self.text.find(stop.as_str()));
+        if let Some(at) = found.min() {
+            self.text.truncate(at);
+            self.stopped = true;
+        }
+        self.stopped
+    }
+
+    /// What may be shown now: nothing that later tokens may change, and no beginning of a stop.
+    fn ready(&self, stops: &[String]) -> usize {
+        let whole = self.text.trim_end_matches('\u{fffd}').len();
+        let begun = |stop: &String| {
+            let ends = (1..stop.len()).rev().filter(|&n| stop.is_char_boundary(n));
+            let mut ends = ends.filter(|&n| self.text.ends_with(&stop[..n]));
+            ends.next().unwrap_or(0)
+        };
+        let held = stops.iter().map(begun).max().unwrap_or(0);
+        whole.min(self.text.len() - held).max(self.shown)
+    }
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    let prompts = match &args.prompts_file {
+        Some(file) => lines(file)?,
+        None => args.prompts.clone(),
+    };
+    if prompts.is_empty() {
+        return Err(miette!(
+            "there is no prompt; give --prompt, or a file with one a line"
+        ));
+    }
+    if args.stream && prompts.len() > 1 {
+        return Err(miette!(
+            "--stream shows one text as it comes, and there are {} prompts; leave one of them",
+            prompts.len()
+        ));
+    }
+    if args.stop.iter().any(String::is_empty) {
+        return Err(miette!(
+            "an empty --stop ends every text at once; expected at least one character"
+        ));
+    }
+    let folder = args.model.weights.as_deref().ok_or_else(|| {
+        miette!("prompts need the tokenizer.json of a checkpoint; give --weights")
+    })?;
+    let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
+    let options = args.options(encoder.folder())?;
+    let ids = encoder.prompts(&prompts)?;
+    let engine = Runnable::build(args.model.builder()?.generating())?;
+    let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
+    let cache = engine.cache_bytes_needed(&lens, &options)?;
+    let mut texts: Vec<Text> = prompts.iter().map(|_| Text::default()).collect();
+    let mut problem: Option<Report> = None;
+    let began = Instant::now();
+    let mut first = Duration::ZERO;
+    let written = engine.generate(&ids, &options, |index, event| {
+        let Event::Token { id, .. } = event else {
+            return ControlFlow::Continue(());
+        };
+        if first.is_zero() {
+            first = began.elapsed();
+        }
+        let text = &mut texts[index];
+        if text.stopped {
+            return ControlFlow::Continue(());
+        }
+        text.tokens.push(*id);
+        let shown = encoder
+            .decode(&text.tokens)
+            .map_err(Report::from)
+            .and_then(|now| {
+                text.text = now;
+                text.cut(&args.stop);
+                match args.stream {
+                    true => show(text, &args.stop),
+                    false => Ok(()),
+                }
+            });
+        if let Err(error) = shown {
+            problem = Some(error);
+            return ControlFlow::Break(());
+        }
+        match texts.iter().all(|text| text.stopped) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    })?;
+    let took = began.elapsed();
+    if let Some(problem) = problem {
+        return Err(problem);
+    }
+    let failed = written.iter().find_map(|w| w.problem.as_ref());
+    if let Some(problem) = failed {
+        return Err(miette!("{problem}"));
+    }
+    let reason = |index: usize| match (texts[index].stopped, written[index].reason) {
+        (true, _) => "stop",
+        (_, Some(Reason::End)) => "end",
+        (_, Some(Reason::Length)) => "length",
+        _ => "broken off",
+    };
+    if args.json {
+        let all: Vec<_> = (0..prompts.len())
+            .map(|i| {
+                json!({
+                    "prompt": prompts[i], "text": texts[i].text, "tokens": texts[i].tokens,
+                    "reason": reason(i),
+                })
+            })
+            .collect();
+        print_json(&json!({
+            "device": engine.device().to_string(),
+            "dtype": engine.program().dtype.name(),
+            "texts": all,
+            "seconds": {"first": first.as_secs_f64(), "all": took.as_secs_f64()},
+            "bytes": {"cache": cache},
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match args.stream {
+        true => show_rest(&texts[0])?,
+        false => {
+            for (i, (prompt, text)) in prompts.iter().zip(&texts).enumerate() {
+                let gap = if i > 0 { "\n" } else { "" };
+                print(&format!("{gap}{prompt}{}\n", text.text))?;
+            }
+        }
+    }
+    let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
+    let rest = took.saturating_sub(first).as_secs_f64();
+    let later = tokens.saturating_sub(prompts.len());
+    let rate = match later {
+        0 => String::new(),
+        n => format!(", then {:.1} tokens/s", n as f64 / rest.max(1e-9)),
+    };
+    say(&format!(
+        "{}, {}: {tokens} tokens, the first after {:.1} ms{rate}; KV cache {}; {}",
+        engine.device(),
+        engine.program().dtype,
+        first.as_secs_f64() * 1e3,
+        human(cache),
+        (0..prompts.len())
+            .map(reason)
+            .collect::<Vec<_>>()
+            .join(", "),
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints what has become certain of a text.
+fn show(text: &mut Text, stops: &[String]) -> Result<(), Report> {
+    let to = match text.stopped {
+        true => text.text.len().max(text.shown),
+        false => text.ready(stops),
+    };
+    if to > text.shown {
+        print(text.text.get(text.shown..to).unwrap_or_default())?;
+        let _ = std::io::stdout().flush();
+        text.shown = to;
+    }
+    Ok(())
+}
+
+fn show_rest(text: &Text) -> Result<(), Report> {
+    print(text.text.get(text.shown..).unwrap_or_default())?;
+    print("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(all: &str) -> Text {
+        Text {
+            text: all.to_owned(),
+            ..Text::default()
+        }
+    }
+
+    #[test]
+    fn a_stop_cuts_the_text_where_it_begins() {
+        let stops = ["\n\n".to_owned(), "END".to_owned()];
+        let mut cut = text("one END two\n\n");
+        assert!(cut.cut(&stops));
+        assert_eq!(cut.text, "one ");
+        assert!(!text("one EN").cut(&stops));
+    }
+
+    #[test]
+    fn what_may_become_a_stop_or_another_character_is_held_back() {
+        let stops = ["END".to_owned()];
+        assert_eq!(text("one EN").ready(&stops), 4);
+        assert_eq!(text("one ENt").ready(&stops), 7);
+        assert_eq!(text("é\u{fffd}").ready(&stops), 2);
+    }
+}
