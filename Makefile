@@ -15,7 +15,7 @@ export GEMMULE_NVRTC ?= $(abspath $(VENV))
 .PHONY: help setup demo test lint bench-load clean
 
 help:
-	@echo "make demo        run the folder of all-MiniLM-L6-v2 and compare a few sentences"
+	@echo "make demo        compare a few sentences by all-MiniLM-L6-v2, and let a small GPT-2 write"
 	@echo "make test        format, lints, docs, licences and sources of dependencies, all tests"
 	@echo "make bench-load  time the steps before the first run"
 
@@ -34,6 +34,9 @@ demo: $(STAMP)
 .PHONY: run-demo
 run-demo:
 	target/release/gemmule run --weights "$(CHECKPOINT)" --texts-file examples/sentences.txt --similarities
+	@echo
+	target/release/gemmule generate --weights tests/checkpoints/writer --prompt "One cold morning Ben walked to the f" --stream
+	target/release/gemmule generate --weights tests/checkpoints/writer --prompt "Lily was bored, so" --beams 4
 
 test: $(STAMP)
 	@$(MAKE) --no-print-directory run-test

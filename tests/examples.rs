@@ -87,3 +87,39 @@ fn an_architecture_of_ones_own_is_fused_and_runs() {
     // What was not asked for is not computed.
     assert!(!out.contains("encoded [8, 64]"), "{out}");
 }
+
+const WRITER: &str = "tests/checkpoints/writer";
+
+#[test]
+fn prompts_that_wait_for_room_are_written_like_the_others() {
+    let prompts = ["Anna went to the pond.", "Lily was bored, so", "One"];
+    let out = example("admit", &[&[WRITER], &prompts[..]].concat());
+    for prompt in prompts {
+        assert!(out.contains(prompt), "{out}");
+    }
+    assert_eq!(out.matches("(End)").count(), 3, "{out}");
+    assert!(out.contains("told her mother about the frog."), "{out}");
+}
+
+#[test]
+fn a_line_is_answered_as_it_comes() {
+    use std::io::Write;
+    let program = Path::new(env!("CARGO_BIN_EXE_gemmule"))
+        .with_file_name("examples")
+        .join("chat");
+    let mut chat = Command::new(program)
+        .arg(WRITER)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut lines = chat.stdin.take().expect("its input");
+    lines
+        .write_all(b"Mia went to the farm.\n")
+        .expect("it reads");
+    drop(lines);
+    let out = chat.wait_with_output().expect("it ends");
+    assert!(out.status.success());
+    let text = String::from_utf8(out.stdout).expect("text");
+    assert!(text.contains("Mia") && text.len() > 60, "{text}");
+}

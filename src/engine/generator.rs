@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 
 pub use config::generation_config;
 
+use rayon::prelude::*;
+
 use super::{Backend, Engine, EngineError};
 use crate::{
     kernels::cache::BLOCK,
@@ -540,20 +542,31 @@ impl Generator {
         self.steps += 1;
         let width = logits.len() / lens.len();
         let mut behind = logits.chunks_exact_mut(width);
-        let mut ended = Vec::new();
-        for &(at, n) in &taken {
-            let row = &mut self.rows[at];
-            let mut own: Vec<&mut [f32]> = behind.by_ref().take(row.lanes.len()).collect();
-            row.cached += n;
-            if row.open() > 0 {
+        let mut taken = taken.into_iter().peekable();
+        let mut work: Vec<(usize, &mut Row, Vec<&mut [f32]>)> = Vec::new();
+        for (at, row) in self.rows.iter_mut().enumerate() {
+            let Some((_, n)) = taken.next_if(|&(taken, _)| taken == at) else {
                 continue;
-            }
-            let ticket = row.ticket;
-            let advanced = match has_numbers(row, &own) {
-                Ok(()) if row.search.is_some() => search_on(row, &mut own),
-                Ok(()) => write_on(row, own[0]),
-                Err(problem) => Err(problem),
             };
+            let own: Vec<&mut [f32]> = behind.by_ref().take(row.lanes.len()).collect();
+            row.cached += n;
+            if row.open() == 0 {
+                work.push((at, row, own));
+            }
+        }
+        let advanced: Vec<(usize, Ticket, Advanced)> = work
+            .into_par_iter()
+            .map(|(at, row, mut own)| {
+                let advanced = match has_numbers(row, &own) {
+                    Ok(()) if row.search.is_some() => search_on(row, &mut own),
+                    Ok(()) => write_on(row, own[0]),
+                    Err(problem) => Err(problem),
+                };
+                (at, row.ticket, advanced)
+            })
+            .collect();
+        let mut ended = Vec::new();
+        for (at, ticket, advanced) in advanced {
             match advanced {
                 Ok((events, is_done)) => {
                     self.events.extend(events);

@@ -1,3 +1,5 @@
+use super::candidates::largest;
+
 /// How a token is drawn of its logits. Each field narrows what the one before left, as in transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
@@ -54,19 +56,17 @@ impl Sampling {
     /// The tokens that may be drawn, by id, with their probabilities, which add up to 1. The vocabulary is not sorted: the
     /// k-th largest and the nucleus are found by selection.
     pub fn distribution(&self, logits: &[f32]) -> Vec<(u32, f64)> {
-        let scaled = logits.iter().map(|&x| x / self.temperature);
-        let mut left: Vec<(u32, f32)> = (0u32..)
-            .zip(scaled)
-            .filter(|(_, x)| *x > f32::NEG_INFINITY)
+        let least = match self.top_k {
+            0 => None,
+            k => largest(logits, k).last().map(|&(_, x)| x),
+        };
+        // Those that equal the k-th largest stay.
+        let least = least.unwrap_or(f32::NEG_INFINITY);
+        let left: Vec<(u32, f32)> = (0u32..)
+            .zip(logits)
+            .filter(|&(_, &x)| x >= least && x > f32::NEG_INFINITY)
+            .map(|(id, &x)| (id, x / self.temperature))
             .collect();
-        if (1..left.len()).contains(&self.top_k) {
-            let mut by_size = left.clone();
-            let kth = self.top_k - 1;
-            let (_, &mut (_, least), _) =
-                by_size.select_nth_unstable_by(kth, |a, b| b.1.total_cmp(&a.1));
-            // Equal ones stay.
-            left.retain(|&(_, x)| x >= least);
-        }
         let top = left
             .iter()
             .map(|&(_, x)| x)
