@@ -353,7 +353,7 @@ fn requests_come_and_go_on(device: DeviceChoice) {
         .enumerate()
         .map(|(i, prompt)| {
             let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
-            let written = engine.generate(&[prompt.clone()], &options(i), go_on);
+            let written = engine.generate(std::slice::from_ref(prompt), &options(i), go_on);
             written.expect("it writes")[0].tokens.clone()
         })
         .collect();

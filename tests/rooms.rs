@@ -164,7 +164,6 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"llama\"",
                 "\"mistral\"",
                 "\"qwen3\"",
-                "\"gpt2\"",
             ] {
                 assert!(
                     !(branches && code.contains(family)),

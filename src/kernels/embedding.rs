@@ -269,17 +269,17 @@ pub fn representative() -> Vec<KernelSpec> {
     let position = table(Meta::Positions, 0, 128);
     let late_position = table(Meta::Positions, 2, 130);
     let sums = [
-        vec![token.clone()],
-        vec![token.clone(), position.clone()],
-        vec![token.clone(), late_position.clone(), kind.clone()],
-        vec![token.clone(), kind, position.clone(), token.clone()],
+        vec![token],
+        vec![token, position],
+        vec![token, late_position, kind],
+        vec![token, kind, position, token],
     ];
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096] {
             for table in [&token, &late_position] {
                 kernels.push(KernelSpec::from(Embedding {
-                    table: table.clone(),
+                    table: *table,
                     width,
                     dtype,
                 }));

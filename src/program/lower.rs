@@ -172,11 +172,9 @@ impl<'a> Lowering<'a> {
             ));
         };
         let wrong = |problem: String| unsupported(self.graph, id, &node.op, problem);
-        let consumers = self.graph.consumers(id).into_iter();
-        if let Some(other) = consumers
-            .filter(|&c| !matches!(self.graph.op(c), Op::Attention(_)))
-            .next()
-        {
+        let mut consumers = self.graph.consumers(id).into_iter();
+        let other = consumers.find(|&c| !matches!(self.graph.op(c), Op::Attention(_)));
+        if let Some(other) = other {
             let other = self.graph.node(other);
             return Err(wrong(format!(
                 "it is read by `{}` ({}), and only fused attention reads a cache; `gemmule explain` says why this was not fused",

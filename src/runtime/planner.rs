@@ -31,7 +31,10 @@ pub enum PlannerError {
         in_words(batch),
         in_words(maximum)
     )]
-    BeyondMaximum { batch: Extents, maximum: Extents },
+    BeyondMaximum {
+        batch: Box<Extents>,
+        maximum: Box<Extents>,
+    },
 }
 
 fn in_words(e: &Extents) -> String {
@@ -101,8 +104,8 @@ impl AllocatorChoice {
                     || batch.pairs > m.pairs =>
             {
                 Err(PlannerError::BeyondMaximum {
-                    batch: *batch,
-                    maximum: *m,
+                    batch: Box::new(*batch),
+                    maximum: Box::new(*m),
                 })
             }
             _ => Ok(()),

@@ -14,6 +14,13 @@ fn config() -> Value {
     })
 }
 
+/// Descriptions of models that write: their prefix of weight names, and the launches of a layer.
+const WRITERS: [(&str, &str, usize); 3] = [
+    ("gpt2", "transformer.", 9),
+    ("llama", "model.", 14),
+    ("qwen3", "model.", 16),
+];
+
 fn build(name: &str, config: &Value, outputs: Option<&[&str]>) -> Model {
     let description = Description::shipped(name).expect("it is shipped");
     let description = description
@@ -34,11 +41,8 @@ fn shipped_models_are_these_graphs() {
         let model = build(name, &config(), Some(&all.output_names()));
         insta::assert_snapshot!(*name, model.graph.text());
         assert_eq!(model.name, *name);
-        let prefix = match *name {
-            "gpt2" => "transformer.".to_owned(),
-            "llama" | "qwen3" => "model.".to_owned(),
-            family => format!("{family}."),
-        };
+        let written = WRITERS.iter().find(|(writer, ..)| writer == name);
+        let prefix = written.map_or(format!("{name}."), |&(_, prefix, _)| prefix.to_owned());
         assert_eq!(model.weight_names.prefixes, ["".to_owned(), prefix]);
     }
 }
@@ -46,12 +50,8 @@ fn shipped_models_are_these_graphs() {
 #[test]
 fn every_layer_is_expected_to_be_so_many_launches() {
     for name in Description::shipped_names() {
-        let launches = match *name {
-            "gpt2" => 9,
-            "llama" => 14,
-            "qwen3" => 16,
-            _ => 7,
-        };
+        let written = WRITERS.iter().find(|(writer, ..)| writer == name);
+        let launches = written.map_or(7, |&(_, _, launches)| launches);
         let model = build(name, &config(), None);
         let expected = model.expectations.iter();
         let layers =
