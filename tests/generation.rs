@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use gemmule::{
-    Batch, DType, DeviceChoice, Engine,
+    AttentionChoice, Batch, DType, DeviceChoice, Engine,
     engine::{AdmitError, Event, Generate, Generator, Reason, Request, Ticket},
     runtime::weights::RandomWeights,
     search::{Beams, EarlyStopping, Rules, Sampling},
@@ -493,4 +493,23 @@ fn a_step_without_a_token_that_may_come_ends_its_sequence_and_no_other() {
         if *ticket == bad && problem == "the rules allow no token for new token 0"));
     assert!(matches!(events[1], Event::Token { ticket, .. } if ticket == good));
     assert_eq!(drain(&mut generator)[&good].1, Some(Reason::Length));
+}
+
+#[test]
+fn an_engine_that_writes_has_no_sessions_and_one_kernel_of_attention() {
+    let (name, description) = MODELS[0];
+    let refused = engine(name, description).session().err().expect("an error");
+    insta::assert_snapshot!(refused, @"the engine was built to write, and a session computes whole sequences; make a generator of it, or build it without `Builder::generating`");
+    let asked = Engine::builder(description)
+        .config(file(&format!("{name}.json")))
+        .random_weights(WEIGHTS)
+        .device(DeviceChoice::Cpu)
+        .attention(AttentionChoice::Online)
+        .generating();
+    let refused = asked.build().err().expect("an error").to_string();
+    assert!(
+        refused
+            .contains("online attention was asked for, and attention to a KV cache has one kernel"),
+        "{refused}"
+    );
 }

@@ -185,6 +185,8 @@ fn what_cannot_be_written_is_refused_in_words() {
     assert!(two.contains("--stream shows one text as it comes"), "{two}");
     let stop = refused(&["generate", "--prompt", "One", "--stop", ""]);
     assert!(stop.contains("an empty --stop"), "{stop}");
+    let output = refused(&["generate", "--prompt", "One", "--output", "token_logits"]);
+    assert!(output.contains("leave `token_logits` out"), "{output}");
     let unknown = refused(&["generate", "--prompt", "One?"]);
     assert!(unknown.contains("text 0"), "{unknown}");
     let score = refused(&["score", "--text", ""]);

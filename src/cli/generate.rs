@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{Outcome, human, input::lines, model::Runnable, print, print_json, say};
 use crate::{
     EngineError,
-    engine::{Event, Folder, Generate, Reason, TextEncoder, generation_config},
+    engine::{Event, Folder, Generate, Reason, TextEncoder, Written, generation_config},
     search::{Beams, EarlyStopping, Sampling},
 };
 
@@ -203,7 +203,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
     let options = args.options(encoder.folder())?;
     let ids = encoder.prompts(&prompts)?;
-    let engine = Runnable::build(args.model.builder()?.generating())?;
+    let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
     let cache = engine.cache_bytes_needed(&lens, &options)?;
     let mut texts: Vec<Text> = prompts.iter().map(|_| Text::default()).collect();
@@ -246,14 +246,11 @@ pub(super) fn run(args: Args) -> Outcome {
     if let Some(problem) = problem {
         return Err(problem);
     }
-    let failed = written.iter().find_map(|w| w.problem.as_ref());
-    if let Some(problem) = failed {
-        return Err(miette!("{problem}"));
-    }
     let reason = |index: usize| match (texts[index].stopped, written[index].reason) {
         (true, _) => "stop",
         (_, Some(Reason::End)) => "end",
         (_, Some(Reason::Length)) => "length",
+        _ if written[index].problem.is_some() => "failed",
         _ => "broken off",
     };
     if args.json {
@@ -261,7 +258,7 @@ pub(super) fn run(args: Args) -> Outcome {
             .map(|i| {
                 json!({
                     "prompt": prompts[i], "text": texts[i].text, "tokens": texts[i].tokens,
-                    "reason": reason(i),
+                    "reason": reason(i), "score": written[i].score, "problem": written[i].problem,
                 })
             })
             .collect();
@@ -272,7 +269,7 @@ pub(super) fn run(args: Args) -> Outcome {
             "seconds": {"first": first.as_secs_f64(), "all": took.as_secs_f64()},
             "bytes": {"cache": cache},
         }))?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(failures(&written));
     }
     match args.stream {
         true => show_rest(&texts[0])?,
@@ -301,7 +298,21 @@ pub(super) fn run(args: Args) -> Outcome {
             .collect::<Vec<_>>()
             .join(", "),
     ));
-    Ok(ExitCode::SUCCESS)
+    Ok(failures(&written))
+}
+
+/// Says which prompts failed; the others' texts are there.
+fn failures(written: &[Written]) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for (index, written) in written.iter().enumerate() {
+        if let Some(problem) = &written.problem {
+            say(&format!(
+                "prompt {index}, counted from 0, failed: {problem}"
+            ));
+            code = ExitCode::FAILURE;
+        }
+    }
+    code
 }
 
 /// Prints what has become certain of a text.

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use miette::Report;
+use miette::{Report, miette};
 use serde_json::Value;
 
 use crate::{
@@ -357,6 +357,17 @@ impl Runnable {
             (Some(file), _) => config(file),
             (None, Some(folder)) => config(&folder.join("config.json")),
             (None, None) => Err(EngineError::NoConfig),
+        }
+    }
+
+    /// As [`builder`](Self::builder), for a command that knows which outputs it needs.
+    pub(super) fn builder_of_own_outputs(&self) -> Result<Builder, Report> {
+        match self.choices.outputs() {
+            None => self.builder(),
+            Some(asked) => Err(miette!(
+                "this command computes the outputs that it needs; leave `{}` out",
+                asked.join(", ")
+            )),
         }
     }
 

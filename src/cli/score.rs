@@ -47,7 +47,11 @@ pub(super) fn run(args: Args) -> Outcome {
             "text {text}, counted from 0, has no token; expected at least one"
         ));
     }
-    let engine = Runnable::build(args.model.builder()?.outputs([LOG_PROBABILITY]))?;
+    let engine = Runnable::build(
+        args.model
+            .builder_of_own_outputs()?
+            .outputs([LOG_PROBABILITY]),
+    )?;
     let mut session = engine.session()?;
     let mut scores: Vec<Vec<f32>> = Vec::with_capacity(ids.len());
     let mut rest = ids.as_slice();

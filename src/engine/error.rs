@@ -168,6 +168,10 @@ pub enum EngineError {
         "the engine was built to compute outputs, not to write; build it with `Builder::generating`"
     )]
     NotGenerating,
+    #[error(
+        "the engine was built to write, and a session computes whole sequences; make a generator of it, or build it without `Builder::generating`"
+    )]
+    Generating,
     #[error("prompt {index}, counted from 0, cannot run")]
     Prompt {
         index: usize,

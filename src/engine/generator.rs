@@ -5,9 +5,11 @@
 //! lie in blocks of a pool, which are reserved when a request is admitted, so that nothing that runs is ever out of memory.
 
 mod config;
+mod row;
 use std::collections::VecDeque;
 
 pub use config::generation_config;
+use row::{Advanced, Room, Row};
 
 use rayon::prelude::*;
 
@@ -22,7 +24,7 @@ use crate::{
         cpu::{CpuCache, CpuSession},
         cuda::{CudaCache, CudaSession},
     },
-    search::{BeamSearch, Beams, Hypothesis, Philox, Rules, Sampling, greedy, log_probability},
+    search::{Beams, Hypothesis, Rules, Sampling},
 };
 
 /// The output that a generator reads.
@@ -127,87 +129,6 @@ pub enum AdmitError {
     NeverFits { needed_bytes: u64, bytes: u64 },
 }
 
-/// A request that runs.
-struct Row {
-    ticket: Ticket,
-    n_prompt: usize,
-    /// One, or a beam each; all of one length. Until the prompt is in the cache there is one.
-    lanes: Vec<Lane>,
-    /// Tokens whose keys and values are in the cache, of each lane.
-    cached: usize,
-    blocks: Vec<u32>,
-    search: Option<BeamSearch>,
-    options: Generate,
-}
-
-/// A sequence in the making. Beams share the slots of what they have in common; each writes new positions into slots of its own.
-#[derive(Clone)]
-struct Lane {
-    tokens: Vec<u32>,
-    /// By position.
-    slots: Vec<u32>,
-}
-
-/// The blocks that a request reserves. The last token is never in the cache: nothing comes behind it.
-#[derive(Clone, Copy)]
-struct Room {
-    /// Of the prompt, and of all that a single lane writes.
-    shared: u32,
-    /// Of each beam's new positions.
-    of_beam: u32,
-    beams: u32,
-}
-
-impl Room {
-    fn of(prompt: usize, new: usize, beams: Option<Beams>) -> Self {
-        let blocks = |positions: usize| {
-            u32::try_from(positions.div_ceil(BLOCK as usize)).unwrap_or(u32::MAX)
-        };
-        match beams {
-            None => Self {
-                shared: blocks(prompt.saturating_add(new) - 1),
-                of_beam: 0,
-                beams: 0,
-            },
-            Some(beams) => Self {
-                shared: blocks(prompt),
-                of_beam: blocks(new - 1),
-                beams: u32::try_from(beams.n).unwrap_or(u32::MAX),
-            },
-        }
-    }
-
-    fn blocks(self) -> u32 {
-        let own = self.of_beam.saturating_mul(self.beams);
-        self.shared.saturating_add(own)
-    }
-}
-
-impl Row {
-    /// The slot that a lane writes a position into.
-    fn own_slot(&self, lane: usize, position: usize) -> u32 {
-        let size = BLOCK as usize;
-        let (first, position) = match self.options.beams {
-            Some(beams) if position >= self.n_prompt => {
-                let room = Room::of(
-                    self.n_prompt,
-                    self.options.rules.max_new_tokens,
-                    Some(beams),
-                );
-                let first = room.shared as usize + lane * room.of_beam as usize;
-                (first, position - self.n_prompt)
-            }
-            _ => (0, position),
-        };
-        self.blocks[first + position / size] * BLOCK + (position % size) as u32
-    }
-
-    /// Tokens of each lane that are not in the cache yet.
-    fn open(&self) -> usize {
-        self.lanes[0].tokens.len() - self.cached
-    }
-}
-
 /// Writes several sequences at once. Those of one engine run beside each other.
 pub struct Generator {
     executor: Executor,
@@ -309,6 +230,9 @@ impl Engine {
         options: &Generate,
         mut on_event: impl FnMut(usize, &Event) -> std::ops::ControlFlow<()>,
     ) -> Result<Vec<Written>, EngineError> {
+        if prompts.is_empty() {
+            return Ok(Vec::new());
+        }
         let lens: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let mut generator = self.generator(self.cache_bytes_needed(&lens, options)?)?;
         let mut written = Vec::new();
@@ -405,20 +329,7 @@ impl Generator {
         })?;
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        let mut row = Row {
-            ticket,
-            n_prompt: prompt.len(),
-            lanes: Vec::new(),
-            cached: 0,
-            blocks,
-            search: options.beams.map(BeamSearch::new),
-            options,
-        };
-        row.lanes.push(Lane {
-            slots: (0..prompt.len()).map(|p| row.own_slot(0, p)).collect(),
-            tokens: prompt,
-        });
-        self.rows.push(row);
+        self.rows.push(Row::new(ticket, prompt, blocks, options));
         Ok(ticket)
     }
 
@@ -557,11 +468,7 @@ impl Generator {
         let advanced: Vec<(usize, Ticket, Advanced)> = work
             .into_par_iter()
             .map(|(at, row, mut own)| {
-                let advanced = match has_numbers(row, &own) {
-                    Ok(()) if row.search.is_some() => search_on(row, &mut own),
-                    Ok(()) => write_on(row, own[0]),
-                    Err(problem) => Err(problem),
-                };
+                let advanced = row.advance(&mut own);
                 (at, row.ticket, advanced)
             })
             .collect();
@@ -586,121 +493,4 @@ impl Generator {
         }
         Ok(())
     }
-}
-
-/// Whether all logits behind a row are numbers.
-fn has_numbers(row: &Row, logits: &[&mut [f32]]) -> Result<(), String> {
-    let n_new = row.lanes[0].tokens.len() - row.n_prompt;
-    let nan = logits
-        .iter()
-        .find_map(|x| x.iter().position(|x| x.is_nan()));
-    match nan {
-        None => Ok(()),
-        Some(at) => Err(format!(
-            "the logit of token {at} for new token {n_new} is NaN; the weights are damaged, or overflow the storage type: try bf16 or f32"
-        )),
-    }
-}
-
-/// What a step gives of a row, and whether it is its last.
-type Advanced = Result<(Vec<Event>, bool), String>;
-
-/// Adds the token behind a single sequence.
-fn write_on(row: &mut Row, logits: &mut [f32]) -> Advanced {
-    let options = &row.options;
-    let tokens = &row.lanes[0].tokens;
-    let plain = options.log_probabilities.then(|| logits.to_vec());
-    options.rules.apply(logits, tokens, row.n_prompt);
-    if logits.iter().all(|&x| x == f32::NEG_INFINITY) {
-        let n_new = tokens.len() - row.n_prompt;
-        return Err(format!("the rules allow no token for new token {n_new}"));
-    }
-    let id = match &options.sampling {
-        None => greedy(logits),
-        Some(sampling) => {
-            let position = tokens.len() as u64;
-            sampling.choose(logits, Philox::new(options.seed).uniform(position, 0))
-        }
-    };
-    let ticket = row.ticket;
-    let mut events = vec![Event::Token {
-        ticket,
-        id,
-        log_probability: plain.map(|plain| log_probability(&plain, id)),
-    }];
-    let slot = (tokens.len() + 1 < row.n_prompt + options.rules.max_new_tokens)
-        .then(|| row.own_slot(0, tokens.len()));
-    let ends = options.rules.ends(id);
-    let lane = &mut row.lanes[0];
-    lane.tokens.push(id);
-    lane.slots.extend(slot);
-    let n_new = lane.tokens.len() - row.n_prompt;
-    let reason = match ends {
-        true => Some(Reason::End),
-        false => (n_new == row.options.rules.max_new_tokens).then_some(Reason::Length),
-    };
-    events.extend(reason.map(|reason| Event::Done { ticket, reason }));
-    Ok((events, reason.is_some()))
-}
-
-/// Lets beams go on, or ends them.
-fn search_on(row: &mut Row, logits: &mut [&mut [f32]]) -> Advanced {
-    let (beams, Some(mut search)) = (row.options.beams.map_or(1, |b| b.n), row.search.take())
-    else {
-        return Err("there are no beams to search".to_owned());
-    };
-    let rules = row.options.rules.clone();
-    // Behind the prompt all beams are the one that there is.
-    let mut copies: Vec<Vec<f32>> = Vec::new();
-    let mut all: Vec<&mut [f32]> = match row.lanes.len() < beams {
-        true => {
-            copies.resize(beams, logits[0].to_vec());
-            copies.iter_mut().map(Vec::as_mut_slice).collect()
-        }
-        false => logits.iter_mut().map(|x| &mut **x).collect(),
-    };
-    let n_prompt = row.n_prompt;
-    let prompt = row.lanes[0].tokens[..n_prompt].to_vec();
-    let apply = |logits: &mut [f32], new: &[u32]| {
-        let tokens: Vec<u32> = prompt.iter().chain(new).copied().collect();
-        rules.apply(logits, &tokens, n_prompt);
-    };
-    let most = rules.max_new_tokens;
-    let steps = search.step(&mut all, &apply, &rules.end, most);
-    let Some(steps) = steps else {
-        return Ok((found(row, &search), true));
-    };
-    let position = row.lanes[0].tokens.len();
-    let before = std::mem::take(&mut row.lanes);
-    for (lane, step) in steps.iter().enumerate() {
-        let parent = before.get(step.parent).unwrap_or(&before[0]);
-        let mut lane_of = parent.clone();
-        lane_of.tokens.push(step.token);
-        lane_of.slots.push(row.own_slot(lane, position));
-        row.lanes.push(lane_of);
-    }
-    row.search = Some(search);
-    Ok((Vec::new(), false))
-}
-
-/// The events of a search that is done.
-fn found(row: &Row, search: &BeamSearch) -> Vec<Event> {
-    let ticket = row.ticket;
-    let hypotheses = search.hypotheses();
-    let best = hypotheses.first().map(|h| h.tokens.clone());
-    let best = best.unwrap_or_default();
-    let reason = match best.last() {
-        Some(&id) if row.options.rules.ends(id) => Reason::End,
-        _ => Reason::Length,
-    };
-    let tokens = best.into_iter().map(|id| Event::Token {
-        ticket,
-        id,
-        log_probability: None,
-    });
-    [Event::Found { ticket, hypotheses }]
-        .into_iter()
-        .chain(tokens)
-        .chain([Event::Done { ticket, reason }])
-        .collect()
 }

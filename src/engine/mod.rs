@@ -287,6 +287,9 @@ impl Engine {
         allocator: &AllocatorChoice,
         graphs: GraphChoice,
     ) -> Result<Session, EngineError> {
+        if !self.program().caches.is_empty() {
+            return Err(EngineError::Generating);
+        }
         Ok(Session {
             limits: self.limits,
             padding: self.padding,

@@ -1,5 +1,6 @@
 //! A checked description and config.json to a [`Graph`].
 
+mod operator;
 mod unroll;
 
 use std::{
@@ -14,14 +15,14 @@ use super::{
     expect::Expectation,
     modules::{EMBEDDING, Module, states},
     need::needed,
-    syntax::{Ast, Count, INPUTS, Operator, Pattern},
+    syntax::{Ast, Count, INPUTS, Pattern},
 };
 use unroll::reads_tokens;
 
 use crate::{
     graph::{Graph, GraphError, NodeId, Op, WeightExpr, WeightNames},
-    kernels::{Meta, attention::HeadView, gemm::Epilogue, rotary::Rotation},
-    tensor::{Shape, Size, Symbol},
+    kernels::Meta,
+    tensor::Shape,
 };
 
 /// More elements than any tensor of a checkpoint; below it, counts of bytes cannot overflow.
@@ -131,184 +132,6 @@ impl<'a> Builder<'a> {
                 };
                 self.file.error(problem, &name.span, "not defined")
             })
-    }
-
-    fn operator(&mut self, name: &At<String>, op: &At<Operator>) -> Result<NodeId, ModelError> {
-        let full = format!("{}{}", self.prefix, name.value);
-        let place = &name.span;
-        let values = self.values;
-        let (op, operands) = match &op.value {
-            Operator::Embedding {
-                ids,
-                table,
-                rows,
-                width,
-                offset,
-                skips,
-            } => {
-                let n = values.size(rows)?;
-                let by = offset.as_ref().map_or(Ok(0), |o| values.offset(o))?;
-                self.ids_below(ids.value, n, by, &offset.as_ref().unwrap_or(rows).span)?;
-                if let Some(id) = skips {
-                    self.skipped = Some(values.offset(id)?);
-                }
-                let dims = [n.into(), values.size(width)?.into()];
-                let operands = [self.input(ids, place)?, self.weight(table, &dims)?];
-                (Op::Embedding { offset: by }, operands.to_vec())
-            }
-            Operator::Linear {
-                x,
-                weight,
-                bias,
-                out,
-                in_out,
-            } => {
-                let (x, out) = (self.value(x)?, values.size(out)?.into());
-                let dims = [out, self.width(&full, "linear", x, place)?];
-                let weight = match in_out {
-                    true => self.transposed(weight, dims)?,
-                    false => self.weight(weight, &dims)?,
-                };
-                let epilogue = Epilogue::default();
-                let Some(bias) = bias else {
-                    return self.add(full, Op::Linear { epilogue }, &[x, weight], place);
-                };
-                let product = format!("{full}.product");
-                let product = self.add(product, Op::Linear { epilogue }, &[x, weight], place)?;
-                (Op::AddBias, vec![product, self.weight(bias, &[out])?])
-            }
-            Operator::AddBias { x, bias } => {
-                let x = self.value(x)?;
-                let width = self.width(&full, "add_bias", x, place)?;
-                (Op::AddBias, vec![x, self.weight(bias, &[width])?])
-            }
-            Operator::Add { a, b } => (Op::Add, vec![self.value(a)?, self.value(b)?]),
-            Operator::Multiply { a, b } => (Op::Multiply, vec![self.value(a)?, self.value(b)?]),
-            Operator::Scale { x, by } => {
-                let by = values.real(by)?;
-                (Op::Scale { by }, vec![self.value(x)?])
-            }
-            Operator::Activate { x, kind } => (Op::Activate(*kind), vec![self.value(x)?]),
-            Operator::NamedActivation { x, kind } => {
-                let found = values.activation(&kind.value)?.ok_or_else(|| {
-                    let (what, name) = ("activation", kind.value.clone());
-                    let problem = Problem::Undefined { what, name };
-                    self.file.error(problem, &kind.span, "not defined")
-                })?;
-                (Op::Activate(found), vec![self.value(x)?])
-            }
-            Operator::LayerNorm {
-                x,
-                weight,
-                bias,
-                eps,
-            } => {
-                let x = self.value(x)?;
-                let dims = [self.width(&full, "layer_norm", x, place)?];
-                let operands = vec![x, self.weight(weight, &dims)?, self.weight(bias, &dims)?];
-                let eps = values.eps(eps)?;
-                (Op::LayerNorm { eps }, operands)
-            }
-            Operator::RmsNorm {
-                x,
-                weight,
-                eps,
-                heads,
-            } => {
-                let x = self.value(x)?;
-                let width = self.width(&full, "rms_norm", x, place)?;
-                let heads = heads.as_ref().map_or(Ok(1), |heads| values.size(heads))?;
-                // Inference refuses what does not divide.
-                let part = [width / u64::from(heads.max(1))];
-                let operands = vec![x, self.weight(weight, &part)?];
-                let eps = values.eps(eps)?;
-                (Op::RmsNorm { eps, heads }, operands)
-            }
-            Operator::Rotary {
-                x,
-                heads,
-                width,
-                theta,
-                scaling,
-            } => {
-                let heads = values.size(heads)?;
-                let (frequencies, factor) = values.rotary(width, theta, scaling)?;
-                let rotation = Rotation {
-                    heads,
-                    frequencies,
-                    factor,
-                };
-                (Op::Rotary(rotation), vec![self.value(x)?])
-            }
-            Operator::Cache { x, heads, name } => {
-                let (x, heads) = (self.value(x)?, values.size(heads)?);
-                let width = self.width(&full, "cache", x, place)?;
-                let mut names = values.names_of(name)?.into_iter();
-                let (name, rest) = (names.next().unwrap_or_default(), names.next());
-                if rest.is_some() || !self.caches.insert(name.clone()) {
-                    let problem = Problem::DefinedTwice {
-                        what: "name of a cache",
-                        name: name.clone(),
-                    };
-                    let error = self.file.error(problem, place, "again here");
-                    return Err(error.help(
-                        "each `cache` has one name of its own; an index such as `{i}` may be missing in it",
-                    ));
-                }
-                // Inference refuses what does not divide.
-                let head = (width / u64::from(heads.max(1))) as u32;
-                let op = Op::Cache {
-                    name,
-                    from: 0,
-                    heads,
-                    head,
-                };
-                (op, vec![x])
-            }
-            Operator::SplitHeads { x, heads } => {
-                let heads = values.size(heads)?;
-                (Op::SplitHeads { heads }, vec![self.value(x)?])
-            }
-            Operator::MergeHeads { x } => (Op::MergeHeads, vec![self.value(x)?]),
-            Operator::Matmul { a, b, transpose_b } => {
-                let operands = vec![self.value(a)?, self.value(b)?];
-                let op = self
-                    .matmul(&operands, *transpose_b)
-                    .ok_or_else(|| self.no_product(&full, &operands, *transpose_b, place))?;
-                (op, operands)
-            }
-            Operator::Softmax { x, causal } => {
-                let (scale, causal) = (1.0, *causal);
-                (Op::Softmax { scale, causal }, vec![self.value(x)?])
-            }
-            Operator::Columns { x, from, width } => {
-                let (start, width) = (values.offset(from)?, values.size(width)?);
-                (Op::SliceColumns { start, width }, vec![self.value(x)?])
-            }
-            Operator::FirstToken { x } => (Op::FirstToken, vec![self.value(x)?]),
-            Operator::MeanPool { x } => (Op::MeanPool, vec![self.value(x)?]),
-            Operator::MaxPool { x } => (Op::MaxPool, vec![self.value(x)?]),
-            Operator::LastToken { x } => (Op::LastToken, vec![self.value(x)?]),
-            Operator::LogProbability { x } => {
-                let x = self.value(x)?;
-                // Ids pick columns of the logits.
-                let width = self.width(&full, "log_probability", x, place)?;
-                let ids = u32::try_from(width).unwrap_or(u32::MAX);
-                self.ids_below(Meta::TokenIds, ids, 0, place)?;
-                (Op::LogProbability, vec![x])
-            }
-            Operator::Concat { of } => {
-                let operands = of.iter().map(|x| self.value(x));
-                let operands: Vec<NodeId> = operands.collect::<Result<_, _>>()?;
-                let parts = operands.len() as u32;
-                (Op::Concat { parts }, operands)
-            }
-            Operator::L2Normalize { x, eps } => {
-                let eps = values.eps(eps)?;
-                (Op::L2Normalize { eps }, vec![self.value(x)?])
-            }
-        };
-        self.add(full, op, &operands, place)
     }
 
     pub(super) fn add(
@@ -469,68 +292,6 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Products of attention: `q · kᵀ`, and probabilities times `v`.
-    fn matmul(&self, operands: &[NodeId], transpose_b: bool) -> Option<Op> {
-        let &[a, b] = operands else { return None };
-        let (a, b) = (self.graph.shape(a), self.graph.shape(b));
-        let (kv_heads, head) = headed(b)?;
-        let groups = |heads: u32| kv_heads > 0 && heads.is_multiple_of(kv_heads);
-        let view = HeadView::HeadMajor;
-        if transpose_b {
-            let (heads, width) = headed(a)?;
-            return (width == head && groups(heads)).then_some(Op::Scores {
-                heads,
-                kv_heads,
-                head,
-                q: view,
-                k: view,
-            });
-        }
-        let [heads, pairs] = a.0.as_slice() else {
-            return None;
-        };
-        let heads = u32::try_from(heads.as_constant()?).ok()?;
-        let fits = pairs.as_symbol() == Some(Symbol::Pairs) && groups(heads);
-        fits.then_some(Op::Context {
-            heads,
-            kv_heads,
-            head,
-            v: view,
-            out: view,
-        })
-    }
-
-    fn no_product(
-        &self,
-        name: &str,
-        operands: &[NodeId],
-        transpose_b: bool,
-        place: &Range<usize>,
-    ) -> ModelError {
-        let described: Vec<String> = operands
-            .iter()
-            .map(|&o| {
-                format!(
-                    "`{}` ({})",
-                    self.graph.node(o).name,
-                    words(self.graph.shape(o))
-                )
-            })
-            .collect();
-        let [a, b] = [0, 1].map(|i| described.get(i).cloned().unwrap_or_default());
-        let problem = Problem::Matmul {
-            name: name.to_owned(),
-            a,
-            b,
-            transposed: if transpose_b { ", transposed" } else { "" },
-        };
-        self.file.error(problem, place, "computed here").help(
-            "`matmul` takes two [heads, tokens, head] with `transpose_b: true` (scores), or [heads, pairs] and \
-             [heads, tokens, head] (weighted sums), where the heads of the second divide those of the first; weights go \
-             into `linear`",
-        )
-    }
-
     fn ids_below(
         &mut self,
         ids: Meta,
@@ -594,13 +355,4 @@ impl<'a> Builder<'a> {
             graph: self.graph,
         })
     }
-}
-
-/// `[heads, tokens, head]`.
-fn headed(shape: &Shape) -> Option<(u32, u32)> {
-    let [heads, tokens, head] = shape.0.as_slice() else {
-        return None;
-    };
-    let size = |s: &Size| s.as_constant().and_then(|n| u32::try_from(n).ok());
-    (tokens.as_symbol() == Some(Symbol::Tokens)).then_some((size(heads)?, size(head)?))
 }

@@ -188,6 +188,11 @@ impl BeamSearch {
             }
             by_score(&mut candidates);
             candidates.truncate(kept);
+            if candidates.is_empty() {
+                // The rules allow nothing: what has ended is all that there is.
+                self.done[nth] = true;
+                continue;
+            }
             let next = group.advance(&candidates, &self.options, ends, n_new, most);
             self.done[nth] = !next.0;
             for (i, &(parent, token)) in next.1.iter().enumerate() {
@@ -245,6 +250,9 @@ impl Group {
             .collect();
         going.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         going.truncate(n);
+        // Where fewer tokens may come than there are beams, the rest are dead.
+        let dead = (f32::NEG_INFINITY, going[0].1);
+        going.resize(n, dead);
         let running: Vec<(Vec<u32>, f32)> = going
             .iter()
             .map(|&(score, i)| (behind(&candidates[i]), score))

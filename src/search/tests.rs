@@ -279,3 +279,19 @@ fn beams_that_search_nothing_are_refused() {
     insta::assert_snapshot!(refused(Beams { groups: 3, ..Beams::of(4) }), @"4 beams in 3 groups; expected groups of one number of beams each");
     insta::assert_snapshot!(refused(Beams { diversity: -1.0, ..Beams::of(4) }), @"the diversity is -1; expected a number from 0 on");
 }
+
+#[test]
+fn beams_without_tokens_that_may_come_end_with_what_there_is() {
+    let never = f32::NEG_INFINITY;
+    // One token may come behind 0, and none behind that.
+    let table = [
+        [never, 0.0, never, never],
+        [never; 4],
+        [never; 4],
+        [never; 4],
+    ];
+    assert_eq!(search(Beams::of(3), &table, &[], 5), []);
+    // It ends a sequence.
+    let found = search(Beams::of(3), &table, &[1], 5);
+    assert_eq!(found[0].tokens, [1]);
+}

@@ -56,7 +56,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
             "there is no step to time; expected at least one sequence, one token of a prompt and two new ones"
         ));
     }
-    let engine = Runnable::build(args.model.builder()?.generating())?;
+    let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
     let vocabulary = u64::from(engine.limits().vocabulary);
     let options = Generate {
         rules: Rules {

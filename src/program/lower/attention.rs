@@ -97,7 +97,13 @@ impl Lowering<'_> {
         let is_cache = |slot: usize| matches!(self.graph.op(operands[slot]), Op::Cache { .. });
         match [is_cache(1), is_cache(2)] {
             [false, false] => return Ok(None),
-            [true, true] if of.causal => {}
+            [true, true] if of.causal && self.options.attention == AttentionChoice::Auto => {}
+            [true, true] if of.causal => {
+                return Err(format!(
+                    "{} attention was asked for, and attention to a KV cache has one kernel; leave the choice out",
+                    self.options.attention
+                ));
+            }
             [true, true] => {
                 return Err(
                     "it attends to later tokens, too, which a cache does not have; write `softmax(…, causal: true)`"
