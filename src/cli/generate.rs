@@ -208,6 +208,9 @@ pub(super) fn run(args: Args) -> Outcome {
     let cache = engine.cache_bytes_needed(&lens, &options)?;
     let mut texts: Vec<Text> = prompts.iter().map(|_| Text::default()).collect();
     let mut problem: Option<Report> = None;
+    if args.stream {
+        print(&prompts[0])?;
+    }
     let began = Instant::now();
     let mut first = Duration::ZERO;
     let written = engine.generate(&ids, &options, |index, event| {
@@ -281,17 +284,21 @@ pub(super) fn run(args: Args) -> Outcome {
         }
     }
     let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
-    let rest = took.saturating_sub(first).as_secs_f64();
-    let later = tokens.saturating_sub(prompts.len());
-    let rate = match later {
-        0 => String::new(),
-        n => format!(", then {:.1} tokens/s", n as f64 / rest.max(1e-9)),
+    let ms = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
+    let speed = match tokens.saturating_sub(prompts.len()) {
+        // Beams give all tokens at the end.
+        _ if options.beams.is_some() => format!("after {}", ms(took)),
+        0 => format!("after {}", ms(first)),
+        n => {
+            let rest = took.saturating_sub(first).as_secs_f64().max(1e-9);
+            let rate = n as f64 / rest;
+            format!("the first after {}, then {rate:.1} tokens/s", ms(first))
+        }
     };
     say(&format!(
-        "{}, {}: {tokens} tokens, the first after {:.1} ms{rate}; KV cache {}; {}",
+        "{}, {}: {tokens} tokens, {speed}; KV cache {}; {}",
         engine.device(),
         engine.program().dtype,
-        first.as_secs_f64() * 1e3,
         human(cache),
         (0..prompts.len())
             .map(reason)
