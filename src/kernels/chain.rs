@@ -127,13 +127,14 @@ impl Default for Chain {
 mod tests {
     use super::*;
     use crate::kernels::{
-        elementwise::{Activate, Add, AddBias},
+        elementwise::{Activate, AddBias, Combine, How},
         gemm::{Activation, Epilogue, Gemm},
     };
 
     #[test]
     fn tensors_that_are_shared_are_one() {
-        let add = Add {
+        let add = Combine {
+            how: How::Sum,
             width: 96,
             dtype: DType::F16,
         };

@@ -72,8 +72,7 @@ impl KernelSpec {
             | Self::BiasResidualLayerNorm(_)
             | Self::EmbeddingLayerNorm(_) => Class::LayerNorm,
             Self::AddBias(_)
-            | Self::Add(_)
-            | Self::Multiply(_)
+            | Self::Combine(_)
             | Self::Rotary(_)
             | Self::AppendCache(_)
             | Self::Activate(_)

@@ -27,18 +27,29 @@ pub struct AddBias {
     pub dtype: DType,
 }
 
-/// `a, b [rows, width]` → `out [rows, width]`: `a + b`.
+/// `a, b [rows, width]` → `out [rows, width]`: two tensors element by element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Add {
+pub struct Combine {
+    pub how: How,
     pub width: u32,
     pub dtype: DType,
 }
 
-/// `a, b [rows, width]` → `out [rows, width]`: `a · b`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Multiply {
-    pub width: u32,
-    pub dtype: DType,
+/// What two elements become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum How {
+    Sum,
+    Product,
+}
+
+impl How {
+    /// The kernel's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            How::Sum => "add",
+            How::Product => "multiply",
+        }
+    }
 }
 
 /// `x [rows, width]` → `out [rows, width]`: the activation of each element.
@@ -125,17 +136,23 @@ impl Kernel for AddBias {
     }
 }
 
-impl Kernel for Add {
+impl Kernel for Combine {
     fn symbol(&self) -> String {
-        format!("add_{}_w{}", self.dtype, self.width)
+        format!("{}_{}_w{}", self.how.name(), self.dtype, self.width)
     }
 
     fn template(&self) -> &'static str {
-        "add"
+        "combine"
     }
 
     fn constants(&self) -> Constants {
-        flat_constants(self.width, self.dtype)
+        let mut constants = flat_constants(self.width, self.dtype);
+        let operator = match self.how {
+            How::Sum => "+",
+            How::Product => "*",
+        };
+        constants.insert("operator", operator.into());
+        constants
     }
 
     fn params(&self) -> Vec<Param> {
@@ -160,56 +177,13 @@ impl Kernel for Add {
         let [a, b] = reads else {
             unreachable!("the parameter list has two operands")
         };
-        let sums = a.real().iter().zip(b.real()).map(|(&a, &b)| sum(a, b));
-        vec![HostTensor::Real(sums.collect())]
-    }
-
-    fn tolerance(&self) -> Tolerance {
-        rounded_once(self.dtype, 0.0, ONE_OPERATION)
-    }
-}
-
-impl Kernel for Multiply {
-    fn symbol(&self) -> String {
-        format!("multiply_{}_w{}", self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "multiply"
-    }
-
-    fn constants(&self) -> Constants {
-        flat_constants(self.width, self.dtype)
-    }
-
-    fn params(&self) -> Vec<Param> {
-        let rows = rows_by(Symbol::Rows, self.width);
-        vec![
-            read("a", self.dtype, rows.clone(), Fill::ACTIVATION),
-            read("b", self.dtype, rows.clone(), Fill::ACTIVATION),
-            write("out", self.dtype, rows),
-            count(Symbol::Rows),
-        ]
-    }
-
-    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        flat_launch(extents, self.width, self.dtype)
-    }
-
-    fn threads(&self) -> u32 {
-        STREAM_THREADS
-    }
-
-    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let [a, b] = reads else {
-            unreachable!("the parameter list has two operands")
+        let of = |(&a, &b): (&f32, &f32)| match self.how {
+            How::Sum => sum(a, b),
+            How::Product => (f64::from(a) * f64::from(b)) as f32,
         };
-        let products = a
-            .real()
-            .iter()
-            .zip(b.real())
-            .map(|(&a, &b)| (f64::from(a) * f64::from(b)) as f32);
-        vec![HostTensor::Real(products.collect())]
+        vec![HostTensor::Real(
+            a.real().iter().zip(b.real()).map(of).collect(),
+        )]
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -346,8 +320,9 @@ pub fn representative() -> Vec<KernelSpec> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096] {
             kernels.push(KernelSpec::from(AddBias { width, dtype }));
-            kernels.push(KernelSpec::from(Add { width, dtype }));
-            kernels.push(KernelSpec::from(Multiply { width, dtype }));
+            for how in [How::Sum, How::Product] {
+                kernels.push(KernelSpec::from(Combine { how, width, dtype }));
+            }
         }
         for width in [3072, 1000, 1003] {
             for activation in Activation::ALL {
@@ -386,7 +361,8 @@ mod tests {
         };
         let out = add_bias.reference(&extents, &[&x, &real(&[10.0, 20.0])]);
         assert_eq!(out[0], real(&[11.0, 18.0, 13.0, 20.0]));
-        let add = Add {
+        let add = Combine {
+            how: How::Sum,
             width: 2,
             dtype: F32,
         };
@@ -430,7 +406,12 @@ mod tests {
         // 3 · 1003 elements are 377 accesses of 8; with a bias an odd width allows one element per access.
         assert_eq!(
             threads(
-                Add { width: 1003, dtype }.launch(&extents, &crate::machine::testing::hopper())
+                Combine {
+                    how: How::Sum,
+                    width: 1003,
+                    dtype
+                }
+                .launch(&extents, &crate::machine::testing::hopper())
             ),
             512
         );

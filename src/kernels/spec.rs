@@ -34,10 +34,10 @@ macro_rules! kernels {
 
 kernels! {
     Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
-    DeferredLayerNormGemm, AddBias, Add, Activate, Scale, SliceColumns, SplitHeads,
+    DeferredLayerNormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, AppendCache, LogProbability, Multiply, RmsNorm, Rotary, PackScan, PackTokens, Upload,
+    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, AppendCache, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload,
 }
 
 impl KernelSpec {

@@ -316,11 +316,11 @@ impl<'a> Lowering<'a> {
                 width: operand_width(0)?,
                 dtype,
             })),
-            Op::Add => one(KernelSpec::Add(Add {
-                width: self.row_width(id)?,
-                dtype,
-            })),
-            Op::Multiply => one(KernelSpec::Multiply(Multiply {
+            Op::Add | Op::Multiply => one(KernelSpec::Combine(Combine {
+                how: match op {
+                    Op::Multiply => How::Product,
+                    _ => How::Sum,
+                },
                 width: self.row_width(id)?,
                 dtype,
             })),

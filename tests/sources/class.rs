@@ -9,7 +9,10 @@ use gemmule::{
     DType,
     engine::{Emitted, emit},
     jit::Source,
-    kernels::{elementwise::Add, representative},
+    kernels::{
+        elementwise::{Combine, How},
+        representative,
+    },
 };
 
 /// Where the snapshots of exemplars are.
@@ -211,7 +214,12 @@ fn a_class_keeps_its_exemplar_and_else_takes_the_plainest_that_stays() {
         (1003, DType::F16),
     ]
     .map(|(width, dtype)| Emitted {
-        kernel: Add { width, dtype }.into(),
+        kernel: Combine {
+            how: How::Sum,
+            width,
+            dtype,
+        }
+        .into(),
         models: Vec::new(),
     });
     let kernels = emitted.each_ref().map(|e| e.kernel.clone());
@@ -222,7 +230,7 @@ fn a_class_keeps_its_exemplar_and_else_takes_the_plainest_that_stays() {
     };
     assert_eq!(
         class.described(),
-        "add: add_f32_w768, add_f16_w1003, add_bf16_w1003 and 1 more"
+        "combine: add_f32_w768, add_f16_w1003, add_bf16_w1003 and 1 more"
     );
     assert_eq!(class.exemplar_of(|_| false).symbol, "add_f32_w768");
     for there in ["add_f16_w64", "add_bf16_w1003"] {

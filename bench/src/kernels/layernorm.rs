@@ -6,7 +6,7 @@ use gemmule::{
     kernels::{
         KernelSpec,
         chain::Chain,
-        elementwise::{Add, AddBias},
+        elementwise::{AddBias, Combine, How},
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams, Variance},
     },
     select::Site,
@@ -115,7 +115,11 @@ fn after_a_gemm(
     let (norm, _) = picked_norm(launched, rows, width, dtype)?;
     let pieces = Chain::of(AddBias { width, dtype })
         .then(
-            Add { width, dtype },
+            Combine {
+                how: How::Sum,
+                width,
+                dtype,
+            },
             &[("a", "out"), ("b", "residual"), ("out", "sum")],
         )
         .then(norm, &[("x", "sum"), ("out", "normalized")]);

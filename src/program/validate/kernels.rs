@@ -42,8 +42,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
-        K::Add(k) => widths(&[k.width]).map(|()| k.dtype),
-        K::Multiply(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::Combine(k) => widths(&[k.width]).map(|()| k.dtype),
         K::RmsNorm(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),

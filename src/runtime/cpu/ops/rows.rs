@@ -32,7 +32,7 @@ pub(super) fn add_bias(spec: &AddBias, mut args: Args<'_, '_>) -> Result<(), OpE
     Ok(())
 }
 
-pub(super) fn add(spec: &Add, mut args: Args<'_, '_>) -> Result<(), OpError> {
+pub(super) fn combine(spec: &Combine, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
     let a = args.real("a", &[rows, width])?;
     let b = args.real("b", &[rows, width])?;
@@ -40,26 +40,14 @@ pub(super) fn add(spec: &Add, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let width = width as usize;
     for_row_blocks(out, width, |first, out| {
         let at = first * width;
-        simd::dispatch(AddRows {
-            a: &a[at..][..out.len()],
-            b: &b[at..][..out.len()],
-            out,
-        });
-    });
-    Ok(())
-}
-
-pub(super) fn multiply(spec: &Multiply, mut args: Args<'_, '_>) -> Result<(), OpError> {
-    let (rows, width) = (args.extents.rows, u64::from(spec.width));
-    let a = args.real("a", &[rows, width])?;
-    let b = args.real("b", &[rows, width])?;
-    let out = args.out(&[rows, width])?;
-    let width = width as usize;
-    for_row_blocks(out, width, |first, out| {
-        let at = first * width;
-        let factors = zip(&a[at..], &b[at..]);
-        for (out, (a, b)) in zip(out, factors) {
-            *out = a * b;
+        let (a, b) = (&a[at..][..out.len()], &b[at..][..out.len()]);
+        match spec.how {
+            How::Sum => simd::dispatch(AddRows { a, b, out }),
+            How::Product => {
+                for (out, (a, b)) in zip(out, zip(a, b)) {
+                    *out = a * b;
+                }
+            }
         }
     });
     Ok(())

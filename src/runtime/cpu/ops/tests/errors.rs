@@ -1,7 +1,7 @@
 use super::*;
 use crate::kernels::Meta;
 use crate::kernels::attention::{AttentionScores, AttentionSoftmax, SoftmaxMask};
-use crate::kernels::elementwise::{Add, SliceColumns};
+use crate::kernels::elementwise::{Combine, How, SliceColumns};
 use crate::kernels::embedding::{Embedding, Table};
 use crate::kernels::pooling::MeanPool;
 
@@ -10,7 +10,8 @@ fn message(result: Result<(), OpError>) -> String {
 }
 
 fn add() -> KernelSpec {
-    KernelSpec::Add(Add {
+    KernelSpec::Combine(Combine {
+        how: How::Sum,
         width: 4,
         dtype: F32,
     })
@@ -201,7 +202,8 @@ fn columns_past_the_end_of_a_row_are_an_error() {
 #[test]
 fn sizes_of_zero_are_no_panic() {
     let extents = Batch::new(&[1]).extents;
-    let spec = KernelSpec::Add(Add {
+    let spec = KernelSpec::Combine(Combine {
+        how: How::Sum,
         width: 0,
         dtype: F32,
     });

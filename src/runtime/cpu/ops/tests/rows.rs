@@ -31,7 +31,8 @@ fn add_bias_adds_one_bias_to_every_row() {
 fn add_is_the_sum_of_elements() {
     for (rows, width) in SHAPES {
         let (a, b) = (noise(rows * width, 1), noise(rows * width, 2));
-        let spec = KernelSpec::Add(Add {
+        let spec = KernelSpec::Combine(Combine {
+            how: How::Sum,
             width: width as u32,
             dtype: F32,
         });
