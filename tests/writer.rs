@@ -48,6 +48,13 @@ fn text<'v>(value: &'v Value, key: &str) -> &'v str {
     value[key].as_str().expect("a text")
 }
 
+/// Each text of an answer beside what transformers made of its prompt.
+fn pairs<'v>(got: &'v Value, want: &'v [Value]) -> impl Iterator<Item = (&'v Value, &'v Value)> {
+    let texts = got["texts"].as_array().expect("a list");
+    assert_eq!(texts.len(), want.len());
+    texts.iter().zip(want)
+}
+
 #[test]
 fn stories_go_on_as_transformers_writes_them() {
     let written = written();
@@ -57,12 +64,7 @@ fn stories_go_on_as_transformers_writes_them() {
         args.extend(["--prompt", text(one, "prompt")]);
     }
     let got = json(&args);
-    for (got, want) in got["texts"]
-        .as_array()
-        .expect("a list")
-        .iter()
-        .zip(&written)
-    {
+    for (got, want) in pairs(&got, &written) {
         assert_eq!(got["tokens"], want["greedy"], "{}", want["prompt"]);
         assert_eq!(got["text"], want["text"]);
         let end = want["greedy"].as_array().expect("a list").last() == Some(&Value::from(0));
@@ -100,12 +102,7 @@ fn scores_are_those_of_transformers() {
         args.extend(["--text", text(one, "prompt")]);
     }
     let got = json(&args);
-    for (got, want) in got["texts"]
-        .as_array()
-        .expect("a list")
-        .iter()
-        .zip(&written)
-    {
+    for (got, want) in pairs(&got, &written) {
         assert_eq!(got["tokens"], want["ids"]);
         let numbers = |value: &Value| -> Vec<f64> {
             let all = value.as_array().expect("a list").iter();

@@ -48,7 +48,7 @@ pub(super) struct Args {
     /// Divide logits by this: below 1 for the probable, above 1 for the surprising
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
-    /// Of the draws
+    /// Seed of the draws
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
     /// Search so many beams for the most probable text instead of taking token after token

@@ -38,7 +38,7 @@ pub struct Generate {
     pub sampling: Option<Sampling>,
     /// Searches beams, whose tokens come when the search is done.
     pub beams: Option<Beams>,
-    /// Of the draws. Equal seeds give equal tokens, whatever runs beside.
+    /// The draws' seed. Equal seeds give equal tokens, whatever runs beside.
     pub seed: u64,
     /// Whether each token comes with its log-probability.
     pub log_probabilities: bool,
@@ -279,9 +279,9 @@ impl Engine {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Written {
     pub tokens: Vec<u32>,
-    /// Of each token, before rules and sampling, where they were asked for.
+    /// Each token's log-probability, before rules and sampling, where they were asked for.
     pub log_probabilities: Vec<f32>,
-    /// Of the best beam, where beams were searched.
+    /// The best beam's score, where beams were searched.
     pub score: Option<f32>,
     /// `None` where it was broken off.
     pub reason: Option<Reason>,

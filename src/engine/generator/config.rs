@@ -108,7 +108,7 @@ fn parse(value: &Value) -> Result<Generate, String> {
             "min_length" => rules.min_length = whole()?,
             "min_new_tokens" => rules.min_new_tokens = whole()?,
             "max_new_tokens" => rules.max_new_tokens = whole()?,
-            // Of prompt and new tokens together, which only a prompt tells; --max-new says how many.
+            // The sum of prompt and new tokens: a bound that depends on the prompt. --max-new bounds the new ones.
             "max_length" => {}
             "forced_bos_token_id" => rules.forced_first = all()?.first().copied(),
             "forced_eos_token_id" => rules.forced_last = all()?,

@@ -33,9 +33,9 @@ pub(super) struct Lane {
 /// The blocks that a request reserves. The last token is never in the cache: nothing comes behind it.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
-    /// Of the prompt, and of all that a single lane writes.
+    /// Blocks of the prompt, and of all that a single lane writes.
     shared: u32,
-    /// Of each beam's new positions.
+    /// Blocks of each beam's new positions.
     of_beam: u32,
     beams: u32,
 }

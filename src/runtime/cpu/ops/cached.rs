@@ -39,7 +39,7 @@ struct Room {
 }
 
 impl Room {
-    /// Of a pool of so many elements from the cache's first on.
+    /// The slots of a pool that has so many elements from the cache's first on.
     fn of(elements: usize, heads: usize, head: usize, stride: usize) -> Self {
         let own = heads * head * BLOCK as usize;
         // The last block may end with the cache itself.
