@@ -10,9 +10,14 @@ use serde_json::Value;
 const FOLDER: &str = "tests/checkpoints/writer";
 
 fn gemmule(args: &[&str]) -> Output {
+    from(Path::new(FOLDER), args)
+}
+
+fn from(folder: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gemmule"))
         .args(args)
-        .args(["--weights", FOLDER, "--device", "cpu"])
+        .args(["--device", "cpu", "--weights"])
+        .arg(folder)
         .output()
         .expect("the program starts")
 }
@@ -151,6 +156,27 @@ fn draws_depend_on_the_seed_and_on_nothing_else() {
     assert_eq!(of("1", &["--prompt", "Mia went to the"]), one);
     let others: Vec<String> = ["2", "3", "4"].iter().map(|seed| of(seed, &[])).collect();
     assert!(others.iter().any(|other| *other != one));
+}
+
+#[test]
+fn draws_are_instead_of_the_beams_of_a_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(Path::new(FOLDER).join(file), folder.path().join(file)).expect("a copy");
+    }
+    let config = r#"{"eos_token_id": 0, "max_new_tokens": 20, "num_beams": 4}"#;
+    std::fs::write(folder.path().join("generation_config.json"), config).expect("a file");
+    let own = ["generate", "--prompt", "One day", "--max-new", "20"];
+    let beams = done(&[&own[..], &["--beams", "4"]].concat());
+    for (more, want) in [
+        (&[][..], beams),
+        (&["--sample"], done(&[&own[..], &["--sample"]].concat())),
+    ] {
+        let output = from(folder.path(), &[&own[..], more].concat());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{more:?}: {errors}");
+        assert_eq!(String::from_utf8(output.stdout).expect("text"), want);
+    }
 }
 
 #[test]

@@ -103,7 +103,8 @@ impl Args {
                 min_p: self.min_p.unwrap_or(asked.min_p),
             });
         }
-        let asked = options.beams;
+        // Draws that the arguments ask for are instead of the beams that the folder asks for.
+        let asked = options.beams.take();
         if let Some(n) = self.beams.or(asked.map(|beams| beams.n))
             && !draws
         {
