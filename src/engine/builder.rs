@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile,
-    NEXT_LOGITS, TuneMode, Tuner,
+    TuneMode, Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
     default_dtype,
     folder::Folder,
@@ -21,7 +21,7 @@ use crate::{
     machine::Served,
     model::{Description, Module},
     plan::ChunkPolicy,
-    program::{AttentionChoice, Padding, Program},
+    program::{AttentionChoice, NEXT_LOGITS, Padding, Program},
     runtime::{
         AllocatorChoice, GraphChoice, Planner,
         batch::Limits,

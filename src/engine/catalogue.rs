@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{
-    EngineError, NEXT_LOGITS,
+    EngineError,
     compile::{CompileOptions, compile},
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     machine::{Fit, Machine},
     model::Description,
     passes,
-    program::AttentionChoice,
+    program::{AttentionChoice, NEXT_LOGITS},
     tensor::DType,
 };
 

@@ -5,10 +5,12 @@
 //! lie in blocks of a pool, which are reserved when a request is admitted, so that nothing that runs is ever out of memory.
 
 mod config;
+mod device;
 mod row;
 use std::collections::VecDeque;
 
 pub use config::generation_config;
+use device::DeviceRows;
 use row::{Advanced, Room, Row};
 
 use rayon::prelude::*;
@@ -17,18 +19,15 @@ use super::{Backend, Engine, EngineError};
 use crate::{
     kernels::cache::BLOCK,
     plan::Blocks,
-    program::Program,
+    program::{NEXT_LOGITS, Program},
     runtime::{
         AllocatorChoice,
         batch::{Batch, Limits, Past},
         cpu::{CpuCache, CpuSession},
-        cuda::{CudaCache, CudaSession},
+        cuda::{CudaCache, CudaSession, DecodeLoop},
     },
     search::{Beams, Hypothesis, Rules, Sampling},
 };
-
-/// The output that a generator reads.
-pub const NEXT_LOGITS: &str = "next_token_logits";
 
 /// How a request goes on from its prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -130,7 +129,12 @@ pub enum AdmitError {
 }
 
 /// Writes several sequences at once. Those of one engine run beside each other.
+///
+/// On a GPU sequences without beams are decoded by a loop on the device: each is asked for its prompt's tokens but the last, and
+/// from then on the device goes on by itself, some steps ahead of what [`poll`](Self::poll) has returned.
 pub struct Generator {
+    /// Sequences on a device; before the executor, whose memory it uses.
+    device: Option<DeviceRows>,
     executor: Executor,
     limits: Limits,
     blocks: Blocks,
@@ -160,6 +164,15 @@ impl Executor {
         let logits = outputs.into_iter().find(|o| o.name == NEXT_LOGITS);
         logits.map(|o| o.values).ok_or(EngineError::NotGenerating)
     }
+
+    /// Adds the sequences' tokens to the cache.
+    fn fill(&mut self, batch: &Batch) -> Result<(), EngineError> {
+        match self {
+            Self::Cpu(session, cache) => session.run_cached(batch, cache).map(|_| ())?,
+            Self::Cuda(session, cache) => session.fill(batch, cache)?,
+        }
+        Ok(())
+    }
 }
 
 impl Engine {
@@ -174,21 +187,23 @@ impl Engine {
         // Slots have 32 bits, one of them for the sign.
         let most = u64::from(i32::MAX as u32 / BLOCK);
         let n_blocks = (cache_bytes / block_bytes.max(1)).min(most);
-        let executor = match &self.backend {
+        let (device, executor) = match &self.backend {
             Backend::Cpu(model) => {
                 let session = CpuSession::new(model.clone(), &AllocatorChoice::default())?;
                 let cache = CpuCache::new(program, n_blocks)?;
-                Executor::Cpu(Box::new(session), cache)
+                (None, Executor::Cpu(Box::new(session), cache))
             }
             Backend::Cuda(model) => {
                 let plain = self.plain_launches;
                 let allocator = AllocatorChoice::default();
                 let session = CudaSession::new(model.clone(), &allocator, plain, self.graphs)?;
                 let cache = CudaCache::new(model, n_blocks)?;
-                Executor::Cuda(Box::new(session), cache)
+                let device = DecodeLoop::new(&session, &cache)?.map(DeviceRows::new);
+                (device, Executor::Cuda(Box::new(session), cache))
             }
         };
         Ok(Generator {
+            device,
             executor,
             limits: self.limits,
             blocks: Blocks::new(n_blocks as u32),
@@ -373,8 +388,7 @@ impl Generator {
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         let found = self.rows.iter().position(|row| row.ticket == ticket);
         if let Some(at) = found {
-            let row = self.rows.remove(at);
-            self.blocks.free(row.blocks);
+            self.remove(at, false);
             let reason = Reason::Cancelled;
             self.events.push_back(Event::Done { ticket, reason });
         }
@@ -408,17 +422,87 @@ impl Generator {
     /// # Errors
     /// A step that fails as a whole: its requests are where they were, and the next poll tries again.
     pub fn poll(&mut self) -> Result<Vec<Event>, EngineError> {
-        if !self.rows.is_empty() {
-            self.step()?;
+        if self.device.is_some() {
+            self.step_on_device()?;
+        } else if !self.rows.is_empty() {
+            self.step(|_| true)?;
         }
         Ok(self.events.drain(..).collect())
     }
 
-    fn step(&mut self) -> Result<(), EngineError> {
+    /// Keeps the device at work, and takes what it has computed.
+    fn step_on_device(&mut self) -> Result<(), EngineError> {
+        let Some(device) = &mut self.device else {
+            return Ok(());
+        };
+        // First: what follows may use the blocks of sequences that were cancelled.
+        device.clear()?;
+        self.fill_caches()?;
+        if self.rows.iter().any(|row| !row.suits_device()) {
+            self.step(|row| !row.suits_device())?;
+        }
+        let Some(device) = &mut self.device else {
+            return Ok(());
+        };
+        device.seat(&mut self.rows)?;
+        self.steps += device.run_ahead(&mut self.rows)?;
+        let advanced = device.receive(&mut self.rows, self.events.is_empty())?;
+        self.settle(advanced);
+        Ok(())
+    }
+
+    /// Adds prompts to the cache, all but their last tokens, for the device to go on with.
+    fn fill_caches(&mut self) -> Result<(), EngineError> {
+        let mut left = self.most_prompt_tokens;
+        let mut taken = Vec::new();
+        for (at, row) in self.rows.iter().enumerate() {
+            if row.suits_device() && row.row.is_none() {
+                let n = (row.open() - 1).min(left);
+                left -= n;
+                if n > 0 {
+                    taken.push((at, n));
+                }
+            }
+        }
+        if taken.is_empty() {
+            return Ok(());
+        }
+        let batch = self.batch(&taken)?;
+        self.executor.fill(&batch)?;
+        for (at, n) in taken {
+            self.rows[at].cached += n;
+        }
+        Ok(())
+    }
+
+    /// The batch of so many next tokens of rows.
+    fn batch(&self, taken: &[(usize, usize)]) -> Result<Batch, EngineError> {
+        let mut ids = Vec::new();
+        let mut lens = Vec::new();
+        let mut past = Past {
+            blocks: u64::from(self.blocks.total()),
+            ..Past::default()
+        };
+        for &(at, n) in taken {
+            let row = &self.rows[at];
+            for lane in &row.lanes {
+                ids.extend_from_slice(&lane.tokens[row.cached..row.cached + n]);
+                lens.push(n as u32);
+                past.cached.push(row.cached as u32);
+                past.slots.extend_from_slice(&lane.slots[..row.cached + n]);
+            }
+        }
+        let batch = Batch::from_packed(ids, &lens)?.with_past(past)?;
+        batch.check(&self.limits)?;
+        Ok(batch)
+    }
+
+    /// A step of the rows that are `wanted`, whose tokens the host chooses.
+    fn step(&mut self, wanted: fn(&Row) -> bool) -> Result<(), EngineError> {
         // Sequences that go on take a token each; what prompts may take is shared in the order of admission.
         let mut prompt_tokens = self.most_prompt_tokens;
         let mut taken: Vec<(usize, usize)> = Vec::with_capacity(self.rows.len());
-        for (at, row) in self.rows.iter().enumerate() {
+        for (at, row) in self.rows.iter().enumerate().filter(|(_, row)| wanted(row)) {
             let open = row.open();
             let n = match open {
                 1 => 1,
@@ -432,26 +516,10 @@ impl Generator {
                 taken.push((at, n));
             }
         }
-        let mut ids = Vec::new();
-        let mut lens = Vec::new();
-        let mut past = Past {
-            blocks: u64::from(self.blocks.total()),
-            ..Past::default()
-        };
-        for &(at, n) in &taken {
-            let row = &self.rows[at];
-            for lane in &row.lanes {
-                ids.extend_from_slice(&lane.tokens[row.cached..row.cached + n]);
-                lens.push(n as u32);
-                past.cached.push(row.cached as u32);
-                past.slots.extend_from_slice(&lane.slots[..row.cached + n]);
-            }
-        }
-        let batch = Batch::from_packed(ids, &lens)?.with_past(past)?;
-        batch.check(&self.limits)?;
+        let batch = self.batch(&taken)?;
         let mut logits = self.executor.run(&batch)?;
         self.steps += 1;
-        let width = logits.len() / lens.len();
+        let width = logits.len() / batch.lens().len();
         let mut behind = logits.chunks_exact_mut(width);
         let mut taken = taken.into_iter().peekable();
         let mut work: Vec<(usize, &mut Row, Vec<&mut [f32]>)> = Vec::new();
@@ -472,6 +540,12 @@ impl Generator {
                 (at, row.ticket, advanced)
             })
             .collect();
+        self.settle(advanced);
+        Ok(())
+    }
+
+    /// Takes what a step gave of rows, in their order, and frees what those have that ended.
+    fn settle(&mut self, advanced: Vec<(usize, Ticket, Advanced)>) {
         let mut ended = Vec::new();
         for (at, ticket, advanced) in advanced {
             match advanced {
@@ -487,10 +561,18 @@ impl Generator {
                 }
             }
         }
+        ended.sort_unstable();
         for at in ended.into_iter().rev() {
-            let row = self.rows.remove(at);
-            self.blocks.free(row.blocks);
+            self.remove(at, true);
         }
-        Ok(())
+    }
+
+    /// Ends a row, whose blocks are free then; `device_knows` where a device that decodes it has ended it, too.
+    fn remove(&mut self, at: usize, device_knows: bool) {
+        let row = self.rows.remove(at);
+        self.blocks.free(row.blocks);
+        if let (Some(device), Some(of_device)) = (&mut self.device, row.row) {
+            device.leave(of_device, device_knows);
+        }
     }
 }

@@ -45,8 +45,7 @@ pub use contain::panics_are_contained;
 pub use error::EngineError;
 pub use folder::{Folder, Prompt, Score};
 pub use generator::{
-    AdmitError, Event, Generate, Generator, NEXT_LOGITS, Reason, Request, Ticket, Written,
-    generation_config,
+    AdmitError, Event, Generate, Generator, Reason, Request, Ticket, Written, generation_config,
 };
 pub use model_file::{ModelFile, description};
 pub use text::TextEncoder;

@@ -90,7 +90,9 @@ impl KernelSpec {
             | Self::MeanPoolNormalize(_)
             | Self::Upload(_)
             | Self::PackScan(_)
-            | Self::PackTokens(_) => Class::Other,
+            | Self::PackTokens(_)
+            | Self::ChooseToken(_)
+            | Self::Advance(_) => Class::Other,
         }
     }
 

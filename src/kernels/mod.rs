@@ -9,6 +9,7 @@ pub mod attention;
 pub mod cache;
 pub mod chain;
 mod class;
+pub mod decoding;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
@@ -65,6 +66,12 @@ pub enum Fill {
     Below(u32),
     /// Data that describes the batch.
     Meta(Meta),
+    /// A [`Choice`](decoding::Choice) for each sequence.
+    Choices { vocabulary: u32 },
+    /// Tokens that are known of each sequence.
+    Known,
+    /// What was chosen for each sequence: tokens, and what may stand in their place.
+    Chosen { vocabulary: u32 },
 }
 
 impl Fill {

@@ -1,9 +1,12 @@
 use serde::{Deserialize, Serialize};
 
+use crate::tensor::DType;
+
 use super::{
-    Kernel, attention, attention::*, cache, cache::*, elementwise, elementwise::*, embedding,
-    embedding::*, gemm, gemm::*, layernorm, layernorm::*, log_probability, log_probability::*,
-    pack::*, pooling, pooling::*, rms_norm, rms_norm::*, rotary, rotary::*, upload::*,
+    Kernel, attention, attention::*, cache, cache::*, decoding, decoding::*, elementwise,
+    elementwise::*, embedding, embedding::*, gemm, gemm::*, layernorm, layernorm::*,
+    log_probability, log_probability::*, pack::*, pooling, pooling::*, rms_norm, rms_norm::*,
+    rotary, rotary::*, upload::*,
 };
 
 /// Lists the kernels once; every function over all of them follows from it.
@@ -38,6 +41,7 @@ kernels! {
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, AppendCache, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload,
+    ChooseToken, Advance,
 }
 
 impl KernelSpec {
@@ -47,7 +51,8 @@ impl KernelSpec {
         match self {
             Self::MhaLongScores(_) => 2,
             Self::PackTokens(_) => 3,
-            Self::PackScan(_) => 2,
+            Self::PackScan(_) | Self::ChooseToken(_) => 2,
+            Self::Advance(_) => 10,
             Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
             _ => 1,
         }
@@ -57,6 +62,12 @@ impl KernelSpec {
     /// padded batch.
     pub fn runtime() -> [KernelSpec; 3] {
         [Upload.into(), PackScan.into(), PackTokens.into()]
+    }
+
+    /// The launches that come behind a step of a program that writes: the choice of tokens of logits `[batch, vocabulary]`,
+    /// and the next step's batch data.
+    pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 2] {
+        [ChooseToken { vocabulary, dtype }.into(), Advance.into()]
     }
 }
 
@@ -73,6 +84,7 @@ pub fn representative() -> Vec<KernelSpec> {
         rotary::representative(),
         attention::representative(),
         cache::representative(),
+        decoding::representative(),
     ]
     .into_iter()
     .flatten()

@@ -115,6 +115,13 @@ impl Fill {
                     .collect(),
             ),
             Fill::Meta(meta) => HostTensor::Index(meta.make(n, case, state)),
+            Fill::Choices { vocabulary } => HostTensor::Index(Self::choices(case, vocabulary)),
+            Fill::Known => HostTensor::Index(Self::known(case)),
+            Fill::Chosen { vocabulary } => HostTensor::Index(
+                (0..n)
+                    .map(|_| (uniform(state) % u64::from(vocabulary + 3)) as i64 - 3)
+                    .collect(),
+            ),
         }
     }
 }

@@ -94,7 +94,35 @@ pub struct SizeOverflow {
     pub shape: Shape,
 }
 
+/// The output that a program writes by: the logits of the token behind each sequence.
+pub const NEXT_LOGITS: &str = "next_token_logits";
+
 impl Program {
+    /// The logits by which the program writes, `[batch, vocabulary]`, and the vocabulary; `None` where it does not, or has no
+    /// caches.
+    pub fn next_logits(&self) -> Option<(TensorIndex, u32)> {
+        let (_, tensor) = self.outputs.iter().find(|(name, _)| name == NEXT_LOGITS)?;
+        let [rows, vocabulary] = self.tensors[*tensor].shape.0.as_slice() else {
+            return None;
+        };
+        let vocabulary = u32::try_from(vocabulary.as_constant()?).ok()?;
+        let is_one = rows.as_symbol() == Some(Symbol::Batch) && !self.caches.is_empty();
+        is_one.then_some((*tensor, vocabulary))
+    }
+
+    /// How many of the first steps fill the caches; those behind compute outputs alone.
+    pub fn steps_to_fill_caches(&self) -> usize {
+        let writes = |step: &Step| {
+            let n_writes = |&kernel: &usize| self.kernels[kernel].n_writes();
+            let n = step.kernels().iter().map(n_writes).max().unwrap_or(0);
+            let written = step.operands.iter().rev().take(n);
+            let mut places = written.map(|&operand| &self.tensors[operand].place);
+            places.any(|place| matches!(place, Place::Cached(_)))
+        };
+        let last = self.steps.iter().rposition(writes);
+        last.map_or(0, |last| last + 1)
+    }
+
     /// Elements of a block of the KV cache: [`BLOCK`] positions of all caches.
     pub fn block_elements(&self) -> u64 {
         self.caches.iter().map(Cache::elements).sum()

@@ -2,8 +2,11 @@
 
 use super::{Event, Generate, Reason, Ticket};
 use crate::{
-    kernels::cache::BLOCK,
-    search::{BeamSearch, Beams, Philox, greedy, log_probability},
+    kernels::{
+        cache::BLOCK,
+        decoding::{Choice, Chosen},
+    },
+    search::{BeamSearch, Beams},
 };
 
 /// What a step gives of a row, and whether it is its last.
@@ -18,6 +21,12 @@ pub(super) struct Row {
     /// Tokens whose keys and values are in the cache, of each lane.
     pub(super) cached: usize,
     pub(super) blocks: Vec<u32>,
+    /// Its row in the loop of a device that decodes it.
+    pub(super) row: Option<usize>,
+    /// New tokens that the device was asked for.
+    pub(super) n_asked: usize,
+    /// What such a device is told ([`Choice::encode`]); empty where it cannot be.
+    pub(super) choice: Vec<i32>,
     search: Option<BeamSearch>,
     options: Generate,
 }
@@ -79,6 +88,9 @@ impl Row {
             lanes: Vec::new(),
             cached: 0,
             blocks,
+            row: None,
+            n_asked: 0,
+            choice: Vec::new(),
             search: options.beams.map(BeamSearch::new),
             options,
         };
@@ -86,12 +98,63 @@ impl Row {
             slots: (0..prompt.len()).map(|p| row.own_slot(0, p)).collect(),
             tokens: prompt,
         });
+        if row.search.is_none() {
+            row.choice = row.choice().encode().unwrap_or_default();
+        }
         row
+    }
+
+    /// How the single sequence goes on.
+    fn choice(&self) -> Choice {
+        Choice {
+            rules: self.options.rules.clone(),
+            sampling: self.options.sampling,
+            seed: self.options.seed,
+            n_prompt: self.n_prompt,
+            log_probability: self.options.log_probabilities,
+        }
+    }
+
+    /// Whether a device's loop can decode it: no beams, and no longer lists of tokens than the loop takes.
+    pub(super) fn suits_device(&self) -> bool {
+        !self.choice.is_empty()
+    }
+
+    /// Whether such a device can go on with it now.
+    pub(super) fn is_ready_for_device(&self) -> bool {
+        self.suits_device() && (self.row.is_some() || self.open() == 1)
+    }
+
+    /// Tokens that it has in the end at most.
+    pub(super) fn most_tokens(&self) -> usize {
+        self.n_prompt + self.options.rules.max_new_tokens
+    }
+
+    /// Whether it goes on behind the steps that are on their way.
+    pub(super) fn awaits_steps(&self) -> bool {
+        self.n_asked < self.options.rules.max_new_tokens
+    }
+
+    /// Lets a device's loop decode it in a row.
+    pub(super) fn take_row(&mut self, row: usize) {
+        self.row = Some(row);
+        self.n_asked = self.lanes[0].tokens.len() - self.n_prompt;
+    }
+
+    /// The slots of all positions that the single sequence comes to have; the last token is never in the cache.
+    pub(super) fn all_slots(&self) -> Vec<u32> {
+        let positions = 0..self.most_tokens() - 1;
+        positions.map(|p| self.own_slot(0, p)).collect()
+    }
+
+    /// Goes on by what a device chose.
+    pub(super) fn accept_computed(&mut self, chosen: Chosen, value: f32) -> Advanced {
+        self.cached = self.lanes[0].tokens.len();
+        self.accept(chosen, value)
     }
 
     /// Goes on by the logits behind each lane, all of whose tokens are in the cache.
     pub(super) fn advance(&mut self, logits: &mut [&mut [f32]]) -> Advanced {
-        self.has_numbers(logits)?;
         match self.search.is_some() {
             true => self.search_on(logits),
             false => self.write_on(logits[0]),
@@ -121,18 +184,12 @@ impl Row {
         self.lanes[0].tokens.len() - self.cached
     }
 
-    /// Whether all logits are numbers.
-    fn has_numbers(&self, logits: &[&mut [f32]]) -> Result<(), String> {
+    /// What is wrong with a logit.
+    fn no_number(&self, at: usize) -> String {
         let n_new = self.lanes[0].tokens.len() - self.n_prompt;
-        let nan = logits
-            .iter()
-            .find_map(|x| x.iter().position(|x| x.is_nan()));
-        match nan {
-            None => Ok(()),
-            Some(at) => Err(format!(
-                "the logit of token {at} for new token {n_new} is NaN; the weights are damaged, or overflow the storage type: try bf16 or f32"
-            )),
-        }
+        format!(
+            "the logit of token {at} for new token {n_new} is NaN or infinite; the weights are damaged, or overflow the storage type: try bf16 or f32"
+        )
     }
 
     /// Why nothing can be written on.
@@ -142,26 +199,25 @@ impl Row {
     }
 
     /// Adds the token behind a single sequence.
-    fn write_on(&mut self, logits: &mut [f32]) -> Advanced {
+    fn write_on(&mut self, logits: &[f32]) -> Advanced {
+        let (chosen, value) = self.choice().choose(logits, &self.lanes[0].tokens);
+        self.accept(chosen, value)
+    }
+
+    /// Adds a token that was chosen, with its log-probability.
+    fn accept(&mut self, chosen: Chosen, value: f32) -> Advanced {
+        let id = match chosen {
+            Chosen::Token(id) => id,
+            Chosen::NotANumber => return Err(self.no_number(value as usize)),
+            Chosen::Idle | Chosen::NoToken => return Err(self.no_token()),
+        };
         let options = &self.options;
         let tokens = &self.lanes[0].tokens;
-        let plain = options.log_probabilities.then(|| logits.to_vec());
-        options.rules.apply(logits, tokens, self.n_prompt);
-        if logits.iter().all(|&x| x == f32::NEG_INFINITY) {
-            return Err(self.no_token());
-        }
-        let id = match &options.sampling {
-            None => greedy(logits),
-            Some(sampling) => {
-                let position = tokens.len() as u64;
-                sampling.choose(logits, Philox::new(options.seed).uniform(position, 0))
-            }
-        };
         let ticket = self.ticket;
         let mut events = vec![Event::Token {
             ticket,
             id,
-            log_probability: plain.map(|plain| log_probability(&plain, id)),
+            log_probability: options.log_probabilities.then_some(value),
         }];
         let slot = (tokens.len() + 1 < self.n_prompt + options.rules.max_new_tokens)
             .then(|| self.own_slot(0, tokens.len()));
@@ -180,6 +236,11 @@ impl Row {
 
     /// Lets beams go on, or ends them.
     fn search_on(&mut self, logits: &mut [&mut [f32]]) -> Advanced {
+        let is_wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
+        let wrong = logits.iter().find_map(|x| x.iter().position(is_wrong));
+        if let Some(at) = wrong {
+            return Err(self.no_number(at));
+        }
         let (beams, Some(mut search)) = (self.options.beams.map_or(1, |b| b.n), self.search.take())
         else {
             return Err("there are no beams to search".to_owned());

@@ -129,6 +129,9 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::Upload(_) | K::PackScan(_) | K::PackTokens(_) => {
             Err("uploading and packing are the runtime's, not a program's".to_owned())
         }
+        K::ChooseToken(_) | K::Advance(_) => {
+            Err("choosing tokens is the runtime's, not a program's".to_owned())
+        }
     }?;
     if dtype != stored {
         return Err(format!("it computes in {dtype}, the program in {stored}"));

@@ -350,17 +350,21 @@ pub struct CudaModel {
     pub(super) weights: Vec<sys::CUdeviceptr>,
     /// Kernels that run before those of the program: the upload of a batch, and the two that pack a padded one.
     pub(super) before: Arc<[Loaded; 3]>,
+    /// Kernels that run behind a step of a program that writes: the choice of tokens, and the next step's batch data.
+    pub(super) decoding: Option<Arc<[Loaded; 2]>>,
     arena: Arc<Buffer>,
 }
 
 impl CudaModel {
-    /// Kernels that a program needs on a device: its own, then those that upload and pack a batch.
+    /// Kernels that a program needs on a device: its own, then those that upload and pack a batch, and those that choose
+    /// tokens.
     pub fn kernels(program: &Program) -> Vec<KernelSpec> {
         program
             .kernels
             .iter()
             .cloned()
             .chain(KernelSpec::runtime())
+            .chain(decoding(program).into_iter().flatten())
             .collect()
     }
 
@@ -386,6 +390,9 @@ impl CudaModel {
             .collect::<Result<Vec<_>, CudaError>>()?;
         let [upload_batch, scan, scatter] = KernelSpec::runtime();
         let before = [load(&upload_batch)?, load(&scan)?, load(&scatter)?];
+        let decoding = decoding(&program)
+            .map(|[choose, advance]| Ok::<_, CudaError>([load(&choose)?, load(&advance)?].into()))
+            .transpose()?;
         let (arena, weights) = upload(&device, &program, source, progress)?;
         Ok(Self {
             device,
@@ -393,6 +400,7 @@ impl CudaModel {
             loaded,
             weights,
             before: before.into(),
+            decoding,
             arena: arena.into(),
         })
     }
@@ -447,6 +455,7 @@ impl CudaModel {
             loaded,
             weights,
             before: Arc::clone(&self.before),
+            decoding: None,
             arena: Arc::clone(&self.arena),
         })
     }
@@ -474,6 +483,12 @@ impl CudaModel {
     pub fn weight_bytes(&self) -> u64 {
         self.arena.bytes()
     }
+}
+
+/// The kernels that choose tokens, where a program writes.
+fn decoding(program: &Program) -> Option<[KernelSpec; 2]> {
+    let (_, vocabulary) = program.next_logits()?;
+    Some(KernelSpec::decoding(vocabulary, program.dtype))
 }
 
 /// Kernels that are ready to launch, by symbol, for programs that share them.

@@ -1,3 +1,5 @@
+mod decode_loop;
+mod launcher;
 mod staging;
 mod timing;
 
@@ -7,8 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cudarc::driver::{CudaStream, result};
+use cudarc::driver::result;
 
+pub use decode_loop::{ChosenRows, DecodeLoop, Entry};
+use launcher::{Bound, Launcher};
 use staging::{BatchData, Staging};
 pub use timing::Part;
 
@@ -16,13 +20,13 @@ use super::{
     error::{CudaError, During},
     graphs::{Graphs, Key, Site, THREAD, capture},
     memory::{Buffer, Chunks},
-    model::{CudaModel, SharedModel, Start},
+    model::{CudaModel, Start},
     watch::Watch,
 };
 use crate::{
     kernels::KernelSpec,
     plan::Plan,
-    program::{Buckets, Place, Program, SizeOverflow},
+    program::{Buckets, Program, SizeOverflow},
     runtime::{
         AllocatorChoice, GraphChoice, GraphUse, MemoryUse, MemoryWork, Output, Planner,
         batch::Batch,
@@ -35,22 +39,21 @@ use crate::{
 
 /// What one caller needs to run a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
 pub struct CudaSession {
-    model: SharedModel,
-    stream: Arc<CudaStream>,
+    launcher: Launcher,
     workspace: Workspace<Chunks>,
     staging: Staging,
     graphs: Graphs,
     replay: GraphChoice,
     buckets: Buckets,
-    /// How every kernel of the program but the first starts.
-    start: Start,
     /// For each output of the program, in their order, its index among the planned tensors.
     output_slots: Vec<usize>,
 }
 
-/// Device memory of a KV cache: blocks of all caches of a program.
+/// Device memory of a KV cache: blocks of all caches of a program, and one more, which belongs to no sequence.
 pub struct CudaCache {
     memory: Buffer,
+    /// The spare one included.
+    blocks: u64,
 }
 
 impl CudaCache {
@@ -59,9 +62,10 @@ impl CudaCache {
     /// # Errors
     /// Memory that could not be had.
     pub fn new(model: &CudaModel, blocks: u64) -> Result<Self, CudaError> {
+        let blocks = blocks.saturating_add(1);
         let bytes = blocks.saturating_mul(model.program.block_bytes());
         let memory = Buffer::new(&model.device, bytes, "the KV cache")?;
-        Ok(Self { memory })
+        Ok(Self { memory, blocks })
     }
 }
 
@@ -139,14 +143,16 @@ impl CudaSession {
         let planner = Planner::new(&model.program, allocator)?;
         Ok(Self {
             staging: Staging::new(model.device.clone(), Arc::clone(&stream)),
-            stream,
             workspace: Workspace::new(planner, Chunks::new(model.device.clone())),
             graphs: Graphs::default(),
             replay,
             buckets: replay.buckets(&model.program, allocator),
-            start,
             output_slots: output_slots(&model.program),
-            model,
+            launcher: Launcher {
+                model,
+                stream,
+                start,
+            },
         })
     }
 
@@ -164,6 +170,17 @@ impl CudaSession {
         self.run_at(batch, cache.memory.start())
     }
 
+    /// Adds sequences' next tokens to `cache` and computes nothing else of them; returns before the device has done so.
+    pub fn fill(&mut self, batch: &Batch, cache: &mut CudaCache) -> Result<(), CudaError> {
+        let ready = self.prepare(batch, cache.memory.start())?;
+        self.staging.fill(&ready.data, batch, &ready.extents)?;
+        let [upload, ..] = &*self.launcher.model.before;
+        self.staging.upload(&ready.data, upload)?;
+        self.staging.note_upload()?;
+        let n_steps = self.launcher.model.program.steps_to_fill_caches();
+        self.launch(&ready, n_steps, &|_| true)
+    }
+
     fn run_at(&mut self, batch: &Batch, cache: u64) -> Result<Vec<Output>, CudaError> {
         let ready = self.prepare(batch, cache)?;
         let enqueued = self.enqueue(&ready, batch)?;
@@ -179,7 +196,7 @@ impl CudaSession {
         warm_up: usize,
         runs: usize,
     ) -> Result<Timing, CudaError> {
-        let watch = Watch::new(&self.model.device, &self.stream)?;
+        let watch = Watch::new(&self.launcher.model.device, &self.launcher.stream)?;
         let mut timing = Timing::default();
         for i in 0..warm_up + runs {
             let host = Cell::new(Duration::ZERO);
@@ -212,13 +229,13 @@ impl CudaSession {
     }
 
     pub fn program(&self) -> &Program {
-        self.model.program()
+        self.launcher.model.program()
     }
 
     /// Bytes that the session and its model hold now.
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {
-            weights: self.model.weight_bytes(),
+            weights: self.launcher.model.weight_bytes(),
             activations: self.workspace.chunks().bytes(),
             batch_data: self.staging.bytes(),
         }
@@ -236,7 +253,7 @@ impl CudaSession {
 
     /// Plans a batch and allocates for it. After a failed allocation the session holds nothing and stays usable.
     fn prepare(&mut self, batch: &Batch, cache: u64) -> Result<Ready, CudaError> {
-        let model = Arc::clone(&self.model);
+        let model = Arc::clone(&self.launcher.model);
         model
             .device
             .context()
@@ -311,7 +328,7 @@ impl CudaSession {
         {
             return Ok(());
         }
-        let graph = capture(&self.stream, THREAD, || self.launch_all(ready))?;
+        let graph = capture(&self.launcher.stream, THREAD, || self.launch_all(ready))?;
         // Otherwise the first replay would wait for the upload.
         graph.upload().during(|| "upload a graph".to_owned())?;
         self.graphs.keep(key, &ready.site, graph);
@@ -320,17 +337,22 @@ impl CudaSession {
 
     /// Launches the upload of a batch, and then its run.
     fn launch_all(&self, ready: &Ready) -> Result<(), CudaError> {
-        let [upload, ..] = &*self.model.before;
+        let [upload, ..] = &*self.launcher.model.before;
         self.staging.upload(&ready.data, upload)?;
-        self.launch(ready, &|_| true)
+        self.launch(ready, usize::MAX, &|_| true)
     }
 
-    /// Launches, in order, those steps of a run whose kernel is wanted. Kernels read batch data before `griddepcontrol.wait`,
-    /// so what precedes the second step is launched plainly: batch data are complete when any later kernel starts.
-    fn launch(&self, ready: &Ready, wanted: &dyn Fn(&KernelSpec) -> bool) -> Result<(), CudaError> {
-        let (program, stream) = (&self.model.program, self.stream.cu_stream());
+    /// Launches, in order, those of the first `n_steps` steps of a run whose kernel is wanted, and before them the packing of a
+    /// padded batch.
+    fn launch(
+        &self,
+        ready: &Ready,
+        n_steps: usize,
+        wanted: &dyn Fn(&KernelSpec) -> bool,
+    ) -> Result<(), CudaError> {
+        let stream = self.launcher.stream.cu_stream();
         let data = &ready.data;
-        let [_, scan, scatter] = &*self.model.before;
+        let [_, scan, scatter] = &*self.launcher.model.before;
         if let Some([mask, ids, types]) = data.padded
             && wanted(scan.kernel())
         {
@@ -349,43 +371,18 @@ impl CudaSession {
                 scatter.launch(stream, &extents, &args, "pack", Start::Plain)?;
             }
         }
-        let mut places = vec![0; program.tensors.len()];
-        for ((index, _), at) in program.planned().zip(&ready.site.plan.placements) {
-            places[index] = self.workspace.chunks().at(at.chunk as usize, at.offset);
-        }
-        let mut pointers = Vec::with_capacity(16);
-        let mut start = Start::Plain;
-        for step in &program.steps {
-            let Some((kernel, extents)) = step.launch(&ready.extents)? else {
-                continue;
-            };
-            pointers.clear();
-            pointers.extend(step.operands.iter().map(|&operand| {
-                match &program.tensors[operand].place {
-                    Place::Batch(meta) => data.at(*meta),
-                    Place::Weight(_) => self.model.weights[operand],
-                    Place::Planned { .. } => places[operand],
-                    Place::Cached(cache) => {
-                        ready.cache + program.cache_offset(*cache) * program.dtype.bytes()
-                    }
-                }
-            }));
-            if !wanted(&program.kernels[kernel]) {
-                continue;
-            }
-            // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
-            // and the plan gives tensors whose lifetimes overlap disjoint memory.
-            unsafe {
-                let loaded = self.model.loaded(kernel)?;
-                loaded.launch(stream, &extents, &pointers, &step.name, start)?;
-            }
-            start = self.start;
-        }
-        Ok(())
+        let bound = Bound {
+            extents: &ready.extents,
+            data,
+            plan: &ready.site.plan,
+            chunks: self.workspace.chunks(),
+            cache: ready.cache,
+        };
+        self.launcher.steps(&bound, n_steps, wanted)
     }
 
     fn download(&mut self, ready: &Ready) -> Result<Vec<Output>, CudaError> {
-        let program = &self.model.program;
+        let program = &self.launcher.model.program;
         let mut outputs = Vec::with_capacity(program.outputs.len());
         for ((name, tensor), &slot) in program.outputs.iter().zip(&self.output_slots) {
             let record = &program.tensors[*tensor];
@@ -402,9 +399,10 @@ impl CudaSession {
             let from = self.workspace.chunks().at(at.chunk as usize, at.offset);
             // SAFETY: the output lives at `from` until the session plans again; `raw` is not
             // touched before the stream was waited for.
-            unsafe { result::memcpy_dtoh_async(&mut raw, from, self.stream.cu_stream()) }
+            unsafe { result::memcpy_dtoh_async(&mut raw, from, self.launcher.stream.cu_stream()) }
                 .during(|| format!("download `{name}`"))?;
-            self.stream
+            self.launcher
+                .stream
                 .synchronize()
                 .during(|| "wait for the run".to_owned())?;
             self.staging.uploaded();
@@ -431,7 +429,7 @@ impl CudaSession {
 impl Drop for CudaSession {
     fn drop(&mut self) {
         // Memory must not be freed under a running kernel; there is nobody to return an error to.
-        let _ = self.stream.synchronize();
+        let _ = self.launcher.stream.synchronize();
     }
 }
 

@@ -260,9 +260,11 @@ pub fn run_in(
         | KernelSpec::DeferredLayerNormGemm(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
-        KernelSpec::Upload(_) | KernelSpec::PackScan(_) | KernelSpec::PackTokens(_) => {
-            Err(OpError::Packing { op })
-        }
+        KernelSpec::Upload(_)
+        | KernelSpec::PackScan(_)
+        | KernelSpec::PackTokens(_)
+        | KernelSpec::ChooseToken(_)
+        | KernelSpec::Advance(_) => Err(OpError::Packing { op }),
     }
 }
 
@@ -313,5 +315,7 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::PackScan(_) => "pack_scan",
         KernelSpec::PackTokens(_) => "pack_tokens",
         KernelSpec::Upload(_) => "upload",
+        KernelSpec::ChooseToken(_) => "choose_token",
+        KernelSpec::Advance(_) => "advance",
     }
 }

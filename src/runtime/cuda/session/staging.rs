@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaEvent, CudaStream};
 
 use crate::{
     kernels::{Meta, upload::Upload},
@@ -26,6 +26,8 @@ pub(super) struct Staging {
     memory: Option<(Pinned, Buffer)>,
     /// Whether an upload may still read the host's memory.
     uploading: bool,
+    /// What the upload is done with, where that was recorded; otherwise it is done with the stream.
+    event: Option<CudaEvent>,
 }
 
 /// Device addresses of the data of a batch.
@@ -36,16 +38,16 @@ pub(super) struct BatchData {
     pub(super) positions: u64,
     pub(super) cu_lens: u64,
     pub(super) pair_offsets: u64,
-    valid_lens: u64,
-    token_slots: u64,
-    slots: u64,
-    slot_starts: u64,
-    key_lens: u64,
+    pub(super) valid_lens: u64,
+    pub(super) token_slots: u64,
+    pub(super) slots: u64,
+    pub(super) slot_starts: u64,
+    pub(super) key_lens: u64,
     /// Mask, padded ids and padded segment ids, where the batch came padded.
     pub(super) padded: Option<[u64; 3]>,
     /// Address and bytes of the piece that is uploaded.
-    start: u64,
-    bytes: usize,
+    pub(super) start: u64,
+    pub(super) bytes: usize,
 }
 
 impl BatchData {
@@ -73,6 +75,7 @@ impl Staging {
             stream,
             memory: None,
             uploading: false,
+            event: None,
         }
     }
 
@@ -144,9 +147,11 @@ impl Staging {
     /// Waits for an upload that may still read the host's memory.
     fn settle(&mut self) -> Result<(), CudaError> {
         if self.uploading {
-            self.stream
-                .synchronize()
-                .during(|| "wait for the stream".to_owned())?;
+            let done = match self.event.take() {
+                Some(event) => event.synchronize(),
+                None => self.stream.synchronize(),
+            };
+            done.during(|| "wait for the stream".to_owned())?;
             self.uploading = false;
         }
         Ok(())
@@ -242,7 +247,18 @@ impl Staging {
 
     /// Notes that the stream was synchronised since the last upload.
     pub(super) fn uploaded(&mut self) {
-        self.uploading = false;
+        (self.uploading, self.event) = (false, None);
+    }
+
+    /// Notes that the upload was the last thing on the stream, so that nothing behind it need be waited for.
+    pub(super) fn note_upload(&mut self) -> Result<(), CudaError> {
+        let event = self.device.context().new_event(None);
+        let event = event.during(|| "make an event".to_owned())?;
+        event
+            .record(&self.stream)
+            .during(|| "record an event".to_owned())?;
+        self.event = Some(event);
+        Ok(())
     }
 }
 

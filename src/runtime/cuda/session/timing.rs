@@ -30,20 +30,22 @@ impl CudaSession {
     ) -> Result<Vec<Timing>, CudaError> {
         let ready = self.prepare(batch, 0)?;
         self.staging.fill(&ready.data, batch, &ready.extents)?;
-        let whole = capture(&self.stream, THREAD, || self.launch_all(&ready))?;
-        let watch = Watch::new(&self.model.device, &self.stream)?;
+        let whole = capture(&self.launcher.stream, THREAD, || self.launch_all(&ready))?;
+        let watch = Watch::new(&self.launcher.model.device, &self.launcher.stream)?;
         let launch = |graph: &cudarc::driver::CudaGraph| {
             graph.launch().during(|| "launch a graph".to_owned())
         };
         let mut timings = Vec::with_capacity(parts.len());
         for part in parts {
             let mut timing = Timing::default();
-            if !self.model.program.kernels.iter().any(part) {
+            if !self.launcher.model.program.kernels.iter().any(part) {
                 timing.ms.resize(runs, 0.0);
                 timings.push(timing);
                 continue;
             }
-            let graph = capture(&self.stream, THREAD, || self.launch(&ready, part))?;
+            let graph = capture(&self.launcher.stream, THREAD, || {
+                self.launch(&ready, usize::MAX, part)
+            })?;
             for i in 0..warm_up + runs {
                 launch(&whole)?;
                 let ms = watch.lap(|| launch(&graph))?;

@@ -1,0 +1,541 @@
+//! The end of a step on the device: the next token of each sequence, and the batch data of the next step, so that the device
+//! goes on without the host.
+//!
+//! Sequences lie in *rows*, the batch of a step. Where a row's sequence has its tokens and slots is batch data, too: the table
+//! [`Meta::Slots`], and a table of tokens beside it, which both begin at [`Meta::SlotStarts`].
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    cache::BLOCK,
+    rows::{count, one_per, read, read_meta, rows_by, storage, vector_width, write},
+};
+use crate::{
+    machine::Machine,
+    search::{Philox, Rules, Sampling, greedy, log_probability},
+    tensor::{DType, Extents, Shape, Symbol},
+};
+
+/// What stands in the place of a chosen token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chosen {
+    Token(u32),
+    /// The row has no sequence.
+    Idle,
+    /// A logit is no finite number, nor −∞; its token is in the place of the log-probability.
+    NotANumber,
+    /// The rules leave no token.
+    NoToken,
+}
+
+impl Chosen {
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Token(id) => id as i32,
+            Self::Idle => -1,
+            Self::NotANumber => -2,
+            Self::NoToken => -3,
+        }
+    }
+
+    pub fn of_code(code: i32) -> Self {
+        match code {
+            -1 => Self::Idle,
+            -2 => Self::NotANumber,
+            id => u32::try_from(id).map_or(Self::NoToken, Self::Token),
+        }
+    }
+}
+
+/// How a sequence goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    pub rules: Rules,
+    /// Draws; without, the most probable token comes.
+    pub sampling: Option<Sampling>,
+    pub seed: u64,
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    pub log_probability: bool,
+}
+
+impl Choice {
+    /// 32-bit numbers that describe one.
+    pub const WIDTH: u32 = 256;
+    /// Numbers before the lists of tokens.
+    const HEADER: usize = 17;
+
+    /// The numbers, in the order of `templates/partials/request.cu`; `None` where its lists of tokens are too long.
+    pub fn encode(&self) -> Option<Vec<i32>> {
+        let rules = &self.rules;
+        let whole = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let flags = i32::from(self.sampling.is_some()) | i32::from(self.log_probability) << 1;
+        let sampling = self.sampling.unwrap_or_default();
+        let mut last = rules.forced_last.clone();
+        last.sort_unstable();
+        last.dedup();
+        let lists: [&[u32]; 5] = [
+            &rules.end,
+            &rules.suppressed,
+            &rules.suppressed_first,
+            rules.forced_first.as_slice(),
+            &last,
+        ];
+        let least = rules
+            .min_length
+            .max(self.n_prompt.saturating_add(rules.min_new_tokens));
+        let mut all = vec![
+            whole(self.n_prompt),
+            whole(self.n_prompt.saturating_add(rules.max_new_tokens)),
+            whole(least),
+            flags,
+            sampling.temperature.to_bits() as i32,
+            whole(sampling.top_k),
+            sampling.top_p.to_bits() as i32,
+            sampling.min_p.to_bits() as i32,
+            self.seed as i32,
+            (self.seed >> 32) as i32,
+            rules.repetition_penalty.to_bits() as i32,
+            whole(rules.no_repeat_ngram),
+        ];
+        all.extend(lists.map(|list| whole(list.len())));
+        debug_assert_eq!(all.len(), Self::HEADER);
+        all.extend(lists.into_iter().flatten().map(|&id| id as i32));
+        let width = Self::WIDTH as usize;
+        (all.len() <= width).then(|| {
+            all.resize(width, 0);
+            all
+        })
+    }
+
+    /// What [`Choice::encode`] wrote.
+    fn decode(numbers: &[i64]) -> Self {
+        let whole = |at: usize| numbers[at] as usize;
+        let real = |at: usize| f32::from_bits(numbers[at] as u32);
+        let mut from = Self::HEADER;
+        let [end, suppressed, suppressed_first, forced_first, forced_last] = [12, 13, 14, 15, 16]
+            .map(|at| {
+                let list = &numbers[from..from + whole(at)];
+                from += list.len();
+                list.iter().map(|&id| id as u32).collect::<Vec<u32>>()
+            });
+        let n_prompt = whole(0);
+        Self {
+            rules: Rules {
+                repetition_penalty: real(10),
+                no_repeat_ngram: whole(11),
+                end,
+                min_length: whole(2),
+                min_new_tokens: 0,
+                forced_first: forced_first.first().copied(),
+                forced_last,
+                suppressed,
+                suppressed_first,
+                max_new_tokens: whole(1) - n_prompt,
+            },
+            sampling: (numbers[3] & 1 != 0).then(|| Sampling {
+                temperature: real(4),
+                top_k: whole(5),
+                top_p: real(6),
+                min_p: real(7),
+            }),
+            seed: numbers[8] as u32 as u64 | (numbers[9] as u32 as u64) << 32,
+            n_prompt,
+            log_probability: numbers[3] & 2 != 0,
+        }
+    }
+
+    /// The token behind `tokens`, and its log-probability before rules and sampling, or 0 where that was not asked for.
+    pub fn choose(&self, logits: &[f32], tokens: &[u32]) -> (Chosen, f32) {
+        let is_wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
+        if let Some(at) = logits.iter().position(is_wrong) {
+            return (Chosen::NotANumber, at as f32);
+        }
+        let mut ruled = logits.to_vec();
+        self.rules.apply(&mut ruled, tokens, self.n_prompt);
+        if ruled.iter().all(|&x| x == f32::NEG_INFINITY) {
+            return (Chosen::NoToken, 0.0);
+        }
+        let id = match &self.sampling {
+            None => greedy(&ruled),
+            Some(sampling) => {
+                let uniform = Philox::new(self.seed).uniform(tokens.len() as u64, 0);
+                sampling.choose(&ruled, uniform)
+            }
+        };
+        let value = match self.log_probability {
+            true => log_probability(logits, id),
+            false => 0.0,
+        };
+        (Chosen::Token(id), value)
+    }
+
+    /// One of several choices for a row of a check, none of them like its neighbours.
+    fn of_row(row: usize, vocabulary: u32) -> Self {
+        let id = |n: u32| n % vocabulary;
+        let drawn = |temperature, top_k, top_p, min_p| {
+            Some(Sampling {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+            })
+        };
+        let mut rules = Rules {
+            max_new_tokens: 1 << 20,
+            end: vec![id(5)],
+            ..Rules::default()
+        };
+        let sampling = match row % 12 {
+            0 => None,
+            1 => drawn(1.0, 50, 1.0, 0.0),
+            2 => drawn(0.8, 50, 0.9, 0.0),
+            3 => drawn(1.3, 0, 0.7, 0.0),
+            4 => drawn(1.0, 0, 1.0, 0.0),
+            5 => drawn(2.0, 0, 0.999, 0.0),
+            6 => drawn(0.7, 700, 0.95, 0.01),
+            7 => drawn(1.0, 0, 1.0, 0.2),
+            8 => drawn(1.0, 1, 1.0, 0.0),
+            9 => None,
+            10 => drawn(1.0, 300, 1e-6, 0.0),
+            _ => drawn(3.0, 40, 1.0, 0.05),
+        };
+        match row % 7 {
+            1 => rules.repetition_penalty = 1.3,
+            2 => (rules.no_repeat_ngram, rules.repetition_penalty) = (2, 0.7),
+            3 => rules.min_length = 1 << 20,
+            4 => rules.suppressed = (0..40).map(|n| id(17 * n + 1)).filter(|&n| n > 0).collect(),
+            5 => (rules.forced_last, rules.max_new_tokens) = (vec![id(9), id(3), id(9)], 1),
+            6 => rules.suppressed_first = vec![id(1)],
+            _ => {}
+        }
+        Self {
+            rules,
+            sampling,
+            seed: 0x1234_5678_9abc_def0 ^ row as u64,
+            n_prompt: 0,
+            log_probability: row.is_multiple_of(2),
+        }
+    }
+}
+
+impl Fill {
+    /// [`Choice`]s, one for each sequence, which differ.
+    pub(super) fn choices(case: &Case, vocabulary: u32) -> Vec<i64> {
+        let known = Self::known(case).into_iter().enumerate();
+        known
+            .flat_map(|(row, known)| {
+                let mut choice = Choice::of_row(row, vocabulary);
+                // A last token is one behind all that are known, and a first one is behind the prompt.
+                choice.n_prompt = match choice.rules.suppressed_first.is_empty() {
+                    true => known as usize / 2,
+                    false => known as usize,
+                };
+                if choice.rules.max_new_tokens == 1 {
+                    choice.n_prompt = known as usize;
+                }
+                let numbers = choice.encode().expect("its lists are short");
+                numbers.into_iter().map(i64::from)
+            })
+            .collect()
+    }
+
+    /// Tokens that are known of each sequence: all its keys but one, so that another has room.
+    pub(super) fn known(case: &Case) -> Vec<i64> {
+        let past = case.lens.iter().zip(&case.cached);
+        past.map(|(&len, &cached)| i64::from(len + cached) - 1)
+            .collect()
+    }
+}
+
+/// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`Choice::encode`]), `known [batch]`, `tokens [slots]`,
+/// `slot_starts [batch]` → `chosen [batch]` ([`Chosen::code`]), `log_probability [batch]`: the token behind the `known` ones of
+/// each row; a row of which none is known has no sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ChooseToken {
+    pub vocabulary: u32,
+    pub dtype: DType,
+}
+
+/// Threads of the one CTA per row, and the most candidates that it keeps. More would leave a thread fewer registers than
+/// its sums take.
+const THREADS: u32 = 512;
+
+fn requests(vocabulary: u32) -> Param {
+    Param {
+        name: "requests",
+        role: super::Role::Read {
+            dtype: DType::I32,
+            shape: rows_by(Symbol::Batch, Choice::WIDTH),
+            fill: Fill::Choices { vocabulary },
+        },
+    }
+}
+
+fn per_row(name: &'static str, fill: Fill) -> Param {
+    read(name, DType::I32, one_per(Symbol::Batch), fill)
+}
+
+fn tokens(name: &'static str, vocabulary: u32) -> Param {
+    read(
+        name,
+        DType::I32,
+        one_per(Symbol::Slots),
+        Fill::Below(vocabulary),
+    )
+}
+
+impl Kernel for ChooseToken {
+    fn symbol(&self) -> String {
+        format!("choose_token_{}_w{}", self.dtype, self.vocabulary)
+    }
+
+    fn template(&self) -> &'static str {
+        "choose_token"
+    }
+
+    fn constants(&self) -> Constants {
+        let vector = vector_width(self.dtype, &[self.vocabulary]);
+        Constants::from([
+            ("storage", storage(self.dtype)),
+            ("vocabulary", self.vocabulary.into()),
+            ("vector", vector.into()),
+            ("width", Choice::WIDTH.into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let logits = Fill::Normal {
+            mean: 0.0,
+            deviation: 3.0,
+        };
+        let row = || one_per(Symbol::Batch);
+        vec![
+            read(
+                "logits",
+                self.dtype,
+                rows_by(Symbol::Batch, self.vocabulary),
+                logits,
+            ),
+            requests(self.vocabulary),
+            per_row("known", Fill::Known),
+            tokens("tokens", self.vocabulary),
+            read_meta("slot_starts", Meta::SlotStarts, row()),
+            write("chosen", DType::I32, row()),
+            write("log_probability", DType::F32, row()),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        // Two bitmaps of the vocabulary.
+        let shared_bytes = 2 * 4 * self.vocabulary.div_ceil(32);
+        Launch::of_ctas(extents.batch.max(1), THREADS, shared_bytes)
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let logits = reads[0].real();
+        let [requests, known, tokens, starts] = [1, 2, 3, 4].map(|i| reads[i].index());
+        let (width, vocabulary) = (Choice::WIDTH as usize, self.vocabulary as usize);
+        let rows = (0..extents.batch as usize).map(|row| {
+            let there = &tokens[starts[row] as usize..][..known[row] as usize];
+            if there.is_empty() {
+                return (i64::from(Chosen::Idle.code()), f32::NAN);
+            }
+            let choice = Choice::decode(&requests[row * width..][..width]);
+            let there: Vec<u32> = there.iter().map(|&id| id as u32).collect();
+            let (chosen, value) = choice.choose(&logits[row * vocabulary..][..vocabulary], &there);
+            (i64::from(chosen.code()), value)
+        });
+        let (chosen, values) = rows.unzip();
+        vec![HostTensor::Index(chosen), HostTensor::Real(values)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        Case::cached()
+            .into_iter()
+            .chain(Case::standard())
+            .chain([Case::new("many", &(1..60).collect::<Vec<u32>>())])
+            .collect()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance {
+            absolute: 2e-5,
+            relative: 2e-6,
+            reason: "an f32 sum of exponentials in another order, each within 2 ulp, and one logarithm; tokens are equal",
+        }
+    }
+}
+
+/// `chosen`, `log_probability`, `requests`, `known_before`, `tokens_before [slots]`, `slots`, `slot_starts`, `step_before [1]` →
+/// `known`, `tokens`, `token_ids`, `positions`, `key_lens`, `token_slots`, `ring_ids` and `ring_values [RING, ROWS]`,
+/// `ring_steps [RING]`, `step [1]`: the batch data of the next step, and what the host learns of this one. What is read before
+/// and written after may be the same memory. Where nothing was chosen ([`Chosen::Idle`]) of a row that has tokens, it is new.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Advance;
+
+impl Advance {
+    /// Steps whose results the ring holds.
+    pub const RING: usize = 16;
+    /// Rows of a step at most.
+    pub const ROWS: usize = 1024;
+    /// A vocabulary for checks.
+    const VOCABULARY: u32 = 11;
+
+    /// The slot of rows without a sequence, of a cache of so many blocks: the first of the last block.
+    fn spare_slot(blocks: u64) -> i64 {
+        (blocks as i64 - 1) * i64::from(BLOCK)
+    }
+}
+
+impl Kernel for Advance {
+    fn symbol(&self) -> String {
+        "advance".into()
+    }
+
+    fn template(&self) -> &'static str {
+        "advance"
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::from([
+            ("width", Choice::WIDTH.into()),
+            ("ring", (Self::RING as u64).into()),
+            ("rows", (Self::ROWS as u64).into()),
+            ("block", BLOCK.into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let row = || one_per(Symbol::Batch);
+        let ring = |columns: usize| Shape::fixed(&[(Self::RING * columns) as u64]);
+        let ids = |name| write(name, DType::I32, row());
+        vec![
+            per_row(
+                "chosen",
+                Fill::Chosen {
+                    vocabulary: Self::VOCABULARY,
+                },
+            ),
+            read("log_probability", DType::F32, row(), Fill::ACTIVATION),
+            requests(Self::VOCABULARY),
+            per_row("known_before", Fill::Known),
+            tokens("tokens_before", Self::VOCABULARY),
+            read_meta("slots", Meta::Slots, one_per(Symbol::Slots)),
+            read_meta("slot_starts", Meta::SlotStarts, row()),
+            read(
+                "step_before",
+                DType::I32,
+                Shape::fixed(&[1]),
+                Fill::Below(1 << 20),
+            ),
+            ids("known"),
+            write("tokens", DType::I32, one_per(Symbol::Slots)),
+            ids("token_ids"),
+            ids("positions"),
+            ids("key_lens"),
+            ids("token_slots"),
+            write("ring_ids", DType::I32, ring(Self::ROWS)),
+            write("ring_values", DType::F32, ring(Self::ROWS)),
+            write("ring_steps", DType::I32, ring(1)),
+            write("step", DType::I32, Shape::fixed(&[1])),
+            count(Symbol::Batch),
+            count(Symbol::Blocks),
+        ]
+    }
+
+    fn launch(&self, _: &Extents, _: &Machine) -> Launch {
+        Launch::of_ctas(1, THREADS, 0)
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let chosen = reads[0].index();
+        let values = reads[1].real();
+        let [requests, before, tokens_before, slots, starts, step] =
+            [2, 3, 4, 5, 6, 7].map(|i| reads[i].index());
+        let n = extents.batch as usize;
+        let width = Choice::WIDTH as usize;
+        let entry = step[0] as usize % Self::RING;
+        // Whole numbers that are not written stay −1.
+        let mut tokens = vec![-1; tokens_before.len()];
+        let [
+            mut known,
+            mut ids,
+            mut positions,
+            mut key_lens,
+            mut token_slots,
+        ] = [(); 5].map(|()| vec![0i64; n]);
+        let mut ring_ids = vec![-1; Self::RING * Self::ROWS];
+        let mut ring_values = vec![f32::NAN; Self::RING * Self::ROWS];
+        let mut ring_steps = vec![-1; Self::RING];
+        for row in 0..n {
+            let choice = Choice::decode(&requests[row * width..][..width]);
+            let start = starts[row] as usize;
+            let (mut len, mut last) = (before[row] as usize, 0);
+            match Chosen::of_code(chosen[row] as i32) {
+                Chosen::Token(id) if len > 0 => {
+                    let most = choice.n_prompt + choice.rules.max_new_tokens;
+                    match choice.rules.ends(id) || len + 1 >= most {
+                        true => len = 0,
+                        false => {
+                            tokens[start + len] = id.into();
+                            (len, last) = (len + 1, id.into());
+                        }
+                    }
+                }
+                Chosen::Idle if len > 0 => last = tokens_before[start + len - 1],
+                _ => len = 0,
+            }
+            known[row] = len as i64;
+            (ids[row], positions[row], key_lens[row], token_slots[row]) = match len {
+                0 => (0, 0, 1, Self::spare_slot(extents.blocks)),
+                len => (last, len as i64 - 1, len as i64, slots[start + len - 1]),
+            };
+            ring_ids[entry * Self::ROWS + row] = chosen[row];
+            ring_values[entry * Self::ROWS + row] = values[row];
+        }
+        ring_steps[entry] = step[0] + 1;
+        vec![
+            HostTensor::Index(known),
+            HostTensor::Index(tokens),
+            HostTensor::Index(ids),
+            HostTensor::Index(positions),
+            HostTensor::Index(key_lens),
+            HostTensor::Index(token_slots),
+            HostTensor::Index(ring_ids),
+            HostTensor::Real(ring_values),
+            HostTensor::Index(ring_steps),
+            HostTensor::Index(vec![step[0] + 1]),
+        ]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        Case::cached()
+            .into_iter()
+            .chain([Case::new("many", &(1..100).collect::<Vec<u32>>())])
+            .collect()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        super::rows::COPIED
+    }
+}
+
+/// A vocabulary smaller than a CTA, odd ones, and common ones.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let of = |dtype| {
+        [7, 1003, 50257, 151_936].map(|vocabulary| ChooseToken { vocabulary, dtype }.into())
+    };
+    let dtypes = [DType::F32, DType::F16, DType::BF16];
+    let choose = dtypes.into_iter().flat_map(of);
+    choose.chain([Advance.into()]).collect()
+}

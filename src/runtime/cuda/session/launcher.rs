@@ -1,0 +1,83 @@
+//! The launches of a program's steps, for runs of batches and for steps that follow one another on the device.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::staging::BatchData;
+use crate::{
+    kernels::KernelSpec,
+    plan::Plan,
+    program::Place,
+    runtime::cuda::{
+        error::CudaError,
+        memory::Chunks,
+        model::{SharedModel, Start},
+    },
+    tensor::Extents,
+};
+
+/// Puts the steps of a model's program on a stream.
+pub(super) struct Launcher {
+    pub(super) model: SharedModel,
+    pub(super) stream: Arc<CudaStream>,
+    /// How every kernel of the program but the first starts.
+    pub(super) start: Start,
+}
+
+/// What a run's kernels are given.
+pub(super) struct Bound<'a> {
+    pub(super) extents: &'a Extents,
+    pub(super) data: &'a BatchData,
+    pub(super) plan: &'a Plan,
+    pub(super) chunks: &'a Chunks,
+    /// Address of the KV cache; 0 without one.
+    pub(super) cache: u64,
+}
+
+impl Launcher {
+    /// Launches, in order, those of the first `n_steps` steps whose kernel is wanted. Kernels read batch data before
+    /// `griddepcontrol.wait`, so the first is launched plainly: batch data are complete when any later kernel starts.
+    pub(super) fn steps(
+        &self,
+        bound: &Bound,
+        n_steps: usize,
+        wanted: &dyn Fn(&KernelSpec) -> bool,
+    ) -> Result<(), CudaError> {
+        let program = self.model.program();
+        let mut places = vec![0; program.tensors.len()];
+        for ((index, _), at) in program.planned().zip(&bound.plan.placements) {
+            places[index] = bound.chunks.at(at.chunk as usize, at.offset);
+        }
+        let mut pointers = Vec::with_capacity(16);
+        let mut start = Start::Plain;
+        for step in program.steps.iter().take(n_steps) {
+            let Some((kernel, extents)) = step.launch(bound.extents)? else {
+                continue;
+            };
+            pointers.clear();
+            pointers.extend(step.operands.iter().map(|&operand| {
+                match &program.tensors[operand].place {
+                    Place::Batch(meta) => bound.data.at(*meta),
+                    Place::Weight(_) => self.model.weights[operand],
+                    Place::Planned { .. } => places[operand],
+                    Place::Cached(cache) => {
+                        bound.cache + program.cache_offset(*cache) * program.dtype.bytes()
+                    }
+                }
+            }));
+            if !wanted(&program.kernels[kernel]) {
+                continue;
+            }
+            // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
+            // and the plan gives tensors whose lifetimes overlap disjoint memory.
+            unsafe {
+                let loaded = self.model.loaded(kernel)?;
+                let stream = self.stream.cu_stream();
+                loaded.launch(stream, &extents, &pointers, &step.name, start)?;
+            }
+            start = self.start;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,20 @@
+// What a request asks of its next tokens. The host writes it (`Choice::encode`), in this order.
+struct Request {
+    int n_prompt;
+    int most;   // tokens at most, the prompt's included
+    int least;  // no end before so many tokens
+    int flags;
+    float temperature;
+    unsigned int top_k;  // 0 for all
+    float top_p, min_p;
+    unsigned int seed[2];
+    float repetition_penalty;
+    int ngram;  // no sequence of so many tokens occurs twice; 0 for none
+    // Numbers of ids in the lists, which follow one another.
+    int n_end, n_suppressed, n_suppressed_first, n_forced_first, n_forced_last;
+    int ids[{{ width }} - 17];
+};
+constexpr int SAMPLES = 1, LOG_PROBABILITY = 2;  // flags
+
+// What stands in a token's place.
+constexpr int IDLE = -1, NOT_A_NUMBER = -2, NO_TOKEN = -3;
