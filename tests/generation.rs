@@ -513,3 +513,183 @@ fn an_engine_that_writes_has_no_sessions_and_one_kernel_of_attention() {
         "{refused}"
     );
 }
+
+/// How several requests draw, each with other rules.
+fn ways_to_draw() -> Vec<Generate> {
+    let sampling = |temperature, top_k, top_p, min_p| {
+        Some(Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+        })
+    };
+    let mut all: Vec<Generate> = [
+        None,
+        sampling(1.0, 50, 1.0, 0.0),
+        sampling(0.8, 50, 0.9, 0.0),
+        sampling(1.0, 0, 0.7, 0.0),
+        sampling(1.5, 0, 1.0, 0.0),
+        sampling(2.0, 0, 0.98, 0.0),
+        sampling(1.0, 0, 1.0, 0.1),
+        sampling(1.0, 800, 0.95, 0.0),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(i, sampling)| Generate {
+        sampling,
+        seed: 40 + i as u64,
+        log_probabilities: i % 3 == 0,
+        rules: Rules {
+            max_new_tokens: 24 + 5 * i,
+            ..Rules::default()
+        },
+        ..Generate::default()
+    })
+    .collect();
+    all[1].rules.repetition_penalty = 1.4;
+    all[2].rules.no_repeat_ngram = 2;
+    all[3].rules.suppressed = (0..300).step_by(2).collect();
+    all[4].rules.forced_first = Some(17);
+    (all[5].rules.end, all[5].rules.min_new_tokens) = ((0..400).step_by(4).collect(), 6);
+    all[6].rules.forced_last = vec![3];
+    // More ids than a device's loop takes: the host chooses.
+    all[7].rules.suppressed = (0..500).step_by(2).collect();
+    all
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn draws_on_a_device_are_those_of_the_cpu() {
+    let (name, description) = MODELS[2];
+    let prompts = prompts(&[5, 40, 3, 70, 12, 33, 1, 300]);
+    let draw = |device: DeviceChoice, together: bool| {
+        let engine = engine_on(device, name, description);
+        let mut generator = engine.generator(16 << 20).expect("a generator");
+        let mut all = BTreeMap::new();
+        for (prompt, options) in prompts.iter().zip(ways_to_draw()) {
+            let ticket = generator.admit(request(prompt, &options));
+            ticket.expect("there is room");
+            if !together {
+                all.extend(drain(&mut generator));
+            }
+        }
+        all.extend(drain(&mut generator));
+        all.into_values().collect::<Vec<_>>()
+    };
+    let want = draw(DeviceChoice::Cpu, true);
+    assert_eq!(draw(DeviceChoice::Cuda(0), true), want);
+    assert_eq!(draw(DeviceChoice::Cuda(0), false), want);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn many_requests_on_a_device_move_together_and_grow_apart() {
+    let (name, description) = MODELS[2];
+    let ways = ways_to_draw();
+    let lens: Vec<usize> = (0..70).map(|i| 1 + 7 * i % 45).collect();
+    let prompts = prompts(&lens);
+    let options = |i: usize| {
+        let mut options = ways[i % 3].clone();
+        // Most end early, so that those that are left move together; two are longer than the others' room.
+        options.rules.max_new_tokens = if i % 30 == 20 { 280 } else { 5 + i % 9 };
+        options.seed = i as u64;
+        options
+    };
+    let tokens = |device: DeviceChoice| {
+        let engine = engine_on(device, name, description);
+        let mut generator = engine.generator(64 << 20).expect("a generator");
+        let mut all: BTreeMap<Ticket, (Vec<u32>, Option<Reason>)> = BTreeMap::new();
+        for (i, prompt) in prompts.iter().enumerate() {
+            let ticket = generator.admit(request(prompt, &options(i)));
+            ticket.expect("there is room");
+            // The last ones come while the others are on their way.
+            if i >= 40 {
+                collect(generator.poll().expect("a step"), &mut all);
+            }
+        }
+        for (ticket, (tokens, reason)) in drain(&mut generator) {
+            let own = all.entry(ticket).or_default();
+            own.0.extend(tokens);
+            own.1 = own.1.or(reason);
+        }
+        assert_eq!(generator.cache_bytes().0, 0);
+        all
+    };
+    assert_eq!(tokens(DeviceChoice::Cuda(0)), tokens(DeviceChoice::Cpu));
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn an_invariant_engine_writes_to_the_bit_what_it_writes_alone() {
+    for (name, description) in MODELS {
+        let engine = Engine::builder(description)
+            .config(file(&format!("{name}.json")))
+            .random_weights(WEIGHTS)
+            .dtype(DType::F16)
+            .invariant(true)
+            .device(DeviceChoice::Cuda(0))
+            .generating()
+            .build()
+            .expect("the model loads");
+        let prompts = prompts(&[5, 40, 3, 70, 12, 33, 1, 100]);
+        let options = Generate {
+            rules: Rules {
+                max_new_tokens: 30,
+                ..Rules::default()
+            },
+            log_probabilities: true,
+            ..Generate::default()
+        };
+        let write = |prompts: &[Vec<u32>]| {
+            let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
+            engine
+                .generate(prompts, &options, go_on)
+                .expect("it writes")
+        };
+        let together = write(&prompts);
+        for (prompt, want) in prompts.iter().zip(&together) {
+            let alone = &write(std::slice::from_ref(prompt))[0];
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(alone.tokens, want.tokens, "{name}");
+            assert_eq!(
+                bits(&alone.log_probabilities),
+                bits(&want.log_probabilities),
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn logits_that_overflow_on_a_device_fail_their_requests() {
+    let (name, description) = MODELS[2];
+    let engine = Engine::builder(description)
+        .config(file(&format!("{name}.json")))
+        .random_weights(RandomWeights {
+            deviation: 3000.0,
+            ..WEIGHTS
+        })
+        .dtype(DType::F16)
+        .device(DeviceChoice::Cuda(0));
+    let engine = engine.generating().build().expect("the model loads");
+    let mut generator = engine.generator(1 << 20).expect("a generator");
+    for prompt in prompts(&[3, 9]) {
+        let ticket = generator.admit(request(&prompt, &Generate::default()));
+        ticket.expect("there is room");
+    }
+    let mut problems = Vec::new();
+    while generator.is_busy() {
+        for event in generator.poll().expect("a step") {
+            match event {
+                Event::Failed { problem, .. } => problems.push(problem),
+                event => panic!("{event:?}"),
+            }
+        }
+    }
+    assert_eq!(problems.len(), 2);
+    let says = |problem: &String| problem.contains("for new token 0 is NaN or infinite");
+    assert!(problems.iter().all(says), "{problems:?}");
+    assert_eq!(generator.cache_bytes().0, 0);
+}

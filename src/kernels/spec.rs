@@ -51,7 +51,8 @@ impl KernelSpec {
         match self {
             Self::MhaLongScores(_) => 2,
             Self::PackTokens(_) => 3,
-            Self::PackScan(_) | Self::ChooseToken(_) => 2,
+            Self::PackScan(_) => 2,
+            Self::ChooseToken(_) => 6,
             Self::Advance(_) => 10,
             Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
             _ => 1,

@@ -14,7 +14,7 @@ use super::{
     staging::BatchData,
 };
 use crate::{
-    kernels::decoding::{Advance, Choice, Chosen},
+    kernels::decoding::{Advance, Choice, ChooseToken, Chosen},
     plan::ALIGNMENT,
     program::TensorIndex,
     runtime::{
@@ -85,6 +85,10 @@ struct Places {
     positions: u64,
     key_lens: u64,
     token_slots: u64,
+    best_of_group: u64,
+    sum_of_group: u64,
+    raw_of_group: u64,
+    n_arrived: u64,
     chosen: u64,
     log_probability: u64,
     requests: u64,
@@ -351,6 +355,10 @@ impl DecodeLoop {
             of(at.known),
             of(at.tokens),
             of(at.slot_starts),
+            of(at.best_of_group),
+            of(at.sum_of_group),
+            of(at.raw_of_group),
+            of(at.n_arrived),
             of(at.chosen),
             of(at.log_probability),
         ];
@@ -513,6 +521,10 @@ impl Table {
             positions: place(rows),
             key_lens: place(rows),
             token_slots: place(rows),
+            best_of_group: place(2 * rows * ChooseToken::GROUPS),
+            sum_of_group: place(rows * ChooseToken::GROUPS),
+            raw_of_group: place(2 * rows * ChooseToken::GROUPS),
+            n_arrived: place(rows),
             chosen: place(rows),
             log_probability: place(rows),
             requests: place(rows * Choice::WIDTH as usize),
@@ -543,6 +555,8 @@ impl Table {
         let pairs: Vec<i64> = (0..=rows as i64).collect();
         upload(at.ones, bytemuck::cast_slice(&ones))?;
         upload(at.idle, bytemuck::cast_slice(&idle))?;
+        // No CTA has arrived: −1.
+        upload(at.n_arrived, bytemuck::cast_slice(&vec![-1i32; rows]))?;
         upload(at.cu_lens, bytemuck::cast_slice(&cu_lens))?;
         upload(at.slot_starts, bytemuck::cast_slice(&starts))?;
         upload(at.pair_offsets, bytemuck::cast_slice(&pairs))?;
