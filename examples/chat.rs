@@ -1,4 +1,5 @@
-//! Reads a line, writes on from all that was said, and prints tokens as they come.
+//! Reads a line, answers it, and prints tokens as they come. A checkpoint with a chat template is asked as it was taught; any other
+//! writes on from all that was said.
 //!
 //!     cargo run --release --example chat -- CHECKPOINT_DIR
 
@@ -9,7 +10,7 @@ use std::{
 
 use gemmule::{
     Engine,
-    engine::{Event, Folder, TextEncoder, generation_config},
+    engine::{ChatTemplate, Event, Folder, Message, TextEncoder, generation_config},
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,13 +20,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::from_checkpoint(&folder).generating().build()?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder.as_ref())?)?;
     let options = generation_config(folder.as_ref())?;
-    let mut said = String::new();
+    let template = ChatTemplate::open(folder.as_ref());
+    let mut said: Vec<Message> = Vec::new();
     for line in io::stdin().lock().lines() {
-        said.push_str(&line?);
-        said.push('\n');
-        let prompt = encoder.prompts(&[&said])?;
+        said.push(Message::new("user", line?));
+        let prompt = match &template {
+            Ok(template) => encoder.prompt_as_written(&template.render(&said)?)?,
+            Err(_) => {
+                let lines = said.iter().map(|message| message.content.clone() + "\n");
+                encoder.prompts(&[lines.collect::<String>()])?.remove(0)
+            }
+        };
         let (mut tokens, mut shown) = (Vec::new(), 0);
-        engine.generate(&prompt, &options, |_, event| {
+        engine.generate(&[prompt], &options, |_, event| {
             if let Event::Token { id, .. } = event {
                 tokens.push(*id);
                 // Bytes of a character that is not whole yet are U+FFFD, and wait for the next token.
@@ -40,8 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ControlFlow::Continue(())
         })?;
         println!();
-        said.push_str(&encoder.decode(&tokens)?);
-        said.push('\n');
+        said.push(Message::new("assistant", encoder.decode(&tokens)?));
     }
     Ok(())
 }

@@ -12,7 +12,10 @@ use serde_json::json;
 use super::{Outcome, human, input::lines, model::Runnable, print, print_json, say};
 use crate::{
     EngineError,
-    engine::{Event, Folder, Generate, Reason, TextEncoder, Written, generation_config},
+    engine::{
+        ChatTemplate, Event, Folder, Generate, Message, Reason, TextEncoder, Written,
+        generation_config,
+    },
     search::{Beams, EarlyStopping, Sampling},
 };
 
@@ -30,6 +33,13 @@ pub(super) struct Args {
     /// A file with one text a line
     #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
     prompts_file: Option<PathBuf>,
+    /// Take each prompt for what a user says in a conversation, written down by the checkpoint's chat template; the answer
+    /// alone is printed
+    #[arg(long)]
+    chat: bool,
+    /// What the system says first, in a conversation
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
     /// New tokens at most; by default what generation_config.json says
     #[arg(long, value_name = "N")]
     max_new: Option<usize>,
@@ -203,13 +213,24 @@ pub(super) fn run(args: Args) -> Outcome {
     })?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
     let options = args.options(encoder.folder())?;
-    let ids = encoder.prompts(&prompts)?;
+    let ids = match args.chat {
+        true => {
+            let template = ChatTemplate::open(encoder.folder().trunk())?;
+            let ids = prompts.iter().map(|prompt| {
+                let system = args.system.iter().map(|text| Message::new("system", text));
+                let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
+                encoder.prompt_as_written(&template.render(&messages)?)
+            });
+            ids.collect::<Result<_, EngineError>>()?
+        }
+        false => encoder.prompts(&prompts)?,
+    };
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
     let cache = engine.cache_bytes_needed(&lens, &options)?;
     let mut texts: Vec<Text> = prompts.iter().map(|_| Text::default()).collect();
     let mut problem: Option<Report> = None;
-    if args.stream {
+    if args.stream && !args.chat {
         print(&prompts[0])?;
     }
     let began = Instant::now();
@@ -280,6 +301,7 @@ pub(super) fn run(args: Args) -> Outcome {
         false => {
             for (i, (prompt, text)) in prompts.iter().zip(&texts).enumerate() {
                 let gap = if i > 0 { "\n" } else { "" };
+                let prompt = if args.chat { "" } else { prompt.as_str() };
                 print(&format!("{gap}{prompt}{}\n", text.text))?;
             }
         }

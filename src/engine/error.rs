@@ -123,6 +123,8 @@ pub enum EngineError {
         "timings choose kernels by size, and --invariant asks for one kernel for all sizes; leave one of the two out"
     )]
     TuneInvariant,
+    #[error("`{file}` has no chat template that can be used: {problem}")]
+    ChatTemplate { file: PathBuf, problem: String },
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error(

@@ -143,6 +143,16 @@ impl TextEncoder {
         .collect()
     }
 
+    /// Token ids of a text in which special tokens are written out, as a [`ChatTemplate`](super::ChatTemplate) writes them: none is
+    /// added.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses or panics on.
+    pub fn prompt_as_written(&self, text: &str) -> Result<Vec<u32>, EngineError> {
+        let encoding = self.encoding_of(0, EncodeInput::from(text), false)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// The text of tokens, without special ones. What is not whole yet, as bytes of a character may be, is U+FFFD.
     ///
     /// # Errors
@@ -177,7 +187,17 @@ impl TextEncoder {
     }
 
     fn encoding(&self, index: usize, input: EncodeInput<'_>) -> Result<Encoding, EngineError> {
-        contain(|| self.tokenizer.encode(input, true))
+        self.encoding_of(index, input, true)
+    }
+
+    /// The encoding of an input, with the special tokens that the tokenizer adds or without.
+    fn encoding_of(
+        &self,
+        index: usize,
+        input: EncodeInput<'_>,
+        adds_special: bool,
+    ) -> Result<Encoding, EngineError> {
+        contain(|| self.tokenizer.encode(input, adds_special))
             .map_err(|problem| EngineError::TokenizerPanic {
                 file: self.file.clone(),
                 index,

@@ -187,7 +187,7 @@ impl Choice {
             end: vec![id(5)],
             ..Rules::default()
         };
-        let sampling = match row % 12 {
+        let sampling = match row % 14 {
             0 => None,
             1 => drawn(1.0, 50, 1.0, 0.0),
             2 => drawn(0.8, 50, 0.9, 0.0),
@@ -199,6 +199,8 @@ impl Choice {
             8 => drawn(1.0, 1, 1.0, 0.0),
             9 => None,
             10 => drawn(1.0, 300, 1e-6, 0.0),
+            11 => drawn(1.2, 100, 0.8, 0.05),
+            12 => drawn(1.0, 0, 0.5, 0.02),
             _ => drawn(3.0, 40, 1.0, 0.05),
         };
         match row % 7 {

@@ -1,0 +1,223 @@
+//! Chat templates: how a checkpoint wants a conversation written down before it goes on from there.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use minijinja::{Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig};
+
+use super::EngineError;
+use crate::files::{self, Kind};
+
+/// Steps of a template at most: far more than any published one takes, and few enough that one without end is an error soon.
+const FUEL: u64 = 1 << 22;
+
+/// What someone said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Mostly `system`, `user` or `assistant`.
+    pub role: String,
+    pub content: String,
+}
+
+impl Message {
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self {
+            role: role.into(),
+            content: content.into(),
+        }
+    }
+}
+
+/// The template of a checkpoint, with the tokens that it may name.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// Special tokens by their key in tokenizer_config.json, as `bos_token`.
+    tokens: BTreeMap<String, String>,
+    /// For messages.
+    file: PathBuf,
+}
+
+const NAME: &str = "chat";
+
+impl ChatTemplate {
+    /// The template of a checkpoint's folder: `chat_template.jinja`, or else `chat_template` in `tokenizer_config.json`, of several the
+    /// one called `default`. It is rendered by the rules of transformers' `apply_chat_template`.
+    ///
+    /// # Errors
+    /// Files that cannot be read, a folder without a template, and one that is no Jinja.
+    pub fn open(folder: &Path) -> Result<Self, EngineError> {
+        let own = folder.join("chat_template.jinja");
+        let config = folder.join("tokenizer_config.json");
+        let broken = |file: &Path, problem: String| EngineError::ChatTemplate {
+            file: file.to_owned(),
+            problem,
+        };
+        let settings = match config.is_file() {
+            true => {
+                let text = files::text(&config, Kind::Config)?;
+                serde_json::from_str(&text)
+                    .map_err(|e| broken(&config, format!("it is no JSON: {e}")))?
+            }
+            false => serde_json::Value::Null,
+        };
+        let (file, source) = match own.is_file() {
+            true => (own.clone(), Some(files::text(&own, Kind::Config)?)),
+            false => (config.clone(), template_of(&settings)),
+        };
+        let source = source.ok_or_else(|| {
+            broken(
+                folder,
+                "it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; its model was not made for conversations: give it a prompt as it is".to_owned(),
+            )
+        })?;
+        let mut syntax = SyntaxConfig::builder();
+        let syntax = syntax.trim_blocks(true).lstrip_blocks(true).build();
+        let syntax = syntax.map_err(|e| broken(&file, say(&e)))?;
+        let mut environment = Environment::new();
+        environment.set_syntax(syntax);
+        environment.set_fuel(Some(FUEL));
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function(
+            "raise_exception",
+            |problem: String| -> Result<Value, Error> {
+                Err(Error::new(ErrorKind::InvalidOperation, problem))
+            },
+        );
+        environment
+            .add_template_owned(NAME, source)
+            .map_err(|e| broken(&file, say(&e)))?;
+        let tokens = settings.as_object().into_iter().flatten();
+        let tokens = tokens.filter_map(|(key, value)| {
+            let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
+            key.ends_with("_token")
+                .then(|| (key.clone(), text.to_owned()))
+        });
+        Ok(Self {
+            tokens: tokens.collect(),
+            environment,
+            file,
+        })
+    }
+
+    /// A conversation as the model was taught to read it, up to where it is to go on. Special tokens are part of the text.
+    ///
+    /// # Errors
+    /// What the template refuses, as a role that it does not know.
+    pub fn render(&self, messages: &[Message]) -> Result<String, EngineError> {
+        let broken = |error: Error| EngineError::ChatTemplate {
+            file: self.file.clone(),
+            problem: say(&error),
+        };
+        let template = self.environment.get_template(NAME).map_err(broken)?;
+        let tokens = Value::from(self.tokens.clone());
+        let messages = messages.iter().map(|message| {
+            let Message { role, content } = message;
+            context! { role, content }
+        });
+        let messages: Vec<Value> = messages.collect();
+        let conversation = context! { messages, add_generation_prompt => true };
+        template
+            .render(context! { ..conversation, ..tokens })
+            .map_err(broken)
+    }
+}
+
+/// The template in tokenizer_config.json: a text, or several by name.
+fn template_of(settings: &serde_json::Value) -> Option<String> {
+    match settings.get("chat_template")? {
+        serde_json::Value::String(text) => Some(text.clone()),
+        serde_json::Value::Array(several) => {
+            let is_default = |one: &&serde_json::Value| one["name"] == "default";
+            let one = several.iter().find(is_default)?;
+            one["template"].as_str().map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
+/// What an error says, with the line of the template.
+fn say(error: &Error) -> String {
+    let what = error
+        .detail()
+        .map_or_else(|| error.kind().to_string(), str::to_owned);
+    match error.line() {
+        Some(line) => format!("{what} (line {line} of the template)"),
+        None => what,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        folder
+    }
+
+    fn conversation() -> Vec<Message> {
+        vec![
+            Message::new("system", " Be brief. "),
+            Message::new("user", "Hello"),
+        ]
+    }
+
+    /// In the manner of published templates: whitespace control, methods of Python's strings, special tokens, loops.
+    const TEMPLATE: &str = "{{- bos_token }}\n{%- for message in messages %}\n    {%- if message['role'] not in ['system', 'user', 'assistant'] %}\n        {{- raise_exception('no role ' + message['role']) }}\n    {%- endif %}\n{{ '<|' + message['role'] + '|>' + message['content'].strip() + eos_token }}\n{% endfor %}\n{% if add_generation_prompt %}\n<|assistant|>\n{% endif %}\n";
+
+    #[test]
+    fn a_template_of_either_file_writes_a_conversation_down() {
+        let tokens = r#""bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}"#;
+        let text = serde_json::to_string(TEMPLATE).unwrap();
+        let want = "<s><|system|>Be brief.</s>\n<|user|>Hello</s>\n<|assistant|>\n";
+        let one = format!("{{{tokens}, \"chat_template\": {text}}}");
+        let several = format!(
+            r#"{{{tokens}, "chat_template": [{{"name": "tool_use", "template": "x"}}, {{"name": "default", "template": {text}}}]}}"#
+        );
+        let beside = format!("{{{tokens}, \"chat_template\": \"not this\"}}");
+        for files in [
+            vec![("tokenizer_config.json", one.as_str())],
+            vec![("tokenizer_config.json", several.as_str())],
+            vec![
+                ("tokenizer_config.json", beside.as_str()),
+                ("chat_template.jinja", TEMPLATE),
+            ],
+        ] {
+            let folder = folder(&files);
+            let template = ChatTemplate::open(folder.path()).unwrap();
+            assert_eq!(template.render(&conversation()).unwrap(), want);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_template_is_said_with_its_line() {
+        let problem = |files: &[(&str, &str)]| {
+            let folder = folder(files);
+            let rendered = ChatTemplate::open(folder.path())
+                .and_then(|template| template.render(&[Message::new("robot", "x")]));
+            match rendered {
+                Err(EngineError::ChatTemplate { problem, .. }) => problem,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(
+            problem(&[]),
+            "it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; its model was not made for conversations: give it a prompt as it is"
+        );
+        assert_eq!(
+            problem(&[("chat_template.jinja", TEMPLATE)]),
+            "no role robot (line 4 of the template)"
+        );
+        assert!(problem(&[("chat_template.jinja", "\n{% for %}")]).contains("line 2"));
+        let endless =
+            "{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}";
+        assert!(problem(&[("chat_template.jinja", endless)]).contains("fuel"));
+        assert!(problem(&[("tokenizer_config.json", "{")]).starts_with("it is no JSON"));
+    }
+}
