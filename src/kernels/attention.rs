@@ -1,5 +1,5 @@
 //! Attention over packed sequences: three unfused kernels, fused kernels (short, online, split keys for few tokens, and
-//! WGMMA on Hopper), and three kernels of grouped GEMMs for long sequences.
+//! WGMMA on Hopper), three kernels of grouped GEMMs for long sequences, and three to a KV cache (plain, decode, prefill).
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
 //! `i` and key `j` of sequence `b` with length `n` lie at
@@ -7,10 +7,12 @@
 
 mod attending;
 mod cached;
+mod decode;
 mod fused;
 mod long;
 mod operands;
 mod params;
+mod prefill;
 mod softmax;
 mod split_keys;
 #[cfg(test)]
@@ -21,11 +23,13 @@ mod wgmma;
 
 pub use attending::Attending;
 pub use cached::MhaCached;
+pub use decode::MhaDecode;
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
     statistics_shape,
 };
+pub use prefill::MhaPrefill;
 pub use softmax::{AttentionSoftmax, SoftmaxForm, SoftmaxMask};
 pub use split_keys::MhaSplitKeys;
 pub use unfused::{AttentionContext, AttentionScores};
@@ -116,6 +120,20 @@ pub enum AttentionError {
     )]
     SplitView { operand: &'static str },
     #[error(
+        "the head size is {head}; decode attention takes multiples of 8 from 32 to 256, use the plain kernel for a cache"
+    )]
+    DecodeHead { head: u32 },
+    #[error(
+        "`q` is head-major; decode attention reads columns of rows of tokens, use the plain kernel for a cache"
+    )]
+    DecodeView,
+    #[error("decode attention splits keys over {splits} CTAs; expected 1 to 8")]
+    DecodeSplits { splits: u32 },
+    #[error(
+        "prefill attention over {dtype} elements; expected f16 or bf16, use the plain kernel for a cache"
+    )]
+    PrefillStorage { dtype: DType },
+    #[error(
         "a softmax over {dtype} cannot be {form:?}; expected f32, f16 or bf16, a power of two from 4 to 1024 lanes, 1, 2 or 4 rows together, and rows of which a lane holds at most 64 elements"
     )]
     SoftmaxForm { form: SoftmaxForm, dtype: DType },
@@ -198,6 +216,8 @@ pub fn representative() -> Vec<KernelSpec> {
         all.push(KernelSpec::from(MhaLongReduce { heads }));
     }
     all.extend(cached::representative());
+    all.extend(decode::representative());
+    all.extend(prefill::representative());
     all.extend(split_keys::representative());
     all.extend(wgmma::representative());
     all

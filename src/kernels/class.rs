@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::{KernelSpec, attention::Attending};
+use super::{
+    KernelSpec,
+    attention::{Attending, MhaDecode, MhaPrefill},
+};
 use crate::tensor::{Size, Symbol};
 
 /// The parts that ByteTransformer's figure 3 divides a run into.
@@ -63,6 +66,8 @@ impl KernelSpec {
             | Self::MhaSplitKeys(_)
             | Self::MhaWgmma(_)
             | Self::MhaCached(_)
+            | Self::MhaDecode(_)
+            | Self::MhaPrefill(_)
             | Self::MhaLongScores(_)
             | Self::MhaLongReduce(_)
             | Self::MhaLongContext(_) => Class::Attention,
@@ -121,7 +126,9 @@ impl KernelSpec {
             Self::MhaLongContext(k) => attention(k.heads, k.head),
             Self::MhaShort(k) => fused(&k.of),
             Self::MhaOnline(k) => fused(&k.of),
-            Self::MhaCached(k) => {
+            Self::MhaCached(k)
+            | Self::MhaDecode(MhaDecode { plain: k, .. })
+            | Self::MhaPrefill(MhaPrefill { plain: k }) => {
                 let one = attention(k.heads, k.head);
                 &one + &one
             }

@@ -40,7 +40,7 @@ kernels! {
     DeferredLayerNormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, AppendCache, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload,
+    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload,
     ChooseToken, Advance,
 }
 

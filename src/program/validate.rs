@@ -282,6 +282,8 @@ impl Program {
         let heads = match kernel {
             KernelSpec::AppendCache(k) => [k.heads, k.head],
             KernelSpec::MhaCached(k) => [k.kv_heads, k.head],
+            KernelSpec::MhaDecode(k) => [k.plain.kv_heads, k.plain.head],
+            KernelSpec::MhaPrefill(k) => [k.plain.kv_heads, k.plain.head],
             _ => return false,
         };
         let cache = self.caches.get(cache as usize);

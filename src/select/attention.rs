@@ -5,8 +5,8 @@ use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            Attending, AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline,
-            MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
+            Attending, AttentionError, MhaCached, MhaDecode, MhaLongContext, MhaLongReduce,
+            MhaLongScores, MhaOnline, MhaPrefill, MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
         },
         chain::Chain,
     },
@@ -140,6 +140,74 @@ impl Attention {
     }
 }
 
+/// Attention to a KV cache, whichever kernel computes it, given by the kernel that serves every shape and card.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CachedAttention(pub MhaCached);
+
+impl CachedAttention {
+    /// CTAs for each SM up to which a batch's keys are split, by the splits: fewer tokens leave SMs idle otherwise, and more
+    /// fill them without a merge.
+    const SPLITS: [(u32, u64); 2] = [(MhaDecode::MOST_SPLITS, 8), (2, 8)];
+
+    /// Steps of one token a sequence have a kernel that splits keys by the number of sequences, and longer pieces one by tiles of
+    /// queries. Where the latter does not serve, the former computes any batch; where neither does, the plain one.
+    pub fn by_length(&self, machine: &Machine) -> Dispatch<KernelSpec> {
+        let steps = self.steps(machine);
+        let tiles = MhaPrefill {
+            plain: self.0.clone(),
+        };
+        match (steps.is_empty(), tiles.check().is_ok()) {
+            (true, false) => Dispatch::always(self.0.clone().into()),
+            (true, true) => Dispatch::always(tiles.into()),
+            (false, false) => steps,
+            (false, true) => {
+                let one = Interval::new(0, Some(1));
+                let of_one = steps.entries().iter().map(|entry| Entry {
+                    batches: Batches {
+                        longest: one,
+                        ..entry.batches
+                    },
+                    choice: entry.choice.clone(),
+                });
+                let longer = Entry {
+                    batches: Batches::by_longest(Interval::new(1, None)),
+                    choice: tiles.into(),
+                };
+                Dispatch::of(of_one.chain([longer]).collect())
+            }
+        }
+    }
+
+    /// One kernel for every batch, with one number of splits, so that a row is computed in one order whatever the batch.
+    pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
+        let splits = match machine.instructions {
+            Instructions::Hopper => MhaDecode::MOST_SPLITS,
+            Instructions::Ampere => 1,
+        };
+        let kernel = self.split(splits).map(KernelSpec::from);
+        Dispatch::always(kernel.unwrap_or_else(|| self.0.clone().into()))
+    }
+
+    /// By the number of tokens; empty where the kernel does not serve.
+    fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
+        let on_hopper = machine.instructions == Instructions::Hopper;
+        let splits = Self::SPLITS.into_iter().filter(|_| on_hopper);
+        let split = splits.filter_map(|(splits, ctas)| {
+            let kernel = self.split(splits)?;
+            let of_token = u64::from(kernel.ctas_of_token()) * u64::from(splits);
+            let most = ctas * u64::from(machine.sms) / of_token;
+            Some((Some(most), Some(kernel.into())))
+        });
+        let whole = self.split(1).map(|kernel| (None, Some(kernel.into())));
+        Dispatch::by_rows(split.chain(whole))
+    }
+
+    fn split(&self, splits: u32) -> Option<MhaDecode> {
+        let plain = self.0.clone();
+        Some(MhaDecode { plain, splits }).filter(|kernel| kernel.check().is_ok())
+    }
+}
+
 /// Puts a kernel for batches of few tokens, whatever their lengths, before a dispatch by length.
 fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatch<KernelSpec> {
     let most = u64::from(MhaSplitKeys::MAX_LEN);
@@ -237,6 +305,69 @@ mod tests {
         assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
         let f32 = attention(64, DType::F32).by_length(&machine, None);
         assert!(shown(&f32).iter().all(|line| !line.contains("wgmma")));
+    }
+
+    fn cached(head: u32, dtype: DType) -> CachedAttention {
+        CachedAttention(MhaCached {
+            heads: 12,
+            kv_heads: 4,
+            head,
+            scale: 0.125,
+            q: HeadView::TokenMajor {
+                offset: 0,
+                stride: 20 * head,
+            },
+            stride: u64::from(8 * head * 32),
+            dtype,
+        })
+    }
+
+    #[test]
+    fn steps_split_the_keys_of_few_sequences_and_longer_pieces_have_tiles_of_queries() {
+        let hopper = testing::hopper();
+        assert_eq!(hopper.sms, 132);
+        let dispatch = cached(64, DType::F16).by_length(&hopper);
+        assert_eq!(
+            shown(&dispatch),
+            [
+                "rows up to 33, longest up to 1: mha_decode",
+                "rows 34 to 132, longest up to 1: mha_decode",
+                "rows above 132, longest up to 1: mha_decode",
+                "longest above 1: mha_prefill",
+            ]
+        );
+        assert_eq!(dispatch.overlap(), None);
+        assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
+        let usual = cached(64, DType::F16).by_length(&testing::usual());
+        assert_eq!(
+            shown(&usual),
+            [
+                "longest up to 1: mha_decode",
+                "longest above 1: mha_prefill"
+            ]
+        );
+        assert!(Batches::ALL.is_covered_by(&usual.covered()));
+    }
+
+    #[test]
+    fn what_a_kernel_for_a_cache_does_not_serve_another_does() {
+        let usual = testing::usual();
+        let f32 = cached(64, DType::F32).by_length(&usual);
+        assert_eq!(shown(&f32), ["any batch: mha_decode"]);
+        let small = cached(16, DType::F16).by_length(&usual);
+        assert_eq!(shown(&small), ["any batch: mha_prefill"]);
+        let smaller = cached(16, DType::F32);
+        for dispatch in [smaller.by_length(&usual), smaller.invariant(&usual)] {
+            assert_eq!(shown(&dispatch), ["any batch: mha_cached"]);
+        }
+    }
+
+    #[test]
+    fn an_invariant_program_splits_the_keys_of_every_batch_alike() {
+        for machine in [testing::usual(), testing::hopper()] {
+            let one = cached(64, DType::F16).invariant(&machine);
+            assert_eq!(shown(&one), ["any batch: mha_decode"]);
+        }
     }
 
     #[test]

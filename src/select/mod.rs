@@ -22,7 +22,7 @@ mod site;
 #[cfg(test)]
 mod testing;
 
-pub use attention::Attention;
+pub use attention::{Attention, CachedAttention};
 pub use cover::{Alternative, Covered, Question};
 pub use dispatch::{Batches, Dispatch, Entry, Interval};
 pub use implementations::{Operand, candidates};

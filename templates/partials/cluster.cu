@@ -1,23 +1,6 @@
 // CTAs of a cluster and distributed shared memory (PTX ISA 8: mapa, st.async, barrier.cluster).
 
-__device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-__device__ __forceinline__ unsigned int cluster_rank() {
-    unsigned int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// The same address in the shared memory of the cluster's CTA `rank`.
-__device__ __forceinline__ unsigned int address_in(unsigned int address, unsigned int rank) {
-    unsigned int remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    return remote;
-}
-
+{% include "partials/cluster_barrier.cu" %}
 // Stores 16 bytes in a CTA of the cluster; its barrier, in the same CTA, counts them as transaction bytes.
 __device__ __forceinline__ void store_remote(unsigned int to, float a, float b, float c, float d, unsigned int barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4 }, [%5];" ::"r"(to),

@@ -163,23 +163,28 @@ impl Operands {
     }
 
     pub fn tolerance(&self) -> Tolerance {
-        match self.dtype {
-            DType::F16 => Tolerance {
-                absolute: 2e-3,
-                relative: 1e-3,
-                reason: "each probability is rounded to f16 (2^-11) before it weighs values of up to about 4",
-            },
-            DType::BF16 => Tolerance {
-                absolute: 1.6e-2,
-                relative: 8e-3,
-                reason: "each probability is rounded to bf16 (2^-8) before it weighs values of up to about 4",
-            },
-            _ => Tolerance {
-                absolute: 2e-5,
-                relative: 2e-5,
-                reason: "f32 sums in another order, and exponents of up to about 60 with 2^-24 each",
-            },
-        }
+        tolerance(self.dtype)
+    }
+}
+
+/// Of fused kernels, which round probabilities to the storage type.
+pub(super) fn tolerance(dtype: DType) -> Tolerance {
+    match dtype {
+        DType::F16 => Tolerance {
+            absolute: 2e-3,
+            relative: 1e-3,
+            reason: "each probability is rounded to f16 (2^-11) before it weighs values of up to about 4",
+        },
+        DType::BF16 => Tolerance {
+            absolute: 1.6e-2,
+            relative: 8e-3,
+            reason: "each probability is rounded to bf16 (2^-8) before it weighs values of up to about 4",
+        },
+        _ => Tolerance {
+            absolute: 2e-5,
+            relative: 2e-5,
+            reason: "f32 sums in another order, and exponents of up to about 60 with 2^-24 each",
+        },
     }
 }
 

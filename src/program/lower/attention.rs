@@ -11,7 +11,7 @@ use crate::{
         chain::Chain,
     },
     program::{AttentionChoice, TensorIndex},
-    select::{Attention, Dispatch},
+    select::{Attention, CachedAttention, Dispatch},
 };
 
 /// The launches of an attention node.
@@ -132,7 +132,13 @@ impl Lowering<'_> {
         }
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         tensors.push(out);
-        self.step(id, Dispatch::always(kernel.into()), tensors);
+        let machine = self.options.machine;
+        let attention = CachedAttention(kernel);
+        let dispatch = match self.options.invariant {
+            true => attention.invariant(machine),
+            false => attention.by_length(machine),
+        };
+        self.step(id, dispatch, tensors);
         out
     }
 

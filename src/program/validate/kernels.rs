@@ -4,7 +4,7 @@ use super::{MAX_ELEMENTS, MAX_PARTS, MAX_ROWS, MAX_WIDTH};
 use crate::{
     kernels::{
         KernelSpec,
-        attention::{Attending, HeadView},
+        attention::{Attending, HeadView, MhaCached},
         cache::BLOCK,
         elementwise::Concat,
         embedding::Table,
@@ -109,11 +109,15 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::MhaWgmma(k) => attending(&k.of)
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        K::MhaCached(k) => heads(k.heads, k.head, &[k.q])
-            .and_then(|()| heads(k.kv_heads, k.head, &[]))
+        K::MhaCached(k) => cached(k)
             .and_then(|()| k.check().map_err(|e| e.to_string()))
-            .and_then(|()| check_stride(k.stride, k.kv_heads, k.head))
             .map(|()| k.dtype),
+        K::MhaDecode(k) => cached(&k.plain)
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.plain.dtype),
+        K::MhaPrefill(k) => cached(&k.plain)
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.plain.dtype),
         K::AppendCache(k) => heads(k.heads, k.head, &[k.x])
             .and_then(|()| k.check())
             .and_then(|()| check_stride(k.stride, k.heads, k.head))
@@ -137,6 +141,13 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         return Err(format!("it computes in {dtype}, the program in {stored}"));
     }
     Ok(())
+}
+
+/// The sizes of attention to a cache.
+fn cached(k: &MhaCached) -> Result<(), String> {
+    heads(k.heads, k.head, &[k.q])
+        .and_then(|()| heads(k.kv_heads, k.head, &[]))
+        .and_then(|()| check_stride(k.stride, k.kv_heads, k.head))
 }
 
 fn widths(all: &[u32]) -> Result<(), String> {

@@ -253,6 +253,8 @@ pub fn run_in(
         KernelSpec::MhaOnline(k) => attention::mha_online(k, args),
         KernelSpec::MhaSplitKeys(k) => attention::mha_online(&k.plain, args),
         KernelSpec::MhaCached(k) => cached::mha_cached(k, args),
+        KernelSpec::MhaDecode(k) => cached::mha_cached(&k.plain, args),
+        KernelSpec::MhaPrefill(k) => cached::mha_cached(&k.plain, args),
         KernelSpec::AppendCache(k) => cached::append_cache(k, args),
         KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
@@ -307,6 +309,8 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::MhaOnline(_) => "mha_online",
         KernelSpec::MhaSplitKeys(_) => "mha_split_keys",
         KernelSpec::MhaCached(_) => "mha_cached",
+        KernelSpec::MhaDecode(_) => "mha_decode",
+        KernelSpec::MhaPrefill(_) => "mha_prefill",
         KernelSpec::AppendCache(_) => "append_cache",
         KernelSpec::MhaWgmma(_) => "mha_wgmma",
         KernelSpec::MhaLongScores(_) => "mha_long_scores",

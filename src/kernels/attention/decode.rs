@@ -1,0 +1,250 @@
+//! Attention of single tokens to the keys of their sequences in a KV cache.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AttentionError, HeadView, MhaCached, storage,
+    view::{scale_log2, usual_scale},
+};
+use crate::{
+    kernels::{
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance,
+        cache::BLOCK, f32_literal,
+    },
+    machine::Machine,
+    tensor::{DType, Extents},
+};
+
+/// Attention to a KV cache for batches in which every sequence has one new token, though it computes any batch.
+///
+/// A CTA computes the query heads of a key head for one token, so that keys and values are read once. Its warps share the
+/// keys, and so do the CTAs of a cluster, where there are several: FlashDecoding's split, merged in distributed shared memory.
+/// What a CTA computes depends on the number of the row's own keys only.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MhaDecode {
+    /// The same attention by the plain kernel, which is its definition.
+    pub plain: MhaCached,
+    /// CTAs that share the keys of a token and key head: a cluster of 2 to 8, or 1, which every card runs.
+    pub splits: u32,
+}
+
+/// Most query heads of a CTA: the columns of an MMA. Larger groups read their keys several times.
+const MOST_ROWS: u32 = 8;
+/// Most warps of a CTA.
+const MOST_WARPS: u32 = 4;
+/// Shared memory for tiles in flight: three CTAs fit an SM of Hopper, and one every card.
+const IN_FLIGHT: u32 = 64 * 1024;
+/// Heads of fewer elements would leave lanes without a pack of a key.
+const FEWEST_ELEMENTS: u32 = 32;
+
+impl MhaDecode {
+    /// CTAs of the largest cluster that every card with clusters runs.
+    pub const MOST_SPLITS: u32 = 8;
+
+    /// Whether the kernel can be generated as described.
+    pub fn check(&self) -> Result<(), AttentionError> {
+        let MhaCached { head, q, .. } = self.plain;
+        self.plain.check()?;
+        if head < FEWEST_ELEMENTS {
+            return Err(AttentionError::DecodeHead { head });
+        }
+        if q == HeadView::HeadMajor {
+            return Err(AttentionError::DecodeView);
+        }
+        match (1..=Self::MOST_SPLITS).contains(&self.splits) {
+            true => Ok(()),
+            false => Err(AttentionError::DecodeSplits {
+                splits: self.splits,
+            }),
+        }
+    }
+
+    /// CTAs of a token, splits left out.
+    pub fn ctas_of_token(&self) -> u32 {
+        let MhaCached {
+            heads, kv_heads, ..
+        } = self.plain;
+        kv_heads * (heads / kv_heads).div_ceil(self.rows())
+    }
+
+    /// Query heads of a CTA: a group, or equal parts of a large one.
+    fn rows(&self) -> u32 {
+        let MhaCached {
+            heads, kv_heads, ..
+        } = self.plain;
+        let group = heads / kv_heads;
+        // The f32 kernel has 16 bytes of each value's row in each lane, for every query head.
+        let most = match self.plain.dtype {
+            DType::F32 => (16 / self.value_packs()).clamp(1, MOST_ROWS),
+            _ => MOST_ROWS,
+        };
+        group.div_ceil(group.div_ceil(most))
+    }
+
+    /// 16-byte packs of a row that a lane has: of keys every fourth, of values every eighth.
+    fn key_packs(&self) -> u32 {
+        self.packs().div_ceil(4)
+    }
+
+    fn value_packs(&self) -> u32 {
+        self.packs().div_ceil(8)
+    }
+
+    fn packs(&self) -> u32 {
+        self.plain.head * self.plain.dtype.bytes() as u32 / 16
+    }
+
+    /// Bytes of 16 keys and values, as the lanes of a warp hold them.
+    fn stage_bytes(&self) -> u32 {
+        (2 * self.key_packs() + 4 * self.value_packs()) * 512
+    }
+
+    fn warps(&self) -> u32 {
+        (IN_FLIGHT / (2 * self.stage_bytes())).clamp(1, MOST_WARPS)
+    }
+
+    /// Tiles in flight of a warp.
+    fn stages(&self) -> u32 {
+        (IN_FLIGHT / (self.warps() * self.stage_bytes())).clamp(2, 3)
+    }
+}
+
+impl Kernel for MhaDecode {
+    fn symbol(&self) -> String {
+        let plain = self.plain.symbol();
+        let plain = plain.strip_prefix("mha_cached").unwrap_or(&plain);
+        match self.splits {
+            1 => format!("mha_decode{plain}"),
+            splits => format!("mha_decode{plain}_split{splits}"),
+        }
+    }
+
+    fn definition(&self) -> String {
+        format!("{}_decode", self.plain.definition())
+    }
+
+    fn template(&self) -> &'static str {
+        "mha_decode"
+    }
+
+    fn constants(&self) -> Constants {
+        let plain = &self.plain;
+        let cluster = match self.splits {
+            1 => String::new(),
+            splits => format!("__cluster_dims__({splits}, 1, 1) "),
+        };
+        Constants::from([
+            ("storage", storage(plain.dtype).into()),
+            ("mma", (plain.dtype != DType::F32).into()),
+            ("causal", true.into()),
+            ("group", (plain.heads / plain.kv_heads).into()),
+            ("rows", self.rows().into()),
+            ("head", plain.head.into()),
+            ("block", BLOCK.into()),
+            ("stride", plain.stride.into()),
+            ("warps", self.warps().into()),
+            ("stages", self.stages().into()),
+            ("splits", self.splits.into()),
+            ("cluster", cluster.into()),
+            (
+                "scale_log2",
+                f32_literal(scale_log2(plain.scale)).into(),
+            ),
+            ("q_column", plain.q.column().into()),
+            ("q_stride", plain.q.stride(plain.head).into()),
+            ("out_stride", (plain.heads * plain.head).into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        self.plain.params()
+    }
+
+    fn instructions(&self) -> Instructions {
+        match self.splits {
+            1 => Instructions::Ampere,
+            _ => Instructions::Hopper,
+        }
+    }
+
+    /// The number of keys is not needed: a batch is launched alike as its sequences grow.
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        Launch {
+            // At most 2^24 tokens, so this fits.
+            grid: [
+                extents.tokens.max(1) as u32 * self.splits,
+                self.ctas_of_token(),
+                1,
+            ],
+            threads: self.threads(),
+            shared_bytes: self.warps() * self.stages() * self.stage_bytes(),
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        self.warps() * 32
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        self.plain.reference(extents, reads)
+    }
+
+    /// Besides the plain kernel's, numbers of keys around the edges of tiles, of the warps' parts and of the CTAs' shares.
+    fn cases(&self) -> Vec<Case> {
+        let steps = |name, cached: &[u32]| Case {
+            cached: cached.to_vec(),
+            ..Case::new(name, &vec![1; cached.len()])
+        };
+        let mut cases = self.plain.cases();
+        cases.push(steps(
+            "edges",
+            &[
+                0, 1, 7, 8, 15, 16, 17, 30, 31, 32, 47, 48, 127, 128, 255, 256, 257, 511, 512, 513,
+            ],
+        ));
+        cases.push(steps("long", &[2047, 300, 2048, 4999, 0]));
+        let many: Vec<u32> = (0..70).map(|i| i * 13 % 97).collect();
+        cases.push(steps("many", &many));
+        cases
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        super::operands::tolerance(self.plain.dtype)
+    }
+}
+
+/// Groups of 1 to 12 heads, heads of every number of packs, and keys of a cluster.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let mut all = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (heads, kv_heads, head, splits) in [
+            (12, 12, 64, 1),
+            (12, 12, 64, 8),
+            (16, 8, 128, 1),
+            (32, 8, 64, 8),
+            (6, 1, 40, 2),
+            (8, 1, 128, 8),
+            (6, 3, 96, 1),
+            (12, 1, 80, 8),
+            (4, 1, 256, 2),
+            (3, 3, 256, 8),
+            (2, 2, 32, 1),
+        ] {
+            let plain = MhaCached {
+                heads,
+                kv_heads,
+                head,
+                scale: usual_scale(head),
+                q: HeadView::TokenMajor {
+                    offset: 0,
+                    stride: (heads + 2 * kv_heads) * head,
+                },
+                // Keys and values of one layer.
+                stride: u64::from(2 * kv_heads * head * BLOCK),
+                dtype,
+            };
+            all.push(MhaDecode { plain, splits }.into());
+        }
+    }
+    all
+}

@@ -1,0 +1,125 @@
+__device__ __forceinline__ float4 load_shared(unsigned int address) {
+    float4 to;
+    asm volatile("ld.shared.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                 : "=f"(to.x), "=f"(to.y), "=f"(to.z), "=f"(to.w) : "r"(address) : "memory");
+    return to;
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+// Query heads in a warp, in f32 throughout. The four lanes of a key share its packs, and add up their products.
+class Heads {
+public:
+    __device__ __forceinline__ Heads(const T* from, unsigned int rows) {
+        for (unsigned int i = threadIdx.x; i < ROWS * PACKS; i += {{ threads }}) {
+            float4 pack = {};
+            if (i < rows * PACKS) {
+                asm volatile("ld.global.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                             : "=f"(pack.x), "=f"(pack.y), "=f"(pack.z), "=f"(pack.w) : "l"(from + i * PACK) : "memory");
+            }
+            queries()[i] = pack;
+        }
+        __syncthreads();
+#pragma unroll
+        for (unsigned int r = 0; r < ROWS; ++r) {
+            row_max[r] = minus_infinity();
+            row_sum[r] = 0.0f;
+#pragma unroll
+            for (unsigned int i = 0; i < VALUE_PACKS; ++i) o[r][i] = float4{};
+        }
+    }
+
+    // Adds the tile at `stage`, of which the first n > 0 keys exist.
+    __device__ __forceinline__ void add(unsigned int stage, unsigned int n) {
+        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+        float s[ROWS][2] = {};
+#pragma unroll
+        for (unsigned int i = 0; i < KEY_PACKS; ++i) {
+            const float4 low = load_shared(stage + i * PACK_BYTES), high = load_shared(stage + (KEY_PACKS + i) * PACK_BYTES);
+            const unsigned int pack = min(i * 4 + c, PACKS - 1);  // keys are zeros beyond
+#pragma unroll
+            for (unsigned int r = 0; r < ROWS; ++r) {
+                const float4 query = queries()[r * PACKS + pack];
+                s[r][0] = dot(low, query, s[r][0]);
+                s[r][1] = dot(high, query, s[r][1]);
+            }
+        }
+        float rescale[ROWS];
+#pragma unroll
+        for (unsigned int r = 0; r < ROWS; ++r) {
+            float low = quad_sum(s[r][0]), high = quad_sum(s[r][1]);
+            if (g >= n) low = minus_infinity();
+            if (g + 8 >= n) high = minus_infinity();
+            const float new_max = fmaxf(row_max[r], max_of_keys(fmaxf(low, high)) * SCALE_LOG2);
+            rescale[r] = exp2_approximate(row_max[r] - new_max);
+            row_max[r] = new_max;
+            s[r][0] = exp2_approximate(fmaf(low, SCALE_LOG2, -new_max));
+            s[r][1] = exp2_approximate(fmaf(high, SCALE_LOG2, -new_max));
+            row_sum[r] = fmaf(row_sum[r], rescale[r], s[r][0] + s[r][1]);
+        }
+#pragma unroll
+        for (unsigned int r = 0; r < ROWS; ++r) {
+#pragma unroll
+            for (unsigned int i = 0; i < VALUE_PACKS; ++i) scale(o[r][i], rescale[r]);
+        }
+#pragma unroll
+        for (unsigned int nth = 0; nth < 4; ++nth) {
+            float4 v[VALUE_PACKS];
+#pragma unroll
+            for (unsigned int i = 0; i < VALUE_PACKS; ++i) v[i] = load_shared(stage + VALUES_AT + (nth * VALUE_PACKS + i) * PACK_BYTES);
+#pragma unroll
+            for (unsigned int r = 0; r < ROWS; ++r) {
+                const float weight = __shfl_sync(ALL_LANES, s[r][nth / 2], (c * 2 + nth % 2) * 4);
+#pragma unroll
+                for (unsigned int i = 0; i < VALUE_PACKS; ++i) add(o[r][i], weight, v[i]);
+            }
+        }
+    }
+
+    // Leaves partial outputs [ROWS, HEAD], row maxima and row sums.
+    __device__ __forceinline__ void store(float* partial, float2* statistics) {
+        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+#pragma unroll
+        for (unsigned int r = 0; r < ROWS; ++r) {
+            const float sum = sum_of_keys(row_sum[r]);
+            if (threadIdx.x % 32 == 0) statistics[r] = float2{row_max[r], sum};
+#pragma unroll
+            for (unsigned int i = 0; i < VALUE_PACKS; ++i) {
+                const float4& part = o[r][i];
+                const float4 whole = {quad_sum(part.x), quad_sum(part.y), quad_sum(part.z), quad_sum(part.w)};
+                const unsigned int pack = i * 8 + g;
+                if (c == 0 && pack < PACKS) reinterpret_cast<float4*>(partial)[r * PACKS + pack] = whole;
+            }
+        }
+    }
+
+private:
+    float row_max[ROWS], row_sum[ROWS];  // the maxima scaled, the sums of the lane's keys
+    float4 o[ROWS][VALUE_PACKS];         // sums of the lane's values
+
+    static __device__ __forceinline__ float4* queries() {
+        __shared__ float4 of_cta[ROWS * PACKS];
+        return of_cta;
+    }
+
+    static __device__ __forceinline__ float dot(const float4& a, const float4& b, float sum) {
+        return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+    }
+
+    static __device__ __forceinline__ void scale(float4& x, float by) {
+        x.x *= by;
+        x.y *= by;
+        x.z *= by;
+        x.w *= by;
+    }
+
+    static __device__ __forceinline__ void add(float4& sum, float weight, const float4& x) {
+        sum.x = fmaf(weight, x.x, sum.x);
+        sum.y = fmaf(weight, x.y, sum.y);
+        sum.z = fmaf(weight, x.z, sum.z);
+        sum.w = fmaf(weight, x.w, sum.w);
+    }
+};

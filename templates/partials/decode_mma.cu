@@ -1,0 +1,110 @@
+{% include "partials/mma.cu" %}
+// Transposes an 8 × 8 matrix of 16-bit elements over a warp's lanes.
+__device__ __forceinline__ unsigned int transposed(unsigned int pair) {
+    unsigned int to;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(pair));
+    return to;
+}
+
+__device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int address) {
+    asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+
+// Up to eight query heads in a warp, by MMAs whose rows are keys, and then columns of the values, and whose columns are heads.
+// A lane's packs of 8 elements take the places of elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products each, the same in
+// queries as in keys: the order of a dot product's terms is free.
+class Heads {
+public:
+    __device__ __forceinline__ Heads(const T* queries, unsigned int rows) {
+        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+#pragma unroll
+        for (unsigned int i = 0; i < KEY_PACKS; ++i) {
+            q[i][0] = q[i][1] = q[i][2] = q[i][3] = 0;
+            if (g < rows && i * 4 + c < PACKS) {
+                // Not ld.global.nc, which might be moved above griddepcontrol.wait.
+                asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
+                             : "=r"(q[i][0]), "=r"(q[i][1]), "=r"(q[i][2]), "=r"(q[i][3])
+                             : "l"(queries + g * HEAD + (i * 4 + c) * PACK) : "memory");
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            row_max[r] = minus_infinity();
+            row_sum[r] = 0.0f;
+        }
+#pragma unroll
+        for (unsigned int i = 0; i < VALUE_PACKS * 16; ++i) o[i / 4][i % 4] = 0.0f;
+    }
+
+    // Adds the tile at `stage`, of which the first n > 0 keys exist.
+    __device__ __forceinline__ void add(unsigned int stage, unsigned int n) {
+        const unsigned int g = threadIdx.x % 32 / 4;
+        float s[4] = {};
+#pragma unroll
+        for (unsigned int i = 0; i < KEY_PACKS; ++i) {
+            unsigned int low[4], high[4];  // keys g and g + 8
+            load_shared(low, stage + i * PACK_BYTES);
+            load_shared(high, stage + (KEY_PACKS + i) * PACK_BYTES);
+#pragma unroll
+            for (int half = 0; half < 4; half += 2) {
+                const unsigned int a[4] = {low[half], high[half], low[half + 1], high[half + 1]};
+                mma<T>(s, a, q[i][half], q[i][half + 1]);
+            }
+        }
+        if (g >= n) s[0] = s[1] = minus_infinity();
+        if (g + 8 >= n) s[2] = s[3] = minus_infinity();
+        float rescale[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float new_max = fmaxf(row_max[r], max_of_keys(fmaxf(s[r], s[2 + r])) * SCALE_LOG2);
+            rescale[r] = exp2_approximate(row_max[r] - new_max);
+            row_max[r] = new_max;
+            s[r] = exp2_approximate(fmaf(s[r], SCALE_LOG2, -new_max));
+            s[2 + r] = exp2_approximate(fmaf(s[2 + r], SCALE_LOG2, -new_max));
+            row_sum[r] = fmaf(row_sum[r], rescale[r], s[r] + s[2 + r]);
+        }
+        const unsigned int b0 = transposed(pack_pair<T>(s[0], s[1])), b1 = transposed(pack_pair<T>(s[2], s[3]));
+#pragma unroll
+        for (unsigned int i = 0; i < VALUE_PACKS; ++i) {
+            unsigned int v[4][4];  // values 2c, 2c + 1, 2c + 8, 2c + 9
+#pragma unroll
+            for (unsigned int nth = 0; nth < 4; ++nth) load_shared(v[nth], stage + VALUES_AT + (nth * VALUE_PACKS + i) * PACK_BYTES);
+#pragma unroll
+            for (unsigned int pair = 0; pair < 4; ++pair) {
+                float(&acc)[4] = o[i * 4 + pair];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) acc[e] *= rescale[e % 2];
+                const unsigned int a[4] = {__byte_perm(v[0][pair], v[1][pair], 0x5410), __byte_perm(v[0][pair], v[1][pair], 0x7632),
+                                           __byte_perm(v[2][pair], v[3][pair], 0x5410), __byte_perm(v[2][pair], v[3][pair], 0x7632)};
+                mma<T>(acc, a, b0, b1);
+            }
+        }
+    }
+
+    // Leaves partial outputs [ROWS, HEAD], row maxima and row sums.
+    __device__ __forceinline__ void store(float* partial, float2* statistics) {
+        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+#pragma unroll
+        for (unsigned int r = 0; r < 2; ++r) {
+            const float sum = sum_of_keys(row_sum[r]);
+            const unsigned int row = c * 2 + r;
+            if (row >= ROWS) continue;
+            if (g == 0) statistics[row] = float2{row_max[r], sum};
+#pragma unroll
+            for (unsigned int i = 0; i < VALUE_PACKS * 2; ++i) {
+                const unsigned int pack = i / 2 * 8 + g;
+                const float(&first)[4] = o[i * 2], (&second)[4] = o[i * 2 + 1];
+                if (pack < PACKS) {
+                    *reinterpret_cast<float4*>(partial + row * HEAD + pack * PACK + i % 2 * 4) =
+                        float4{first[r], first[r + 2], second[r], second[r + 2]};
+                }
+            }
+        }
+    }
+
+private:
+    unsigned int q[KEY_PACKS][4];
+    float row_max[2], row_sum[2];  // of heads 2c and 2c + 1; the maxima scaled, the sums of the lane's keys
+    float o[VALUE_PACKS * 4][4];   // columns 2e and 2e + 1 of the lane's packs, of heads 2c and 2c + 1 each
+};
