@@ -89,10 +89,15 @@ pub enum Op {
     Scale { by: f32 },
     /// `x, gamma, beta`, over the last dimension.
     LayerNorm { eps: f32 },
-    /// `x, weight`: each of `heads` equal parts of a row over its root mean square, times the weight.
-    RmsNorm { eps: f32, heads: u32 },
-    /// `[tokens, heads·head]`: rotary position embedding of each head.
-    Rotary(Rotation),
+    /// `x, weight`: each of `heads` parts of a row, as wide as the weight, from column `from` on, over its root mean square,
+    /// times the weight.
+    RmsNorm { eps: f32, heads: u32, from: u32 },
+    /// `[tokens, width]`: rotary position embedding of each head of `head` columns, from column `from` on.
+    Rotary {
+        rotation: Rotation,
+        from: u32,
+        head: u32,
+    },
     /// Columns `from ..` of `x`, as wide as `heads` heads of `head`: rows that later tokens of the sequence read too.
     Cache {
         name: String,
@@ -175,7 +180,7 @@ impl Op {
             Op::Add => "add",
             Op::Multiply => "multiply",
             Op::RmsNorm { .. } => "rms_norm",
-            Op::Rotary(_) => "rotary",
+            Op::Rotary { .. } => "rotary",
             Op::Cache { .. } => "cache",
             Op::Activate(activation) => activation.name(),
             Op::Scale { .. } => "scale",
@@ -235,13 +240,19 @@ impl fmt::Display for Op {
             | Op::BiasResidualLayerNorm { eps, .. }
             | Op::L2Normalize { eps }
             | Op::MeanPoolNormalize { eps } => write!(f, "(eps={eps:e})"),
-            Op::RmsNorm { eps, heads: 1 } => write!(f, "(eps={eps:e})"),
-            Op::RmsNorm { eps, heads } => write!(f, "(eps={eps:e}, heads={heads})"),
-            Op::Rotary(of) => write!(
+            Op::RmsNorm { eps, heads, from } => {
+                write!(f, "(eps={eps:e}")?;
+                if *heads != 1 {
+                    write!(f, ", heads={heads}")?;
+                }
+                write!(f, "{})", first_column(*from))
+            }
+            Op::Rotary { rotation, from, .. } => write!(
                 f,
-                "(heads={}, columns={})",
-                of.heads,
-                2 * of.frequencies.len()
+                "(heads={}, columns={}{})",
+                rotation.heads,
+                2 * rotation.frequencies.len(),
+                first_column(*from)
             ),
             Op::EmbeddingLayerNorm { eps, offsets } => {
                 write!(f, "(eps={eps:e}, offsets={offsets:?})")
@@ -294,6 +305,14 @@ fn heads_of(heads: u32, kv_heads: u32, head: u32) -> String {
     match kv_heads == heads {
         true => format!("heads={heads}, head={head}"),
         false => format!("heads={heads}, kv_heads={kv_heads}, head={head}"),
+    }
+}
+
+/// Where columns of a row are read from, unless they are the first.
+fn first_column(from: u32) -> String {
+    match from {
+        0 => String::new(),
+        from => format!(", from={from}"),
     }
 }
 

@@ -180,10 +180,13 @@ fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     let [q, k] = operands(graph, scores)?;
     let split = [q, k, v].into_iter();
     let split = split.filter(|&id| matches!(graph.op(id), Op::SplitHeads { .. }));
-    // A cache keeps a projection as it is.
-    let projected = |id| match first(graph, id)? {
-        value if matches!(graph.op(value), Op::Cache { .. }) => first(graph, value),
-        value => Some(value),
+    // A cache keeps a projection as it is; norms of heads and rotary positions read columns of one.
+    let projected = |id| {
+        let mut value = first(graph, id)?;
+        while let Op::Cache { .. } | Op::Rotary { .. } | Op::RmsNorm { .. } = graph.op(value) {
+            value = first(graph, value)?;
+        }
+        Some(value)
     };
     Some(split.filter_map(projected).collect())
 }

@@ -218,10 +218,7 @@ impl<'a> Lowering<'a> {
             dispatch,
             most_longest: None,
             operands,
-            rows: match &node.op {
-                Op::RmsNorm { heads, .. } => &rows(&node.shape) * &Size::constant((*heads).into()),
-                _ => rows(&node.shape),
-            },
+            rows: rows(&node.shape),
         });
     }
 
@@ -324,14 +321,23 @@ impl<'a> Lowering<'a> {
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::RmsNorm { eps, .. } => one(KernelSpec::RmsNorm(RmsNorm {
+            Op::RmsNorm { eps, heads, from } => one(KernelSpec::RmsNorm(RmsNorm {
                 width: operand_width(1)?,
+                heads: *heads,
+                from: *from,
+                stride: operand_width(0)?,
                 eps: *eps,
                 dtype,
             })),
-            Op::Rotary(rotation) => one(KernelSpec::Rotary(Rotary {
-                head: operand_width(0)? / rotation.heads,
+            Op::Rotary {
+                rotation,
+                from,
+                head,
+            } => one(KernelSpec::Rotary(Rotary {
                 rotation: rotation.clone(),
+                head: *head,
+                from: *from,
+                stride: operand_width(0)?,
                 dtype,
             })),
             Op::Activate(activation) => one(KernelSpec::Activate(Activate {
@@ -534,7 +540,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         | Op::MaxPool
         | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
         Op::LogProbability => &[Meta::TokenIds, Meta::Positions],
-        Op::Rotary(_) => &[Meta::Positions],
+        Op::Rotary { .. } => &[Meta::Positions],
         _ => &[],
     }
 }

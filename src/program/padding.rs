@@ -61,7 +61,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::Add
         | Op::Multiply
         | Op::RmsNorm { .. }
-        | Op::Rotary(_)
+        | Op::Rotary { .. }
         | Op::Activate(_)
         | Op::Scale { .. }
         | Op::LayerNorm { .. }

@@ -137,12 +137,20 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::AddBias,
         Op::Add,
         Op::Multiply,
-        Op::RmsNorm { eps, heads: 1 },
-        Op::Rotary(Rotation {
-            heads,
-            frequencies: vec![1.0],
-            factor: 1.0,
-        }),
+        Op::RmsNorm {
+            eps,
+            heads: 1,
+            from: 0,
+        },
+        Op::Rotary {
+            rotation: Rotation {
+                heads,
+                frequencies: vec![1.0],
+                factor: 1.0,
+            },
+            from: 0,
+            head,
+        },
         Op::Scale { by: 1.0 },
         Op::LayerNorm { eps },
         Op::SplitHeads { heads },

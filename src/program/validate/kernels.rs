@@ -43,10 +43,10 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Combine(k) => widths(&[k.width]).map(|()| k.dtype),
-        K::RmsNorm(k) => widths(&[k.width])
+        K::RmsNorm(k) => heads(k.heads, k.width, &[columns_of(k.from, k.stride)])
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
-        K::Rotary(k) => heads(k.rotation.heads, k.head, &[])
+        K::Rotary(k) => heads(k.rotation.heads, k.head, &[columns_of(k.from, k.stride)])
             .and_then(|()| k.check())
             .map(|()| k.dtype),
         K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),
@@ -189,6 +189,11 @@ fn columns(start: u32, width: u32, of: u32) -> Result<(), String> {
         return Err(format!("{width} columns from {start} on, in rows of {of}"));
     }
     Ok(())
+}
+
+/// Heads side by side in rows.
+fn columns_of(offset: u32, stride: u32) -> HeadView {
+    HeadView::TokenMajor { offset, stride }
 }
 
 fn heads(heads: u32, head: u32, views: &[HeadView]) -> Result<(), String> {

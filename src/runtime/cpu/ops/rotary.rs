@@ -12,7 +12,7 @@ pub(super) fn rotary(spec: &Rotary, mut args: Args<'_, '_>) -> Result<(), OpErro
         factor,
     } = &spec.rotation;
     let shape = [args.extents.tokens, u64::from(*heads), u64::from(spec.head)];
-    let x = args.real("x", &shape)?;
+    let x = args.real("x", &[shape[0], u64::from(spec.stride)])?;
     let positions = args.i32s("positions", shape[0])?;
     let out = args.out(&shape)?;
     let (head, n) = (spec.head as usize, frequencies.len());
@@ -26,7 +26,8 @@ pub(super) fn rotary(spec: &Rotary, mut args: Args<'_, '_>) -> Result<(), OpErro
                 let (sin, cos) = (position * frequency).sin_cos();
                 *turn = (factor * sin, factor * cos);
             }
-            row.copy_from_slice(&x[token * width..][..width]);
+            let from = token * spec.stride as usize + spec.from as usize;
+            row.copy_from_slice(&x[from..][..width]);
             for head in row.chunks_exact_mut(head) {
                 let (low, high) = head.split_at_mut(n);
                 for ((a, b), (sin, cos)) in low.iter_mut().zip(high).zip(&turns) {

@@ -55,17 +55,21 @@ pub(super) fn combine(spec: &Combine, mut args: Args<'_, '_>) -> Result<(), OpEr
 
 pub(super) fn rms_norm(spec: &RmsNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
-    let x = args.real("x", &[rows, width])?;
+    let (heads, stride) = (u64::from(spec.heads), u64::from(spec.stride));
+    let x = args.real("x", &[rows, stride])?;
     let gamma = args.real("gamma", &[width])?;
-    let out = args.out(&[rows, width])?;
-    let width = width as usize;
-    for_row_blocks(out, width, |first, out| {
-        simd::dispatch(RmsRows {
-            x: &x[first * width..][..out.len()],
-            gamma,
-            eps: spec.eps,
-            out,
-        });
+    let out = args.out(&[rows, heads, width])?;
+    let columns = (heads * width) as usize;
+    let (from, stride) = (spec.from as usize, stride as usize);
+    for_row_blocks(out, columns, |first, out| {
+        for (i, out) in out.chunks_exact_mut(columns).enumerate() {
+            simd::dispatch(RmsRows {
+                x: &x[(first + i) * stride + from..][..columns],
+                gamma,
+                eps: spec.eps,
+                out,
+            });
+        }
     });
     Ok(())
 }
