@@ -71,7 +71,14 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             if epilogue.bias {
                 vector(of[2], &n, "bias")?;
             }
-            Ok(Shape(vec![of[0].0[0].clone(), n]))
+            let out = Shape(vec![of[0].0[0].clone(), n]);
+            if epilogue.residual {
+                let residual = of[2 + usize::from(epilogue.bias)];
+                if *residual != out {
+                    return Err(format!("the residual must be {out}, found {residual}"));
+                }
+            }
+            Ok(out)
         }
         Op::AddBias => {
             vector(of[1], &matrix(of[0])?.into(), "bias")?;
@@ -210,6 +217,13 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 return Err(format!("columns {start}..{end} are not inside {from}"));
             }
             Ok(Shape(vec![of[0].0[0].clone(), constant(*width)]))
+        }
+        Op::Gate(_) => {
+            let width = matrix(of[0])?;
+            match width.is_multiple_of(2) {
+                true => Ok(Shape(vec![of[0].0[0].clone(), (width / 2).into()])),
+                false => Err(format!("a width of {width} has no halves")),
+            }
         }
         Op::EmbeddingLayerNorm { offsets, .. } => {
             let n = offsets.len();

@@ -75,7 +75,7 @@ pub enum Op {
     Weight(WeightExpr),
     /// `ids, table` → `[tokens, width]`; `offset` is added to the ids.
     Embedding { offset: u32 },
-    /// `x, weight, (bias)` → `act(x · weightᵀ + bias)`; a description writes it without epilogue.
+    /// `x, weight, (bias), (residual)` → `act(x · weightᵀ + bias) + residual`; a description writes it without epilogue.
     Linear { epilogue: Epilogue },
     /// `x, bias`.
     AddBias,
@@ -144,6 +144,8 @@ pub enum Op {
 
     /// Columns `start .. start + width`.
     SliceColumns { start: u32, width: u32 },
+    /// `[rows, 2·width]` → `[rows, width]`: the activation of the first half of a row's columns, times the second half.
+    Gate(Activation),
     /// `ids…, tables…, gamma, beta`: LayerNorm of the sum of embeddings; one offset per table.
     EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> },
     /// `x, (bias), residual, gamma, beta`.
@@ -168,12 +170,13 @@ impl Op {
             Op::Embedding { .. } => "embedding",
             Op::Linear { epilogue } => {
                 let bias = if epilogue.bias { "bias_" } else { "" };
+                let residual = if epilogue.residual { "residual_" } else { "" };
                 return match epilogue.activation {
-                    None => format!("{bias}linear").into(),
+                    None => format!("{bias}{residual}linear").into(),
                     Some(activation) if epilogue.bias => {
-                        format!("bias_{}_linear", activation.name()).into()
+                        format!("bias_{}_{residual}linear", activation.name()).into()
                     }
-                    Some(activation) => format!("linear_{}", activation.name()).into(),
+                    Some(activation) => format!("{residual}linear_{}", activation.name()).into(),
                 };
             }
             Op::AddBias => "add_bias",
@@ -198,6 +201,7 @@ impl Op {
             Op::L2Normalize { .. } => "l2_normalize",
             Op::LogProbability => "log_probability",
             Op::SliceColumns { .. } => "slice_columns",
+            Op::Gate(activation) => return format!("{}_gate", activation.name()).into(),
             Op::EmbeddingLayerNorm { .. } => "embedding_layer_norm",
             Op::BiasResidualLayerNorm { bias: true, .. } => "bias_residual_layer_norm",
             Op::BiasResidualLayerNorm { bias: false, .. } => "residual_layer_norm",
@@ -211,7 +215,7 @@ impl Op {
     pub fn arity(&self) -> usize {
         match self {
             Op::Input(_) | Op::Weight(_) => 0,
-            Op::Linear { epilogue } => 2 + usize::from(epilogue.bias),
+            Op::Linear { epilogue } => 2 + epilogue.operands(),
             Op::Embedding { .. }
             | Op::AddBias
             | Op::Add

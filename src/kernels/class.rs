@@ -75,6 +75,8 @@ impl KernelSpec {
             | Self::Combine(_)
             | Self::Rotary(_)
             | Self::AppendCache(_)
+            | Self::PrepareAttention(_)
+            | Self::Gate(_)
             | Self::Activate(_)
             | Self::Scale(_)
             | Self::SliceColumns(_)

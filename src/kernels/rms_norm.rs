@@ -102,9 +102,8 @@ impl Kernel for RmsNorm {
         let mut out = Vec::new();
         let columns = (self.heads * self.width) as usize;
         let rows = x.real().chunks_exact(self.stride as usize);
-        let heads = rows.flat_map(|row| {
-            row[self.from as usize..][..columns].chunks_exact(self.width as usize)
-        });
+        let heads = rows
+            .flat_map(|row| row[self.from as usize..][..columns].chunks_exact(self.width as usize));
         for row in heads {
             let squares: f64 = row.iter().map(|&v| f64::from(v).powi(2)).sum();
             let norm = (squares / f64::from(self.width) + f64::from(self.eps)).sqrt();

@@ -137,11 +137,7 @@ impl Kernel for Rotary {
         vec![
             read("x", self.dtype, x, Fill::ACTIVATION),
             read_meta("positions", Meta::Positions, tokens),
-            write(
-                "out",
-                self.dtype,
-                rows_by(Symbol::Tokens, self.width()),
-            ),
+            write("out", self.dtype, rows_by(Symbol::Tokens, self.width())),
             count(Symbol::Tokens),
         ]
     }

@@ -3,7 +3,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     Kernel, attention, attention::*, cache, cache::*, elementwise, elementwise::*, embedding,
     embedding::*, gemm, gemm::*, layernorm, layernorm::*, log_probability, log_probability::*,
-    pack::*, pooling, pooling::*, rms_norm, rms_norm::*, rotary, rotary::*, upload::*,
+    pack::*, pooling, pooling::*, prepare_attention, prepare_attention::*, rms_norm, rms_norm::*,
+    rotary, rotary::*, upload::*,
 };
 
 /// Lists the kernels once; every function over all of them follows from it.
@@ -37,7 +38,7 @@ kernels! {
     DeferredLayerNormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, AppendCache, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload,
+    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, AppendCache, PrepareAttention, Gate, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload,
 }
 
 impl KernelSpec {
@@ -49,6 +50,7 @@ impl KernelSpec {
             Self::PackTokens(_) => 3,
             Self::PackScan(_) => 2,
             Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
+            Self::PrepareAttention(_) => 2,
             _ => 1,
         }
     }
@@ -73,6 +75,7 @@ pub fn representative() -> Vec<KernelSpec> {
         rotary::representative(),
         attention::representative(),
         cache::representative(),
+        prepare_attention::representative(),
     ]
     .into_iter()
     .flatten()

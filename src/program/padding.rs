@@ -63,6 +63,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::RmsNorm { .. }
         | Op::Rotary { .. }
         | Op::Activate(_)
+        | Op::Gate(_)
         | Op::Scale { .. }
         | Op::LayerNorm { .. }
         | Op::BiasResidualLayerNorm { .. }

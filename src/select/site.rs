@@ -11,7 +11,7 @@ use crate::{
 /// The problem of one node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Site {
-    /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`) → `[rows, n]`.
+    /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `[rows, n]`.
     Linear {
         n: u32,
         k: u32,

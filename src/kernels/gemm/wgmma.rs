@@ -406,15 +406,18 @@ impl Kernel for GemmWgmma {
 /// the storage type changes only conversions.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
-    let gelu = Epilogue {
-        bias: true,
-        activation: Some(super::Activation::GeluExact),
-    };
+    let gelu = Epilogue::new(true, Some(super::Activation::GeluExact));
     let mut kernels = Vec::new();
     for (dtype, sizes) in [
         (
             DType::F16,
-            &[(768, 768, plain), (992, 328, gelu), (8, 8, plain)][..],
+            &[
+                (768, 768, plain),
+                (992, 328, gelu),
+                (8, 8, plain),
+                (768, 328, Epilogue::new(true, None).with_residual()),
+                (1000, 72, plain.with_residual()),
+            ][..],
         ),
         (DType::BF16, &[(1000, 328, gelu)][..]),
     ] {

@@ -197,11 +197,13 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::MeanPoolNormalize { eps },
     ];
     ops.extend(kinds.map(Op::Activate));
+    ops.extend(kinds.map(Op::Gate));
     for bias in [false, true] {
         for activation in kinds.map(Some).into_iter().chain([None]) {
-            ops.push(Op::Linear {
-                epilogue: Epilogue { bias, activation },
-            });
+            let epilogue = Epilogue::new(bias, activation);
+            for epilogue in [epilogue, epilogue.with_residual()] {
+                ops.push(Op::Linear { epilogue });
+            }
         }
     }
     let mut names: Vec<String> = ops

@@ -292,6 +292,9 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             if let Some(activation) = epilogue.activation {
                 y.iter_mut().for_each(|v| *v = activate(activation, *v));
             }
+            if epilogue.residual {
+                y = add(&y, reads[2 + usize::from(epilogue.bias)]);
+            }
             y
         }
         Op::AddBias => add_bias(reads[0], reads[1]),
@@ -303,12 +306,12 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
                 row[*from as usize..][..columns].to_vec()
             });
             rows(&x, reads[1].len(), |row| {
-            let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
-            let norm = (mean + f64::from(*eps)).sqrt();
-            row.iter()
-                .zip(reads[1])
-                .map(|(v, w)| v / norm * w)
-                .collect()
+                let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
+                let norm = (mean + f64::from(*eps)).sqrt();
+                row.iter()
+                    .zip(reads[1])
+                    .map(|(v, w)| v / norm * w)
+                    .collect()
             })
         }
         Op::Rotary {
@@ -336,6 +339,11 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             out
         }
         Op::Activate(activation) => reads[0].iter().map(|&v| activate(*activation, v)).collect(),
+        Op::Gate(activation) => rows(reads[0], widths[0], |row| {
+            let (gate, up) = row.split_at(row.len() / 2);
+            let gate = gate.iter().map(|&v| activate(*activation, v));
+            gate.zip(up).map(|(g, u)| g * u).collect()
+        }),
         Op::Scale { by } => reads[0].iter().map(|v| f64::from(*by) * v).collect(),
         Op::LayerNorm { eps } => layer_norm(reads[0], reads[1], reads[2], *eps),
         Op::Cache {

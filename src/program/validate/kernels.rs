@@ -49,6 +49,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::Rotary(k) => heads(k.rotation.heads, k.head, &[columns_of(k.from, k.stride)])
             .and_then(|()| k.check())
             .map(|()| k.dtype),
+        K::Gate(k) => widths(&[k.width.saturating_mul(2)]).map(|()| k.dtype),
         K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Scale(k) => widths(&[k.width])
             .and_then(|()| real("the scale", k.by, true))
@@ -117,6 +118,13 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::AppendCache(k) => heads(k.heads, k.head, &[k.x])
             .and_then(|()| k.check())
             .and_then(|()| check_stride(k.stride, k.heads, k.head))
+            .map(|()| k.dtype),
+        K::PrepareAttention(k) => widths(&[k.row])
+            .and_then(|()| heads(k.heads, k.head, &[]))
+            .and_then(|()| heads(k.kv_heads.saturating_mul(2), k.head, &[]))
+            .and_then(|()| k.norm.map_or(Ok(()), eps))
+            .and_then(|()| k.check())
+            .and_then(|()| check_stride(k.stride, 2 * k.kv_heads, k.head))
             .map(|()| k.dtype),
         K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
             .and_then(|()| k.check().map_err(|e| e.to_string()))

@@ -52,7 +52,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     });
     let launch = Launch {
         site: 0,
-        operands: operands(0, 0..2 + usize::from(epilogue.bias))
+        operands: operands(0, 0..2 + epilogue.operands())
             .chain([Operand::Value(0)])
             .collect(),
         candidates: any.chain(persistent).chain(split_k).collect(),

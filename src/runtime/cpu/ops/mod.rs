@@ -217,6 +217,12 @@ pub fn run_in(
         };
         return gemm::deferred_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
     }
+    if let KernelSpec::PrepareAttention(k) = spec {
+        let [queries, cache] = writes else {
+            return Err(wrong("two tensors"));
+        };
+        return cached::prepare_attention(k, Args::new(op, extents, reads, cache), queries);
+    }
     let [out] = writes else {
         return Err(wrong("one tensor"));
     };
@@ -231,6 +237,7 @@ pub fn run_in(
         KernelSpec::RmsNorm(k) => rows::rms_norm(k, args),
         KernelSpec::Rotary(k) => rotary::rotary(k, args),
         KernelSpec::Activate(k) => rows::activate(k, args),
+        KernelSpec::Gate(k) => rows::gate(k, args),
         KernelSpec::Scale(k) => rows::scale(k, args),
         KernelSpec::SliceColumns(k) => rows::slice_columns(k, args),
         KernelSpec::SplitHeads(k) => rows::split_heads(k, args),
@@ -257,7 +264,8 @@ pub fn run_in(
         KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
         | KernelSpec::GemmResidualRowStats(_)
-        | KernelSpec::DeferredLayerNormGemm(_) => Err(wrong("two tensors")),
+        | KernelSpec::DeferredLayerNormGemm(_)
+        | KernelSpec::PrepareAttention(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
         KernelSpec::Upload(_) | KernelSpec::PackScan(_) | KernelSpec::PackTokens(_) => {
@@ -306,6 +314,8 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::MhaSplitKeys(_) => "mha_split_keys",
         KernelSpec::MhaCached(_) => "mha_cached",
         KernelSpec::AppendCache(_) => "append_cache",
+        KernelSpec::PrepareAttention(_) => "prepare_attention",
+        KernelSpec::Gate(_) => "gate",
         KernelSpec::MhaWgmma(_) => "mha_wgmma",
         KernelSpec::MhaLongScores(_) => "mha_long_scores",
         KernelSpec::MhaLongReduce(_) => "mha_long_reduce",
