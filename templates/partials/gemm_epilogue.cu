@@ -28,7 +28,7 @@
                     const int at = mine + e * 8;
                     if constexpr (STORE_BYTES >= 4) {
                         unsigned int both = 0;
-                        if (row < rows && at < N) both = *reinterpret_cast<const unsigned int*>(add + at);
+                        if (row < rows && at < N) both = load_pair(add + at);
                         unpack_pair<T>(both, more[e * 2], more[e * 2 + 1]);
                     } else {
                         if (row < rows && at < N) more[e * 2] = to_float(add[at]);

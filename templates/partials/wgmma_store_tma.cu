@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
                     const unsigned int from = column + subtile * SUBTILE_N + j * 8 + lane % 4 * 2;
                     unsigned int add = 0;
                     if (at < rows && from < N) {
-                        add = *reinterpret_cast<const unsigned int*>(residual + static_cast<unsigned long long>(at) * N + from);
+                        add = load_pair(residual + static_cast<unsigned long long>(at) * N + from);
                     }
                     float more[2];
                     unpack_pair<T>(add, more[0], more[1]);

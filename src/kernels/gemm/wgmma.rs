@@ -120,6 +120,13 @@ impl WgmmaTile {
         !self.swaps_ab() || n.is_multiple_of(RowOrder::GROUP)
     }
 
+    /// Whether a consumer has registers for this epilogue of a GEMM with `n` columns: a residual beside what is staged for
+    /// TMA is too much for the largest ping-pong tiles.
+    pub(crate) fn has_registers(self, n: u32, epilogue: Epilogue) -> bool {
+        let is_large = !self.cooperative && self.m * self.n >= 128 * 144;
+        !(epilogue.residual && is_large && self.store(n) == Store::Tma)
+    }
+
     /// How the epilogue of a GEMM with `n` columns stores its output.
     const fn store(self, n: u32) -> Store {
         if self.swaps_ab() {
@@ -267,6 +274,12 @@ impl GemmWgmma {
         Self::check_serves(self.n, self.k, self.dtype)?;
         if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(self.n) {
             return Err(format!("{:?} is no tile of the Hopper GEMM", self.tile));
+        }
+        if !self.tile.has_registers(self.n, self.epilogue) {
+            return Err(format!(
+                "{:?} has no registers for a residual beside {} columns",
+                self.tile, self.n
+            ));
         }
         Ok(())
     }
@@ -422,7 +435,10 @@ pub fn representative() -> Vec<KernelSpec> {
         (DType::BF16, &[(1000, 328, gelu)][..]),
     ] {
         for tile in WgmmaTile::CANDIDATES {
-            for &(n, k, epilogue) in sizes.iter().filter(|(n, _, _)| tile.serves(*n)) {
+            let serves = |(n, _, epilogue): &&(u32, u32, Epilogue)| {
+                tile.serves(*n) && tile.has_registers(*n, *epilogue)
+            };
+            for &(n, k, epilogue) in sizes.iter().filter(serves) {
                 kernels.push(KernelSpec::from(GemmWgmma {
                     n,
                     k,

@@ -32,7 +32,9 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             tile,
         })
     });
-    let persistent = GemmWgmma::tiles(n, k, dtype, on).into_iter().map(|tile| {
+    let persistent = GemmWgmma::tiles(n, k, dtype, on).into_iter();
+    let persistent = persistent.filter(|tile| tile.has_registers(n, epilogue));
+    let persistent = persistent.map(|tile| {
         Candidate::new(GemmWgmma {
             n,
             k,
