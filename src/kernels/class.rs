@@ -55,7 +55,8 @@ impl KernelSpec {
             | Self::GemmSplitK(_)
             | Self::GemmResidualLayerNorm(_)
             | Self::GemmResidualRowStats(_)
-            | Self::DeferredLayerNormGemm(_) => Class::Gemm,
+            | Self::DeferredLayerNormGemm(_)
+            | Self::NormGemm(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -115,6 +116,7 @@ impl KernelSpec {
             Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualRowStats(k) => product(k.n, k.k, Symbol::Rows),
             Self::DeferredLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
+            Self::NormGemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),

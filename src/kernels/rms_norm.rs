@@ -6,7 +6,7 @@ use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance, f32_literal,
     rows::{Teams, read, rounded_once, rows_by, vector_width, word, write},
 };
-use crate::machine::Machine;
+use crate::machine::{Machine, SMALL_M};
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};
 
 /// `x [rows, stride]`, `gamma [width]` → `out [rows, heads·width]`: `h / √(mean(h²) + eps) · gamma` of each head `h` of a row
@@ -89,6 +89,17 @@ impl Kernel for RmsNorm {
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         self.teams()
             .launch(extents.rows.saturating_mul(self.heads.into()))
+    }
+
+    /// Cycles of the launch and per element, as those of LayerNorm.
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        let cost = &machine.costs.norm;
+        let elements = rows as f64 * f64::from(self.heads * self.width);
+        let launch = match rows <= SMALL_M {
+            true => cost.launch_small_m,
+            false => cost.launch,
+        };
+        Some(launch + elements * cost.element)
     }
 
     fn threads(&self) -> u32 {

@@ -35,7 +35,7 @@ macro_rules! kernels {
 
 kernels! {
     Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
-    DeferredLayerNormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
+    DeferredLayerNormGemm, NormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, AppendCache, PrepareAttention, Gate, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload,

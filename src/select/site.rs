@@ -4,6 +4,7 @@ use crate::{
     kernels::{
         gemm::Epilogue,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
+        rms_norm::RmsNorm,
     },
     tensor::DType,
 };
@@ -18,6 +19,8 @@ pub enum Site {
         dtype: DType,
         epilogue: Epilogue,
     },
+    /// RMSNorm of whole rows, as [`RmsNorm::of_rows`] makes it.
+    RmsNorm(RmsNorm),
     /// LayerNorm, as [`LayerNorm::new`] makes it.
     LayerNorm(LayerNorm),
     /// LayerNorm of a sum, as [`BiasResidualLayerNorm::new`] makes it.

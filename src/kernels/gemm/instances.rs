@@ -58,6 +58,7 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::residual_layernorm::representative());
     kernels.extend(super::residual_row_stats::representative());
     kernels.extend(super::deferred_layernorm::representative());
+    kernels.extend(super::norm_gemm::representative());
     kernels
 }
 

@@ -41,6 +41,10 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
+        K::NormGemm(k) => check_gemm(&k.product().plain())
+            .and_then(|()| k.check())
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Combine(k) => widths(&[k.width]).map(|()| k.dtype),
         K::RmsNorm(k) => heads(k.heads, k.width, &[columns_of(k.from, k.stride)])

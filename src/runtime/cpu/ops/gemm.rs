@@ -8,9 +8,9 @@ use rayon::prelude::*;
 use super::args::Args;
 use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
-use super::{OpError, Read, Sums, rows};
+use super::{OpError, Read, Sums, rows, run_in};
 use crate::kernels::gemm::{
-    Activation, DeferredLayerNormGemm, Gemm, GemmResidualLayerNorm, GemmResidualRowStats,
+    Activation, DeferredLayerNormGemm, Gemm, GemmResidualLayerNorm, GemmResidualRowStats, NormGemm,
     normalised, scaled_and_row_stats,
 };
 
@@ -469,6 +469,38 @@ pub(super) fn gemm_residual_layer_norm(
     .map(Read::Real)
     .collect();
     rows::bias_residual_layer_norm(&norm, Args::new(op, extents, &reads, out))
+}
+
+/// LayerNorm or RMSNorm, then the GEMM of its result.
+pub(super) fn norm_gemm(
+    spec: &NormGemm,
+    sums: Sums,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
+    let (op, extents) = (args.op(), args.extents);
+    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
+    let x = args.real("x", &[rows, k])?;
+    let mut of_gemm = vec![Read::Real(args.real("weight", &[n, k])?)];
+    if spec.epilogue.bias {
+        of_gemm.push(Read::Real(args.real("bias", &[n])?));
+    }
+    let mut of_norm = vec![Read::Real(x), Read::Real(args.real("gamma", &[k])?)];
+    if spec.centred {
+        of_norm.push(Read::Real(args.real("beta", &[k])?));
+    }
+    let out = args.out(&[rows, n])?;
+    let mut normal = Vec::new();
+    normal
+        .try_reserve_exact(x.len())
+        .map_err(|_| OpError::OutOfMemory {
+            op,
+            bytes: size_of_val(x) as u64,
+        })?;
+    normal.resize(x.len(), 0.0);
+    run_in(sums, &spec.norm(), extents, &of_norm, &mut [&mut normal])?;
+    of_gemm.insert(0, Read::Real(&normal));
+    let product = spec.product().plain();
+    gemm(&product, sums, Args::new(op, extents, &of_gemm, out))
 }
 
 /// The GEMM, then bias, residual and the row statistics that LayerNorm needs.

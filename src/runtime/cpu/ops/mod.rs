@@ -232,6 +232,7 @@ pub fn run_in(
         KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
+        KernelSpec::NormGemm(k) => gemm::norm_gemm(k, sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Combine(k) => rows::combine(k, args),
         KernelSpec::RmsNorm(k) => rows::rms_norm(k, args),
@@ -279,6 +280,7 @@ fn name(spec: &KernelSpec) -> &'static str {
     match spec {
         KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) | KernelSpec::GemmSplitK(_) => "gemm",
         KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
+        KernelSpec::NormGemm(_) => "norm_gemm",
         KernelSpec::GemmResidualRowStats(_) => "gemm_residual_row_stats",
         KernelSpec::DeferredLayerNormGemm(_) => "deferred_layernorm_gemm",
         KernelSpec::AddBias(_) => "add_bias",
