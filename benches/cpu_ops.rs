@@ -57,10 +57,7 @@ fn gemm(c: &mut Criterion) {
                 n,
                 k,
                 dtype: DType::F32,
-                epilogue: Epilogue {
-                    bias: true,
-                    activation,
-                },
+                epilogue: Epilogue::new(true, activation),
                 // Not read on the CPU.
                 tile: Tile {
                     m: 1,

@@ -26,12 +26,30 @@ fn config() -> Value {
 }
 
 fn program(change: impl Fn(&mut CompileOptions)) -> Program {
+    program_of("bert", &config(), change)
+}
+
+fn program_of(model: &str, config: &Value, change: impl Fn(&mut CompileOptions)) -> Program {
     let mut options = CompileOptions::new(DType::F16, hopper());
     change(&mut options);
-    let bert = description("bert").expect("it is shipped");
-    let compiled = compile(&bert, &config(), &options).expect("it compiles");
+    let model = description(model).expect("it is shipped");
+    let compiled = compile(&model, config, &options).expect("it compiles");
     compiled.program.validate().expect("it is sound");
     compiled.program
+}
+
+/// Models that write, each with the launches of a layer for few tokens, on Hopper and on any card.
+const WRITERS: [(&str, [usize; 2]); 3] = [("gpt2", [6, 8]), ("llama", [7, 9]), ("qwen3", [7, 9])];
+
+fn writer(model: &str, layers: u32) -> Value {
+    json!({
+        "model_type": model, "vocab_size": 20, "hidden_size": 256, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": layers,
+        "intermediate_size": 512, "max_position_embeddings": 512, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true,
+        "n_embd": 256, "n_head": 4, "n_layer": layers, "n_positions": 512,
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+    })
 }
 
 /// The kernels that a batch of so many tokens launches.
@@ -208,16 +226,59 @@ fn in_f32(program: &Program) -> Program {
     ron::from_str(&text.replace("F16", "F32")).expect("a program")
 }
 
+fn session(program: &Program) -> CpuSession {
+    let model = CpuModel::load(in_f32(program), &WEIGHTS, &|_, _| ()).expect("it loads");
+    CpuSession::new(model.into(), &AllocatorChoice::default()).expect("a session")
+}
+
+#[test]
+fn a_layer_of_a_model_that_writes_is_so_few_launches() {
+    for (model, expected) in WRITERS {
+        for (machine, expected) in [hopper(), usual()].into_iter().zip(expected) {
+            let launches = |layers| {
+                let program = program_of(model, &writer(model, layers), |options| {
+                    options.cached = true;
+                    options.machine = machine.clone();
+                });
+                launched(&program, 1).len()
+            };
+            assert_eq!(launches(3) - launches(2), expected, "{model}");
+        }
+    }
+}
+
+#[test]
+fn norms_within_gemms_give_the_results_of_launches_for_each_operator() {
+    for (model, _) in WRITERS {
+        let config = writer(model, 2);
+        let together = program_of(model, &config, |_| ());
+        let unfused = program_of(model, &config, |options| options.no_joint_launches = true);
+        let within = |program: &Program, tokens| {
+            let kernels = launched(program, tokens).into_iter();
+            let is_one = |kernel: &&KernelSpec| matches!(kernel, KernelSpec::NormGemm(_));
+            kernels.filter(is_one).count()
+        };
+        for (tokens, expected) in [(1, 4), (7, 4), (1000, 0)] {
+            assert_eq!(
+                within(&together, tokens),
+                expected,
+                "{model}, {tokens} tokens"
+            );
+            assert_eq!(within(&unfused, tokens), 0, "{model}, {tokens} tokens");
+        }
+        let (mut with, mut without) = (session(&together), session(&unfused));
+        for tokens in [1, 7] {
+            assert_same(&mut with, &mut without, tokens);
+        }
+    }
+}
+
 #[test]
 fn joint_launches_give_the_results_of_launches_for_each_operator() {
     let (together, unfused) = (
         program(|_| ()),
         program(|options| options.no_joint_launches = true),
     );
-    let session = |program: &Program| {
-        let model = CpuModel::load(in_f32(program), &WEIGHTS, &|_, _| ()).expect("it loads");
-        CpuSession::new(model.into(), &AllocatorChoice::default()).expect("a session")
-    };
     let (mut with, mut without) = (session(&together), session(&unfused));
     let all_fused = (129..2000).find(|&t| fused(&launched(&together, t)) > 0);
     let all_fused = all_fused.expect("some batch fuses a linear layer and a LayerNorm");
@@ -227,21 +288,26 @@ fn joint_launches_give_the_results_of_launches_for_each_operator() {
         (all_fused, fused),
     ] {
         assert!(joint(&launched(&together, tokens)) > 0, "{tokens} tokens");
-        // As many tokens, in two sequences unless they are few.
-        let ids: Vec<u32> = (0..tokens).map(|i| (i * 7 + 3) % 20).collect();
-        let lens: Vec<u32> = [tokens % 500]
-            .into_iter()
-            .chain(std::iter::repeat_n(500, tokens as usize / 500))
-            .filter(|&n| n > 0)
-            .collect();
-        let batch = Batch::from_packed(ids, &lens).expect("a batch");
-        let got = with.run(&batch).expect("it runs");
-        let want = without.run(&batch).expect("it runs");
-        assert_eq!(got.len(), want.len());
-        for (got, want) in got.iter().zip(&want) {
-            let pairs = got.values.iter().zip(&want.values);
-            let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(worst < 1e-4, "{tokens} tokens: {} by {worst}", got.name);
-        }
+        assert_same(&mut with, &mut without, tokens);
+    }
+}
+
+/// Compares two sessions on a batch of so many tokens.
+fn assert_same(with: &mut CpuSession, without: &mut CpuSession, tokens: u32) {
+    // As many tokens, in two sequences unless they are few.
+    let ids: Vec<u32> = (0..tokens).map(|i| (i * 7 + 3) % 20).collect();
+    let lens: Vec<u32> = [tokens % 500]
+        .into_iter()
+        .chain(std::iter::repeat_n(500, tokens as usize / 500))
+        .filter(|&n| n > 0)
+        .collect();
+    let batch = Batch::from_packed(ids, &lens).expect("a batch");
+    let got = with.run(&batch).expect("it runs");
+    let want = without.run(&batch).expect("it runs");
+    assert_eq!(got.len(), want.len());
+    for (got, want) in got.iter().zip(&want) {
+        let pairs = got.values.iter().zip(&want.values);
+        let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-4, "{tokens} tokens: {} by {worst}", got.name);
     }
 }

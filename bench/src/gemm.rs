@@ -62,10 +62,10 @@ enum EpilogueChoice {
 
 impl From<EpilogueChoice> for Epilogue {
     fn from(choice: EpilogueChoice) -> Self {
-        Self {
-            bias: !matches!(choice, EpilogueChoice::None),
-            activation: matches!(choice, EpilogueChoice::BiasGelu).then_some(Activation::GeluExact),
-        }
+        Self::new(
+            !matches!(choice, EpilogueChoice::None),
+            matches!(choice, EpilogueChoice::BiasGelu).then_some(Activation::GeluExact),
+        )
     }
 }
 

@@ -9,6 +9,8 @@
 //! - `fold_head_layout` in the baseline: there the transposes are part of other kernels and cost no
 //!   launches of their own. With it the baseline has none at all, which is in the baseline's favour;
 //! - `fuse_embedding_layer_norm` with the fusion of LayerNorm, whose first instance it is;
+//! - `fuse_residual` and `fuse_gate` with the other epilogues: they have nothing to fuse in encoders that normalise after the
+//!   residual;
 //! - `fuse_pool_normalize` at the end: it has nothing to fuse in hidden states.
 //!
 //! Two rungs differ from the paper's. Without padding, its attention still runs over padded scores,
@@ -65,7 +67,7 @@ const RUNGS: [Rung; 5] = [
     },
     Rung {
         name: "+ GELU fusion",
-        passes: &["fuse_bias_activation"],
+        passes: &["fuse_gate", "fuse_bias_activation", "fuse_residual"],
         padding: Padding::Kept,
     },
     Rung {

@@ -71,7 +71,14 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             if epilogue.bias {
                 vector(of[2], &n, "bias")?;
             }
-            Ok(Shape(vec![of[0].0[0].clone(), n]))
+            let out = Shape(vec![of[0].0[0].clone(), n]);
+            if epilogue.residual {
+                let residual = of[2 + usize::from(epilogue.bias)];
+                if *residual != out {
+                    return Err(format!("the residual must be {out}, found {residual}"));
+                }
+            }
+            Ok(out)
         }
         Op::AddBias => {
             vector(of[1], &matrix(of[0])?.into(), "bias")?;
@@ -95,29 +102,30 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             vector(of[2], &width, "bias")?;
             Ok(of[0].clone())
         }
-        Op::RmsNorm { heads, .. } => {
-            let width = matrix(of[0])?;
-            let part = part_of(width, *heads)?;
-            vector(of[1], &part.into(), "weight")?;
-            Ok(of[0].clone())
+        Op::RmsNorm { heads, from, .. } => {
+            let x = matrix(of[0])?;
+            let [part] = dims(of[1], "the weight is a vector")?;
+            let part = part.as_constant().and_then(|n| u32::try_from(n).ok());
+            let part = part.ok_or("the weight is too long")?;
+            let width = columns(*from, *heads, part, x)?;
+            Ok(Shape(vec![of[0].0[0].clone(), width.into()]))
         }
-        Op::Rotary(rotation) => {
-            let head = part_of(per_token(of[0])?, rotation.heads)?;
-            let columns = 2 * rotation.frequencies.len() as u64;
-            match (1..=head).contains(&columns) {
-                true => Ok(of[0].clone()),
-                false => Err(format!("{columns} columns of a head of {head} are turned")),
+        Op::Rotary {
+            rotation,
+            from,
+            head,
+        } => {
+            let width = columns(*from, rotation.heads, *head, per_token(of[0])?)?;
+            let turned = 2 * rotation.frequencies.len() as u64;
+            match (1..=u64::from(*head)).contains(&turned) {
+                true => Ok(Shape(vec![tokens(), width.into()])),
+                false => Err(format!("{turned} columns of a head of {head} are turned")),
             }
         }
         Op::Cache {
             from, heads, head, ..
         } => {
-            let width = u64::from(*heads) * u64::from(*head);
-            let end = u64::from(*from) + width;
-            let of = per_token(of[0])?;
-            if width == 0 || end > of {
-                return Err(format!("columns {from}..{end} are not inside {of}"));
-            }
+            let width = columns(*from, *heads, *head, per_token(of[0])?)?;
             Ok(Shape(vec![tokens(), width.into()]))
         }
         Op::SplitHeads { heads } => {
@@ -210,6 +218,13 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
             Ok(Shape(vec![of[0].0[0].clone(), constant(*width)]))
         }
+        Op::Gate(_) => {
+            let width = matrix(of[0])?;
+            match width.is_multiple_of(2) {
+                true => Ok(Shape(vec![of[0].0[0].clone(), (width / 2).into()])),
+                false => Err(format!("a width of {width} has no halves")),
+            }
+        }
         Op::EmbeddingLayerNorm { offsets, .. } => {
             let n = offsets.len();
             if !(1..=MAX_TABLES).contains(&n) {
@@ -277,6 +292,16 @@ fn part_of(width: u64, heads: u32) -> Result<u64, String> {
         false => Err(format!(
             "a width of {width} does not divide into {heads} heads"
         )),
+    }
+}
+
+/// The width of heads side by side from a column on of rows so wide.
+fn columns(from: u32, heads: u32, head: u32, of: u64) -> Result<u64, String> {
+    let width = u64::from(heads) * u64::from(head);
+    let end = u64::from(from).saturating_add(width);
+    match width > 0 && end <= of {
+        true => Ok(width),
+        false => Err(format!("columns {from}..{end} are not inside {of}")),
     }
 }
 

@@ -75,7 +75,7 @@ pub enum Op {
     Weight(WeightExpr),
     /// `ids, table` → `[tokens, width]`; `offset` is added to the ids.
     Embedding { offset: u32 },
-    /// `x, weight, (bias)` → `act(x · weightᵀ + bias)`; a description writes it without epilogue.
+    /// `x, weight, (bias), (residual)` → `act(x · weightᵀ + bias) + residual`; a description writes it without epilogue.
     Linear { epilogue: Epilogue },
     /// `x, bias`.
     AddBias,
@@ -89,10 +89,15 @@ pub enum Op {
     Scale { by: f32 },
     /// `x, gamma, beta`, over the last dimension.
     LayerNorm { eps: f32 },
-    /// `x, weight`: each of `heads` equal parts of a row over its root mean square, times the weight.
-    RmsNorm { eps: f32, heads: u32 },
-    /// `[tokens, heads·head]`: rotary position embedding of each head.
-    Rotary(Rotation),
+    /// `x, weight`: each of `heads` parts of a row, as wide as the weight, from column `from` on, over its root mean square,
+    /// times the weight.
+    RmsNorm { eps: f32, heads: u32, from: u32 },
+    /// `[tokens, width]`: rotary position embedding of each head of `head` columns, from column `from` on.
+    Rotary {
+        rotation: Rotation,
+        from: u32,
+        head: u32,
+    },
     /// Columns `from ..` of `x`, as wide as `heads` heads of `head`: rows that later tokens of the sequence read too.
     Cache {
         name: String,
@@ -139,6 +144,8 @@ pub enum Op {
 
     /// Columns `start .. start + width`.
     SliceColumns { start: u32, width: u32 },
+    /// `[rows, 2·width]` → `[rows, width]`: the activation of the first half of a row's columns, times the second half.
+    Gate(Activation),
     /// `ids…, tables…, gamma, beta`: LayerNorm of the sum of embeddings; one offset per table.
     EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> },
     /// `x, (bias), residual, gamma, beta`.
@@ -163,19 +170,20 @@ impl Op {
             Op::Embedding { .. } => "embedding",
             Op::Linear { epilogue } => {
                 let bias = if epilogue.bias { "bias_" } else { "" };
+                let residual = if epilogue.residual { "residual_" } else { "" };
                 return match epilogue.activation {
-                    None => format!("{bias}linear").into(),
+                    None => format!("{bias}{residual}linear").into(),
                     Some(activation) if epilogue.bias => {
-                        format!("bias_{}_linear", activation.name()).into()
+                        format!("bias_{}_{residual}linear", activation.name()).into()
                     }
-                    Some(activation) => format!("linear_{}", activation.name()).into(),
+                    Some(activation) => format!("{residual}linear_{}", activation.name()).into(),
                 };
             }
             Op::AddBias => "add_bias",
             Op::Add => "add",
             Op::Multiply => "multiply",
             Op::RmsNorm { .. } => "rms_norm",
-            Op::Rotary(_) => "rotary",
+            Op::Rotary { .. } => "rotary",
             Op::Cache { .. } => "cache",
             Op::Activate(activation) => activation.name(),
             Op::Scale { .. } => "scale",
@@ -193,6 +201,7 @@ impl Op {
             Op::L2Normalize { .. } => "l2_normalize",
             Op::LogProbability => "log_probability",
             Op::SliceColumns { .. } => "slice_columns",
+            Op::Gate(activation) => return format!("{}_gate", activation.name()).into(),
             Op::EmbeddingLayerNorm { .. } => "embedding_layer_norm",
             Op::BiasResidualLayerNorm { bias: true, .. } => "bias_residual_layer_norm",
             Op::BiasResidualLayerNorm { bias: false, .. } => "residual_layer_norm",
@@ -206,7 +215,7 @@ impl Op {
     pub fn arity(&self) -> usize {
         match self {
             Op::Input(_) | Op::Weight(_) => 0,
-            Op::Linear { epilogue } => 2 + usize::from(epilogue.bias),
+            Op::Linear { epilogue } => 2 + epilogue.operands(),
             Op::Embedding { .. }
             | Op::AddBias
             | Op::Add
@@ -235,13 +244,19 @@ impl fmt::Display for Op {
             | Op::BiasResidualLayerNorm { eps, .. }
             | Op::L2Normalize { eps }
             | Op::MeanPoolNormalize { eps } => write!(f, "(eps={eps:e})"),
-            Op::RmsNorm { eps, heads: 1 } => write!(f, "(eps={eps:e})"),
-            Op::RmsNorm { eps, heads } => write!(f, "(eps={eps:e}, heads={heads})"),
-            Op::Rotary(of) => write!(
+            Op::RmsNorm { eps, heads, from } => {
+                write!(f, "(eps={eps:e}")?;
+                if *heads != 1 {
+                    write!(f, ", heads={heads}")?;
+                }
+                write!(f, "{})", first_column(*from))
+            }
+            Op::Rotary { rotation, from, .. } => write!(
                 f,
-                "(heads={}, columns={})",
-                of.heads,
-                2 * of.frequencies.len()
+                "(heads={}, columns={}{})",
+                rotation.heads,
+                2 * rotation.frequencies.len(),
+                first_column(*from)
             ),
             Op::EmbeddingLayerNorm { eps, offsets } => {
                 write!(f, "(eps={eps:e}, offsets={offsets:?})")
@@ -294,6 +309,14 @@ fn heads_of(heads: u32, kv_heads: u32, head: u32) -> String {
     match kv_heads == heads {
         true => format!("heads={heads}, head={head}"),
         false => format!("heads={heads}, kv_heads={kv_heads}, head={head}"),
+    }
+}
+
+/// Where columns of a row are read from, unless they are the first.
+fn first_column(from: u32) -> String {
+    match from {
+        0 => String::new(),
+        from => format!(", from={from}"),
     }
 }
 

@@ -58,7 +58,8 @@ impl KernelSpec {
             | Self::GemmSplitK(_)
             | Self::GemmResidualLayerNorm(_)
             | Self::GemmResidualRowStats(_)
-            | Self::DeferredLayerNormGemm(_) => Class::Gemm,
+            | Self::DeferredLayerNormGemm(_)
+            | Self::NormGemm(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -80,6 +81,8 @@ impl KernelSpec {
             | Self::Combine(_)
             | Self::Rotary(_)
             | Self::AppendCache(_)
+            | Self::PrepareAttention(_)
+            | Self::Gate(_)
             | Self::Activate(_)
             | Self::Scale(_)
             | Self::SliceColumns(_)
@@ -120,6 +123,7 @@ impl KernelSpec {
             Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualRowStats(k) => product(k.n, k.k, Symbol::Rows),
             Self::DeferredLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
+            Self::NormGemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),

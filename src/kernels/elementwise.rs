@@ -3,11 +3,13 @@
 
 mod concat;
 mod copies;
+mod gate;
 
 use serde::{Deserialize, Serialize};
 
 pub use concat::Concat;
 pub use copies::{MergeHeads, SliceColumns, SplitHeads};
+pub use gate::Gate;
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
@@ -317,6 +319,7 @@ const ONE_OPERATION: &str = "one f32 operation, rounded to storage";
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = copies::representative();
     kernels.extend(concat::representative());
+    kernels.extend(gate::representative());
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096] {
             kernels.push(KernelSpec::from(AddBias { width, dtype }));

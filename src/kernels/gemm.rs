@@ -1,8 +1,9 @@
-//! `out = act(x · weightᵀ + bias)`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
+//! `out = act(x · weightᵀ + bias) + residual`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
 mod activate;
 mod deferred_layernorm;
 mod instances;
+mod norm_gemm;
 mod residual_layernorm;
 mod residual_row_stats;
 mod split_k;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use activate::{activate_f64, erf, erfc};
 pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
+pub use norm_gemm::NormGemm;
 pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_row_stats::GemmResidualRowStats;
 pub use split_k::{GemmSplitK, SplitKTile};
@@ -85,10 +87,33 @@ impl Activation {
 pub struct Epilogue {
     pub bias: bool,
     pub activation: Option<Activation>,
+    /// Whether a tensor of the result's shape is added last, before the sum is rounded.
+    pub residual: bool,
 }
 
 impl Epilogue {
-    /// The computation in words: `gemm`, `gemm_bias`, `gemm_bias_gelu`, …
+    pub const fn new(bias: bool, activation: Option<Activation>) -> Self {
+        Self {
+            bias,
+            activation,
+            residual: false,
+        }
+    }
+
+    /// The same, and then a residual.
+    pub const fn with_residual(self) -> Self {
+        Self {
+            residual: true,
+            ..self
+        }
+    }
+
+    /// Operands besides `x` and the weight.
+    pub const fn operands(self) -> usize {
+        self.bias as usize + self.residual as usize
+    }
+
+    /// The computation in words: `gemm`, `gemm_bias`, `gemm_bias_gelu`, `gemm_bias_residual`, …
     pub fn name(self) -> String {
         let mut name = String::from("gemm");
         if self.bias {
@@ -97,6 +122,9 @@ impl Epilogue {
         if let Some(activation) = self.activation {
             name.push('_');
             name.push_str(activation.name());
+        }
+        if self.residual {
+            name.push_str("_residual");
         }
         name
     }
@@ -114,7 +142,7 @@ pub struct Tile {
     pub stages: u32,
 }
 
-/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]`.
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `out [rows, n]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gemm {
     pub n: u32,
@@ -200,6 +228,7 @@ impl Kernel for Gemm {
             ("copy_bytes", self.access_bytes(self.k, 16).into()),
             ("store_bytes", self.access_bytes(self.n, store).into()),
             ("bias", self.epilogue.bias.into()),
+            ("residual", self.epilogue.residual.into()),
             (
                 "activation",
                 activation.map_or("identity", Activation::function).into(),
@@ -230,6 +259,10 @@ impl Kernel for Gemm {
         ];
         if self.epilogue.bias {
             params.push(read("bias", Shape::fixed(&[n]), Fill::ACTIVATION));
+        }
+        if self.epilogue.residual {
+            let shape = Shape::new([rows.clone(), n.into()]);
+            params.push(read("residual", shape, Fill::ACTIVATION));
         }
         params.push(Param {
             name: "out",
@@ -267,17 +300,21 @@ impl Kernel for Gemm {
         let (n, k) = (self.n as usize, self.k as usize);
         let (x, weight) = (reads[0].real(), reads[1].real());
         let bias = self.epilogue.bias.then(|| reads[2].real());
+        let residual = 2 + usize::from(self.epilogue.bias);
+        let residual = self.epilogue.residual.then(|| reads[residual].real());
         let mut out = vec![0.0f32; extents.rows as usize * n];
         out.par_chunks_mut(n)
             .zip(x.par_chunks(k))
-            .for_each(|(out, x)| {
+            .enumerate()
+            .for_each(|(row, (out, x))| {
                 for (column, (out, weight)) in out.iter_mut().zip(weight.chunks(k)).enumerate() {
                     let sum = dot(x, weight) + bias.map_or(0.0, |b| f64::from(b[column]));
                     let activated = self
                         .epilogue
                         .activation
                         .map_or(sum, |a| activate_f64(a, sum));
-                    *out = activated as f32;
+                    let more = residual.map_or(0.0, |r| f64::from(r[row * n + column]));
+                    *out = (activated + more) as f32;
                 }
             });
         vec![HostTensor::Real(out)]

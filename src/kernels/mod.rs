@@ -17,6 +17,7 @@ pub mod layernorm;
 pub mod log_probability;
 pub mod pack;
 pub mod pooling;
+pub mod prepare_attention;
 pub mod rms_norm;
 pub mod rotary;
 mod rows;

@@ -3,21 +3,43 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
-    rows::{Teams, count, read, rounded_once, rows_by, word, write},
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance, f32_literal,
+    rows::{Teams, read, rounded_once, rows_by, vector_width, word, write},
 };
-use crate::machine::Machine;
-use crate::tensor::{DType, Extents, Shape, Symbol};
+use crate::machine::{Machine, SMALL_M};
+use crate::tensor::{DType, Extents, Shape, Size, Symbol};
 
-/// `x [rows, width]`, `gamma [width]` → `out [rows, width]`: `x / √(mean(x²) + eps) · gamma`.
+/// `x [rows, stride]`, `gamma [width]` → `out [rows, heads·width]`: `h / √(mean(h²) + eps) · gamma` of each head `h` of a row
+/// of `x`, which are side by side from column `from` on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNorm {
     pub width: u32,
+    pub heads: u32,
+    pub from: u32,
+    /// Columns of `x`.
+    pub stride: u32,
     pub eps: f32,
     pub dtype: DType,
 }
 
 impl RmsNorm {
+    /// The norm of whole rows.
+    pub fn of_rows(width: u32, eps: f32, dtype: DType) -> Self {
+        Self {
+            width,
+            heads: 1,
+            from: 0,
+            stride: width,
+            eps,
+            dtype,
+        }
+    }
+
+    /// Heads of all rows: what the kernel counts.
+    fn all_heads(&self) -> Size {
+        &Size::from(Symbol::Rows) * &Size::constant(self.heads.into())
+    }
+
     fn teams(&self) -> Teams {
         Teams::usual(self.width, self.dtype)
     }
@@ -25,12 +47,11 @@ impl RmsNorm {
 
 impl Kernel for RmsNorm {
     fn symbol(&self) -> String {
-        format!(
-            "rms_norm_{}_w{}_eps{}",
-            self.dtype,
-            self.width,
-            word(self.eps)
-        )
+        let columns = match (self.heads, self.from) {
+            (1, 0) if self.stride == self.width => format!("w{}", self.width),
+            (heads, from) => format!("h{heads}x{}_from{from}of{}", self.width, self.stride),
+        };
+        format!("rms_norm_{}_{columns}_eps{}", self.dtype, word(self.eps))
     }
 
     fn template(&self) -> &'static str {
@@ -39,23 +60,46 @@ impl Kernel for RmsNorm {
 
     fn constants(&self) -> Constants {
         let mut constants = self.teams().constants(self.width, self.dtype);
-        constants.insert("eps", f32_literal(self.eps).into());
+        let vector = vector_width(self.dtype, &[self.width, self.from, self.stride]);
+        constants.extend([
+            ("eps", f32_literal(self.eps).into()),
+            ("vector", vector.into()),
+            ("heads", self.heads.into()),
+            ("from", self.from.into()),
+            ("stride", self.stride.into()),
+        ]);
         constants
     }
 
     fn params(&self) -> Vec<Param> {
-        let rows = rows_by(Symbol::Rows, self.width);
+        let x = rows_by(Symbol::Rows, self.stride);
         let width = Shape::fixed(&[self.width.into()]);
+        let out = rows_by(Symbol::Rows, self.heads * self.width);
         vec![
-            read("x", self.dtype, rows.clone(), Fill::ACTIVATION),
+            read("x", self.dtype, x, Fill::ACTIVATION),
             read("gamma", self.dtype, width, Fill::ACTIVATION),
-            write("out", self.dtype, rows),
-            count(Symbol::Rows),
+            write("out", self.dtype, out),
+            Param {
+                name: "rows",
+                role: Role::Count(self.all_heads()),
+            },
         ]
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        self.teams().launch(extents.rows)
+        self.teams()
+            .launch(extents.rows.saturating_mul(self.heads.into()))
+    }
+
+    /// Cycles of the launch and per element, as those of LayerNorm.
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        let cost = &machine.costs.norm;
+        let elements = rows as f64 * f64::from(self.heads * self.width);
+        let launch = match rows <= SMALL_M {
+            true => cost.launch_small_m,
+            false => cost.launch,
+        };
+        Some(launch + elements * cost.element)
     }
 
     fn threads(&self) -> u32 {
@@ -66,8 +110,12 @@ impl Kernel for RmsNorm {
         let [x, gamma] = reads else {
             unreachable!("the parameter list has two operands")
         };
-        let mut out = Vec::with_capacity(x.real().len());
-        for row in x.real().chunks_exact(self.width as usize) {
+        let mut out = Vec::new();
+        let columns = (self.heads * self.width) as usize;
+        let rows = x.real().chunks_exact(self.stride as usize);
+        let heads = rows
+            .flat_map(|row| row[self.from as usize..][..columns].chunks_exact(self.width as usize));
+        for row in heads {
             let squares: f64 = row.iter().map(|&v| f64::from(v).powi(2)).sum();
             let norm = (squares / f64::from(self.width) + f64::from(self.eps)).sqrt();
             let normal = row.iter().zip(gamma.real());
@@ -85,17 +133,19 @@ impl Kernel for RmsNorm {
     }
 }
 
-/// Heads, the widths of models, and an odd one.
+/// The widths of models and an odd one; heads of a merged projection, also where no pack divides its columns.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
-        [64, 128, 1003, 1024, 2048, 4096].map(|width| {
-            RmsNorm {
-                width,
-                eps: 1e-6,
-                dtype,
-            }
-            .into()
-        })
+        let rows = [64, 128, 1003, 1024, 2048, 4096];
+        let rows = rows.map(|width| RmsNorm::of_rows(width, 1e-6, dtype));
+        let heads = [(16, 128, 0, 4096), (8, 128, 2048, 4096), (3, 20, 5, 66)];
+        let heads = heads.map(|(heads, width, from, stride)| RmsNorm {
+            heads,
+            from,
+            stride,
+            ..RmsNorm::of_rows(width, 1e-6, dtype)
+        });
+        rows.into_iter().chain(heads).map(KernelSpec::from)
     };
     let dtypes = [DType::F32, DType::F16, DType::BF16];
     dtypes.into_iter().flat_map(of).collect()
@@ -107,11 +157,7 @@ mod tests {
 
     #[test]
     fn a_row_is_divided_by_its_root_mean_square() {
-        let kernel = RmsNorm {
-            width: 2,
-            eps: 1.0,
-            dtype: DType::F32,
-        };
+        let kernel = RmsNorm::of_rows(2, 1.0, DType::F32);
         let real = |values: &[f32]| HostTensor::Real(values.to_vec());
         // Mean squares 15 and 3, and 1 added: norms 4 and 2.
         let x = real(&[5.0, 5f32.sqrt(), 6f32.sqrt(), 0.0]);

@@ -21,49 +21,75 @@ pub struct Rotation {
     pub factor: f32,
 }
 
-/// `x [tokens, heads·head]`, `positions [tokens]` → `out [tokens, heads·head]`: each head turned by its token's position.
+/// `x [tokens, stride]`, `positions [tokens]` → `out [tokens, heads·head]`: each head, side by side from column `from` of `x`
+/// on, turned by its token's position.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rotary {
     pub rotation: Rotation,
     /// Columns of a head.
     pub head: u32,
+    pub from: u32,
+    /// Columns of `x`.
+    pub stride: u32,
     pub dtype: DType,
 }
 
-impl Rotary {
+impl Rotation {
     /// Most pairs of columns of a head: their frequencies lie in constant memory.
     pub const MAX_PAIRS: usize = 1024;
 
-    /// Whether the kernel can be generated as described.
-    pub fn check(&self) -> Result<(), String> {
-        let Rotation {
-            frequencies,
-            factor,
-            ..
-        } = &self.rotation;
-        let n = frequencies.len();
-        if n == 0 || n > Self::MAX_PAIRS || 2 * n > self.head as usize {
-            return Err(format!("{n} pairs of columns of a head of {}", self.head));
+    /// Whether a kernel can turn heads of `head` columns.
+    pub fn check(&self, head: u32) -> Result<(), String> {
+        let n = self.frequencies.len();
+        if n == 0 || n > Self::MAX_PAIRS || 2 * n > head as usize {
+            return Err(format!("{n} pairs of columns of a head of {head}"));
         }
-        match frequencies.iter().chain([factor]).all(|f| f.is_finite()) {
+        let mut all = self.frequencies.iter().chain([&self.factor]);
+        match all.all(|f| f.is_finite()) {
             true => Ok(()),
             false => Err("a frequency or the factor is not finite".to_owned()),
         }
     }
 
-    fn width(&self) -> u32 {
-        self.rotation.heads * self.head
-    }
-
     /// FNV-1a of the angles, which a symbol has no room for.
-    fn digest(&self) -> u32 {
-        let all = self.rotation.frequencies.iter();
-        let bytes = all
-            .chain([&self.rotation.factor])
-            .flat_map(|f| f.to_bits().to_le_bytes());
+    pub(super) fn digest(&self) -> u32 {
+        let all = self.frequencies.iter().chain([&self.factor]);
+        let bytes = all.flat_map(|f| f.to_bits().to_le_bytes());
         bytes.fold(0x811c_9dc5, |hash: u32, byte| {
             (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
         })
+    }
+
+    /// The frequencies as a CUDA initialiser.
+    pub(super) fn literals(&self) -> String {
+        let literals = self.frequencies.iter().map(|&f| f32_literal(f));
+        literals.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Turns one head.
+    pub(super) fn turn(&self, head: &mut [f64], position: f32) {
+        let n = self.frequencies.len();
+        for (c, &frequency) in self.frequencies.iter().enumerate() {
+            // The product is rounded to f32, as published implementations have it: far from 0 that turns by other
+            // angles than the exact one would.
+            let (sin, cos) = f64::from(position * frequency).sin_cos();
+            let factor = f64::from(self.factor);
+            let (sin, cos) = (factor * sin, factor * cos);
+            let (a, b) = (head[c], head[n + c]);
+            head[c] = a * cos - b * sin;
+            head[n + c] = b * cos + a * sin;
+        }
+    }
+}
+
+impl Rotary {
+    /// Whether the kernel can be generated as described.
+    pub fn check(&self) -> Result<(), String> {
+        self.rotation.check(self.head)
+    }
+
+    fn width(&self) -> u32 {
+        self.rotation.heads * self.head
     }
 
     /// Elements of a row that one thread computes: a pair, or a column that stays.
@@ -74,12 +100,16 @@ impl Rotary {
 
 impl Kernel for Rotary {
     fn symbol(&self) -> String {
+        let view = match (self.from, self.stride) {
+            (0, stride) if stride == self.width() => String::new(),
+            (from, stride) => format!("_from{from}of{stride}"),
+        };
         format!(
-            "rotary_{}_h{}x{}_{:08x}",
+            "rotary_{}_h{}x{}{view}_{:08x}",
             self.dtype,
             self.rotation.heads,
             self.head,
-            self.digest()
+            self.rotation.digest()
         )
     }
 
@@ -88,26 +118,26 @@ impl Kernel for Rotary {
     }
 
     fn constants(&self) -> Constants {
-        let frequencies = self.rotation.frequencies.iter();
-        let literals: Vec<String> = frequencies.map(|&f| f32_literal(f)).collect();
         Constants::from([
             ("storage", storage(self.dtype)),
             ("width", self.width().into()),
+            ("from", self.from.into()),
+            ("stride", self.stride.into()),
             ("head", self.head.into()),
-            ("pairs", (literals.len() as u64).into()),
+            ("pairs", (self.rotation.frequencies.len() as u64).into()),
             ("items", self.items().into()),
-            ("frequencies", literals.join(", ").into()),
+            ("frequencies", self.rotation.literals().into()),
             ("factor", f32_literal(self.rotation.factor).into()),
         ])
     }
 
     fn params(&self) -> Vec<Param> {
-        let rows = rows_by(Symbol::Tokens, self.width());
         let tokens = Shape::new([Symbol::Tokens.into()]);
+        let x = rows_by(Symbol::Tokens, self.stride);
         vec![
-            read("x", self.dtype, rows.clone(), Fill::ACTIVATION),
+            read("x", self.dtype, x, Fill::ACTIVATION),
             read_meta("positions", Meta::Positions, tokens),
-            write("out", self.dtype, rows),
+            write("out", self.dtype, rows_by(Symbol::Tokens, self.width())),
             count(Symbol::Tokens),
         ]
     }
@@ -122,23 +152,13 @@ impl Kernel for Rotary {
 
     fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (x, positions) = (reads[0].real(), reads[1].index());
-        let Rotation {
-            heads,
-            frequencies,
-            factor,
-        } = &self.rotation;
-        let n = frequencies.len();
-        let mut out = x.to_vec();
-        for (i, row) in out.chunks_exact_mut(self.head as usize).enumerate() {
-            let position = positions[i / *heads as usize] as f32;
-            for (c, &frequency) in frequencies.iter().enumerate() {
-                // The product is rounded to f32, as published implementations have it: far from 0 that turns by other
-                // angles than the exact one would.
-                let (sin, cos) = f64::from(position * frequency).sin_cos();
-                let (sin, cos) = (f64::from(*factor) * sin, f64::from(*factor) * cos);
-                let (a, b) = (f64::from(row[c]), f64::from(row[n + c]));
-                row[c] = (a * cos - b * sin) as f32;
-                row[n + c] = (b * cos + a * sin) as f32;
+        let mut out = Vec::new();
+        for (row, &position) in x.chunks_exact(self.stride as usize).zip(positions) {
+            let columns = &row[self.from as usize..][..self.width() as usize];
+            for head in columns.chunks_exact(self.head as usize) {
+                let mut head: Vec<f64> = head.iter().map(|&v| v.into()).collect();
+                self.rotation.turn(&mut head, position as f32);
+                out.extend(head.into_iter().map(|v| v as f32));
             }
         }
         vec![HostTensor::Real(out)]
@@ -158,19 +178,23 @@ impl Kernel for Rotary {
     }
 }
 
-/// Heads of which all columns are turned, or some; an odd number of columns that stay; with a factor.
+/// Frequencies of so many pairs of columns, as published.
+pub(super) fn frequencies(n: u32, theta: f64) -> Vec<f32> {
+    let exponent = |i: u32| -f64::from(2 * i) / f64::from(2 * n);
+    (0..n).map(|i| theta.powf(exponent(i)) as f32).collect()
+}
+
+/// Heads of which all columns are turned, or some; an odd number of columns that stay; with a factor; columns of a merged
+/// projection.
 pub(super) fn representative() -> Vec<KernelSpec> {
-    let frequencies = |n: u32, theta: f64| -> Vec<f32> {
-        let exponent = |i: u32| -f64::from(2 * i) / f64::from(2 * n);
-        (0..n).map(|i| theta.powf(exponent(i)) as f32).collect()
-    };
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for (heads, head, pairs, theta, factor) in [
-            (16, 128, 64, 1e6, 1.0),
-            (4, 64, 32, 1e4, 1.0),
-            (3, 40, 10, 1e4, 1.25),
-            (1, 7, 2, 5e5, 1.0),
+        for (heads, head, pairs, theta, factor, from, stride) in [
+            (16, 128, 64, 1e6, 1.0, 0, 2048),
+            (8, 128, 64, 1e6, 1.0, 2048, 4096),
+            (4, 64, 32, 1e4, 1.0, 0, 256),
+            (3, 40, 10, 1e4, 1.25, 1, 122),
+            (1, 7, 2, 5e5, 1.0, 0, 7),
         ] {
             let rotation = Rotation {
                 heads,
@@ -180,6 +204,8 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             let kernel = Rotary {
                 rotation,
                 head,
+                from,
+                stride,
                 dtype,
             };
             all.push(kernel.into());
@@ -201,6 +227,8 @@ mod tests {
                 factor: 2.0,
             },
             head: 3,
+            from: 0,
+            stride: 3,
             dtype: DType::F32,
         };
         assert_eq!(kernel.check(), Ok(()));

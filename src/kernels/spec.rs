@@ -5,7 +5,8 @@ use crate::tensor::DType;
 use super::{
     Kernel, attention, attention::*, cache, cache::*, decoding, decoding::*, elementwise,
     elementwise::*, embedding, embedding::*, gemm, gemm::*, layernorm, layernorm::*,
-    log_probability, log_probability::*, pack::*, pooling, pooling::*, rms_norm, rms_norm::*,
+    log_probability, log_probability::*, pack::*, pooling, pooling::*, prepare_attention,
+    prepare_attention::*, rms_norm, rms_norm::*,
     rotary, rotary::*, upload::*,
 };
 
@@ -37,11 +38,11 @@ macro_rules! kernels {
 
 kernels! {
     Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
-    DeferredLayerNormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
+    DeferredLayerNormGemm, NormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
-    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload,
-    ChooseToken, Advance,
+    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache,
+    PrepareAttention, Gate, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, ChooseToken, Advance,
 }
 
 impl KernelSpec {
@@ -55,6 +56,7 @@ impl KernelSpec {
             Self::ChooseToken(_) => 6,
             Self::Advance(_) => 10,
             Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
+            Self::PrepareAttention(_) => 2,
             _ => 1,
         }
     }
@@ -86,6 +88,7 @@ pub fn representative() -> Vec<KernelSpec> {
         attention::representative(),
         cache::representative(),
         decoding::representative(),
+        prepare_attention::representative(),
     ]
     .into_iter()
     .flatten()

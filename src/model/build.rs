@@ -292,6 +292,32 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// The width of each of `heads` equal parts of `x`'s rows.
+    fn part_of(
+        &self,
+        node: &str,
+        op: &'static str,
+        x: NodeId,
+        heads: u32,
+        place: &Range<usize>,
+    ) -> Result<u32, ModelError> {
+        let width = self.width(node, op, x, place)?;
+        let part = match heads > 0 && width.is_multiple_of(heads.into()) {
+            true => u32::try_from(width / u64::from(heads)).ok(),
+            false => None,
+        };
+        part.ok_or_else(|| {
+            let of = self.graph.node(x);
+            let error = GraphError::Shape {
+                node: node.to_owned(),
+                op: op.into(),
+                problem: format!("a width of {width} does not divide into {heads} heads"),
+                operands: format!("`{}` {}", of.name, of.shape),
+            };
+            self.shape_error(error, &[x], place)
+        })
+    }
+
     fn ids_below(
         &mut self,
         ids: Meta,

@@ -13,12 +13,14 @@ use crate::{
 
 /// What `expect:` can count: all launches, all GEMMs whatever their epilogue, or one operator by
 /// the name of [`Op::name`]; those with an activation apart.
-const COUNTED: [&str; 31] = [
+const COUNTED: [&str; 33] = [
     "launches",
     "gemms",
     "embedding",
     "linear",
     "bias_linear",
+    "residual_linear",
+    "bias_residual_linear",
     "add_bias",
     "add",
     "multiply",
@@ -50,13 +52,14 @@ const COUNTED: [&str; 31] = [
 /// What `expect:` can count.
 pub(super) fn counted() -> Vec<String> {
     let with_activation = Activation::ALL.into_iter().flat_map(|activation| {
-        let linear = |bias| Op::Linear {
-            epilogue: Epilogue {
-                bias,
-                activation: Some(activation),
-            },
-        };
-        [Op::Activate(activation), linear(false), linear(true)]
+        let linear = |bias| Epilogue::new(bias, Some(activation));
+        let plain = [linear(false), linear(true)];
+        let residual = plain.map(Epilogue::with_residual);
+        let linear = |epilogue| Op::Linear { epilogue };
+        [Op::Activate(activation), Op::Gate(activation)]
+            .into_iter()
+            .chain(plain.map(linear))
+            .chain(residual.map(linear))
     });
     let names = COUNTED.into_iter().map(str::to_owned);
     names

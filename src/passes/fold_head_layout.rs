@@ -11,7 +11,8 @@ use crate::{
 /// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, and the same for `merge_heads`: a
 /// transpose that its reader or writer can do by addressing. So
 /// `scores(split_heads(y)) = scores(y as columns)`, likewise the values of `context`, and
-/// `merge_heads(context(…)) = context(…) as columns`. A cache keeps columns of a wider value as well.
+/// `merge_heads(context(…)) = context(…) as columns`. What stands between a projection and its heads, which are caches, norms
+/// of heads and rotary positions, reads columns of a wider value as well.
 pub(super) struct FoldHeadLayout;
 
 impl Pass for FoldHeadLayout {
@@ -32,7 +33,9 @@ impl Pass for FoldHeadLayout {
             match graph.op(id) {
                 Op::Scores { .. } | Op::Context { .. } => self.fold_operands(graph, report, id)?,
                 Op::MergeHeads => self.fold_result(graph, report, id)?,
-                Op::Cache { .. } => self.fold_columns(graph, report, id)?,
+                Op::Cache { .. } | Op::RmsNorm { .. } | Op::Rotary { .. } => {
+                    self.fold_columns(graph, report, id)?;
+                }
                 _ => {}
             }
         }
@@ -82,44 +85,35 @@ impl FoldHeadLayout {
         Ok(())
     }
 
-    /// Lets a cache keep columns of what they were cut from.
+    /// Lets an operator that reads columns of its first operand read those of what that was cut from.
     fn fold_columns(
         &self,
         graph: &mut Graph,
         report: &mut Report,
-        cache: NodeId,
+        id: NodeId,
     ) -> Result<(), GraphError> {
-        let Op::Cache {
-            name,
-            mut from,
-            heads,
-            head,
-        } = graph.op(cache).clone()
+        let mut op = graph.op(id).clone();
+        let (Op::Cache { from, .. } | Op::RmsNorm { from, .. } | Op::Rotary { from, .. }) = &mut op
         else {
             return Ok(());
         };
-        let mut nodes = vec![cache];
-        let Some([mut source]) = operands(graph, cache) else {
+        let mut nodes = vec![id];
+        let mut arguments = graph.operands(id);
+        let Some(source) = arguments.first_mut() else {
             return Ok(());
         };
-        while let Op::SliceColumns { start, .. } = *graph.op(source) {
-            nodes.insert(0, source);
-            let Some([x]) = operands(graph, source) else {
+        while let Op::SliceColumns { start, .. } = *graph.op(*source) {
+            nodes.insert(0, *source);
+            let Some([x]) = operands(graph, *source) else {
                 return Ok(());
             };
-            source = x;
-            from += start;
+            *source = x;
+            *from += start;
         }
         if nodes.len() > 1 {
             let group = Group::of(graph, nodes);
-            let op = Op::Cache {
-                name,
-                from,
-                heads,
-                head,
-            };
-            graph.rewrite(cache, op, &[source])?;
-            group.fused(self.name(), graph, cache, &[], report);
+            graph.rewrite(id, op, &arguments)?;
+            group.fused(self.name(), graph, id, &[], report);
         }
         Ok(())
     }

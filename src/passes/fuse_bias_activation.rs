@@ -46,7 +46,7 @@ impl FuseBiasActivation {
         let mut arguments = graph.operands(linear);
         let mut group = vec![linear];
         let mut last = linear;
-        while epilogue.activation.is_none() {
+        while epilogue.activation.is_none() && !epilogue.residual {
             let Some((reader, step)) = next(graph, last, epilogue) else {
                 break;
             };

@@ -40,12 +40,12 @@ impl Pass for MergeProjections {
 }
 
 /// `linear`, then perhaps a bias; `value` is the last of them.
-struct Projection {
-    value: NodeId,
-    linear: NodeId,
-    x: NodeId,
-    weight: WeightExpr,
-    bias: Option<WeightExpr>,
+pub(super) struct Projection {
+    pub value: NodeId,
+    pub linear: NodeId,
+    pub x: NodeId,
+    pub weight: WeightExpr,
+    pub bias: Option<WeightExpr>,
 }
 
 impl MergeProjections {
@@ -134,24 +134,7 @@ impl MergeProjections {
         let nodes = group.iter().flat_map(|p| [p.linear, p.value]);
         let before = Group::of(graph, nodes);
 
-        let linears: Vec<&str> = name_of(graph, group.iter().map(|p| p.linear));
-        let linear_name = names.fresh(joined(&linears));
-        let values: Vec<&str> = name_of(graph, group.iter().map(|p| p.value));
-        let value_name = joined(&values);
-
-        let weights = group.iter().map(|p| p.weight.clone()).collect();
-        let weight = names.weight(graph, WeightExpr::ConcatRows(weights))?;
-        let plain = Op::Linear {
-            epilogue: Epilogue::default(),
-        };
-        let mut merged = graph.add(linear_name, plain, &[group[0].x, weight])?;
-        let mut added = vec![merged];
-        let biases: Option<Vec<WeightExpr>> = group.iter().map(|p| p.bias.clone()).collect();
-        if let Some(biases) = biases {
-            let bias = names.weight(graph, WeightExpr::ConcatRows(biases))?;
-            merged = graph.add(names.fresh(value_name), Op::AddBias, &[merged, bias])?;
-            added.push(merged);
-        }
+        let (merged, added) = stack(graph, names, group)?;
         for (projection, &(start, width)) in group.iter().zip(&columns) {
             let slice = Op::SliceColumns { start, width };
             graph.rewrite(projection.value, slice, &[merged])?;
@@ -159,6 +142,34 @@ impl MergeProjections {
         before.fused(self.name(), graph, merged, &added, report);
         Ok(())
     }
+}
+
+/// Adds the projections as one, whose columns are theirs one after another. Returns its value, and all compute that was
+/// added. All or none of them have biases.
+pub(super) fn stack(
+    graph: &mut Graph,
+    names: &mut Names,
+    group: &[Projection],
+) -> Result<(NodeId, Vec<NodeId>), GraphError> {
+    let linears: Vec<&str> = name_of(graph, group.iter().map(|p| p.linear));
+    let linear_name = names.fresh(joined(&linears));
+    let values: Vec<&str> = name_of(graph, group.iter().map(|p| p.value));
+    let value_name = joined(&values);
+
+    let weights = group.iter().map(|p| p.weight.clone()).collect();
+    let weight = names.weight(graph, WeightExpr::ConcatRows(weights))?;
+    let plain = Op::Linear {
+        epilogue: Epilogue::default(),
+    };
+    let mut merged = graph.add(linear_name, plain, &[group[0].x, weight])?;
+    let mut added = vec![merged];
+    let biases: Option<Vec<WeightExpr>> = group.iter().map(|p| p.bias.clone()).collect();
+    if let Some(biases) = biases {
+        let bias = names.weight(graph, WeightExpr::ConcatRows(biases))?;
+        merged = graph.add(names.fresh(value_name), Op::AddBias, &[merged, bias])?;
+        added.push(merged);
+    }
+    Ok((merged, added))
 }
 
 /// What q, k and v of the attention that ends in `context` were split from.
@@ -180,16 +191,19 @@ fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     let [q, k] = operands(graph, scores)?;
     let split = [q, k, v].into_iter();
     let split = split.filter(|&id| matches!(graph.op(id), Op::SplitHeads { .. }));
-    // A cache keeps a projection as it is.
-    let projected = |id| match first(graph, id)? {
-        value if matches!(graph.op(value), Op::Cache { .. }) => first(graph, value),
-        value => Some(value),
+    // A cache keeps a projection as it is; norms of heads and rotary positions read columns of one.
+    let projected = |id| {
+        let mut value = first(graph, id)?;
+        while let Op::Cache { .. } | Op::Rotary { .. } | Op::RmsNorm { .. } = graph.op(value) {
+            value = first(graph, value)?;
+        }
+        Some(value)
     };
     Some(split.filter_map(projected).collect())
 }
 
 /// The projection that `value` is, or why it cannot be merged. `None` where it is something else.
-fn projection(graph: &Graph, value: NodeId) -> Option<Result<Projection, String>> {
+pub(super) fn projection(graph: &Graph, value: NodeId) -> Option<Result<Projection, String>> {
     let (linear, bias) = match graph.op(value) {
         Op::AddBias => {
             let [x, bias] = operands(graph, value)?;
@@ -232,7 +246,7 @@ fn projection(graph: &Graph, value: NodeId) -> Option<Result<Projection, String>
 }
 
 /// Where each projection's columns start in the merged one, and how many they are.
-fn columns(graph: &Graph, group: &[Projection]) -> Option<Vec<(u32, u32)>> {
+pub(super) fn columns(graph: &Graph, group: &[Projection]) -> Option<Vec<(u32, u32)>> {
     let mut start = 0u32;
     group
         .iter()
@@ -251,13 +265,13 @@ fn name_of(graph: &Graph, ids: impl Iterator<Item = NodeId>) -> Vec<&str> {
 
 /// Names of values in use, and the stacked weights there are: layers that share their weights
 /// share the stack.
-struct Names {
+pub(super) struct Names {
     used: BTreeSet<String>,
     stacked: HashMap<WeightExpr, NodeId>,
 }
 
 impl Names {
-    fn of(graph: &Graph, ids: &[NodeId]) -> Self {
+    pub fn of(graph: &Graph, ids: &[NodeId]) -> Self {
         let used = ids.iter().map(|&id| graph.node(id).name.clone()).collect();
         let stacked = ids.iter().filter_map(|&id| match graph.op(id) {
             Op::Weight(expr @ WeightExpr::ConcatRows(_)) => Some((expr.clone(), id)),

@@ -18,7 +18,9 @@ mod fuse_attention;
 mod fuse_bias_activation;
 mod fuse_bias_residual_layer_norm;
 mod fuse_embedding_layer_norm;
+mod fuse_gate;
 mod fuse_pool_normalize;
+mod fuse_residual;
 mod matching;
 mod merge_projections;
 mod report;
@@ -60,8 +62,14 @@ pub fn all() -> &'static [&'static dyn Pass] {
         // Before the epilogues: the bias costs nothing in this kernel, which has to read the
         // residual anyway, and leaves the GEMM plain.
         &fuse_bias_residual_layer_norm::FuseBiasResidualLayerNorm,
+        // Before any bias or activation becomes an epilogue: only bare projections can be stacked, and the activation is the
+        // gate's.
+        &fuse_gate::FuseGate,
         // Takes every bias that is left.
         &fuse_bias_activation::FuseBiasActivation,
+        // After the biases, which its linear layers then have, and after the sums that a LayerNorm takes in, which leave it
+        // those that are read by others, too.
+        &fuse_residual::FuseResidual,
         // Touches nothing that another pass looks at, so its place is free.
         &fuse_pool_normalize::FusePoolNormalize,
     ]

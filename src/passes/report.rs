@@ -250,9 +250,12 @@ fn elements_read(graph: &Graph, id: NodeId, slot: usize, operand: NodeId) -> Siz
         &Size::constant(u64::from(heads) * u64::from(head)) * &Symbol::Tokens.into()
     };
     match graph.op(id) {
-        Op::SliceColumns { .. } | Op::Cache { .. } | Op::FirstToken | Op::LastToken => {
-            graph.shape(id).elements()
-        }
+        Op::SliceColumns { .. }
+        | Op::Cache { .. }
+        | Op::RmsNorm { .. }
+        | Op::Rotary { .. }
+        | Op::FirstToken
+        | Op::LastToken => graph.shape(id).elements(),
         Op::Scores {
             heads,
             kv_heads,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use self::{
     interpret::{Batch, evaluate},
-    models::{Builder, Encoder},
+    models::{Builder, Decoder, Encoder},
 };
 use super::*;
 use crate::{
@@ -116,23 +116,61 @@ fn a_layer_is_seven_launches() {
 }
 
 #[test]
-fn every_pass_fuses_something_in_an_encoder() {
-    let graph = Encoder::SMALL.build();
+fn every_pass_fuses_something_in_an_encoder_or_a_decoder() {
+    let graphs = [Encoder::SMALL.build(), Decoder::SMALL.build()];
     for name in names() {
-        let (_, report) = alone(name, &graph);
-        let mut fused = report.entries.iter();
-        let fused = fused.any(|e| matches!(e, Entry::Fused { pass, .. } if *pass == name));
+        let fused = graphs.each_ref().map(|graph| {
+            let (_, report) = alone(name, graph);
+            let mut fused = report.entries.iter();
+            fused.any(|e| matches!(e, Entry::Fused { pass, .. } if *pass == name))
+        });
         // Without `fold_scale` there is a scale between scores and softmax.
-        assert_eq!(fused, name != "fuse_attention", "{name}");
+        assert_eq!(fused.contains(&true), name != "fuse_attention", "{name}");
     }
 }
 
 #[test]
+fn a_layer_that_normalises_first_has_four_gemms() {
+    let graph = Decoder::SMALL.build();
+    let (fused, report) = optimize(graph.clone(), &Options::default()).unwrap();
+    assert_same_values(&graph, &fused);
+    for layer in ["layers.0.", "layers.1."] {
+        assert_eq!(
+            ops(&fused, layer),
+            [
+                "rms_norm",
+                "linear",
+                "rms_norm",
+                "rotary",
+                "rms_norm",
+                "rotary",
+                "cache",
+                "cache",
+                "attention",
+                "residual_linear",
+                "rms_norm",
+                "linear",
+                "silu_gate",
+                "residual_linear",
+            ]
+        );
+    }
+    assert_eq!(
+        report.launches_saved(),
+        graph.n_launches() as i64 - fused.n_launches() as i64
+    );
+    insta::assert_snapshot!("decoder", fused.text());
+}
+
+#[test]
 fn each_pass_switched_off_keeps_the_values() {
-    let graph = Encoder::SMALL.build();
-    for name in names() {
+    let graphs = [Encoder::SMALL.build(), Decoder::SMALL.build()];
+    for (graph, name) in graphs
+        .iter()
+        .flat_map(|graph| names().into_iter().map(move |name| (graph, name)))
+    {
         let (fused, report) = optimize(graph.clone(), &without([name])).unwrap();
-        assert_same_values(&graph, &fused);
+        assert_same_values(graph, &fused);
         let ran = |entry: &Entry| match entry {
             Entry::Fused { pass, .. } | Entry::Refused { pass, .. } => *pass == name,
         };
@@ -171,7 +209,7 @@ fn an_unknown_pass_is_an_error_that_lists_the_passes() {
         without: BTreeSet::from(["fuse_everything".to_owned()]),
     };
     let error = optimize(Encoder::SMALL.build(), &options).unwrap_err();
-    insta::assert_snapshot!(error, @"no pass is named `fuse_everything`; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_bias_activation, fuse_pool_normalize");
+    insta::assert_snapshot!(error, @"no pass is named `fuse_everything`; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize");
 }
 
 #[test]
@@ -232,6 +270,22 @@ fn the_explanation_reads_well() {
     insta::assert_snapshot!("explanation", report.explain(extents, DType::F16));
 }
 
+fn decoders() -> impl Strategy<Value = Decoder> {
+    let head = prop_oneof![Just(4), Just(8), Just(12)];
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    (1..3u32, 1..3u32, 1..3u32, head, flags).prop_map(
+        |(layers, kv_heads, group, head, (bias, normed, turned))| Decoder {
+            layers,
+            kv_heads,
+            group,
+            head,
+            bias,
+            normed,
+            turned,
+        },
+    )
+}
+
 fn encoders() -> impl Strategy<Value = Encoder> {
     let head = prop_oneof![Just(4), Just(8), Just(12)];
     (1..3u32, 1..4u32, head, any::<bool>(), any::<bool>()).prop_map(
@@ -252,12 +306,11 @@ proptest! {
     /// Whichever passes run, whatever else is an output or has one more reader.
     #[test]
     fn fused_equals_unfused(
-        encoder in encoders(),
+        mut graph in prop_oneof![encoders().prop_map(Encoder::build), decoders().prop_map(Decoder::build)],
         off in proptest::sample::subsequence(names(), 0..=names().len()),
         outputs in proptest::collection::vec(any::<proptest::sample::Index>(), 0..3),
         readers in proptest::collection::vec(any::<proptest::sample::Index>(), 0..3),
     ) {
-        let mut graph = encoder.build();
         let values: Vec<NodeId> = graph.topological().into_iter()
             .filter(|&id| graph.op(id).is_compute())
             .collect();

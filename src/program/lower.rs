@@ -3,12 +3,14 @@
 mod attention;
 mod chains;
 mod error;
+mod prepared;
 
 use std::collections::HashMap;
 
 use chains::Chains;
 pub use chains::alternatives;
 pub use error::LowerError;
+use prepared::Prepared;
 
 use super::{
     AttentionChoice, Cache, Padding, Place, Program, Step, Tensor, TensorIndex, padding::check_kept,
@@ -69,6 +71,8 @@ struct Lowering<'a> {
     dtype: DType,
     /// The nodes whose kernels are chosen by rows, and their launches.
     chains: Chains,
+    /// The launches that compute several nodes before an attention.
+    prepared: Prepared,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<Meta, TensorIndex>,
@@ -79,20 +83,25 @@ struct Lowering<'a> {
 impl<'a> Lowering<'a> {
     fn new(graph: &'a Graph, options: &LowerOptions<'a>) -> Result<Self, LowerError> {
         let dtype = options.dtype;
+        let program = Program {
+            dtype,
+            invariant: options.invariant,
+            kernels: Vec::new(),
+            tensors: Vec::new(),
+            steps: Vec::new(),
+            outputs: Vec::new(),
+            caches: caches(graph),
+        };
         Ok(Self {
             graph,
             options: *options,
             dtype,
             chains: Chains::of(graph, options)?,
-            program: Program {
-                dtype,
-                invariant: options.invariant,
-                kernels: Vec::new(),
-                tensors: Vec::new(),
-                steps: Vec::new(),
-                outputs: Vec::new(),
-                caches: caches(graph),
+            prepared: match options.no_joint_launches {
+                true => Prepared::default(),
+                false => Prepared::of(graph, &program),
             },
+            program,
             tensor_of: HashMap::new(),
             meta_of: HashMap::new(),
             scratch_of: HashMap::new(),
@@ -109,6 +118,10 @@ impl<'a> Lowering<'a> {
                 node.shape.clone(),
                 Place::Weight(expr.clone()),
             ),
+            _ if self.prepared.holds(id) => {
+                self.prepared(id);
+                return Ok(());
+            }
             Op::Cache { .. } => self.cache(id)?,
             _ if self.chains.holds(id) => {
                 self.chained(id);
@@ -158,10 +171,7 @@ impl<'a> Lowering<'a> {
     fn cache(&mut self, id: NodeId) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
         let &Op::Cache {
-            ref name,
-            from,
-            heads,
-            head,
+            from, heads, head, ..
         } = &node.op
         else {
             return Err(unsupported(
@@ -188,8 +198,6 @@ impl<'a> Lowering<'a> {
         }
         let x = self.graph.operands(id)[0];
         let stride = width(self.graph.shape(x)).map_err(wrong)?;
-        let index = self.program.caches.iter().position(|c| c.name == *name);
-        let index = index.expect("all caches of the graph were listed") as u32;
         let elements = self.program.block_elements();
         let kernel = AppendCache {
             heads,
@@ -201,12 +209,22 @@ impl<'a> Lowering<'a> {
             stride: elements,
             dtype: self.dtype,
         };
-        let shape = Shape::new([Symbol::Blocks.into(), elements.into()]);
-        let cache = self.tensor(&node.name, self.dtype, shape, Place::Cached(index));
+        let cache = self.cache_tensor(id);
         let operands = vec![self.tensor_of[&x], self.meta(Meta::TokenSlots), cache];
         let dispatch = Dispatch::always(KernelSpec::from(kernel));
         self.step(id, dispatch, operands);
         Ok(cache)
+    }
+
+    /// The tensor of a cache.
+    fn cache_tensor(&mut self, id: NodeId) -> TensorIndex {
+        let node = self.graph.node(id);
+        let is_own = |c: &Cache| matches!(&node.op, Op::Cache { name, .. } if *name == c.name);
+        let index = self.program.caches.iter().position(is_own);
+        let index = index.expect("all caches of the graph were listed") as u32;
+        let elements = self.program.block_elements();
+        let shape = Shape::new([Symbol::Blocks.into(), elements.into()]);
+        self.tensor(&node.name, self.dtype, shape, Place::Cached(index))
     }
 
     /// Appends a launch that computes a node's value.
@@ -218,10 +236,7 @@ impl<'a> Lowering<'a> {
             dispatch,
             most_longest: None,
             operands,
-            rows: match &node.op {
-                Op::RmsNorm { heads, .. } => &rows(&node.shape) * &Size::constant((*heads).into()),
-                _ => rows(&node.shape),
-            },
+            rows: rows(&node.shape),
         });
     }
 
@@ -324,17 +339,31 @@ impl<'a> Lowering<'a> {
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::RmsNorm { eps, .. } => one(KernelSpec::RmsNorm(RmsNorm {
+            Op::RmsNorm { eps, heads, from } => one(KernelSpec::RmsNorm(RmsNorm {
                 width: operand_width(1)?,
+                heads: *heads,
+                from: *from,
+                stride: operand_width(0)?,
                 eps: *eps,
                 dtype,
             })),
-            Op::Rotary(rotation) => one(KernelSpec::Rotary(Rotary {
-                head: operand_width(0)? / rotation.heads,
+            Op::Rotary {
+                rotation,
+                from,
+                head,
+            } => one(KernelSpec::Rotary(Rotary {
                 rotation: rotation.clone(),
+                head: *head,
+                from: *from,
+                stride: operand_width(0)?,
                 dtype,
             })),
             Op::Activate(activation) => one(KernelSpec::Activate(Activate {
+                activation: *activation,
+                width: self.row_width(id)?,
+                dtype,
+            })),
+            Op::Gate(activation) => one(KernelSpec::Gate(Gate {
                 activation: *activation,
                 width: self.row_width(id)?,
                 dtype,
@@ -534,7 +563,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         | Op::MaxPool
         | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
         Op::LogProbability => &[Meta::TokenIds, Meta::Positions],
-        Op::Rotary(_) => &[Meta::Positions],
+        Op::Rotary { .. } => &[Meta::Positions],
         _ => &[],
     }
 }

@@ -61,8 +61,9 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::Add
         | Op::Multiply
         | Op::RmsNorm { .. }
-        | Op::Rotary(_)
+        | Op::Rotary { .. }
         | Op::Activate(_)
+        | Op::Gate(_)
         | Op::Scale { .. }
         | Op::LayerNorm { .. }
         | Op::BiasResidualLayerNorm { .. }

@@ -188,7 +188,8 @@ impl Program {
         }
         // All kernels of a step have equal parameters, and a kernel writes its last tensors only.
         let n_reads = step.operands.len().saturating_sub(n_writes.unwrap_or(0));
-        for &out in &step.operands[n_reads..] {
+        let writes = step.operands[n_reads..].iter();
+        for out in writes.flat_map(|&out| self.written(step, out)) {
             let own = step.batches();
             let again = |before: &Batches| own.iter().any(|part| part.meets(*before));
             if written[out].iter().any(again) {
@@ -279,15 +280,57 @@ impl Program {
 
     /// Whether a kernel reads or writes a cache as it is laid out.
     fn is_of_cache(&self, kernel: &KernelSpec, cache: u32) -> bool {
-        let heads = match kernel {
-            KernelSpec::AppendCache(k) => [k.heads, k.head],
-            KernelSpec::MhaCached(k) => [k.kv_heads, k.head],
-            KernelSpec::MhaDecode(k) => [k.plain.kv_heads, k.plain.head],
-            KernelSpec::MhaPrefill(k) => [k.plain.kv_heads, k.plain.head],
-            _ => return false,
+        let reads = match kernel {
+            KernelSpec::MhaCached(k) => k,
+            KernelSpec::MhaDecode(k) => &k.plain,
+            KernelSpec::MhaPrefill(k) => &k.plain,
+            _ => return self.n_appended(kernel, cache).is_some(),
         };
-        let cache = self.caches.get(cache as usize);
-        cache.is_some_and(|cache| [cache.heads, cache.head] == heads)
+        self.n_caches(cache, reads.kv_heads, reads.head) == Some(1)
+    }
+
+    /// How many caches a kernel adds to, from this one on; `None` where it is none that adds to it as it is laid out.
+    fn n_appended(&self, kernel: &KernelSpec, cache: u32) -> Option<u32> {
+        match kernel {
+            KernelSpec::AppendCache(k) => self.n_caches(cache, k.heads, k.head),
+            KernelSpec::PrepareAttention(k) => {
+                self.n_caches(cache, k.kv_heads.checked_mul(2)?, k.head)
+            }
+            _ => None,
+        }
+    }
+
+    /// How many caches, from this one on, have so many heads of this size together: side by side in a block they are laid
+    /// out as one.
+    fn n_caches(&self, first: u32, heads: u32, head: u32) -> Option<u32> {
+        let mut found = 0;
+        let rest = self.caches.get(first as usize..)?;
+        for (n, cache) in (1..).zip(rest) {
+            found += u64::from(cache.heads);
+            if cache.head != head || found > u64::from(heads) {
+                return None;
+            }
+            if found == u64::from(heads) {
+                return Some(n);
+            }
+        }
+        None
+    }
+
+    /// The tensors that a step writes by writing one: all of the caches that its kernel adds to.
+    fn written(&self, step: &Step, out: usize) -> Vec<usize> {
+        let Place::Cached(first) = self.tensors[out].place else {
+            return vec![out];
+        };
+        let kernels = step.dispatch.entries().iter();
+        let kernels = kernels.filter_map(|entry| self.kernels.get(entry.choice));
+        let n = kernels.filter_map(|kernel| self.n_appended(kernel, first));
+        let caches = first..first.saturating_add(n.max().unwrap_or(1));
+        let is_one =
+            |place: &Place| matches!(place, Place::Cached(cache) if caches.contains(cache));
+        let tensors = self.tensors.iter().enumerate();
+        let tensors = tensors.filter(|(_, tensor)| is_one(&tensor.place));
+        tensors.map(|(index, _)| index).collect()
     }
 
     /// What ids of the batch index.

@@ -4,6 +4,7 @@ mod deferred_norm;
 mod gemm;
 mod gemm_norm;
 mod norm;
+mod norm_gemm;
 
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
@@ -17,6 +18,7 @@ pub(super) const ALL: &[Implement] = &[
     norm::implement,
     gemm_norm::implement,
     deferred_norm::implement,
+    norm_gemm::implement,
 ];
 
 /// How the first sites of a chain are computed.

@@ -4,6 +4,7 @@ use crate::{
     kernels::{
         gemm::Epilogue,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
+        rms_norm::RmsNorm,
     },
     tensor::DType,
 };
@@ -11,13 +12,15 @@ use crate::{
 /// The problem of one node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Site {
-    /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`) → `[rows, n]`.
+    /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `[rows, n]`.
     Linear {
         n: u32,
         k: u32,
         dtype: DType,
         epilogue: Epilogue,
     },
+    /// RMSNorm of whole rows, as [`RmsNorm::of_rows`] makes it.
+    RmsNorm(RmsNorm),
     /// LayerNorm, as [`LayerNorm::new`] makes it.
     LayerNorm(LayerNorm),
     /// LayerNorm of a sum, as [`BiasResidualLayerNorm::new`] makes it.

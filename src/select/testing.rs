@@ -17,7 +17,7 @@ pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize
             n,
             k,
             dtype,
-            epilogue: Epilogue { bias, activation },
+            epilogue: Epilogue::new(bias, activation),
         },
         is_private: true,
     };
@@ -56,7 +56,7 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
             n,
             k,
             dtype,
-            epilogue: Epilogue { bias, activation },
+            epilogue: Epilogue::new(bias, activation),
         })
     };
     let sum = BiasResidualLayerNorm::new(width, 1e-5, dtype, false);

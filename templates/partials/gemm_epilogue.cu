@@ -20,10 +20,31 @@
                 const unsigned int row = block_m + warp_m + i * 16 + half * 8 + lane / 4;
                 T* to = out + static_cast<size_t>(row) * N;
                 unsigned int pair[2];
+{%- if residual %}
+                float more[4] = {};  // of the columns of lane_bias
+                const T* add = residual + static_cast<size_t>(row) * N;
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int at = mine + e * 8;
+                    if constexpr (STORE_BYTES >= 4) {
+                        unsigned int both = 0;
+                        if (row < rows && at < N) both = load_pair(add + at);
+                        unpack_pair<T>(both, more[e * 2], more[e * 2 + 1]);
+                    } else {
+                        if (row < rows && at < N) more[e * 2] = to_float(add[at]);
+                        if (row < rows && at + 1 < N) more[e * 2 + 1] = to_float(add[at + 1]);
+                    }
+                }
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    pair[e] = pack_pair<T>({{ activation }}(c[i][j + e][half * 2] + lane_bias[e * 2]) + more[e * 2],
+                                           {{ activation }}(c[i][j + e][half * 2 + 1] + lane_bias[e * 2 + 1]) + more[e * 2 + 1]);
+{%- else %}
 #pragma unroll
                 for (int e = 0; e < 2; ++e)
                     pair[e] = pack_pair<T>({{ activation }}(c[i][j + e][half * 2] + lane_bias[e * 2]),
                                            {{ activation }}(c[i][j + e][half * 2 + 1] + lane_bias[e * 2 + 1]));
+{%- endif %}
                 if constexpr (STORE_BYTES == 8) {
                     const unsigned int got = __shfl_xor_sync(0xffffffff, odd ? pair[0] : pair[1], 1);
                     const int at = column + odd * 8 + lane % 4 / 2 * 4;

@@ -3,7 +3,7 @@
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
             const float sum[4] = {acc[octet * 4], acc[octet * 4 + 1], acc[octet * 4 + 2], acc[octet * 4 + 3]};
-            if (octet < octets) epilogue(octet, sum);
+            if (octet < octets) epilogue(octet, sum{% if residual %}, residuals[octet]{% endif %});
         }
     } else {
         // Each CTA sends its accumulators to the CTAs that finish them, which sum them in the order of K.
@@ -15,8 +15,14 @@
                              acc[octet * 4 + 3], address_in(arrived, octet % SPLITS));
         }
         barrier_wait_for_cluster(arrived, 0);
+{%- if residual %}
+#pragma unroll
+        for (int i = 0; i < OWNED; ++i) {  // unrolled, as residuals are registers
+            if (i * SPLITS + static_cast<int>(rank) >= octets) break;
+{%- else %}
 #pragma unroll 1
         for (int i = 0; i < OWNED && i * SPLITS + static_cast<int>(rank) < octets; ++i) {
+{%- endif %}
             float sum[4] = {};
 #pragma unroll
             for (int split = 0; split < SPLITS; ++split) {
@@ -27,6 +33,6 @@
 #pragma unroll
                 for (int e = 0; e < 4; ++e) sum[e] += more[e];
             }
-            epilogue(i * SPLITS + rank, sum);
+            epilogue(i * SPLITS + rank, sum{% if residual %}, residuals[i]{% endif %});
         }
     }

@@ -13,6 +13,9 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
 
 // Stores this warp's 16 rows of each 64 of the tile, from (row, column) on; tile_bias is read where BIAS.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias, T* out,
+{%- if residual %}
+                                           const T* residual,
+{%- endif %}
                                            unsigned int row, unsigned int column, unsigned int rows) {
     const int lane = threadIdx.x % 32;
     row += lane / 4;
@@ -29,6 +32,22 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
 #pragma unroll
         for (int i = 0; i < M_TILES * 2; ++i) {
             Vector<T> results;
+{%- if residual %}
+            const int down = i / 2 * 64 + i % 2 * 8;
+            uint4 add = {};
+            if (inside && row + down < rows) {
+                const T* from = residual + static_cast<unsigned long long>(row) * N + column + lane % 4 * 8;
+                add = *reinterpret_cast<const uint4*>(from + down * N + group * 32);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float* sum = &acc[i / 2][(group * 4 + j) * 4 + i % 2 * 2];
+                float more[2];
+                unpack_pair<T>(j == 0 ? add.x : j == 1 ? add.y : j == 2 ? add.z : add.w, more[0], more[1]);
+                reinterpret_cast<unsigned int*>(&results)[j] =
+                    pack_pair<T>(epilogue(sum[0], lane_bias[j * 2]) + more[0], epilogue(sum[1], lane_bias[j * 2 + 1]) + more[1]);
+            }
+{%- else %}
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const float* sum = &acc[i / 2][(group * 4 + j) * 4 + i % 2 * 2];
@@ -36,6 +55,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
                     pack_pair<T>(epilogue(sum[0], lane_bias[j * 2]), epilogue(sum[1], lane_bias[j * 2 + 1]));
             }
             const int down = i / 2 * 64 + i % 2 * 8;
+{%- endif %}
             if (inside && row + down < rows) {
                 *reinterpret_cast<uint4*>(first + down * N + group * 32) = *reinterpret_cast<const uint4*>(&results);
             }

@@ -21,6 +21,9 @@ __device__ __forceinline__ TileBias load_tile_bias(const T* bias, unsigned int c
 
 // Stores this warp's 32 columns of the tile, from (row, column) on.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const TileBias& tile_bias, T* out,
+{%- if residual %}
+                                           const T* residual,
+{%- endif %}
                                            unsigned int row, unsigned int column, unsigned int rows) {
     if (N % BLOCK_N != 0 && column >= N) return;
     const int lane = threadIdx.x % 32;
@@ -36,8 +39,22 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
         for (int e = 0; e < 2; ++e) {
             const float* low = &acc[0][j * 4 + e];
             const float* high = &acc[1][j * 4 + e];
+{%- if residual %}
+            uint2 add = {};
+            if (j * 8 + e < below) {
+                const T* from = residual + static_cast<unsigned long long>(row) * N + column + lane / 4 * 4;
+                add = *reinterpret_cast<const uint2*>(from + (j * 8 + e) * N);
+            }
+            float more[4];
+            unpack_pair<T>(add.x, more[0], more[1]);
+            unpack_pair<T>(add.y, more[2], more[3]);
+            const uint2 results = {
+                pack_pair<T>(epilogue(low[0], lane_bias[0]) + more[0], epilogue(low[2], lane_bias[1]) + more[1]),
+                pack_pair<T>(epilogue(high[0], lane_bias[2]) + more[2], epilogue(high[2], lane_bias[3]) + more[3])};
+{%- else %}
             const uint2 results = {pack_pair<T>(epilogue(low[0], lane_bias[0]), epilogue(low[2], lane_bias[1])),
                                    pack_pair<T>(epilogue(high[0], lane_bias[2]), epilogue(high[2], lane_bias[3]))};
+{%- endif %}
             if (j * 8 + e < below) *reinterpret_cast<uint2*>(first + (j * 8 + e) * N) = results;
         }
     }

@@ -28,6 +28,9 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
 // is read where BIAS.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias,
                                            const TensorMap& out, unsigned int row, unsigned int column,
+{%- if residual %}
+                                           const T* residual, unsigned int rows,
+{%- endif %}
                                            unsigned int staging, int& buffer) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -42,7 +45,20 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
                 const float* sum = &acc[i][(subtile * (SUBTILE_N / 8) + j) * 4];
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
+{%- if residual %}
+                    const unsigned int at = row + i * 64 + e * 8 + lane / 4;
+                    const unsigned int from = column + subtile * SUBTILE_N + j * 8 + lane % 4 * 2;
+                    unsigned int add = 0;
+                    if (at < rows && from < N) {
+                        add = load_pair(residual + static_cast<unsigned long long>(at) * N + from);
+                    }
+                    float more[2];
+                    unpack_pair<T>(add, more[0], more[1]);
+                    pair[j][e] = pack_pair<T>(epilogue(sum[e * 2], accumulate.x) + more[0],
+                                              epilogue(sum[e * 2 + 1], accumulate.y) + more[1]);
+{%- else %}
                     pair[j][e] = pack_pair<T>(epilogue(sum[e * 2], accumulate.x), epilogue(sum[e * 2 + 1], accumulate.y));
+{%- endif %}
                 }
             }
             const unsigned int to = staging + buffer * SUBTILE_BYTES;

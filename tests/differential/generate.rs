@@ -197,6 +197,19 @@ impl Writer {
         self.tamed(sum)
     }
 
+    /// An activated projection of `x` times another of its projections.
+    fn gated(&mut self, x: &Value, gate: &Value, bias: bool) -> Value {
+        let up = self.linear(x, gate.width(), bias);
+        let (a, b) = match self.chance(50) {
+            true => (gate, &up),
+            false => (&up, gate),
+        };
+        let op = format!("multiply(a: \"{}\", b: \"{}\")", a.name, b.name);
+        let size = a.size * b.size;
+        let product = self.value(&op, gate.shape, size);
+        self.tamed(product)
+    }
+
     fn tamed(&mut self, x: Value) -> Value {
         if x.size <= 4.0 {
             return x;
@@ -378,7 +391,11 @@ impl Writer {
             false => {
                 let out = self.one_of(&WIDTHS);
                 let y = self.linear(x, out, bias);
-                self.activate(&y)
+                let y = self.activate(&y);
+                match self.chance(30) {
+                    true => self.gated(x, &y, bias),
+                    false => y,
+                }
             }
         };
         self.linear(&inner, x.width(), bias)

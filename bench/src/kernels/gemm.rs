@@ -66,7 +66,7 @@ impl Gemms<'_> {
     fn with_gelu(self, rows: u32, n: u32, k: u32) -> Result<Vec<Contender>, Report> {
         let dtype = self.dtype;
         let activation = Activation::GeluExact;
-        let gemm = |bias, activation| self.picked(rows, n, k, Epilogue { bias, activation });
+        let gemm = |bias, activation| self.picked(rows, n, k, Epilogue::new(bias, activation));
         let gelu = || Activate {
             activation,
             width: n,

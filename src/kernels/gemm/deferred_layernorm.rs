@@ -37,6 +37,9 @@ impl DeferredLayerNormGemm {
     /// Whether the kernel can be generated as described; otherwise what is wrong.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
+        if self.epilogue.residual {
+            return Err("no GEMM with a deferred LayerNorm adds a residual".to_owned());
+        }
         let is_tile = self.tokens.is_multiple_of(8) && (8..=64).contains(&self.tokens);
         let has_room = || {
             let tile = SplitKTile::new(self.tokens, 1);
@@ -238,10 +241,7 @@ pub(crate) fn normalised(
 /// Tiles of several sizes, with and without bias and activation, and depths that divide by 8 and nothing else.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
-    let gelu = Epilogue {
-        bias: true,
-        activation: Some(super::Activation::GeluExact),
-    };
+    let gelu = Epilogue::new(true, Some(super::Activation::GeluExact));
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
         for (n, k, epilogue, tiles) in [

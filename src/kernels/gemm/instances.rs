@@ -7,10 +7,7 @@ use crate::{
 /// Instances that cover every tile, every epilogue, and sizes that divide by nothing.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
-    let bias = |activation| Epilogue {
-        bias: true,
-        activation,
-    };
+    let bias = |activation| Epilogue::new(true, activation);
     let gelu = bias(Some(Activation::GeluExact));
     let mut kernels = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -27,6 +24,7 @@ pub fn representative() -> Vec<KernelSpec> {
         for &tile in tiles {
             add(768, 768, plain, tile);
             add(1000, 320, gelu, tile);
+            add(328, 320, bias(None).with_residual(), tile);
         }
         let (Some(&first), Some(&last)) = (tiles.first(), tiles.last()) else {
             continue;
@@ -44,18 +42,15 @@ pub fn representative() -> Vec<KernelSpec> {
             ] {
                 add(n, k, bias(None), tile);
             }
+            for (n, k) in [(1003, 320), (130, 36)] {
+                add(n, k, plain.with_residual(), tile);
+            }
+            let activated = bias(Some(Activation::Relu)).with_residual();
+            add(320, 320, activated, tile);
         }
         for activation in [Activation::GeluTanh, Activation::Relu, Activation::Tanh] {
             add(320, 320, bias(Some(activation)), first);
-            add(
-                320,
-                320,
-                Epilogue {
-                    bias: false,
-                    activation: Some(activation),
-                },
-                last,
-            );
+            add(320, 320, Epilogue::new(false, Some(activation)), last);
         }
     }
     kernels.extend(super::wgmma::representative());
@@ -63,17 +58,20 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::residual_layernorm::representative());
     kernels.extend(super::residual_row_stats::representative());
     kernels.extend(super::deferred_layernorm::representative());
+    kernels.extend(super::norm_gemm::representative());
     kernels
 }
 
 /// Sizes on which the GEMMs for small M and those of one tile per CTA are checked.
 pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
     let plain = Epilogue::default();
-    let gelu = Epilogue {
-        bias: true,
-        activation: Some(Activation::GeluExact),
-    };
-    let sizes = [(768, 768, plain), (1000, 328, gelu), (8, 8, plain)];
+    let gelu = Epilogue::new(true, Some(Activation::GeluExact));
+    let sizes = [
+        (768, 768, plain),
+        (1000, 328, gelu),
+        (8, 8, plain),
+        (328, 1000, Epilogue::new(true, None).with_residual()),
+    ];
     [DType::F16, DType::BF16]
         .into_iter()
         .flat_map(move |dtype| sizes.map(|(n, k, epilogue)| (n, k, dtype, epilogue)))

@@ -245,7 +245,16 @@ impl Kernel for GemmSplitK {
     fn constants(&self) -> Constants {
         let mut constants = self.plain().constants();
         constants.retain(|name, _| {
-            ["storage", "n", "k", "bias", "activation", "precise"].contains(name)
+            [
+                "storage",
+                "n",
+                "k",
+                "bias",
+                "residual",
+                "activation",
+                "precise",
+            ]
+            .contains(name)
         });
         constants.extend(self.tile.constants());
         constants

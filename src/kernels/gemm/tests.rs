@@ -1,9 +1,6 @@
 use super::*;
 
-const GELU: Epilogue = Epilogue {
-    bias: true,
-    activation: Some(Activation::GeluExact),
-};
+const GELU: Epilogue = Epilogue::new(true, Some(Activation::GeluExact));
 
 fn gemm(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Gemm {
     Gemm::of(n, k, dtype, epilogue)
@@ -11,10 +8,7 @@ fn gemm(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Gemm {
 
 #[test]
 fn the_reference_is_the_definition_on_a_worked_example() {
-    let relu = Epilogue {
-        bias: true,
-        activation: Some(Activation::Relu),
-    };
+    let relu = Epilogue::new(true, Some(Activation::Relu));
     let kernel = gemm(2, 3, DType::F32, relu);
     let x = HostTensor::Real(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let weight = HostTensor::Real(vec![1.0, 0.0, -1.0, 2.0, 1.0, 0.5]);
@@ -23,6 +17,18 @@ fn the_reference_is_the_definition_on_a_worked_example() {
     let out = kernel.reference(&extents, &[&x, &weight, &bias]);
     // Row 0: 1 − 3 + 1 = −1 → 0 and 2 + 2 + 1.5 − 0.5 = 5; row 1: 4 − 6 + 1 → 0 and 15.5.
     assert_eq!(out, [HostTensor::Real(vec![0.0, 5.0, 0.0, 15.5])]);
+}
+
+#[test]
+fn a_residual_is_added_after_the_activation() {
+    let relu = Epilogue::new(true, Some(Activation::Relu)).with_residual();
+    let kernel = gemm(1, 2, DType::F32, relu);
+    let real = |values: &[f32]| HostTensor::Real(values.to_vec());
+    let (x, weight) = (real(&[1.0, 2.0, 3.0, -9.0]), real(&[1.0, 1.0]));
+    let (bias, residual) = (real(&[0.5]), real(&[10.0, -4.0]));
+    let extents = Extents::of(&[2]).expect("a batch");
+    let out = kernel.reference(&extents, &[&x, &weight, &bias, &residual]);
+    assert_eq!(out, [real(&[13.5, -4.0])]);
 }
 
 #[test]
@@ -109,16 +115,18 @@ fn equal_kernels_and_only_they_have_equal_symbols() {
         for bias in [false, true] {
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 for &tile in Tile::candidates(dtype) {
-                    let epilogue = Epilogue { bias, activation };
-                    let kernel = Gemm {
-                        n: 768,
-                        k: 320,
-                        dtype,
-                        epilogue,
-                        tile,
-                    };
-                    symbols.insert(kernel.symbol());
-                    kernels += 1;
+                    let epilogue = Epilogue::new(bias, activation);
+                    for epilogue in [epilogue, epilogue.with_residual()] {
+                        let kernel = Gemm {
+                            n: 768,
+                            k: 320,
+                            dtype,
+                            epilogue,
+                            tile,
+                        };
+                        symbols.insert(kernel.symbol());
+                        kernels += 1;
+                    }
                 }
             }
         }

@@ -120,6 +120,13 @@ impl WgmmaTile {
         !self.swaps_ab() || n.is_multiple_of(RowOrder::GROUP)
     }
 
+    /// Whether a consumer has registers for this epilogue of a GEMM with `n` columns: a residual beside what is staged for
+    /// TMA is too much for the largest ping-pong tiles.
+    pub(crate) fn has_registers(self, n: u32, epilogue: Epilogue) -> bool {
+        let is_large = !self.cooperative && self.m * self.n >= 128 * 144;
+        !(epilogue.residual && is_large && self.store(n) == Store::Tma)
+    }
+
     /// How the epilogue of a GEMM with `n` columns stores its output.
     const fn store(self, n: u32) -> Store {
         if self.swaps_ab() {
@@ -268,6 +275,12 @@ impl GemmWgmma {
         if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(self.n) {
             return Err(format!("{:?} is no tile of the Hopper GEMM", self.tile));
         }
+        if !self.tile.has_registers(self.n, self.epilogue) {
+            return Err(format!(
+                "{:?} has no registers for a residual beside {} columns",
+                self.tile, self.n
+            ));
+        }
         Ok(())
     }
 
@@ -406,20 +419,26 @@ impl Kernel for GemmWgmma {
 /// the storage type changes only conversions.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
-    let gelu = Epilogue {
-        bias: true,
-        activation: Some(super::Activation::GeluExact),
-    };
+    let gelu = Epilogue::new(true, Some(super::Activation::GeluExact));
     let mut kernels = Vec::new();
     for (dtype, sizes) in [
         (
             DType::F16,
-            &[(768, 768, plain), (992, 328, gelu), (8, 8, plain)][..],
+            &[
+                (768, 768, plain),
+                (992, 328, gelu),
+                (8, 8, plain),
+                (768, 328, Epilogue::new(true, None).with_residual()),
+                (1000, 72, plain.with_residual()),
+            ][..],
         ),
         (DType::BF16, &[(1000, 328, gelu)][..]),
     ] {
         for tile in WgmmaTile::CANDIDATES {
-            for &(n, k, epilogue) in sizes.iter().filter(|(n, _, _)| tile.serves(*n)) {
+            let serves = |(n, _, epilogue): &&(u32, u32, Epilogue)| {
+                tile.serves(*n) && tile.has_registers(*n, *epilogue)
+            };
+            for &(n, k, epilogue) in sizes.iter().filter(serves) {
                 kernels.push(KernelSpec::from(GemmWgmma {
                     n,
                     k,

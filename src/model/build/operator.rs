@@ -101,13 +101,12 @@ impl Builder<'_> {
                 heads,
             } => {
                 let x = self.value(x)?;
-                let width = self.width(&full, "rms_norm", x, place)?;
                 let heads = heads.as_ref().map_or(Ok(1), |heads| values.size(heads))?;
-                // Inference refuses what does not divide.
-                let part = [width / u64::from(heads.max(1))];
-                let operands = vec![x, self.weight(weight, &part)?];
+                let part = self.part_of(&full, "rms_norm", x, heads, place)?;
+                let operands = vec![x, self.weight(weight, &[part.into()])?];
                 let eps = values.eps(eps)?;
-                (Op::RmsNorm { eps, heads }, operands)
+                let from = 0;
+                (Op::RmsNorm { eps, heads, from }, operands)
             }
             Operator::Rotary {
                 x,
@@ -123,7 +122,15 @@ impl Builder<'_> {
                     frequencies,
                     factor,
                 };
-                (Op::Rotary(rotation), vec![self.value(x)?])
+                let x = self.value(x)?;
+                let head = self.part_of(&full, "rotary", x, heads, place)?;
+                let from = 0;
+                let op = Op::Rotary {
+                    rotation,
+                    from,
+                    head,
+                };
+                (op, vec![x])
             }
             Operator::Cache { x, heads, name } => {
                 let (x, heads) = (self.value(x)?, values.size(heads)?);

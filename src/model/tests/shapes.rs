@@ -137,12 +137,20 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::AddBias,
         Op::Add,
         Op::Multiply,
-        Op::RmsNorm { eps, heads: 1 },
-        Op::Rotary(Rotation {
-            heads,
-            frequencies: vec![1.0],
-            factor: 1.0,
-        }),
+        Op::RmsNorm {
+            eps,
+            heads: 1,
+            from: 0,
+        },
+        Op::Rotary {
+            rotation: Rotation {
+                heads,
+                frequencies: vec![1.0],
+                factor: 1.0,
+            },
+            from: 0,
+            head,
+        },
         Op::Scale { by: 1.0 },
         Op::LayerNorm { eps },
         Op::SplitHeads { heads },
@@ -189,11 +197,13 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::MeanPoolNormalize { eps },
     ];
     ops.extend(kinds.map(Op::Activate));
+    ops.extend(kinds.map(Op::Gate));
     for bias in [false, true] {
         for activation in kinds.map(Some).into_iter().chain([None]) {
-            ops.push(Op::Linear {
-                epilogue: Epilogue { bias, activation },
-            });
+            let epilogue = Epilogue::new(bias, activation);
+            for epilogue in [epilogue, epilogue.with_residual()] {
+                ops.push(Op::Linear { epilogue });
+            }
         }
     }
     let mut names: Vec<String> = ops

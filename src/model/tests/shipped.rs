@@ -16,9 +16,9 @@ fn config() -> Value {
 
 /// Descriptions of models that write: their prefix of weight names, and the launches of a layer.
 const WRITERS: [(&str, &str, usize); 3] = [
-    ("gpt2", "transformer.", 9),
-    ("llama", "model.", 14),
-    ("qwen3", "model.", 16),
+    ("gpt2", "transformer.", 7),
+    ("llama", "model.", 10),
+    ("qwen3", "model.", 12),
 ];
 
 fn build(name: &str, config: &Value, outputs: Option<&[&str]>) -> Model {

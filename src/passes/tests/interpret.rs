@@ -292,24 +292,40 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             if let Some(activation) = epilogue.activation {
                 y.iter_mut().for_each(|v| *v = activate(activation, *v));
             }
+            if epilogue.residual {
+                y = add(&y, reads[2 + usize::from(epilogue.bias)]);
+            }
             y
         }
         Op::AddBias => add_bias(reads[0], reads[1]),
         Op::Add => add(reads[0], reads[1]),
         Op::Multiply => reads[0].iter().zip(reads[1]).map(|(a, b)| a * b).collect(),
-        Op::RmsNorm { eps, .. } => rows(reads[0], reads[1].len(), |row| {
-            let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
-            let norm = (mean + f64::from(*eps)).sqrt();
-            row.iter()
-                .zip(reads[1])
-                .map(|(v, w)| v / norm * w)
-                .collect()
-        }),
-        Op::Rotary(rotation) => {
+        Op::RmsNorm { eps, heads, from } => {
+            let columns = *heads as usize * reads[1].len();
+            let x = rows(reads[0], widths[0], |row| {
+                row[*from as usize..][..columns].to_vec()
+            });
+            rows(&x, reads[1].len(), |row| {
+                let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
+                let norm = (mean + f64::from(*eps)).sqrt();
+                row.iter()
+                    .zip(reads[1])
+                    .map(|(v, w)| v / norm * w)
+                    .collect()
+            })
+        }
+        Op::Rotary {
+            rotation,
+            from,
+            head,
+        } => {
             let positions = batch.ids(Meta::Positions);
             let half = rotation.frequencies.len();
-            let head = widths[0] / rotation.heads as usize;
-            let mut out = reads[0].to_vec();
+            let head = *head as usize;
+            let columns = rotation.heads as usize * head;
+            let mut out = rows(reads[0], widths[0], |row| {
+                row[*from as usize..][..columns].to_vec()
+            });
             for (i, row) in out.chunks_mut(head).enumerate() {
                 let position = positions[i / rotation.heads as usize];
                 for (c, &f) in rotation.frequencies.iter().enumerate() {
@@ -323,6 +339,11 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             out
         }
         Op::Activate(activation) => reads[0].iter().map(|&v| activate(*activation, v)).collect(),
+        Op::Gate(activation) => rows(reads[0], widths[0], |row| {
+            let (gate, up) = row.split_at(row.len() / 2);
+            let gate = gate.iter().map(|&v| activate(*activation, v));
+            gate.zip(up).map(|(g, u)| g * u).collect()
+        }),
         Op::Scale { by } => reads[0].iter().map(|v| f64::from(*by) * v).collect(),
         Op::LayerNorm { eps } => layer_norm(reads[0], reads[1], reads[2], *eps),
         Op::Cache {

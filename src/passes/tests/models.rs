@@ -8,6 +8,7 @@ use crate::{
         Meta,
         attention::HeadView,
         gemm::{Activation, Epilogue},
+        rotary::Rotation,
     },
 };
 
@@ -120,16 +121,27 @@ impl Builder {
             causal: false,
         };
         let probabilities = self.add(&name("probabilities"), softmax, &[scaled]);
-        let (heads, head) = heads(self, v);
+        let (kv_heads, head) = heads(self, v);
         let context = Op::Context {
-            heads,
-            kv_heads: heads,
+            heads: n,
+            kv_heads,
             head,
             v: view,
             out: view,
         };
         let context = self.add(&name("context"), context, &[probabilities, v]);
         self.add(&name("merged"), Op::MergeHeads, &[context])
+    }
+
+    pub fn rms_norm(&mut self, name: &str, x: NodeId, heads: u32) -> NodeId {
+        let part = self.width(x) / u64::from(heads);
+        let gamma = self.weight(&format!("{name}.weight"), &[part]);
+        let op = Op::RmsNorm {
+            eps: 1e-6,
+            heads,
+            from: 0,
+        };
+        self.add(name, op, &[x, gamma])
     }
 
     /// Query, key and value of `x`, split, then attention over them.
@@ -216,5 +228,111 @@ impl Encoder {
         let y = b.linear(&name("outer"), &stored("outer"), y, self.width);
         let y = b.add(&name("fed"), Op::Add, &[x, y]);
         b.layer_norm(&name("norm"), &stored("norm"), y)
+    }
+}
+
+/// A model that writes: it normalises before each sublayer, and has caches, groups of heads and gates.
+#[derive(Clone, Copy, Debug)]
+pub struct Decoder {
+    pub layers: u32,
+    pub kv_heads: u32,
+    /// Query heads of each key head.
+    pub group: u32,
+    /// A multiple of 2.
+    pub head: u32,
+    pub bias: bool,
+    /// Whether the heads of queries and keys are normalised.
+    pub normed: bool,
+    /// Whether they are turned by their positions.
+    pub turned: bool,
+}
+
+impl Decoder {
+    pub const SMALL: Decoder = Decoder {
+        layers: 2,
+        kv_heads: 2,
+        group: 2,
+        head: 8,
+        bias: false,
+        normed: true,
+        turned: true,
+    };
+
+    pub fn build(self) -> Graph {
+        let mut b = Builder::default();
+        let mut x = b.tokens(16);
+        for layer in 0..self.layers {
+            x = self.layer(&mut b, layer, x);
+        }
+        let x = b.rms_norm("final", x, 1);
+        let last = b.add("last", Op::LastToken, &[x]);
+        let logits = b.matmul("logits", "head", last, 13);
+        let mut graph = b.graph;
+        graph.add_output("last_hidden_state", x);
+        graph.add_output("logits", logits);
+        graph.verify().unwrap();
+        graph
+    }
+
+    fn linear(self, b: &mut Builder, name: &str, x: NodeId, out: u64) -> NodeId {
+        match self.bias {
+            true => b.linear(name, name, x, out),
+            false => b.matmul(name, name, x, out),
+        }
+    }
+
+    fn layer(self, b: &mut Builder, layer: u32, x: NodeId) -> NodeId {
+        let name = |stem: &str| format!("layers.{layer}.{stem}");
+        let heads = self.kv_heads * self.group;
+        let normal = b.rms_norm(&name("input"), x, 1);
+        let parts = [("query", heads), ("key", self.kv_heads)];
+        let [query, key] = parts.map(|(part, heads)| {
+            let at = name(part);
+            let width = u64::from(heads) * u64::from(self.head);
+            let mut value = self.linear(b, &at, normal, width);
+            if self.normed {
+                value = b.rms_norm(&format!("{at}.normed"), value, heads);
+            }
+            if self.turned {
+                let frequencies = (0..self.head / 2).map(|i| 1.0 / (1 + i) as f32);
+                let op = Op::Rotary {
+                    rotation: Rotation {
+                        heads,
+                        frequencies: frequencies.collect(),
+                        factor: 1.0,
+                    },
+                    from: 0,
+                    head: self.head,
+                };
+                value = b.add(&format!("{at}.turned"), op, &[value]);
+            }
+            value
+        });
+        let width = u64::from(self.kv_heads) * u64::from(self.head);
+        let value = self.linear(b, &name("value"), normal, width);
+        let [key, value] = [("keys", key), ("values", value)].map(|(stem, x)| {
+            let op = Op::Cache {
+                name: name(stem),
+                from: 0,
+                heads: self.kv_heads,
+                head: self.head,
+            };
+            b.add(&name(stem), op, &[x])
+        });
+        let split = [
+            ("q", query, heads),
+            ("k", key, self.kv_heads),
+            ("v", value, self.kv_heads),
+        ];
+        let split = split.map(|(stem, x, heads)| b.split(&name(stem), x, heads));
+        let merged = b.attention(&name(""), split, 0.5);
+        let y = self.linear(b, &name("output"), merged, b.width(x));
+        let x = b.add(&name("attended"), Op::Add, &[y, x]);
+        let normal = b.rms_norm(&name("inner"), x, 1);
+        let [gate, up] = ["gate", "up"].map(|part| self.linear(b, &name(part), normal, 24));
+        let gate = b.add(&name("activated"), Op::Activate(Activation::Silu), &[gate]);
+        let y = b.add(&name("gated"), Op::Multiply, &[gate, up]);
+        let y = self.linear(b, &name("down"), y, b.width(x));
+        b.add(&name("fed"), Op::Add, &[x, y])
     }
 }

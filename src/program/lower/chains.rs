@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use super::{LowerError, LowerOptions, Lowering, UNPLACED, rows, unsupported, width};
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::layernorm::{BiasResidualLayerNorm, LayerNorm},
+    kernels::{
+        layernorm::{BiasResidualLayerNorm, LayerNorm},
+        rms_norm::RmsNorm,
+    },
     program::TensorIndex,
     select::{Alternative, Chain, Covered, Link, Operand, Question, Site},
     tensor::{DType, Shape, Symbol},
@@ -135,6 +138,13 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
             dtype,
             epilogue,
         }),
+        Op::RmsNorm {
+            eps,
+            heads: 1,
+            from: 0,
+        } if graph.shape(id) == graph.shape(graph.operands(id)[0]) => {
+            Some(Site::RmsNorm(RmsNorm::of_rows(first_width()?, eps, dtype)))
+        }
         Op::LayerNorm { eps } => Some(Site::LayerNorm(LayerNorm::new(first_width()?, eps, dtype))),
         Op::BiasResidualLayerNorm { eps, bias } => Some(Site::SumLayerNorm(
             BiasResidualLayerNorm::new(first_width()?, eps, dtype, bias),

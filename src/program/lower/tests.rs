@@ -9,6 +9,7 @@ use crate::{
         Meta,
         attention::{Attending, HeadView},
         gemm::{Activation, Epilogue},
+        rotary::Rotation,
     },
     machine::testing,
     passes::tests::interpret,
@@ -84,6 +85,8 @@ impl Operands {
         }
         // The tables have as many rows as ids may index.
         to.weight(&[14, 6]);
+        // A residual as wide as what it is added to.
+        to.weight(&[16, 16]);
         to.weight(&[14]);
         for (x, heads, head) in [(wide[0], 3, 2), (wide[0], 2, 3), (wide[2], 2, 8)] {
             let split = Op::SplitHeads { heads };
@@ -113,6 +116,25 @@ fn operators() -> Vec<Op> {
         Op::Add,
         Op::Scale { by: -0.5 },
         Op::LayerNorm { eps },
+        Op::RmsNorm {
+            eps,
+            heads: 1,
+            from: 0,
+        },
+        Op::RmsNorm {
+            eps,
+            heads: 2,
+            from: 3,
+        },
+        Op::Rotary {
+            rotation: Rotation {
+                heads: 2,
+                frequencies: vec![1.0, 0.25],
+                factor: 1.5,
+            },
+            from: 1,
+            head: 4,
+        },
         Op::SplitHeads { heads: 3 },
         Op::SplitHeads { heads: 2 },
         Op::MergeHeads,
@@ -142,10 +164,13 @@ fn operators() -> Vec<Op> {
         Op::MeanPoolNormalize { eps },
     ];
     ops.extend(Activation::ALL.map(Op::Activate));
+    ops.extend(Activation::ALL.map(Op::Gate));
     for bias in [false, true] {
         for activation in Activation::ALL.map(Some).into_iter().chain([None]) {
-            let epilogue = Epilogue { bias, activation };
-            ops.push(Op::Linear { epilogue });
+            let epilogue = Epilogue::new(bias, activation);
+            for epilogue in [epilogue, epilogue.with_residual()] {
+                ops.push(Op::Linear { epilogue });
+            }
         }
     }
     for (heads, head) in [(3, 2), (2, 3), (2, 8)] {
@@ -192,17 +217,21 @@ fn operators() -> Vec<Op> {
     ops
 }
 
-/// Every choice of `n` of the operands; of five, of those that come from rows of six.
+/// Every choice of `n` of the operands; of four or more, of a few operands.
 fn tuples(graph: &Graph, all: &[NodeId], n: usize) -> Vec<Vec<NodeId>> {
-    const SIX: [&str; 6] = [
+    const FEW: [&str; 10] = [
+        "ids",
         "tokens.6",
         "batch.6",
         "heads.3x2",
         "scores.3x2",
         "weight.6",
         "weight.13x6",
+        "tokens.16",
+        "weight.16",
+        "weight.16x16",
     ];
-    let is_one = |id: &NodeId| n < 5 || SIX.contains(&graph.node(*id).name.as_str());
+    let is_one = |id: &NodeId| n < 4 || FEW.contains(&graph.node(*id).name.as_str());
     let all: Vec<NodeId> = all.iter().copied().filter(is_one).collect();
     (0..n).fold(vec![Vec::new()], |tuples, _| {
         let longer = |tuple: Vec<NodeId>| {

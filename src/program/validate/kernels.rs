@@ -41,14 +41,19 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
-        K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
-        K::Combine(k) => widths(&[k.width]).map(|()| k.dtype),
-        K::RmsNorm(k) => widths(&[k.width])
+        K::NormGemm(k) => check_gemm(&k.product().plain())
+            .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
-        K::Rotary(k) => heads(k.rotation.heads, k.head, &[])
+        K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::Combine(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::RmsNorm(k) => heads(k.heads, k.width, &[columns_of(k.from, k.stride)])
+            .and_then(|()| eps(k.eps))
+            .map(|()| k.dtype),
+        K::Rotary(k) => heads(k.rotation.heads, k.head, &[columns_of(k.from, k.stride)])
             .and_then(|()| k.check())
             .map(|()| k.dtype),
+        K::Gate(k) => widths(&[k.width.saturating_mul(2)]).map(|()| k.dtype),
         K::Activate(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Scale(k) => widths(&[k.width])
             .and_then(|()| real("the scale", k.by, true))
@@ -121,6 +126,13 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::AppendCache(k) => heads(k.heads, k.head, &[k.x])
             .and_then(|()| k.check())
             .and_then(|()| check_stride(k.stride, k.heads, k.head))
+            .map(|()| k.dtype),
+        K::PrepareAttention(k) => widths(&[k.row])
+            .and_then(|()| heads(k.heads, k.head, &[]))
+            .and_then(|()| heads(k.kv_heads.saturating_mul(2), k.head, &[]))
+            .and_then(|()| k.norm.map_or(Ok(()), eps))
+            .and_then(|()| k.check())
+            .and_then(|()| check_stride(k.stride, 2 * k.kv_heads, k.head))
             .map(|()| k.dtype),
         K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
@@ -203,6 +215,11 @@ fn columns(start: u32, width: u32, of: u32) -> Result<(), String> {
         return Err(format!("{width} columns from {start} on, in rows of {of}"));
     }
     Ok(())
+}
+
+/// Heads side by side in rows.
+fn columns_of(offset: u32, stride: u32) -> HeadView {
+    HeadView::TokenMajor { offset, stride }
 }
 
 fn heads(heads: u32, head: u32, views: &[HeadView]) -> Result<(), String> {

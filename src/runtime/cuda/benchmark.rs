@@ -324,10 +324,7 @@ mod tests {
 
     #[test]
     fn the_epilogue_on_the_host_adds_bias_by_column_then_activates() {
-        let relu = Epilogue {
-            bias: true,
-            activation: Some(Activation::Relu),
-        };
+        let relu = Epilogue::new(true, Some(Activation::Relu));
         let product = vec![1.0, -2.0, 3.0, 4.0];
         assert_eq!(
             apply_epilogue(product.clone(), &[0.5, -10.0], relu),

@@ -47,7 +47,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let hopper = machine.costs.hopper.as_ref()?;
     let serves = machine.instructions == Instructions::Hopper
         && before.is_private
-        && none == Epilogue::default();
+        && none == Epilogue::default()
+        && !epilogue.residual;
     if !serves {
         return None;
     }

@@ -32,7 +32,9 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             tile,
         })
     });
-    let persistent = GemmWgmma::tiles(n, k, dtype, on).into_iter().map(|tile| {
+    let persistent = GemmWgmma::tiles(n, k, dtype, on).into_iter();
+    let persistent = persistent.filter(|tile| tile.has_registers(n, epilogue));
+    let persistent = persistent.map(|tile| {
         Candidate::new(GemmWgmma {
             n,
             k,
@@ -52,7 +54,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     });
     let launch = Launch {
         site: 0,
-        operands: operands(0, 0..2 + usize::from(epilogue.bias))
+        operands: operands(0, 0..2 + epilogue.operands())
             .chain([Operand::Value(0)])
             .collect(),
         candidates: any.chain(persistent).chain(split_k).collect(),

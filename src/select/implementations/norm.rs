@@ -1,4 +1,4 @@
-//! LayerNorm, with or without the sum before it, by a launch of its own.
+//! LayerNorm, with or without the sum before it, or RMSNorm, by a launch of its own.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -21,6 +21,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
                 kernels.map(|(_, kernel)| kernel.into()).collect(),
             )
         }
+        Site::RmsNorm(norm) => (2, vec![norm.clone().into()]),
         Site::Linear { .. } => return None,
     };
     // A kernel may serve several ranges of rows.

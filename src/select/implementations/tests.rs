@@ -11,7 +11,8 @@ use crate::{
 /// The number of operands of a site's node.
 fn n_operands(site: &Site) -> usize {
     match site {
-        Site::Linear { epilogue, .. } => 2 + usize::from(epilogue.bias),
+        Site::Linear { epilogue, .. } => 2 + epilogue.operands(),
+        Site::RmsNorm(_) => 2,
         Site::LayerNorm(_) => 3,
         Site::SumLayerNorm(norm) => 4 + usize::from(norm.bias),
     }

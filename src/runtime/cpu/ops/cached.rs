@@ -5,9 +5,13 @@ use super::args::{Args, Sequence};
 use super::attention::{MAX_KEYS, OnlineSoftmax, ScaleRows, blocks, rows_of, transposed};
 use super::gemm::{Into, Operand, multiply};
 use super::parallel::SharedOut;
+use super::parallel::for_row_blocks;
+use super::rotary::turn;
+use super::rows::RmsRows;
 use super::simd::{self, Running};
 use crate::kernels::attention::MhaCached;
 use crate::kernels::cache::{AppendCache, BLOCK, index};
+use crate::kernels::prepare_attention::PrepareAttention;
 use rayon::prelude::*;
 
 pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result<(), OpError> {
@@ -28,6 +32,64 @@ pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result
             let from = heads.at(h, token);
             let to = index(slot as usize, h, head, stride);
             cache[to..to + head].copy_from_slice(&x[from..from + head]);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn prepare_attention(
+    spec: &PrepareAttention,
+    mut args: Args<'_, '_>,
+    queries: &mut [f32],
+) -> Result<(), OpError> {
+    let (op, tokens) = (args.op(), args.extents.tokens);
+    let (head_size, row) = (u64::from(spec.head), u64::from(spec.row));
+    let x = args.real("x", &[tokens, row])?;
+    let mut gamma = |name| args.real(name, &[head_size]);
+    let gammas = match spec.norm {
+        Some(_) => Some([gamma("q_gamma")?, gamma("k_gamma")?]),
+        None => None,
+    };
+    let positions = match spec.rotation {
+        Some(_) => args.i32s("positions", tokens)?,
+        None => &[],
+    };
+    let slots = args.i32s("token_slots", tokens)?;
+    let (n, kv) = (spec.heads as usize, spec.kv_heads as usize);
+    let (head, row, stride) = (spec.head as usize, row as usize, spec.stride as usize);
+    args.check_shape("queries", &[tokens, n as u64, head_size], queries.len())?;
+    let cache = args.out_pool()?;
+    Room::of(cache.len(), 2 * kv, head, stride).check(op, "token_slots", slots)?;
+    // Heads of queries (0) or keys (1) of a token, normalised and turned.
+    let prepare = |part: usize, token: usize, out: &mut [f32]| {
+        let from = token * row + spec.columns[part] as usize;
+        let x = &x[from..][..out.len()];
+        match (spec.norm, gammas) {
+            (Some(eps), Some(gammas)) => simd::dispatch(RmsRows {
+                x,
+                gamma: gammas[part],
+                eps,
+                out,
+            }),
+            _ => out.copy_from_slice(x),
+        }
+        if let Some(rotation) = &spec.rotation {
+            turn(rotation, head, positions[token], out);
+        }
+    };
+    for_row_blocks(queries, n * head, |first, out| {
+        for (i, out) in out.chunks_exact_mut(n * head).enumerate() {
+            prepare(0, first + i, out);
+        }
+    });
+    let mut keys = vec![0.0; kv * head];
+    for (token, &slot) in slots.iter().enumerate() {
+        prepare(1, token, &mut keys);
+        let values = &x[token * row + spec.columns[2] as usize..][..kv * head];
+        let rows = keys.chunks_exact(head).chain(values.chunks_exact(head));
+        for (nth, row) in rows.enumerate() {
+            let to = index(slot as usize, nth, head, stride);
+            cache[to..to + head].copy_from_slice(row);
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `act(x · weightᵀ + bias)`, with the epilogue applied while a block of the result is in cache.
+//! `act(x · weightᵀ + bias) + residual`, with the epilogue applied while a block of the result is in cache.
 
 use gemm_common::Parallelism;
 use gemm_f32::gemm::f32::get_gemm_fn;
@@ -8,10 +8,10 @@ use rayon::prelude::*;
 use super::args::Args;
 use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
-use super::{OpError, Read, Sums, rows};
+use super::{OpError, Read, Sums, rows, run_in};
 use crate::kernels::gemm::{
-    DeferredLayerNormGemm, Epilogue, Gemm, GemmResidualLayerNorm, GemmResidualRowStats, normalised,
-    scaled_and_row_stats,
+    Activation, DeferredLayerNormGemm, Gemm, GemmResidualLayerNorm, GemmResidualRowStats, NormGemm,
+    normalised, scaled_and_row_stats,
 };
 
 /// A strided matrix operand: element `(i, j)` is at `i·row + j·col`.
@@ -110,45 +110,68 @@ pub(super) fn gemm(spec: &Gemm, sums: Sums, mut args: Args<'_, '_>) -> Result<()
     } else {
         None
     };
+    let residual = match spec.epilogue.residual {
+        true => Some(args.real("residual", &[rows, n])?),
+        false => None,
+    };
     let out = args.out(&[rows, n])?;
     if out.is_empty() {
         return Ok(());
     }
     let (n, k) = (n as usize, k as usize);
+    let finish = Finish {
+        bias,
+        activation: spec.epilogue.activation,
+        residual,
+    };
     match sums {
-        Sums::Fastest => linear(x, weight, bias, spec.epilogue, out, n, k),
+        Sums::Fastest => linear(x, weight, finish, out, n, k),
         // The other path splits k by what is left to do, and rows in ways of their own.
         Sums::Invariant => {
             for (i, out) in out.chunks_mut(MAX_DOT_ROWS * n).enumerate() {
-                let x = &x[i * MAX_DOT_ROWS * k..][..out.len() / n * k];
-                linear(x, weight, bias, spec.epilogue, out, n, k);
+                let first = i * MAX_DOT_ROWS;
+                let x = &x[first * k..][..out.len() / n * k];
+                let finish = Finish {
+                    residual: residual.map(|r| &r[first * n..][..out.len()]),
+                    ..finish
+                };
+                linear(x, weight, finish, out, n, k);
             }
         }
     }
     Ok(())
 }
 
+/// What an epilogue applies.
+#[derive(Clone, Copy)]
+struct Finish<'a> {
+    bias: Option<&'a [f32]>,
+    activation: Option<Activation>,
+    /// As long as the result.
+    residual: Option<&'a [f32]>,
+}
+
 /// `out [rows, n]` is not empty; `x [rows, k]` and `weight [n, k]` fit it.
-fn linear(
-    x: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    epilogue: Epilogue,
-    out: &mut [f32],
-    n: usize,
-    k: usize,
-) {
+fn linear(x: &[f32], weight: &[f32], of: Finish<'_>, out: &mut [f32], n: usize, k: usize) {
     let rows = out.len() / n;
     let out = SharedOut::new(out);
     let finish = |first_row: usize, m: usize, first_col: usize, cols: usize| {
-        let bias = bias.map(|b| &b[first_col..first_col + cols]);
-        if bias.is_none() && epilogue.activation.is_none() {
-            return;
-        }
+        let bias = of.bias.map(|b| &b[first_col..first_col + cols]);
         let at = first_row * n + first_col;
-        with_activation!(epilogue.activation, f => simd::dispatch(ApplyEpilogue {
-            f, bias, out, at, rows: m, cols, stride: n,
-        }));
+        if bias.is_some() || of.activation.is_some() {
+            with_activation!(of.activation, f => simd::dispatch(ApplyEpilogue {
+                f, bias, out, at, rows: m, cols, stride: n,
+            }));
+        }
+        if let Some(residual) = of.residual {
+            for start in (0..m).map(|row| at + row * n) {
+                // SAFETY: rows of the block that this task alone writes.
+                let row = unsafe { out.slice(start..start + cols) };
+                for (sum, more) in row.iter_mut().zip(&residual[start..]) {
+                    *sum += more;
+                }
+            }
+        }
     };
     let threads = if rows * n * k < MIN_PARALLEL {
         1
@@ -446,6 +469,38 @@ pub(super) fn gemm_residual_layer_norm(
     .map(Read::Real)
     .collect();
     rows::bias_residual_layer_norm(&norm, Args::new(op, extents, &reads, out))
+}
+
+/// LayerNorm or RMSNorm, then the GEMM of its result.
+pub(super) fn norm_gemm(
+    spec: &NormGemm,
+    sums: Sums,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
+    let (op, extents) = (args.op(), args.extents);
+    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
+    let x = args.real("x", &[rows, k])?;
+    let mut of_gemm = vec![Read::Real(args.real("weight", &[n, k])?)];
+    if spec.epilogue.bias {
+        of_gemm.push(Read::Real(args.real("bias", &[n])?));
+    }
+    let mut of_norm = vec![Read::Real(x), Read::Real(args.real("gamma", &[k])?)];
+    if spec.centred {
+        of_norm.push(Read::Real(args.real("beta", &[k])?));
+    }
+    let out = args.out(&[rows, n])?;
+    let mut normal = Vec::new();
+    normal
+        .try_reserve_exact(x.len())
+        .map_err(|_| OpError::OutOfMemory {
+            op,
+            bytes: size_of_val(x) as u64,
+        })?;
+    normal.resize(x.len(), 0.0);
+    run_in(sums, &spec.norm(), extents, &of_norm, &mut [&mut normal])?;
+    of_gemm.insert(0, Read::Real(&normal));
+    let product = spec.product().plain();
+    gemm(&product, sums, Args::new(op, extents, &of_gemm, out))
 }
 
 /// The GEMM, then bias, residual and the row statistics that LayerNorm needs.

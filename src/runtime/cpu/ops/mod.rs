@@ -217,6 +217,12 @@ pub fn run_in(
         };
         return gemm::deferred_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
     }
+    if let KernelSpec::PrepareAttention(k) = spec {
+        let [queries, cache] = writes else {
+            return Err(wrong("two tensors"));
+        };
+        return cached::prepare_attention(k, Args::new(op, extents, reads, cache), queries);
+    }
     let [out] = writes else {
         return Err(wrong("one tensor"));
     };
@@ -226,11 +232,13 @@ pub fn run_in(
         KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
+        KernelSpec::NormGemm(k) => gemm::norm_gemm(k, sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Combine(k) => rows::combine(k, args),
         KernelSpec::RmsNorm(k) => rows::rms_norm(k, args),
         KernelSpec::Rotary(k) => rotary::rotary(k, args),
         KernelSpec::Activate(k) => rows::activate(k, args),
+        KernelSpec::Gate(k) => rows::gate(k, args),
         KernelSpec::Scale(k) => rows::scale(k, args),
         KernelSpec::SliceColumns(k) => rows::slice_columns(k, args),
         KernelSpec::SplitHeads(k) => rows::split_heads(k, args),
@@ -259,7 +267,8 @@ pub fn run_in(
         KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
         | KernelSpec::GemmResidualRowStats(_)
-        | KernelSpec::DeferredLayerNormGemm(_) => Err(wrong("two tensors")),
+        | KernelSpec::DeferredLayerNormGemm(_)
+        | KernelSpec::PrepareAttention(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
         KernelSpec::Upload(_)
@@ -275,6 +284,7 @@ fn name(spec: &KernelSpec) -> &'static str {
     match spec {
         KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) | KernelSpec::GemmSplitK(_) => "gemm",
         KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
+        KernelSpec::NormGemm(_) => "norm_gemm",
         KernelSpec::GemmResidualRowStats(_) => "gemm_residual_row_stats",
         KernelSpec::DeferredLayerNormGemm(_) => "deferred_layernorm_gemm",
         KernelSpec::AddBias(_) => "add_bias",
@@ -312,6 +322,8 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::MhaDecode(_) => "mha_decode",
         KernelSpec::MhaPrefill(_) => "mha_prefill",
         KernelSpec::AppendCache(_) => "append_cache",
+        KernelSpec::PrepareAttention(_) => "prepare_attention",
+        KernelSpec::Gate(_) => "gate",
         KernelSpec::MhaWgmma(_) => "mha_wgmma",
         KernelSpec::MhaLongScores(_) => "mha_long_scores",
         KernelSpec::MhaLongReduce(_) => "mha_long_reduce",

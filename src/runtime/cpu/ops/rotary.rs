@@ -6,34 +6,34 @@ use super::parallel::for_row_blocks;
 use crate::kernels::rotary::{Rotary, Rotation};
 
 pub(super) fn rotary(spec: &Rotary, mut args: Args<'_, '_>) -> Result<(), OpError> {
-    let Rotation {
-        heads,
-        frequencies,
-        factor,
-    } = &spec.rotation;
-    let shape = [args.extents.tokens, u64::from(*heads), u64::from(spec.head)];
-    let x = args.real("x", &shape)?;
+    let heads = spec.rotation.heads;
+    let shape = [args.extents.tokens, u64::from(heads), u64::from(spec.head)];
+    let x = args.real("x", &[shape[0], u64::from(spec.stride)])?;
     let positions = args.i32s("positions", shape[0])?;
     let out = args.out(&shape)?;
-    let (head, n) = (spec.head as usize, frequencies.len());
-    let width = *heads as usize * head;
+    let head = spec.head as usize;
+    let width = heads as usize * head;
     for_row_blocks(out, width, |first, out| {
-        let mut turns = vec![(0.0, 0.0); n];
         for (i, row) in out.chunks_exact_mut(width).enumerate() {
             let token = first + i;
-            let position = positions[token] as f32;
-            for (turn, &frequency) in turns.iter_mut().zip(frequencies) {
-                let (sin, cos) = (position * frequency).sin_cos();
-                *turn = (factor * sin, factor * cos);
-            }
-            row.copy_from_slice(&x[token * width..][..width]);
-            for head in row.chunks_exact_mut(head) {
-                let (low, high) = head.split_at_mut(n);
-                for ((a, b), (sin, cos)) in low.iter_mut().zip(high).zip(&turns) {
-                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-                }
-            }
+            let from = token * spec.stride as usize + spec.from as usize;
+            row.copy_from_slice(&x[from..][..width]);
+            turn(&spec.rotation, head, positions[token], row);
         }
     });
     Ok(())
+}
+
+/// Turns the heads of `head` columns of a token.
+pub(super) fn turn(rotation: &Rotation, head: usize, position: i32, heads: &mut [f32]) {
+    let position = position as f32;
+    for (c, &frequency) in rotation.frequencies.iter().enumerate() {
+        let (sin, cos) = (position * frequency).sin_cos();
+        let (sin, cos) = (rotation.factor * sin, rotation.factor * cos);
+        for head in heads.chunks_exact_mut(head) {
+            let (a, b) = (head[c], head[c + rotation.frequencies.len()]);
+            head[c] = a * cos - b * sin;
+            head[c + rotation.frequencies.len()] = b * cos + a * sin;
+        }
+    }
 }

@@ -55,27 +55,31 @@ pub(super) fn combine(spec: &Combine, mut args: Args<'_, '_>) -> Result<(), OpEr
 
 pub(super) fn rms_norm(spec: &RmsNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
-    let x = args.real("x", &[rows, width])?;
+    let (heads, stride) = (u64::from(spec.heads), u64::from(spec.stride));
+    let x = args.real("x", &[rows, stride])?;
     let gamma = args.real("gamma", &[width])?;
-    let out = args.out(&[rows, width])?;
-    let width = width as usize;
-    for_row_blocks(out, width, |first, out| {
-        simd::dispatch(RmsRows {
-            x: &x[first * width..][..out.len()],
-            gamma,
-            eps: spec.eps,
-            out,
-        });
+    let out = args.out(&[rows, heads, width])?;
+    let columns = (heads * width) as usize;
+    let (from, stride) = (spec.from as usize, stride as usize);
+    for_row_blocks(out, columns, |first, out| {
+        for (i, out) in out.chunks_exact_mut(columns).enumerate() {
+            simd::dispatch(RmsRows {
+                x: &x[(first + i) * stride + from..][..columns],
+                gamma,
+                eps: spec.eps,
+                out,
+            });
+        }
     });
     Ok(())
 }
 
 /// RMSNorm of rows as long as `gamma`, which is not empty.
-struct RmsRows<'a> {
-    x: &'a [f32],
-    gamma: &'a [f32],
-    eps: f32,
-    out: &'a mut [f32],
+pub(super) struct RmsRows<'a> {
+    pub x: &'a [f32],
+    pub gamma: &'a [f32],
+    pub eps: f32,
+    pub out: &'a mut [f32],
 }
 
 impl WithSimd for RmsRows<'_> {
@@ -115,6 +119,24 @@ impl WithSimd for AddRows<'_> {
 
 pub(super) fn activate(spec: &Activate, args: Args<'_, '_>) -> Result<(), OpError> {
     with_activation!(Some(spec.activation), f => map(f, spec.width, args))
+}
+
+pub(super) fn gate(spec: &Gate, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (rows, width) = (args.extents.rows, u64::from(spec.width));
+    let x = args.real("x", &[rows, 2, width])?;
+    let out = args.out(&[rows, width])?;
+    let width = width as usize;
+    for_row_blocks(out, width, |first, out| {
+        let rows = x[2 * first * width..].chunks_exact(2 * width);
+        for (out, row) in zip(out.chunks_exact_mut(width), rows) {
+            let (x, up) = row.split_at(width);
+            with_activation!(Some(spec.activation), f => simd::dispatch(Map { f, x, out }));
+            for (out, up) in zip(out, up) {
+                *out *= up;
+            }
+        }
+    });
+    Ok(())
 }
 
 pub(super) fn scale(spec: &Scale, args: Args<'_, '_>) -> Result<(), OpError> {

@@ -13,7 +13,7 @@ fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> Kerne
         n: n as u32,
         k: k as u32,
         dtype: F32,
-        epilogue: Epilogue { bias, activation },
+        epilogue: Epilogue::new(bias, activation),
         // Not read on the CPU.
         tile: Tile {
             m: 1,
@@ -55,7 +55,21 @@ fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activat
         }
     }
     let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
-    let got = output(&spec(n, k, bias, activation), &extents, &reads, rows * n);
+    let kernel = spec(n, k, bias, activation);
+    let got = output(&kernel, &extents, &reads, rows * n);
+    assert_close(&got, &want, 1e-5);
+    let KernelSpec::Gemm(gemm) = kernel else {
+        unreachable!("it is a GEMM")
+    };
+    let residual = noise(rows * n, 4);
+    reads.push(Read::Real(&residual));
+    let kernel = KernelSpec::Gemm(Gemm {
+        epilogue: gemm.epilogue.with_residual(),
+        ..gemm
+    });
+    let got = output(&kernel, &extents, &reads, rows * n);
+    let sums = want.iter().zip(&residual);
+    let want: Vec<f64> = sums.map(|(want, &r)| want + f64::from(r)).collect();
     assert_close(&got, &want, 1e-5);
 }
 
@@ -151,10 +165,7 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
             k: n as u32,
             eps: 1e-12,
             dtype: F32,
-            epilogue: Epilogue {
-                bias,
-                activation: Some(Activation::GeluTanh),
-            },
+            epilogue: Epilogue::new(bias, Some(Activation::GeluTanh)),
             // Not read on the CPU.
             tokens: 8,
         });

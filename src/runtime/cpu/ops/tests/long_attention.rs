@@ -40,6 +40,11 @@ fn grouped_attention_agrees_with_its_references_on_all_their_cases() {
     };
     let kernels: Vec<KernelSpec> = representative().into_iter().filter(f32_only).collect();
     assert!(kernels.len() > 8, "{}", kernels.len());
+    agree(kernels);
+}
+
+/// Compares kernels with their references on all their cases.
+pub(super) fn agree(kernels: Vec<KernelSpec>) {
     for spec in kernels {
         let kernel = spec.as_kernel();
         for (case, trial) in Trial::all(kernel, 11, u64::MAX).unwrap() {

@@ -5,6 +5,7 @@ mod errors;
 mod gemm;
 mod long_attention;
 mod pooling;
+mod prepared;
 mod rows;
 mod simd;
 

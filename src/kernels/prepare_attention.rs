@@ -1,0 +1,336 @@
+//! What attention to a KV cache reads, from the rows of merged projections, in one launch: queries normalised by heads and
+//! turned by their positions, and keys likewise, and values, in their slots of the cache.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    cache::{BLOCK, index, pool},
+    f32_literal,
+    rotary::{Rotation, frequencies},
+    rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, word, write},
+};
+use crate::machine::Machine;
+use crate::tensor::{DType, Extents, Shape, Symbol};
+
+/// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), `token_slots [tokens]` → `queries
+/// [tokens, heads·head]`, `cache [blocks, stride]`: the heads of queries and keys over their root mean squares, then turned;
+/// keys and then values into the slots of two caches, the second right behind the first. Nothing else of the cache is written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PrepareAttention {
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head: u32,
+    /// First columns of queries, keys and values.
+    pub columns: [u32; 3],
+    /// Columns of `x`.
+    pub row: u32,
+    /// The eps of the norms, if there are any.
+    pub norm: Option<f32>,
+    /// How queries are turned, and keys likewise, if they are.
+    pub rotation: Option<Rotation>,
+    /// Elements of a block of the cache.
+    pub stride: u64,
+    pub dtype: DType,
+}
+
+impl PrepareAttention {
+    /// Most columns of a head, which a warp keeps in registers.
+    pub const MAX_HEAD: u32 = 256;
+    const WARPS: u32 = STREAM_THREADS / 32;
+
+    /// Whether the kernel can be generated as described.
+    pub fn check(&self) -> Result<(), String> {
+        if !(1..=Self::MAX_HEAD).contains(&self.head) {
+            return Err(format!(
+                "a head of {} columns, expected 1 to {}",
+                self.head,
+                Self::MAX_HEAD
+            ));
+        }
+        for (from, heads) in self.columns.into_iter().zip(self.parts()) {
+            let width = u64::from(heads) * u64::from(self.head);
+            if u64::from(from) + width > u64::from(self.row) {
+                return Err(format!(
+                    "{width} columns from column {from} of rows of {}",
+                    self.row
+                ));
+            }
+        }
+        let cached = 2 * u64::from(self.kv_heads) * u64::from(self.head) * u64::from(BLOCK);
+        if cached > self.stride {
+            return Err(format!(
+                "keys and values of {cached} elements in blocks of {}",
+                self.stride
+            ));
+        }
+        match &self.rotation {
+            Some(rotation) if rotation.heads != self.heads => Err(format!(
+                "{} heads are turned, of {}",
+                rotation.heads, self.heads
+            )),
+            Some(rotation) => rotation.check(self.head),
+            None => Ok(()),
+        }
+    }
+
+    /// Heads of queries, keys and values.
+    fn parts(&self) -> [u32; 3] {
+        [self.heads, self.kv_heads, self.kv_heads]
+    }
+
+    /// Heads of a token, each of which a warp computes.
+    fn units(&self) -> u32 {
+        self.heads + 2 * self.kv_heads
+    }
+
+    fn width(&self) -> u32 {
+        self.heads * self.head
+    }
+}
+
+impl Kernel for PrepareAttention {
+    fn symbol(&self) -> String {
+        let [q, k, v] = self.columns;
+        let norm = self.norm.map(|eps| format!("_norm{}", word(eps)));
+        let turned = self.rotation.as_ref();
+        let turned = turned.map(|r| format!("_turned{:08x}", r.digest()));
+        format!(
+            "prepare_attention_{}_h{}kv{}x{}_q{q}k{k}v{v}of{}{}{}_blocks{}",
+            self.dtype,
+            self.heads,
+            self.kv_heads,
+            self.head,
+            self.row,
+            norm.unwrap_or_default(),
+            turned.unwrap_or_default(),
+            self.stride
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "prepare_attention"
+    }
+
+    fn constants(&self) -> Constants {
+        let [q, k, v] = self.columns;
+        let rotation = self.rotation.as_ref();
+        let pairs = rotation.map_or(0, |r| r.frequencies.len() as u64);
+        let factor = rotation.map_or(1.0, |r| r.factor);
+        Constants::from([
+            ("storage", storage(self.dtype)),
+            ("heads", self.heads.into()),
+            ("kv_heads", self.kv_heads.into()),
+            ("head", self.head.into()),
+            ("q", q.into()),
+            ("k", k.into()),
+            ("v", v.into()),
+            ("row", self.row.into()),
+            ("norm", self.norm.is_some().into()),
+            ("eps", f32_literal(self.norm.unwrap_or(0.0)).into()),
+            ("turned", rotation.is_some().into()),
+            ("pairs", pairs.into()),
+            (
+                "frequencies",
+                rotation.map_or_else(String::new, Rotation::literals).into(),
+            ),
+            ("factor", f32_literal(factor).into()),
+            ("stride", self.stride.into()),
+            ("block", BLOCK.into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let tokens = || Shape::new([Symbol::Tokens.into()]);
+        let real = |name, shape| read(name, self.dtype, shape, Fill::ACTIVATION);
+        let mut params = vec![real("x", rows_by(Symbol::Tokens, self.row))];
+        if self.norm.is_some() {
+            let head = Shape::fixed(&[self.head.into()]);
+            params.extend(["q_gamma", "k_gamma"].map(|name| real(name, head.clone())));
+        }
+        if self.rotation.is_some() {
+            params.push(read_meta("positions", Meta::Positions, tokens()));
+        }
+        params.extend([
+            read_meta("token_slots", Meta::TokenSlots, tokens()),
+            write("queries", self.dtype, rows_by(Symbol::Tokens, self.width())),
+            write("cache", self.dtype, pool(self.stride)),
+            count(Symbol::Tokens),
+        ]);
+        params
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        let units = extents.tokens.saturating_mul(self.units().into());
+        Launch::of_ctas(units.div_ceil(Self::WARPS.into()), STREAM_THREADS, 0)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let mut reads = reads.iter();
+        let mut next = || reads.next().expect("the parameter list has them");
+        let x = next().real();
+        let gammas = self.norm.map(|_| [next().real(), next().real()]);
+        let positions = self.rotation.as_ref().map(|_| next().index());
+        let slots = next().index();
+        let (head, stride) = (self.head as usize, self.stride as usize);
+        let mut queries = Vec::new();
+        let mut cache = vec![f32::NAN; extents.blocks as usize * stride];
+        for (token, row) in x.chunks_exact(self.row as usize).enumerate() {
+            for (part, (from, heads)) in self.columns.into_iter().zip(self.parts()).enumerate() {
+                for h in 0..heads as usize {
+                    let columns = &row[from as usize + h * head..][..head];
+                    let mut of: Vec<f64> = columns.iter().map(|&v| v.into()).collect();
+                    if let (Some(eps), Some(gammas), 0 | 1) = (self.norm, gammas, part) {
+                        let squares: f64 = of.iter().map(|v| v * v).sum();
+                        let norm = (squares / f64::from(self.head) + f64::from(eps)).sqrt();
+                        let scaled = of.iter_mut().zip(gammas[part]);
+                        scaled.for_each(|(v, &g)| *v = *v / norm * f64::from(g));
+                    }
+                    if let (Some(rotation), Some(positions), 0 | 1) =
+                        (&self.rotation, positions, part)
+                    {
+                        rotation.turn(&mut of, positions[token] as f32);
+                    }
+                    let of = of.into_iter().map(|v| v as f32);
+                    if part == 0 {
+                        queries.extend(of);
+                        continue;
+                    }
+                    let nth = (part - 1) * self.kv_heads as usize + h;
+                    let to = index(slots[token] as usize, nth, head, stride);
+                    cache[to..to + head].copy_from_slice(&of.collect::<Vec<_>>());
+                }
+            }
+        }
+        vec![HostTensor::Real(queries), HostTensor::Real(cache)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        Case::cached()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let relative = match self.dtype {
+            DType::F16 => 1e-3,
+            DType::BF16 => 8e-3,
+            _ => 4e-6,
+        };
+        Tolerance {
+            absolute: 1e-5,
+            relative,
+            reason: "an f32 sum of squares and a square root, a sine and a cosine within 2 ulp of f32, two products and a sum, rounded to storage",
+        }
+    }
+}
+
+/// Norms and turns, together and each alone; heads in groups; heads of which some columns are turned, or an odd number.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let mut all = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (heads, kv_heads, head, pairs, norm, gap) in [
+            (16, 8, 128, 64, Some(1e-6), 0),
+            (32, 8, 64, 32, None, 0),
+            (4, 2, 256, 0, Some(1e-5), 0),
+            (3, 1, 40, 10, None, 8),
+            (5, 5, 20, 9, Some(1e-6), 1),
+        ] {
+            let rotation = (pairs > 0).then(|| Rotation {
+                heads,
+                frequencies: frequencies(pairs, 1e4),
+                factor: if gap > 0 { 1.25 } else { 1.0 },
+            });
+            let (k, v) = (heads * head + gap, (heads + kv_heads) * head + gap);
+            let kernel = PrepareAttention {
+                heads,
+                kv_heads,
+                head,
+                columns: [0, k, v],
+                row: v + kv_heads * head + gap,
+                norm,
+                rotation,
+                // Two layers.
+                stride: u64::from(4 * kv_heads * head * BLOCK),
+                dtype,
+            };
+            all.push(kernel.into());
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_and_keys_are_normalised_and_turned_and_values_kept() {
+        let kernel = PrepareAttention {
+            heads: 1,
+            kv_heads: 1,
+            head: 2,
+            columns: [0, 2, 4],
+            row: 6,
+            norm: Some(1.0),
+            rotation: Some(Rotation {
+                heads: 1,
+                frequencies: vec![std::f32::consts::FRAC_PI_2],
+                factor: 1.0,
+            }),
+            stride: u64::from(4 * BLOCK),
+            dtype: DType::F32,
+        };
+        assert_eq!(kernel.check(), Ok(()));
+        let real = |values: &[f32]| HostTensor::Real(values.to_vec());
+        // Mean squares 15 and 1 added: a norm of 4.
+        let x = real(&[5.0, 5f32.sqrt(), 5f32.sqrt(), 5.0, 7.0, 8.0]);
+        let (q_gamma, k_gamma) = (real(&[4.0, 4.0]), real(&[4.0, 8.0]));
+        let at = |v: i64| HostTensor::Index(vec![v]);
+        let extents = Extents::continuing(&[1], &[1], 1).expect("a batch");
+        let out = kernel.reference(&extents, &[&x, &q_gamma, &k_gamma, &at(1), &at(3)]);
+        // A quarter turn: (a, b) becomes (−b, a).
+        let close = |got: &[f32], want: [f32; 2]| {
+            let near = got.iter().zip(want).all(|(g, w)| (g - w).abs() < 1e-5);
+            assert!(near, "{got:?} {want:?}");
+        };
+        close(out[0].real(), [-5f32.sqrt(), 5.0]);
+        let cache = out[1].real();
+        close(&cache[6..8], [-10.0, 5f32.sqrt()]);
+        close(&cache[2 * BLOCK as usize + 6..][..2], [7.0, 8.0]);
+        assert_eq!(cache.iter().filter(|v| !v.is_nan()).count(), 4);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_take_is_refused_with_the_reason() {
+        let KernelSpec::PrepareAttention(kernel) = representative().remove(0) else {
+            unreachable!("all are of this kind")
+        };
+        let refused = |kernel: PrepareAttention| kernel.check().expect_err("refused");
+        let wide = PrepareAttention {
+            head: 264,
+            ..kernel.clone()
+        };
+        assert_eq!(refused(wide), "a head of 264 columns, expected 1 to 256");
+        let narrow = PrepareAttention {
+            row: 4095,
+            ..kernel.clone()
+        };
+        assert_eq!(
+            refused(narrow),
+            "1024 columns from column 3072 of rows of 4095"
+        );
+        let small = PrepareAttention {
+            stride: 65_535,
+            ..kernel.clone()
+        };
+        assert_eq!(
+            refused(small),
+            "keys and values of 65536 elements in blocks of 65535"
+        );
+        let heads = PrepareAttention { heads: 8, ..kernel };
+        assert_eq!(refused(heads), "16 heads are turned, of 8");
+    }
+}

@@ -1,0 +1,274 @@
+//! What attention to a KV cache reads, computed by one launch: several nodes, from the rows of one projection.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Lowering, UNPLACED, width};
+use crate::{
+    graph::{Graph, NodeId, Op},
+    kernels::{
+        KernelSpec, Meta,
+        attention::{Attending, HeadView},
+        cache::AppendCache,
+        prepare_attention::PrepareAttention,
+        rotary::Rotation,
+    },
+    program::{Cache, Program},
+    select::Dispatch,
+    tensor::DType,
+};
+
+/// The launches of a graph that compute several nodes each.
+#[derive(Default)]
+pub(super) struct Prepared {
+    /// By the last of their nodes in the order of the lowering, when all that they read is there.
+    launches: HashMap<NodeId, Preparation>,
+    nodes: HashSet<NodeId>,
+}
+
+/// One launch.
+#[derive(Clone)]
+pub(super) struct Preparation {
+    kernel: KernelSpec,
+    /// Operands among the graph's nodes.
+    reads: Vec<NodeId>,
+    metas: Vec<Meta>,
+    /// The queries that it writes, if it does.
+    queries: Option<NodeId>,
+    keys: NodeId,
+    values: NodeId,
+}
+
+impl Prepared {
+    pub(super) fn of(graph: &Graph, program: &Program) -> Self {
+        let order = graph.topological();
+        let place: HashMap<NodeId, usize> = order.iter().copied().zip(0..).collect();
+        let mut prepared = Self::default();
+        for &id in &order {
+            let Op::Attention(of) = graph.op(id) else {
+                continue;
+            };
+            let Some((nodes, launch)) = find(graph, program, id, of) else {
+                continue;
+            };
+            // Another attention may read the same caches.
+            if nodes.iter().any(|node| prepared.nodes.contains(node)) {
+                continue;
+            }
+            if let Some(&last) = nodes.iter().max_by_key(|&node| place.get(node)) {
+                prepared.launches.insert(last, launch);
+                prepared.nodes.extend(nodes);
+            }
+        }
+        prepared
+    }
+
+    /// Whether a node is computed by such a launch.
+    pub(super) fn holds(&self, id: NodeId) -> bool {
+        self.nodes.contains(&id)
+    }
+}
+
+/// Heads of a projection's rows, on their way to attention.
+struct Heads<'a> {
+    /// The rows, and the first column.
+    x: NodeId,
+    from: u32,
+    norm: Option<(f32, NodeId)>,
+    rotation: Option<&'a Rotation>,
+    /// Norm and rotation.
+    nodes: Vec<NodeId>,
+}
+
+impl<'a> Heads<'a> {
+    /// What `value`, `heads` heads of `head` columns, is made of: perhaps turned, and before that perhaps normalised.
+    fn of(graph: &'a Graph, value: NodeId, heads: u32, head: u32) -> Option<Self> {
+        let mut of = Self {
+            x: value,
+            from: 0,
+            norm: None,
+            rotation: None,
+            nodes: Vec::new(),
+        };
+        if let Op::Rotary {
+            rotation,
+            from,
+            head: turned,
+        } = graph.op(of.x)
+        {
+            if (rotation.heads, *turned) != (heads, head) {
+                return None;
+            }
+            of.nodes.push(of.x);
+            of.rotation = Some(rotation);
+            of.from = *from;
+            of.x = graph.operands(of.x)[0];
+        }
+        let whole = width(graph.shape(of.x)).ok()? == heads * head && of.from == 0;
+        let vanishes = of.nodes.is_empty() || graph.sole_consumer(of.x).is_some();
+        if let Op::RmsNorm {
+            eps,
+            heads: normed,
+            from,
+        } = *graph.op(of.x)
+            && normed == heads
+            && whole
+            && vanishes
+        {
+            let operands = graph.operands(of.x);
+            of.nodes.push(of.x);
+            of.norm = Some((eps, operands[1]));
+            of.from = from;
+            of.x = operands[0];
+        }
+        Some(of)
+    }
+
+    /// Whether these are prepared as others of the same rows are.
+    fn like(&self, other: &Self) -> bool {
+        let angles = |r: &'a Rotation| (&r.frequencies, r.factor);
+        self.x == other.x
+            && self.norm.map(|(eps, _)| eps) == other.norm.map(|(eps, _)| eps)
+            && self.rotation.map(angles) == other.rotation.map(angles)
+    }
+}
+
+/// The nodes before an attention that one launch can compute, and that launch. `None` where each has its own.
+fn find(
+    graph: &Graph,
+    program: &Program,
+    attention: NodeId,
+    of: &Attending,
+) -> Option<(Vec<NodeId>, Preparation)> {
+    let [query, keys, values] = graph.operands(attention).try_into().ok()?;
+    let columns = |cache| cached(graph, program, cache, of);
+    let ((key_cache, key_from), (value_cache, value_from)) = (columns(keys)?, columns(values)?);
+    // One launch writes both as heads of one cache, so they must be neighbours.
+    if value_cache != key_cache + 1 {
+        return None;
+    }
+    let value_rows = graph.operands(values)[0];
+    let rows = graph.operands(keys)[0];
+    let (stride, dtype) = (program.block_elements(), program.dtype);
+    let key = Heads::of(graph, rows, of.kv_heads, of.head)?;
+    if key.nodes.is_empty() {
+        let kernel = append(of, rows, [key_from, value_from], graph, stride, dtype)?;
+        let launch = Preparation {
+            kernel: kernel.into(),
+            reads: vec![rows],
+            metas: vec![Meta::TokenSlots],
+            queries: None,
+            keys,
+            values,
+        };
+        return (rows == value_rows).then(|| (vec![keys, values], launch));
+    }
+    let queries = Heads::of(graph, query, of.heads, of.head)?;
+    let side = HeadView::TokenMajor {
+        offset: 0,
+        stride: of.heads * of.head,
+    };
+    let ours = |id| graph.sole_consumer(id).is_some();
+    let serves = key_from == 0
+        && width(graph.shape(rows)).ok()? == of.kv_heads * of.head
+        && of.q == side
+        && queries.like(&key)
+        && value_rows == key.x
+        && ours(query)
+        && ours(rows);
+    if !serves {
+        return None;
+    }
+    let kernel = PrepareAttention {
+        heads: of.heads,
+        kv_heads: of.kv_heads,
+        head: of.head,
+        columns: [queries.from, key.from, value_from],
+        row: width(graph.shape(key.x)).ok()?,
+        norm: key.norm.map(|(eps, _)| eps),
+        rotation: queries.rotation.cloned(),
+        stride,
+        dtype,
+    };
+    kernel.check().ok()?;
+    let gammas = [&queries, &key].into_iter().filter_map(|heads| heads.norm);
+    let reads = [key.x].into_iter().chain(gammas.map(|(_, gamma)| gamma));
+    let positions = kernel.rotation.is_some().then_some(Meta::Positions);
+    let launch = Preparation {
+        reads: reads.collect(),
+        metas: positions.into_iter().chain([Meta::TokenSlots]).collect(),
+        kernel: kernel.into(),
+        queries: Some(query),
+        keys,
+        values,
+    };
+    let mut nodes = vec![keys, values];
+    nodes.extend(queries.nodes);
+    nodes.extend(key.nodes);
+    Some((nodes, launch))
+}
+
+/// The number of a cache that attention alone reads as `of` says, and the first column that it keeps.
+fn cached(graph: &Graph, program: &Program, cache: NodeId, of: &Attending) -> Option<(usize, u32)> {
+    let Op::Cache {
+        name,
+        from,
+        heads,
+        head,
+    } = graph.op(cache)
+    else {
+        return None;
+    };
+    let readers = graph.consumers(cache);
+    let is_attention = |&reader: &NodeId| matches!(graph.op(reader), Op::Attention(_));
+    let fits = (*heads, *head) == (of.kv_heads, of.head);
+    let is_own = |c: &Cache| c.name == *name;
+    let index = program.caches.iter().position(is_own)?;
+    (fits && !graph.is_output(cache) && readers.iter().all(is_attention)).then_some((index, *from))
+}
+
+/// Keys and values as the heads of one cache, if they are neighbouring columns.
+fn append(
+    of: &Attending,
+    rows: NodeId,
+    [keys, values]: [u32; 2],
+    graph: &Graph,
+    stride: u64,
+    dtype: DType,
+) -> Option<AppendCache> {
+    let x = HeadView::TokenMajor {
+        offset: keys,
+        stride: width(graph.shape(rows)).ok()?,
+    };
+    (values == keys + of.kv_heads * of.head).then(|| AppendCache {
+        heads: 2 * of.kv_heads,
+        head: of.head,
+        x,
+        stride,
+        dtype,
+    })
+}
+
+impl Lowering<'_> {
+    /// Appends the launch whose last node this is, if there is one, and makes the tensors of its values.
+    pub(super) fn prepared(&mut self, id: NodeId) {
+        let Some(launch) = self.prepared.launches.get(&id).cloned() else {
+            return;
+        };
+        let mut operands: Vec<_> = launch.reads.iter().map(|x| self.tensor_of[x]).collect();
+        for meta in launch.metas {
+            operands.push(self.meta(meta));
+        }
+        if let Some(queries) = launch.queries {
+            let node = self.graph.node(queries);
+            let tensor = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
+            self.tensor_of.insert(queries, tensor);
+            operands.push(tensor);
+        }
+        let [keys, values] = [launch.keys, launch.values].map(|cache| self.cache_tensor(cache));
+        operands.push(keys);
+        self.tensor_of.insert(launch.keys, keys);
+        self.tensor_of.insert(launch.values, values);
+        let at = launch.queries.unwrap_or(launch.keys);
+        self.step(at, Dispatch::always(launch.kernel), operands);
+    }
+}
