@@ -266,8 +266,10 @@ pub struct ChooseToken {
 const THREADS: u32 = 512;
 /// Groups of neighbouring tokens at most.
 const MOST_GROUPS: u32 = 1024;
-/// Groups that each warp of a CTA reads.
-const GROUPS_PER_WARP: u32 = 2;
+/// CTAs of a row at most: two groups for each warp.
+const MOST_CTAS: u64 = 32;
+/// CTAs that a launch has for each SM, where its rows are fewer.
+const CTAS_PER_SM: u64 = 2;
 /// Tokens among which one is drawn without further passes over the row.
 const MOST_CANDIDATES: u32 = 1024;
 
@@ -388,7 +390,6 @@ impl Kernel for ChooseToken {
             ("vector", self.vector().into()),
             ("span", self.span().into()),
             ("most_groups", MOST_GROUPS.into()),
-            ("groups_per_warp", GROUPS_PER_WARP.into()),
             ("most_candidates", MOST_CANDIDATES.into()),
             ("width", Choice::WIDTH.into()),
         ])
@@ -432,12 +433,14 @@ impl Kernel for ChooseToken {
         ]
     }
 
-    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let groups = THREADS / 32 * GROUPS_PER_WARP;
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
+        let rows = extents.batch.max(1);
+        let of_row = (CTAS_PER_SM * u64::from(machine.sms)).div_ceil(rows);
+        let of_row = of_row.min(MOST_CTAS) as u32;
         Launch {
             grid: [
-                self.groups().div_ceil(groups),
-                extents.batch.max(1) as u32,
+                of_row.min(self.groups().div_ceil(THREADS / 32)),
+                rows as u32,
                 1,
             ],
             threads: THREADS,

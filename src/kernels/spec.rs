@@ -6,8 +6,7 @@ use super::{
     Kernel, attention, attention::*, cache, cache::*, decoding, decoding::*, elementwise,
     elementwise::*, embedding, embedding::*, gemm, gemm::*, layernorm, layernorm::*,
     log_probability, log_probability::*, pack::*, pooling, pooling::*, prepare_attention,
-    prepare_attention::*, rms_norm, rms_norm::*,
-    rotary, rotary::*, upload::*,
+    prepare_attention::*, rms_norm, rms_norm::*, rotary, rotary::*, upload::*,
 };
 
 /// Lists the kernels once; every function over all of them follows from it.

@@ -146,10 +146,7 @@ impl Kernel for MhaDecode {
             ("stages", self.stages().into()),
             ("splits", self.splits.into()),
             ("cluster", cluster.into()),
-            (
-                "scale_log2",
-                f32_literal(scale_log2(plain.scale)).into(),
-            ),
+            ("scale_log2", f32_literal(scale_log2(plain.scale)).into()),
             ("q_column", plain.q.column().into()),
             ("q_stride", plain.q.stride(plain.head).into()),
             ("out_stride", (plain.heads * plain.head).into()),
