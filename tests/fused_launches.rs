@@ -35,6 +35,11 @@ fn program_of(model: &str, config: &Value, change: impl Fn(&mut CompileOptions))
     let model = description(model).expect("it is shipped");
     let compiled = compile(&model, config, &options).expect("it compiles");
     compiled.program.validate().expect("it is sound");
+    // A description expects what all passes make of sequences that are whole in a batch.
+    if !options.cached && options.without.is_empty() {
+        let expected = compiled.model.check_expectations(&compiled.graph);
+        expected.expect("the graph is as expected");
+    }
     compiled.program
 }
 
