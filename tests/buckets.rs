@@ -105,7 +105,7 @@ fn a_bucket_has_the_kernels_of_its_batches_and_is_its_own() {
                 "{name}: {batch:?}, {bucket:?}"
             );
         }
-        let stored_scores = name.ends_with(", 8 off") || name.contains("grouped");
+        let stored_scores = name.ends_with(", 10 off") || name.contains("grouped");
         match stored_scores {
             true => assert_eq!(shared, 0, "{name}"),
             false => assert!(shared > 50, "{name}: {shared}"),

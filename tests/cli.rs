@@ -119,6 +119,12 @@ fn the_stages_are_shown() {
         cli.ok(&["graph", "bert", "--weights", ".", "--after", "all"])
     );
     let explained = cli.ok(&["explain", "bert", "--weights", "."]);
+    // What is for models that write.
+    let config = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/references/qwen3_h192a6.json"
+    );
+    let explained = explained + &cli.ok(&["explain", "qwen3", "--config", config]);
     for pass in gemmule::passes::all() {
         assert!(
             explained.contains(pass.name()),

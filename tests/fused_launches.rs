@@ -35,6 +35,11 @@ fn program_of(model: &str, config: &Value, change: impl Fn(&mut CompileOptions))
     let model = description(model).expect("it is shipped");
     let compiled = compile(&model, config, &options).expect("it compiles");
     compiled.program.validate().expect("it is sound");
+    // A description expects what all passes make of sequences that are whole in a batch.
+    if !options.cached && options.without.is_empty() {
+        let expected = compiled.model.check_expectations(&compiled.graph);
+        expected.expect("the graph is as expected");
+    }
     compiled.program
 }
 
@@ -310,4 +315,46 @@ fn assert_same(with: &mut CpuSession, without: &mut CpuSession, tokens: u32) {
         let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst < 1e-4, "{tokens} tokens: {} by {worst}", got.name);
     }
+}
+
+/// How many kernels append to a cache, alone and with what attention reads besides.
+fn appends(program: &Program) -> [usize; 2] {
+    let kernels = launched(program, 1);
+    let count = |is_one: fn(&KernelSpec) -> bool| kernels.iter().filter(|k| is_one(k)).count();
+    [
+        count(|k| matches!(k, KernelSpec::AppendCache(_))),
+        count(|k| matches!(k, KernelSpec::PrepareAttention(_))),
+    ]
+}
+
+#[test]
+fn keys_and_values_are_appended_by_one_launch_where_they_come_of_one_projection() {
+    for (model, together) in [("gpt2", [2, 0]), ("llama", [0, 2]), ("qwen3", [0, 2])] {
+        let program = |change: &dyn Fn(&mut CompileOptions)| {
+            program_of(model, &writer(model, 2), |options| {
+                options.cached = true;
+                change(options);
+            })
+        };
+        assert_eq!(appends(&program(&|_| ())), together, "{model}");
+        let apart = program(&|options| options.no_joint_launches = true);
+        assert_eq!(appends(&apart), [4, 0], "{model}");
+        // GPT-2 stores one projection.
+        let stacked = if model == "gpt2" { together } else { [4, 0] };
+        let apart = program(&|o| o.without = ["merge_projections".to_owned()].into());
+        assert_eq!(appends(&apart), stacked, "{model}");
+    }
+}
+
+#[test]
+fn a_launch_that_appends_to_other_heads_than_the_caches_have_is_refused() {
+    let mut program = program_of("qwen3", &writer("qwen3", 2), |o| o.cached = true);
+    // The first launch appends four heads; now caches end after two, three and six.
+    program.caches[1].heads = 1;
+    program.caches[2].heads = 3;
+    let problem = program.validate().expect_err("refused");
+    assert!(
+        problem.contains("whose heads are others than those of `prepare_attention_"),
+        "{problem}"
+    );
 }
