@@ -269,7 +269,7 @@ const MOST_GROUPS: u32 = 1024;
 /// CTAs of a row at most: two groups for each warp.
 const MOST_CTAS: u64 = 32;
 /// CTAs that a launch has for each SM, where its rows are fewer.
-const CTAS_PER_SM: u64 = 2;
+const CTAS_PER_SM: u64 = 4;
 /// Tokens among which one is drawn without further passes over the row.
 const MOST_CANDIDATES: u32 = 1024;
 
