@@ -104,7 +104,11 @@ fn contenders(
         Chain::of(picked),
         ChosenBy::Rule,
     )];
-    all.extend(others.into_iter().map(|k| Contender::other(label(&k), Chain::of(k))));
+    all.extend(
+        others
+            .into_iter()
+            .map(|k| Contender::other(label(&k), Chain::of(k))),
+    );
     Some(all)
 }
 

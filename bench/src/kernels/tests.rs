@@ -219,7 +219,10 @@ fn the_request_says_what_the_script_reads() {
         ("softmax", &["batch", "length", "heads"][..]),
         ("layernorm", &["rows", "width"]),
         ("attention", &["lens", "heads", "head"]),
-        ("cached_attention", &["heads", "kv_heads", "head", "sequences", "new", "keys"]),
+        (
+            "cached_attention",
+            &["heads", "kv_heads", "head", "sequences", "new", "keys"],
+        ),
         ("gemm", &["rows", "n", "k"]),
     ] {
         for field in fields {

@@ -155,10 +155,7 @@ impl Kernel for MhaDecode {
             ("splits", self.splits.into()),
             ("min_ctas", if plain.head > 128 { 1u32 } else { 2 }.into()),
             ("cluster", cluster.into()),
-            (
-                "scale_log2",
-                f32_literal(scale_log2(plain.scale)).into(),
-            ),
+            ("scale_log2", f32_literal(scale_log2(plain.scale)).into()),
             ("q_column", plain.q.column().into()),
             ("q_stride", plain.q.stride(plain.head).into()),
             ("out_stride", (plain.heads * plain.head).into()),

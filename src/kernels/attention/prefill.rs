@@ -2,10 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Attending, AttentionError, HeadView, MhaCached, MhaOnline,
-    view::usual_scale,
-};
+use super::{Attending, AttentionError, HeadView, MhaCached, MhaOnline, view::usual_scale};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, cache::BLOCK,

@@ -384,7 +384,15 @@ mod tests {
 
     #[test]
     fn a_tensor_holds_the_same_in_every_chain_and_another_holds_something_else() {
-        let of = |name| values(Fill::ACTIVATION, DType::F16, 1000, &[10], name);
+        let of = |name| {
+            values(
+                Fill::ACTIVATION,
+                DType::F16,
+                1000,
+                &Case::new("timed", &[10]),
+                name,
+            )
+        };
         assert_eq!(of("x"), of("x"));
         assert_ne!(of("x"), of("residual"));
         assert_eq!(of("x").len(), 2000);
