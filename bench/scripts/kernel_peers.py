@@ -40,6 +40,19 @@ def bias_residual_layernorm(p, dtype):
     yield "torch.compile", lambda: [lambda x=x: compiled(*x, *vectors) for x in xs]
 
 
+def cached_attention(p, dtype):
+    """On keys that lie contiguously for each head, which a cache of blocks does not give."""
+    import torch
+    from torch.nn import functional as F
+    from torch.nn.attention.bias import causal_lower_right
+    batch, new, keys, heads, kv_heads, head = p["sequences"], p["new"], p["keys"], p["heads"], p["kv_heads"], p["head"]
+    rows = lambda n, of: torch.randn(batch, n, of, head, device="cuda", dtype=dtype)
+    n = peers.n_sets(2 * nbytes(dtype, batch, kv_heads, keys, head))
+    xs = [(rows(heads, new), rows(kv_heads, keys), rows(kv_heads, keys)) for _ in range(n)]
+    mask = None if new == 1 else causal_lower_right(new, keys)
+    yield "torch", lambda: [lambda x=x: F.scaled_dot_product_attention(*x, attn_mask=mask, enable_gqa=kv_heads < heads) for x in xs]
+
+
 def attention(p, dtype):
     import torch
     from torch.nn import functional as F
@@ -115,7 +128,7 @@ def compiled_once(name, function):
     return COMPILED.setdefault(name, torch.compile(function, dynamic=False))
 
 
-OPERATORS = {f.__name__: f for f in (softmax, layernorm, bias_residual_layernorm, attention, gemm, gemm_bias_gelu)}
+OPERATORS = {f.__name__: f for f in (softmax, layernorm, bias_residual_layernorm, attention, cached_attention, gemm, gemm_bias_gelu)}
 
 if __name__ == "__main__":
     request = peers.start(__doc__)

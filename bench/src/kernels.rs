@@ -2,6 +2,7 @@
 //! of TurboTransformers and 9 to 12 of ByteTransformer.
 
 mod attention;
+mod cached;
 mod gemm;
 mod layernorm;
 mod problem;
@@ -33,7 +34,7 @@ use problem::{Family, Problem, Task};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Kernels to time: softmax, layernorm, attention, gemm; all of them otherwise
+    /// Kernels to time: softmax, layernorm, attention, cached, gemm; all of them otherwise
     #[arg(long, value_delimiter = ',', value_name = "KERNELS")]
     only: Vec<Family>,
     /// The CUDA device
@@ -204,6 +205,7 @@ fn problems(args: &Args, launched: &Launched) -> Result<Vec<Problem>, Report> {
                 let own = args.workloads.is_some();
                 attention::problems(args.dtype, &launched.machine, &sets, own)?
             }
+            Family::Cached => cached::problems(args.dtype, &launched.machine)?,
             Family::Gemm => gemm::problems(args.dtype, launched)?,
         });
     }
@@ -229,7 +231,7 @@ fn time(device: &Device, problems: &[Problem], bars: &Bars) -> Result<Vec<Vec<La
             })
             .collect();
         let timed = stopwatch
-            .compare(&problem.lens, &chains)
+            .compare(&problem.case, &chains)
             .into_diagnostic()
             .wrap_err_with(|| format!("{} {}", problem.task.op(), problem.task))?;
         laps.push(timed);

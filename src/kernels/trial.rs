@@ -44,7 +44,7 @@ impl Trial {
 
     /// Random inputs (not zeros, which would hide unwritten outputs), and the reference's results.
     pub fn new(kernel: &dyn Kernel, case: &Case, seed: u64) -> Result<Self, LengthsError> {
-        let batch = Extents::continuing(&case.lens, &case.cached, case.blocks())?;
+        let batch = case.extents()?;
         let extents = batch.with_rows(kernel.check_rows(&batch));
         let mut reads = Vec::new();
         let mut state = seed;
@@ -73,6 +73,11 @@ impl Trial {
 }
 
 impl Case {
+    /// The extents of the batch; its rows are its tokens.
+    pub fn extents(&self) -> Result<Extents, LengthsError> {
+        Extents::continuing(&self.lens, &self.cached, self.blocks())
+    }
+
     /// Keys of each sequence.
     fn keys(&self) -> Vec<u32> {
         let past = self.lens.iter().zip(&self.cached);

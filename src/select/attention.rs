@@ -145,9 +145,9 @@ impl Attention {
 pub struct CachedAttention(pub MhaCached);
 
 impl CachedAttention {
-    /// CTAs for each SM up to which a batch's keys are split, by the splits: fewer tokens leave SMs idle otherwise, and more
-    /// fill them without a merge.
-    const SPLITS: [(u32, u64); 2] = [(MhaDecode::MOST_SPLITS, 8), (2, 8)];
+    /// CTAs for each SM up to which a batch's keys are split, by the splits. More tokens fill the SMs without a merge, and a CTA
+    /// of a split without keys, as all but the first are while sequences are short, costs its launch.
+    const SPLITS: [(u32, u64); 2] = [(MhaDecode::MOST_SPLITS, 2), (2, 2)];
 
     /// Steps of one token a sequence have a kernel that splits keys by the number of sequences, and longer pieces one by tiles of
     /// queries. Where the latter does not serve, the former computes any batch; where neither does, the plain one.
@@ -330,9 +330,9 @@ mod tests {
         assert_eq!(
             shown(&dispatch),
             [
-                "rows up to 33, longest up to 1: mha_decode",
-                "rows 34 to 132, longest up to 1: mha_decode",
-                "rows above 132, longest up to 1: mha_decode",
+                "rows up to 8, longest up to 1: mha_decode",
+                "rows 9 to 33, longest up to 1: mha_decode",
+                "rows above 33, longest up to 1: mha_decode",
                 "longest above 1: mha_prefill",
             ]
         );

@@ -40,7 +40,7 @@ public:
     // Adds the tile at `stage`, of which the first n > 0 keys exist.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n) {
         const unsigned int g = threadIdx.x % 32 / 4;
-        float s[4] = {};
+        float s[4] = {}, odd[4] = {};  // two chains of MMAs, each half as long
 #pragma unroll
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             unsigned int low[4], high[4];  // keys g and g + 8
@@ -49,9 +49,11 @@ public:
 #pragma unroll
             for (int half = 0; half < 4; half += 2) {
                 const unsigned int a[4] = {low[half], high[half], low[half + 1], high[half + 1]};
-                mma<T>(s, a, q[i][half], q[i][half + 1]);
+                mma<T>(half == 0 ? s : odd, a, q[i][half], q[i][half + 1]);
             }
         }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[e] += odd[e];
         if (g >= n) s[0] = s[1] = minus_infinity();
         if (g + 8 >= n) s[2] = s[3] = minus_infinity();
         float rescale[2];

@@ -5,7 +5,7 @@ use gemmule::{
     DType,
     cli::bench::sets::{Set, named},
     kernels::{
-        Instructions, KernelSpec,
+        Case, Instructions, KernelSpec,
         attention::{
             Attending, AttentionContext, AttentionScores, AttentionSoftmax, HeadView, MhaOnline,
             usual_scale,
@@ -59,7 +59,7 @@ pub(super) fn problems(
                     head,
                     lens: set.lens.clone(),
                 },
-                lens: set.lens,
+                case: Case::new("timed", &set.lens),
             });
         }
     }

@@ -4,6 +4,7 @@
 use gemmule::{
     DType,
     kernels::{
+        Case,
         chain::Chain,
         elementwise::{Activate, AddBias},
         gemm::{Activation, Epilogue},
@@ -37,7 +38,7 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
             let (chain, by) = gemm.picked(rows, n, k, Epilogue::default())?;
             Ok(Problem {
                 task: Task::Gemm { rows, n, k },
-                lens: vec![rows],
+                case: Case::new("timed", &[rows]),
                 contenders: vec![Contender::picked("gemm", chain, by)],
             })
         })
@@ -46,7 +47,7 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
         ROWS.into_iter().map(move |rows| {
             Ok(Problem {
                 task: Task::GemmBiasGelu { rows, n, k },
-                lens: vec![rows],
+                case: Case::new("timed", &[rows]),
                 contenders: gemm.with_gelu(rows, n, k)?,
             })
         })

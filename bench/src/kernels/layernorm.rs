@@ -4,7 +4,7 @@
 use gemmule::{
     DType,
     kernels::{
-        KernelSpec,
+        Case, KernelSpec,
         chain::Chain,
         elementwise::{AddBias, Combine, How},
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams, Variance},
@@ -27,7 +27,7 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
     let alone = ALONE.into_iter().map(|rows| {
         Ok(Problem {
             task: Task::LayerNorm { rows, width: 768 },
-            lens: vec![rows],
+            case: Case::new("timed", &[rows]),
             contenders: alone(launched, rows, 768, dtype)?,
         })
     });
@@ -35,7 +35,7 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
         ROWS.into_iter().map(move |rows| {
             Ok(Problem {
                 task: Task::BiasResidualLayerNorm { rows, width },
-                lens: vec![rows],
+                case: Case::new("timed", &[rows]),
                 contenders: after_a_gemm(launched, rows, width, dtype)?,
             })
         })

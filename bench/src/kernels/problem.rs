@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use gemmule::{
     DType,
-    kernels::{KernelSpec, chain::Chain},
+    kernels::{Case, KernelSpec, chain::Chain},
     names::nearest,
 };
 use serde::Serialize;
@@ -18,8 +18,8 @@ pub(super) const HEADS: u32 = 12;
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     pub task: Task,
-    /// Lengths of the sequences that the kernels run on.
-    pub lens: Vec<u32>,
+    /// The sequences that the kernels run on.
+    pub case: Case,
     /// The first is what a model launches; the results of the others are compared with its.
     pub contenders: Vec<Contender>,
 }
@@ -109,6 +109,15 @@ pub(super) enum Task {
         head: u32,
         lens: Vec<u32>,
     },
+    /// Sequences of `keys` keys each, of which `new` are those of the queries and the rest were cached before.
+    CachedAttention {
+        heads: u32,
+        kv_heads: u32,
+        head: u32,
+        sequences: u32,
+        new: u32,
+        keys: u32,
+    },
     Gemm {
         rows: u32,
         n: u32,
@@ -154,6 +163,7 @@ impl Task {
             Task::LayerNorm { .. } => "layernorm",
             Task::BiasResidualLayerNorm { .. } => "bias_residual_layernorm",
             Task::Attention { .. } => "attention",
+            Task::CachedAttention { .. } => "cached_attention",
             Task::Gemm { .. } => "gemm",
             Task::GemmBiasGelu { .. } => "gemm_bias_gelu",
         }
@@ -181,6 +191,31 @@ impl Task {
                 let pairs: f64 = lens.iter().map(|&n| f64::from(n).powi(2)).sum();
                 Work::Flop(4.0 * pairs * f64::from(*heads) * f64::from(*head))
             }
+            Task::CachedAttention {
+                kv_heads,
+                head,
+                sequences,
+                new: 1,
+                keys,
+                ..
+            } => matrices(
+                2.0 * f64::from(*sequences) * f64::from(*kv_heads),
+                *keys,
+                *head,
+            ),
+            Task::CachedAttention {
+                heads,
+                head,
+                sequences,
+                new,
+                keys,
+                ..
+            } => {
+                let [new, keys] = [*new, *keys].map(f64::from);
+                let pairs = new * (keys - new) + new * (new + 1.0) / 2.0;
+                let columns = f64::from(*heads) * f64::from(*head);
+                Work::Flop(4.0 * f64::from(*sequences) * pairs * columns)
+            }
             Task::Gemm { rows, n, k } | Task::GemmBiasGelu { rows, n, k } => {
                 Work::Flop(2.0 * f64::from(*rows) * f64::from(*n) * f64::from(*k))
             }
@@ -189,7 +224,7 @@ impl Task {
 }
 
 /// The shape: `20x500` (sequences x length), `1229x768` (rows x width), `b16_m128 12x64` (set, heads
-/// x head size), `1229x3072x768` (rows x outputs x inputs).
+/// x head size), `8x 1 of 96 32kv8x128` (sequences, new tokens, keys, heads), `1229x3072x768` (rows x outputs x inputs).
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -200,6 +235,14 @@ impl fmt::Display for Task {
             Task::Attention {
                 set, heads, head, ..
             } => write!(f, "{set} {heads}x{head}"),
+            Task::CachedAttention {
+                heads,
+                kv_heads,
+                head,
+                sequences,
+                new,
+                keys,
+            } => write!(f, "{sequences}x {new} of {keys} {heads}kv{kv_heads}x{head}"),
             Task::Gemm { rows, n, k } | Task::GemmBiasGelu { rows, n, k } => {
                 write!(f, "{rows}x{n}x{k}")
             }
@@ -213,14 +256,16 @@ pub(super) enum Family {
     Softmax,
     LayerNorm,
     Attention,
+    Cached,
     Gemm,
 }
 
 impl Family {
-    pub const ALL: [(&'static str, Family); 4] = [
+    pub const ALL: [(&'static str, Family); 5] = [
         ("softmax", Family::Softmax),
         ("layernorm", Family::LayerNorm),
         ("attention", Family::Attention),
+        ("cached", Family::Cached),
         ("gemm", Family::Gemm),
     ];
 }

@@ -2,7 +2,10 @@
 
 use gemmule::{
     DType,
-    kernels::attention::{AttentionSoftmax, SoftmaxForm},
+    kernels::{
+        Case,
+        attention::{AttentionSoftmax, SoftmaxForm},
+    },
 };
 
 use super::problem::{Contender, HEADS, Problem, Task, by_limit, variants};
@@ -26,7 +29,7 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
             length,
             heads: HEADS,
         },
-        lens: vec![length; batch as usize],
+        case: Case::new("timed", &vec![length; batch as usize]),
         contenders: contenders(length, dtype),
     };
     SHAPES.into_iter().map(problem).collect()

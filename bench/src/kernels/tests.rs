@@ -1,5 +1,5 @@
 use clap::Parser;
-use gemmule::{kernels::trial::Difference, tensor::Extents};
+use gemmule::kernels::trial::Difference;
 
 use super::{problem::Work, report::*, *};
 use crate::peers::PeerTime;
@@ -61,6 +61,17 @@ fn work_is_what_an_operator_needs_at_least() {
     };
     // 4·(100 + 400)·768: only pairs inside a sequence.
     assert_eq!(attention.work(f16), Work::Flop(1_536_000.0));
+    let cached = |new| Task::CachedAttention {
+        heads: 4,
+        kv_heads: 2,
+        head: 64,
+        sequences: 3,
+        new,
+        keys: 10,
+    };
+    // Keys and values of both key heads; and 8 + 9 + 10 pairs for each head.
+    assert_eq!(cached(1).work(f16), Work::Bytes(15_360.0));
+    assert_eq!(cached(3).work(f16), Work::Flop(4.0 * 3.0 * 27.0 * 256.0));
     let gemm = Task::GemmBiasGelu {
         rows: 10,
         n: 3072,
@@ -87,7 +98,7 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
             let mut labels: Vec<&str> = problem.contenders.iter().map(|c| c.label).collect();
             labels.sort_unstable();
             assert!(labels.is_sorted_by(|a, b| a < b), "{name}: {labels:?}");
-            let extents = Extents::of(&problem.lens).unwrap();
+            let extents = problem.case.extents().unwrap();
             let shapes = |chain: &gemmule::kernels::chain::Chain| {
                 let of = |&t: &usize| chain.tensors[t].shape.elements().eval(&extents);
                 chain.results.iter().map(of).collect::<Vec<_>>()
@@ -197,6 +208,7 @@ fn the_request_says_what_the_script_reads() {
         "layernorm",
         "bias_residual_layernorm",
         "attention",
+        "cached_attention",
         "gemm",
         "gemm_bias_gelu",
     ] {
@@ -207,6 +219,10 @@ fn the_request_says_what_the_script_reads() {
         ("softmax", &["batch", "length", "heads"][..]),
         ("layernorm", &["rows", "width"]),
         ("attention", &["lens", "heads", "head"]),
+        (
+            "cached_attention",
+            &["heads", "kv_heads", "head", "sequences", "new", "keys"],
+        ),
         ("gemm", &["rows", "n", "k"]),
     ] {
         for field in fields {
@@ -312,7 +328,9 @@ fn what_is_picked_is_what_a_model_launches_on_the_card() {
     for (usual, hopper) in usual.iter().zip(&hopper) {
         assert_eq!(usual.task, hopper.task);
         let by = match usual.task {
-            Task::Softmax { .. } | Task::Attention { .. } => ChosenBy::Rule,
+            Task::Softmax { .. } | Task::Attention { .. } | Task::CachedAttention { .. } => {
+                ChosenBy::Rule
+            }
             _ => ChosenBy::CostModel,
         };
         for problem in [usual, hopper] {

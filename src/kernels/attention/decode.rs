@@ -30,10 +30,6 @@ pub struct MhaDecode {
 
 /// Most query heads of a CTA: the columns of an MMA. Larger groups read their keys several times.
 const MOST_ROWS: u32 = 8;
-/// Most warps of a CTA.
-const MOST_WARPS: u32 = 4;
-/// Shared memory for tiles in flight: three CTAs fit an SM of Hopper, and one every card.
-const IN_FLIGHT: u32 = 64 * 1024;
 /// Heads of fewer elements would leave lanes without a pack of a key.
 const FEWEST_ELEMENTS: u32 = 32;
 
@@ -99,13 +95,25 @@ impl MhaDecode {
         (2 * self.key_packs() + 4 * self.value_packs()) * 512
     }
 
+    /// Shared memory for tiles in flight, and the most warps. Where keys are split there are few CTAs, and two fit an SM of
+    /// Hopper; else three do, and one fits every card.
+    fn room(&self) -> (u32, u32) {
+        match self.splits {
+            1 => (64 * 1024, 4),
+            _ => (96 * 1024, 8),
+        }
+    }
+
     fn warps(&self) -> u32 {
-        (IN_FLIGHT / (2 * self.stage_bytes())).clamp(1, MOST_WARPS)
+        let (bytes, most) = self.room();
+        let fitting = bytes / (2 * self.stage_bytes());
+        // A power of two, so that shares are whole blocks of the cache.
+        1 << fitting.clamp(1, most).ilog2()
     }
 
     /// Tiles in flight of a warp.
     fn stages(&self) -> u32 {
-        (IN_FLIGHT / (self.warps() * self.stage_bytes())).clamp(2, 3)
+        (self.room().0 / (self.warps() * self.stage_bytes())).clamp(2, 3)
     }
 }
 
@@ -145,6 +153,7 @@ impl Kernel for MhaDecode {
             ("warps", self.warps().into()),
             ("stages", self.stages().into()),
             ("splits", self.splits.into()),
+            ("min_ctas", if plain.head > 128 { 1u32 } else { 2 }.into()),
             ("cluster", cluster.into()),
             ("scale_log2", f32_literal(scale_log2(plain.scale)).into()),
             ("q_column", plain.q.column().into()),
