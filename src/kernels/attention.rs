@@ -20,7 +20,7 @@ mod view;
 mod wgmma;
 
 pub use attending::Attending;
-pub use cached::MhaCached;
+pub use cached::{Keys, MhaCached};
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,

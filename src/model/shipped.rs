@@ -23,7 +23,8 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "electra",
     "gpt2",
     "llama",
-    "qwen3"
+    "qwen3",
+    "marian"
 ];
 
 /// Names of [`SHIPPED`], in its order.
