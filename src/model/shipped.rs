@@ -24,7 +24,10 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "gpt2",
     "llama",
     "qwen3",
-    "marian"
+    "marian",
+    "bart",
+    "mbart",
+    "m2m_100"
 ];
 
 /// Names of [`SHIPPED`], in its order.

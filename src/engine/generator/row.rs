@@ -1,6 +1,6 @@
 //! A request that runs: its sequences, their slots, and how they go on.
 
-use super::{Event, Generate, Reason, Ticket};
+use super::{Event, Generate, Reason, Ticket, source::Source};
 use crate::{
     kernels::cache::BLOCK,
     search::{BeamSearch, Beams, Philox, greedy, log_probability},
@@ -17,7 +17,9 @@ pub(super) struct Row {
     pub(super) lanes: Vec<Lane>,
     /// Tokens whose keys and values are in the cache, of each lane.
     pub(super) cached: usize,
-    pub(super) blocks: Vec<u32>,
+    blocks: Vec<u32>,
+    /// What the model reads before it writes, where it reads something.
+    pub(super) source: Option<Source>,
     search: Option<BeamSearch>,
     options: Generate,
 }
@@ -70,6 +72,7 @@ impl Row {
     pub(super) fn new(
         ticket: Ticket,
         prompt: Vec<u32>,
+        source: Option<Source>,
         blocks: Vec<u32>,
         options: Generate,
     ) -> Self {
@@ -79,6 +82,7 @@ impl Row {
             lanes: Vec::new(),
             cached: 0,
             blocks,
+            source,
             search: options.beams.map(BeamSearch::new),
             options,
         };
@@ -87,6 +91,17 @@ impl Row {
             tokens: prompt,
         });
         row
+    }
+
+    /// Whether its next tokens can be computed: its source was, if it has one.
+    pub(super) fn is_ready(&self) -> bool {
+        self.source.as_ref().is_none_or(Source::is_encoded)
+    }
+
+    /// All blocks that it had.
+    pub(super) fn into_blocks(self) -> Vec<u32> {
+        let of_source = self.source.map(Source::into_blocks).unwrap_or_default();
+        self.blocks.into_iter().chain(of_source).collect()
     }
 
     /// Goes on by the logits behind each lane, all of whose tokens are in the cache.
