@@ -13,7 +13,7 @@ import numpy as np, torch
 from safetensors.numpy import save_file
 import transformers as tf
 
-SEED, DEVIATION = 20, 0.1
+SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129]}
 PREFIXES = ("bert.", "roberta.", "distilbert.", "albert.", "transformer.", "model.")
 SENTENCES = [
@@ -45,7 +45,7 @@ def normal(name, n):
     return (parts.astype(np.float32) - np.float32(131070.0)) / np.float32(37837.23)
 
 
-def fill(model):
+def fill(model, deviation=DEVIATION):
     """Draws every parameter by its published name, without the trunk's prefix."""
     tied = getattr(model.config, "tie_word_embeddings", False)
     for name, p in model.state_dict().items():
@@ -54,11 +54,14 @@ def fill(model):
         # The decoder of a masked-LM head is tied to other tensors, which keep their own values.
         if not p.is_floating_point() or name.endswith(("decoder.weight", "decoder.bias", "vocab_projector.weight")):
             continue
+        # One table serves both sides and the head; sines and cosines are computed.
+        if name.endswith("embed_tokens.weight") or (name.endswith("embed_positions.weight") and "Sinus" in type(model.get_submodule(name.removesuffix(".weight"))).__name__):
+            continue
         bare = name
         for prefix in PREFIXES:
             bare = bare.removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
-        values = mean + np.float32(DEVIATION) * normal(bare, p.numel())
+        values = mean + np.float32(deviation) * normal(bare, p.numel())
         p.copy_(torch.from_numpy(values.reshape(p.shape)))
     return model.eval()
 
@@ -225,6 +228,60 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
 
 
+TRANSLATORS = {
+    "marian": (tf.MarianMTModel, tf.MarianConfig),
+    "bart": (tf.BartForConditionalGeneration, tf.BartConfig),
+    "mbart": (tf.MBartForConditionalGeneration, tf.MBartConfig),
+    "m2m_100": (tf.M2M100ForConditionalGeneration, tf.M2M100Config),
+}
+
+
+def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inner=100, layers=2, decoder_layers=2, **more):
+    """Encoder states, and tokens of a model that writes from a source, each by itself."""
+    head, config = TRANSLATORS[family]
+    cfg = config(vocab_size=vocab, max_position_embeddings=160, d_model=hidden, encoder_layers=layers, decoder_layers=decoder_layers,
+                 encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24,
+                 pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=None, attn_implementation="eager", **more)
+    # Wider weights than elsewhere: a head that is the table of words would repeat the last one otherwise.
+    model = fill(head(cfg), TRANSLATOR_DEVIATION)
+    tensors, written = {}, {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        states = [model.get_encoder()(torch.from_numpy(own)[None]).last_hidden_state[0] for own in np.split(ids, np.cumsum(lens)[:-1])]
+        tensors[f"{lens_name}.ids"] = ids.astype(np.int64)
+        tensors[f"{lens_name}.lens"] = np.array(lens, dtype=np.int64)
+        tensors[f"{lens_name}.rows"] = rows = rows_of(lens)
+        tensors[f"{lens_name}.encoder_last_hidden_state"] = np.ascontiguousarray(torch.cat(states)[rows].numpy())
+    settings = {"greedy": {}, "rules": RULES["rules"], "forced": dict(forced_bos_token_id=7), **BEAMS}
+    ends = [2]
+    for kind, how in settings.items():
+        for i, n in enumerate([5, 1, 40]):
+            source = torch.from_numpy(np.random.default_rng(SEED + n).integers(5, vocab, n))
+            n_new = 24 if kind in ("greedy", "rules") else 16
+            o = model.generate(source[None], max_new_tokens=n_new, do_sample=False, eos_token_id=None if n_new == 24 else ends, bos_token_id=None, suppress_tokens=[1],
+                               output_scores=True, return_dict_in_generate=True, **({"num_beams": 1} | how))
+            tokens = o.sequences[0, 1:].numpy().astype(np.int64)
+            at = [j for j, t in enumerate(tokens) if t in ends]
+            put = lambda key, value: written.__setitem__(f"{kind}.{i}.{key}", value)
+            put("prompt", source.numpy().astype(np.int64))
+            put("tokens", tokens[:at[0] + 1] if at and n_new == 16 else tokens)
+            put("ends", np.array(ends, dtype=np.int64))
+            if kind in BEAMS:
+                put("score", o.sequences_scores[:1].numpy())
+            else:
+                top = torch.stack(o.scores).squeeze(1).topk(2, -1).values
+                gap = (top[:, 0] - top[:, 1])
+                put("margin", gap[torch.isfinite(gap)].min().reshape(1).numpy())
+        if kind == "rules":
+            # Tokens of greedy search end sequences, so that beams end at several lengths.
+            ends = sorted({int(written[f"rules.{i}.tokens"][3 * i + 4]) for i in range(3)})
+    save_file(written, os.path.join(out, f"{name}.written.safetensors"))
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    write_config(out, name, cfg)
+    print(name, {k: v.shape for k, v in tensors.items()}, written["greedy.0.tokens"], written["beams.0.score"])
+
+
 def minilm(out, folder):
     tok = tf.AutoTokenizer.from_pretrained(folder)
     model = tf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval().float()
@@ -267,5 +324,9 @@ if __name__ == "__main__":
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)
     decoder(a.out, "qwen3_h192a6", "qwen3", ["tiny", "mixed"], hidden=192, heads=6, kv_heads=2, head=64, inner=500, layers=2,
             more=dict(rope_parameters=yarn, tie_word_embeddings=True))
+    translator(a.out, "marian_h64a4", "marian", ["one_token", "tiny"], scale_embedding=True, activation_function="swish")
+    translator(a.out, "bart_h64a4", "bart", ["tiny"], scale_embedding=False, activation_function="gelu")
+    translator(a.out, "mbart_h64a4", "mbart", ["tiny"], scale_embedding=True, activation_function="gelu")
+    translator(a.out, "m2m_100_h64a4", "m2m_100", ["tiny"], scale_embedding=True, activation_function="relu")
     if a.minilm:
         minilm(a.out, a.minilm)

@@ -164,6 +164,10 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"llama\"",
                 "\"mistral\"",
                 "\"qwen3\"",
+                "\"marian\"",
+                "\"bart\"",
+                "\"mbart\"",
+                "\"m2m_100\"",
             ] {
                 assert!(
                     !(branches && code.contains(family)),

@@ -19,7 +19,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8] = b"GEMMULE7";
+const MAGIC: &[u8] = b"GEMMULE8";
 const DIGEST: usize = 32;
 
 fn seed() {

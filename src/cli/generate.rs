@@ -9,7 +9,9 @@ use std::{
 use miette::{Report, miette};
 use serde_json::json;
 
-use super::{Outcome, human, input::lines, model::Runnable, print, print_json, say};
+use super::{
+    Outcome, human, input::lines, model::Runnable, print, print_json, say, translate::forced,
+};
 use crate::{
     EngineError,
     engine::{
@@ -80,6 +82,9 @@ pub(super) struct Args {
     /// Make tokens that are there already less probable, above 1
     #[arg(long, value_name = "R")]
     repetition_penalty: Option<f32>,
+    /// Begin with this token, such as that of the language
+    #[arg(long, value_name = "TOKEN")]
+    forced_bos: Option<String>,
     /// Let no sequence of N tokens come twice
     #[arg(long, value_name = "N")]
     no_repeat_ngram: Option<usize>,
@@ -212,7 +217,10 @@ pub(super) fn run(args: Args) -> Outcome {
         miette!("prompts need the tokenizer.json of a checkpoint; give --weights")
     })?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
-    let options = args.options(encoder.folder())?;
+    let mut options = args.options(encoder.folder())?;
+    if let Some(token) = &args.forced_bos {
+        options.rules.forced_first = Some(forced(&encoder, token)?);
+    }
     let ids = match args.chat {
         true => {
             let template = ChatTemplate::open(encoder.folder().trunk())?;
@@ -230,7 +238,9 @@ pub(super) fn run(args: Args) -> Outcome {
     let cache = engine.cache_bytes_needed(&lens, &options)?;
     let mut texts: Vec<Text> = prompts.iter().map(|_| Text::default()).collect();
     let mut problem: Option<Report> = None;
-    if args.stream && !args.chat {
+    // What is written from a source, and an answer, does not go on from the prompt.
+    let goes_on = !engine.has_source() && !args.chat;
+    if args.stream && goes_on {
         print(&prompts[0])?;
     }
     let began = Instant::now();
@@ -301,8 +311,8 @@ pub(super) fn run(args: Args) -> Outcome {
         false => {
             for (i, (prompt, text)) in prompts.iter().zip(&texts).enumerate() {
                 let gap = if i > 0 { "\n" } else { "" };
-                let prompt = if args.chat { "" } else { prompt.as_str() };
-                print(&format!("{gap}{prompt}{}\n", text.text))?;
+                let before = if goes_on { prompt.as_str() } else { "" };
+                print(&format!("{gap}{before}{}\n", text.text))?;
             }
         }
     }

@@ -22,6 +22,7 @@ mod progress;
 mod run;
 mod score;
 mod shown;
+mod translate;
 mod tune;
 mod verify;
 
@@ -83,6 +84,8 @@ enum Command {
     Run(run::Args),
     /// Write on from prompts
     Generate(generate::Args),
+    /// Translate a file, one text a line
+    Translate(translate::Args),
     /// Say how probable texts are: log-probabilities and perplexity
     Score(score::Args),
     /// Compare a model with stored results of another implementation
@@ -121,6 +124,7 @@ fn run(command: Command) -> Outcome {
         Command::Plan(args) => plan::run(args),
         Command::Run(args) => run::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::Translate(args) => translate::run(args),
         Command::Score(args) => score::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Kernels(command) => kernels::run(command),

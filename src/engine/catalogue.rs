@@ -151,8 +151,8 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
             continue;
         };
         let description = description?;
-        let outputs = description
-            .output_names()
+        let outputs: Vec<String> = description
+            .outputs_without_source()
             .into_iter()
             .map(str::to_owned)
             .collect();
@@ -188,7 +188,8 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                         ..options.clone()
                     });
                 }
-                if compiled.model.graph.has_caches() {
+                let writes = description.output_names().contains(&NEXT_LOGITS);
+                if compiled.model.graph.has_caches() || writes {
                     others.push(CompileOptions {
                         outputs: Some(vec![NEXT_LOGITS.to_owned()]),
                         cached: true,

@@ -147,7 +147,15 @@ pub fn compile(
             return Err(EngineError::NoCache { model: model.name });
         }
         true => model.graph.clone(),
-        false => model.graph.clone().without_caches(),
+        false => match model.graph.remembered() {
+            None => model.graph.clone().without_caches(),
+            Some(id) => {
+                return Err(EngineError::NeedsSource {
+                    value: model.graph.node(id).name.clone(),
+                    model: model.name,
+                });
+            }
+        },
     };
     let (mut graph, report) = passes::optimize(unfused, &passes)?;
     for name in &options.intermediates {

@@ -167,6 +167,10 @@ pub enum EngineError {
     )]
     NoCache { model: String },
     #[error(
+        "`{value}` of `{model}` is what the model keeps of a source, and a plain run has none; ask for outputs of the source alone, or let the model write (`gemmule translate`, `Builder::generating`)"
+    )]
+    NeedsSource { value: String, model: String },
+    #[error(
         "the engine was built to compute outputs, not to write; build it with `Builder::generating`"
     )]
     NotGenerating,

@@ -7,11 +7,13 @@
 mod config;
 mod device;
 mod row;
+mod source;
 use std::collections::VecDeque;
 
 pub use config::generation_config;
 use device::DeviceRows;
 use row::{Advanced, Room, Row};
+use source::{Parts, Source};
 
 use rayon::prelude::*;
 
@@ -21,8 +23,8 @@ use crate::{
     plan::Blocks,
     program::{NEXT_LOGITS, Program},
     runtime::{
-        AllocatorChoice,
-        batch::{Batch, Limits, Past},
+        AllocatorChoice, Output,
+        batch::{Batch, Limits, Past, Sources},
         cpu::{CpuCache, CpuSession},
         cuda::{CudaCache, CudaSession, DecodeLoop},
     },
@@ -41,9 +43,11 @@ pub struct Generate {
     pub seed: u64,
     /// Whether each token comes with its log-probability.
     pub log_probabilities: bool,
+    /// The token before the first new one, in models that write from a source.
+    pub decoder_start: Option<u32>,
 }
 
-/// A prompt, and how to go on from it.
+/// A prompt, and how to go on from it. Of a model in parts, such as one that translates, the prompt is the source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     pub prompt: Vec<u32>,
@@ -105,6 +109,18 @@ pub enum AdmitError {
         new: usize,
         positions: u32,
     },
+    #[error(
+        "the source has {tokens} tokens, more than the model's {positions} positions; shorten or split it"
+    )]
+    LongSource { tokens: usize, positions: u32 },
+    #[error(
+        "the model writes from a source, and nothing says what stands before its first new token; set `Generate::decoder_start`, or `decoder_start_token_id` in config.json"
+    )]
+    NoStart,
+    #[error(
+        "token {at} of the prompt is {id}, the model's padding token, for which it counts no position; take it out"
+    )]
+    Skipped { at: usize, id: u32 },
     #[error("token {at} of the prompt is {id}, but the vocabulary has {vocabulary}")]
     Id { at: usize, id: u32, vocabulary: u32 },
     #[error(transparent)]
@@ -147,6 +163,7 @@ pub struct Generator {
     /// Tokens of prompts that a step takes at most.
     most_prompt_tokens: usize,
     steps: u64,
+    parts: Option<Parts>,
 }
 
 enum Executor {
@@ -155,12 +172,17 @@ enum Executor {
 }
 
 impl Executor {
-    /// The logits of the next token of each sequence, one row after another.
-    fn run(&mut self, batch: &Batch) -> Result<Vec<f32>, EngineError> {
-        let outputs = match self {
+    /// Runs a batch for what it leaves in the cache, and its outputs.
+    fn leave(&mut self, batch: &Batch) -> Result<Vec<Output>, EngineError> {
+        Ok(match self {
             Self::Cpu(session, cache) => session.run_cached(batch, cache)?,
             Self::Cuda(session, cache) => session.run_cached(batch, cache)?,
-        };
+        })
+    }
+
+    /// The logits of the next token of each sequence, one row after another.
+    fn run(&mut self, batch: &Batch) -> Result<Vec<f32>, EngineError> {
+        let outputs = self.leave(batch)?;
         let logits = outputs.into_iter().find(|o| o.name == NEXT_LOGITS);
         logits.map(|o| o.values).ok_or(EngineError::NotGenerating)
     }
@@ -184,6 +206,7 @@ impl Engine {
         let program = self.program();
         check_generating(program)?;
         let block_bytes = program.block_bytes();
+        let parts = Parts::of(program);
         // Slots have 32 bits, one of them for the sign.
         let most = u64::from(i32::MAX as u32 / BLOCK);
         let n_blocks = (cache_bytes / block_bytes.max(1)).min(most);
@@ -198,7 +221,11 @@ impl Engine {
                 let allocator = AllocatorChoice::default();
                 let session = CudaSession::new(model.clone(), &allocator, plain, self.graphs)?;
                 let cache = CudaCache::new(model, n_blocks)?;
-                let device = DecodeLoop::new(&session, &cache)?.map(DeviceRows::new);
+                // Sequences with a source are decoded by the host.
+                let device = match parts {
+                    None => DecodeLoop::new(&session, &cache)?.map(DeviceRows::new),
+                    Some(_) => None,
+                };
                 (device, Executor::Cuda(Box::new(session), cache))
             }
         };
@@ -213,7 +240,13 @@ impl Engine {
             next_ticket: 0,
             most_prompt_tokens: 512,
             steps: 0,
+            parts,
         })
+    }
+
+    /// Whether the model writes from a source, as one that translates, and not on from a prompt.
+    pub fn has_source(&self) -> bool {
+        Parts::of(self.program()).is_some()
     }
 
     /// Bytes of KV cache that prompts of these lengths need to run at once.
@@ -227,9 +260,10 @@ impl Engine {
     ) -> Result<u64, EngineError> {
         check_generating(self.program())?;
         let new = options.rules.max_new_tokens.max(1);
+        let has_source = self.has_source();
         let blocks = prompts.iter().map(|&prompt| {
-            let room = Room::of(prompt.max(1), new, options.beams);
-            u64::from(room.blocks())
+            let prompt = prompt.max(1);
+            u64::from(blocks_needed(has_source, prompt, new, options.beams))
         });
         Ok(blocks.sum::<u64>() * self.program().block_bytes())
     }
@@ -304,6 +338,18 @@ pub struct Written {
     pub problem: Option<String>,
 }
 
+/// The blocks that a request reserves.
+fn blocks_needed(has_source: bool, prompt: usize, new: usize, beams: Option<Beams>) -> u32 {
+    match has_source {
+        false => Room::of(prompt, new, beams).blocks(),
+        // What is written begins with one token.
+        true => {
+            let target = Room::of(1, new, beams).blocks();
+            source::blocks_of(prompt).saturating_add(target)
+        }
+    }
+}
+
 fn check_generating(program: &Program) -> Result<(), EngineError> {
     let writes = program.outputs.iter().any(|(name, _)| name == NEXT_LOGITS);
     match writes && !program.caches.is_empty() {
@@ -330,21 +376,33 @@ impl Generator {
     /// # Errors
     /// A request that can never run, or that has no room now; nothing is changed then.
     pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
-        let Request { prompt, options } = request;
+        let Request {
+            prompt,
+            mut options,
+        } = request;
         self.check(&prompt, &options)?;
-        let n = Room::of(prompt.len(), options.rules.max_new_tokens, options.beams).blocks();
+        // A sequence cannot hold it, so it is never written.
+        options.rules.suppressed.extend(self.limits.skipped);
+        let new = options.rules.max_new_tokens;
+        let n = blocks_needed(self.parts.is_some(), prompt.len(), new, options.beams);
         if n > self.blocks.total() {
             return Err(AdmitError::NeverFits {
                 needed_bytes: u64::from(n) * self.block_bytes,
                 bytes: u64::from(self.blocks.total()) * self.block_bytes,
             });
         }
-        let blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
+        let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
             missing_bytes: u64::from(full.missing) * self.block_bytes,
         })?;
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.rows.push(Row::new(ticket, prompt, blocks, options));
+        // The target begins with one token; what the request brought is its source.
+        let (source, prompt) = match (self.parts, options.decoder_start) {
+            (Some(_), Some(start)) => (Some(Source::new(prompt, &mut blocks)), vec![start]),
+            _ => (None, prompt),
+        };
+        self.rows
+            .push(Row::new(ticket, prompt, source, blocks, options));
         Ok(ticket)
     }
 
@@ -356,20 +414,25 @@ impl Generator {
         if new == 0 {
             return Err(AdmitError::NoNewTokens);
         }
-        let too_long = |positions: &u32| prompt.len() + new > *positions as usize;
+        let before = match self.parts {
+            None => prompt.len(),
+            Some(_) => {
+                self.check_source(prompt)?;
+                let start = options.decoder_start.ok_or(AdmitError::NoStart)?;
+                self.check_ids(&[start])?;
+                1
+            }
+        };
+        let too_long = |positions: &u32| before + new > *positions as usize;
         if let Some(positions) = self.limits.longest.filter(too_long) {
-            let prompt = prompt.len();
+            let prompt = before;
             return Err(AdmitError::TooLong {
                 prompt,
                 new,
                 positions,
             });
         }
-        let vocabulary = self.limits.vocabulary;
-        if let Some(at) = prompt.iter().position(|&id| id >= vocabulary) {
-            let id = prompt[at];
-            return Err(AdmitError::Id { at, id, vocabulary });
-        }
+        self.check_ids(prompt)?;
         let found = options.rules.repetition_penalty;
         if !(found.is_finite() && found > 0.0) {
             return Err(AdmitError::RepetitionPenalty { found });
@@ -382,6 +445,20 @@ impl Generator {
             }
         }
         Ok(())
+    }
+
+    /// Whether the model has a row for each token.
+    fn check_ids(&self, ids: &[u32]) -> Result<(), AdmitError> {
+        let vocabulary = self.limits.vocabulary;
+        if let Some(at) = ids.iter().position(|&id| id >= vocabulary) {
+            let id = ids[at];
+            return Err(AdmitError::Id { at, id, vocabulary });
+        }
+        let skipped = self.limits.skipped;
+        match ids.iter().position(|&id| Some(id) == skipped) {
+            Some(at) => Err(AdmitError::Skipped { at, id: ids[at] }),
+            None => Ok(()),
+        }
     }
 
     /// Ends a request; its memory is free at once. `false` where it has ended already.
@@ -481,6 +558,7 @@ impl Generator {
         let mut lens = Vec::new();
         let mut past = Past {
             blocks: u64::from(self.blocks.total()),
+            sources: self.parts.map(|_| Sources::default()),
             ..Past::default()
         };
         for &(at, n) in taken {
@@ -490,19 +568,27 @@ impl Generator {
                 lens.push(n as u32);
                 past.cached.push(row.cached as u32);
                 past.slots.extend_from_slice(&lane.slots[..row.cached + n]);
+                if let (Some(source), Some(all)) = (&row.source, &mut past.sources) {
+                    source.attended(all);
+                }
             }
         }
         let batch = Batch::from_packed(ids, &lens)?.with_past(past)?;
+        let batch = batch.for_part(self.parts.map_or(0, |parts| parts.decode));
         batch.check(&self.limits)?;
         Ok(batch)
     }
 
     /// A step of the rows that are `wanted`, whose tokens the host chooses.
     fn step(&mut self, wanted: fn(&Row) -> bool) -> Result<(), EngineError> {
+        self.encode()?;
         // Sequences that go on take a token each; what prompts may take is shared in the order of admission.
         let mut prompt_tokens = self.most_prompt_tokens;
         let mut taken: Vec<(usize, usize)> = Vec::with_capacity(self.rows.len());
-        for (at, row) in self.rows.iter().enumerate().filter(|(_, row)| wanted(row)) {
+        for (at, row) in self.rows.iter().enumerate() {
+            if !wanted(row) || !row.is_ready() {
+                continue;
+            }
             let open = row.open();
             let n = match open {
                 1 => 1,
@@ -570,8 +656,9 @@ impl Generator {
     /// Ends a row, whose blocks are free then; `device_knows` where a device that decodes it has ended it, too.
     fn remove(&mut self, at: usize, device_knows: bool) {
         let row = self.rows.remove(at);
-        self.blocks.free(row.blocks);
-        if let (Some(device), Some(of_device)) = (&mut self.device, row.row) {
+        let of_device = row.row;
+        self.blocks.free(row.into_blocks());
+        if let (Some(device), Some(of_device)) = (&mut self.device, of_device) {
             device.leave(of_device, device_knows);
         }
     }

@@ -22,6 +22,23 @@ pub struct TextEncoder {
     has_segments: bool,
 }
 
+/// Why there is no tokenizer.json: many published models for translation have SentencePiece's files instead.
+fn missing(folder: &Path) -> String {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+    let mut pieces: Vec<String> = names
+        .filter(|name| name.ends_with(".spm") || name.ends_with(".bpe.model"))
+        .collect();
+    pieces.sort();
+    match pieces.is_empty() {
+        true => "there is no such file".to_owned(),
+        false => format!(
+            "there is no such file, and {} cannot be read; write a tokenizer.json of them with the tokenizers library, and put it into the folder",
+            pieces.join(" and ")
+        ),
+    }
+}
+
 impl TextEncoder {
     /// Loads `tokenizer.json` of a checkpoint's folder.
     ///
@@ -57,7 +74,7 @@ impl TextEncoder {
             problem,
         };
         if !file.is_file() {
-            return Err(broken("there is no such file".to_owned()));
+            return Err(broken(missing(folder.trunk())));
         }
         let bytes = files::bytes(&file, Kind::Tokenizer)?;
         let (positions, has_segments) = folder.inputs();
@@ -151,6 +168,11 @@ impl TextEncoder {
     pub fn prompt_as_written(&self, text: &str) -> Result<Vec<u32>, EngineError> {
         let encoding = self.encoding_of(0, EncodeInput::from(text), false)?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The id of a token as tokenizer.json has it, such as `__de__`.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(token)
     }
 
     /// The text of tokens, without special ones. What is not whole yet, as bytes of a character may be, is U+FFFD.

@@ -128,12 +128,19 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             let width = columns(*from, *heads, *head, per_token(of[0])?)?;
             Ok(Shape(vec![tokens(), width.into()]))
         }
+        Op::Remembered { heads, head, .. } => {
+            let width = Size::constant(u64::from(*heads) * u64::from(*head));
+            constant_width(&width)?;
+            Ok(Shape(vec![Symbol::SourceSlots.into(), width]))
+        }
         Op::SplitHeads { heads } => {
-            let head = Size::constant(part_of(per_token(of[0])?, *heads)?);
-            Ok(Shape(vec![constant(*heads), tokens(), head]))
+            let rows = key_rows(of[0], 0)?;
+            let head = Size::constant(part_of(matrix_of(of[0], rows)?, *heads)?);
+            Ok(Shape(vec![constant(*heads), rows.into(), head]))
         }
         Op::MergeHeads => {
             let [heads, head] = heads_apart(of[0])
+                .filter(|_| of[0].0[1] == tokens())
                 .ok_or_else(|| format!("expected [heads, tokens, head], found {}", of[0]))?;
             Ok(Shape(vec![tokens(), (heads * head).into()]))
         }
@@ -145,12 +152,19 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             k,
         } => {
             groups(*heads, *kv_heads)?;
-            headed(of[0], *heads, *head, *q, "q")?;
-            headed(of[1], *kv_heads, *head, *k, "k")?;
-            Ok(Shape(vec![constant(*heads), Symbol::Pairs.into()]))
+            headed(of[0], *heads, *head, *q, "q", Symbol::Tokens)?;
+            let rows = rows_of_keys(of[1], *k)?;
+            headed(of[1], *kv_heads, *head, *k, "k", rows)?;
+            Ok(Shape(vec![constant(*heads), pairs_with(rows).into()]))
         }
-        Op::Softmax { scale, .. } => {
+        Op::Softmax { scale, causal } => {
             positive(*scale)?;
+            if *causal && of[0].0.last() == Some(&Symbol::SourcePairs.into()) {
+                return Err(
+                    "no position of another stream is before or behind a query; leave `causal` out"
+                        .to_owned(),
+                );
+            }
             match is_scores(of[0]) {
                 true => Ok(of[0].clone()),
                 false => Err(format!("expected scores [heads, pairs], found {}", of[0])),
@@ -164,10 +178,12 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             out,
         } => {
             groups(*heads, *kv_heads)?;
-            if *of[0] != Shape(vec![constant(*heads), Symbol::Pairs.into()]) {
-                return Err(format!("expected probabilities [{heads}, pairs]"));
+            let rows = rows_of_keys(of[1], *v)?;
+            let pairs = pairs_with(rows);
+            if *of[0] != Shape(vec![constant(*heads), pairs.into()]) {
+                return Err(format!("expected probabilities [{heads}, {pairs}]"));
             }
-            headed(of[1], *kv_heads, *head, *v, "v")?;
+            headed(of[1], *kv_heads, *head, *v, "v", rows)?;
             let width = heads * head;
             match *out {
                 HeadView::HeadMajor => Ok(Shape(vec![constant(*heads), tokens(), constant(*head)])),
@@ -273,7 +289,14 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 ));
             }
             for (shape, (name, view, heads)) in of.iter().zip(attending.operands()) {
-                headed(shape, heads, head, view, name)?;
+                let rows = match name {
+                    "q" => Symbol::Tokens,
+                    _ => rows_of_keys(of[1], attending.k)?,
+                };
+                if rows == Symbol::SourceSlots && attending.causal {
+                    return Err("it is causal over another stream".to_owned());
+                }
+                headed(shape, heads, head, view, name, rows)?;
                 if !view.is_aligned(head, HEAD_STEP) {
                     return Err(format!(
                         "{name} is read from a column, or of rows, of no multiple of {HEAD_STEP}"
@@ -348,7 +371,10 @@ fn is_rows(rows: &Size) -> bool {
 /// `[heads, pairs]`.
 fn is_scores(shape: &Shape) -> bool {
     match shape.0.as_slice() {
-        [heads, pairs] => heads.as_constant().is_some() && *pairs == Size::from(Symbol::Pairs),
+        [heads, pairs] => {
+            let counted = matches!(pairs.as_symbol(), Some(Symbol::Pairs | Symbol::SourcePairs));
+            heads.as_constant().is_some() && counted
+        }
         _ => false,
     }
 }
@@ -356,9 +382,7 @@ fn is_scores(shape: &Shape) -> bool {
 /// Heads and elements of a head, of `[heads, tokens, head]`.
 fn heads_apart(shape: &Shape) -> Option<[u64; 2]> {
     match shape.0.as_slice() {
-        [heads, t, head] if *t == Size::from(Symbol::Tokens) => {
-            Some([heads.as_constant()?, head.as_constant()?])
-        }
+        [heads, t, head] if is_rows_of_keys(t) => Some([heads.as_constant()?, head.as_constant()?]),
         _ => None,
     }
 }
@@ -412,12 +436,52 @@ fn per_token(shape: &Shape) -> Result<u64, String> {
     }
 }
 
-fn headed(shape: &Shape, heads: u32, head: u32, view: HeadView, name: &str) -> Result<(), String> {
+/// Whether these may be the rows of keys and values: tokens of the batch, or those of another stream.
+fn is_rows_of_keys(rows: &Size) -> bool {
+    matches!(rows.as_symbol(), Some(Symbol::Tokens | Symbol::SourceSlots))
+}
+
+/// What the rows of keys or values are, of which dimension `at` counts them.
+fn key_rows(shape: &Shape, at: usize) -> Result<Symbol, String> {
+    let rows = shape.0.get(at).filter(|rows| is_rows_of_keys(rows));
+    let symbol = rows.and_then(Size::as_symbol);
+    symbol.ok_or_else(|| format!("expected rows of tokens, found {shape}"))
+}
+
+/// As [`key_rows`], wherever the heads lie.
+fn rows_of_keys(shape: &Shape, view: HeadView) -> Result<Symbol, String> {
+    key_rows(shape, usize::from(view == HeadView::HeadMajor))
+}
+
+/// What counts the scores of keys in such rows.
+fn pairs_with(rows: Symbol) -> Symbol {
+    match rows {
+        Symbol::SourceSlots => Symbol::SourcePairs,
+        _ => Symbol::Pairs,
+    }
+}
+
+/// The width of a tensor of such rows.
+fn matrix_of(shape: &Shape, rows: Symbol) -> Result<u64, String> {
+    match shape.0.as_slice() {
+        [t, width] if *t == Size::from(rows) => constant_width(width),
+        _ => Err(format!("expected [{rows}, width], found {shape}")),
+    }
+}
+
+fn headed(
+    shape: &Shape,
+    heads: u32,
+    head: u32,
+    view: HeadView,
+    name: &str,
+    rows: Symbol,
+) -> Result<(), String> {
     match view {
         HeadView::HeadMajor => {
             let expected = Shape(vec![
                 Size::constant(heads.into()),
-                Symbol::Tokens.into(),
+                rows.into(),
                 Size::constant(head.into()),
             ]);
             if *shape != expected {
@@ -426,7 +490,7 @@ fn headed(shape: &Shape, heads: u32, head: u32, view: HeadView, name: &str) -> R
         }
         HeadView::TokenMajor { offset, stride } => {
             let end = u64::from(offset) + u64::from(heads) * u64::from(head);
-            if per_token(shape)? != u64::from(stride) || end > u64::from(stride) {
+            if matrix_of(shape, rows)? != u64::from(stride) || end > u64::from(stride) {
                 return Err(format!(
                     "{name} reads columns {offset}..{end} of rows of {stride}"
                 ));

@@ -18,8 +18,10 @@ use petgraph::{
 };
 
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
-pub use op::{Op, WeightExpr};
+pub use op::{Op, Sinusoid, WeightExpr};
 pub use weight_names::{WeightNames, in_folder};
+
+use serde::{Deserialize, Serialize};
 
 use crate::tensor::Shape;
 
@@ -34,6 +36,8 @@ pub struct Node {
     pub op: Op,
     /// Shape of the result, inferred.
     pub shape: Shape,
+    /// The part of the model that computes it, an index into [`Graph::parts`]; 0 of weights, which all parts share.
+    pub part: u32,
 }
 
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -71,6 +75,16 @@ pub enum GraphError {
 pub struct Graph {
     inner: StableDiGraph<Node, u32>,
     outputs: Vec<(String, NodeId)>,
+    /// Empty where the model is one graph.
+    parts: Vec<Part>,
+}
+
+/// A part of a model that runs by itself, on a batch of its own. Parts meet in caches only.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    pub name: String,
+    /// What its caches are of.
+    pub stream: String,
 }
 
 impl Graph {
@@ -87,11 +101,48 @@ impl Graph {
     ) -> Result<NodeId, GraphError> {
         let name = name.into();
         let shape = self.infer(&name, &op, operands)?;
-        let id = self.inner.add_node(Node { name, op, shape });
+        // What is computed of a part's values is the part's.
+        let parts = operands.iter().map(|&o| self.node(o).part);
+        let part = parts.max().unwrap_or(0);
+        let node = Node {
+            name,
+            op,
+            shape,
+            part,
+        };
+        let id = self.inner.add_node(node);
         for (slot, &operand) in operands.iter().enumerate() {
             self.inner.add_edge(operand, id, slot as u32);
         }
         Ok(id)
+    }
+
+    /// Names the parts of a model that has several.
+    pub fn set_parts(&mut self, parts: Vec<Part>) {
+        self.parts = parts;
+    }
+
+    /// The parts, where there are several, in the order in which they run.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Makes a value without operands one of a part.
+    pub fn set_part(&mut self, id: NodeId, part: u32) {
+        self.inner[id].part = part;
+    }
+
+    /// What must be computed, part by part: the outputs, and what a part leaves for others.
+    fn roots(&self) -> Vec<NodeId> {
+        let outputs = self.outputs.iter().map(|&(_, id)| id);
+        if self.parts.is_empty() {
+            return outputs.collect();
+        }
+        let caches = self.inner.node_indices();
+        let caches = caches.filter(|&id| matches!(self.op(id), Op::Cache { .. }));
+        let mut roots: Vec<NodeId> = outputs.chain(caches).collect();
+        roots.sort_by_key(|&id| self.node(id).part);
+        roots
     }
 
     /// Makes `id` a result of the model under `name`.
@@ -149,14 +200,14 @@ impl Graph {
         }
     }
 
-    /// Nodes that the outputs need, operands before readers. The order follows the outputs and
+    /// Nodes that the outputs need, and the caches of a model in parts, operands before readers and part by part. The order follows the outputs and
     /// the operands' slots only, so that it does not depend on how the graph came about.
     pub fn topological(&self) -> Vec<NodeId> {
         let mut order = Vec::with_capacity(self.inner.node_count());
         let mut seen = HashSet::new();
         let mut stack: Vec<(NodeId, bool)> = Vec::new();
-        for &(_, output) in &self.outputs {
-            stack.push((output, false));
+        for root in self.roots() {
+            stack.push((root, false));
             while let Some((id, done)) = stack.pop() {
                 if done {
                     order.push(id);
@@ -217,25 +268,31 @@ impl Graph {
     /// Removes those of `candidates` that nothing reads, then their operands likewise.
     fn remove_unread(&mut self, mut candidates: Vec<NodeId>) {
         while let Some(id) = candidates.pop() {
-            if self.contains(id) && self.consumers(id).is_empty() && !self.is_output(id) {
+            let is_kept = |id| self.is_output(id) || matches!(self.op(id), Op::Cache { .. });
+            if self.contains(id) && self.consumers(id).is_empty() && !is_kept(id) {
                 candidates.extend(self.operands(id));
                 self.inner.remove_node(id);
             }
         }
     }
 
-    /// Whether `id` still names a value. An id that was removed may be given again by
-    /// [`add`](Self::add): ask before adding.
     /// The graph for sequences that are whole in one batch, whose caches hold what they are given.
     pub fn without_caches(mut self) -> Self {
         for id in self.topological() {
             if let (Op::Cache { .. }, [x]) = (self.op(id), self.operands(id).as_slice()) {
                 let x = *x;
                 self.replace(id, x);
+                self.inner.remove_node(id);
             }
         }
         self.prune();
         self
+    }
+
+    /// A value that reads what another part left, if there is one.
+    pub fn remembered(&self) -> Option<NodeId> {
+        let mut nodes = self.topological().into_iter();
+        nodes.find(|&id| matches!(self.op(id), Op::Remembered { .. }))
     }
 
     /// Whether sequences leave something for their later tokens.
@@ -244,6 +301,8 @@ impl Graph {
         nodes.any(|id| matches!(self.op(id), Op::Cache { .. }))
     }
 
+    /// Whether `id` still names a value. An id that was removed may be given again by
+    /// [`add`](Self::add): ask before adding.
     pub fn contains(&self, id: NodeId) -> bool {
         self.inner.contains_node(id)
     }

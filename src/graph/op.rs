@@ -17,8 +17,41 @@ pub enum WeightExpr {
     Stored { name: String, dims: Vec<u64> },
     /// A matrix of the checkpoint with rows and columns exchanged; `dims` as it is stored.
     Transposed { name: String, dims: Vec<u64> },
+    /// A table of positions `[rows, width]`, computed and in no checkpoint.
+    Sinusoid {
+        style: Sinusoid,
+        rows: u64,
+        width: u64,
+    },
     /// Tensors stacked along their first dimension.
     ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
+}
+
+/// Which frequencies a table of sines and cosines has. Row `p` holds `sin(p · f[j])` in its first half of columns and
+/// `cos(p · f[j])` in the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Sinusoid {
+    /// `f[j] = 10000^(−2j / width)` (Vaswani et al. 2017, 3.5).
+    OverWidth,
+    /// `f[j] = 10000^(−j / (width / 2 − 1))`, as tensor2tensor and fairseq have them.
+    OverHalf,
+}
+
+impl Sinusoid {
+    /// The element of a row and column of a table that is so wide.
+    pub fn at(self, row: u64, column: u64, width: u64) -> f64 {
+        let half = width / 2;
+        let nth = (column % half.max(1)) as f64;
+        let exponent = match self {
+            Sinusoid::OverWidth => 2.0 * nth / width as f64,
+            Sinusoid::OverHalf => nth / (half as f64 - 1.0),
+        };
+        let angle = row as f64 * 10_000f64.powf(-exponent);
+        match column < half {
+            true => angle.sin(),
+            false => angle.cos(),
+        }
+    }
 }
 
 /// Reads the parts of a stack, none of which is a stack: nesting without end would overflow the
@@ -44,6 +77,7 @@ impl WeightExpr {
         match self {
             WeightExpr::Stored { dims, .. } => dims.clone(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
+            WeightExpr::Sinusoid { rows, width, .. } => vec![*rows, *width],
             WeightExpr::ConcatRows(parts) => {
                 let mut dims = parts.first().map(WeightExpr::dims).unwrap_or_default();
                 if let Some(rows) = dims.first_mut() {
@@ -60,6 +94,7 @@ impl WeightExpr {
             WeightExpr::Stored { name, dims } | WeightExpr::Transposed { name, dims } => {
                 vec![(name, dims)]
             }
+            WeightExpr::Sinusoid { .. } => Vec::new(),
             WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
         }
     }
@@ -105,6 +140,8 @@ pub enum Op {
         heads: u32,
         head: u32,
     },
+    /// Rows that another part of the model added to a cache: `[source_slots, heads·head]`.
+    Remembered { name: String, heads: u32, head: u32 },
     /// `[tokens, heads·head]` → `[heads, tokens, head]`.
     SplitHeads { heads: u32 },
     /// `[heads, tokens, head]` → `[tokens, heads·head]`.
@@ -159,7 +196,7 @@ pub enum Op {
 impl Op {
     /// Whether the operator launches a kernel, rather than naming data that is there.
     pub fn is_compute(&self) -> bool {
-        !matches!(self, Op::Input(_) | Op::Weight(_))
+        !matches!(self, Op::Input(_) | Op::Weight(_) | Op::Remembered { .. })
     }
 
     /// The operator's name in the text form, in `expect:` lines and in reports.
@@ -185,6 +222,7 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::Rotary { .. } => "rotary",
             Op::Cache { .. } => "cache",
+            Op::Remembered { .. } => "remembered",
             Op::Activate(activation) => activation.name(),
             Op::Scale { .. } => "scale",
             Op::LayerNorm { .. } => "layer_norm",
@@ -214,7 +252,7 @@ impl Op {
     /// How many operands the operator takes.
     pub fn arity(&self) -> usize {
         match self {
-            Op::Input(_) | Op::Weight(_) => 0,
+            Op::Input(_) | Op::Weight(_) | Op::Remembered { .. } => 0,
             Op::Linear { epilogue } => 2 + epilogue.operands(),
             Op::Embedding { .. }
             | Op::AddBias
@@ -268,6 +306,9 @@ impl fmt::Display for Op {
                 heads,
                 head,
             } => write!(f, "({name}, heads={heads}, head={head}, from={from})"),
+            Op::Remembered { name, heads, head } => {
+                write!(f, "({name}, heads={heads}, head={head})")
+            }
             Op::Scores {
                 heads,
                 kv_heads,

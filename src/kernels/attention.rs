@@ -22,7 +22,7 @@ mod view;
 mod wgmma;
 
 pub use attending::Attending;
-pub use cached::MhaCached;
+pub use cached::{Keys, MhaCached};
 pub use decode::MhaDecode;
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{

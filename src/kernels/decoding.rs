@@ -123,6 +123,7 @@ impl Choice {
         let n_prompt = whole(0);
         Self {
             rules: Rules {
+                renormalize: false,
                 repetition_penalty: real(10),
                 no_repeat_ngram: whole(11),
                 end,

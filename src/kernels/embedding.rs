@@ -58,6 +58,9 @@ impl Table {
             Meta::Slots => "slots",
             Meta::SlotStarts => "slot_starts",
             Meta::KeyLens => "key_lens",
+            Meta::SourceSlots => "source_slots",
+            Meta::SourceStarts => "source_starts",
+            Meta::SourceLens => "source_lens",
         };
         match self.offset {
             0 => format!("{ids}{}", self.rows),

@@ -114,6 +114,13 @@ pub enum Meta {
     SlotStarts,
     /// i32 `[batch]`: keys of a sequence: its tokens in the batch, and those in the cache before.
     KeyLens,
+    /// i32 `[source_slots]`: the slots of the keys of each sequence's source by position, one sequence after another.
+    /// Sequences of one source repeat them.
+    SourceSlots,
+    /// i32 `[batch]`: where in [`Meta::SourceSlots`] a sequence begins.
+    SourceStarts,
+    /// i32 `[batch]`: keys of a sequence's source.
+    SourceLens,
 }
 
 impl Meta {
@@ -278,6 +285,8 @@ pub struct Case {
     pub lens: Vec<u32>,
     /// Tokens of each sequence that lie in a KV cache.
     pub cached: Vec<u32>,
+    /// Tokens of the source of each sequence, for kernels that attend to one; none otherwise.
+    pub sources: Vec<u32>,
 }
 
 impl Case {
@@ -287,6 +296,7 @@ impl Case {
             name,
             lens: lens.to_vec(),
             cached: vec![0; lens.len()],
+            sources: Vec::new(),
         }
     }
 
@@ -301,6 +311,31 @@ impl Case {
             of("fresh", &[2, 1, 33, 64], &[0, 0, 0, 0]),
             of("step", &[1, 1, 1, 1, 1], &[31, 32, 63, 1, 500]),
             of("mixed", &[1, 40, 1, 7, 3], &[100, 33, 0, 250, 64]),
+        ]
+    }
+
+    /// Batches for kernels that attend to sources in a KV cache: steps of one token, whole sequences, and both.
+    pub fn with_sources() -> Vec<Case> {
+        let of = |name, lens: &[u32], cached: &[u32], sources: &[u32]| Case {
+            cached: cached.to_vec(),
+            sources: sources.to_vec(),
+            ..Case::new(name, lens)
+        };
+        vec![
+            of("one_token", &[1], &[0], &[1]),
+            of("fresh", &[2, 1, 33, 64], &[0, 0, 0, 0], &[33, 1, 7, 90]),
+            of(
+                "step",
+                &[1, 1, 1, 1, 1],
+                &[31, 32, 0, 1, 500],
+                &[31, 32, 64, 3, 260],
+            ),
+            of(
+                "mixed",
+                &[1, 40, 1, 7, 3],
+                &[100, 33, 0, 250, 64],
+                &[5, 65, 127, 2, 31],
+            ),
         ]
     }
 

@@ -44,7 +44,7 @@ impl Trial {
 
     /// Random inputs (not zeros, which would hide unwritten outputs), and the reference's results.
     pub fn new(kernel: &dyn Kernel, case: &Case, seed: u64) -> Result<Self, LengthsError> {
-        let batch = case.extents()?;
+        let batch = case.extents()?.with_sources(&case.lens, &case.sources);
         let extents = batch.with_rows(kernel.check_rows(&batch));
         let mut reads = Vec::new();
         let mut state = seed;
@@ -84,15 +84,31 @@ impl Case {
         past.map(|(&len, &cached)| len + cached).collect()
     }
 
-    /// Blocks of a cache that holds all keys, with one to spare.
+    /// Blocks of a cache that holds all keys, with one to spare, and behind them those of the sources.
     fn blocks(&self) -> u64 {
+        let sources = self.sources.iter().map(|n| n.div_ceil(BLOCK));
+        u64::from(self.blocks_of_keys() + sources.sum::<u32>())
+    }
+
+    fn blocks_of_keys(&self) -> u32 {
         let blocks = self.keys().into_iter().map(|n| n.div_ceil(BLOCK));
-        u64::from(blocks.sum::<u32>()) + 1
+        blocks.sum::<u32>() + 1
+    }
+
+    /// The slots of each source, in blocks of their own behind those of the keys.
+    fn source_slots(&self) -> Vec<Vec<i64>> {
+        let mut first = self.blocks_of_keys();
+        let of = |&n: &u32| {
+            let start = i64::from(first * BLOCK);
+            first += n.div_ceil(BLOCK);
+            (start..start + i64::from(n)).rev().collect()
+        };
+        self.sources.iter().map(of).collect()
     }
 
     /// The slot of each key. Blocks are given out from the last to the first.
     fn slots(&self) -> Vec<Vec<i64>> {
-        let mut end = self.blocks() as i64;
+        let mut end = i64::from(self.blocks_of_keys());
         let block = i64::from(BLOCK);
         let mut of = |n: u32| {
             let first = end - 1;
@@ -177,6 +193,16 @@ impl Meta {
                 starts.collect()
             }
             Meta::KeyLens => case.keys().into_iter().map(i64::from).collect(),
+            Meta::SourceSlots => case.source_slots().concat(),
+            Meta::SourceStarts => {
+                let starts = case.sources.iter().scan(0, |next, &n| {
+                    let start = *next;
+                    *next += i64::from(n);
+                    Some(start)
+                });
+                starts.collect()
+            }
+            Meta::SourceLens => case.sources.iter().map(|&n| i64::from(n)).collect(),
         }
     }
 }

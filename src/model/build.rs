@@ -13,14 +13,15 @@ use super::{
     config::Values,
     error::{At, File, ModelError, Problem, words},
     expect::Expectation,
+    expr::Expr,
     modules::{EMBEDDING, Module, states},
     need::needed,
-    syntax::{Ast, Count, INPUTS, Pattern},
+    syntax::{Ast, Count, INPUTS, PartOf, Pattern},
 };
 use unroll::reads_tokens;
 
 use crate::{
-    graph::{Graph, GraphError, NodeId, Op, WeightExpr, WeightNames},
+    graph::{Graph, GraphError, NodeId, Op, Part, Sinusoid, WeightExpr, WeightNames},
     kernels::Meta,
     tensor::Shape,
 };
@@ -45,8 +46,9 @@ pub(super) fn model(
         weights: HashMap::new(),
         other_names: BTreeMap::new(),
         names: HashMap::new(),
+        part: 0,
         inputs: HashMap::new(),
-        caches: HashSet::new(),
+        caches: HashMap::new(),
         rows: HashMap::new(),
         skipped: None,
         expectations: Vec::new(),
@@ -57,16 +59,35 @@ pub(super) fn model(
         let name = name.value.as_str();
         outputs.contains(&name) && !(pooled && name == EMBEDDING)
     };
-    let described: Vec<_> = ast.outputs.iter().filter(|(n, _)| described(n)).collect();
-    let wanted = described.iter().map(|(_, value)| value);
-    let wanted = wanted.chain(states(ast).filter(|_| pooled));
-    let body = needed(&ast.body, wanted.map(|value| value.value.as_str()));
-    builder.size_of(body.iter().copied())?;
     builder.expect(&ast.expect);
-    builder.body(body)?;
-    for (output, value) in described {
-        let id = builder.value(value)?;
-        builder.graph.add_output(output.value.as_str(), id);
+    let asked = |part: &PartOf| part.outputs.iter().any(|(name, _)| described(name));
+    // A part comes before those that read what it leaves.
+    let last = ast.parts.iter().rposition(asked);
+    let mut names = Vec::new();
+    for (nth, part) in ast.parts.iter().enumerate() {
+        let leaves = last.is_some_and(|last| nth < last);
+        if part.named.is_some() && !leaves && Some(nth) != last {
+            continue;
+        }
+        builder.enter(part, &mut names);
+        let outputs = part.outputs.iter().filter(|(name, _)| described(name));
+        let outputs: Vec<_> = outputs.collect();
+        let wanted = outputs.iter().map(|(_, value)| value);
+        let pooled = states(ast)
+            .filter(|value| pooled && part.outputs.iter().any(|(_, v)| v.span == value.span));
+        let wanted = wanted.chain(pooled).map(|value| value.value.as_str());
+        let body = needed(&part.body, wanted, leaves);
+        builder.size_of(body.iter().copied())?;
+        builder.expect(&part.expect);
+        builder.body(body)?;
+        for (output, value) in outputs {
+            let id = builder.value(value)?;
+            builder.graph.add_output(output.value.as_str(), id);
+        }
+    }
+    // Where one part is built there is nothing to tell apart.
+    if names.len() > 1 {
+        builder.graph.set_parts(names);
     }
     if pooled {
         let id = builder.modules(ast, modules)?;
@@ -90,9 +111,11 @@ pub(super) struct Builder<'a> {
     other_names: BTreeMap<String, Vec<String>>,
     /// Every node's name, and where the description gives it.
     names: HashMap<String, Range<usize>>,
-    inputs: HashMap<Meta, NodeId>,
-    /// Names of caches.
-    caches: HashSet<String>,
+    /// The part that is built.
+    part: u32,
+    inputs: HashMap<(u32, Meta), NodeId>,
+    /// The part, heads and elements of a head of each cache by its name.
+    caches: HashMap<String, (u32, u32, u32)>,
     /// The fewest ids that the tables of an input have rows for.
     rows: HashMap<Meta, u32>,
     /// The token id that positions are not counted for.
@@ -101,6 +124,20 @@ pub(super) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
+    /// Begins a part, whose values are named after it where there are several.
+    fn enter(&mut self, part: &PartOf, names: &mut Vec<Part>) {
+        let Some((name, stream)) = &part.named else {
+            return;
+        };
+        self.part = names.len() as u32;
+        self.prefix = format!("{}.", name.value);
+        self.scopes = vec![HashMap::new()];
+        names.push(Part {
+            name: name.value.clone(),
+            stream: stream.value.clone(),
+        });
+    }
+
     fn expect(&mut self, counts: &[Count]) {
         let scope = self.prefix.strip_suffix('.').map(str::to_owned);
         for count in counts {
@@ -191,13 +228,48 @@ impl<'a> Builder<'a> {
 
     fn input(&mut self, ids: &At<Meta>, place: &Range<usize>) -> Result<NodeId, ModelError> {
         let meta = ids.value;
-        if let Some(&id) = self.inputs.get(&meta) {
+        if let Some(&id) = self.inputs.get(&(self.part, meta)) {
             return Ok(id);
         }
         let name = INPUTS.iter().find(|&&(_, m)| m == meta);
         let name = name.map_or_else(|| format!("{meta:?}"), |&(n, _)| n.to_owned());
+        // Each part has a batch of its own.
+        let name = match self.part {
+            0 => name,
+            part => format!("{name}.{part}"),
+        };
         let id = self.add(name, Op::Input(meta), &[], place)?;
-        self.inputs.insert(meta, id);
+        self.graph.set_part(id, self.part);
+        self.inputs.insert((self.part, meta), id);
+        Ok(id)
+    }
+
+    /// A computed table of positions, one node for each style and size.
+    fn sinusoid(
+        &mut self,
+        style: Sinusoid,
+        [rows, width]: [u64; 2],
+        place: &At<Expr>,
+    ) -> Result<NodeId, ModelError> {
+        // A quotient of half the width less one is in the frequencies.
+        if width < 4 || !width.is_multiple_of(2) {
+            let problem = Problem::OutOfRange {
+                what: "the width of a table of sines and cosines".to_owned(),
+                found: width.to_string(),
+                expected: "an even number from 4 on".to_owned(),
+            };
+            return Err(self.file.error(problem, &place.span, "no such table"));
+        }
+        let expr = WeightExpr::Sinusoid { style, rows, width };
+        let name = match style {
+            Sinusoid::OverWidth => format!("sinusoid.over_width.{rows}x{width}"),
+            Sinusoid::OverHalf => format!("sinusoid.over_half.{rows}x{width}"),
+        };
+        if let Some((id, _)) = self.weights.get(&name) {
+            return Ok(*id);
+        }
+        let id = self.add(name.clone(), Op::Weight(expr), &[], &place.span)?;
+        self.weights.insert(name, (id, place.span.clone()));
         Ok(id)
     }
 
@@ -349,7 +421,7 @@ impl<'a> Builder<'a> {
             .select_outputs(outputs)
             .and_then(|()| self.graph.verify());
         sound.map_err(|error| self.file.error_elsewhere(Problem::Graph(error)))?;
-        if !reads_tokens(&ast.body) {
+        if !ast.parts.iter().any(|part| reads_tokens(&part.body)) {
             let error = self.file.error_elsewhere(Problem::NoTokens);
             return Err(error.help("start from `embedding(ids: \"token_ids\", …)`"));
         }

@@ -8,8 +8,8 @@ use super::{
     expr::{Condition, Expr},
     reader::{Args, Call, Piece, Reader, is_string},
     syntax::{
-        Ast, Count, Decoded, Definition, Origin, Repeat, Requirement, Statement, Test, When,
-        activation,
+        Ast, Count, Decoded, Definition, Origin, PartOf, Repeat, Requirement, Statement, Test,
+        When, activation,
     },
 };
 use operator::{OPERATORS, operator};
@@ -32,6 +32,7 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
             "reals",
             "activations",
             "graph",
+            "parts",
             "outputs",
             "default",
             "expect",
@@ -75,11 +76,25 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
         None => Vec::new(),
         Some(piece) => each(r, "`require`", piece, |p| requirement(r, p))?,
     };
-    let outputs = r
-        .map("output", args.required(r, "outputs")?)?
-        .into_iter()
-        .map(|(name, value)| Ok((name, r.string("an output's value", value)?)))
-        .collect::<Decoded<_>>()?;
+    let parts = match args.optional("parts") {
+        None => vec![PartOf {
+            named: None,
+            body: each(r, "`graph`", args.required(r, "graph")?, |p| {
+                statement(r, p)
+            })?,
+            outputs: outputs(r, args.required(r, "outputs")?)?,
+            expect: Vec::new(),
+        }],
+        Some(piece) => {
+            for field in ["graph", "outputs"] {
+                if let Some(piece) = args.optional(field) {
+                    let expected = "either `graph` and `outputs`, or `parts` with these in each";
+                    return Err(r.form(&format!("`{field}` beside `parts`"), expected, piece));
+                }
+            }
+            one_or_more(r, "`parts`", piece, |p| part(r, p))?
+        }
+    };
     Ok(Ast {
         name: r.name("`name`", args.required(r, "name")?)?.value,
         model_types,
@@ -90,15 +105,38 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
         dims: definitions(r, &args, "dims", "dimension", Kind::Dim)?,
         reals: definitions(r, &args, "reals", "real", Kind::Real)?,
         activations: definitions(r, &args, "activations", "activation", Kind::Activation)?,
-        body: each(r, "`graph`", args.required(r, "graph")?, |p| {
-            statement(r, p)
-        })?,
-        outputs,
+        parts,
         default_outputs: each(r, "`default`", args.required(r, "default")?, |p| {
             r.string("an output's name", p)
         })?,
         expect: counts(r, &args)?,
     })
+}
+
+/// `Part(name: "encode", stream: "source", graph: […], outputs: {…})`.
+fn part<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<PartOf> {
+    let expected = "`Part(name: \"…\", stream: \"…\", graph: […], outputs: {…})`";
+    let call = r.call("an entry of `parts`", expected, piece)?;
+    word(r, "part", &call.name, &["Part"])?;
+    let args = call.named(r, &["name", "stream", "graph", "outputs", "expect"])?;
+    let name = r.name("`name`", args.required(r, "name")?)?;
+    let stream = r.name("`stream`", args.required(r, "stream")?)?;
+    Ok(PartOf {
+        named: Some((name, stream)),
+        body: each(r, "`graph`", args.required(r, "graph")?, |p| {
+            statement(r, p)
+        })?,
+        outputs: outputs(r, args.required(r, "outputs")?)?,
+        expect: counts(r, &args)?,
+    })
+}
+
+/// `{"output": "value"}`.
+fn outputs<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Vec<(At<String>, At<String>)>> {
+    let outputs = r.map("output", piece)?.into_iter();
+    outputs
+        .map(|(name, value)| Ok((name, r.string("an output's value", value)?)))
+        .collect()
 }
 
 fn each<'a, T>(

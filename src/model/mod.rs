@@ -148,7 +148,15 @@ impl Description {
 
     /// All outputs that can be asked for, in the order of the file.
     pub fn output_names(&self) -> Vec<&str> {
-        let outputs = self.ast.outputs.iter();
+        let outputs = self.ast.outputs();
+        outputs.map(|(name, _)| name.value.as_str()).collect()
+    }
+
+    /// The outputs that nothing of another part is needed for: all of a model that is one graph, and those of the first part
+    /// of others.
+    pub fn outputs_without_source(&self) -> Vec<&str> {
+        let first = self.ast.parts.first().into_iter();
+        let outputs = first.flat_map(|part| &part.outputs);
         outputs.map(|(name, _)| name.value.as_str()).collect()
     }
 

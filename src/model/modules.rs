@@ -55,7 +55,7 @@ impl Module {
 
 /// The value of a description that modules start from.
 pub(super) fn states(ast: &Ast) -> Option<&At<String>> {
-    let found = ast.outputs.iter().find(|(name, _)| name.value == STATES);
+    let found = ast.outputs().find(|(name, _)| name.value == STATES);
     found.map(|(_, value)| value)
 }
 

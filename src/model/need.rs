@@ -2,17 +2,19 @@
 
 use std::collections::HashSet;
 
-use super::syntax::{Statement, given};
+use super::syntax::{Operator, Statement, given};
 
-/// The statements from which `wanted` values are computed, in order. A `Repeat` and a `When` count as a whole.
+/// The statements from which `wanted` values are computed, and if asked for what goes into caches, in order. A `Repeat` and a `When` count as a whole.
 pub(super) fn needed<'a>(
     body: &'a [Statement],
     wanted: impl Iterator<Item = &'a str>,
+    caches: bool,
 ) -> Vec<&'a Statement> {
     let mut wanted: HashSet<&str> = wanted.collect();
     let mut kept: Vec<&Statement> = Vec::new();
     for statement in body.iter().rev() {
-        if writes(statement).iter().any(|name| wanted.contains(name)) {
+        let is_wanted = writes(statement).iter().any(|name| wanted.contains(name));
+        if is_wanted || caches && appends(statement) {
             reads(std::slice::from_ref(statement), &mut wanted);
             kept.push(statement);
         }
@@ -36,6 +38,24 @@ fn writes(statement: &Statement) -> Vec<&str> {
         }
     }
     names
+}
+
+/// Whether a statement adds to a cache.
+fn appends(statement: &Statement) -> bool {
+    let mut open = vec![std::slice::from_ref(statement)];
+    while let Some(body) = open.pop() {
+        for statement in body {
+            match statement {
+                Statement::Let { op, .. } if matches!(op.value, Operator::Cache { .. }) => {
+                    return true;
+                }
+                Statement::Let { .. } => {}
+                Statement::Repeat(repeat) => open.push(&repeat.body),
+                Statement::When(when) => open.extend([&when.body[..], &when.otherwise[..]]),
+            }
+        }
+    }
+    false
 }
 
 /// Adds the values that the statements read.

@@ -11,7 +11,9 @@ use std::{
 use super::{
     error::{At, File, ModelError, Problem, quoted, suggest},
     expr::Expr,
-    syntax::{Ast, Definition, INPUTS, Operator, Origin, Repeat, Statement, Test, When, given},
+    syntax::{
+        Ast, Definition, INPUTS, Operator, Origin, PartOf, Repeat, Statement, Test, When, given,
+    },
 };
 
 pub(super) fn check(file: &File, ast: &Ast) -> Result<(), ModelError> {
@@ -43,7 +45,12 @@ pub(super) fn check(file: &File, ast: &Ast) -> Result<(), ModelError> {
                 .help("rename one; `reals` may read `dims`"));
         }
     }
-    names.body(&ast.body)?;
+    names.parts(ast)?;
+    for part in &ast.parts {
+        names.ended.clear();
+        names.body(&part.body)?;
+        names.values_of_outputs(part)?;
+    }
     names.outputs(ast)
 }
 
@@ -367,20 +374,49 @@ impl<'a> Names<'a> {
         error.help(suggest(wanted, known))
     }
 
-    fn outputs(&self, ast: &Ast) -> Result<(), ModelError> {
-        for (output, value) in &ast.outputs {
-            if !given(&ast.body).any(|name| name.value == value.value) {
+    /// Parts, their streams and all outputs have names of their own.
+    fn parts(&self, ast: &Ast) -> Result<(), ModelError> {
+        let unique = |what: &'static str, all: Vec<&At<String>>| {
+            let mut seen: HashMap<&str, &Range<usize>> = HashMap::new();
+            for name in all {
+                if let Some(before) = seen.insert(&name.value, &name.span) {
+                    let problem = Problem::DefinedTwice {
+                        what,
+                        name: name.value.clone(),
+                    };
+                    let error = self.file.error(problem, &name.span, "again here");
+                    return Err(error.also(before, "first here").help("rename one"));
+                }
+            }
+            Ok(())
+        };
+        let named = || ast.parts.iter().filter_map(|part| part.named.as_ref());
+        unique("part", named().map(|(name, _)| name).collect())?;
+        unique("stream", named().map(|(_, stream)| stream).collect())?;
+        match named().count() {
+            0 => Ok(()),
+            _ => unique("output", ast.outputs().map(|(name, _)| name).collect()),
+        }
+    }
+
+    fn values_of_outputs(&self, part: &'a PartOf) -> Result<(), ModelError> {
+        for (output, value) in &part.outputs {
+            if !given(&part.body).any(|name| name.value == value.value) {
                 let problem = Problem::Undefined {
                     what: "value",
                     name: value.value.clone(),
                 };
-                let known = given(&ast.body).map(|name| name.value.as_str());
+                let known = given(&part.body).map(|name| name.value.as_str());
                 let label = format!("output `{}` needs it", output.value);
                 let error = self.file.error(problem, &value.span, label);
                 return Err(error.help(suggest(&value.value, known)));
             }
         }
-        let outputs: Vec<&str> = ast.outputs.iter().map(|(n, _)| n.value.as_str()).collect();
+        Ok(())
+    }
+
+    fn outputs(&self, ast: &Ast) -> Result<(), ModelError> {
+        let outputs: Vec<&str> = ast.outputs().map(|(n, _)| n.value.as_str()).collect();
         let required = ast
             .requirements
             .iter()

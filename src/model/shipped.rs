@@ -23,7 +23,11 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "electra",
     "gpt2",
     "llama",
-    "qwen3"
+    "qwen3",
+    "marian",
+    "bart",
+    "mbart",
+    "m2m_100"
 ];
 
 /// Names of [`SHIPPED`], in its order.

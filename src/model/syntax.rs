@@ -6,7 +6,10 @@ use super::{
     error::{At, ModelError, Problem},
     expr::{Condition, Expr},
 };
-use crate::kernels::{Meta, gemm::Activation};
+use crate::{
+    graph::Sinusoid,
+    kernels::{Meta, gemm::Activation},
+};
 
 /// A description as written, each part with its place.
 #[derive(Clone, Debug)]
@@ -23,11 +26,28 @@ pub(super) struct Ast {
     pub dims: Vec<Definition>,
     pub reals: Vec<Definition>,
     pub activations: Vec<Definition>,
+    /// One without a name where the file has `graph:`, else those of `parts:` in their order.
+    pub parts: Vec<PartOf>,
+    pub default_outputs: Vec<At<String>>,
+    pub expect: Vec<Count>,
+}
+
+/// A graph that runs by itself.
+#[derive(Clone, Debug)]
+pub(super) struct PartOf {
+    /// Its name and its stream, where there are several.
+    pub named: Option<(At<String>, At<String>)>,
     pub body: Vec<Statement>,
     /// Name of the output, name of the value.
     pub outputs: Vec<(At<String>, At<String>)>,
-    pub default_outputs: Vec<At<String>>,
     pub expect: Vec<Count>,
+}
+
+impl Ast {
+    /// The outputs of all parts, in the order of the file.
+    pub fn outputs(&self) -> impl Iterator<Item = &(At<String>, At<String>)> {
+        self.parts.iter().flat_map(|part| &part.outputs)
+    }
 }
 
 /// A key of config.json that must be absent, null or one of `is`.
@@ -114,12 +134,20 @@ pub(super) fn given(body: &[Statement]) -> impl Iterator<Item = &At<String>> {
     })
 }
 
+/// What an embedding looks rows up in.
+#[derive(Clone, Debug)]
+pub(super) enum Table {
+    Stored(At<Pattern>),
+    /// Computed: `sinusoid`.
+    Sinusoid(Sinusoid),
+}
+
 /// A primitive operator with its operands by name.
 #[derive(Clone, Debug)]
 pub(super) enum Operator {
     Embedding {
         ids: At<Meta>,
-        table: At<Pattern>,
+        table: Table,
         rows: At<Expr>,
         width: At<Expr>,
         offset: Option<At<Expr>>,
@@ -188,6 +216,12 @@ pub(super) enum Operator {
         /// What the rows are kept under, with the indices of the loops around.
         name: At<Pattern>,
     },
+    /// `cache` without `x`.
+    Remembered {
+        heads: At<Expr>,
+        width: At<Expr>,
+        name: At<Pattern>,
+    },
     SplitHeads {
         x: At<String>,
         heads: At<Expr>,
@@ -238,7 +272,7 @@ impl Operator {
     /// The values that the operator reads.
     pub fn values(&self) -> Vec<&At<String>> {
         match self {
-            Operator::Embedding { .. } => Vec::new(),
+            Operator::Embedding { .. } | Operator::Remembered { .. } => Vec::new(),
             Operator::Concat { of } => of.iter().collect(),
             Operator::Add { a, b }
             | Operator::Multiply { a, b }
@@ -281,6 +315,7 @@ impl Operator {
                 .collect(),
             Operator::Linear { out, .. } => vec![out],
             Operator::SplitHeads { heads, .. } | Operator::Cache { heads, .. } => vec![heads],
+            Operator::Remembered { heads, width, .. } => vec![heads, width],
             Operator::Columns { from, width, .. } => vec![from, width],
             Operator::Rotary { heads, width, .. } => vec![heads, width],
             Operator::RmsNorm { heads, .. } => heads.iter().collect(),
@@ -303,12 +338,15 @@ impl Operator {
     /// The names with indices: of weights that the operator reads, and of a cache.
     pub fn weights(&self) -> Vec<&At<Pattern>> {
         match self {
-            Operator::Embedding { table, .. } => vec![table],
+            Operator::Embedding {
+                table: Table::Stored(table),
+                ..
+            } => vec![table],
             Operator::Linear { weight, bias, .. } => [weight].into_iter().chain(bias).collect(),
             Operator::AddBias { bias, .. } => vec![bias],
             Operator::LayerNorm { weight, bias, .. } => vec![weight, bias],
             Operator::RmsNorm { weight, .. } => vec![weight],
-            Operator::Cache { name, .. } => vec![name],
+            Operator::Cache { name, .. } | Operator::Remembered { name, .. } => vec![name],
             _ => Vec::new(),
         }
     }

@@ -19,6 +19,8 @@ pub struct PlanKey {
     pub longest: u64,
     /// Pairs of tokens of the same sequence: the sum of the squared lengths.
     pub pairs: u64,
+    /// The part of the model that the batch is for.
+    pub part: u32,
 }
 
 impl From<(u64, u64, u64, u64)> for PlanKey {
@@ -29,6 +31,7 @@ impl From<(u64, u64, u64, u64)> for PlanKey {
             batch,
             longest,
             pairs,
+            part: 0,
         }
     }
 }

@@ -149,6 +149,8 @@ fn depends_on_tokens_and_sequences(program: &Program, step: &Step) -> bool {
             Symbol::KeyTiles,
             Symbol::Slots,
             Symbol::Blocks,
+            Symbol::SourceSlots,
+            Symbol::SourcePairs,
         ];
         !others.into_iter().any(|symbol| size.depends_on(symbol))
     };

@@ -91,6 +91,7 @@ impl<'a> Lowering<'a> {
             steps: Vec::new(),
             outputs: Vec::new(),
             caches: caches(graph),
+            parts: graph.parts().to_vec(),
         };
         Ok(Self {
             graph,
@@ -123,6 +124,7 @@ impl<'a> Lowering<'a> {
                 return Ok(());
             }
             Op::Cache { .. } => self.cache(id)?,
+            Op::Remembered { name, .. } => self.remembered(id, name)?,
             _ if self.chains.holds(id) => {
                 self.chained(id);
                 return Ok(());
@@ -181,16 +183,8 @@ impl<'a> Lowering<'a> {
                 "is no cache".to_owned(),
             ));
         };
+        self.only_attended(id)?;
         let wrong = |problem: String| unsupported(self.graph, id, &node.op, problem);
-        let mut consumers = self.graph.consumers(id).into_iter();
-        let other = consumers.find(|&c| !matches!(self.graph.op(c), Op::Attention(_)));
-        if let Some(other) = other {
-            let other = self.graph.node(other);
-            return Err(wrong(format!(
-                "it is read by `{}` ({}), and only fused attention reads a cache; `gemmule explain` says why this was not fused",
-                other.name, other.op
-            )));
-        }
         if self.graph.is_output(id) {
             return Err(wrong(
                 "it is an output; ask for what it is given".to_owned(),
@@ -227,6 +221,34 @@ impl<'a> Lowering<'a> {
         self.tensor(&node.name, self.dtype, shape, Place::Cached(index))
     }
 
+    /// Refuses a cache that something else than attention reads.
+    fn only_attended(&self, id: NodeId) -> Result<(), LowerError> {
+        let mut consumers = self.graph.consumers(id).into_iter();
+        let other = consumers.find(|&c| !matches!(self.graph.op(c), Op::Attention(_)));
+        let Some(other) = other.map(|other| self.graph.node(other)) else {
+            return Ok(());
+        };
+        let problem = format!(
+            "it is read by `{}` ({}), and only fused attention reads a cache; `gemmule explain` says why this was not fused",
+            other.name, other.op
+        );
+        Err(unsupported(self.graph, id, self.graph.op(id), problem))
+    }
+
+    /// The cache that another part added to.
+    fn remembered(&self, id: NodeId, name: &str) -> Result<TensorIndex, LowerError> {
+        self.only_attended(id)?;
+        let mut added = self.tensor_of.iter();
+        let found = added.find(|&(&node, _)| match self.graph.op(node) {
+            Op::Cache { name: of, .. } => of == name,
+            _ => false,
+        });
+        found.map(|(_, &tensor)| tensor).ok_or_else(|| {
+            let problem = format!("no part before this one adds to the cache `{name}`");
+            unsupported(self.graph, id, self.graph.op(id), problem)
+        })
+    }
+
     /// Appends a launch that computes a node's value.
     fn step(&mut self, id: NodeId, dispatch: Dispatch<KernelSpec>, operands: Vec<TensorIndex>) {
         let node = self.graph.node(id);
@@ -237,6 +259,7 @@ impl<'a> Lowering<'a> {
             most_longest: None,
             operands,
             rows: rows(&node.shape),
+            part: node.part,
         });
     }
 
@@ -299,7 +322,7 @@ impl<'a> Lowering<'a> {
         let operand_width = |slot: usize| width(self.graph.shape(operands[slot]));
         let one = |kernel: KernelSpec| Ok(Dispatch::always(kernel));
         match op {
-            Op::Input(_) | Op::Weight(_) | Op::Cache { .. } => {
+            Op::Input(_) | Op::Weight(_) | Op::Cache { .. } | Op::Remembered { .. } => {
                 Err("names data and computes nothing".to_owned())
             }
             Op::Linear { .. }
@@ -521,6 +544,7 @@ fn caches(graph: &Graph) -> Vec<Cache> {
             name: name.clone(),
             heads: *heads,
             head: *head,
+            part: graph.node(id).part,
         }),
         _ => None,
     };
@@ -583,6 +607,9 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::Slots => ("slots", Shape::new([Symbol::Slots.into()])),
         Meta::SlotStarts => ("slot_starts", Shape::new([Symbol::Batch.into()])),
         Meta::KeyLens => ("key_lens", Shape::new([Symbol::Batch.into()])),
+        Meta::SourceSlots => ("source_slots", Shape::new([Symbol::SourceSlots.into()])),
+        Meta::SourceStarts => ("source_starts", Shape::new([Symbol::Batch.into()])),
+        Meta::SourceLens => ("source_lens", Shape::new([Symbol::Batch.into()])),
         Meta::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),

@@ -21,7 +21,7 @@ pub(crate) use validate::check_kernel;
 pub use step::{LaunchError, Step};
 
 use crate::{
-    graph::WeightExpr,
+    graph::{Part, WeightExpr},
     kernels::{Class, KernelSpec, Meta, cache::BLOCK},
     plan::UsageRecord,
     tensor::{DType, Extents, Shape, Size, Symbol},
@@ -47,6 +47,8 @@ pub struct Program {
     pub outputs: Vec<(String, TensorIndex)>,
     /// What sequences leave for their later tokens, in the order in which a block of a KV cache holds it.
     pub caches: Vec<Cache>,
+    /// The parts of a model that has several, in the order in which a sequence takes them; each step is of one.
+    pub parts: Vec<Part>,
 }
 
 /// The keys or the values of a layer.
@@ -55,6 +57,16 @@ pub struct Cache {
     pub name: String,
     pub heads: u32,
     pub head: u32,
+    /// The part that adds to it, and whose stream its positions are of.
+    pub part: u32,
+}
+
+fn block_elements(caches: &[Cache]) -> u64 {
+    let of_part = |part: u32| {
+        let own = caches.iter().filter(move |c| c.part == part);
+        own.map(Cache::elements).sum()
+    };
+    caches.iter().map(|c| of_part(c.part)).max().unwrap_or(0)
 }
 
 impl Cache {
@@ -123,9 +135,10 @@ impl Program {
         last.map_or(0, |last| last + 1)
     }
 
-    /// Elements of a block of the KV cache: [`BLOCK`] positions of all caches.
+    /// Elements of a block of the KV cache: [`BLOCK`] positions of all caches of a stream, of which the largest counts, so
+    /// that a block serves any.
     pub fn block_elements(&self) -> u64 {
-        self.caches.iter().map(Cache::elements).sum()
+        block_elements(&self.caches)
     }
 
     /// Bytes of a block of the KV cache.
@@ -133,10 +146,29 @@ impl Program {
         self.block_elements() * self.dtype.bytes()
     }
 
-    /// Index of the first element of a cache in a block.
+    /// Index of the first element of a cache in a block of its stream.
     pub fn cache_offset(&self, cache: u32) -> u64 {
+        let part = self.caches.get(cache as usize).map(|c| c.part);
         let before = self.caches.iter().take(cache as usize);
-        before.map(Cache::elements).sum()
+        let of_stream = before.filter(|c| Some(c.part) == part);
+        of_stream.map(Cache::elements).sum()
+    }
+
+    /// The outputs of the part that a batch is for.
+    pub fn outputs_of(&self, part: u32) -> impl Iterator<Item = &(String, TensorIndex)> {
+        let is_of = move |tensor: TensorIndex| {
+            let mut steps = self.steps.iter();
+            self.parts.is_empty()
+                || steps.any(|step| step.part == part && step.operands.contains(&tensor))
+        };
+        let outputs = self.outputs.iter();
+        outputs.filter(move |(_, tensor)| is_of(*tensor))
+    }
+
+    /// The part with this stream.
+    pub fn part_of_stream(&self, stream: &str) -> Option<u32> {
+        let found = self.parts.iter().position(|part| part.stream == stream);
+        found.map(|part| part as u32)
     }
 
     /// Tensors that the planner places, in the order of [`Program::usage`].

@@ -75,7 +75,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::LogProbability
         | Op::L2Normalize { .. } => Ok(()),
         // The CPU and the device keep padded batches out of caches: nothing goes on from them.
-        Op::Cache { .. } => Ok(()),
+        Op::Cache { .. } | Op::Remembered { .. } => Ok(()),
         // The softmax is masked, so that keys that are padding have no weight in the context.
         Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => Ok(()),
     }

@@ -22,6 +22,8 @@ pub struct Step {
     pub operands: Vec<TensorIndex>,
     /// The value of [`Symbol::Rows`] for its kernels.
     pub rows: Size,
+    /// The part of the model that it is a step of: batches for others do not launch it.
+    pub part: u32,
 }
 
 /// Why a step cannot be launched for a batch.
@@ -46,6 +48,9 @@ impl Step {
     /// # Errors
     /// Rows that do not fit 64 bits, and a sequence that is too long for every kernel.
     pub fn launch(&self, batch: &Extents) -> Result<Option<(usize, Extents)>, LaunchError> {
+        if self.part != batch.part {
+            return Ok(None);
+        }
         if let Some(limit) = self.most_longest.filter(|&most| batch.longest > most) {
             return Err(LaunchError::TooLong {
                 step: self.name.clone(),
@@ -92,7 +97,8 @@ impl Step {
             false => u64::MAX,
         };
         let mut all = self.dispatch.covered().into_iter();
-        all.any(|part| part.rows.above < rows && part.longest.above < batch.longest)
+        self.part == batch.part
+            && all.any(|part| part.rows.above < rows && part.longest.above < batch.longest)
     }
 }
 
@@ -108,6 +114,7 @@ mod tests {
             most_longest: None,
             operands: Vec::new(),
             rows: Symbol::Tokens.into(),
+            part: 0,
         }
     }
 

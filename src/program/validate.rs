@@ -10,7 +10,11 @@ pub(crate) use kernels::check_kernel;
 
 use crate::{
     graph::WeightExpr,
-    kernels::{KernelSpec, Meta, Role, attention::MhaSplitKeys, embedding::Table},
+    kernels::{
+        KernelSpec, Meta, Role,
+        attention::{Keys, MhaSplitKeys},
+        embedding::Table,
+    },
     select::{Batches, Interval},
     tensor::{Shape, Size, Symbol},
 };
@@ -106,6 +110,9 @@ impl Program {
                     let Some(cache) = self.caches.get(*cache as usize) else {
                         return Err(format!("`{name}` is no cache of the program"));
                     };
+                    if cache.part as usize >= self.parts.len().max(1) {
+                        return Err(format!("`{name}` is of no part of the program"));
+                    }
                     let sizes = [cache.heads, cache.head];
                     let shape = Shape::new([Symbol::Blocks.into(), self.block_elements().into()]);
                     let fits = sizes.iter().all(|n| (1..=MAX_WIDTH).contains(n));
@@ -166,6 +173,10 @@ impl Program {
         let by_rows = covered.iter().any(|part| part.rows != Interval::ALL);
         if by_rows && !step.is_over_tokens() && !Batches::ALL.is_covered_by(&covered) {
             return Err(format!("has no kernel for some numbers of {}", step.rows));
+        }
+        let n_parts = self.parts.len().max(1);
+        if step.part as usize >= n_parts {
+            return Err(format!("is of part {} of {n_parts}", step.part));
         }
         let n_tensors = self.tensors.len();
         if let Some(&operand) = step.operands.iter().find(|&&o| o >= n_tensors) {
@@ -245,9 +256,15 @@ impl Program {
                 {
                     return Err(format!("binds `{}` outside its life", tensor.name));
                 }
-                Place::Cached(cache) if !self.is_of_cache(kernel, cache) => {
+                // Parts run by themselves: what one computes is gone when another runs.
+                Place::Planned { first, .. }
+                    if self.steps.get(first as usize).map(|s| s.part) != Some(step.part) =>
+                {
+                    return Err(format!("binds `{}` of another part", tensor.name));
+                }
+                Place::Cached(cache) if !self.is_of_cache(kernel, cache, step.part) => {
                     return Err(format!(
-                        "binds the cache `{}`, whose heads are others than those of `{}`",
+                        "binds the cache `{}`, which is not as `{}` takes it",
                         tensor.name,
                         kernel.as_kernel().symbol()
                     ));
@@ -279,14 +296,16 @@ impl Program {
     }
 
     /// Whether a kernel reads or writes a cache as it is laid out.
-    fn is_of_cache(&self, kernel: &KernelSpec, cache: u32) -> bool {
+    fn is_of_cache(&self, kernel: &KernelSpec, cache: u32, part: u32) -> bool {
+        let own = self.caches.get(cache as usize).map(|cache| cache.part) == Some(part);
         let reads = match kernel {
             KernelSpec::MhaCached(k) => k,
             KernelSpec::MhaDecode(k) => &k.plain,
             KernelSpec::MhaPrefill(k) => &k.plain,
-            _ => return self.n_appended(kernel, cache).is_some(),
+            _ => return own && self.n_appended(kernel, cache).is_some(),
         };
-        self.n_caches(cache, reads.kv_heads, reads.head) == Some(1)
+        let is_read = own == (reads.keys == Keys::Own);
+        is_read && self.n_caches(cache, reads.kv_heads, reads.head) == Some(1)
     }
 
     /// How many caches a kernel adds to, from this one on; `None` where it is none that adds to it as it is laid out.
@@ -414,6 +433,10 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
         WeightExpr::Transposed { dims, .. } => match dims.as_slice() {
             &[rows, columns] => vec![columns, rows],
             _ => return Err("is transposed and no matrix".to_owned()),
+        },
+        WeightExpr::Sinusoid { rows, width, .. } => match *width >= 4 && width % 2 == 0 {
+            true => vec![*rows, *width],
+            false => return Err(format!("has sines and cosines in {width} columns")),
         },
         WeightExpr::ConcatRows(parts) => {
             let mut stacked: Option<Vec<u64>> = None;

@@ -121,6 +121,17 @@ pub struct Past {
     pub slots: Vec<u32>,
     /// Blocks of the cache.
     pub blocks: u64,
+    /// What another part of the model left of the source of each sequence, where the model has such a part.
+    pub sources: Option<Sources>,
+}
+
+/// Where the keys of the sequences' sources lie in a KV cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// Tokens of the source of each sequence.
+    pub lens: Vec<u32>,
+    /// The slot of each token of each source, one sequence after another; sequences may share slots.
+    pub slots: Vec<u32>,
 }
 
 /// The padded form that a batch came in, kept so that a device packs it by itself.
@@ -270,8 +281,33 @@ impl Batch {
                 found,
             });
         }
+        if let Some(sources) = &past.sources {
+            let (expected, found) = (self.lens.len(), sources.lens.len());
+            if expected != found {
+                return Err(BatchError::Past {
+                    what: "lengths of the sources",
+                    expected,
+                    found,
+                });
+            }
+            self.extents = self.extents.with_sources(&self.lens, &sources.lens);
+            let (expected, found) = (self.extents.source_slots as usize, sources.slots.len());
+            if expected != found {
+                return Err(BatchError::Past {
+                    what: "slots of the sources",
+                    expected,
+                    found,
+                });
+            }
+        }
         self.past = Some(past);
         Ok(self)
+    }
+
+    /// The batch as one for a part of a model that has several.
+    pub fn for_part(mut self, part: u32) -> Self {
+        self.extents.part = part;
+        self
     }
 
     /// Tokens of a sequence in the cache.
@@ -472,6 +508,37 @@ impl Batch {
     pub(super) fn write_key_lens(&self, to: &mut [i32]) {
         for (to, n) in to.iter_mut().zip(self.key_lens()) {
             *to = n as i32;
+        }
+    }
+
+    fn sources(&self) -> Option<&Sources> {
+        self.past.as_ref().and_then(|past| past.sources.as_ref())
+    }
+
+    /// Slots of the keys of all sources, one sequence after another, `[source_slots]`.
+    pub(super) fn write_source_slots(&self, to: &mut [i32]) {
+        match self.sources() {
+            Some(sources) => to.copy_from_slice(bytemuck::cast_slice(&sources.slots)),
+            None => to.fill(0),
+        }
+    }
+
+    /// Where the slots of each sequence's source begin, `[batch]`.
+    pub(super) fn write_source_starts(&self, to: &mut [i32]) {
+        to.fill(0);
+        let lens = self.sources().map_or(&[][..], |sources| &sources.lens);
+        let mut next = 0;
+        for (to, &n) in to.iter_mut().zip(lens) {
+            *to = next;
+            next += n as i32;
+        }
+    }
+
+    /// Keys of each sequence's source, `[batch]`.
+    pub(super) fn write_source_lens(&self, to: &mut [i32]) {
+        match self.sources() {
+            Some(sources) => to.copy_from_slice(bytemuck::cast_slice(&sources.lens)),
+            None => to.fill(0),
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     plan::{
         Allocator, Caching, ChunkAllocator, ChunkPolicy, Gsoc, Maximum, Plan, PlanCache, PlanError,
-        RequestStats, Turbo, lower_bound,
+        PlanKey, RequestStats, Turbo, lower_bound,
     },
     program::{LaunchError, Program, SizeOverflow},
     tensor::Extents,
@@ -166,7 +166,10 @@ impl Planner {
         let began = Instant::now();
         self.choice.check(e)?;
         let plan = self.cache.plan(
-            (e.tokens, e.batch, e.longest, e.pairs),
+            PlanKey {
+                part: e.part,
+                ..(e.tokens, e.batch, e.longest, e.pairs).into()
+            },
             self.allocator.as_mut(),
             || program.usage(e).map_err(PlannerError::from),
         )?;

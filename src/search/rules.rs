@@ -1,5 +1,7 @@
 use std::collections::HashMap;
 
+use super::log_sum;
+
 /// What changes logits before a token is chosen, in the order in which transformers applies it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
@@ -22,6 +24,8 @@ pub struct Rules {
     pub suppressed: Vec<u32>,
     /// Tokens that do not come first.
     pub suppressed_first: Vec<u32>,
+    /// Whether log-probabilities are made to sum to one again behind these rules, which counts in the scores of beams.
+    pub renormalize: bool,
     /// New tokens at most.
     pub max_new_tokens: usize,
 }
@@ -38,6 +42,7 @@ impl Default for Rules {
             forced_last: Vec::new(),
             suppressed: Vec::new(),
             suppressed_first: Vec::new(),
+            renormalize: false,
             max_new_tokens: 20,
         }
     }
@@ -67,6 +72,10 @@ impl Rules {
         forbid(logits, &self.suppressed);
         if n_new == 0 {
             forbid(logits, &self.suppressed_first);
+        }
+        if self.renormalize && logits.iter().any(|&x| x > f32::NEG_INFINITY) {
+            let sum = log_sum(logits);
+            logits.iter_mut().for_each(|x| *x -= sum);
         }
     }
 

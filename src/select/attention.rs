@@ -249,7 +249,11 @@ fn within(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{kernels::attention::HeadView, machine::testing, tensor::DType};
+    use crate::{
+        kernels::attention::{HeadView, Keys},
+        machine::testing,
+        tensor::DType,
+    };
 
     fn attention(head: u32, dtype: DType) -> Attention {
         let column = |i: u32| HeadView::TokenMajor {
@@ -309,6 +313,7 @@ mod tests {
 
     fn cached(head: u32, dtype: DType) -> CachedAttention {
         CachedAttention(MhaCached {
+            keys: Keys::Own,
             heads: 12,
             kv_heads: 4,
             head,

@@ -16,6 +16,12 @@ pub struct Extents {
     pub slots: u64,
     /// Blocks of the pool that a cache lies in; 0 without one.
     pub blocks: u64,
+    /// Sum of the tokens of the sequences' sources, which another part of the model left keys of.
+    pub source_slots: u64,
+    /// Pairs of a token and a key of its sequence's source.
+    pub source_pairs: u64,
+    /// The part of the model that the batch is for; 0 where it is one graph.
+    pub part: u32,
     /// Rows of the launch at hand: tokens, or sequences after pooling. Set per step.
     pub rows: u64,
 }
@@ -57,6 +63,9 @@ impl Extents {
             pairs: lens.iter().map(|&n| u64::from(n) * u64::from(n)).sum(),
             slots: tokens,
             blocks: 0,
+            source_slots: 0,
+            source_pairs: 0,
+            part: 0,
             rows: tokens,
         })
     }
@@ -73,6 +82,18 @@ impl Extents {
             blocks,
             ..fresh
         })
+    }
+
+    /// The same batch, whose sequences attend to sources of these lengths, too.
+    pub fn with_sources(self, lens: &[u32], sources: &[u32]) -> Self {
+        let pairs = lens.iter().zip(sources);
+        Self {
+            source_slots: sources.iter().map(|&n| u64::from(n)).sum(),
+            source_pairs: pairs
+                .map(|(&n, &source)| u64::from(n) * u64::from(source))
+                .sum(),
+            ..self
+        }
     }
 
     /// Keys of a tile whose scores are reduced together.
@@ -95,6 +116,8 @@ impl Extents {
             Symbol::KeyTiles => self.key_tiles(),
             Symbol::Slots => self.slots,
             Symbol::Blocks => self.blocks,
+            Symbol::SourceSlots => self.source_slots,
+            Symbol::SourcePairs => self.source_pairs,
             Symbol::Rows => self.rows,
         }
     }

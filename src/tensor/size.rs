@@ -26,12 +26,16 @@ pub enum Symbol {
     Slots,
     /// Blocks of the pool that a cache lies in.
     Blocks,
+    /// Sum of the numbers of keys that another part of the model left for the sequences: the tokens of their sources.
+    SourceSlots,
+    /// Pairs of a token and a key of its sequence's source.
+    SourcePairs,
     /// Rows of one launch; only kernels use it, a program binds it to another size.
     Rows,
 }
 
 impl Symbol {
-    pub const ALL: [Symbol; 8] = [
+    pub const ALL: [Symbol; 10] = [
         Symbol::Tokens,
         Symbol::Batch,
         Symbol::Longest,
@@ -39,6 +43,8 @@ impl Symbol {
         Symbol::KeyTiles,
         Symbol::Slots,
         Symbol::Blocks,
+        Symbol::SourceSlots,
+        Symbol::SourcePairs,
         Symbol::Rows,
     ];
 
@@ -51,6 +57,8 @@ impl Symbol {
             Symbol::KeyTiles => "key_tiles",
             Symbol::Slots => "slots",
             Symbol::Blocks => "blocks",
+            Symbol::SourceSlots => "source_slots",
+            Symbol::SourcePairs => "source_pairs",
             Symbol::Rows => "rows",
         }
     }

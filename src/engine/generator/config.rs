@@ -36,7 +36,7 @@ fn is_neutral(key: &str, value: &Value) -> bool {
             value.as_f64() == Some(0.0)
         }
         "typical_p" | "encoder_repetition_penalty" => value.as_f64() == Some(1.0),
-        "renormalize_logits" | "remove_invalid_values" => value == false,
+        "remove_invalid_values" => value == false,
         _ => false,
     }
 }
@@ -64,6 +64,16 @@ pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
         problem,
     })?;
     let config = folder.join("config.json");
+    if generate.decoder_start.is_none() && config.is_file() {
+        let start = ids(read(&config)?
+            .get("decoder_start_token_id")
+            .unwrap_or(&Value::Null));
+        let start = start.map_err(|problem| EngineError::GenerationConfig {
+            file: config.clone(),
+            problem: format!("`decoder_start_token_id` {problem}"),
+        })?;
+        generate.decoder_start = start.first().copied();
+    }
     if generate.rules.end.is_empty() && config.is_file() {
         generate.rules.end = ids(read(&config)?.get("eos_token_id").unwrap_or(&Value::Null))
             .map_err(|problem| EngineError::GenerationConfig {
@@ -80,6 +90,8 @@ fn parse(value: &Value) -> Result<Generate, String> {
     let mut sampling = Sampling::default();
     let mut samples = false;
     let mut beams = Beams::of(1);
+    let mut decoder_start = None;
+    let mut bad_words = Vec::new();
     for (key, value) in object {
         if value.is_null() || WITHOUT_EFFECT.contains(&key.as_str()) || is_neutral(key, value) {
             continue;
@@ -110,6 +122,8 @@ fn parse(value: &Value) -> Result<Generate, String> {
             "max_new_tokens" => rules.max_new_tokens = whole()?,
             // The sum of prompt and new tokens: a bound that depends on the prompt. --max-new bounds the new ones.
             "max_length" => {}
+            "decoder_start_token_id" => decoder_start = all()?.first().copied(),
+            "bad_words_ids" => bad_words = one_token_each(value)?,
             "forced_bos_token_id" => rules.forced_first = all()?.first().copied(),
             "forced_eos_token_id" => rules.forced_last = all()?,
             "num_beams" => beams.n = whole()?,
@@ -123,6 +137,9 @@ fn parse(value: &Value) -> Result<Generate, String> {
                     Value::String(word) if word == "never" => EarlyStopping::Never,
                     _ => return Err(wrong("true, false or \"never\"")),
                 }
+            }
+            "renormalize_logits" => {
+                rules.renormalize = value.as_bool().ok_or_else(|| wrong("true or false"))?;
             }
             "suppress_tokens" => rules.suppressed = all()?,
             "begin_suppress_tokens" => rules.suppressed_first = all()?,
@@ -139,12 +156,29 @@ fn parse(value: &Value) -> Result<Generate, String> {
                 .to_owned(),
         );
     }
+    rules.suppressed.extend(bad_words);
     Ok(Generate {
+        decoder_start,
         rules,
         sampling: samples.then_some(sampling),
         beams: (beams.n > 1).then_some(beams),
         ..Generate::default()
     })
+}
+
+/// Words of one token each, which never come.
+fn one_token_each(value: &Value) -> Result<Vec<u32>, String> {
+    let words = value.as_array().into_iter().flatten();
+    words
+        .map(|word| match ids(word)?.as_slice() {
+            &[one] => Ok(one),
+            several => Err(format!(
+                "has a word of {} tokens; only words of one token are kept out",
+                several.len()
+            )),
+        })
+        .collect::<Result<_, _>>()
+        .map_err(|problem: String| format!("`bad_words_ids` {problem}"))
 }
 
 /// A token id, or a list of them.

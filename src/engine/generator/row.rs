@@ -1,6 +1,6 @@
 //! A request that runs: its sequences, their slots, and how they go on.
 
-use super::{Event, Generate, Reason, Ticket};
+use super::{Event, Generate, Reason, Ticket, source::Source};
 use crate::{
     kernels::{
         cache::BLOCK,
@@ -20,7 +20,9 @@ pub(super) struct Row {
     pub(super) lanes: Vec<Lane>,
     /// Tokens whose keys and values are in the cache, of each lane.
     pub(super) cached: usize,
-    pub(super) blocks: Vec<u32>,
+    blocks: Vec<u32>,
+    /// What the model reads before it writes, where it reads something.
+    pub(super) source: Option<Source>,
     /// Its row in the loop of a device that decodes it.
     pub(super) row: Option<usize>,
     /// New tokens that the device was asked for.
@@ -79,6 +81,7 @@ impl Row {
     pub(super) fn new(
         ticket: Ticket,
         prompt: Vec<u32>,
+        source: Option<Source>,
         blocks: Vec<u32>,
         options: Generate,
     ) -> Self {
@@ -88,6 +91,7 @@ impl Row {
             lanes: Vec::new(),
             cached: 0,
             blocks,
+            source,
             row: None,
             n_asked: 0,
             choice: Vec::new(),
@@ -151,6 +155,17 @@ impl Row {
     pub(super) fn accept_computed(&mut self, chosen: Chosen, value: f32) -> Advanced {
         self.cached = self.lanes[0].tokens.len();
         self.accept(chosen, value)
+    }
+
+    /// Whether its next tokens can be computed: its source was, if it has one.
+    pub(super) fn is_ready(&self) -> bool {
+        self.source.as_ref().is_none_or(Source::is_encoded)
+    }
+
+    /// All blocks that it had.
+    pub(super) fn into_blocks(self) -> Vec<u32> {
+        let of_source = self.source.map(Source::into_blocks).unwrap_or_default();
+        self.blocks.into_iter().chain(of_source).collect()
     }
 
     /// Goes on by the logits behind each lane, all of whose tokens are in the cache.

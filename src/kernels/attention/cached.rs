@@ -22,9 +22,35 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
+/// Whose keys a query attends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Keys {
+    /// Its sequence's own, up to its position.
+    Own,
+    /// All that another part of the model left of the sequence's source.
+    Source,
+}
+
+impl Keys {
+    /// Slots of the keys, where a sequence's begin, and how many it has.
+    pub fn tables(self) -> [Meta; 3] {
+        match self {
+            Keys::Own => [Meta::Slots, Meta::SlotStarts, Meta::KeyLens],
+            Keys::Source => [Meta::SourceSlots, Meta::SourceStarts, Meta::SourceLens],
+        }
+    }
+
+    fn symbol(self) -> Symbol {
+        match self {
+            Keys::Own => Symbol::Slots,
+            Keys::Source => Symbol::SourceSlots,
+        }
+    }
+}
+
 /// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, `cu_lens`, `slots`, `slot_starts`, `key_lens` →
 /// `out [tokens, heads·head]`: each token attends to the keys of its sequence up to its own position, which is `key_lens -
-/// length` further than in the batch. The plain kernel: a warp for each token and head, on any card.
+/// length` further than in the batch, or to all keys of a source. The plain kernel: a warp for each token and head, on any card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaCached {
     pub heads: u32,
@@ -33,6 +59,7 @@ pub struct MhaCached {
     pub head: u32,
     pub scale: f32,
     pub q: HeadView,
+    pub keys: Keys,
     /// Elements of a block of the cache.
     pub stride: u64,
     pub dtype: DType,
@@ -62,7 +89,11 @@ impl Kernel for MhaCached {
     fn symbol(&self) -> String {
         let (q, head) = (self.q, self.head);
         format!(
-            "mha_cached_{}_{}_q{}of{}_blocks{}{}",
+            "mha_{}_{}_{}_q{}of{}_blocks{}{}",
+            match self.keys {
+                Keys::Own => "cached",
+                Keys::Source => "source",
+            },
             self.dtype,
             heads_word(self.heads, self.kv_heads, head),
             q.column(),
@@ -88,6 +119,7 @@ impl Kernel for MhaCached {
             ("q_stride", self.q.stride(self.head).into()),
             ("stride", self.stride.into()),
             ("block", BLOCK.into()),
+            ("causal", (self.keys == Keys::Own).into()),
         ])
     }
 
@@ -101,6 +133,7 @@ impl Kernel for MhaCached {
                 fill: Fill::Meta(meta),
             },
         };
+        let [slots, starts, lens] = self.keys.tables();
         let width = Size::constant((self.heads * self.head).into());
         let out = Shape::new([Size::from(Symbol::Tokens), width]);
         let mut all = vec![
@@ -108,9 +141,9 @@ impl Kernel for MhaCached {
             read("keys", pool(self.stride)),
             read("values", pool(self.stride)),
             params::cu_lens(),
-            meta("slots", Meta::Slots, Symbol::Slots),
-            meta("slot_starts", Meta::SlotStarts, Symbol::Batch),
-            meta("key_lens", Meta::KeyLens, Symbol::Batch),
+            meta("slots", slots, self.keys.symbol()),
+            meta("slot_starts", starts, Symbol::Batch),
+            meta("key_lens", lens, Symbol::Batch),
             params::write("out", self.dtype, out),
         ];
         all.extend(params::counts(&[self.q]));
@@ -143,13 +176,16 @@ impl Kernel for MhaCached {
             .par_iter()
             .map(|&(b, h)| {
                 let (start, end) = (cu_lens[b] as usize, cu_lens[b + 1] as usize);
-                let before = key_lens[b] as usize - (end - start);
-                let own = &slots[starts[b] as usize..][..key_lens[b] as usize];
+                let n_keys = key_lens[b] as usize;
+                let own = &slots[starts[b] as usize..][..n_keys];
                 let mut rows = Vec::with_capacity((end - start) * head);
                 for t in start..end {
                     let at = self.q.index(tokens, t, h, self.head);
                     let query = &q[at..at + head];
-                    let seen = &own[..before + t - start + 1];
+                    let seen = match self.keys {
+                        Keys::Own => &own[..n_keys + t + 1 - end],
+                        Keys::Source => own,
+                    };
                     let row = |x: &[f32], slot: i64| -> Vec<f64> {
                         let at = index(slot as usize, h / group, head, stride);
                         x[at..at + head].iter().map(|&v| v.into()).collect()
@@ -182,7 +218,10 @@ impl Kernel for MhaCached {
     }
 
     fn cases(&self) -> Vec<Case> {
-        Case::cached()
+        match self.keys {
+            Keys::Own => Case::cached(),
+            Keys::Source => Case::with_sources(),
+        }
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -203,7 +242,9 @@ impl Kernel for MhaCached {
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for (heads, kv_heads, head) in [(12, 12, 64), (16, 8, 128), (6, 1, 40), (3, 3, 256)] {
+        let shapes = [(12, 12, 64), (16, 8, 128), (6, 1, 40), (3, 3, 256)].map(|s| (s, Keys::Own));
+        let sources = [(8, 8, 64), (3, 3, 40)].map(|s| (s, Keys::Source));
+        for ((heads, kv_heads, head), keys) in shapes.into_iter().chain(sources) {
             let kernel = MhaCached {
                 heads,
                 kv_heads,
@@ -213,6 +254,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     offset: 0,
                     stride: (heads + 2 * kv_heads) * head,
                 },
+                keys,
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionError, HeadView, MhaCached, storage,
+    AttentionError, HeadView, Keys, MhaCached, storage,
     view::{scale_log2, usual_scale},
 };
 use crate::{
@@ -120,7 +120,10 @@ impl MhaDecode {
 impl Kernel for MhaDecode {
     fn symbol(&self) -> String {
         let plain = self.plain.symbol();
-        let plain = plain.strip_prefix("mha_cached").unwrap_or(&plain);
+        let plain = plain
+            .strip_prefix("mha_cached")
+            .or(plain.strip_prefix("mha"));
+        let plain = plain.unwrap_or_default();
         match self.splits {
             1 => format!("mha_decode{plain}"),
             splits => format!("mha_decode{plain}_split{splits}"),
@@ -144,7 +147,7 @@ impl Kernel for MhaDecode {
         Constants::from([
             ("storage", storage(plain.dtype).into()),
             ("mma", (plain.dtype != DType::F32).into()),
-            ("causal", true.into()),
+            ("causal", (plain.keys == Keys::Own).into()),
             ("group", (plain.heads / plain.kv_heads).into()),
             ("rows", self.rows().into()),
             ("head", plain.head.into()),
@@ -202,6 +205,15 @@ impl Kernel for MhaDecode {
             ..Case::new(name, &vec![1; cached.len()])
         };
         let mut cases = self.plain.cases();
+        if self.plain.keys == Keys::Source {
+            let sources = vec![1, 8, 15, 16, 31, 32, 33, 127, 128, 257, 513, 2049];
+            let lens = vec![1; sources.len()];
+            cases.push(Case {
+                sources,
+                ..Case::new("edges", &lens)
+            });
+            return cases;
+        }
         cases.push(steps(
             "edges",
             &[
@@ -245,10 +257,18 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     offset: 0,
                     stride: (heads + 2 * kv_heads) * head,
                 },
+                keys: Keys::Own,
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,
             };
+            if kv_heads == heads {
+                let plain = MhaCached {
+                    keys: Keys::Source,
+                    ..plain.clone()
+                };
+                all.push(MhaDecode { plain, splits }.into());
+            }
             all.push(MhaDecode { plain, splits }.into());
         }
     }

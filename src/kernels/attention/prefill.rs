@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Attending, AttentionError, HeadView, MhaCached, MhaOnline, view::usual_scale};
+use super::{Attending, AttentionError, HeadView, Keys, MhaCached, MhaOnline, view::usual_scale};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, cache::BLOCK,
@@ -28,7 +28,7 @@ impl MhaPrefill {
         }
     }
 
-    /// The tiling is that of causal attention to the batch's own keys.
+    /// The tiling is that of attention to the batch's own keys.
     fn online(&self) -> MhaOnline {
         let MhaCached {
             heads,
@@ -49,7 +49,7 @@ impl MhaPrefill {
                 kv_heads,
                 head,
                 scale,
-                causal: true,
+                causal: self.plain.keys == Keys::Own,
                 q,
                 k: cached,
                 v: cached,
@@ -62,7 +62,10 @@ impl MhaPrefill {
 impl Kernel for MhaPrefill {
     fn symbol(&self) -> String {
         let plain = self.plain.symbol();
-        let plain = plain.strip_prefix("mha_cached").unwrap_or(&plain);
+        let plain = plain
+            .strip_prefix("mha_cached")
+            .or(plain.strip_prefix("mha"));
+        let plain = plain.unwrap_or_default();
         format!("mha_prefill{plain}")
     }
 
@@ -106,6 +109,13 @@ impl Kernel for MhaPrefill {
             ..Case::new(name, lens)
         };
         let mut cases = self.plain.cases();
+        if self.plain.keys == Keys::Source {
+            cases.push(Case {
+                sources: vec![1, 63, 64, 65, 128, 500],
+                ..Case::new("edges", &[65, 17, 64, 1, 130, 16])
+            });
+            return cases;
+        }
         cases.push(of(
             "edges",
             &[15, 16, 17, 63, 64, 65, 1, 128],
@@ -141,10 +151,18 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     offset: 0,
                     stride: (heads + 2 * kv_heads) * head,
                 },
+                keys: Keys::Own,
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,
             };
+            if kv_heads == heads {
+                let plain = MhaCached {
+                    keys: Keys::Source,
+                    ..plain.clone()
+                };
+                all.push(MhaPrefill { plain }.into());
+            }
             all.push(MhaPrefill { plain }.into());
         }
     }

@@ -7,8 +7,8 @@ use crate::{
     graph::{NodeId, Op},
     kernels::{Meta, attention::HeadView, gemm::Epilogue, rotary::Rotation},
     model::{
-        error::{At, ModelError, Problem, words},
-        syntax::Operator,
+        error::{At, ModelError, Problem, suggest, words},
+        syntax::{Operator, Pattern, Table},
     },
     tensor::{Shape, Size, Symbol},
 };
@@ -38,7 +38,12 @@ impl Builder<'_> {
                     self.skipped = Some(values.offset(id)?);
                 }
                 let dims = [n.into(), values.size(width)?.into()];
-                let operands = [self.input(ids, place)?, self.weight(table, &dims)?];
+                let ids = self.input(ids, place)?;
+                let table = match table {
+                    Table::Stored(table) => self.weight(table, &dims)?,
+                    Table::Sinusoid(style) => self.sinusoid(*style, dims, width)?,
+                };
+                let operands = [ids, table];
                 (Op::Embedding { offset: by }, operands.to_vec())
             }
             Operator::Linear {
@@ -137,7 +142,10 @@ impl Builder<'_> {
                 let width = self.width(&full, "cache", x, place)?;
                 let mut names = values.names_of(name)?.into_iter();
                 let (name, rest) = (names.next().unwrap_or_default(), names.next());
-                if rest.is_some() || !self.caches.insert(name.clone()) {
+                // Inference refuses what does not divide.
+                let head = (width / u64::from(heads.max(1))) as u32;
+                let own = (self.part, heads, head);
+                if rest.is_some() || self.caches.insert(name.clone(), own).is_some() {
                     let problem = Problem::DefinedTwice {
                         what: "name of a cache",
                         name: name.clone(),
@@ -147,8 +155,6 @@ impl Builder<'_> {
                         "each `cache` has one name of its own; an index such as `{i}` may be missing in it",
                     ));
                 }
-                // Inference refuses what does not divide.
-                let head = (width / u64::from(heads.max(1))) as u32;
                 let op = Op::Cache {
                     name,
                     from: 0,
@@ -156,6 +162,12 @@ impl Builder<'_> {
                     head,
                 };
                 (op, vec![x])
+            }
+            Operator::Remembered { heads, width, name } => {
+                let op = self.remembered(name, values.size(heads)?, values.size(width)?)?;
+                let id = self.add(full, op, &[], place)?;
+                self.graph.set_part(id, self.part);
+                return Ok(id);
             }
             Operator::SplitHeads { x, heads } => {
                 let heads = values.size(heads)?;
@@ -203,6 +215,44 @@ impl Builder<'_> {
         self.add(full, op, &operands, place)
     }
 
+    /// A read of the cache that an earlier part added to.
+    fn remembered(&self, pattern: &At<Pattern>, heads: u32, width: u32) -> Result<Op, ModelError> {
+        let name = self.values.names_of(pattern)?.into_iter().next();
+        let name = name.unwrap_or_default();
+        let Some(&(part, kept_heads, kept_head)) = self.caches.get(&name) else {
+            let help = suggest(&name, self.caches.keys().map(String::as_str));
+            let (what, name) = ("cache", name);
+            let problem = Problem::Undefined { what, name };
+            let label = "no part before this one adds to it";
+            let error = self.file.error(problem, &pattern.span, label);
+            return Err(error.help(help));
+        };
+        if part == self.part {
+            let (what, name) = ("cache without `x`", name);
+            let problem = Problem::SelfReference {
+                name: format!("{what} `{name}`"),
+            };
+            let error = self
+                .file
+                .error(problem, &pattern.span, "this part adds to it");
+            return Err(error.help("read the value of the `cache` that has `x`; without `x` it is what another part left"));
+        }
+        let kept = u64::from(kept_heads) * u64::from(kept_head);
+        if heads != kept_heads || u64::from(width) != kept {
+            let problem = Problem::OutOfRange {
+                what: format!("the shape of the cache `{name}`"),
+                found: format!("{heads} heads in a width of {width}"),
+                expected: format!("{kept_heads} heads in a width of {kept}, as it was added to"),
+            };
+            return Err(self.file.error(problem, &pattern.span, "read here"));
+        }
+        Ok(Op::Remembered {
+            name,
+            heads,
+            head: kept_head,
+        })
+    }
+
     /// Products of attention: `q · kᵀ`, and probabilities times `v`.
     fn matmul(&self, operands: &[NodeId], transpose_b: bool) -> Option<Op> {
         let &[a, b] = operands else { return None };
@@ -224,7 +274,8 @@ impl Builder<'_> {
             return None;
         };
         let heads = u32::try_from(heads.as_constant()?).ok()?;
-        let fits = pairs.as_symbol() == Some(Symbol::Pairs) && groups(heads);
+        let counted = matches!(pairs.as_symbol(), Some(Symbol::Pairs | Symbol::SourcePairs));
+        let fits = counted && groups(heads);
         fits.then_some(Op::Context {
             heads,
             kv_heads,
@@ -272,5 +323,9 @@ fn headed(shape: &Shape) -> Option<(u32, u32)> {
         return None;
     };
     let size = |s: &Size| s.as_constant().and_then(|n| u32::try_from(n).ok());
-    (tokens.as_symbol() == Some(Symbol::Tokens)).then_some((size(heads)?, size(head)?))
+    let counted = matches!(
+        tokens.as_symbol(),
+        Some(Symbol::Tokens | Symbol::SourceSlots)
+    );
+    counted.then_some((size(heads)?, size(head)?))
 }

@@ -2,12 +2,12 @@
 
 use super::{each, expression, one_or_more, plain, word};
 use crate::{
-    graph::MAX_PARTS,
+    graph::{MAX_PARTS, Sinusoid},
     kernels::{Meta, gemm::Activation},
     model::{
         error::{At, Problem, suggest},
-        reader::{Piece, Reader},
-        syntax::{Decoded, INPUTS, Operator, Pattern, Spelling},
+        reader::{Args, Piece, Reader},
+        syntax::{Decoded, INPUTS, Operator, Pattern, Spelling, Table},
     },
 };
 
@@ -42,12 +42,30 @@ pub(super) const OPERATORS: [&str; 27] = [
     "cache",
 ];
 
+/// The table of an embedding: `table`, or `sinusoid` for one that is computed.
+fn table<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Table> {
+    let Some(piece) = args.optional("sinusoid") else {
+        return Ok(Table::Stored(pattern(r, args.required(r, "table")?)?));
+    };
+    if let Some(table) = args.optional("table") {
+        let expected = "either `table` or `sinusoid`";
+        return Err(r.form("`table` beside `sinusoid`", expected, table));
+    }
+    match piece.text {
+        "over_width" => Ok(Table::Sinusoid(Sinusoid::OverWidth)),
+        "over_half" => Ok(Table::Sinusoid(Sinusoid::OverHalf)),
+        _ => Err(r.form("`sinusoid`", "`over_width` or `over_half`", piece)),
+    }
+}
+
 pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
     let call = r.call("a value", "an operator `operator(field: …)`", piece)?;
     word(r, "operator", &call.name, &OPERATORS)?;
     let name = call.name.value.clone();
     let fields: &[&'static str] = match name.as_str() {
-        "embedding" => &["ids", "table", "rows", "width", "offset", "skips"],
+        "embedding" => &[
+            "ids", "table", "sinusoid", "rows", "width", "offset", "skips",
+        ],
         "linear" => &["x", "out", "weight", "bias", "stored"],
         "softmax" => &["x", "causal"],
         "columns" => &["x", "from", "width"],
@@ -60,7 +78,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "activation" => &["x", "kind"],
         "layer_norm" => &["x", "weight", "bias", "eps"],
         "split_heads" => &["x", "heads"],
-        "cache" => &["x", "heads", "name"],
+        "cache" => &["x", "heads", "width", "name"],
         "matmul" => &["a", "b", "transpose_b"],
         "l2_normalize" => &["x", "eps"],
         "concat" => &["of"],
@@ -84,7 +102,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
     match name.as_str() {
         "embedding" => Ok(Operator::Embedding {
             ids: ids(r, args.required(r, "ids")?)?,
-            table: weight("table")?,
+            table: table(r, &args)?,
             rows: size("rows")?,
             width: size("width")?,
             offset: optional("offset")?,
@@ -157,6 +175,16 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
                 None => Vec::new(),
             },
         }),
+        "cache" if args.optional("x").is_none() => Ok(Operator::Remembered {
+            heads: size("heads")?,
+            width: size("width")?,
+            name: weight("name")?,
+        }),
+        "cache" if args.optional("width").is_some() => {
+            let piece = args.required(r, "width")?;
+            let expected = "no width: it is that of `x`";
+            Err(r.form("`width` beside `x` of `cache`", expected, piece))
+        }
         "cache" => Ok(Operator::Cache {
             x: value("x")?,
             heads: size("heads")?,

@@ -26,7 +26,7 @@ impl Batch {
         }
         Self {
             starts,
-            extents: Extents::of(lens).unwrap(),
+            extents: Extents::of(lens).unwrap().with_sources(lens, lens),
         }
     }
 
@@ -61,7 +61,17 @@ pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
         let operands = graph.operands(id);
         let reads: Vec<&[f64]> = operands.iter().map(|o| values[o].as_slice()).collect();
         let widths: Vec<usize> = operands.iter().map(|&o| width(graph, o)).collect();
-        let value = apply(graph.op(id), &reads, &widths, batch);
+        let value = match graph.op(id) {
+            // The interpreter's sources are the sequences themselves.
+            Op::Remembered { name, .. } => {
+                let kept = values.keys().find(|&&node| match graph.op(node) {
+                    Op::Cache { name: of, .. } => of == name,
+                    _ => false,
+                });
+                values[kept.expect("a part before added to it")].clone()
+            }
+            op => apply(op, &reads, &widths, batch),
+        };
         let elements = graph.shape(id).elements().eval(&batch.extents).unwrap();
         assert_eq!(value.len() as u64, elements, "{}", graph.node(id).name);
         named.insert(graph.node(id).name.clone(), value.clone());
@@ -97,6 +107,9 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             let at = |i: u64| stored(name, i % rows * columns + i / rows);
             (0..rows * columns).map(at).collect()
         }
+        WeightExpr::Sinusoid { style, rows, width } => (0..rows * width)
+            .map(|i| style.at(i / width, i % width, *width))
+            .collect(),
         WeightExpr::ConcatRows(parts) => parts.iter().flat_map(weight).collect(),
     }
 }
@@ -279,6 +292,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
     match op {
         Op::Input(meta) => batch.ids(*meta),
         Op::Weight(expr) => weight(expr),
+        Op::Remembered { .. } => unreachable!("it is read before"),
         Op::Embedding { offset } => embedding(reads[0], reads[1], widths[1], *offset),
         Op::Linear { epilogue } => {
             let k = widths[0];

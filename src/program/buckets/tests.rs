@@ -39,6 +39,7 @@ fn buckets(dispatch: Dispatch<usize>, most_longest: Option<u64>, rows: Symbol) -
         most_longest,
         operands: Vec::new(),
         rows: rows.into(),
+        part: 0,
     };
     let program = Program {
         dtype: crate::tensor::DType::F32,
@@ -47,6 +48,7 @@ fn buckets(dispatch: Dispatch<usize>, most_longest: Option<u64>, rows: Symbol) -
         tensors: Vec::new(),
         steps: vec![step],
         caches: Vec::new(),
+        parts: Vec::new(),
         outputs: Vec::new(),
     };
     Buckets::of(&program)

@@ -7,7 +7,7 @@ use crate::{
     graph::{NodeId, Op},
     kernels::{
         Fill, KernelSpec, Meta,
-        attention::{Attending, AttentionError, MhaCached, MhaOnline, MhaShort},
+        attention::{Attending, AttentionError, Keys, MhaCached, MhaOnline, MhaShort},
         chain::Chain,
     },
     program::{AttentionChoice, TensorIndex},
@@ -95,16 +95,20 @@ impl Lowering<'_> {
     fn cached(&self, id: NodeId, of: &Attending) -> Result<Option<MhaCached>, String> {
         let operands = self.graph.operands(id);
         let is_cache = |slot: usize| matches!(self.graph.op(operands[slot]), Op::Cache { .. });
+        let is_source =
+            |slot: usize| matches!(self.graph.op(operands[slot]), Op::Remembered { .. });
+        let from_source = is_source(1) && is_source(2);
         match [is_cache(1), is_cache(2)] {
-            [false, false] => return Ok(None),
+            [false, false] if from_source && self.options.attention == AttentionChoice::Auto => {}
+            [false, false] if !from_source => return Ok(None),
             [true, true] if of.causal && self.options.attention == AttentionChoice::Auto => {}
-            [true, true] if of.causal => {
+            [true, true] | [false, false] if of.causal || from_source => {
                 return Err(format!(
                     "{} attention was asked for, and attention to a KV cache has one kernel; leave the choice out",
                     self.options.attention
                 ));
             }
-            [true, true] => {
+            [true, true] | [false, false] => {
                 return Err(
                     "it attends to later tokens, too, which a cache does not have; write `softmax(…, causal: true)`"
                         .to_owned(),
@@ -118,6 +122,10 @@ impl Lowering<'_> {
             head: of.head,
             scale: of.scale,
             q: of.q,
+            keys: match from_source {
+                true => Keys::Source,
+                false => Keys::Own,
+            },
             stride: self.program.block_elements(),
             dtype: self.dtype,
         }))
@@ -127,7 +135,7 @@ impl Lowering<'_> {
         let node = self.graph.node(id);
         let operands = self.graph.operands(id);
         let mut tensors: Vec<TensorIndex> = operands.iter().map(|o| self.tensor_of[o]).collect();
-        for meta in [Meta::CuLens, Meta::Slots, Meta::SlotStarts, Meta::KeyLens] {
+        for meta in std::iter::once(Meta::CuLens).chain(kernel.keys.tables()) {
             tensors.push(self.meta(meta));
         }
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);

@@ -136,6 +136,15 @@ impl BatchData {
             batch.write_slot_starts(to);
         });
         add(Meta::KeyLens, sequences, &|to| batch.write_key_lens(to));
+        add(Meta::SourceSlots, e.source_slots as usize, &|to| {
+            batch.write_source_slots(to);
+        });
+        add(Meta::SourceStarts, sequences, &|to| {
+            batch.write_source_starts(to);
+        });
+        add(Meta::SourceLens, sequences, &|to| {
+            batch.write_source_lens(to);
+        });
         Self {
             ints,
             pair_offsets: match program.reads(Meta::PairOffsets) {
@@ -248,8 +257,7 @@ impl CpuSession {
             }
         }
         program
-            .outputs
-            .iter()
+            .outputs_of(extents.part)
             .map(|(name, tensor)| {
                 let shape = &program.tensors[*tensor].shape;
                 let overflow = || SizeOverflow {

@@ -384,7 +384,9 @@ impl CudaSession {
     fn download(&mut self, ready: &Ready) -> Result<Vec<Output>, CudaError> {
         let program = &self.launcher.model.program;
         let mut outputs = Vec::with_capacity(program.outputs.len());
-        for ((name, tensor), &slot) in program.outputs.iter().zip(&self.output_slots) {
+        for (name, tensor) in program.outputs_of(ready.own.part) {
+            let nth = program.outputs.iter().position(|(_, of)| of == tensor);
+            let slot = self.output_slots[nth.unwrap_or_default()];
             let record = &program.tensors[*tensor];
             // The bucket's further rows lie behind those of the batch.
             let bytes = program.bytes(record, &ready.own)? as usize;

@@ -207,7 +207,9 @@ impl Checkpoint {
             return Err(self.missing(&[name], 1));
         };
         let file = || self.shards[entry.shard].file().to_owned();
-        if entry.stored.dims != dims {
+        // Some checkpoints store a vector as a matrix of one row.
+        let is_row = matches!(entry.stored.dims.as_slice(), &[1, n] if dims == [n]);
+        if entry.stored.dims != dims && !is_row {
             return Err(CheckpointError::Shape {
                 file: file(),
                 tensor: full,

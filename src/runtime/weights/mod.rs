@@ -66,6 +66,13 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             }
             Ok(out)
         }
+        WeightExpr::Sinusoid { style, rows, width } => {
+            let mut out = room("a table of positions", elements(&[*rows, *width]))?;
+            for row in 0..*rows {
+                out.extend((0..*width).map(|column| style.at(row, column, *width) as f32));
+            }
+            Ok(out)
+        }
         WeightExpr::ConcatRows(parts) => {
             let name = expr.stored().first().map_or("", |&(name, _)| name);
             let mut out = room(name, elements(&expr.dims()))?;

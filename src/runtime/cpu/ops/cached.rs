@@ -9,7 +9,7 @@ use super::parallel::for_row_blocks;
 use super::rotary::turn;
 use super::rows::RmsRows;
 use super::simd::{self, Running};
-use crate::kernels::attention::MhaCached;
+use crate::kernels::attention::{Keys as Whose, MhaCached};
 use crate::kernels::cache::{AppendCache, BLOCK, index};
 use crate::kernels::prepare_attention::PrepareAttention;
 use rayon::prelude::*;
@@ -132,12 +132,13 @@ impl Room {
 /// Keys of a sequence in the cache.
 struct Keys<'a> {
     slots: &'a [i32],
-    /// Those before the sequence's tokens in the batch.
+    /// Those before the sequence's tokens in the batch; of a source there are none.
     before: usize,
 }
 
 /// The slots of each sequence's keys, checked against its tokens.
 fn keys_of<'a>(
+    whose: Whose,
     op: &'static str,
     sequences: &[Sequence],
     slots: &'a [i32],
@@ -153,16 +154,19 @@ fn keys_of<'a>(
             found,
             expected: expected.to_owned(),
         };
-        let n_keys = usize::try_from(n).ok().filter(|&n| n >= sequence.len);
-        let n_keys =
-            n_keys.ok_or_else(|| wrong("key_lens", n, "at least the tokens of the sequence"))?;
+        let (least, expected) = match whose {
+            Whose::Own => (sequence.len, "at least the tokens of the sequence"),
+            Whose::Source => (1, "at least one token"),
+        };
+        let n_keys = usize::try_from(n).ok().filter(|&n| n >= least);
+        let n_keys = n_keys.ok_or_else(|| wrong("key_lens", n, expected))?;
         let own = usize::try_from(start)
             .ok()
             .and_then(|start| slots.get(start..)?.get(..n_keys))
             .ok_or_else(|| wrong("slot_starts", start, "a place in `slots`"))?;
         Ok(Keys {
             slots: own,
-            before: n_keys - sequence.len,
+            before: n_keys.saturating_sub(sequence.len),
         })
     })
     .collect()
@@ -185,10 +189,15 @@ pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(),
     let keys = args.pool("keys")?;
     let values = args.pool("values")?;
     let sequences = args.sequences()?;
-    let slots = args.i32s("slots", args.extents.slots)?;
+    let causal = spec.keys == Whose::Own;
+    let n_slots = match spec.keys {
+        Whose::Own => args.extents.slots,
+        Whose::Source => args.extents.source_slots,
+    };
+    let slots = args.i32s("slots", n_slots)?;
     let starts = args.i32s("slot_starts", batch)?;
     let lens = args.i32s("key_lens", batch)?;
-    let all = keys_of(op, &sequences, slots, starts, lens)?;
+    let all = keys_of(spec.keys, op, &sequences, slots, starts, lens)?;
     let (heads, kv_heads) = (spec.heads as usize, spec.kv_heads as usize);
     let (head, stride) = (spec.head as usize, spec.stride as usize);
     let room = Room::of(keys.len().min(values.len()), kv_heads, head, stride);
@@ -203,7 +212,10 @@ pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(),
         let own = &all[of_sequence(block.sequence.start)];
         let n = block.n_queries;
         let first = own.before + block.query;
-        let n_keys = first + n;
+        let n_keys = match spec.keys {
+            Whose::Own => first + n,
+            Whose::Source => own.slots.len(),
+        };
         scratch.running.clear();
         scratch.running.resize(group * n, Running::START);
         scratch.factors.resize(n, 0.0);
@@ -245,7 +257,7 @@ pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(),
                 simd::dispatch(OnlineSoftmax {
                     rows: scores,
                     len: tile.len(),
-                    causal: Some((first, key)),
+                    causal: causal.then_some((first, key)),
                     running: &mut scratch.running[nth * n..(nth + 1) * n],
                     corrections: &mut scratch.factors,
                 });

@@ -583,6 +583,7 @@ impl Table {
             slots: keys,
             blocks,
             rows: n,
+            ..Extents::default()
         }
     }
 

@@ -43,6 +43,9 @@ pub(super) struct BatchData {
     pub(super) slots: u64,
     pub(super) slot_starts: u64,
     pub(super) key_lens: u64,
+    pub(super) source_slots: u64,
+    pub(super) source_starts: u64,
+    pub(super) source_lens: u64,
     /// Mask, padded ids and padded segment ids, where the batch came padded.
     pub(super) padded: Option<[u64; 3]>,
     /// Address and bytes of the piece that is uploaded.
@@ -63,6 +66,9 @@ impl BatchData {
             Meta::Slots => self.slots,
             Meta::SlotStarts => self.slot_starts,
             Meta::KeyLens => self.key_lens,
+            Meta::SourceSlots => self.source_slots,
+            Meta::SourceStarts => self.source_starts,
+            Meta::SourceLens => self.source_lens,
             Meta::Mask => self.padded.map_or(0, |[mask, ..]| mask),
         }
     }
@@ -110,6 +116,10 @@ impl Staging {
         let token_slots = in_cache(4 * e.tokens);
         let slots = in_cache(4 * e.slots);
         let [slot_starts, key_lens] = [(); 2].map(|()| in_cache(4 * e.batch));
+        // Without sources nothing reads these.
+        let of_sources = |bytes: u64| place(if e.source_slots > 0 { bytes } else { 0 });
+        let source_slots = of_sources(4 * e.source_slots);
+        let [source_starts, source_lens] = [(); 2].map(|()| of_sources(4 * e.batch));
         let end = end.get();
         if self.bytes() < end {
             self.settle()?;
@@ -130,6 +140,9 @@ impl Staging {
             slots: start + slots,
             slot_starts: start + slot_starts,
             key_lens: start + key_lens,
+            source_slots: start + source_slots,
+            source_starts: start + source_starts,
+            source_lens: start + source_lens,
             padded: padded.map(|(places, _)| places.map(|at| start + at)),
             start,
             bytes: padded.map_or(end, |(_, end)| end) as usize,
@@ -214,6 +227,17 @@ impl Staging {
             });
             ints(data.key_lens, e.batch, &|to| {
                 filled_up(to, sequences, &|to| batch.write_key_lens(to));
+            });
+        }
+        if e.source_slots > 0 {
+            ints(data.source_slots, e.source_slots, &|to| {
+                batch.write_source_slots(to);
+            });
+            ints(data.source_starts, e.batch, &|to| {
+                filled_up(to, sequences, &|to| batch.write_source_starts(to));
+            });
+            ints(data.source_lens, e.batch, &|to| {
+                filled_up(to, sequences, &|to| batch.write_source_lens(to));
             });
         }
         let from = (data.pair_offsets - data.start) as usize;

@@ -1,0 +1,177 @@
+use std::{path::PathBuf, process::ExitCode, time::Instant};
+
+use miette::miette;
+
+use super::{Outcome, model::Runnable, print, progress::Bars, say, write_file};
+use crate::{
+    EngineError,
+    engine::{AdmitError, Event, Folder, Generate, Request, TextEncoder, generation_config},
+    files::{self, Kind},
+    search::Beams,
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: Runnable,
+    /// A file with one text a line
+    #[arg(long, value_name = "FILE")]
+    source_file: PathBuf,
+    /// Where the translations go, one a line in the order of the texts; by default the standard output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Search so many beams for the most probable text; 1 takes token after token. By default what generation_config.json says
+    #[arg(long, value_name = "N")]
+    beams: Option<usize>,
+    /// Scores are log-probabilities over lengths to this power
+    #[arg(long, value_name = "A", allow_hyphen_values = true)]
+    length_penalty: Option<f32>,
+    /// Begin each translation with this token, such as that of the language
+    #[arg(long, value_name = "TOKEN")]
+    forced_bos: Option<String>,
+    /// New tokens of a text at most; by default twice the tokens of the longest text and 16, as far as there are positions
+    #[arg(long, value_name = "N")]
+    max_new: Option<usize>,
+    /// Tokens of texts that are translated at once
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
+    batch_tokens: u64,
+}
+
+impl Args {
+    /// What the folder asks for, changed by the arguments; `longest` is the longest text in tokens.
+    fn options(
+        &self,
+        encoder: &TextEncoder,
+        longest: usize,
+        positions: Option<u32>,
+    ) -> Result<Generate, miette::Report> {
+        let mut options = generation_config(encoder.folder().trunk())?;
+        // Of the positions the first is that of the token before all others.
+        let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
+        let usual = (2 * longest + 16).min(most);
+        options.rules.max_new_tokens = self.max_new.unwrap_or(usual);
+        if let Some(token) = &self.forced_bos {
+            options.rules.forced_first = Some(forced(encoder, token)?);
+        }
+        if let Some(n) = self.beams {
+            options.sampling = None;
+            let asked = options.beams.take().unwrap_or(Beams::of(n));
+            options.beams = (n != 1).then_some(Beams { n, ..asked });
+        }
+        if let (Some(beams), Some(penalty)) = (&mut options.beams, self.length_penalty) {
+            beams.length_penalty = penalty;
+        }
+        Ok(options)
+    }
+}
+
+/// The id of a token that is given by its text.
+pub(super) fn forced(encoder: &TextEncoder, token: &str) -> Result<u32, miette::Report> {
+    encoder.token_id(token).ok_or_else(|| {
+        miette!(
+            "tokenizer.json has no token `{token}`; --forced-bos takes one as the file writes it"
+        )
+    })
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    let folder = args.model.weights.as_deref();
+    let folder = folder
+        .ok_or_else(|| miette!("texts need the tokenizer.json of a checkpoint; give --weights"))?;
+    let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
+    let file = &args.source_file;
+    let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
+    let lines: Vec<&str> = text.lines().collect();
+    // A line without text has a translation without text.
+    let mut waiting: Vec<usize> = (0..lines.len())
+        .filter(|&i| !lines[i].trim().is_empty())
+        .collect();
+    if waiting.is_empty() {
+        let file = file.display();
+        return Err(miette!("`{file}` holds no text; expected one a line"));
+    }
+    let ids = encoder.prompts(&lines)?;
+    // Texts of like lengths end together; the longest first, as those decide how long all takes.
+    waiting.sort_by_key(|&i| std::cmp::Reverse(ids[i].len()));
+    let longest = ids[waiting[0]].len();
+    let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
+    let positions = engine.limits().longest;
+    let options = args.options(&encoder, longest, positions)?;
+    if !engine.has_source() {
+        return Err(miette!(
+            "the model goes on from a prompt, and translates nothing; use `gemmule generate`"
+        ));
+    }
+    // Room for so many of the longest texts as there are tokens for.
+    let most = usize::try_from(args.batch_tokens).unwrap_or(usize::MAX);
+    let at_once = (most / longest.max(1)).clamp(1, waiting.len());
+    let room: Vec<usize> = waiting[..at_once].iter().map(|&i| ids[i].len()).collect();
+    let mut generator = engine.generator(engine.cache_bytes_needed(&room, &options)?)?;
+    generator.prompt_tokens_per_step(most);
+    let bars = Bars::new();
+    let (began, total) = (Instant::now(), waiting.len());
+    let mut translated: Vec<Vec<u32>> = vec![Vec::new(); lines.len()];
+    let mut of_ticket = std::collections::HashMap::new();
+    let mut waiting = waiting.into_iter().peekable();
+    let (mut done, mut failed, mut tokens) = (0, 0, 0);
+    while waiting.peek().is_some() || generator.is_busy() {
+        while let Some(&i) = waiting.peek() {
+            let request = Request {
+                prompt: ids[i].clone(),
+                options: options.clone(),
+            };
+            match generator.admit(request) {
+                Ok(ticket) => of_ticket.insert(ticket, i),
+                // Others end first.
+                Err(AdmitError::Full { .. }) => break,
+                Err(source) => {
+                    return Err(EngineError::Prompt {
+                        index: i,
+                        source: Box::new(source),
+                    }
+                    .into());
+                }
+            };
+            waiting.next();
+        }
+        for event in generator.poll()? {
+            let Some(&i) = of_ticket.get(&event.ticket()) else {
+                continue;
+            };
+            match event {
+                Event::Token { id, .. } => {
+                    translated[i].push(id);
+                    tokens += 1;
+                }
+                Event::Found { .. } => {}
+                Event::Done { .. } => done += 1,
+                Event::Failed { problem, .. } => {
+                    say(&format!("line {} failed: {problem}", i + 1));
+                    (done, failed) = (done + 1, failed + 1);
+                }
+            }
+            bars.show("translate", done, total);
+        }
+    }
+    let took = began.elapsed().as_secs_f64();
+    let mut out = String::new();
+    for tokens in &translated {
+        // One line each, whatever the model writes.
+        out.push_str(&encoder.decode(tokens)?.replace(['\n', '\r'], " "));
+        out.push('\n');
+    }
+    match &args.output {
+        Some(file) => write_file(file, out.as_bytes())?,
+        None => print(&out)?,
+    }
+    say(&format!(
+        "{}, {}: {total} texts, {tokens} tokens in {took:.1} s, {:.0} tokens/s",
+        engine.device(),
+        engine.program().dtype,
+        f64::from(tokens) / took.max(1e-9)
+    ));
+    Ok(match failed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
