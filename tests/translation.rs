@@ -167,7 +167,7 @@ fn translations_on_a_device_are_those_of_transformers() {
 fn translations_on(device: DeviceChoice) {
     let mut compared = 0;
     for (name, description) in MODELS {
-        let engine = engine_on(device.clone(), name, description);
+        let engine = engine_on(device, name, description);
         assert!(engine.has_source());
         let mut generator = engine.generator(16 << 20).expect("a generator");
         generator.prompt_tokens_per_step(44);

@@ -4,7 +4,7 @@ use gemmule::{
     DType,
     kernels::{
         Case, KernelSpec,
-        attention::{HeadView, MhaCached, MhaDecode, MhaPrefill, usual_scale},
+        attention::{HeadView, Keys, MhaCached, MhaDecode, MhaPrefill, usual_scale},
         cache::BLOCK,
         chain::Chain,
     },
@@ -47,6 +47,7 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
             keys,
         };
         let plain = MhaCached {
+            keys: Keys::Own,
             heads,
             kv_heads,
             head,
