@@ -23,8 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     options.rules.max_new_tokens = 60;
     let lines: Vec<String> = io::stdin().lines().collect::<Result<_, _>>()?;
     let sources = encoder.prompts(&lines)?;
-    let translations =
-        engine.generate(&sources, &options, |_, _| ControlFlow::Continue(()))?;
+    let translations = engine.generate(&sources, &options, |_, _| ControlFlow::Continue(()))?;
     for translation in translations {
         println!("{}", encoder.decode(&translation.tokens)?);
     }

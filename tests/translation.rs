@@ -222,7 +222,9 @@ fn encoder_states_are_those_of_transformers() {
         let batch = gemmule::Batch::from_packed(ids, &lens).expect("a batch");
         let outputs = engine.session().expect("a session").run(&batch);
         let outputs = outputs.expect("it runs");
-        let states = outputs.get("encoder_last_hidden_state").expect("it was asked for");
+        let states = outputs
+            .get("encoder_last_hidden_state")
+            .expect("it was asked for");
         let width = states.shape[1] as usize;
         let wanted = stored.reals("tiny.encoder_last_hidden_state");
         let rows = stored.ids("tiny.rows");
@@ -285,7 +287,9 @@ fn what_cannot_run_is_said_before_it_runs() {
     let engine = engine_on(DeviceChoice::Cpu, "m2m_100_h64a4", "m2m_100");
     let mut generator = engine.generator(1 << 20).expect("a generator");
     let mut refused = |source: &[u32], options: &Generate| -> AdmitError {
-        generator.admit(request(source, options)).expect_err("an error")
+        generator
+            .admit(request(source, options))
+            .expect_err("an error")
     };
     let plain = options("greedy");
     insta::assert_snapshot!(refused(&[], &plain), @"the prompt has no token; begin with the model's first token, if it has one");

@@ -9,7 +9,9 @@ use std::{
 use miette::{Report, miette};
 use serde_json::json;
 
-use super::{Outcome, human, input::lines, model::Runnable, print, print_json, say, translate::forced};
+use super::{
+    Outcome, human, input::lines, model::Runnable, print, print_json, say, translate::forced,
+};
 use crate::{
     EngineError,
     engine::{Event, Folder, Generate, Reason, TextEncoder, Written, generation_config},

@@ -68,15 +68,16 @@ impl Args {
 /// The id of a token that is given by its text.
 pub(super) fn forced(encoder: &TextEncoder, token: &str) -> Result<u32, miette::Report> {
     encoder.token_id(token).ok_or_else(|| {
-        miette!("tokenizer.json has no token `{token}`; --forced-bos takes one as the file writes it")
+        miette!(
+            "tokenizer.json has no token `{token}`; --forced-bos takes one as the file writes it"
+        )
     })
 }
 
 pub(super) fn run(args: Args) -> Outcome {
     let folder = args.model.weights.as_deref();
-    let folder = folder.ok_or_else(|| {
-        miette!("texts need the tokenizer.json of a checkpoint; give --weights")
-    })?;
+    let folder = folder
+        .ok_or_else(|| miette!("texts need the tokenizer.json of a checkpoint; give --weights"))?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
     let file = &args.source_file;
     let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;

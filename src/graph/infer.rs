@@ -152,7 +152,10 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         Op::Softmax { scale, causal } => {
             positive(*scale)?;
             if *causal && of[0].0.last() == Some(&Symbol::SourcePairs.into()) {
-                return Err("no position of another stream is before or behind a query; leave `causal` out".to_owned());
+                return Err(
+                    "no position of another stream is before or behind a query; leave `causal` out"
+                        .to_owned(),
+                );
             }
             match is_scores(of[0]) {
                 true => Ok(of[0].clone()),
@@ -344,10 +347,7 @@ fn is_rows(rows: &Size) -> bool {
 fn is_scores(shape: &Shape) -> bool {
     match shape.0.as_slice() {
         [heads, pairs] => {
-            let counted = matches!(
-                pairs.as_symbol(),
-                Some(Symbol::Pairs | Symbol::SourcePairs)
-            );
+            let counted = matches!(pairs.as_symbol(), Some(Symbol::Pairs | Symbol::SourcePairs));
             heads.as_constant().is_some() && counted
         }
         _ => false,
@@ -357,9 +357,7 @@ fn is_scores(shape: &Shape) -> bool {
 /// Heads and elements of a head, of `[heads, tokens, head]`.
 fn heads_apart(shape: &Shape) -> Option<[u64; 2]> {
     match shape.0.as_slice() {
-        [heads, t, head] if is_rows_of_keys(t) => {
-            Some([heads.as_constant()?, head.as_constant()?])
-        }
+        [heads, t, head] if is_rows_of_keys(t) => Some([heads.as_constant()?, head.as_constant()?]),
         _ => None,
     }
 }

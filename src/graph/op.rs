@@ -189,10 +189,7 @@ pub enum Op {
 impl Op {
     /// Whether the operator launches a kernel, rather than naming data that is there.
     pub fn is_compute(&self) -> bool {
-        !matches!(
-            self,
-            Op::Input(_) | Op::Weight(_) | Op::Remembered { .. }
-        )
+        !matches!(self, Op::Input(_) | Op::Weight(_) | Op::Remembered { .. })
     }
 
     /// The operator's name in the text form, in `expect:` lines and in reports.

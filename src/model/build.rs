@@ -13,9 +13,9 @@ use super::{
     config::Values,
     error::{At, File, ModelError, Problem, words},
     expect::Expectation,
+    expr::Expr,
     modules::{EMBEDDING, Module, states},
     need::needed,
-    expr::Expr,
     syntax::{Ast, Count, INPUTS, PartOf, Pattern},
 };
 use unroll::reads_tokens;
@@ -73,7 +73,8 @@ pub(super) fn model(
         let outputs = part.outputs.iter().filter(|(name, _)| described(name));
         let outputs: Vec<_> = outputs.collect();
         let wanted = outputs.iter().map(|(_, value)| value);
-        let pooled = states(ast).filter(|value| pooled && part.outputs.iter().any(|(_, v)| v.span == value.span));
+        let pooled = states(ast)
+            .filter(|value| pooled && part.outputs.iter().any(|(_, v)| v.span == value.span));
         let wanted = wanted.chain(pooled).map(|value| value.value.as_str());
         let body = needed(&part.body, wanted, leaves);
         builder.size_of(body.iter().copied())?;

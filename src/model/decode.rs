@@ -8,8 +8,8 @@ use super::{
     expr::{Condition, Expr},
     reader::{Args, Call, Piece, Reader, is_string},
     syntax::{
-        Ast, Count, Decoded, Definition, Origin, PartOf, Repeat, Requirement, Statement, Test, When,
-        activation,
+        Ast, Count, Decoded, Definition, Origin, PartOf, Repeat, Requirement, Statement, Test,
+        When, activation,
     },
 };
 use operator::{OPERATORS, operator};

@@ -11,7 +11,9 @@ use std::{
 use super::{
     error::{At, File, ModelError, Problem, quoted, suggest},
     expr::Expr,
-    syntax::{Ast, Definition, INPUTS, Operator, Origin, PartOf, Repeat, Statement, Test, When, given},
+    syntax::{
+        Ast, Definition, INPUTS, Operator, Origin, PartOf, Repeat, Statement, Test, When, given,
+    },
 };
 
 pub(super) fn check(file: &File, ast: &Ast) -> Result<(), ModelError> {

@@ -578,10 +578,7 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::Slots => ("slots", Shape::new([Symbol::Slots.into()])),
         Meta::SlotStarts => ("slot_starts", Shape::new([Symbol::Batch.into()])),
         Meta::KeyLens => ("key_lens", Shape::new([Symbol::Batch.into()])),
-        Meta::SourceSlots => (
-            "source_slots",
-            Shape::new([Symbol::SourceSlots.into()]),
-        ),
+        Meta::SourceSlots => ("source_slots", Shape::new([Symbol::SourceSlots.into()])),
         Meta::SourceStarts => ("source_starts", Shape::new([Symbol::Batch.into()])),
         Meta::SourceLens => ("source_lens", Shape::new([Symbol::Batch.into()])),
         Meta::Mask => (

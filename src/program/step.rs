@@ -97,7 +97,8 @@ impl Step {
             false => u64::MAX,
         };
         let mut all = self.dispatch.covered().into_iter();
-        self.part == batch.part && all.any(|part| part.rows.above < rows && part.longest.above < batch.longest)
+        self.part == batch.part
+            && all.any(|part| part.rows.above < rows && part.longest.above < batch.longest)
     }
 }
 

@@ -89,7 +89,9 @@ impl Extents {
         let pairs = lens.iter().zip(sources);
         Self {
             source_slots: sources.iter().map(|&n| u64::from(n)).sum(),
-            source_pairs: pairs.map(|(&n, &source)| u64::from(n) * u64::from(source)).sum(),
+            source_pairs: pairs
+                .map(|(&n, &source)| u64::from(n) * u64::from(source))
+                .sum(),
             ..self
         }
     }

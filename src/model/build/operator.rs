@@ -209,12 +209,7 @@ impl Builder<'_> {
     }
 
     /// A read of the cache that an earlier part added to.
-    fn remembered(
-        &self,
-        pattern: &At<Pattern>,
-        heads: u32,
-        width: u32,
-    ) -> Result<Op, ModelError> {
+    fn remembered(&self, pattern: &At<Pattern>, heads: u32, width: u32) -> Result<Op, ModelError> {
         let name = self.values.names_of(pattern)?.into_iter().next();
         let name = name.unwrap_or_default();
         let Some(&(part, kept_heads, kept_head)) = self.caches.get(&name) else {
@@ -227,8 +222,12 @@ impl Builder<'_> {
         };
         if part == self.part {
             let (what, name) = ("cache without `x`", name);
-            let problem = Problem::SelfReference { name: format!("{what} `{name}`") };
-            let error = self.file.error(problem, &pattern.span, "this part adds to it");
+            let problem = Problem::SelfReference {
+                name: format!("{what} `{name}`"),
+            };
+            let error = self
+                .file
+                .error(problem, &pattern.span, "this part adds to it");
             return Err(error.help("read the value of the `cache` that has `x`; without `x` it is what another part left"));
         }
         let kept = u64::from(kept_heads) * u64::from(kept_head);
@@ -268,10 +267,7 @@ impl Builder<'_> {
             return None;
         };
         let heads = u32::try_from(heads.as_constant()?).ok()?;
-        let counted = matches!(
-            pairs.as_symbol(),
-            Some(Symbol::Pairs | Symbol::SourcePairs)
-        );
+        let counted = matches!(pairs.as_symbol(), Some(Symbol::Pairs | Symbol::SourcePairs));
         let fits = counted && groups(heads);
         fits.then_some(Op::Context {
             heads,

@@ -95,7 +95,8 @@ impl Lowering<'_> {
     fn cached(&self, id: NodeId, of: &Attending) -> Result<Option<MhaCached>, String> {
         let operands = self.graph.operands(id);
         let is_cache = |slot: usize| matches!(self.graph.op(operands[slot]), Op::Cache { .. });
-        let is_source = |slot: usize| matches!(self.graph.op(operands[slot]), Op::Remembered { .. });
+        let is_source =
+            |slot: usize| matches!(self.graph.op(operands[slot]), Op::Remembered { .. });
         let from_source = is_source(1) && is_source(2);
         match [is_cache(1), is_cache(2)] {
             [false, false] if from_source && self.options.attention == AttentionChoice::Auto => {}
