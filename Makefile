@@ -15,7 +15,7 @@ export GEMMULE_NVRTC ?= $(abspath $(VENV))
 .PHONY: help setup demo test lint bench-load clean
 
 help:
-	@echo "make demo        compare a few sentences by all-MiniLM-L6-v2, and let a small GPT-2 write"
+	@echo "make demo        compare a few sentences by all-MiniLM-L6-v2, let a small GPT-2 write, and a small Marian translate"
 	@echo "make test        format, lints, docs, licences and sources of dependencies, all tests"
 	@echo "make bench-load  time the steps before the first run"
 
@@ -37,6 +37,8 @@ run-demo:
 	@echo
 	target/release/gemmule generate --weights tests/checkpoints/writer --prompt "One cold morning Ben walked to the f" --stream
 	target/release/gemmule generate --weights tests/checkpoints/writer --prompt "Lily was bored, so" --beams 4
+	@echo
+	target/release/gemmule translate --weights tests/checkpoints/translator --source-file examples/numbers.txt
 
 test: $(STAMP)
 	@$(MAKE) --no-print-directory run-test

@@ -23,8 +23,13 @@
 //! | `activations` | activations by name |
 //! | `graph` | statements |
 //! | `outputs` | `{"output": "value"}` |
+//! | `parts` | instead of `graph` and `outputs`: a list of `Part(name: "…", stream: "…", graph: […], outputs: {…}, expect: {…})`, in the order in which they run |
 //! | `default` | the outputs that are built if none is asked for |
 //! | `expect` | counts after the passes, in the whole graph |
+//!
+//! Parts run by themselves, each on batches of its own, whose tokens and positions are what its `embedding`s read. Their values are
+//! called `encode.…`, after the part, and are not seen by other parts, which meet in caches and share weights. Where only outputs of
+//! the first part are asked for, it is a plain graph.
 //!
 //! A number is `Key("key of config.json")`, `Length("key")` (entries of a list or an object), a
 //! number, an expression such as `"hidden / heads"`, or a list of these: the first that is there
@@ -56,7 +61,7 @@
 //!
 //! | operator | fields | result |
 //! |---|---|---|
-//! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table`, `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count positions of the other tokens only: here there is no padding, and a sequence that holds it is refused |
+//! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count positions of the other tokens only: here there is no padding, and a sequence that holds it is refused. A `sinusoid` is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
 //! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`) | `x · weightᵀ + bias`, `out` wide; `stored` says how the checkpoint has the matrix |
 //! | `add_bias` | `x`, `bias` | a vector added to every row |
 //! | `add`, `multiply` | `a`, `b` | two values of one shape, element by element |
@@ -69,6 +74,7 @@
 //! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none) | rotary positions of each head's first `width` columns, in halves; `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3` or `yarn` |
 //! | `columns` | `x`, `from`, `width` | some columns of every row |
 //! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one |
+//! | `cache` without `x` | `heads`, `width`, `name` | what an earlier part added to the cache of this name: the rows of a sequence's source. Attention to them is not causal |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
 //! | `merge_heads` | `x` | the way back |
 //! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`; each sequence by itself. The heads of `b` divide those of `a`: each serves a group of neighbours |
@@ -86,13 +92,14 @@
 //!
 //! Transformers with absolute or rotary positions, LayerNorm or RMSNorm before or after (or both), full or causal attention, also
 //! with grouped-query heads, gates, pointwise activations of the list, any head: GPT-2, Llama, Mistral without a window, Qwen3;
+//! encoders with decoders that attend to them: Marian, BART, mBART, M2M-100 and NLLB;
 //! BERT and its like (RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ALBERT,
 //! ELECTRA, MiniLM, and checkpoints such as BGE and E5 that have their form). `gemmule models` lists what is shipped.
 //!
 //! An output `next_token_logits`, one row for each sequence, is what a model writes by; `log_probability`, what it says of a text.
 //!
 //! Operators are missing for: ALiBi (JinaBERT), relative bias (T5, MPNet), disentangled attention (DeBERTa), windows (ModernBERT,
-//! Gemma), cross-attention (translation), a LayerNorm without bias, sparse outputs (SPLADE's `log1p`).
+//! Gemma), a LayerNorm without bias, sparse outputs (SPLADE's `log1p`).
 
 mod build;
 mod config;

@@ -4,6 +4,7 @@ mod config;
 mod language;
 mod limits;
 mod mutations;
+mod parts;
 mod shapes;
 mod shipped;
 

@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::model::{Description, Model};
+use crate::{
+    graph::Op,
+    model::{Description, Model},
+};
 
 /// Small sizes, under the keys of all families.
 fn config() -> Value {
@@ -10,7 +13,9 @@ fn config() -> Value {
         "vocab_size": 1003, "max_position_embeddings": 40, "type_vocab_size": 2,
         "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
         "intermediate_size": 50, "embedding_size": 16, "pad_token_id": 1,
-        "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
+        "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 60,
+        "activation_function": "gelu_new", "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
     })
 }
 
@@ -20,6 +25,9 @@ const WRITERS: [(&str, &str, usize); 3] = [
     ("llama", "model.", 10),
     ("qwen3", "model.", 12),
 ];
+
+/// Descriptions of models that write from a source.
+const TRANSLATORS: [&str; 4] = ["marian", "bart", "mbart", "m2m_100"];
 
 fn build(name: &str, config: &Value, outputs: Option<&[&str]>) -> Model {
     let description = Description::shipped(name).expect("it is shipped");
@@ -42,14 +50,55 @@ fn shipped_models_are_these_graphs() {
         insta::assert_snapshot!(*name, model.graph.text());
         assert_eq!(model.name, *name);
         let written = WRITERS.iter().find(|(writer, ..)| writer == name);
-        let prefix = written.map_or(format!("{name}."), |&(_, prefix, _)| prefix.to_owned());
+        let prefix = match TRANSLATORS.contains(name) {
+            true => "model.".to_owned(),
+            false => written.map_or(format!("{name}."), |&(_, prefix, _)| prefix.to_owned()),
+        };
         assert_eq!(model.weight_names.prefixes, ["".to_owned(), prefix]);
     }
 }
 
 #[test]
+fn parts_share_weights_and_meet_in_caches_only() {
+    for name in TRANSLATORS {
+        let model = build(name, &config(), Some(&["next_token_logits"]));
+        let graph = &model.graph;
+        let parts: Vec<&str> = graph.parts().iter().map(|p| p.name.as_str()).collect();
+        assert_eq!(parts, ["encode", "decode"]);
+        let order = graph.topological();
+        let is_weight = |id| matches!(graph.op(id), Op::Weight(_));
+        let computed = order.iter().filter(|&&id| !is_weight(id));
+        // One part is computed after the other, and no value of one is an operand of the other.
+        let of: Vec<u32> = computed.clone().map(|&id| graph.node(id).part).collect();
+        assert!(of.is_sorted());
+        for &id in computed {
+            let operands = graph.operands(id).into_iter();
+            let mut operands = operands.filter(|&o| !is_weight(o));
+            assert!(operands.all(|o| graph.node(o).part == graph.node(id).part));
+        }
+        let shared = order
+            .iter()
+            .find(|&&id| graph.node(id).name == "shared.weight");
+        let readers = graph.consumers(*shared.expect("it is there"));
+        assert_eq!(readers.len(), 3, "{name}");
+        // Two layers' keys and values of the source, and of the target.
+        let is_cache = |&&id: &&crate::graph::NodeId| matches!(graph.op(id), Op::Cache { .. });
+        assert_eq!(order.iter().filter(is_cache).count(), 8);
+    }
+}
+
+#[test]
+fn the_first_part_alone_is_a_plain_graph() {
+    let model = build("bart", &config(), None);
+    assert!(model.graph.parts().is_empty());
+    assert!(!model.graph.text().contains("decoder"));
+    assert_eq!(model.max_positions, Some(40));
+}
+
+#[test]
 fn every_layer_is_expected_to_be_so_many_launches() {
-    for name in Description::shipped_names() {
+    let names = Description::shipped_names().iter();
+    for name in names.filter(|name| !TRANSLATORS.contains(name)) {
         let written = WRITERS.iter().find(|(writer, ..)| writer == name);
         let launches = written.map_or(7, |&(_, _, launches)| launches);
         let model = build(name, &config(), None);
@@ -162,6 +211,8 @@ fn a_checkpoint_is_described_by_its_model_type() {
         ("camembert", "roberta"),
         ("electra", "electra"),
         ("gpt2", "gpt2"),
+        ("marian", "marian"),
+        ("m2m_100", "m2m_100"),
     ] {
         let found = Description::for_config(&json!({"model_type": model_type}));
         assert_eq!(found.expect("it is shipped").name(), name);

@@ -1,0 +1,155 @@
+//! The command line on a small Marian model that was trained (`scripts/train_translator.py`): numbers in words, as transformers
+//! writes them.
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+use gemmule::{
+    DeviceChoice, Engine,
+    engine::{Folder, Generate, TextEncoder, generation_config},
+    search::Beams,
+};
+use serde_json::Value;
+
+const FOLDER: &str = "tests/checkpoints/translator";
+
+fn gemmule(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_gemmule"))
+        .args(args)
+        .args(["--device", "cpu"])
+        .output()
+        .expect("the program starts")
+}
+
+#[track_caller]
+fn done(args: &[&str]) -> String {
+    let output = gemmule(args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// What transformers made of each source.
+fn written() -> Vec<Value> {
+    let file = Path::new(FOLDER).join("written.json");
+    let text = std::fs::read_to_string(file).expect("it is there");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let ids = value.as_array().into_iter().flatten();
+    ids.filter_map(Value::as_u64).map(|id| id as u32).collect()
+}
+
+#[test]
+fn tokens_and_scores_are_those_of_transformers() {
+    let engine = Engine::from_checkpoint(FOLDER).device(DeviceChoice::Cpu);
+    let engine = engine.generating().build().expect("it loads");
+    let folder = Folder::open(Path::new(FOLDER)).expect("a folder");
+    let encoder = TextEncoder::for_prompts(folder).expect("a tokenizer");
+    let mut asked = generation_config(Path::new(FOLDER)).expect("it is read");
+    assert_eq!(asked.beams, Some(Beams::of(4)));
+    assert_eq!(asked.decoder_start, Some(0));
+    asked.rules.max_new_tokens = 30;
+    let greedy = Generate {
+        beams: None,
+        ..asked.clone()
+    };
+    let written = written();
+    let texts: Vec<&str> = written
+        .iter()
+        .filter_map(|w| w["source"].as_str())
+        .collect();
+    let sources = encoder.prompts(&texts).expect("ids");
+    for (options, key) in [(greedy, "greedy"), (asked, "beams")] {
+        let go_on = |_: usize, _: &_| std::ops::ControlFlow::Continue(());
+        let own = engine
+            .generate(&sources, &options, go_on)
+            .expect("it writes");
+        assert_eq!(own.len(), written.len());
+        for ((own, want), source) in own.iter().zip(&written).zip(&sources) {
+            assert_eq!(*source, ids(&want["ids"]));
+            assert_eq!(own.tokens, ids(&want[key]), "{key} of {}", want["source"]);
+            if let (Some(score), Some(wanted)) = (own.score, want["score"].as_f64()) {
+                assert!((f64::from(score) - wanted).abs() < 1e-4, "{score} {wanted}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_is_translated_line_by_line_in_its_order() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (source, output) = (folder.path().join("in.txt"), folder.path().join("out.txt"));
+    let written = written();
+    let texts: Vec<&str> = written
+        .iter()
+        .filter_map(|w| w["source"].as_str())
+        .collect();
+    // A line without text stays one.
+    std::fs::write(&source, texts.join("\n\n") + "\n").expect("it is written");
+    let wanted: Vec<&str> = written.iter().filter_map(|w| w["text"].as_str()).collect();
+    let wanted = wanted.join("\n\n") + "\n";
+    let source = source.to_str().expect("a name");
+    let translate = ["translate", "--weights", FOLDER, "--source-file", source];
+    assert_eq!(done(&translate), wanted);
+    let greedy = ["--beams", "1", "--batch-tokens", "9"];
+    assert_eq!(done(&[&translate[..], &greedy].concat()), wanted);
+    let into = ["--output", output.to_str().expect("a name")];
+    assert_eq!(done(&[&translate[..], &into].concat()), "");
+    assert_eq!(
+        std::fs::read_to_string(&output).expect("it is there"),
+        wanted
+    );
+    // The language token of other models; here any token may be forced.
+    let forced = done(&[&translate[..], &["--forced-bos", "nine"]].concat());
+    assert!(
+        forced
+            .lines()
+            .step_by(2)
+            .all(|line| line.starts_with("nine")),
+        "{forced}"
+    );
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("in.txt");
+    std::fs::write(&source, "7\n").expect("it is written");
+    let source = source.to_str().expect("a name");
+    let refused = |args: &[&str]| {
+        let output = gemmule(args);
+        assert!(!output.status.success(), "{args:?} is accepted");
+        let errors = String::from_utf8(output.stderr).expect("text");
+        errors.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let of = |folder: &str, more: &[&str]| {
+        let args = ["translate", "--source-file", source, "--weights", folder];
+        refused(&[&args[..], more].concat())
+    };
+    let unknown = of(FOLDER, &["--forced-bos", "__de__"]);
+    assert!(unknown.contains("has no token `__de__`"), "{unknown}");
+    let writer = of("tests/checkpoints/writer", &[]);
+    assert!(writer.contains("gemmule generate"), "{writer}");
+    // A folder as many models for translation are published.
+    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+        std::fs::copy(Path::new(FOLDER).join(file), folder.path().join(file)).expect("a copy");
+    }
+    for file in ["source.spm", "target.spm"] {
+        std::fs::write(folder.path().join(file), "").expect("it is written");
+    }
+    let pieces = of(folder.path().to_str().expect("a name"), &[]);
+    assert!(
+        pieces.contains("source.spm and target.spm cannot be read"),
+        "{pieces}"
+    );
+}
+
+#[test]
+fn a_source_is_a_prompt_that_is_not_repeated() {
+    let out = done(&["generate", "--weights", FOLDER, "--prompt", "4217"]);
+    assert_eq!(out, "four thousand two hundred seventeen\n");
+}
