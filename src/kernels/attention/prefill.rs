@@ -28,7 +28,8 @@ impl MhaPrefill {
         }
     }
 
-    /// The tiling is that of attention to the batch's own keys.
+    /// The tiling is that of causal attention to the batch's own keys, also where keys are a source's: with more queries to a
+    /// warp their slots would spill.
     fn online(&self) -> MhaOnline {
         let MhaCached {
             heads,
@@ -49,7 +50,7 @@ impl MhaPrefill {
                 kv_heads,
                 head,
                 scale,
-                causal: self.plain.keys == Keys::Own,
+                causal: true,
                 q,
                 k: cached,
                 v: cached,
@@ -77,6 +78,7 @@ impl Kernel for MhaPrefill {
         let mut constants = self.online().constants();
         constants.retain(|name, _| !name.starts_with("k_") && !name.starts_with("v_"));
         constants.extend(Constants::from([
+            ("causal", (self.plain.keys == Keys::Own).into()),
             ("k_aligned", true.into()),
             ("v_aligned", true.into()),
             ("group", (self.plain.heads / self.plain.kv_heads).into()),
