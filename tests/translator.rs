@@ -97,7 +97,7 @@ fn a_file_is_translated_line_by_line_in_its_order() {
     assert_eq!(done(&translate), wanted);
     let greedy = ["--beams", "1", "--batch-tokens", "9"];
     assert_eq!(done(&[&translate[..], &greedy].concat()), wanted);
-    let into = ["--output", output.to_str().expect("a name")];
+    let into = ["--output-file", output.to_str().expect("a name")];
     assert_eq!(done(&[&translate[..], &into].concat()), "");
     assert_eq!(
         std::fs::read_to_string(&output).expect("it is there"),
@@ -124,15 +124,25 @@ fn what_cannot_be_is_said() {
         let output = gemmule(args);
         assert!(!output.status.success(), "{args:?} is accepted");
         let errors = String::from_utf8(output.stderr).expect("text");
-        errors.split_whitespace().collect::<Vec<_>>().join(" ")
+        let words = errors.split_whitespace().filter(|word| *word != "│");
+        words.collect::<Vec<_>>().join(" ")
     };
+    let words = folder.path().join("words.txt");
+    std::fs::write(&words, "One\n").expect("it is written");
     let of = |folder: &str, more: &[&str]| {
         let args = ["translate", "--source-file", source, "--weights", folder];
         refused(&[&args[..], more].concat())
     };
     let unknown = of(FOLDER, &["--forced-bos", "__de__"]);
     assert!(unknown.contains("has no token `__de__`"), "{unknown}");
-    let writer = of("tests/checkpoints/writer", &[]);
+    let words = words.to_str().expect("a name");
+    let writer = [
+        "--weights",
+        "tests/checkpoints/writer",
+        "--source-file",
+        words,
+    ];
+    let writer = refused(&[&["translate"], &writer[..]].concat());
     assert!(writer.contains("gemmule generate"), "{writer}");
     // A folder as many models for translation are published.
     for file in ["config.json", "generation_config.json", "model.safetensors"] {

@@ -19,7 +19,7 @@ pub(super) struct Args {
     source_file: PathBuf,
     /// Where the translations go, one a line in the order of the texts; by default the standard output
     #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    output_file: Option<PathBuf>,
     /// Search so many beams for the most probable text; 1 takes token after token. By default what generation_config.json says
     #[arg(long, value_name = "N")]
     beams: Option<usize>,
@@ -160,7 +160,7 @@ pub(super) fn run(args: Args) -> Outcome {
         out.push_str(&encoder.decode(tokens)?.replace(['\n', '\r'], " "));
         out.push('\n');
     }
-    match &args.output {
+    match &args.output_file {
         Some(file) => write_file(file, out.as_bytes())?,
         None => print(&out)?,
     }

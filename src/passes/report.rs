@@ -246,9 +246,13 @@ impl Cost {
 
 /// Elements that `id` reads of `operand`, some operators reading only a part of it.
 fn elements_read(graph: &Graph, id: NodeId, slot: usize, operand: NodeId) -> Size {
-    let headed = |heads: u32, head: u32| {
-        &Size::constant(u64::from(heads) * u64::from(head)) * &Symbol::Tokens.into()
+    let mut dims = graph.shape(operand).0.iter();
+    let rows = match dims.any(|d| d.as_symbol() == Some(Symbol::SourceSlots)) {
+        true => Symbol::SourceSlots,
+        false => Symbol::Tokens,
     };
+    let headed =
+        |heads: u32, head: u32| &Size::constant(u64::from(heads) * u64::from(head)) * &rows.into();
     match graph.op(id) {
         Op::SliceColumns { .. }
         | Op::Cache { .. }

@@ -61,10 +61,6 @@ refuses! {
         r#"width: "hidden", name: "source.keys""# => r#"width: "hidden", name: "source.key""#;
     a_cache_is_read_as_it_was_added_to:
         r#"cache(heads: 1, width: "hidden""# => r#"cache(heads: 2, width: "hidden""#;
-    a_part_reads_its_own_cache_by_its_value:
-        r#"Let("keys", cache(x: "x", heads: 1, name: "source.keys"))"# =>
-        r#"Let("keys", cache(x: "x", heads: 1, name: "source.keys")), Let("again", cache(heads: 1, width: "hidden", name: "source.keys")),
-                Let("more", cache(x: "again", heads: 1, name: "source.more"))"#;
     attention_to_another_stream_is_not_causal: r#"softmax(x: "scores")"# => r#"softmax(x: "scores", causal: true)"#;
     values_of_another_part_are_not_seen: r#"add(a: "x", b: "places")"# => r#"add(a: "keys", b: "places")"#;
     streams_have_names_of_their_own: r#"stream: "target""# => r#"stream: "source""#;
