@@ -215,7 +215,7 @@ struct Drawing {
     time: bool,
 }
 
-const DRAWINGS: [Drawing; 7] = [
+const DRAWINGS: [Drawing; 8] = [
     Drawing {
         file: "softmax.svg",
         title: "Softmax of attention scores, 12 heads",
@@ -264,6 +264,13 @@ const DRAWINGS: [Drawing; 7] = [
         x_label: "lengths, heads x head size",
         of: |task| longest(task).is_some_and(|n| n > SHORT),
         time: false,
+    },
+    Drawing {
+        file: "attention_cached.svg",
+        title: "Attention to a KV cache",
+        x_label: "sequences x new tokens of all keys, heads x head size",
+        of: |task| matches!(task, Task::CachedAttention { .. }),
+        time: true,
     },
 ];
 

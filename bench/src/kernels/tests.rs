@@ -181,7 +181,7 @@ fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
     let text = error.to_string();
     assert!(text.contains("did you mean `softmax`?"), "{text}");
     assert!(
-        text.contains("softmax, layernorm, attention, gemm"),
+        text.contains("softmax, layernorm, attention, cached, gemm"),
         "{text}"
     );
 }
@@ -297,7 +297,7 @@ fn every_problem_is_in_one_figure_and_figures_draw() {
     let rows = rows(&problems, &laps, &[], DType::F16);
     let figures = figures(&problems, &rows, "a card", DType::F16);
     let n_groups: usize = figures.iter().map(|(_, f)| f.groups.len()).sum();
-    assert_eq!((figures.len(), n_groups), (7, problems.len()));
+    assert_eq!((figures.len(), n_groups), (8, problems.len()));
     for (name, figure) in figures {
         assert!(figure.svg().unwrap().starts_with("<svg"), "{name}");
     }
