@@ -218,3 +218,40 @@ fn what_cannot_be_written_is_refused_in_words() {
         "{score}"
     );
 }
+
+#[test]
+fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
+    let refused = refused(&["generate", "--chat", "--prompt", "Who?"]);
+    assert!(
+        refused.contains("neither chat_template.jinja nor `chat_template`"),
+        "{refused}"
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    for entry in std::fs::read_dir(FOLDER).expect("the checkpoint") {
+        let file = entry.expect("a file").path();
+        let name = file.file_name().expect("a name");
+        std::fs::copy(&file, folder.path().join(name)).expect("it is copied");
+    }
+    // A conversation in this template is the text that the checkpoint was asked to go on from.
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    let file = folder.path().join("chat_template.jinja");
+    std::fs::write(file, template).expect("it is written");
+    let prompt = "Lily was bored, so";
+    let plain = done(&["generate", "--prompt", prompt]);
+    let answer = |args: &[&str]| {
+        let output = from(folder.path(), args);
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let asked = answer(&[
+        "generate",
+        "--chat",
+        "--system",
+        "Lily was",
+        "--prompt",
+        " bored, so",
+    ]);
+    assert_eq!(format!("{prompt}{asked}"), plain);
+    let streamed = answer(&["generate", "--chat", "--stream", "--prompt", prompt]);
+    assert_eq!(streamed, asked);
+}

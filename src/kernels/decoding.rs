@@ -673,3 +673,64 @@ pub(super) fn representative() -> Vec<KernelSpec> {
     let choose = dtypes.into_iter().flat_map(of);
     choose.chain([Advance.into()]).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_choice_says_is_read_back() {
+        for row in 0..84 {
+            let mut choice = Choice::of_row(row, 50257);
+            choice.n_prompt = row;
+            let numbers = choice.encode().expect("its lists are short");
+            assert_eq!(numbers.len(), Choice::WIDTH as usize);
+            let numbers: Vec<i64> = numbers.into_iter().map(i64::from).collect();
+            // Lists come back in order and without repetitions, and both kinds of least lengths as one.
+            choice.rules.forced_last.sort_unstable();
+            choice.rules.forced_last.dedup();
+            choice.rules.min_length = choice.rules.min_length.max(row);
+            let sampling = choice.sampling;
+            let back = Choice::decode(&numbers);
+            assert_eq!(back.sampling, sampling, "{row}");
+            assert_eq!(back, choice, "{row}");
+        }
+    }
+
+    #[test]
+    fn lists_that_are_too_long_are_not_encoded() {
+        let mut choice = Choice::of_row(0, 1000);
+        let room = Choice::WIDTH as usize - Choice::HEADER - choice.rules.end.len();
+        choice.rules.suppressed = (0..room as u32).collect();
+        assert!(choice.encode().is_some());
+        choice.rules.suppressed.push(999);
+        assert_eq!(choice.encode(), None);
+    }
+
+    #[test]
+    fn what_stands_in_a_tokens_place_is_told_apart() {
+        let all = [
+            Chosen::Token(0),
+            Chosen::Token(151_935),
+            Chosen::Idle,
+            Chosen::NotANumber,
+            Chosen::NoToken,
+        ];
+        for chosen in all {
+            assert_eq!(Chosen::of_code(chosen.code()), chosen);
+        }
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_told_with_their_place() {
+        let choice = Choice::of_row(0, 8);
+        let mut logits = [0.5, 2.0, 2.0, f32::NEG_INFINITY];
+        assert_eq!(choice.choose(&logits, &[3]).0, Chosen::Token(1));
+        for wrong in [f32::NAN, f32::INFINITY] {
+            logits[2] = wrong;
+            assert_eq!(choice.choose(&logits, &[3]), (Chosen::NotANumber, 2.0));
+        }
+        let none = [f32::NEG_INFINITY; 4];
+        assert_eq!(choice.choose(&none, &[3]).0, Chosen::NoToken);
+    }
+}

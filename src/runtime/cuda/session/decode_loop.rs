@@ -308,12 +308,6 @@ impl DecodeLoop {
         Ok(Some(rows))
     }
 
-    /// Bytes held on the device.
-    pub fn bytes(&self) -> u64 {
-        let table = self.table.as_ref().map_or(0, |table| table.memory.bytes());
-        table + crate::runtime::workspace::ChunkOwner::bytes(self.workspace.chunks())
-    }
-
     /// An error that work on the stream has met.
     fn check(&self) -> Result<(), CudaError> {
         use cudarc::driver::{DriverError, sys::CUresult};
