@@ -127,22 +127,13 @@ fn what_cannot_be_is_said() {
         let words = errors.split_whitespace().filter(|word| *word != "│");
         words.collect::<Vec<_>>().join(" ")
     };
-    let words = folder.path().join("words.txt");
-    std::fs::write(&words, "One\n").expect("it is written");
     let of = |folder: &str, more: &[&str]| {
         let args = ["translate", "--source-file", source, "--weights", folder];
         refused(&[&args[..], more].concat())
     };
     let unknown = of(FOLDER, &["--forced-bos", "__de__"]);
     assert!(unknown.contains("has no token `__de__`"), "{unknown}");
-    let words = words.to_str().expect("a name");
-    let writer = [
-        "--weights",
-        "tests/checkpoints/writer",
-        "--source-file",
-        words,
-    ];
-    let writer = refused(&[&["translate"], &writer[..]].concat());
+    let writer = of("tests/checkpoints/writer", &[]);
     assert!(writer.contains("gemmule generate"), "{writer}");
     // A folder as many models for translation are published.
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
@@ -156,6 +147,20 @@ fn what_cannot_be_is_said() {
         pieces.contains("source.spm and target.spm cannot be read"),
         "{pieces}"
     );
+}
+
+#[test]
+fn a_line_that_is_too_long_fails_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("in.txt");
+    std::fs::write(&source, format!("7\n{}\n4217\n", "1".repeat(100))).expect("it is written");
+    let source = source.to_str().expect("a name");
+    let output = gemmule(&["translate", "--weights", FOLDER, "--source-file", source]);
+    assert!(!output.status.success());
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(text, "seven\n\nfour thousand two hundred seventeen\n");
+    let errors = String::from_utf8(output.stderr).expect("text");
+    assert!(errors.contains("line 2 failed: "), "{errors}");
 }
 
 #[test]

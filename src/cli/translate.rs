@@ -90,18 +90,18 @@ pub(super) fn run(args: Args) -> Outcome {
         let file = file.display();
         return Err(miette!("`{file}` holds no text; expected one a line"));
     }
-    let ids = encoder.prompts(&lines)?;
-    // Texts of like lengths end together; the longest first, as those decide how long all takes.
-    waiting.sort_by_key(|&i| std::cmp::Reverse(ids[i].len()));
-    let longest = ids[waiting[0]].len();
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
-    let positions = engine.limits().longest;
-    let options = args.options(&encoder, longest, positions)?;
     if !engine.has_source() {
         return Err(miette!(
             "the model goes on from a prompt, and translates nothing; use `gemmule generate`"
         ));
     }
+    let ids = encoder.prompts(&lines)?;
+    // Texts of like lengths end together; the longest first, as those decide how long all takes.
+    waiting.sort_by_key(|&i| std::cmp::Reverse(ids[i].len()));
+    let longest = ids[waiting[0]].len();
+    let positions = engine.limits().longest;
+    let options = args.options(&encoder, longest, positions)?;
     // Room for so many of the longest texts as there are tokens for.
     let most = usize::try_from(args.batch_tokens).unwrap_or(usize::MAX);
     let at_once = (most / longest.max(1)).clamp(1, waiting.len());
@@ -121,17 +121,15 @@ pub(super) fn run(args: Args) -> Outcome {
                 options: options.clone(),
             };
             match generator.admit(request) {
-                Ok(ticket) => of_ticket.insert(ticket, i),
+                Ok(ticket) => _ = of_ticket.insert(ticket, i),
                 // Others end first.
                 Err(AdmitError::Full { .. }) => break,
-                Err(source) => {
-                    return Err(EngineError::Prompt {
-                        index: i,
-                        source: Box::new(source),
-                    }
-                    .into());
+                // The other lines are translated all the same.
+                Err(problem) => {
+                    say(&format!("line {} failed: {problem}", i + 1));
+                    (done, failed) = (done + 1, failed + 1);
                 }
-            };
+            }
             waiting.next();
         }
         for event in generator.poll()? {
