@@ -5,11 +5,12 @@
 
 #![no_main]
 
-use std::path::Path;
+use std::{path::Path, sync::LazyLock};
 
 use gemmule::{
     DType,
     engine::{Artifact, CompileOptions, compile},
+    machine::Machine,
     model::Description,
     program::Buckets,
     runtime::{AllocatorChoice, Planner},
@@ -21,6 +22,8 @@ use sha2::{Digest, Sha256};
 
 const MAGIC: &[u8] = b"GEMMULE8";
 const DIGEST: usize = 32;
+
+static MACHINE: LazyLock<Machine> = LazyLock::new(|| Machine::usual().expect("cards are described"));
 
 fn seed() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/artifact");
@@ -34,7 +37,7 @@ fn seed() {
         let description = Description::shipped(name).and_then(Result::ok);
         let description = description.expect("shipped descriptions are right");
         for dtype in [DType::F32, DType::F16] {
-            let Ok(compiled) = compile(&description, &config, &CompileOptions::new(dtype)) else {
+            let Ok(compiled) = compile(&description, &config, &CompileOptions::new(dtype, MACHINE.clone())) else {
                 continue;
             };
             let file = corpus.join(format!("seed-{name}-{dtype}"));
@@ -69,7 +72,7 @@ fuzz_target!(
                     continue;
                 };
                 let kernel = program.kernels[kernel].as_kernel();
-                let _ = (kernel.constants(), kernel.launch(&extents), kernel.threads());
+                let _ = (kernel.constants(), kernel.launch(&extents, &MACHINE), kernel.threads());
             }
         }
     }
