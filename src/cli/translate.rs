@@ -46,7 +46,7 @@ impl Args {
         positions: Option<u32>,
     ) -> Result<Generate, miette::Report> {
         let mut options = generation_config(encoder.folder().trunk())?;
-        // Of the positions the first is that of the token before all others.
+        // The first position is that of the token before all others.
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
         let usual = (2 * longest + 16).min(most);
         options.rules.max_new_tokens = self.max_new.unwrap_or(usual);

@@ -60,7 +60,7 @@ impl Pass for FuseGate {
 struct Match {
     activation: Activation,
     activated: NodeId,
-    /// Of the gate, and of what it multiplies.
+    /// The projection of the gate, and that of what it multiplies.
     projections: [Projection; 2],
 }
 

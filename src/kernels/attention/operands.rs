@@ -167,7 +167,7 @@ impl Operands {
     }
 }
 
-/// Of fused kernels, which round probabilities to the storage type.
+/// The tolerance of fused kernels, which round probabilities to the storage type.
 pub(super) fn tolerance(dtype: DType) -> Tolerance {
     match dtype {
         DType::F16 => Tolerance {
