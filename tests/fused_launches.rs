@@ -347,6 +347,24 @@ fn keys_and_values_are_appended_by_one_launch_where_they_come_of_one_projection(
 }
 
 #[test]
+fn heads_are_normalised_and_turned_by_one_launch_also_without_a_cache() {
+    for (model, apart) in [("llama", [0, 4]), ("qwen3", [4, 4])] {
+        let model_of = writer(model, 2);
+        let prepared = |program: &Program| {
+            let kernels = launched(program, 100);
+            let count = |is_one: fn(&KernelSpec) -> bool| kernels.iter().filter(|k| is_one(k)).count();
+            let norms = count(|k| matches!(k, KernelSpec::RmsNorm(k) if k.width == 64));
+            let turns = count(|k| matches!(k, KernelSpec::Rotary(_)));
+            (count(|k| matches!(k, KernelSpec::PrepareAttention(_))), [norms, turns])
+        };
+        let with = program_of(model, &model_of, |_| ());
+        assert_eq!(prepared(&with), (2, [0, 0]), "{model}");
+        let without = program_of(model, &model_of, |o| o.no_joint_launches = true);
+        assert_eq!(prepared(&without), (0, apart), "{model}");
+    }
+}
+
+#[test]
 fn a_launch_that_appends_to_other_heads_than_the_caches_have_is_refused() {
     let mut program = program_of("qwen3", &writer("qwen3", 2), |o| o.cached = true);
     // The first launch appends four heads; now caches end after two, three and six.

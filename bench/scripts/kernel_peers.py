@@ -56,28 +56,33 @@ def cached_attention(p, dtype):
 def attention(p, dtype):
     import torch
     from torch.nn import functional as F
-    lens, heads, head = p["lens"], p["heads"], p["head"]
+    lens, heads, kv_heads, head, causal = p["lens"], p["heads"], p["kv_heads"], p["head"], p["causal"]
     tokens, batch, longest = sum(lens), len(lens), max(lens)
+    grouped = {"enable_gqa": True} if kv_heads < heads else {}
 
     def varlen():
         from torch.nn.attention.varlen import varlen_attn
         cu_lens = torch.tensor([0] + lens, device="cuda").cumsum(0).int()
         n = peers.n_sets(4 * nbytes(dtype, tokens, heads, head))
-        qkv = [torch.randn(tokens, 3, heads, head, device="cuda", dtype=dtype) for _ in range(n)]
-        return [lambda x=x: varlen_attn(*x.unbind(1), cu_lens, cu_lens, longest, longest) for x in qkv]
+        qkv = [torch.randn(tokens, heads + 2 * kv_heads, head, device="cuda", dtype=dtype) for _ in range(n)]
+        # Flash attention tells groups by the heads; a window without end to the right is full attention.
+        mask = {"window_size": (-1, 0)} if causal else {}
+        return [lambda x=x: varlen_attn(*x.split([heads, kv_heads, kv_heads], 1), cu_lens, cu_lens, longest, longest, **mask) for x in qkv]
 
     def padded(backend):
         from torch.nn.attention import SDPBackend, sdpa_kernel
         mask = torch.zeros(batch, 1, 1, longest, device="cuda", dtype=torch.bool)
         for row, n in zip(mask, lens):
             row[..., :n] = True
-        mask = mask.expand(batch, heads, longest, longest)
+        # Where no token is padding, only what is causal is masked.
+        padding = None if min(lens) == longest else mask.expand(batch, heads, longest, longest)
         n = peers.n_sets(4 * nbytes(dtype, batch, longest, heads, head))
-        qkv = [torch.randn(3, batch, heads, longest, head, device="cuda", dtype=dtype) for _ in range(n)]
+        rows = lambda of: torch.randn(batch, of, longest, head, device="cuda", dtype=dtype)
+        qkv = [(rows(heads), rows(kv_heads), rows(kv_heads)) for _ in range(n)]
 
         def call(x):
             with sdpa_kernel(getattr(SDPBackend, backend)):
-                F.scaled_dot_product_attention(*x, attn_mask=mask)
+                F.scaled_dot_product_attention(*x, attn_mask=padding, is_causal=causal, **grouped)
         return [lambda x=x: call(x) for x in qkv]
 
     yield "torch varlen", varlen

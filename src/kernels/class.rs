@@ -132,7 +132,7 @@ impl KernelSpec {
             Self::MhaOnline(k) => fused(&k.of),
             Self::MhaCached(k)
             | Self::MhaDecode(MhaDecode { plain: k, .. })
-            | Self::MhaPrefill(MhaPrefill { plain: k }) => {
+            | Self::MhaPrefill(MhaPrefill { plain: k, .. }) => {
                 let one = attention(k.heads, k.head);
                 &one + &one
             }

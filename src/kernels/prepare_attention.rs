@@ -1,5 +1,5 @@
-//! What attention to a KV cache reads, from the rows of merged projections, in one launch: queries normalised by heads and
-//! turned by their positions, and keys likewise, and values, in their slots of the cache.
+//! What attention reads, from the rows of merged projections, in one launch: queries normalised by heads and turned by their
+//! positions, and keys likewise; keys and values in their slots of a KV cache, where there is one.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,14 +8,15 @@ use super::{
     cache::{BLOCK, index, pool},
     f32_literal,
     rotary::{Rotation, frequencies},
-    rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, word, write},
+    rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, vector_width, word, write},
 };
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
-/// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), `token_slots [tokens]` → `queries
-/// [tokens, heads·head]`, `cache [blocks, stride]`: the heads of queries and keys over their root mean squares, then turned;
-/// keys and then values into the slots of two caches, the second right behind the first. Nothing else of the cache is written.
+/// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`token_slots [tokens]`) → `queries
+/// [tokens, heads·head]`, `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: the heads of queries and keys over their
+/// root mean squares, then turned; with a cache, keys and then values into the slots of two caches, the second right behind the
+/// first, of which nothing else is written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrepareAttention {
     pub heads: u32,
@@ -29,15 +30,26 @@ pub struct PrepareAttention {
     pub norm: Option<f32>,
     /// How queries are turned, and keys likewise, if they are.
     pub rotation: Option<Rotation>,
-    /// Elements of a block of the cache.
-    pub stride: u64,
+    /// Elements of a block of the cache, if keys and values go there. Without one, values stay where they are.
+    pub stride: Option<u64>,
     pub dtype: DType,
+}
+
+/// How the lanes of a warp share heads.
+struct Lanes {
+    /// Neighbouring columns of a lane.
+    pack: u32,
+    /// Lanes of a head, a power of two.
+    lanes: u32,
+    /// Packs of a lane, and as many of the columns that the first ones are turned with.
+    items: u32,
 }
 
 impl PrepareAttention {
     /// Most columns of a head, which a warp keeps in registers.
     pub const MAX_HEAD: u32 = 256;
-    const WARPS: u32 = STREAM_THREADS / 32;
+    /// Tokens up to which a CTA for each would leave SMs without work.
+    const FEW_TOKENS: u64 = 1024;
 
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), String> {
@@ -58,11 +70,15 @@ impl PrepareAttention {
             }
         }
         let cached = 2 * u64::from(self.kv_heads) * u64::from(self.head) * u64::from(BLOCK);
-        if cached > self.stride {
+        if let Some(stride) = self.stride
+            && cached > stride
+        {
             return Err(format!(
-                "keys and values of {cached} elements in blocks of {}",
-                self.stride
+                "keys and values of {cached} elements in blocks of {stride}"
             ));
+        }
+        if self.norm.is_none() && self.rotation.is_none() {
+            return Err("neither a norm nor a rotation".to_owned());
         }
         match &self.rotation {
             Some(rotation) if rotation.heads != self.heads => Err(format!(
@@ -79,9 +95,33 @@ impl PrepareAttention {
         [self.heads, self.kv_heads, self.kv_heads]
     }
 
-    /// Heads of a token, each of which a warp computes.
+    /// Heads of a token that are written.
     fn units(&self) -> u32 {
-        self.heads + 2 * self.kv_heads
+        let values = self.stride.map_or(0, |_| self.kv_heads);
+        self.heads + self.kv_heads + values
+    }
+
+    fn pairs(&self) -> u32 {
+        let rotation = self.rotation.as_ref();
+        rotation.map_or(0, |r| r.frequencies.len() as u32)
+    }
+
+    fn lanes(&self) -> Lanes {
+        let [q, k, v] = self.columns;
+        let pairs = self.pairs();
+        let pack = vector_width(self.dtype, &[q, k, v, self.row, self.head, pairs]);
+        let packs = (self.head - pairs).div_ceil(pack);
+        let lanes = packs.next_power_of_two().min(32);
+        Lanes {
+            pack,
+            lanes,
+            items: packs.div_ceil(lanes),
+        }
+    }
+
+    /// Heads that a CTA computes at once.
+    fn at_once(&self) -> u32 {
+        STREAM_THREADS / self.lanes().lanes
     }
 
     fn width(&self) -> u32 {
@@ -96,7 +136,7 @@ impl Kernel for PrepareAttention {
         let turned = self.rotation.as_ref();
         let turned = turned.map(|r| format!("_turned{:08x}", r.digest()));
         format!(
-            "prepare_attention_{}_h{}kv{}x{}_q{q}k{k}v{v}of{}{}{}_blocks{}",
+            "prepare_attention_{}_h{}kv{}x{}_q{q}k{k}v{v}of{}{}{}{}",
             self.dtype,
             self.heads,
             self.kv_heads,
@@ -104,7 +144,10 @@ impl Kernel for PrepareAttention {
             self.row,
             norm.unwrap_or_default(),
             turned.unwrap_or_default(),
-            self.stride
+            match self.stride {
+                Some(stride) => format!("_blocks{stride}"),
+                None => String::new(),
+            }
         )
     }
 
@@ -115,7 +158,7 @@ impl Kernel for PrepareAttention {
     fn constants(&self) -> Constants {
         let [q, k, v] = self.columns;
         let rotation = self.rotation.as_ref();
-        let pairs = rotation.map_or(0, |r| r.frequencies.len() as u64);
+        let Lanes { pack, lanes, items } = self.lanes();
         let factor = rotation.map_or(1.0, |r| r.factor);
         Constants::from([
             ("storage", storage(self.dtype)),
@@ -129,13 +172,18 @@ impl Kernel for PrepareAttention {
             ("norm", self.norm.is_some().into()),
             ("eps", f32_literal(self.norm.unwrap_or(0.0)).into()),
             ("turned", rotation.is_some().into()),
-            ("pairs", pairs.into()),
+            ("pairs", self.pairs().into()),
+            ("pack", pack.into()),
+            ("lanes", lanes.into()),
+            ("items", items.into()),
+            ("units", self.units().into()),
+            ("cached", self.stride.is_some().into()),
             (
                 "frequencies",
                 rotation.map_or_else(String::new, Rotation::literals).into(),
             ),
             ("factor", f32_literal(factor).into()),
-            ("stride", self.stride.into()),
+            ("stride", self.stride.unwrap_or_default().into()),
             ("block", BLOCK.into()),
         ])
     }
@@ -151,18 +199,36 @@ impl Kernel for PrepareAttention {
         if self.rotation.is_some() {
             params.push(read_meta("positions", Meta::Positions, tokens()));
         }
-        params.extend([
-            read_meta("token_slots", Meta::TokenSlots, tokens()),
-            write("queries", self.dtype, rows_by(Symbol::Tokens, self.width())),
-            write("cache", self.dtype, pool(self.stride)),
-            count(Symbol::Tokens),
-        ]);
+        let rows = |width| rows_by(Symbol::Tokens, width);
+        let queries = write("queries", self.dtype, rows(self.width()));
+        params.extend(match self.stride {
+            Some(stride) => vec![
+                read_meta("token_slots", Meta::TokenSlots, tokens()),
+                queries,
+                write("cache", self.dtype, pool(stride)),
+            ],
+            None => {
+                let keys = rows(self.kv_heads * self.head);
+                vec![queries, write("keys", self.dtype, keys)]
+            }
+        });
+        params.push(count(Symbol::Tokens));
         params
     }
 
+    /// A token has one CTA where there are many, so that its angles are computed once; else one for as many heads as a CTA computes
+    /// at once.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let units = extents.tokens.saturating_mul(self.units().into());
-        Launch::of_ctas(units.div_ceil(Self::WARPS.into()), STREAM_THREADS, 0)
+        let ctas = match extents.tokens > Self::FEW_TOKENS {
+            true => 1,
+            false => self.units().div_ceil(self.at_once()),
+        };
+        Launch {
+            // At most 2^24 tokens, so this fits.
+            grid: [extents.tokens.max(1) as u32, ctas, 1],
+            threads: STREAM_THREADS,
+            shared_bytes: 0,
+        }
     }
 
     fn threads(&self) -> u32 {
@@ -175,10 +241,12 @@ impl Kernel for PrepareAttention {
         let x = next().real();
         let gammas = self.norm.map(|_| [next().real(), next().real()]);
         let positions = self.rotation.as_ref().map(|_| next().index());
-        let slots = next().index();
-        let (head, stride) = (self.head as usize, self.stride as usize);
-        let mut queries = Vec::new();
-        let mut cache = vec![f32::NAN; extents.blocks as usize * stride];
+        let cached = self.stride.map(|stride| (next().index(), stride as usize));
+        let head = self.head as usize;
+        let (mut queries, mut keys) = (Vec::new(), Vec::new());
+        if let Some((_, stride)) = cached {
+            keys = vec![f32::NAN; extents.blocks as usize * stride];
+        }
         for (token, row) in x.chunks_exact(self.row as usize).enumerate() {
             for (part, (from, heads)) in self.columns.into_iter().zip(self.parts()).enumerate() {
                 for h in 0..heads as usize {
@@ -196,21 +264,30 @@ impl Kernel for PrepareAttention {
                         rotation.turn(&mut of, positions[token] as f32);
                     }
                     let of = of.into_iter().map(|v| v as f32);
-                    if part == 0 {
-                        queries.extend(of);
-                        continue;
+                    match (part, cached) {
+                        (0, _) => queries.extend(of),
+                        (_, Some((slots, stride))) => {
+                            let nth = (part - 1) * self.kv_heads as usize + h;
+                            let to = index(slots[token] as usize, nth, head, stride);
+                            keys[to..to + head].copy_from_slice(&of.collect::<Vec<_>>());
+                        }
+                        (1, None) => keys.extend(of),
+                        _ => (),
                     }
-                    let nth = (part - 1) * self.kv_heads as usize + h;
-                    let to = index(slots[token] as usize, nth, head, stride);
-                    cache[to..to + head].copy_from_slice(&of.collect::<Vec<_>>());
                 }
             }
         }
-        vec![HostTensor::Real(queries), HostTensor::Real(cache)]
+        vec![HostTensor::Real(queries), HostTensor::Real(keys)]
     }
 
+    /// Also more tokens than have CTAs for parts of their heads.
     fn cases(&self) -> Vec<Case> {
-        Case::cached()
+        let mut cases = match self.stride {
+            Some(_) => Case::cached(),
+            None => Case::standard(),
+        };
+        cases.push(Case::new("many", &[700, 1, 399]));
+        cases
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -253,10 +330,14 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 norm,
                 rotation,
                 // Two layers.
-                stride: u64::from(4 * kv_heads * head * BLOCK),
+                stride: Some(u64::from(4 * kv_heads * head * BLOCK)),
                 dtype,
             };
-            all.push(kernel.into());
+            let rows = PrepareAttention {
+                stride: None,
+                ..kernel.clone()
+            };
+            all.extend([kernel.into(), rows.into()]);
         }
     }
     all
@@ -280,7 +361,7 @@ mod tests {
                 frequencies: vec![std::f32::consts::FRAC_PI_2],
                 factor: 1.0,
             }),
-            stride: u64::from(4 * BLOCK),
+            stride: Some(u64::from(4 * BLOCK)),
             dtype: DType::F32,
         };
         assert_eq!(kernel.check(), Ok(()));
@@ -323,13 +404,19 @@ mod tests {
             "1024 columns from column 3072 of rows of 4095"
         );
         let small = PrepareAttention {
-            stride: 65_535,
+            stride: Some(65_535),
             ..kernel.clone()
         };
         assert_eq!(
             refused(small),
             "keys and values of 65536 elements in blocks of 65535"
         );
+        let neither = PrepareAttention {
+            norm: None,
+            rotation: None,
+            ..kernel.clone()
+        };
+        assert_eq!(refused(neither), "neither a norm nor a rotation");
         let heads = PrepareAttention { heads: 8, ..kernel };
         assert_eq!(refused(heads), "16 heads are turned, of 8");
     }

@@ -312,7 +312,7 @@ impl Program {
     fn n_appended(&self, kernel: &KernelSpec, cache: u32) -> Option<u32> {
         match kernel {
             KernelSpec::AppendCache(k) => self.n_caches(cache, k.heads, k.head),
-            KernelSpec::PrepareAttention(k) => {
+            KernelSpec::PrepareAttention(k) if k.stride.is_some() => {
                 self.n_caches(cache, k.kv_heads.checked_mul(2)?, k.head)
             }
             _ => None,

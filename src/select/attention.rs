@@ -42,6 +42,7 @@ impl Attention {
                 .into_iter()
                 .map(|(up_to, k)| (up_to, Some(k))),
         );
+        let dispatch = by_rounds(&dispatch, machine, of.heads);
         match self.for_few_tokens(machine) {
             Some(few) => with_few_tokens(dispatch, few),
             None => dispatch,
@@ -66,11 +67,6 @@ impl Attention {
             return Err(AttentionError::WarpgroupInstructions);
         }
         self.0.check()?;
-        if !self.0.of.is_full() {
-            return Err(AttentionError::Full {
-                kernel: "warpgroup",
-            });
-        }
         let ranges = self.tiles_by_length();
         if ranges.is_empty() {
             return Err(AttentionError::WarpgroupHead {
@@ -149,13 +145,14 @@ impl CachedAttention {
     /// of a split without keys, as all but the first are while sequences are short, costs its launch.
     const SPLITS: [(u32, u64); 2] = [(MhaDecode::MOST_SPLITS, 2), (2, 2)];
 
-    /// Steps of one token a sequence have a kernel that splits keys by the number of sequences, and longer pieces one by tiles of
-    /// queries. Where the latter does not serve, the former computes any batch; where neither does, the plain one.
+    /// New tokens of a sequence up to which its queries leave a tile of the kernel for Hopper emptier than one of the other's.
+    const SHORT: u64 = 192;
+
+    /// Steps of one token a sequence have a kernel that splits keys by the number of sequences, and longer pieces kernels by tiles
+    /// of queries. Where the latter do not serve, the former computes any batch; where neither does, the plain one.
     pub fn by_length(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let steps = self.steps(machine);
-        let tiles = MhaPrefill {
-            plain: self.0.clone(),
-        };
+        let tiles = self.tiles(None);
         match (steps.is_empty(), tiles.check().is_ok()) {
             (true, false) => Dispatch::always(self.0.clone().into()),
             (true, true) => Dispatch::always(tiles.into()),
@@ -169,11 +166,19 @@ impl CachedAttention {
                     },
                     choice: entry.choice.clone(),
                 });
-                let longer = Entry {
-                    batches: Batches::by_longest(Interval::new(1, None)),
-                    choice: tiles.into(),
+                let longer = |interval, choice: MhaPrefill| Entry {
+                    batches: Batches::by_longest(interval),
+                    choice: choice.into(),
                 };
-                Dispatch::of(of_one.chain([longer]).collect())
+                let pieces = match self.long(machine) {
+                    Some(long) => vec![
+                        longer(Interval::new(1, Some(Self::SHORT)), tiles),
+                        longer(Interval::new(Self::SHORT, None), long),
+                    ],
+                    None => vec![longer(Interval::new(1, None), tiles)],
+                };
+                let all = Dispatch::of(of_one.chain(pieces).collect());
+                by_rounds(&all, machine, self.0.heads)
             }
         }
     }
@@ -202,10 +207,66 @@ impl CachedAttention {
         Dispatch::by_rows(split.chain(whole))
     }
 
+    /// The kernel for Hopper, where it serves.
+    fn long(&self, machine: &Machine) -> Option<MhaPrefill> {
+        let tile = *MhaTile::gathering(self.0.head).first()?;
+        let long = self.tiles(Some(tile));
+        let serves = machine.instructions == Instructions::Hopper && long.check().is_ok();
+        serves.then_some(long)
+    }
+
+    fn tiles(&self, tile: Option<MhaTile>) -> MhaPrefill {
+        let plain = self.0.clone();
+        MhaPrefill { plain, tile }
+    }
+
     fn split(&self, splits: u32) -> Option<MhaDecode> {
         let plain = self.0.clone();
         Some(MhaDecode { plain, splits }).filter(|kernel| kernel.check().is_ok())
     }
+}
+
+/// Tiles of an SM up to which it takes the finer one, where there is one.
+const ROUNDS: u64 = 4;
+
+/// Divides the batches of a coarse tile: where they give each SM few of them, a finer one computes them.
+fn by_rounds(
+    dispatch: &Dispatch<KernelSpec>,
+    machine: &Machine,
+    heads: u32,
+) -> Dispatch<KernelSpec> {
+    let finer = |kernel: &KernelSpec| -> Option<(u32, KernelSpec)> {
+        match kernel {
+            KernelSpec::MhaWgmma(k) => {
+                let tile = k.tile.finer(k.of.head)?;
+                Some((k.tile.rows, MhaWgmma { tile, ..k.clone() }.into()))
+            }
+            KernelSpec::MhaPrefill(k) => {
+                let (plain, coarse) = (k.plain.clone(), k.tile?);
+                let tile = Some(coarse.finer(plain.head)?);
+                Some((coarse.rows, MhaPrefill { plain, tile }.into()))
+            }
+            _ => None,
+        }
+    };
+    let parts = dispatch.entries().iter().flat_map(|entry| {
+        let Some((rows, choice)) = finer(&entry.choice) else {
+            return vec![entry.clone()];
+        };
+        let most = ROUNDS * u64::from(machine.sms) * u64::from(rows) / u64::from(heads);
+        let of = |rows, choice| Entry {
+            batches: Batches {
+                rows,
+                ..entry.batches
+            },
+            choice,
+        };
+        vec![
+            of(Interval::new(0, Some(most)), choice),
+            of(Interval::new(most, None), entry.choice.clone()),
+        ]
+    });
+    Dispatch::of(parts.collect())
 }
 
 /// Puts a kernel for batches of few tokens, whatever their lengths, before a dispatch by length.
@@ -338,7 +399,8 @@ mod tests {
                 "rows up to 8, longest up to 1: mha_decode",
                 "rows 9 to 33, longest up to 1: mha_decode",
                 "rows above 33, longest up to 1: mha_decode",
-                "longest above 1: mha_prefill",
+                "longest 2 to 192: mha_prefill",
+                "longest above 192: mha_wgmma_persistent",
             ]
         );
         assert_eq!(dispatch.overlap(), None);
@@ -352,6 +414,28 @@ mod tests {
             ]
         );
         assert!(Batches::ALL.is_covered_by(&usual.covered()));
+    }
+
+    #[test]
+    fn few_tiles_for_each_sm_are_finer() {
+        let hopper = testing::hopper();
+        let problem = cached(128, DType::F16);
+        let tile = |dispatch: &Dispatch<KernelSpec>, tokens, longest| {
+            match dispatch.at(tokens, longest).expect("a kernel") {
+                KernelSpec::MhaPrefill(k) => k.tile.expect("a tile"),
+                KernelSpec::MhaWgmma(k) => k.tile,
+                other => panic!("{}", other.as_kernel().symbol()),
+            }
+        };
+        // 4 · 132 · 192 rows of 12 heads.
+        let pieces = problem.by_length(&hopper);
+        assert_eq!(tile(&pieces, 8448, 512).rows, 128);
+        assert_eq!(tile(&pieces, 8449, 512).rows, 192);
+        let whole = attention(128, DType::F16).by_length(&hopper, None);
+        assert_eq!(tile(&whole, 8448, 512).rows, 128);
+        assert_eq!(tile(&whole, 8449, 512).rows, 192);
+        assert_eq!((pieces.overlap(), whole.overlap()), (None, None));
+        assert!(Batches::ALL.is_covered_by(&whole.covered()));
     }
 
     #[test]

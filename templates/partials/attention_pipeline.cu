@@ -1,11 +1,13 @@
 {% include "partials/attention_wgmma_tile.cu" -%}
+constexpr unsigned int ARRIVALS = {{ arrivals }};  // of producer threads, at a full barrier
+constexpr unsigned int RECORD = {{ record }};  // bytes of a tile for the consumers
 constexpr unsigned int ONES_BYTES = ONES ? 16 * ROW_BYTES : 0;
 
 // Shared memory and barriers of a pipeline. A K/V stage has a full barrier for its keys, one for its values, and an
 // empty barrier; a Q stage has an empty barrier and the scheduler's tile, and its queries arrive with the first keys.
 struct SharedStorage {
     static constexpr unsigned int TENSOR_BYTES = Q_STAGES * CONSUMERS * Q_BYTES + STAGES * 2 * TILE_BYTES;
-    static constexpr unsigned int BARRIER_BYTES = (Q_STAGES * 24 + STAGES * 24 + 15) / 16 * 16;
+    static constexpr unsigned int BARRIER_BYTES = (Q_STAGES * (RECORD + 8) + STAGES * 24 + 15) / 16 * 16;
     unsigned int tensors, ones, barriers;
 
     __device__ __forceinline__ SharedStorage(const unsigned char* shared, unsigned int pipeline) {
@@ -22,12 +24,12 @@ struct SharedStorage {
         return tensors + Q_STAGES * CONSUMERS * Q_BYTES + stage * 2 * TILE_BYTES;
     }
     __device__ __forceinline__ unsigned int values(unsigned int stage) const { return keys(stage) + TILE_BYTES; }
-    __device__ __forceinline__ unsigned int tile(unsigned int q_stage) const { return barriers + q_stage * 16; }
+    __device__ __forceinline__ unsigned int tile(unsigned int q_stage) const { return barriers + q_stage * RECORD; }
     __device__ __forceinline__ unsigned int empty_queries(unsigned int q_stage) const {
-        return barriers + Q_STAGES * 16 + q_stage * 8;
+        return barriers + Q_STAGES * RECORD + q_stage * 8;
     }
     __device__ __forceinline__ unsigned int full_keys(unsigned int stage) const {
-        return barriers + Q_STAGES * 24 + stage * 24;
+        return barriers + Q_STAGES * (RECORD + 8) + stage * 24;
     }
     __device__ __forceinline__ unsigned int full_values(unsigned int stage) const { return full_keys(stage) + 8; }
     __device__ __forceinline__ unsigned int empty(unsigned int stage) const { return full_keys(stage) + 16; }
@@ -35,8 +37,8 @@ struct SharedStorage {
     __device__ __forceinline__ void init_barriers() const {
 #pragma unroll 1
         for (unsigned int stage = 0; stage < STAGES; ++stage) {
-            barrier_init(full_keys(stage), 1);
-            barrier_init(full_values(stage), 1);
+            barrier_init(full_keys(stage), ARRIVALS);
+            barrier_init(full_values(stage), ARRIVALS);
             barrier_init(empty(stage), CONSUMERS * 4);  // one arrival of each consumer warp
         }
         for (unsigned int q_stage = 0; q_stage < Q_STAGES; ++q_stage) {

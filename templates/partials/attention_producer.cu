@@ -3,7 +3,8 @@
 struct PersistentSchedule {
     unsigned int pipeline, pipelines, end, from = 0;
     bool backwards = false;
-
+{% if causal %}    unsigned int past = 0;  // keys before the sequence of this lane's number, in a batch of at most 32
+{% endif %}
     __device__ __forceinline__ PersistentSchedule(unsigned int tokens, unsigned int batch, unsigned int pipeline)
         : pipeline(pipeline * gridDim.x + blockIdx.x), pipelines(PIPELINES * gridDim.x),
           end((tokens / ROWS + batch) * HEADS) {}
@@ -13,14 +14,25 @@ struct PersistentSchedule {
         Tile tile;
         tile.length = 0;
         while (from < end && tile.length == 0) {
-            tile = scheduler.at(from + (backwards ? pipelines - 1 - pipeline : pipeline));
+            const unsigned int index = from + (backwards ? pipelines - 1 - pipeline : pipeline);
+            tile = {% if causal %}scheduler.by_keys(index, past){% else %}scheduler.at(index){% endif %};
             from += pipelines, backwards = !backwards;
         }
         return tile;
     }
 };
 
-// Lane 0 loads and broadcasts: its later arrival on the empty barrier then covers the warp's read.
+{% if cached %}__device__ __forceinline__ unsigned int load_word(unsigned int address) {
+    unsigned int x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void store_word(unsigned int address, unsigned int x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
+{% endif %}// Lane 0 loads and broadcasts: its later arrival on the empty barrier then covers the warp's read.
 __device__ __forceinline__ Tile load_tile(unsigned int address) {
     Tile x;
     x.start = x.length = x.first = x.head = 0;
@@ -34,16 +46,20 @@ __device__ __forceinline__ Tile load_tile(unsigned int address) {
     x.length = __shfl_sync(0xffffffff, x.length, 0);
     x.first = __shfl_sync(0xffffffff, x.first, 0);
     x.head = __shfl_sync(0xffffffff, x.head, 0);
-    return x;
+{% if cached %}    x.keys = threadIdx.x % 32 == 0 ? load_word(address + 16) : 0;
+    x.keys = __shfl_sync(0xffffffff, x.keys, 0);
+{% endif %}    return x;
 }
 
 __device__ __forceinline__ void store_tile(unsigned int address, const Tile& x) {
     asm volatile("st.shared.v4.u32 [%0], { %1, %2, %3, %4 };" ::"r"(address), "r"(x.start), "r"(x.length),
                  "r"(x.first), "r"(x.head)
                  : "memory");
-}
+{% if cached %}    store_word(address + 16, x.keys);
+{% endif %}}
 
-// The producer warp of a pipeline: TMA loads of Q, K and V into the stages as they become empty. A tile of length 0
+{% if cached %}{% include "partials/attention_gather.cu" %}
+{% else %}// The producer warp of a pipeline: TMA loads of Q, K and V into the stages as they become empty. A tile of length 0
 // tells the consumers that there are no more.
 __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorMap& q, const TensorMap& k,
                                         const TensorMap& v, TileScheduler& scheduler, PersistentSchedule& schedule) {
@@ -60,13 +76,14 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
             } else {
                 const unsigned int consumers =
                     min((tile.length - tile.first + 63) / 64, static_cast<unsigned int>(CONSUMERS));
-                const unsigned int box = tile.head * BOXES;
+                const unsigned int box = tile.head * BOXES, kv_box = tile.head / GROUP * BOXES;
+                const unsigned int n_keys = tile.keys_of(ROWS);
                 unsigned int q_bytes = consumers * Q_BYTES;  // queries arrive with the first keys
-                for (unsigned int key = 0; key < tile.length; key += KEYS) {
+                for (unsigned int key = 0; key < n_keys; key += KEYS) {
                     const unsigned int keys = smem.full_keys(stage.index), values = smem.full_values(stage.index);
                     if (key > 0) barrier_wait(smem.empty(stage.index), stage.phase ^ 1);
                     barrier_arrive_expecting(keys, TILE_BYTES + q_bytes);
-                    load_boxes(smem.keys(stage.index), k, {{ k_column }} / COLUMNS + box, tile.start + key, keys);
+                    load_boxes(smem.keys(stage.index), k, {{ k_column }} / COLUMNS + kv_box, tile.start + key, keys);
                     if (key == 0) {
 #pragma unroll
                         for (unsigned int i = 0; i < CONSUMERS; ++i) {
@@ -77,7 +94,7 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
                         }
                     }
                     barrier_arrive_expecting(values, TILE_BYTES);
-                    load_boxes(smem.values(stage.index), v, {{ v_column }} / COLUMNS + box, tile.start + key, values);
+                    load_boxes(smem.values(stage.index), v, {{ v_column }} / COLUMNS + kv_box, tile.start + key, values);
                     q_bytes = 0;
                     stage.advance();
                 }
@@ -88,3 +105,4 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
         if (tile.length == 0) return;
     }
 }
+{% endif %}

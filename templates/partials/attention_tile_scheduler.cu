@@ -3,6 +3,18 @@ struct Tile {
     unsigned int length;  // tokens of the sequence; 0 if there is no such tile
     unsigned int first;   // first query of the tile, counted in the sequence
     unsigned int head;
+{% if cached %}    unsigned int sequence;
+    unsigned int keys;    // keys of the sequence, the last `length` of which are those of its tokens
+{% endif %}
+    __device__ __forceinline__ unsigned int all_keys() const { return {% if cached %}keys{% else %}length{% endif %}; }
+
+    // Keys that come before those of query `row`, counted in the sequence, and that it attends to.
+    __device__ __forceinline__ unsigned int keys_before(unsigned int row) const { return all_keys() - length + row; }
+
+    // Keys that the first `rows` queries of the tile attend to.
+    __device__ __forceinline__ unsigned int keys_of(unsigned int rows) const {
+        return CAUSAL ? keys_before(min(length, first + rows)) : all_keys();
+    }
 };
 
 // Maps a tile index to a query tile of the batch; every warp searches for itself. In a batch of at most 32 sequences
@@ -18,7 +30,38 @@ public:
         : cu_lens(cu_lens), batch(batch) {
         if (batch <= 32) load_lengths(0, batch);
     }
-
+{% if causal %}
+    // As `at`, of tiles in the order of their keys, the most first: a grid's last round is one of short tiles. `past` is
+    // the number of keys before this lane's sequence.
+    __device__ __forceinline__ Tile by_keys(unsigned int index, unsigned int past) {
+        if (batch > 32) return at(index);
+        constexpr unsigned int ALL = 0xffffffff;
+        const unsigned int tile_index = index / HEADS;
+        // The keys of this lane's tiles, in steps of ROWS: one tile has `least`, the next has one more.
+        const unsigned int least = past / ROWS, tiles = tiles_of(length), end = least + tiles;
+        const auto with_at_least = [&](unsigned int steps) {
+            return __reduce_add_sync(ALL, min(tiles, end - min(end, steps)));
+        };
+        Tile tile;
+        tile.start = tile.length = tile.first = tile.head = 0;
+        if (tile_index >= with_at_least(0)) return tile;
+        unsigned int steps = 0;
+        for (unsigned int more = __reduce_max_sync(ALL, end); more - steps > 1;) {
+            const unsigned int middle = steps + (more - steps) / 2;
+            if (with_at_least(middle) > tile_index) steps = middle; else more = middle;
+        }
+        const unsigned int nth = tile_index - with_at_least(steps + 1);
+        const bool owns = steps - least < tiles;  // unsigned, fewer steps than `least` wrap
+        const unsigned int owners = __ballot_sync(ALL, owns), before_lane = (1u << threadIdx.x % 32) - 1;
+        const unsigned int owner_lane = __ffs(__ballot_sync(ALL, owns && __popc(owners & before_lane) == nth)) - 1;
+        tile.start = __shfl_sync(ALL, start, owner_lane);
+        tile.length = __shfl_sync(ALL, length, owner_lane);
+        tile.first = (steps - __shfl_sync(ALL, least, owner_lane)) * ROWS;
+        tile.head = index % HEADS;
+{% if cached %}        tile.sequence = owner_lane;
+{% endif %}        return tile;
+    }
+{% endif %}
     __device__ __forceinline__ void in_order() {
         if (batch > 32) return;
         const unsigned int lane = threadIdx.x % 32, own = tiles_of(length);
@@ -67,16 +110,19 @@ public:
         Tile tile;
         tile.start = __shfl_sync(0xffffffff, start, owner_lane);
         tile.length = owners == 0 ? 0 : __shfl_sync(0xffffffff, length, owner_lane);
-        tile.first = (tile_index - __shfl_sync(0xffffffff, before, owner_lane)) * ROWS;
+        const unsigned int rank = tile_index - __shfl_sync(0xffffffff, before, owner_lane);
+        tile.first = (CAUSAL ? tiles_of(tile.length) - 1 - rank : rank) * ROWS;  // the most keys first
         tile.head = index % HEADS;
-        return tile;
+{% if cached %}        tile.sequence = first_sequence + owner_lane;
+{% endif %}        return tile;
     }
 
 private:
     const int* __restrict__ cu_lens;
     unsigned int batch;
     unsigned int start, length, before;  // this lane's sequence: first token, tokens, and tiles before its first
-
+{% if cached %}    unsigned int first_sequence;         // that of lane 0
+{% endif %}
     static __device__ __forceinline__ unsigned int tiles_of(unsigned int length) { return (length + ROWS - 1) / ROWS; }
 
     __device__ __forceinline__ void load_lengths(unsigned int sequence, unsigned int span) {
@@ -84,7 +130,8 @@ private:
         start = cu_lens[own];
         length = lane < span ? cu_lens[own + 1] - start : 0;
         before = start / ROWS + own;
-    }
+{% if cached %}        first_sequence = sequence;
+{% endif %}    }
 
     // Narrows the batch down to 32 sequences, one of which has the tile.
     __device__ __forceinline__ void narrow(unsigned int index) {

@@ -35,6 +35,17 @@ const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
 /// Heads and their size: BERT-base, MiniLM, BERT-large.
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
+/// Heads, key heads, their size, and whether tokens attend to earlier ones only, on sequences of one length: as many of each
+/// length as make 8,192 tokens.
+const EQUAL: [(u32, u32, u32, bool); 4] = [
+    (8, 8, 128, false),
+    (8, 8, 128, true),
+    (16, 8, 128, true),
+    (32, 8, 64, true),
+];
+const EQUAL_LENGTHS: [u32; 4] = [512, 1024, 2048, 4096];
+const EQUAL_TOKENS: u32 = 8192;
+
 /// Every head shape on every set where the sets are the user's, else the project's choice of both.
 pub(super) fn problems(
     dtype: DType,
@@ -51,38 +62,72 @@ pub(super) fn problems(
         };
         let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
         for set in named(sets.to_vec(), &names)? {
-            problems.push(Problem {
-                contenders: contenders(machine, heads, head, &set, dtype)?,
-                task: Task::Attention {
-                    set: set.name,
-                    heads,
-                    head,
-                    lens: set.lens.clone(),
-                },
-                case: Case::new("timed", &set.lens),
-            });
+            problems.push(problem(machine, (heads, heads, head, false), set, dtype)?);
+        }
+    }
+    for heads in EQUAL.into_iter().filter(|_| !chosen) {
+        for length in EQUAL_LENGTHS {
+            let n = EQUAL_TOKENS / length;
+            let set = Set {
+                name: format!("{n}x{length}"),
+                lens: vec![length; n as usize],
+            };
+            problems.push(problem(machine, heads, set, dtype)?);
         }
     }
     Ok(problems)
+}
+
+fn problem(
+    machine: &Machine,
+    (heads, kv_heads, head, causal): (u32, u32, u32, bool),
+    set: Set,
+    dtype: DType,
+) -> Result<Problem, Report> {
+    let stride = (heads + 2 * kv_heads) * head;
+    let column = |offset| HeadView::TokenMajor { offset, stride };
+    let of = Attending {
+        heads,
+        kv_heads,
+        head,
+        scale: usual_scale(head),
+        causal,
+        q: column(0),
+        k: column(heads * head),
+        v: column((heads + kv_heads) * head),
+    };
+    Ok(Problem {
+        contenders: contenders(machine, of, &set, dtype)?,
+        case: Case::new("timed", &set.lens),
+        task: Task::Attention {
+            set: set.name,
+            heads,
+            kv_heads,
+            head,
+            causal,
+            lens: set.lens,
+        },
+    })
 }
 
 /// What a model launches comes first, then the other kernels for these lengths: the tightest of the
 /// short ones, the one by warpgroup MMA, the online and the grouped one, and attention in pieces.
 fn contenders(
     machine: &Machine,
-    heads: u32,
-    head: u32,
+    of: Attending,
     set: &Set,
     dtype: DType,
 ) -> Result<Vec<Contender>, Report> {
-    let width = heads * head;
-    let column = |i| HeadView::TokenMajor {
-        offset: i * width,
-        stride: 3 * width,
-    };
-    let [q, k, v] = [0, 1, 2].map(column);
-    let scale = usual_scale(head);
-    let of = Attending::full(heads, head, scale, [q, k, v]);
+    let Attending {
+        heads,
+        kv_heads,
+        head,
+        scale,
+        q,
+        k,
+        v,
+        ..
+    } = of;
     let attention = Attention(MhaOnline { of, dtype });
     // One tensor has the columns of all three, as the merged projection writes it.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
@@ -125,9 +170,12 @@ fn contenders(
         let label = "grouped scores, reduction, context";
         all.push(Contender::other(label, merged(grouped)));
     }
+    if of.causal {
+        return Ok(all);
+    }
     let scores = AttentionScores {
         heads,
-        kv_heads: heads,
+        kv_heads,
         head,
         scale: 1.0,
         q,
@@ -137,12 +185,12 @@ fn contenders(
     let softmax = by_limit(AttentionSoftmax::variants(heads, scale, dtype), longest);
     let context = AttentionContext {
         heads,
-        kv_heads: heads,
+        kv_heads,
         head,
         v,
         out: HeadView::TokenMajor {
             offset: 0,
-            stride: width,
+            stride: of.width(),
         },
         dtype,
     };

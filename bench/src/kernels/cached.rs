@@ -95,6 +95,7 @@ fn contenders(
     }
     let prefill = MhaPrefill {
         plain: plain.clone(),
+        tile: None,
     };
     if prefill.check().is_ok() {
         others.push(prefill.into());

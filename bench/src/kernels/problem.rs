@@ -106,7 +106,9 @@ pub(super) enum Task {
     Attention {
         set: String,
         heads: u32,
+        kv_heads: u32,
         head: u32,
+        causal: bool,
         lens: Vec<u32>,
     },
     /// Sequences of `keys` keys each, of which `new` are those of the queries and the rest were cached before.
@@ -186,9 +188,17 @@ impl Task {
             Task::LayerNorm { rows, width } => matrices(2.0, *rows, *width),
             Task::BiasResidualLayerNorm { rows, width } => matrices(3.0, *rows, *width),
             Task::Attention {
-                heads, head, lens, ..
+                heads,
+                head,
+                causal,
+                lens,
+                ..
             } => {
-                let pairs: f64 = lens.iter().map(|&n| f64::from(n).powi(2)).sum();
+                let of = |n: f64| match causal {
+                    true => n * (n + 1.0) / 2.0,
+                    false => n * n,
+                };
+                let pairs: f64 = lens.iter().map(|&n| of(f64::from(n))).sum();
                 Work::Flop(4.0 * pairs * f64::from(*heads) * f64::from(*head))
             }
             Task::CachedAttention {
@@ -224,7 +234,7 @@ impl Task {
 }
 
 /// The shape: `20x500` (sequences x length), `1229x768` (rows x width), `b16_m128 12x64` (set, heads
-/// x head size), `8x 1 of 96 32kv8x128` (sequences, new tokens, keys, heads), `1229x3072x768` (rows x outputs x inputs).
+/// x head size), `16x512 16kv8x128 causal`, `8x 1 of 96 32kv8x128` (sequences, new tokens, keys, heads), `1229x3072x768` (rows x outputs x inputs).
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -233,8 +243,20 @@ impl fmt::Display for Task {
                 write!(f, "{rows}x{width}")
             }
             Task::Attention {
-                set, heads, head, ..
-            } => write!(f, "{set} {heads}x{head}"),
+                set,
+                heads,
+                kv_heads,
+                head,
+                causal,
+                ..
+            } => {
+                let groups = match kv_heads == heads {
+                    true => String::new(),
+                    false => format!("kv{kv_heads}"),
+                };
+                let causal = if *causal { " causal" } else { "" };
+                write!(f, "{set} {heads}{groups}x{head}{causal}")
+            }
             Task::CachedAttention {
                 heads,
                 kv_heads,

@@ -215,7 +215,7 @@ struct Drawing {
     time: bool,
 }
 
-const DRAWINGS: [Drawing; 8] = [
+const DRAWINGS: [Drawing; 9] = [
     Drawing {
         file: "softmax.svg",
         title: "Softmax of attention scores, 12 heads",
@@ -266,6 +266,13 @@ const DRAWINGS: [Drawing; 8] = [
         time: false,
     },
     Drawing {
+        file: "attention_equal.svg",
+        title: "Attention, 8,192 tokens in sequences of one length",
+        x_label: "sequences x length, heads x head size",
+        of: |task| matches!(task, Task::Attention { lens, .. } if is_equal(lens)),
+        time: false,
+    },
+    Drawing {
         file: "attention_cached.svg",
         title: "Attention to a KV cache",
         x_label: "sequences x new tokens of all keys, heads x head size",
@@ -276,9 +283,14 @@ const DRAWINGS: [Drawing; 8] = [
 
 fn longest(task: &Task) -> Option<u32> {
     match task {
-        Task::Attention { lens, .. } => lens.iter().copied().max(),
+        Task::Attention { lens, .. } if !is_equal(lens) => lens.iter().copied().max(),
         _ => None,
     }
+}
+
+/// Whether there are several sequences, of one length.
+fn is_equal(lens: &[u32]) -> bool {
+    lens.len() > 1 && lens.iter().all(|&n| n == lens[0])
 }
 
 /// The papers' figures that the problems are for, by file name.

@@ -53,14 +53,18 @@ fn work_is_what_an_operator_needs_at_least() {
         width: 768,
     };
     assert_eq!(layernorm.work(f16), Work::Bytes(30_720.0));
-    let attention = Task::Attention {
+    let attention = |causal| Task::Attention {
         set: "two".to_owned(),
         heads: 12,
+        kv_heads: 12,
         head: 64,
+        causal,
         lens: vec![10, 20],
     };
     // 4·(100 + 400)·768: only pairs inside a sequence.
-    assert_eq!(attention.work(f16), Work::Flop(1_536_000.0));
+    assert_eq!(attention(false).work(f16), Work::Flop(1_536_000.0));
+    // 55 and 210 of them are of a token and one that is not after it.
+    assert_eq!(attention(true).work(f16), Work::Flop(814_080.0));
     let cached = |new| Task::CachedAttention {
         heads: 4,
         kv_heads: 2,

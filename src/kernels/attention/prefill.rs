@@ -2,20 +2,27 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Attending, AttentionError, HeadView, Keys, MhaCached, MhaOnline, view::usual_scale};
+use super::{
+    Attending, AttentionError, HeadView, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma,
+    view::usual_scale, wgmma::Origin,
+};
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, cache::BLOCK,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
+        Tolerance, cache::BLOCK,
     },
     machine::Machine,
     tensor::{DType, Extents},
 };
 
-/// Attention to a KV cache by tiles of queries, in f16 or bf16: [`MhaOnline`] with its keys and values gathered by their slots.
+/// Attention to a KV cache by tiles of queries, in f16 or bf16, with keys and values gathered by their slots: [`MhaOnline`], or
+/// on Hopper [`MhaWgmma`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaPrefill {
     /// The same attention by the plain kernel, which is its definition.
     pub plain: MhaCached,
+    /// The persistent tile of the kernel for Hopper; none for the one that any card runs.
+    pub tile: Option<MhaTile>,
 }
 
 impl MhaPrefill {
@@ -23,14 +30,20 @@ impl MhaPrefill {
     pub fn check(&self) -> Result<(), AttentionError> {
         self.plain.check()?;
         match self.plain.dtype {
-            DType::F16 | DType::BF16 => Ok(()),
-            dtype => Err(AttentionError::PrefillStorage { dtype }),
+            DType::F16 | DType::BF16 => (),
+            dtype => return Err(AttentionError::PrefillStorage { dtype }),
+        }
+        match self.tile {
+            Some(tile) => {
+                let tiles = MhaTile::gathering(self.plain.head);
+                MhaWgmma::check_tile(&self.attending(), tile, tiles)
+            },
+            None => Ok(()),
         }
     }
 
-    /// The tiling is that of causal attention to the batch's own keys, also where keys are a source's: with more queries to a
-    /// warp their slots would spill.
-    fn online(&self) -> MhaOnline {
+    /// The attention of which it is a part: that of whole sequences.
+    fn attending(&self) -> Attending {
         let MhaCached {
             heads,
             kv_heads,
@@ -44,16 +57,25 @@ impl MhaPrefill {
             offset: 0,
             stride: kv_heads * head,
         };
+        Attending {
+            heads,
+            kv_heads,
+            head,
+            scale,
+            causal: self.plain.keys == Keys::Own,
+            q,
+            k: cached,
+            v: cached,
+        }
+    }
+
+    /// The tiling is that of causal attention to the batch's own keys, also where keys are a source's: with more queries to a
+    /// warp their slots would spill.
+    fn online(&self) -> MhaOnline {
         MhaOnline {
             of: Attending {
-                heads,
-                kv_heads,
-                head,
-                scale,
                 causal: true,
-                q,
-                k: cached,
-                v: cached,
+                ..self.attending()
             },
             dtype: self.plain.dtype,
         }
@@ -67,14 +89,35 @@ impl Kernel for MhaPrefill {
             .strip_prefix("mha_cached")
             .or(plain.strip_prefix("mha"));
         let plain = plain.unwrap_or_default();
-        format!("mha_prefill{plain}")
+        match self.tile {
+            Some(tile) => format!("mha_prefill{plain}_{}", tile.name()),
+            None => format!("mha_prefill{plain}"),
+        }
     }
 
     fn template(&self) -> &'static str {
-        "mha_prefill"
+        match self.tile {
+            Some(_) => "mha_wgmma_persistent",
+            None => "mha_prefill",
+        }
+    }
+
+    fn instructions(&self) -> Instructions {
+        match self.tile {
+            Some(_) => Instructions::Hopper,
+            None => Instructions::Ampere,
+        }
     }
 
     fn constants(&self) -> Constants {
+        if let Some(tile) = self.tile {
+            let mut constants = tile.constants(&self.attending(), self.plain.dtype, Origin::Cache);
+            constants.extend([
+                ("block", BLOCK.into()),
+                ("stride", self.plain.stride.into()),
+            ]);
+            return constants;
+        }
         let mut constants = self.online().constants();
         constants.retain(|name, _| !name.starts_with("k_") && !name.starts_with("v_"));
         constants.extend(Constants::from([
@@ -92,12 +135,23 @@ impl Kernel for MhaPrefill {
         self.plain.params()
     }
 
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        let map = |_| MhaTile::query_map(self.plain.head);
+        self.tile.map(map).into_iter().collect()
+    }
+
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
-        self.online().launch(extents, machine)
+        match self.tile {
+            Some(tile) => tile.launch(&self.attending(), extents, machine),
+            None => self.online().launch(extents, machine),
+        }
     }
 
     fn threads(&self) -> u32 {
-        self.online().threads()
+        match self.tile {
+            Some(tile) => tile.threads(),
+            None => self.online().threads(),
+        }
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
@@ -132,6 +186,16 @@ impl Kernel for MhaPrefill {
     }
 }
 
+/// The kernel for any card, and those for Hopper.
+fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
+    let tiles = MhaTile::gathering(plain.head).iter().copied().map(Some);
+    let with = move |tile| MhaPrefill {
+        plain: plain.clone(),
+        tile,
+    };
+    [None].into_iter().chain(tiles).map(with).map(KernelSpec::from)
+}
+
 /// Every tiling, with and without groups, and heads whose rows are filled up for MMAs.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
@@ -163,9 +227,9 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     keys: Keys::Source,
                     ..plain.clone()
                 };
-                all.push(MhaPrefill { plain }.into());
+                all.extend(of_tiles(plain));
             }
-            all.push(MhaPrefill { plain }.into());
+            all.extend(of_tiles(plain));
         }
     }
     all

@@ -87,6 +87,7 @@ impl Kernel for MhaSplitKeys {
             ("storage", storage(dtype).into()),
             ("heads", heads.into()),
             ("head", head.into()),
+            ("cached", false.into()),
             ("scale_log2", f32_literal(scale_log2(scale)).into()),
             ("out_stride", (heads * head).into()),
             ("q_column", q.column().into()),

@@ -32,6 +32,15 @@ pub struct MhaTile {
     pub persistent: bool,
 }
 
+/// Where keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Columns of the batch's rows.
+    Batch,
+    /// A cache, whose rows are gathered by their slots.
+    Cache,
+}
+
 /// Fused attention of any length with WGMMA, in f16 or bf16. Operands as
 /// [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,10 +58,11 @@ const SHARED_OF_BLOCK: u32 = 227 * 1024;
 const BOX_ALIGNMENT: u32 = 1024;
 /// More K/V stages than this hide no more latency.
 const MOST_STAGES: u32 = 8;
-/// Bytes of a stage's barriers (full keys, full values, empty); of the scheduler's tile and the empty barrier of a Q
-/// stage.
+/// Bytes of a stage's barriers (full keys, full values, empty); of the scheduler's tile; of it and the empty barrier of a
+/// Q stage.
 const STAGE_BARRIERS: u32 = 3 * 8;
-const Q_STAGE_BARRIERS: u32 = 16 + 8;
+const TILE_RECORD: u32 = 32;
+const Q_STAGE_BARRIERS: u32 = TILE_RECORD + 8;
 /// 32-bit registers of an SM, and the granularity of their allocation to a thread.
 const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 8;
@@ -96,6 +106,7 @@ impl MhaTile {
         ];
         const OF_128: &[MhaTile] = &[
             MhaTile::persistent(192, 80, 1),
+            MhaTile::persistent(128, 128, 1),
             MhaTile::one_tile(64, 48, 3),
             MhaTile::one_tile(64, 32, 4),
         ];
@@ -106,6 +117,27 @@ impl MhaTile {
             128 => OF_128,
             _ => &[],
         }
+    }
+
+    /// The tiles with which keys and values are gathered from a cache, the one for many tiles first; none if the kernel does
+    /// not support the head size. A producer warpgroup has too few registers to gather beside four of consumers.
+    pub fn gathering(head: u32) -> &'static [MhaTile] {
+        const OF_64_AND_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
+        const OF_128: &[MhaTile] = &[
+            MhaTile::persistent(192, 80, 1),
+            MhaTile::persistent(128, 128, 1),
+        ];
+        match head {
+            64 | 96 => OF_64_AND_96,
+            128 => OF_128,
+            _ => &[],
+        }
+    }
+
+    /// The tile to take instead where an SM has few of these, so that the last of them would be a large part of all.
+    pub fn finer(self, head: u32) -> Option<MhaTile> {
+        let coarse = MhaTile::persistent(192, 80, 1);
+        (head == 128 && self == coarse).then_some(MhaTile::persistent(128, 128, 1))
     }
 
     /// Default dispatch without timings: upper bound on the longest sequence (inclusive), and the tile up to it.
@@ -153,18 +185,103 @@ impl MhaTile {
         self.pipelines() * self.consumers_per_pipeline()
     }
 
-    const fn threads(self) -> u32 {
+    pub(super) const fn threads(self) -> u32 {
         (self.consumers() + self.persistent as u32) * 128
     }
 
     /// Registers of a producer and of a consumer thread after `setmaxnreg`, out of those that a persistent CTA is
     /// launched with.
-    fn registers(self) -> (u32, u32) {
+    fn registers(self, origin: Origin) -> (u32, u32) {
         let whole = |n: u32| n / REGISTER_UNIT * REGISTER_UNIT;
         let all = whole(REGISTERS / self.threads()) * self.threads();
-        let producer = if self.consumers() < 4 { 40 } else { 32 };
+        let producer = match origin {
+            Origin::Cache => 56,
+            Origin::Batch if self.consumers() < 4 => 40,
+            Origin::Batch => 32,
+        };
         let consumer = whole((all - producer * 128) / (self.consumers() * 128));
         (producer, consumer.min(240))
+    }
+
+    /// Arrivals of producer threads at a full barrier: of the one that starts TMA copies, or of all that gather rows.
+    fn arrivals(self, origin: Origin) -> u32 {
+        match origin {
+            Origin::Batch => 1,
+            Origin::Cache => 128 / self.pipelines(),
+        }
+    }
+
+    /// What both kernels' templates need of the tile and the attention.
+    pub(super) fn constants(self, of: &Attending, dtype: DType, origin: Origin) -> Constants {
+        let registers = |n: u32| -> String {
+            let all: Vec<String> = (0..n).map(|i| format!("%{i}")).collect();
+            all.join(", ")
+        };
+        let operands = |n: u32| -> String {
+            let all: Vec<String> = (0..n).map(|i| format!("\"+f\"(acc[{i}])")).collect();
+            all.join(", ")
+        };
+        let head = of.head;
+        let scores = self.keys / 2;
+        let ones = has_ones(head);
+        let acc = head / 2 + if ones { 4 } else { 0 };
+        let mut all = Constants::from([
+            ("storage", storage(dtype).into()),
+            ("heads", of.heads.into()),
+            ("group", (of.heads / of.kv_heads.max(1)).into()),
+            ("causal", of.causal.into()),
+            ("cached", (origin == Origin::Cache).into()),
+            ("head", head.into()),
+            ("columns", columns(head).into()),
+            ("ones", ones.into()),
+            ("keys", self.keys.into()),
+            ("stages", self.stages(head).into()),
+            ("scale_log2", f32_literal(scale_log2(of.scale)).into()),
+            ("out_stride", of.width().into()),
+            ("q_column", of.q.column().into()),
+            ("scores", scores.into()),
+            ("score_registers", registers(scores).into()),
+            ("score_operands", operands(scores).into()),
+            ("acc", acc.into()),
+            ("acc_registers", registers(acc).into()),
+            ("acc_operands", operands(acc).into()),
+        ]);
+        if self.persistent {
+            let (producer, consumer) = self.registers(origin);
+            all.extend([
+                ("pipelines", self.pipelines().into()),
+                ("consumers", self.consumers_per_pipeline().into()),
+                ("producer_registers", producer.into()),
+                ("consumer_registers", consumer.into()),
+                ("arrivals", self.arrivals(origin).into()),
+                ("record", TILE_RECORD.into()),
+            ]);
+        }
+        all
+    }
+
+    /// A persistent grid has at most one CTA per SM; indices of tiles are those of the other fused kernels, with the head
+    /// as the fastest dimension.
+    pub(super) fn launch(self, of: &Attending, extents: &Extents, machine: &Machine) -> Launch {
+        let tiles = extents.tokens / u64::from(self.rows) + extents.batch;
+        let blocks = tiles.saturating_mul(of.heads.into());
+        let most = match self.persistent {
+            true => machine.sms.into(),
+            false => u64::MAX,
+        };
+        let bytes = self.bytes(of.head, self.stages(of.head));
+        // With no more CTAs than SMs, asking for half of the shared memory keeps two CTAs off one SM.
+        let alone = !self.persistent && blocks <= machine.sms.into();
+        let shared = match alone {
+            true => bytes.max(SHARED_OF_SM / 2),
+            false => bytes,
+        };
+        Launch::of_ctas(blocks.min(most), self.threads(), shared)
+    }
+
+    /// The map by which a persistent kernel copies queries.
+    pub(super) fn query_map(head: u32) -> TensorMap {
+        heads_map("q", head, 64)
     }
 
     /// K/V stages of a pipeline: as many as fit shared memory.
@@ -189,6 +306,16 @@ impl MhaTile {
             }
             false => BOX_ALIGNMENT + boxes + ones,
         }
+    }
+}
+
+/// A map for copies of `rows` rows of a head.
+fn heads_map(param: &'static str, head: u32, rows: u32) -> TensorMap {
+    TensorMap {
+        param,
+        box_rows: rows,
+        box_columns: columns(head),
+        order: RowOrder::Boxes(head / columns(head)),
     }
 }
 
@@ -219,7 +346,7 @@ impl MhaWgmma {
     /// The tiles that support this attention on a card with these instructions; none if the kernel does not.
     pub fn tiles(of: &Attending, dtype: DType, instructions: Instructions) -> &'static [MhaTile] {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
-        let serves = of.is_full() && [of.q, of.k, of.v].into_iter().all(whole);
+        let serves = [of.q, of.k, of.v].into_iter().all(whole);
         match instructions {
             Instructions::Hopper if dtype != DType::F32 && serves => MhaTile::candidates(of.head),
             _ => &[],
@@ -229,36 +356,40 @@ impl MhaWgmma {
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.plain().check()?;
-        if !self.of.is_full() {
-            return Err(AttentionError::Full {
-                kernel: "warpgroup",
-            });
-        }
-        let tiles = MhaTile::candidates(self.of.head);
-        if tiles.is_empty() {
-            return Err(AttentionError::WarpgroupHead { head: self.of.head });
-        }
+        Self::check_tile(&self.of, self.tile, MhaTile::candidates(self.of.head))?;
         if self.dtype == DType::F32 {
             return Err(AttentionError::WarpgroupStorage { dtype: self.dtype });
         }
-        for (operand, view, _) in self.of.operands() {
+        Ok(())
+    }
+
+    /// Whether the tile, one of `tiles`, serves this attention.
+    pub(super) fn check_tile(
+        of: &Attending,
+        tile: MhaTile,
+        tiles: &[MhaTile],
+    ) -> Result<(), AttentionError> {
+        if tiles.is_empty() {
+            return Err(AttentionError::WarpgroupHead { head: of.head });
+        }
+        for (operand, view, _) in of.operands() {
             let HeadView::TokenMajor { offset, stride } = view else {
                 return Err(AttentionError::WarpgroupView { operand });
             };
-            if !has_whole_boxes(view, self.of.head) {
+            if !has_whole_boxes(view, of.head) {
                 return Err(AttentionError::WarpgroupColumns {
                     operand,
                     offset,
                     stride,
-                    columns: columns(self.of.head),
+                    columns: columns(of.head),
                 });
             }
         }
-        match tiles.contains(&self.tile) {
+        match tiles.contains(&tile) {
             true => Ok(()),
             false => Err(AttentionError::WarpgroupTile {
-                tile: self.tile,
-                head: self.of.head,
+                tile,
+                head: of.head,
             }),
         }
     }
@@ -289,10 +420,9 @@ impl Kernel for MhaWgmma {
 
     fn definition(&self) -> String {
         format!(
-            "mha_wgmma_{}_h{}x{}{}",
+            "mha_wgmma_{}_{}{}",
             self.dtype,
-            self.of.heads,
-            self.of.head,
+            self.plain().operands().heads(),
             self.plain().operands().suffix(),
         )
     }
@@ -309,57 +439,20 @@ impl Kernel for MhaWgmma {
     }
 
     fn constants(&self) -> Constants {
-        let registers = |n: u32| -> String {
-            let all: Vec<String> = (0..n).map(|i| format!("%{i}")).collect();
-            all.join(", ")
-        };
-        let operands = |n: u32| -> String {
-            let all: Vec<String> = (0..n).map(|i| format!("\"+f\"(acc[{i}])")).collect();
-            all.join(", ")
-        };
-        let scores = self.tile.keys / 2;
-        let ones = has_ones(self.of.head);
-        let acc = self.of.head / 2 + if ones { 4 } else { 0 };
-        let stages = self.tile.stages(self.of.head);
-        let mut all = Constants::from([
-            ("storage", storage(self.dtype).into()),
-            ("heads", self.of.heads.into()),
-            ("head", self.of.head.into()),
-            ("columns", columns(self.of.head).into()),
-            ("ones", ones.into()),
-            ("keys", self.tile.keys.into()),
-            ("stages", stages.into()),
-            ("scale_log2", f32_literal(scale_log2(self.of.scale)).into()),
-            ("out_stride", (self.of.heads * self.of.head).into()),
-            ("q_column", self.of.q.column().into()),
-            ("k_column", self.of.k.column().into()),
-            ("v_column", self.of.v.column().into()),
-            ("scores", scores.into()),
-            ("score_registers", registers(scores).into()),
-            ("score_operands", operands(scores).into()),
-            ("acc", acc.into()),
-            ("acc_registers", registers(acc).into()),
-            ("acc_operands", operands(acc).into()),
+        let Attending { head, q, k, v, .. } = self.of;
+        let mut all = self.tile.constants(&self.of, self.dtype, Origin::Batch);
+        all.extend([
+            ("k_column", k.column().into()),
+            ("v_column", v.column().into()),
         ]);
-        all.extend(match self.tile.persistent {
-            true => {
-                let (producer, consumer) = self.tile.registers();
-                vec![
-                    ("pipelines", self.tile.pipelines().into()),
-                    ("consumers", self.tile.consumers_per_pipeline().into()),
-                    ("producer_registers", producer.into()),
-                    ("consumer_registers", consumer.into()),
-                ]
-            }
-            false => {
-                vec![
-                    ("blocks", self.tile.blocks.into()),
-                    ("q_stride", self.of.q.stride(self.of.head).into()),
-                    ("k_stride", self.of.k.stride(self.of.head).into()),
-                    ("v_stride", self.of.v.stride(self.of.head).into()),
-                ]
-            }
-        });
+        if !self.tile.persistent {
+            all.extend([
+                ("blocks", self.tile.blocks.into()),
+                ("q_stride", q.stride(head).into()),
+                ("k_stride", k.stride(head).into()),
+                ("v_stride", v.stride(head).into()),
+            ]);
+        }
         all
     }
 
@@ -372,40 +465,15 @@ impl Kernel for MhaWgmma {
         if !self.tile.persistent {
             return Vec::new();
         }
-        let map = |param, box_rows| TensorMap {
-            param,
-            box_rows,
-            box_columns: columns(self.of.head),
-            order: RowOrder::Boxes(self.of.head / columns(self.of.head)),
-        };
         vec![
-            map("q", 64),
-            map("k", self.tile.keys),
-            map("v", self.tile.keys),
+            MhaTile::query_map(self.of.head),
+            heads_map("k", self.of.head, self.tile.keys),
+            heads_map("v", self.of.head, self.tile.keys),
         ]
     }
 
-    /// Tile indices as in the other fused kernels, with the head as the fastest dimension. A persistent grid has at
-    /// most one CTA per SM.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
-        let tiles = extents.tokens / u64::from(self.tile.rows) + extents.batch;
-        let blocks = tiles.saturating_mul(self.of.heads.into());
-        let most = if self.tile.persistent {
-            machine.sms.into()
-        } else {
-            u64::MAX
-        };
-        let bytes = self
-            .tile
-            .bytes(self.of.head, self.tile.stages(self.of.head));
-        // With no more CTAs than SMs, asking for half of the shared memory keeps two CTAs off one SM.
-        let alone = !self.tile.persistent && blocks <= machine.sms.into();
-        let shared = if alone {
-            bytes.max(SHARED_OF_SM / 2)
-        } else {
-            bytes
-        };
-        Launch::of_ctas(blocks.min(most), self.threads(), shared)
+        self.tile.launch(&self.of, extents, machine)
     }
 
     fn threads(&self) -> u32 {
@@ -440,19 +508,30 @@ impl Kernel for MhaWgmma {
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
-        for (heads, head) in [(12, 32), (12, 64), (5, 96), (2, 128)] {
-            for &tile in MhaTile::candidates(head) {
-                let column = |i| HeadView::TokenMajor {
-                    offset: i * heads * head,
-                    stride: 3 * heads * head,
-                };
-                let views = [0, 1, 2].map(column);
-                all.push(KernelSpec::from(MhaWgmma {
-                    of: Attending::full(heads, head, usual_scale(head), views),
-                    dtype,
-                    tile,
-                }));
-            }
+        for (heads, kv_heads, head, causal) in [
+            (12, 12, 32, false),
+            (12, 12, 64, false),
+            (5, 5, 96, false),
+            (2, 2, 128, false),
+            (3, 1, 32, true),
+            (4, 2, 64, true),
+            (5, 5, 96, true),
+            (6, 2, 128, true),
+        ] {
+            let stride = (heads + 2 * kv_heads) * head;
+            let column = |offset| HeadView::TokenMajor { offset, stride };
+            let of = Attending {
+                heads,
+                kv_heads,
+                head,
+                scale: usual_scale(head),
+                causal,
+                q: column(0),
+                k: column(heads * head),
+                v: column((heads + kv_heads) * head),
+            };
+            let tiles = MhaTile::candidates(head).iter();
+            all.extend(tiles.map(|&tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
         }
         let (heads, head) = (3, 64);
         let plain = HeadView::TokenMajor {

@@ -1,4 +1,4 @@
-//! What attention to a KV cache reads, computed by one launch: several nodes, from the rows of one projection.
+//! What attention reads, computed by one launch: several nodes, from the rows of one projection.
 
 use std::collections::{HashMap, HashSet};
 
@@ -32,10 +32,20 @@ pub(super) struct Preparation {
     /// Operands among the graph's nodes.
     reads: Vec<NodeId>,
     metas: Vec<Meta>,
-    /// The queries that it writes, if it does.
-    queries: Option<NodeId>,
-    keys: NodeId,
-    values: NodeId,
+    writes: Writes,
+}
+
+/// What a launch writes.
+#[derive(Clone, Copy)]
+enum Writes {
+    /// Rows of queries and of keys.
+    Rows([NodeId; 2]),
+    /// Rows of queries, if there are any, and keys and values into two caches.
+    Cache {
+        queries: Option<NodeId>,
+        keys: NodeId,
+        values: NodeId,
+    },
 }
 
 impl Prepared {
@@ -140,6 +150,9 @@ fn find(
     of: &Attending,
 ) -> Option<(Vec<NodeId>, Preparation)> {
     let [query, keys, values] = graph.operands(attention).try_into().ok()?;
+    if !matches!(graph.op(keys), Op::Cache { .. }) {
+        return rows(graph, program.dtype, [query, keys], of);
+    }
     let columns = |cache| cached(graph, program, cache, of);
     let ((key_cache, key_from), (value_cache, value_from)) = (columns(keys)?, columns(values)?);
     // One launch writes both as heads of one cache, so they must be neighbours.
@@ -156,47 +169,24 @@ fn find(
             kernel: kernel.into(),
             reads: vec![rows],
             metas: vec![Meta::TokenSlots],
-            queries: None,
-            keys,
-            values,
+            writes: Writes::Cache {
+                queries: None,
+                keys,
+                values,
+            },
         };
         return (rows == value_rows).then(|| (vec![keys, values], launch));
     }
-    let queries = Heads::of(graph, query, of.heads, of.head)?;
-    let side = HeadView::TokenMajor {
-        offset: 0,
-        stride: of.heads * of.head,
-    };
-    let ours = |id| graph.sole_consumer(id).is_some();
-    let serves = key_from == 0
-        && width(graph.shape(rows)).ok()? == of.kv_heads * of.head
-        && of.q == side
-        && queries.like(&key)
-        && value_rows == key.x
-        && ours(query)
-        && ours(rows);
-    if !serves {
-        return None;
-    }
+    let serves = key_from == 0 && value_rows == key.x;
+    let queries = together(graph, query, [rows, keys], &key, of).filter(|_| serves)?;
     let kernel = PrepareAttention {
-        heads: of.heads,
-        kv_heads: of.kv_heads,
-        head: of.head,
         columns: [queries.from, key.from, value_from],
-        row: width(graph.shape(key.x)).ok()?,
-        norm: key.norm.map(|(eps, _)| eps),
-        rotation: queries.rotation.cloned(),
-        stride,
-        dtype,
+        stride: Some(stride),
+        ..kernel_of(graph, &queries, &key, of, dtype)?
     };
-    kernel.check().ok()?;
-    let gammas = [&queries, &key].into_iter().filter_map(|heads| heads.norm);
-    let reads = [key.x].into_iter().chain(gammas.map(|(_, gamma)| gamma));
-    let positions = kernel.rotation.is_some().then_some(Meta::Positions);
-    let launch = Preparation {
-        reads: reads.collect(),
-        metas: positions.into_iter().chain([Meta::TokenSlots]).collect(),
-        kernel: kernel.into(),
+    let mut launch = preparation(kernel, &queries, &key)?;
+    launch.metas.push(Meta::TokenSlots);
+    launch.writes = Writes::Cache {
         queries: Some(query),
         keys,
         values,
@@ -205,6 +195,91 @@ fn find(
     nodes.extend(queries.nodes);
     nodes.extend(key.nodes);
     Some((nodes, launch))
+}
+
+/// The same for attention to the batch's own keys, which are rows as the queries are.
+fn rows(
+    graph: &Graph,
+    dtype: DType,
+    [query, keys]: [NodeId; 2],
+    of: &Attending,
+) -> Option<(Vec<NodeId>, Preparation)> {
+    let key = Heads::of(graph, keys, of.kv_heads, of.head)?;
+    let queries = together(graph, query, [keys, keys], &key, of)?;
+    let (own, all) = (rows_of(of.kv_heads, of.head), [query, keys]);
+    let serves = of.k == own && !key.nodes.is_empty() && all.iter().all(|&x| !graph.is_output(x));
+    let kernel = kernel_of(graph, &queries, &key, of, dtype).filter(|_| serves)?;
+    let launch = preparation(kernel, &queries, &key)?;
+    let nodes = queries.nodes.into_iter().chain(key.nodes).collect();
+    Some((nodes, launch))
+}
+
+/// Heads as rows of their own.
+fn rows_of(heads: u32, head: u32) -> HeadView {
+    HeadView::TokenMajor {
+        offset: 0,
+        stride: heads * head,
+    }
+}
+
+/// The queries, if they are prepared as the keys are, and what becomes of both is read once: rows of keys by a cache or an
+/// attention.
+fn together<'a>(
+    graph: &'a Graph,
+    query: NodeId,
+    [rows, keys]: [NodeId; 2],
+    key: &Heads<'a>,
+    of: &Attending,
+) -> Option<Heads<'a>> {
+    let queries = Heads::of(graph, query, of.heads, of.head)?;
+    let ours = |id| graph.sole_consumer(id).is_some();
+    let serves = width(graph.shape(rows)).ok()? == of.kv_heads * of.head
+        && of.q == rows_of(of.heads, of.head)
+        && queries.like(key)
+        && ours(query)
+        && (ours(rows) || rows == keys);
+    serves.then_some(queries)
+}
+
+/// The kernel without a cache.
+fn kernel_of(
+    graph: &Graph,
+    queries: &Heads<'_>,
+    key: &Heads<'_>,
+    of: &Attending,
+    dtype: DType,
+) -> Option<PrepareAttention> {
+    Some(PrepareAttention {
+        heads: of.heads,
+        kv_heads: of.kv_heads,
+        head: of.head,
+        // Values are read where they are.
+        columns: [queries.from, key.from, key.from],
+        row: width(graph.shape(key.x)).ok()?,
+        norm: key.norm.map(|(eps, _)| eps),
+        rotation: queries.rotation.cloned(),
+        stride: None,
+        dtype,
+    })
+}
+
+/// The launch of a kernel that writes rows.
+fn preparation(
+    kernel: PrepareAttention,
+    queries: &Heads<'_>,
+    key: &Heads<'_>,
+) -> Option<Preparation> {
+    kernel.check().ok()?;
+    let gammas = [queries, key].into_iter().filter_map(|heads| heads.norm);
+    let reads = [key.x].into_iter().chain(gammas.map(|(_, gamma)| gamma));
+    let positions = kernel.rotation.is_some().then_some(Meta::Positions);
+    let written = |heads: &Heads<'_>| heads.nodes.first().copied();
+    Some(Preparation {
+        reads: reads.collect(),
+        metas: positions.into_iter().collect(),
+        writes: Writes::Rows([written(queries)?, written(key)?]),
+        kernel: kernel.into(),
+    })
 }
 
 /// The number of a cache that attention alone reads as `of` says, and the first column that it keeps.
@@ -258,17 +333,26 @@ impl Lowering<'_> {
         for meta in launch.metas {
             operands.push(self.meta(meta));
         }
-        if let Some(queries) = launch.queries {
-            let node = self.graph.node(queries);
+        let rows: &[NodeId] = match &launch.writes {
+            Writes::Rows(rows) => rows,
+            Writes::Cache { queries, .. } => queries.as_slice(),
+        };
+        for &id in rows {
+            let node = self.graph.node(id);
             let tensor = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
-            self.tensor_of.insert(queries, tensor);
+            self.tensor_of.insert(id, tensor);
             operands.push(tensor);
         }
-        let [keys, values] = [launch.keys, launch.values].map(|cache| self.cache_tensor(cache));
-        operands.push(keys);
-        self.tensor_of.insert(launch.keys, keys);
-        self.tensor_of.insert(launch.values, values);
-        let at = launch.queries.unwrap_or(launch.keys);
-        self.step(at, Dispatch::always(launch.kernel), operands);
+        let mut at = rows.first().copied();
+        if let Writes::Cache { keys, values, .. } = launch.writes {
+            let tensors = [keys, values].map(|cache| self.cache_tensor(cache));
+            operands.push(tensors[0]);
+            self.tensor_of.insert(keys, tensors[0]);
+            self.tensor_of.insert(values, tensors[1]);
+            at = at.or(Some(keys));
+        }
+        if let Some(at) = at {
+            self.step(at, Dispatch::always(launch.kernel), operands);
+        }
     }
 }

@@ -132,7 +132,10 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| heads(k.kv_heads.saturating_mul(2), k.head, &[]))
             .and_then(|()| k.norm.map_or(Ok(()), eps))
             .and_then(|()| k.check())
-            .and_then(|()| check_stride(k.stride, 2 * k.kv_heads, k.head))
+            .and_then(|()| match k.stride {
+                Some(stride) => check_stride(stride, 2 * k.kv_heads, k.head),
+                None => Ok(()),
+            })
             .map(|()| k.dtype),
         K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
             .and_then(|()| k.check().map_err(|e| e.to_string()))

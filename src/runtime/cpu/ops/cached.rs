@@ -54,12 +54,13 @@ pub(super) fn prepare_attention(
         Some(_) => args.i32s("positions", tokens)?,
         None => &[],
     };
-    let slots = args.i32s("token_slots", tokens)?;
+    let slots = match spec.stride {
+        Some(_) => args.i32s("token_slots", tokens)?,
+        None => &[],
+    };
     let (n, kv) = (spec.heads as usize, spec.kv_heads as usize);
-    let (head, row, stride) = (spec.head as usize, row as usize, spec.stride as usize);
+    let (head, row) = (spec.head as usize, row as usize);
     args.check_shape("queries", &[tokens, n as u64, head_size], queries.len())?;
-    let cache = args.out_pool()?;
-    Room::of(cache.len(), 2 * kv, head, stride).check(op, "token_slots", slots)?;
     // Heads of queries (0) or keys (1) of a token, normalised and turned.
     let prepare = |part: usize, token: usize, out: &mut [f32]| {
         let from = token * row + spec.columns[part] as usize;
@@ -82,6 +83,17 @@ pub(super) fn prepare_attention(
             prepare(0, first + i, out);
         }
     });
+    let Some(stride) = spec.stride else {
+        let keys = args.out(&[tokens, kv as u64, head_size])?;
+        for_row_blocks(keys, kv * head, |first, out| {
+            for (i, out) in out.chunks_exact_mut(kv * head).enumerate() {
+                prepare(1, first + i, out);
+            }
+        });
+        return Ok(());
+    };
+    let (cache, stride) = (args.out_pool()?, stride as usize);
+    Room::of(cache.len(), 2 * kv, head, stride).check(op, "token_slots", slots)?;
     let mut keys = vec![0.0; kv * head];
     for (token, &slot) in slots.iter().enumerate() {
         prepare(1, token, &mut keys);

@@ -218,10 +218,10 @@ pub fn run_in(
         return gemm::deferred_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
     }
     if let KernelSpec::PrepareAttention(k) = spec {
-        let [queries, cache] = writes else {
+        let [queries, keys] = writes else {
             return Err(wrong("two tensors"));
         };
-        return cached::prepare_attention(k, Args::new(op, extents, reads, cache), queries);
+        return cached::prepare_attention(k, Args::new(op, extents, reads, keys), queries);
     }
     let [out] = writes else {
         return Err(wrong("one tensor"));
