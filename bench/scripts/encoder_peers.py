@@ -5,9 +5,9 @@ config.json's. The contenders:
 
   compile  the Hugging Face model under torch.compile with CUDA graphs, on the padded batch and its mask
   packed   BERT's layers written on packed tokens with PyTorch's varlen attention, compiled, in a CUDA graph
-  floor    the four GEMMs of every layer on the valid tokens through cuBLAS, in a CUDA graph, and nothing else
+  floor    our program's GEMMs on the valid tokens through cuBLAS, in a CUDA graph, and nothing else
 
-The request is {"dtype", "config", "contenders", "runs", "warm_up", "sets": [{"name", "lens"}]}; how
+The request is {"dtype", "config", "contenders", "runs", "warm_up", "weights": [[outputs, inputs]], "sets": [{"name", "lens"}]}; how
 answers look is in peers.py.
 
     python3 bench/scripts/encoder_peers.py --request FILE
@@ -110,11 +110,9 @@ def packed(request, lens):
 def floor(request, lens):
     import torch
     from torch.nn import functional as F
-    n_layers, width, _, inner = sizes(request["config"])
-    of = dict(dtype=peers.dtype_of(request), device="cuda")
-    xs = {n: torch.randn(sum(lens), n, **of) for n in (width, inner)}
-    shapes = ((3 * width, width), (width, width), (inner, width), (width, inner))
-    weights = [torch.randn(*shape, **of) / shape[1]**0.5 for _ in range(n_layers) for shape in shapes]
+    shapes, of = request["weights"], dict(dtype=peers.dtype_of(request), device="cuda")
+    xs = {n: torch.randn(sum(lens), n, **of) for _, n in shapes}
+    weights = [torch.randn(*shape, **of) / shape[1]**0.5 for shape in shapes]
 
     def gemms():
         for weight in weights:

@@ -13,6 +13,8 @@ use gemmule::{
         print, say, table, write_file, write_json,
     },
     engine::DeviceName,
+    program::Program,
+    tensor::Extents,
 };
 use miette::{IntoDiagnostic, Report, WrapErr, miette};
 use serde::Serialize;
@@ -31,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "auto|off|PYTHON", default_value = "off", num_args = 0..=1, default_missing_value = "auto")]
     peers: peers::Choice,
     /// compile: Hugging Face's model under torch.compile on the padded batch; packed: BERT's layers
-    /// on packed tokens, compiled, in a CUDA graph; floor: nothing but the GEMMs, by cuBLAS
+    /// on packed tokens, compiled, in a CUDA graph; floor: nothing but the program's GEMMs, by cuBLAS
     #[arg(
         long,
         value_enum,
@@ -97,6 +99,8 @@ struct Request<'a> {
     contenders: Vec<&'static str>,
     warm_up: usize,
     runs: usize,
+    /// Outputs and inputs of every linear layer that is computed for each token.
+    weights: Vec<[u32; 2]>,
     sets: Vec<Lens<'a>>,
 }
 
@@ -129,6 +133,7 @@ pub(crate) fn run(args: Args) -> Outcome {
             contenders: args.peer_variants.iter().map(|v| v.name()).collect(),
             warm_up: args.ours.warm_up,
             runs: args.ours.runs,
+            weights: weights(engine.program(), &ready.sets[0])?,
             sets: ready.sets.iter().map(lens).collect(),
         };
         let names: Vec<String> = ready.sets.iter().map(|s| s.name.clone()).collect();
@@ -186,6 +191,20 @@ fn find_peers(args: &Args, engine: &Engine) -> Result<Option<(Peers, serde_json:
         .wrap_err("the peers are built from the model's config.json")?;
     let peers = Peers::find(&args.peers, peers::ENCODER, device.ordinal)?;
     Ok(peers.map(|peers| (peers, config)))
+}
+
+/// The linear layers that a batch of these lengths launches, for all of its tokens.
+fn weights(program: &Program, set: &Set) -> Result<Vec<[u32; 2]>, Report> {
+    let batch = Extents::of(&set.lens).into_diagnostic()?;
+    let mut all = Vec::new();
+    for step in &program.steps {
+        let Some((kernel, rows)) = step.launch(&batch).into_diagnostic()? else {
+            continue;
+        };
+        let of_tokens = rows.rows == batch.tokens;
+        all.extend(program.kernels[kernel].weight().filter(|_| of_tokens));
+    }
+    Ok(all)
 }
 
 fn lens(set: &Set) -> Lens<'_> {

@@ -104,6 +104,20 @@ impl KernelSpec {
         }
     }
 
+    /// Outputs and inputs of the linear layer that a kernel computes for each row, if it is one, alone or with more.
+    pub fn weight(&self) -> Option<[u32; 2]> {
+        match self {
+            Self::Gemm(k) => Some([k.n, k.k]),
+            Self::GemmWgmma(k) => Some([k.n, k.k]),
+            Self::GemmSplitK(k) => Some([k.n, k.k]),
+            Self::GemmResidualLayerNorm(k) => Some([k.n, k.k]),
+            Self::GemmResidualRowStats(k) => Some([k.n, k.k]),
+            Self::DeferredLayerNormGemm(k) => Some([k.n, k.k]),
+            Self::NormGemm(k) => Some([k.n, k.k]),
+            _ => None,
+        }
+    }
+
     /// Floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's
     /// table II: 0 for memory-bound kernels.
     pub fn flop(&self) -> Size {
@@ -116,14 +130,10 @@ impl KernelSpec {
             let one = attention(of.heads, of.head);
             &one + &one
         };
+        if let Some([n, k]) = self.weight() {
+            return product(n, k, Symbol::Rows);
+        }
         match self {
-            Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
-            Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
-            Self::GemmSplitK(k) => product(k.n, k.k, Symbol::Rows),
-            Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
-            Self::GemmResidualRowStats(k) => product(k.n, k.k, Symbol::Rows),
-            Self::DeferredLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
-            Self::NormGemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),

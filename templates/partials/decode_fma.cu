@@ -34,11 +34,12 @@ public:
 
     // Adds the tile at `stage`, of which the first n > 0 keys exist.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n) {
-        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[ROWS][2] = {};
 #pragma unroll
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
-            const float4 low = load_shared(stage + i * PACK_BYTES), high = load_shared(stage + (KEY_PACKS + i) * PACK_BYTES);
+            const unsigned int at = stage + key_place(g, c, i);
+            const float4 low = load_shared(at + i * PACK_BYTES), high = load_shared(at + (KEY_PACKS + i) * PACK_BYTES);
             const unsigned int pack = min(i * 4 + c, PACKS - 1);  // keys are zeros beyond
 #pragma unroll
             for (unsigned int r = 0; r < ROWS; ++r) {
@@ -69,7 +70,7 @@ public:
         for (unsigned int nth = 0; nth < 4; ++nth) {
             float4 v[VALUE_PACKS];
 #pragma unroll
-            for (unsigned int i = 0; i < VALUE_PACKS; ++i) v[i] = load_shared(stage + VALUES_AT + (nth * VALUE_PACKS + i) * PACK_BYTES);
+            for (unsigned int i = 0; i < VALUE_PACKS; ++i) v[i] = load_shared(values + (nth * VALUE_PACKS + i) * PACK_BYTES);
 #pragma unroll
             for (unsigned int r = 0; r < ROWS; ++r) {
                 const float weight = __shfl_sync(ALL_LANES, s[r][nth / 2], (c * 2 + nth % 2) * 4);

@@ -39,13 +39,14 @@ public:
 
     // Adds the tile at `stage`, of which the first n > 0 keys exist.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n) {
-        const unsigned int g = threadIdx.x % 32 / 4;
+        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[4] = {}, odd[4] = {};  // two chains of MMAs, each half as long
 #pragma unroll
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             unsigned int low[4], high[4];  // keys g and g + 8
-            load_shared(low, stage + i * PACK_BYTES);
-            load_shared(high, stage + (KEY_PACKS + i) * PACK_BYTES);
+            const unsigned int at = stage + key_place(g, c, i);
+            load_shared(low, at + i * PACK_BYTES);
+            load_shared(high, at + (KEY_PACKS + i) * PACK_BYTES);
 #pragma unroll
             for (int half = 0; half < 4; half += 2) {
                 const unsigned int a[4] = {low[half], high[half], low[half + 1], high[half + 1]};
@@ -71,7 +72,7 @@ public:
         for (unsigned int i = 0; i < VALUE_PACKS; ++i) {
             unsigned int v[4][4];  // values 2c, 2c + 1, 2c + 8, 2c + 9
 #pragma unroll
-            for (unsigned int nth = 0; nth < 4; ++nth) load_shared(v[nth], stage + VALUES_AT + (nth * VALUE_PACKS + i) * PACK_BYTES);
+            for (unsigned int nth = 0; nth < 4; ++nth) load_shared(v[nth], values + (nth * VALUE_PACKS + i) * PACK_BYTES);
 #pragma unroll
             for (unsigned int pair = 0; pair < 4; ++pair) {
                 float(&acc)[4] = o[i * 4 + pair];
