@@ -16,11 +16,13 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, and the description that each is of.
-const MODELS: [(&str, &str); 4] = [
+const MODELS: [(&str, &str); 6] = [
     ("marian_h64a4", "marian"),
     ("bart_h64a4", "bart"),
     ("mbart_h64a4", "mbart"),
     ("m2m_100_h64a4", "m2m_100"),
+    ("t5_h64a4", "t5"),
+    ("t5_h72a5", "t5"),
 ];
 
 fn file(name: &str) -> std::path::PathBuf {

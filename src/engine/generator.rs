@@ -6,6 +6,8 @@
 
 mod config;
 mod device;
+#[cfg(test)]
+mod memory;
 mod row;
 mod source;
 use std::collections::VecDeque;

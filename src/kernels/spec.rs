@@ -39,7 +39,7 @@ kernels! {
     Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
     DeferredLayerNormGemm, NormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
-    MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
+    MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache,
     PrepareAttention, Gate, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, ChooseToken, Advance,
 }

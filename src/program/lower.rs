@@ -331,7 +331,7 @@ impl<'a> Lowering<'a> {
             | Op::BiasResidualLayerNorm { .. } => {
                 unreachable!("these are lowered as sites of chains and as attention")
             }
-            Op::Softmax { scale, causal } => self.softmax(id, *scale, *causal),
+            Op::Softmax { scale, causal, by } => self.softmax(id, *scale, *causal, *by),
             Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
                 table: self.table(operands[0], operands[1], *offset)?,
                 width: operand_width(1)?,
@@ -491,8 +491,9 @@ impl<'a> Lowering<'a> {
         id: NodeId,
         scale: f32,
         causal: bool,
+        by: ByDistance,
     ) -> Result<Dispatch<KernelSpec>, String> {
-        if self.options.invariant {
+        if self.options.invariant && by.is_none() {
             return Err("sums rows in an order that depends on where they begin in memory, and so on the sequences before; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out".to_owned());
         }
         let heads = constant(&self.graph.shape(id).0[0])?;
@@ -502,6 +503,15 @@ impl<'a> Lowering<'a> {
             Padding::Kept => SoftmaxMask::Padding,
             Padding::Removed => SoftmaxMask::None,
         };
+        if !by.is_none() {
+            return Ok(Dispatch::always(KernelSpec::from(SoftmaxByDistance {
+                heads,
+                scale,
+                mask,
+                by,
+                dtype: self.dtype,
+            })));
+        }
         let softmax = AttentionSoftmax {
             mask,
             ..AttentionSoftmax::new(heads, scale, self.dtype)

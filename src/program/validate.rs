@@ -438,6 +438,13 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             true => vec![*rows, *width],
             false => return Err(format!("has sines and cosines in {width} columns")),
         },
+        WeightExpr::RelativeBias { dims, buckets, .. } => match buckets.problem() {
+            None if dims[0] == u64::from(buckets.n) => expr.dims(),
+            None => return Err(format!("has {} buckets in {} rows", buckets.n, dims[0])),
+            Some((found, expected)) => return Err(format!("has {found}, expected {expected}")),
+        },
+        WeightExpr::Slopes { heads } => vec![*heads],
+        WeightExpr::Zeros { n } => vec![*n],
         WeightExpr::ConcatRows(parts) => {
             let mut stacked: Option<Vec<u64>> = None;
             for part in parts {

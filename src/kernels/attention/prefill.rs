@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Attending, AttentionError, HeadView, Keys, MhaCached, MhaOnline, view::usual_scale};
+use super::{
+    Attending, AttentionError, ByDistance, HeadView, Keys, MhaCached, MhaOnline, view::usual_scale,
+};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, cache::BLOCK,
@@ -36,6 +38,7 @@ impl MhaPrefill {
             kv_heads,
             head,
             scale,
+            by,
             q,
             ..
         } = self.plain;
@@ -51,6 +54,7 @@ impl MhaPrefill {
                 head,
                 scale,
                 causal: true,
+                by,
                 q,
                 k: cached,
                 v: cached,
@@ -154,10 +158,15 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     stride: (heads + 2 * kv_heads) * head,
                 },
                 keys: Keys::Own,
+                by: ByDistance::default(),
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,
             };
+            if [64, 80].contains(&head) {
+                let all_by = plain.by_distance();
+                all.extend(all_by.map(|plain| MhaPrefill { plain }.into()));
+            }
             if kv_heads == heads {
                 let plain = MhaCached {
                     keys: Keys::Source,

@@ -171,6 +171,7 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::Softmax {
             scale,
             causal: false,
+            by: Default::default(),
         },
         Op::Context {
             heads,

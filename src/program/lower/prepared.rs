@@ -139,7 +139,8 @@ fn find(
     attention: NodeId,
     of: &Attending,
 ) -> Option<(Vec<NodeId>, Preparation)> {
-    let [query, keys, values] = graph.operands(attention).try_into().ok()?;
+    let operands = graph.operands(attention);
+    let &[query, keys, values] = operands.first_chunk()?;
     let columns = |cache| cached(graph, program, cache, of);
     let ((key_cache, key_from), (value_cache, value_from)) = (columns(keys)?, columns(values)?);
     // One launch writes both as heads of one cache, so they must be neighbours.

@@ -134,6 +134,6 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
     assert!(tiles(&causal, Instructions::Hopper).is_empty());
     assert_eq!(
         refused(MhaWgmma { of: causal, ..good }),
-        "the warpgroup kernel takes full attention with a key head for each query head; use the online kernel"
+        "the warpgroup kernel takes full attention without window and bias, with a key head for each query head; use the online kernel"
     );
 }
