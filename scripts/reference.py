@@ -362,6 +362,57 @@ def states(tensors, lens_name, ids, lens, h, mask):
         tensors[f"{lens_name}.{key}"] = np.ascontiguousarray(value)
 
 
+def noise(seed, n):
+    """The standard normal numbers of `kernels::draw::noise`."""
+    out = []
+    for column in range(n):
+        key, x = [seed & 0xFFFFFFFF, seed >> 32], [column // 2, 0, 0, 1 << 31]
+        for _ in range(10):
+            p0, p1 = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+            x = [(p1 >> 32) ^ x[1] ^ key[0], p1 & 0xFFFFFFFF, (p0 >> 32) ^ x[3] ^ key[1], p0 & 0xFFFFFFFF]
+            key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+        radius, angle = np.sqrt(-2 * np.log(((x[0] >> 8) + 1) / 2**24)), 2 * np.pi * (x[1] >> 8) / 2**24
+        out.append(radius * (np.sin(angle) if column % 2 else np.cos(angle)))
+    return torch.tensor(out, dtype=torch.float32)
+
+
+def vae(out, name, vocab=503, hidden=64, heads=4, inner=100, layers=2, latent=7, seed=(3 << 32) + 5):
+    """Latents and tokens of a VAE whose encoder and decoder are BART's."""
+    cfg = tf.BartConfig(vocab_size=vocab, max_position_embeddings=160, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
+                        decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24, d_model=hidden, pad_token_id=1, eos_token_id=2,
+                        decoder_start_token_id=2, forced_eos_token_id=None, attn_implementation="eager")
+    model = fill(tf.BartForConditionalGeneration(cfg), TRANSLATOR_DEVIATION)
+
+    def linear(own, n_out, n_in):
+        make = lambda part, dims: torch.from_numpy((np.float32(TRANSLATOR_DEVIATION) * normal(f"latent.{own}.{part}", int(np.prod(dims)))).reshape(dims))
+        return make("weight", (n_out, n_in)), make("bias", (n_out,))
+
+    parts = {own: linear(own, *dims) for own, dims in {"mean": (latent, hidden), "log_variance": (latent, hidden), "out_proj": (hidden, latent)}.items()}
+    apply = lambda own, x: torch.nn.functional.linear(x, *parts[own])
+    written = {}
+    for kind, how in {"greedy": {}, "beams": BEAMS["beams"]}.items():
+        for i, n in enumerate([5, 1, 40]):
+            source = torch.from_numpy(np.random.default_rng(SEED + n).integers(5, vocab, n))
+            state = model.get_encoder()(source[None]).last_hidden_state.mean(1)
+            mean, log_variance = apply("mean", state), apply("log_variance", state)
+            drawn = mean + torch.exp(log_variance / 2) * noise(seed, latent)
+            given = tf.modeling_outputs.BaseModelOutput(last_hidden_state=apply("out_proj", drawn)[:, None])
+            o = model.generate(encoder_outputs=given, max_new_tokens=16, do_sample=False, eos_token_id=None, bos_token_id=None, suppress_tokens=[1],
+                               output_scores=True, return_dict_in_generate=True, **({"num_beams": 1} | how))
+            put = lambda key, value: written.__setitem__(f"{kind}.{i}.{key}", np.ascontiguousarray(value))
+            put("prompt", source.numpy().astype(np.int64))
+            put("tokens", o.sequences[0, 1:].numpy().astype(np.int64))
+            put("seed", np.array([seed], dtype=np.int64))
+            for key, value in (("latent_mean", mean), ("latent_log_variance", log_variance), ("latent", drawn)):
+                put(key, value[0].numpy())
+            if not how:
+                top = torch.stack(o.scores).squeeze(1).topk(2, -1).values
+                gap = top[:, 0] - top[:, 1]
+                put("margin", gap[torch.isfinite(gap)].min().reshape(1).numpy())
+    save_file(written, os.path.join(out, f"{name}.written.safetensors"))
+    write_config(out, name, cfg, model_type="transformer_vae", latent_size=latent)
+
+
 def minilm(out, folder):
     tok = tf.AutoTokenizer.from_pretrained(folder)
     model = tf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval().float()
@@ -416,5 +467,6 @@ if __name__ == "__main__":
     translator(a.out, "t5_h72a5", "t5", ["tiny"], hidden=72, heads=5, d_kv=24, inner=100, layers=3, feed_forward_proj="gated-gelu",
                tie_word_embeddings=False, relative_attention_num_buckets=12, relative_attention_max_distance=20)
     t5_encoder(a.out, "t5_head20", ["tiny", "mixed"], d_model=60, d_kv=20, num_heads=3, num_layers=2, d_ff=100, feed_forward_proj="gated-gelu")
+    vae(a.out, "vae_h64a4")
     if a.minilm:
         minilm(a.out, a.minilm)

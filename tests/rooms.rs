@@ -172,6 +172,7 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"mpnet\"",
                 "\"modernbert\"",
                 "\"nomic_bert\"",
+                "\"vae\"",
             ] {
                 assert!(
                     !(branches && code.contains(family)),

@@ -125,8 +125,15 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         Op::Cache {
             from, heads, head, ..
         } => {
-            let width = columns(*from, *heads, *head, per_token(of[0])?)?;
-            Ok(Shape(vec![tokens(), width.into()]))
+            let rows = of[0].0.first().cloned().unwrap_or_else(tokens);
+            if rows != tokens() && rows != Symbol::Batch.into() {
+                return Err(format!(
+                    "expected rows of tokens or of sequences, found {}",
+                    of[0]
+                ));
+            }
+            let width = columns(*from, *heads, *head, matrix(of[0])?)?;
+            Ok(Shape(vec![rows, width.into()]))
         }
         Op::Remembered { heads, head, .. } => {
             let width = Size::constant(u64::from(*heads) * u64::from(*head));
@@ -209,6 +216,20 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         Op::LogProbability => {
             per_token(of[0])?;
             Ok(Shape(vec![tokens(), Size::constant(1)]))
+        }
+        Op::Draw => {
+            let expected = |shape: &Shape| match shape.0.as_slice() {
+                [rows, _] if *rows == Symbol::Batch.into() => matrix(shape).map(|_| ()),
+                _ => Err(format!("expected [batch, width], found {shape}")),
+            };
+            expected(of[0])?;
+            match of[0] == of[1] {
+                true => Ok(of[0].clone()),
+                false => Err(format!(
+                    "mean and log-variance must have one shape, found {} and {}",
+                    of[0], of[1]
+                )),
+            }
         }
         Op::Concat { .. } => {
             if !(2..=MAX_PARTS).contains(&of.len()) {

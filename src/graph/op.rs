@@ -98,7 +98,10 @@ impl Buckets {
         if self.reach <= exact || self.reach > ByDistance::FARTHEST {
             let found = format!("{} buckets up to a distance of {}", self.n, self.reach);
             let farthest = ByDistance::FARTHEST;
-            return Some((found, format!("a distance from {} to {farthest}", exact + 1)));
+            return Some((
+                found,
+                format!("a distance from {} to {farthest}", exact + 1),
+            ));
         }
         None
     }
@@ -275,6 +278,8 @@ pub enum Op {
     L2Normalize { eps: f32 },
     /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given those before it, 0 of the first.
     LogProbability,
+    /// `mean, log_variance`, both `[batch, width]`: `mean + exp(log_variance / 2) · noise`, by the seed of each sequence.
+    Draw,
 
     /// Columns `start .. start + width`.
     SliceColumns { start: u32, width: u32 },
@@ -335,6 +340,7 @@ impl Op {
             Op::Concat { .. } => "concat",
             Op::L2Normalize { .. } => "l2_normalize",
             Op::LogProbability => "log_probability",
+            Op::Draw => "draw",
             Op::SliceColumns { .. } => "slice_columns",
             Op::Gate(activation) => return format!("{}_gate", activation.name()).into(),
             Op::EmbeddingLayerNorm { .. } => "embedding_layer_norm",
@@ -355,6 +361,7 @@ impl Op {
             | Op::AddBias
             | Op::Add
             | Op::Multiply
+            | Op::Draw
             | Op::RmsNorm { .. }
             | Op::Scores { .. }
             | Op::Context { .. } => 2,

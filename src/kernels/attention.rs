@@ -59,7 +59,8 @@ pub enum AttentionError {
     )]
     Full { kernel: &'static str },
     #[error(
-        "a window or a table of biases reaches to a distance of {distance}; expected at most {}", ByDistance::FARTHEST
+        "a window or a table of biases reaches to a distance of {distance}; expected at most {}",
+        ByDistance::FARTHEST
     )]
     Distance { distance: u32 },
     #[error(

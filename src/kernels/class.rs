@@ -90,6 +90,7 @@ impl KernelSpec {
             | Self::MergeHeads(_)
             | Self::Embedding(_)
             | Self::LogProbability(_)
+            | Self::Draw(_)
             | Self::Concat(_)
             | Self::TokenOfSequence(_)
             | Self::MeanPool(_)

@@ -74,7 +74,7 @@
 //! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none) | rotary positions of each head's first `width` columns, in halves; `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3` or `yarn` |
 //! | `columns` | `x`, `from`, `width` | some columns of every row |
 //! | `same` | `x` | the value itself, by another name |
-//! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one |
+//! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one. Of one row for each sequence it keeps one position, which only another part reads |
 //! | `cache` without `x` | `heads`, `width`, `name` | what an earlier part added to the cache of this name: the rows of a sequence's source. Attention to them is not causal |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
 //! | `merge_heads` | `x` | the way back |
@@ -83,6 +83,7 @@
 //! | `first_token`, `last_token`, `mean_pool`, `max_pool` | `x` | one row for each sequence |
 //! | `concat` | `of` (2 to 16 values) | values of one number of rows, side by side |
 //! | `l2_normalize` | `x`, `eps` | rows of length 1 |
+//! | `draw` | `mean`, `log_variance` | of one row for each sequence: `mean + exp(log_variance / 2) · noise`, a latent variable's; the noise is standard normal, by the sequence's seed |
 //! | `log_probability` | `x` | of logits of every token: the log-probability of each token given those before it, 0 of a sequence's first |
 //!
 //! A `bias` of `softmax` is added to the scores that it is given, by the distance `d` of a key from its query, the key's position

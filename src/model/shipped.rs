@@ -31,7 +31,8 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "bart",
     "mbart",
     "m2m_100",
-    "t5"
+    "t5",
+    "vae"
 ];
 
 /// Names of [`SHIPPED`], in its order.

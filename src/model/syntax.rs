@@ -284,6 +284,10 @@ pub(super) enum Operator {
     LogProbability {
         x: At<String>,
     },
+    Draw {
+        mean: At<String>,
+        log_variance: At<String>,
+    },
     L2Normalize {
         x: At<String>,
         eps: At<Expr>,
@@ -299,6 +303,7 @@ impl Operator {
             Operator::Add { a, b }
             | Operator::Multiply { a, b }
             | Operator::Matmul { a, b, .. } => vec![a, b],
+            Operator::Draw { mean, log_variance } => vec![mean, log_variance],
             Operator::Linear { x, .. }
             | Operator::AddBias { x, .. }
             | Operator::Scale { x, .. }

@@ -88,8 +88,13 @@ fn halves(graph: &Graph, product: NodeId) -> Option<Halves> {
             return None;
         };
         let gate = first(graph, activated)?;
-        let (Op::SliceColumns { start: 0, width }, Op::SliceColumns { start, width: other }) =
-            (graph.op(gate), graph.op(up))
+        let (
+            Op::SliceColumns { start: 0, width },
+            Op::SliceColumns {
+                start,
+                width: other,
+            },
+        ) = (graph.op(gate), graph.op(up))
         else {
             return None;
         };
@@ -97,7 +102,9 @@ fn halves(graph: &Graph, product: NodeId) -> Option<Halves> {
         let whole = graph.shape(x).width()? == 2 * u64::from(*width);
         let alone = [(gate, activated), (activated, product), (up, product)];
         let is_one = whole && (start, other) == (width, width) && first(graph, up)? == x;
-        let vanish = alone.iter().all(|&(id, reader)| kept(graph, id, reader).is_none());
+        let vanish = alone
+            .iter()
+            .all(|&(id, reader)| kept(graph, id, reader).is_none());
         (is_one && vanish).then(|| Halves {
             activation,
             nodes: vec![gate, up, activated, product],

@@ -18,8 +18,9 @@ use super::{
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        KernelSpec, Meta, attention::*, cache::AppendCache, elementwise::*, embedding::*,
-        log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary,
+        KernelSpec, Meta, attention::*, cache::AppendCache, draw::Draw, elementwise::*,
+        embedding::*, log_probability::LogProbability, pooling::*, rms_norm::RmsNorm,
+        rotary::Rotary,
     },
     machine::Machine,
     select::{Dispatch, Timings},
@@ -184,6 +185,16 @@ impl<'a> Lowering<'a> {
             ));
         };
         self.only_attended(id)?;
+        let part = node.part;
+        let is_other =
+            |c: &Cache| c.part == part && c.one_position != is_one_position(self.graph, id);
+        if let Some(other) = self.program.caches.iter().find(|c| is_other(c)) {
+            let problem = format!(
+                "a part keeps a row for each token or one for each sequence, and `{}` of this part is otherwise",
+                other.name
+            );
+            return Err(unsupported(self.graph, id, &node.op, problem));
+        }
         let wrong = |problem: String| unsupported(self.graph, id, &node.op, problem);
         if self.graph.is_output(id) {
             return Err(wrong(
@@ -200,11 +211,17 @@ impl<'a> Lowering<'a> {
                 offset: from,
                 stride,
             },
+            of_sequence: is_one_position(self.graph, id),
             stride: elements,
             dtype: self.dtype,
         };
         let cache = self.cache_tensor(id);
-        let operands = vec![self.tensor_of[&x], self.meta(Meta::TokenSlots), cache];
+        let mut operands = vec![self.tensor_of[&x]];
+        match kernel.of_sequence {
+            true => operands.extend([Meta::Slots, Meta::SlotStarts].map(|meta| self.meta(meta))),
+            false => operands.push(self.meta(Meta::TokenSlots)),
+        }
+        operands.push(cache);
         let dispatch = Dispatch::always(KernelSpec::from(kernel));
         self.step(id, dispatch, operands);
         Ok(cache)
@@ -466,6 +483,10 @@ impl<'a> Lowering<'a> {
                 width: operand_width(0)?,
                 dtype,
             })),
+            Op::Draw => one(KernelSpec::Draw(Draw {
+                width: operand_width(0)?,
+                dtype,
+            })),
             Op::LogProbability => one(KernelSpec::LogProbability(LogProbability {
                 width: operand_width(0)?,
                 dtype,
@@ -555,10 +576,16 @@ fn caches(graph: &Graph) -> Vec<Cache> {
             heads: *heads,
             head: *head,
             part: graph.node(id).part,
+            one_position: is_one_position(graph, id),
         }),
         _ => None,
     };
     nodes.filter_map(of).collect()
+}
+
+/// Whether a cache keeps one row for each sequence.
+fn is_one_position(graph: &Graph, id: NodeId) -> bool {
+    graph.shape(id).0.first() == Some(&Symbol::Batch.into())
 }
 
 fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerError {
@@ -597,6 +624,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         | Op::MaxPool
         | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
         Op::LogProbability => &[Meta::TokenIds, Meta::Positions],
+        Op::Draw => &[Meta::Seeds],
         Op::Rotary { .. } => &[Meta::Positions],
         _ => &[],
     }
@@ -620,6 +648,10 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::SourceSlots => ("source_slots", Shape::new([Symbol::SourceSlots.into()])),
         Meta::SourceStarts => ("source_starts", Shape::new([Symbol::Batch.into()])),
         Meta::SourceLens => ("source_lens", Shape::new([Symbol::Batch.into()])),
+        Meta::Seeds => (
+            "seeds",
+            Shape::new([&Size::from(Symbol::Batch) * &Size::constant(2)]),
+        ),
         Meta::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),

@@ -311,7 +311,11 @@ impl Program {
     /// How many caches a kernel adds to, from this one on; `None` where it is none that adds to it as it is laid out.
     fn n_appended(&self, kernel: &KernelSpec, cache: u32) -> Option<u32> {
         match kernel {
-            KernelSpec::AppendCache(k) => self.n_caches(cache, k.heads, k.head),
+            KernelSpec::AppendCache(k) => {
+                let own = self.caches.get(cache as usize)?;
+                let n = self.n_caches(cache, k.heads, k.head)?;
+                (own.one_position == k.of_sequence).then_some(n)
+            }
             KernelSpec::PrepareAttention(k) => {
                 self.n_caches(cache, k.kv_heads.checked_mul(2)?, k.head)
             }

@@ -357,7 +357,8 @@ impl Writer {
             fields += ", causal: true";
         }
         if self.chance(15) {
-            write!(fields, ", window: {}", self.numbers.below(5)).expect("a string takes everything");
+            write!(fields, ", window: {}", self.numbers.below(5))
+                .expect("a string takes everything");
         }
         match self.numbers.below(8) {
             0 => fields += ", bias: alibi",
@@ -471,6 +472,19 @@ impl Writer {
             let out = self.one_of(&WIDTHS);
             x = self.linear(&x, out, true);
             x = self.activate(&x);
+        }
+        if self.chance(15) {
+            let log_variance = self.linear(&x, x.width(), true);
+            let log_variance = self.value(
+                &format!("tanh(x: \"{}\")", log_variance.name),
+                log_variance.shape,
+                1.0,
+            );
+            let op = format!(
+                "draw(mean: \"{}\", log_variance: \"{}\")",
+                x.name, log_variance.name
+            );
+            x = self.value(&op, x.shape, x.size + 5.0);
         }
         if self.chance(30) {
             self.concat(&x);

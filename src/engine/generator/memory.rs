@@ -37,7 +37,9 @@ fn transformer_big() -> Program {
         ..CompileOptions::new(DType::F16, testing::usual())
     };
     let model = description("marian").expect("it is shipped");
-    compile(&model, &config, &options).expect("it compiles").program
+    compile(&model, &config, &options)
+        .expect("it compiles")
+        .program
 }
 
 fn weight_bytes(program: &Program) -> u64 {
@@ -80,7 +82,10 @@ fn largest_batches(parts: Parts, blocks: u64) -> [Batch; 2] {
 
 /// Bytes of what describes a batch, such as the tables of slots.
 fn batch_bytes(program: &Program, batch: &Batch) -> u64 {
-    let data = program.tensors.iter().filter(|t| matches!(t.place, Place::Batch(_)));
+    let data = program
+        .tensors
+        .iter()
+        .filter(|t| matches!(t.place, Place::Batch(_)));
     let bytes = data.map(|t| {
         let elements = t.shape.elements().eval(&batch.extents()).expect("it fits");
         elements * t.dtype.bytes()
@@ -93,7 +98,8 @@ fn eight_transformers_translate_in_the_memory_of_one_card() {
     let program = transformer_big();
     let parts = Parts::of(&program).expect("it has a source");
     let beams = Beams::of(BEAMS);
-    let blocks = REQUESTS as u64 * u64::from(blocks_needed(true, TOKENS, TOKENS, Some(beams)));
+    let blocks =
+        REQUESTS as u64 * u64::from(blocks_needed(Some(parts), TOKENS, TOKENS, Some(beams)));
     let cache = blocks * program.block_bytes();
     // One session runs both batches, and keeps chunks of the one for the other.
     let choice = AllocatorChoice::default();

@@ -61,16 +61,21 @@ impl ByDistance {
 
     /// The keys that the query at `query` of a sequence attends to, of `n_keys` keys.
     pub fn seen(&self, causal: bool, query: usize, n_keys: usize) -> Range<usize> {
-        let after = self.window.map_or(n_keys, |window| query.saturating_add(window as usize + 1));
+        let after = self
+            .window
+            .map_or(n_keys, |window| query.saturating_add(window as usize + 1));
         let end = if causal { query + 1 } else { after };
-        let first = self.window.map_or(0, |window| query.saturating_sub(window as usize));
+        let first = self
+            .window
+            .map_or(0, |window| query.saturating_sub(window as usize));
         let end = end.min(n_keys);
         first.min(end)..end
     }
 
     /// The bias of a head at a distance; 0 where there is none.
     pub fn bias_at(&self, elements: &[f32], head: usize, distance: i64) -> f64 {
-        self.bias.map_or(0.0, |bias| bias.at(elements, head, distance))
+        self.bias
+            .map_or(0.0, |bias| bias.at(elements, head, distance))
     }
 
     /// Whether kernels take these distances.
@@ -122,7 +127,11 @@ impl ByDistance {
     /// Constants of `partials/attention_by_distance.cu`, and the factor of scores in the softmax, whose powers are of two: a
     /// bias is added to scores that have it already.
     /// `head` is the CUDA expression of a head's number.
-    pub(in crate::kernels) fn constants(&self, head: &str, scale: f32) -> Vec<(&'static str, Constant)> {
+    pub(in crate::kernels) fn constants(
+        &self,
+        head: &str,
+        scale: f32,
+    ) -> Vec<(&'static str, Constant)> {
         let log2 = f32_literal(super::view::scale_log2(scale));
         let reach = match self.bias {
             Some(Bias::Table { reach }) => reach,

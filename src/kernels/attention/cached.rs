@@ -91,7 +91,9 @@ impl MhaCached {
 
     /// This kernel with windows and biases, for tests that compile or run it.
     pub(super) fn by_distance(&self) -> impl Iterator<Item = Self> {
-        let causal = by_distance::examples().into_iter().filter(|(causal, _)| *causal);
+        let causal = by_distance::examples()
+            .into_iter()
+            .filter(|(causal, _)| *causal);
         let slopes = ByDistance {
             window: None,
             bias: Some(Bias::Slopes),

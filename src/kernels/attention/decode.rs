@@ -2,9 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    AttentionError, ByDistance, HeadView, Keys, MhaCached, storage, view::usual_scale,
-};
+use super::{AttentionError, ByDistance, HeadView, Keys, MhaCached, storage, view::usual_scale};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance,

@@ -77,7 +77,11 @@ impl Kernel for SoftmaxByDistance {
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
             // At most 2^24 tokens, so this fits.
-            grid: [extents.tokens.div_ceil(WARPS.into()).max(1) as u32, self.heads, 1],
+            grid: [
+                extents.tokens.div_ceil(WARPS.into()).max(1) as u32,
+                self.heads,
+                1,
+            ],
             threads: self.threads(),
             shared_bytes: 0,
         }
@@ -115,7 +119,10 @@ impl Kernel for SoftmaxByDistance {
                         f64::from(self.scale) * f64::from(scores[row + key]) + bias
                     });
                     let probabilities = softmax(scaled.collect());
-                    for (to, p) in out[row + seen.start..row + seen.end].iter_mut().zip(probabilities) {
+                    for (to, p) in out[row + seen.start..row + seen.end]
+                        .iter_mut()
+                        .zip(probabilities)
+                    {
                         *to = p as f32;
                     }
                 }

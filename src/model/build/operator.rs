@@ -228,6 +228,9 @@ impl Builder<'_> {
                 self.ids_below(Meta::TokenIds, ids, 0, place)?;
                 (Op::LogProbability, vec![x])
             }
+            Operator::Draw { mean, log_variance } => {
+                (Op::Draw, vec![self.value(mean)?, self.value(log_variance)?])
+            }
             Operator::Concat { of } => {
                 let operands = of.iter().map(|x| self.value(x));
                 let operands: Vec<NodeId> = operands.collect::<Result<_, _>>()?;

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The primitive operators.
-pub(super) const OPERATORS: [&str; 28] = [
+pub(super) const OPERATORS: [&str; 29] = [
     "embedding",
     "linear",
     "add_bias",
@@ -41,6 +41,7 @@ pub(super) const OPERATORS: [&str; 28] = [
     "rotary",
     "cache",
     "same",
+    "draw",
 ];
 
 /// The table of an embedding: `table`, or `sinusoid` for one that is computed.
@@ -103,6 +104,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "matmul" => &["a", "b", "transpose_b"],
         "l2_normalize" => &["x", "eps"],
         "concat" => &["of"],
+        "draw" => &["mean", "log_variance"],
         _ => &["x"],
     };
     let args = call.named(r, fields)?;
@@ -231,6 +233,10 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             x: value("x")?,
             from: size("from")?,
             width: size("width")?,
+        }),
+        "draw" => Ok(Operator::Draw {
+            mean: value("mean")?,
+            log_variance: value("log_variance")?,
         }),
         "same" => Ok(Operator::Same { x: value("x")? }),
         "first_token" => Ok(Operator::FirstToken { x: value("x")? }),

@@ -15,7 +15,7 @@ fn config() -> Value {
         "intermediate_size": 50, "embedding_size": 16, "pad_token_id": 1,
         "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
         "decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 60,
-        "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 50,
+        "latent_size": 5, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 50,
         "activation_function": "gelu_new", "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
     })
 }
@@ -28,10 +28,11 @@ const WRITERS: [(&str, &str, usize); 3] = [
 ];
 
 /// Descriptions of models that write from a source.
-const TRANSLATORS: [&str; 5] = ["marian", "bart", "mbart", "m2m_100", "t5"];
+const TRANSLATORS: [&str; 6] = ["marian", "bart", "mbart", "m2m_100", "t5", "vae"];
 
 /// Descriptions whose prefixes of weight names are not told by what they are.
-const PREFIXES: [(&str, &[&str]); 3] = [
+const PREFIXES: [(&str, &[&str]); 4] = [
+    ("vae", &[""]),
     ("t5", &[""]),
     ("nomic_bert", &["", "bert."]),
     ("modernbert", &["", "model."]),

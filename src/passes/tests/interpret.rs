@@ -68,7 +68,16 @@ pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
                     Op::Cache { name: of, .. } => of == name,
                     _ => false,
                 });
-                values[kept.expect("a part before added to it")].clone()
+                let kept = &values[kept.expect("a part before added to it")];
+                let width = width(graph, id);
+                // One position of each sequence is attended to as the same at all of its tokens.
+                match kept.len() == batch.tokens() * width {
+                    true => kept.clone(),
+                    false => {
+                        let rows = batch.sequences().zip(kept.chunks(width));
+                        rows.flat_map(|((_, n), row)| row.repeat(n)).collect()
+                    }
+                }
             }
             op => apply(op, &reads, &widths, batch),
         };
@@ -279,7 +288,9 @@ impl Heads {
                 let biased = |j: usize| {
                     let distance = j as i64 - i as i64;
                     if (causal && j > i)
-                        || by.window.is_some_and(|w| distance.unsigned_abs() > w.into())
+                        || by
+                            .window
+                            .is_some_and(|w| distance.unsigned_abs() > w.into())
                     {
                         return f64::NEG_INFINITY;
                     }
@@ -472,6 +483,12 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             (0..n_rows).flat_map(row).copied().collect()
         }
         Op::L2Normalize { eps } => l2_normalize(reads[0], widths[0], *eps),
+        Op::Draw => {
+            let noise = |i: usize| crate::kernels::draw::noise(0, (i % widths[0]) as u32);
+            let all = reads[0].iter().zip(reads[1]).enumerate();
+            all.map(|(i, (mean, log_variance))| mean + (0.5 * log_variance).exp() * noise(i))
+                .collect()
+        }
         Op::LogProbability => {
             let (ids, width) = (batch.ids(Meta::TokenIds), widths[0]);
             let mut out = vec![0.0; tokens];

@@ -244,6 +244,7 @@ fn append(
         heads: 2 * of.kv_heads,
         head: of.head,
         x,
+        of_sequence: false,
         stride,
         dtype,
     })

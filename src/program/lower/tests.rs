@@ -180,6 +180,7 @@ fn operators() -> Vec<Op> {
         Op::LastToken,
         Op::MeanPool,
         Op::MaxPool,
+        Op::Draw,
         Op::Concat { parts: 2 },
         Op::Concat { parts: 3 },
         Op::L2Normalize { eps },
@@ -239,10 +240,7 @@ fn operators() -> Vec<Op> {
         });
         let full = Attending::full(heads, head, 0.5, [q, k, v]);
         ops.push(Op::Attention(full));
-        for (window, bias) in [
-            (Some(1), None),
-            (None, Some(Bias::Table { reach: 1 })),
-        ] {
+        for (window, bias) in [(Some(1), None), (None, Some(Bias::Table { reach: 1 }))] {
             let by = ByDistance { window, bias };
             ops.push(Op::Attention(Attending { by, ..full }));
         }
@@ -290,8 +288,11 @@ fn what_inference_accepts_lowers_and_runs_as_the_interpreter_says() {
         let n = n_accepted.entry(op.name().into_owned()).or_default();
         for operands in tuples(&graph, &all, op.arity()) {
             // Ids have more rows than biases.
-            let is_bias = |&id: &NodeId| ["weight.3x3", "weight.1x3"].contains(&graph.node(id).name.as_str());
-            if matches!(op, Op::Embedding { .. } | Op::EmbeddingLayerNorm { .. }) && operands.iter().any(is_bias) {
+            let is_bias =
+                |&id: &NodeId| ["weight.3x3", "weight.1x3"].contains(&graph.node(id).name.as_str());
+            if matches!(op, Op::Embedding { .. } | Op::EmbeddingLayerNorm { .. })
+                && operands.iter().any(is_bias)
+            {
                 continue;
             }
             let name = format!("value.{}", names.len());

@@ -82,6 +82,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::TokenOfSequence(k) => widths(&[k.width]).map(|()| k.dtype),
         K::MeanPool(k) => widths(&[k.width]).map(|()| k.dtype),
         K::MaxPool(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::Draw(k) => widths(&[k.width]).map(|()| k.dtype),
         K::LogProbability(k) => widths(&[k.width]).map(|()| k.dtype),
         K::L2Normalize(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))

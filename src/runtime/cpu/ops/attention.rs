@@ -206,7 +206,11 @@ pub(super) fn softmax_by_distance(
         });
         for (row, running) in rows.chunks_exact_mut(len).zip(&scratch.running) {
             // A query of padding may attend to no key: its numerators are 0.
-            let inverse = if running.sum > 0.0 { 1.0 / running.sum } else { 0.0 };
+            let inverse = if running.sum > 0.0 {
+                1.0 / running.sum
+            } else {
+                0.0
+            };
             row.iter_mut().for_each(|x| *x *= inverse);
         }
     });

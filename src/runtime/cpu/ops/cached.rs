@@ -17,10 +17,32 @@ use crate::kernels::prepare_attention::PrepareAttention;
 use rayon::prelude::*;
 
 pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result<(), OpError> {
-    let (op, tokens) = (args.op(), args.extents.tokens);
+    let (op, tokens, batch) = (args.op(), args.extents.tokens, args.extents.batch);
     let heads = args.heads("the heads of `x`", spec.x, spec.heads, spec.head)?;
-    let x = args.real("x", &[heads.elements])?;
-    let slots = args.i32s("token_slots", tokens)?;
+    let own;
+    let (x, slots) = match spec.of_sequence {
+        true => {
+            let x = args.real("x", &[batch, heads.token_stride as u64])?;
+            let all = args.i32s("slots", args.extents.slots)?;
+            let starts = args.i32s("slot_starts", batch)?.iter().enumerate();
+            let first = |(index, &start): (usize, &i32)| {
+                let slot = usize::try_from(start).ok().and_then(|start| all.get(start));
+                slot.copied().ok_or_else(|| OpError::Slot {
+                    op,
+                    param: "slot_starts",
+                    index,
+                    found: start,
+                    expected: "a place in `slots`".to_owned(),
+                })
+            };
+            own = starts.map(first).collect::<Result<Vec<i32>, _>>()?;
+            (x, own.as_slice())
+        }
+        false => {
+            let x = args.real("x", &[heads.elements])?;
+            (x, args.i32s("token_slots", tokens)?)
+        }
+    };
     let cache = args.out_pool()?;
     let (n, head, stride) = (
         spec.heads as usize,
