@@ -15,7 +15,7 @@ import transformers as tf
 
 SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129]}
-PREFIXES = ("bert.", "roberta.", "distilbert.", "albert.", "transformer.", "model.")
+PREFIXES = ("bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "transformer.", "model.")
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
     "The model description is turned into CUDA source.",
@@ -52,7 +52,7 @@ def fill(model, deviation=DEVIATION):
         if tied and name == "lm_head.weight":
             continue
         # The decoder of a masked-LM head is tied to other tensors, which keep their own values.
-        if not p.is_floating_point() or name.endswith(("decoder.weight", "decoder.bias", "vocab_projector.weight")):
+        if not p.is_floating_point() or name != "decoder.bias" and name.endswith(("decoder.weight", "decoder.bias", "vocab_projector.weight")):
             continue
         # One table serves both sides and the head; sines and cosines are computed.
         if name.endswith("embed_tokens.weight") or (name.endswith("embed_positions.weight") and "Sinus" in type(model.get_submodule(name.removesuffix(".weight"))).__name__):
@@ -92,6 +92,8 @@ FAMILIES = {
     "bert": (tf.BertConfig, tf.BertModel, tf.BertForSequenceClassification, tf.BertForTokenClassification, tf.BertForMaskedLM),
     "roberta": (tf.RobertaConfig, tf.RobertaModel, tf.RobertaForSequenceClassification, tf.RobertaForTokenClassification, tf.RobertaForMaskedLM),
     "distilbert": (tf.DistilBertConfig, tf.DistilBertModel, tf.DistilBertForSequenceClassification, tf.DistilBertForTokenClassification, tf.DistilBertForMaskedLM),
+    "mpnet": (tf.MPNetConfig, tf.MPNetModel, tf.MPNetForSequenceClassification, tf.MPNetForTokenClassification, tf.MPNetForMaskedLM),
+    "modernbert": (tf.ModernBertConfig, tf.ModernBertModel, tf.ModernBertForSequenceClassification, tf.ModernBertForTokenClassification, tf.ModernBertForMaskedLM),
     "albert": (tf.AlbertConfig, tf.AlbertModel, tf.AlbertForSequenceClassification, tf.AlbertForTokenClassification, tf.AlbertForMaskedLM),
 }
 
@@ -103,7 +105,9 @@ def config(family, hidden, heads, layers=3, inner=1000, vocab=1003, **more):
         sizes = dict(hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner)
     if family == "albert":
         sizes["embedding_size"] = 128
-    positions = 514 if family == "roberta" else 512
+    if family == "modernbert":
+        sizes |= dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
+    positions = 514 if family in ("roberta", "mpnet") else 512
     return FAMILIES[family][0](vocab_size=vocab, max_position_embeddings=positions, num_labels=3, attn_implementation="eager", **sizes, **more)
 
 
@@ -134,6 +138,9 @@ def random_model(out, name, family, lens_names, **sizes):
     save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     with open(os.path.join(out, f"{name}.json"), "w") as f:
         keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool)) and k not in ("transformers_version", "dtype", "_attn_implementation")}
+        if family == "modernbert":
+            # transformers 5 keeps these keys of published files in others.
+            keep |= {k: v for k, v in sizes.items() if k.startswith("global_") or k.startswith("local_")}
         json.dump(keep | {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}}, f, indent=1, sort_keys=True)
         f.write("\n")
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
@@ -233,17 +240,25 @@ TRANSLATORS = {
     "bart": (tf.BartForConditionalGeneration, tf.BartConfig),
     "mbart": (tf.MBartForConditionalGeneration, tf.MBartConfig),
     "m2m_100": (tf.M2M100ForConditionalGeneration, tf.M2M100Config),
+    "t5": (tf.T5ForConditionalGeneration, tf.T5Config),
 }
 
 
 def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inner=100, layers=2, decoder_layers=2, **more):
     """Encoder states, and tokens of a model that writes from a source, each by itself."""
     head, config = TRANSLATORS[family]
-    cfg = config(vocab_size=vocab, max_position_embeddings=160, d_model=hidden, encoder_layers=layers, decoder_layers=decoder_layers,
-                 encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24,
-                 pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=None, attn_implementation="eager", **more)
+    if family == "t5":
+        sizes = dict(num_layers=layers, num_decoder_layers=decoder_layers, num_heads=heads, d_ff=inner)
+    else:
+        sizes = dict(max_position_embeddings=160, encoder_layers=layers, decoder_layers=decoder_layers, encoder_attention_heads=heads,
+                     decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24, forced_eos_token_id=None)
+    cfg = config(vocab_size=vocab, d_model=hidden, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, attn_implementation="eager", **sizes, **more)
+    model = head(cfg)
+    if more.get("tie_word_embeddings") is False:
+        # transformers 5 ties what checkpoints store apart.
+        cfg.tie_word_embeddings, model.lm_head.weight = False, torch.nn.Parameter(model.lm_head.weight.clone())
     # Wider weights than elsewhere: a head that is the table of words would repeat the last one otherwise.
-    model = fill(head(cfg), TRANSLATOR_DEVIATION)
+    model = fill(model, TRANSLATOR_DEVIATION)
     tensors, written = {}, {}
     for lens_name in lens_names:
         lens = LENS[lens_name]
@@ -282,6 +297,122 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
     print(name, {k: v.shape for k, v in tensors.items()}, written["greedy.0.tokens"], written["beams.0.score"])
 
 
+def nomic(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, theta=1000.0):
+    """States of NomicBERT, whose weights transformers calls otherwise than they are published."""
+    cfg = tf.NomicBertConfig(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
+                             rope_parameters=dict(rope_type="default", rope_theta=theta), attn_implementation="eager")
+    model = tf.NomicBertModel(cfg, add_pooling_layer=False).eval()
+
+    def put(published, *own):
+        parts = [model.get_parameter(n) for n in own]
+        mean = np.float32(1.0 if parts[0].dim() == 1 and published.endswith("weight") else 0.0)
+        values = mean + np.float32(DEVIATION) * normal(published, sum(p.numel() for p in parts))
+        for p, part in zip(parts, np.split(values, len(parts))):
+            p.copy_(torch.from_numpy(part.reshape(p.shape)))
+
+    put("embeddings.word_embeddings.weight", "embeddings.word_embeddings.weight")
+    put("embeddings.token_type_embeddings.weight", "embeddings.token_type_embeddings.weight")
+    for end in ("weight", "bias"):
+        put(f"emb_ln.{end}", f"embeddings.LayerNorm.{end}")
+    for i in range(layers):
+        at = f"encoder.layers.{i}."
+        put(at + "attn.Wqkv.weight", *(f"layers.{i}.self_attn.{x}_proj.weight" for x in "qkv"))
+        for published, own in (("attn.out_proj", "self_attn.o_proj"), ("mlp.fc11", "mlp.up_proj"), ("mlp.fc12", "mlp.gate_proj"), ("mlp.fc2", "mlp.down_proj")):
+            put(f"{at}{published}.weight", f"layers.{i}.{own}.weight")
+        for published, own in (("norm1", "post_attention_layernorm"), ("norm2", "post_mlp_layernorm")):
+            for end in ("weight", "bias"):
+                put(f"{at}{published}.{end}", f"layers.{i}.{own}.{end}")
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        o, mask = run(model, ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    published = dict(model_type="nomic_bert", vocab_size=vocab, n_embd=hidden, n_head=heads, n_inner=inner, n_layer=layers, n_positions=8192,
+                     type_vocab_size=2, layer_norm_epsilon=1e-12, rotary_emb_base=theta, rotary_emb_fraction=1.0, rotary_emb_interleaved=False,
+                     rotary_emb_scale_base=None, activation_function="swiglu", qkv_proj_bias=False, mlp_fc1_bias=False, mlp_fc2_bias=False,
+                     prenorm=False, parallel_block=False, causal=False, use_rms_norm=False, max_trained_positions=2048)
+    with open(os.path.join(out, f"{name}.json"), "w") as f:
+        json.dump(published, f, indent=1, sort_keys=True)
+        f.write("\n")
+
+
+def t5_encoder(out, name, lens_names, vocab=503, **sizes):
+    """States of an encoder alone."""
+    cfg = tf.T5Config(vocab_size=vocab, attn_implementation="eager", **sizes)
+    model = fill(tf.T5EncoderModel(cfg))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        o, mask = run(model, ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    write_config(out, name, cfg)
+
+
+def states(tensors, lens_name, ids, lens, h, mask):
+    """Last states at chosen rows, and their normalised mean."""
+    rows = rows_of(lens)
+    w = mask[..., None].float()
+    embedding = torch.nn.functional.normalize((h * w).sum(1) / w.sum(1), dim=1)
+    for key, value in {"ids": ids.astype(np.int64), "lens": np.array(lens, dtype=np.int64), "rows": rows,
+                       "last_hidden_state": h[mask][rows].numpy(), "sentence_embedding": embedding.numpy()}.items():
+        tensors[f"{lens_name}.{key}"] = np.ascontiguousarray(value)
+
+
+def noise(seed, n):
+    """The standard normal numbers of `kernels::draw::noise`."""
+    out = []
+    for column in range(n):
+        key, x = [seed & 0xFFFFFFFF, seed >> 32], [column // 2, 0, 0, 1 << 31]
+        for _ in range(10):
+            p0, p1 = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+            x = [(p1 >> 32) ^ x[1] ^ key[0], p1 & 0xFFFFFFFF, (p0 >> 32) ^ x[3] ^ key[1], p0 & 0xFFFFFFFF]
+            key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+        radius, angle = np.sqrt(-2 * np.log(((x[0] >> 8) + 1) / 2**24)), 2 * np.pi * (x[1] >> 8) / 2**24
+        out.append(radius * (np.sin(angle) if column % 2 else np.cos(angle)))
+    return torch.tensor(out, dtype=torch.float32)
+
+
+def vae(out, name, vocab=503, hidden=64, heads=4, inner=100, layers=2, latent=7, seed=(3 << 32) + 5):
+    """Latents and tokens of a VAE whose encoder and decoder are BART's."""
+    cfg = tf.BartConfig(vocab_size=vocab, max_position_embeddings=160, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
+                        decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24, d_model=hidden, pad_token_id=1, eos_token_id=2,
+                        decoder_start_token_id=2, forced_eos_token_id=None, attn_implementation="eager")
+    model = fill(tf.BartForConditionalGeneration(cfg), TRANSLATOR_DEVIATION)
+
+    def linear(own, n_out, n_in):
+        make = lambda part, dims: torch.from_numpy((np.float32(TRANSLATOR_DEVIATION) * normal(f"latent.{own}.{part}", int(np.prod(dims)))).reshape(dims))
+        return make("weight", (n_out, n_in)), make("bias", (n_out,))
+
+    parts = {own: linear(own, *dims) for own, dims in {"mean": (latent, hidden), "log_variance": (latent, hidden), "out_proj": (hidden, latent)}.items()}
+    apply = lambda own, x: torch.nn.functional.linear(x, *parts[own])
+    written = {}
+    for kind, how in {"greedy": {}, "beams": BEAMS["beams"]}.items():
+        for i, n in enumerate([5, 1, 40]):
+            source = torch.from_numpy(np.random.default_rng(SEED + n).integers(5, vocab, n))
+            state = model.get_encoder()(source[None]).last_hidden_state.mean(1)
+            mean, log_variance = apply("mean", state), apply("log_variance", state)
+            drawn = mean + torch.exp(log_variance / 2) * noise(seed, latent)
+            given = tf.modeling_outputs.BaseModelOutput(last_hidden_state=apply("out_proj", drawn)[:, None])
+            o = model.generate(encoder_outputs=given, max_new_tokens=16, do_sample=False, eos_token_id=None, bos_token_id=None, suppress_tokens=[1],
+                               output_scores=True, return_dict_in_generate=True, **({"num_beams": 1} | how))
+            put = lambda key, value: written.__setitem__(f"{kind}.{i}.{key}", np.ascontiguousarray(value))
+            put("prompt", source.numpy().astype(np.int64))
+            put("tokens", o.sequences[0, 1:].numpy().astype(np.int64))
+            put("seed", np.array([seed], dtype=np.int64))
+            for key, value in (("latent_mean", mean), ("latent_log_variance", log_variance), ("latent", drawn)):
+                put(key, value[0].numpy())
+            if not how:
+                top = torch.stack(o.scores).squeeze(1).topk(2, -1).values
+                gap = top[:, 0] - top[:, 1]
+                put("margin", gap[torch.isfinite(gap)].min().reshape(1).numpy())
+    save_file(written, os.path.join(out, f"{name}.written.safetensors"))
+    write_config(out, name, cfg, model_type="transformer_vae", latent_size=latent)
+
+
 def minilm(out, folder):
     tok = tf.AutoTokenizer.from_pretrained(folder)
     model = tf.AutoModel.from_pretrained(folder, attn_implementation="eager").eval().float()
@@ -311,7 +442,11 @@ if __name__ == "__main__":
     os.makedirs(a.out, exist_ok=True)
     torch.set_grad_enabled(False)
     for family in FAMILIES:
-        random_model(a.out, f"{family}_h320a5", family, ["one_token", "tiny", "mixed"], hidden=320, heads=5)
+        more = dict(layers=5, global_attn_every_n_layers=2, global_rope_theta=80000.0, local_rope_theta=5000.0, local_attention=30) if family == "modernbert" else {}
+        random_model(a.out, f"{family}_h320a5", family, ["one_token", "tiny", "mixed"], hidden=320, heads=5, **more)
+    random_model(a.out, "modernbert_head20", "modernbert", ["tiny", "mixed"], hidden=60, heads=3, inner=100, layers=4, local_attention=128, classifier_pooling="mean")
+    random_model(a.out, "mpnet_head20", "mpnet", ["tiny", "mixed"], hidden=60, heads=3, inner=100, layers=2)
+    nomic(a.out, "nomic_bert_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
     for head, heads in ((32, 4), (80, 4), (96, 2), (128, 2)):
         random_model(a.out, f"bert_head{head}", "bert", ["tiny", "mixed"], hidden=head * heads, heads=heads, inner=512, layers=2)
     random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")
@@ -328,5 +463,10 @@ if __name__ == "__main__":
     translator(a.out, "bart_h64a4", "bart", ["tiny"], scale_embedding=False, activation_function="gelu")
     translator(a.out, "mbart_h64a4", "mbart", ["tiny"], scale_embedding=True, activation_function="gelu")
     translator(a.out, "m2m_100_h64a4", "m2m_100", ["tiny"], scale_embedding=True, activation_function="relu")
+    translator(a.out, "t5_h64a4", "t5", ["one_token", "tiny", "mixed"], d_kv=16)
+    translator(a.out, "t5_h72a5", "t5", ["tiny"], hidden=72, heads=5, d_kv=24, inner=100, layers=3, feed_forward_proj="gated-gelu",
+               tie_word_embeddings=False, relative_attention_num_buckets=12, relative_attention_max_distance=20)
+    t5_encoder(a.out, "t5_head20", ["tiny", "mixed"], d_model=60, d_kv=20, num_heads=3, num_layers=2, d_ff=100, feed_forward_proj="gated-gelu")
+    vae(a.out, "vae_h64a4")
     if a.minilm:
         minilm(a.out, a.minilm)

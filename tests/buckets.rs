@@ -20,7 +20,7 @@ fn programs() -> Vec<(String, Program)> {
     for (name, model, config) in shipped_configs().expect("the configs are sound") {
         let model = description(model).expect("it is shipped");
         // Grouped and short attention is full attention.
-        let is_causal = name == "gpt2";
+        let is_full = name != "gpt2" && name != "t5-small";
         for (machine, attention, without) in [
             (usual(), AttentionChoice::Auto, &all[..0]),
             (hopper(), AttentionChoice::Auto, &all[..0]),
@@ -28,7 +28,7 @@ fn programs() -> Vec<(String, Program)> {
             (usual(), AttentionChoice::Short, &all[..0]),
             (usual(), AttentionChoice::Auto, &all[..]),
         ] {
-            if is_causal && attention != AttentionChoice::Auto {
+            if !is_full && attention != AttentionChoice::Auto {
                 continue;
             }
             let card = machine.name.clone();

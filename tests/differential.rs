@@ -27,7 +27,7 @@ const ACCEPTED: usize = 900;
 const TOLERANCE: f32 = 1e-4;
 
 /// Every operator of the language, as the unfused graph names it.
-const OPERATORS: [&str; 21] = [
+const OPERATORS: [&str; 22] = [
     "embedding",
     "linear",
     "add_bias",
@@ -49,6 +49,7 @@ const OPERATORS: [&str; 21] = [
     "max_pool",
     "l2_normalize",
     "concat",
+    "draw",
 ];
 
 /// How often things occurred.

@@ -97,6 +97,12 @@ matches_reference! {
     llama_with_scaled_frequencies_and_biases_matches: "llama_head20" is "llama";
     qwen3_with_normalised_heads_and_yarn_matches: "qwen3_h192a6" is "qwen3";
     an_untied_gpt2_with_heads_of_20_matches: "gpt2_head20" is "gpt2";
+    an_encoder_with_biases_by_distance_matches: "t5_head20" is "t5";
+    mpnet_with_odd_sizes_matches: "mpnet_h320a5" is "mpnet";
+    mpnet_with_heads_of_20_matches: "mpnet_head20" is "mpnet";
+    modernbert_with_odd_sizes_matches: "modernbert_h320a5" is "modernbert";
+    modernbert_with_heads_of_20_matches: "modernbert_head20" is "modernbert";
+    nomic_bert_with_odd_sizes_matches: "nomic_bert_h320a5" is "nomic_bert";
 }
 
 #[test]
@@ -111,6 +117,8 @@ fn every_pass_switched_off_gives_the_same() {
         ("albert_h320a5", "albert"),
         ("gpt2_h320a5", "gpt2"),
         ("qwen3_h192a6", "qwen3"),
+        ("t5_head20", "t5"),
+        ("modernbert_h320a5", "modernbert"),
     ] {
         within_bounds(&compare(name, description, &all));
     }

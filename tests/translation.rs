@@ -16,11 +16,13 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, and the description that each is of.
-const MODELS: [(&str, &str); 4] = [
+const MODELS: [(&str, &str); 6] = [
     ("marian_h64a4", "marian"),
     ("bart_h64a4", "bart"),
     ("mbart_h64a4", "mbart"),
     ("m2m_100_h64a4", "m2m_100"),
+    ("t5_h64a4", "t5"),
+    ("t5_h72a5", "t5"),
 ];
 
 fn file(name: &str) -> std::path::PathBuf {
@@ -300,4 +302,87 @@ fn what_cannot_run_is_said_before_it_runs() {
         ..plain
     };
     insta::assert_snapshot!(refused(&[5], &no_start), @"the model writes from a source, and nothing says what stands before its first new token; set `Generate::decoder_start`, or `decoder_start_token_id` in config.json");
+}
+
+#[test]
+fn what_a_latent_variable_writes_is_the_reference_s() {
+    latents_on(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn what_a_latent_variable_writes_on_a_device_is_the_reference_s() {
+    latents_on(DeviceChoice::Cuda(0));
+}
+
+fn latents_on(device: DeviceChoice) {
+    let stored = Stored::read("vae_h64a4.written.safetensors");
+    let seed = |key: &str| {
+        let bytes = stored.bytes(key).try_into().expect("eight bytes");
+        i64::from_le_bytes(bytes) as u64
+    };
+    let names = ["latent_mean", "latent_log_variance", "latent"];
+    let encoder = Engine::builder("vae")
+        .config(file("vae_h64a4.json"))
+        .random_weights(WEIGHTS)
+        .dtype(DType::F32)
+        .device(device)
+        .outputs(names)
+        .build()
+        .expect("the encoder loads");
+    let sources = [0, 1, 2].map(|i| stored.ids(&format!("greedy.{i}.prompt")));
+    let seeds = [0, 1, 2].map(|i| seed(&format!("greedy.{i}.seed")));
+    let batch = gemmule::Batch::from_sequences(&sources).expect("a batch");
+    let batch = batch.with_seeds(seeds.to_vec()).expect("a seed for each");
+    let outputs = encoder.session().expect("a session").run(&batch);
+    let outputs = outputs.expect("it runs");
+    for name in names {
+        let found = outputs.get(name).expect("it was asked for");
+        let rows = found.values.chunks_exact(found.shape[1] as usize);
+        for (i, own) in rows.enumerate() {
+            let want = stored.reals(&format!("greedy.{i}.{name}"));
+            for (a, b) in own.iter().zip(&want) {
+                assert!((a - b).abs() < 2e-4, "{name} {i}: {a} {b}");
+            }
+        }
+    }
+    // However long a source is, it is kept as one position.
+    let engine = engine_on(device, "vae_h64a4", "vae");
+    let plain = options("greedy");
+    let needed = |n: usize| engine.cache_bytes_needed(&[n], &plain).expect("bytes");
+    assert_eq!(needed(1), needed(150));
+    let mut generator = engine.generator(16 << 20).expect("a generator");
+    let mut wanted = BTreeMap::new();
+    for kind in ["greedy", "beams"] {
+        for i in 0..3 {
+            let key = |what: &str| format!("{kind}.{i}.{what}");
+            if kind == "greedy" && stored.reals(&key("margin"))[0] < 1e-3 {
+                continue;
+            }
+            let mut options = options(kind);
+            options.rules.max_new_tokens = 16;
+            options.seed = seed(&key("seed"));
+            let ticket = generator.admit(request(&stored.ids(&key("prompt")), &options));
+            wanted.insert(ticket.expect("room"), (key(""), stored.ids(&key("tokens"))));
+        }
+    }
+    let found = drain(&mut generator);
+    assert!(wanted.len() >= 5, "{}", wanted.len());
+    for (ticket, (what, tokens)) in &wanted {
+        assert_eq!(&found[ticket].0, tokens, "{what}");
+    }
+    // Another seed draws another latent, and so another text.
+    let write = |seed: u64| {
+        let options = Generate {
+            seed,
+            ..plain.clone()
+        };
+        let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
+        let mut written = engine
+            .generate(&sources[..1], &options, go_on)
+            .expect("it writes");
+        written.remove(0).tokens
+    };
+    assert_eq!(write(1), write(1));
+    assert!((2..6).any(|seed| write(seed) != write(1)));
 }

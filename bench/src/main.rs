@@ -3,6 +3,7 @@
 
 mod allocators;
 mod breakdown;
+mod cleaning;
 mod encoder;
 mod figure;
 mod gemm;
@@ -35,6 +36,8 @@ enum Command {
     Allocators(allocators::Args),
     /// Where a run's time goes, fused and unfused: GEMM, attention, softmax, LayerNorm, other
     Breakdown(subject::Args),
+    /// The KV cache while requests are written, freed sequence by sequence and batch by batch (TCB 4.2.2)
+    Cleaning(cleaning::Args),
     /// Token ids to last hidden state, on sets of lengths, beside PyTorch: `gemmule bench encoder` with peers
     Encoder(Box<encoder::Args>),
     /// The GEMM kernels that any card runs against cuBLASLt; `kernels` times those of a card's own
@@ -55,6 +58,7 @@ fn run(command: Command) -> Outcome {
     match command {
         Command::Allocators(args) => allocators::run(args),
         Command::Breakdown(args) => breakdown::run(args),
+        Command::Cleaning(args) => cleaning::run(args),
         Command::Encoder(args) => encoder::run(*args),
         Command::Gemm(args) => gemm::run(args),
         Command::Kernels(args) => kernels::run(args),

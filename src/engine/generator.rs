@@ -6,6 +6,8 @@
 
 mod config;
 mod device;
+#[cfg(test)]
+mod memory;
 mod row;
 mod source;
 use std::collections::VecDeque;
@@ -260,10 +262,10 @@ impl Engine {
     ) -> Result<u64, EngineError> {
         check_generating(self.program())?;
         let new = options.rules.max_new_tokens.max(1);
-        let has_source = self.has_source();
+        let parts = Parts::of(self.program());
         let blocks = prompts.iter().map(|&prompt| {
             let prompt = prompt.max(1);
-            u64::from(blocks_needed(has_source, prompt, new, options.beams))
+            u64::from(blocks_needed(parts, prompt, new, options.beams))
         });
         Ok(blocks.sum::<u64>() * self.program().block_bytes())
     }
@@ -339,13 +341,13 @@ pub struct Written {
 }
 
 /// The blocks that a request reserves.
-fn blocks_needed(has_source: bool, prompt: usize, new: usize, beams: Option<Beams>) -> u32 {
-    match has_source {
-        false => Room::of(prompt, new, beams).blocks(),
+fn blocks_needed(parts: Option<Parts>, prompt: usize, new: usize, beams: Option<Beams>) -> u32 {
+    match parts {
+        None => Room::of(prompt, new, beams).blocks(),
         // What is written begins with one token.
-        true => {
+        Some(parts) => {
             let target = Room::of(1, new, beams).blocks();
-            source::blocks_of(prompt).saturating_add(target)
+            parts.blocks_of(prompt).saturating_add(target)
         }
     }
 }
@@ -384,7 +386,7 @@ impl Generator {
         // A sequence cannot hold it, so it is never written.
         options.rules.suppressed.extend(self.limits.skipped);
         let new = options.rules.max_new_tokens;
-        let n = blocks_needed(self.parts.is_some(), prompt.len(), new, options.beams);
+        let n = blocks_needed(self.parts, prompt.len(), new, options.beams);
         if n > self.blocks.total() {
             return Err(AdmitError::NeverFits {
                 needed_bytes: u64::from(n) * self.block_bytes,
@@ -398,7 +400,9 @@ impl Generator {
         self.next_ticket += 1;
         // The target begins with one token; what the request brought is its source.
         let (source, prompt) = match (self.parts, options.decoder_start) {
-            (Some(_), Some(start)) => (Some(Source::new(prompt, &mut blocks)), vec![start]),
+            (Some(parts), Some(start)) => {
+                (Some(Source::new(parts, prompt, &mut blocks)), vec![start])
+            }
             _ => (None, prompt),
         };
         self.rows

@@ -2,7 +2,7 @@
 
 use super::{Graph, GraphError, NodeId, Op};
 use crate::{
-    kernels::attention::{Attending, HeadView},
+    kernels::attention::{Attending, ByDistance, HeadView},
     tensor::{Shape, Size, Symbol},
 };
 
@@ -125,8 +125,15 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         Op::Cache {
             from, heads, head, ..
         } => {
-            let width = columns(*from, *heads, *head, per_token(of[0])?)?;
-            Ok(Shape(vec![tokens(), width.into()]))
+            let rows = of[0].0.first().cloned().unwrap_or_else(tokens);
+            if rows != tokens() && rows != Symbol::Batch.into() {
+                return Err(format!(
+                    "expected rows of tokens or of sequences, found {}",
+                    of[0]
+                ));
+            }
+            let width = columns(*from, *heads, *head, matrix(of[0])?)?;
+            Ok(Shape(vec![rows, width.into()]))
         }
         Op::Remembered { heads, head, .. } => {
             let width = Size::constant(u64::from(*heads) * u64::from(*head));
@@ -157,8 +164,11 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             headed(of[1], *kv_heads, *head, *k, "k", rows)?;
             Ok(Shape(vec![constant(*heads), pairs_with(rows).into()]))
         }
-        Op::Softmax { scale, causal } => {
+        Op::Softmax { scale, causal, by } => {
             positive(*scale)?;
+            if let Some(heads) = of[0].0.first().and_then(Size::as_constant) {
+                distances(*by, heads, of[0].0.last(), of.get(1).copied())?;
+            }
             if *causal && of[0].0.last() == Some(&Symbol::SourcePairs.into()) {
                 return Err(
                     "no position of another stream is before or behind a query; leave `causal` out"
@@ -206,6 +216,20 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         Op::LogProbability => {
             per_token(of[0])?;
             Ok(Shape(vec![tokens(), Size::constant(1)]))
+        }
+        Op::Draw => {
+            let expected = |shape: &Shape| match shape.0.as_slice() {
+                [rows, _] if *rows == Symbol::Batch.into() => matrix(shape).map(|_| ()),
+                _ => Err(format!("expected [batch, width], found {shape}")),
+            };
+            expected(of[0])?;
+            match of[0] == of[1] {
+                true => Ok(of[0].clone()),
+                false => Err(format!(
+                    "mean and log-variance must have one shape, found {} and {}",
+                    of[0], of[1]
+                )),
+            }
         }
         Op::Concat { .. } => {
             if !(2..=MAX_PARTS).contains(&of.len()) {
@@ -279,9 +303,12 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 kv_heads,
                 head,
                 scale,
+                by,
                 ..
             } = attending;
             positive(scale)?;
+            let pairs = Size::from(pairs_with(rows_of_keys(of[1], attending.k)?));
+            distances(by, heads.into(), Some(&pairs), of.get(3).copied())?;
             groups(heads, kv_heads)?;
             if head == 0 || head > MAX_HEAD || !head.is_multiple_of(HEAD_STEP) {
                 return Err(format!(
@@ -418,6 +445,31 @@ fn positive(scale: f32) -> Result<(), String> {
         false => Err(format!(
             "scores are scaled by {scale}; expected a number above 0"
         )),
+    }
+}
+
+/// What distances do to the scores of so many heads, with the operand of a bias.
+fn distances(
+    by: ByDistance,
+    heads: u64,
+    pairs: Option<&Size>,
+    bias: Option<&Shape>,
+) -> Result<(), String> {
+    by.check().map_err(|problem| problem.to_string())?;
+    if !by.is_none() && pairs == Some(&Symbol::SourcePairs.into()) {
+        return Err(
+            "positions of another stream have no distance to a query; leave `window` and `bias` out"
+                .to_owned(),
+        );
+    }
+    let (Some(bias), Some(kind)) = (bias, by.bias) else {
+        return Ok(());
+    };
+    let heads = u32::try_from(heads).map_err(|_| format!("{heads} heads are too many"))?;
+    let expected = Shape::fixed(&kind.dims(heads));
+    match *bias == expected {
+        true => Ok(()),
+        false => Err(format!("the bias must be {expected}, found {bias}")),
     }
 }
 

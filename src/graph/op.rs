@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernels::{
     Meta,
-    attention::{Attending, HeadView},
+    attention::{Attending, Bias, ByDistance, HeadView},
     gemm::{Activation, Epilogue},
     rotary::Rotation,
 };
@@ -23,6 +23,16 @@ pub enum WeightExpr {
         rows: u64,
         width: u64,
     },
+    /// Biases by distance `[heads, 2·reach + 1]` of a table of the checkpoint with a row for each bucket, `dims` of it.
+    RelativeBias {
+        name: String,
+        dims: [u64; 2],
+        buckets: Buckets,
+    },
+    /// The slope of each head, `[heads]`, computed and in no checkpoint.
+    Slopes { heads: u64 },
+    /// A vector of zeros, such as the bias of a norm that has none.
+    Zeros { n: u64 },
     /// Tensors stacked along their first dimension.
     ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
 }
@@ -54,6 +64,83 @@ impl Sinusoid {
     }
 }
 
+/// How distances between tokens share the rows of a table of biases (Raffel et al. 2020, section 2.1): near ones have a row
+/// each, and the rows of farther ones are as wide as the logarithm of the distance makes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Buckets {
+    /// Rows of the table.
+    pub n: u32,
+    /// The distance from which on all have the last row of their side.
+    pub reach: u32,
+    /// Whether keys behind the query have half of the rows, else the first.
+    pub bidirectional: bool,
+}
+
+impl Buckets {
+    /// Rows of each side of the query.
+    fn of_side(self) -> u32 {
+        match self.bidirectional {
+            true => self.n / 2,
+            false => self.n,
+        }
+    }
+
+    /// What is wrong with these numbers, if anything is: what was found, and what was expected.
+    pub fn problem(self) -> Option<(String, String)> {
+        let exact = self.of_side() / 2;
+        if exact == 0 || (self.bidirectional && !self.n.is_multiple_of(2)) {
+            let expected = match self.bidirectional {
+                true => "an even number from 4 on",
+                false => "2 or more",
+            };
+            return Some((format!("{} buckets", self.n), expected.to_owned()));
+        }
+        if self.reach <= exact || self.reach > ByDistance::FARTHEST {
+            let found = format!("{} buckets up to a distance of {}", self.n, self.reach);
+            let farthest = ByDistance::FARTHEST;
+            return Some((
+                found,
+                format!("a distance from {} to {farthest}", exact + 1),
+            ));
+        }
+        None
+    }
+
+    /// The row of a distance, the key's position less the query's. Divisions are in f32, as in transformers.
+    pub fn row(self, distance: i64) -> u64 {
+        let side = self.of_side();
+        let first = match self.bidirectional && distance > 0 {
+            true => u64::from(side),
+            false => 0,
+        };
+        let far = match self.bidirectional {
+            true => distance.unsigned_abs(),
+            false => distance.min(0).unsigned_abs(),
+        };
+        let exact = u64::from(side / 2);
+        if far < exact {
+            return first + far;
+        }
+        let logarithm = |ratio: f64| ratio.ln() as f32;
+        let ratio = logarithm(f64::from(far as f32 / exact as f32))
+            / logarithm(f64::from(self.reach) / exact as f64);
+        let steps = (ratio * (u64::from(side) - exact) as f32) as u64;
+        first + (exact + steps).min(u64::from(side) - 1)
+    }
+}
+
+/// The slope of a head: a geometric sequence that begins at its ratio, 2^(−8 / n) for n heads, where n is a power of two;
+/// other numbers of heads take those of the next smaller power, and then every other one of the next larger (Press et al.
+/// 2022, section 3, and their code).
+pub fn slope(head: u64, heads: u64) -> f64 {
+    let power = 1u64 << heads.max(1).ilog2();
+    let (nth, of) = match head < power {
+        true => (head + 1, power),
+        false => (2 * (head - power) + 1, 2 * power),
+    };
+    2f64.powf(-8.0 * nth as f64 / of as f64)
+}
+
 /// Reads the parts of a stack, none of which is a stack: nesting without end would overflow the
 /// reader's own.
 fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
@@ -78,6 +165,11 @@ impl WeightExpr {
             WeightExpr::Stored { dims, .. } => dims.clone(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
             WeightExpr::Sinusoid { rows, width, .. } => vec![*rows, *width],
+            WeightExpr::RelativeBias { dims, buckets, .. } => {
+                vec![dims[1], 2 * u64::from(buckets.reach) + 1]
+            }
+            WeightExpr::Slopes { heads } => vec![*heads],
+            WeightExpr::Zeros { n } => vec![*n],
             WeightExpr::ConcatRows(parts) => {
                 let mut dims = parts.first().map(WeightExpr::dims).unwrap_or_default();
                 if let Some(rows) = dims.first_mut() {
@@ -94,7 +186,10 @@ impl WeightExpr {
             WeightExpr::Stored { name, dims } | WeightExpr::Transposed { name, dims } => {
                 vec![(name, dims)]
             }
-            WeightExpr::Sinusoid { .. } => Vec::new(),
+            WeightExpr::RelativeBias { name, dims, .. } => vec![(name, dims)],
+            WeightExpr::Sinusoid { .. } | WeightExpr::Slopes { .. } | WeightExpr::Zeros { .. } => {
+                Vec::new()
+            }
             WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
         }
     }
@@ -154,8 +249,13 @@ pub enum Op {
         q: HeadView,
         k: HeadView,
     },
-    /// Softmax of `scale · scores` over the keys; if causal, over those up to the query.
-    Softmax { scale: f32, causal: bool },
+    /// `scores, (bias)`: softmax of `scale · scores + bias` over the keys; if causal, over those up to the query, and over
+    /// those of a window alone, where there is one.
+    Softmax {
+        scale: f32,
+        causal: bool,
+        by: ByDistance,
+    },
     /// `probabilities, v` → the weighted sums of `v`, laid out as `out` says.
     Context {
         heads: u32,
@@ -178,6 +278,8 @@ pub enum Op {
     L2Normalize { eps: f32 },
     /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given those before it, 0 of the first.
     LogProbability,
+    /// `mean, log_variance`, both `[batch, width]`: `mean + exp(log_variance / 2) · noise`, by the seed of each sequence.
+    Draw,
 
     /// Columns `start .. start + width`.
     SliceColumns { start: u32, width: u32 },
@@ -187,7 +289,7 @@ pub enum Op {
     EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> },
     /// `x, (bias), residual, gamma, beta`.
     BiasResidualLayerNorm { eps: f32, bias: bool },
-    /// `q, k, v` → `[tokens, heads·head]`.
+    /// `q, k, v, (bias)` → `[tokens, heads·head]`.
     Attention(Attending),
     /// Mean over each sequence, then its L2 normalisation.
     MeanPoolNormalize { eps: f32 },
@@ -238,6 +340,7 @@ impl Op {
             Op::Concat { .. } => "concat",
             Op::L2Normalize { .. } => "l2_normalize",
             Op::LogProbability => "log_probability",
+            Op::Draw => "draw",
             Op::SliceColumns { .. } => "slice_columns",
             Op::Gate(activation) => return format!("{}_gate", activation.name()).into(),
             Op::EmbeddingLayerNorm { .. } => "embedding_layer_norm",
@@ -258,10 +361,13 @@ impl Op {
             | Op::AddBias
             | Op::Add
             | Op::Multiply
+            | Op::Draw
             | Op::RmsNorm { .. }
             | Op::Scores { .. }
             | Op::Context { .. } => 2,
-            Op::LayerNorm { .. } | Op::Attention(_) => 3,
+            Op::LayerNorm { .. } => 3,
+            Op::Softmax { by, .. } => 1 + usize::from(by.bias.is_some()),
+            Op::Attention(of) => 3 + usize::from(of.by.bias.is_some()),
             Op::Concat { parts } => *parts as usize,
             Op::EmbeddingLayerNorm { offsets, .. } => 2 * offsets.len() + 2,
             Op::BiasResidualLayerNorm { bias, .. } => 4 + usize::from(*bias),
@@ -319,7 +425,9 @@ impl fmt::Display for Op {
                 let heads = heads_of(*heads, *kv_heads, *head);
                 write!(f, "({heads}, q={}, k={})", view(*q), view(*k))
             }
-            Op::Softmax { scale, causal } => write!(f, "(scale={scale}{})", mask(*causal)),
+            Op::Softmax { scale, causal, by } => {
+                write!(f, "(scale={scale}{}{})", mask(*causal), distances(*by))
+            }
             Op::Context {
                 heads,
                 kv_heads,
@@ -333,10 +441,11 @@ impl fmt::Display for Op {
             Op::SliceColumns { start, width } => write!(f, "({start}..{})", start + width),
             Op::Attention(of) => write!(
                 f,
-                "({}, scale={}{}, q={}, k={}, v={})",
+                "({}, scale={}{}{}, q={}, k={}, v={})",
                 heads_of(of.heads, of.kv_heads, of.head),
                 of.scale,
                 mask(of.causal),
+                distances(of.by),
                 view(of.q),
                 view(of.k),
                 view(of.v)
@@ -363,6 +472,15 @@ fn first_column(from: u32) -> String {
 
 fn mask(causal: bool) -> &'static str {
     if causal { ", causal" } else { "" }
+}
+
+fn distances(by: ByDistance) -> String {
+    let window = by.window.map(|window| format!(", window={window}"));
+    let bias = by.bias.map(|bias| match bias {
+        Bias::Table { reach } => format!(", bias up to {reach}"),
+        Bias::Slopes => ", slopes".to_owned(),
+    });
+    [window, bias].into_iter().flatten().collect()
 }
 
 fn view(view: HeadView) -> String {

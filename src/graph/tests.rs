@@ -115,3 +115,53 @@ fn a_rewrite_that_cannot_be_changes_nothing() {
     assert!(g.rewrite(y, Op::MergeHeads, &[x]).is_err());
     assert_eq!(g.text(), before);
 }
+
+#[test]
+fn buckets_are_those_of_transformers() {
+    // Hashes of the rows of distances −1100 to 1100, by `T5Attention._relative_position_bucket` of transformers 5.23.
+    let rows: [(bool, u32, u32, u64); 14] = [
+        (true, 32, 128, 226150528736991970),
+        (true, 12, 20, 618439699497466452),
+        (true, 64, 256, 137479721334584210),
+        (true, 8, 50, 1167925361363079716),
+        (true, 4, 9, 2092555031633075024),
+        (true, 32, 1000, 2043202503227201646),
+        (false, 32, 128, 1182911282767819616),
+        (false, 12, 20, 65875898269138745),
+        (false, 64, 256, 1412718324973474776),
+        (false, 8, 50, 1526399837542106259),
+        (false, 2, 4, 1698897068911218024),
+        (false, 4, 9, 2078902357430383533),
+        (false, 33, 100, 2142782865689561910),
+        (false, 32, 1000, 1497196570417647588),
+    ];
+    for (bidirectional, n, reach, want) in rows {
+        let buckets = Buckets {
+            n,
+            reach,
+            bidirectional,
+        };
+        assert_eq!(buckets.problem(), None);
+        let hash = |hash: u64, distance| {
+            let next = u128::from(hash) * 1_000_003 + u128::from(buckets.row(distance));
+            (next % (1 << 61)) as u64
+        };
+        assert_eq!((-1100..=1100).fold(0, hash), want, "{n} up to {reach}");
+        // What lies farther has the row of the end of the table.
+        for far in [buckets.reach + 1, 1 << 23] {
+            for side in [-1, 1] {
+                let end = buckets.row(side * i64::from(buckets.reach));
+                assert_eq!(buckets.row(side * i64::from(far)), end);
+            }
+        }
+    }
+}
+
+#[test]
+fn slopes_are_those_of_the_paper() {
+    let of = |n| (0..n).map(|head| slope(head, n)).collect::<Vec<f64>>();
+    assert_eq!(of(8), [1, 2, 3, 4, 5, 6, 7, 8].map(|n| 0.5f64.powi(n)));
+    // Three heads: those of two, and the first of four.
+    let expected = [2f64.powi(-4), 2f64.powi(-8), 2f64.powi(-2)];
+    assert_eq!(of(3), expected);
+}

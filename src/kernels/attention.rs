@@ -6,6 +6,7 @@
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
 mod attending;
+mod by_distance;
 mod cached;
 mod decode;
 mod fused;
@@ -14,6 +15,7 @@ mod operands;
 mod params;
 mod prefill;
 mod softmax;
+mod softmax_by_distance;
 mod split_keys;
 #[cfg(test)]
 mod tests;
@@ -22,6 +24,7 @@ mod view;
 mod wgmma;
 
 pub use attending::Attending;
+pub use by_distance::{Bias, ByDistance};
 pub use cached::{Keys, MhaCached};
 pub use decode::MhaDecode;
 pub use fused::{MhaOnline, MhaShort};
@@ -31,6 +34,7 @@ pub use long::{
 };
 pub use prefill::MhaPrefill;
 pub use softmax::{AttentionSoftmax, SoftmaxForm, SoftmaxMask};
+pub use softmax_by_distance::SoftmaxByDistance;
 pub use split_keys::MhaSplitKeys;
 pub use unfused::{AttentionContext, AttentionScores};
 pub use view::{HeadView, usual_scale};
@@ -51,9 +55,20 @@ pub enum AttentionError {
     )]
     Groups { heads: u32, kv_heads: u32 },
     #[error(
-        "the {kernel} kernel takes full attention with a key head for each query head; use the online kernel"
+        "the {kernel} kernel takes full attention without window and bias, with a key head for each query head; use the online kernel"
     )]
     Full { kernel: &'static str },
+    #[error("warpgroup attention takes neither windows nor biases; use the online kernel")]
+    WarpgroupDistance,
+    #[error(
+        "a window or a table of biases reaches to a distance of {distance}; expected at most {}",
+        ByDistance::FARTHEST
+    )]
+    Distance { distance: u32 },
+    #[error(
+        "positions of a source have no distance to a query; attention to them takes neither window nor bias"
+    )]
+    DistanceToSource,
     #[error("attention over {dtype} elements; expected f32, f16 or bf16")]
     Storage { dtype: DType },
     #[error(
@@ -209,6 +224,23 @@ pub fn representative() -> Vec<KernelSpec> {
             };
             all.push(KernelSpec::from(MhaOnline { of, dtype }));
         }
+        // What distances do, in every tiling, full and causal.
+        for (heads, head) in [(12, 64), (3, 256), (2, 80)] {
+            let column = |i| HeadView::TokenMajor {
+                offset: i * heads * head,
+                stride: 3 * heads * head,
+            };
+            let full = Attending::full(heads, head, usual_scale(head), [0, 1, 2].map(column));
+            for (causal, by) in by_distance::examples() {
+                // Other heads differ in their tiles alone.
+                if head != 64 && by.window.is_some() != by.bias.is_some() {
+                    continue;
+                }
+                let of = Attending { causal, by, ..full };
+                all.push(KernelSpec::from(MhaOnline { of, dtype }));
+            }
+        }
+        all.extend(softmax_by_distance::representative(dtype));
         all.extend(unfused::representative(dtype));
         all.extend(softmax::representative(dtype));
     }

@@ -10,7 +10,8 @@ use super::{
     Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
     attention::HeadView,
     rows::{
-        COPIED, STREAM_THREADS, count, read, read_meta, storage, stream_launch, vector_width, write,
+        COPIED, STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch,
+        vector_width, write,
     },
 };
 use crate::machine::Machine;
@@ -30,14 +31,17 @@ pub(crate) fn index(slot: usize, nth: usize, head: usize, stride: usize) -> usiz
     slot / block * stride + (nth * block + slot % block) * head
 }
 
-/// `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`: the heads of each token into its slot. Nothing
-/// else of the cache is written.
+/// `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`: the heads of each token into its slot. With one row
+/// for each sequence, `x [batch, x.stride]`, `slots`, `slot_starts [batch]`: the heads of each into its sequence's first slot.
+/// Nothing else of the cache is written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AppendCache {
     pub heads: u32,
     pub head: u32,
-    /// Columns of rows of tokens.
+    /// Columns of rows of tokens, or of sequences.
     pub x: HeadView,
+    /// Whether there is one row for each sequence, which has one position then.
+    pub of_sequence: bool,
     /// Elements of a block.
     pub stride: u64,
     pub dtype: DType,
@@ -60,6 +64,13 @@ impl AppendCache {
         }
     }
 
+    fn rows(&self) -> Symbol {
+        match self.of_sequence {
+            true => Symbol::Batch,
+            false => Symbol::Tokens,
+        }
+    }
+
     fn vector(&self) -> u32 {
         let (column, stride) = (self.x.column(), self.x.stride(self.head));
         // Caches begin at multiples of a head's rows.
@@ -74,7 +85,8 @@ impl AppendCache {
 impl Kernel for AppendCache {
     fn symbol(&self) -> String {
         format!(
-            "append_cache_{}_h{}x{}_from{}of{}_blocks{}",
+            "append_cache_{}{}_h{}x{}_from{}of{}_blocks{}",
+            if self.of_sequence { "of_sequence_" } else { "" },
             self.dtype,
             self.heads,
             self.head,
@@ -98,26 +110,38 @@ impl Kernel for AppendCache {
             ("x_stride", self.x.stride(self.head).into()),
             ("stride", self.stride.into()),
             ("block", BLOCK.into()),
+            ("of_sequence", self.of_sequence.into()),
         ])
     }
 
     fn params(&self) -> Vec<Param> {
-        let tokens = Shape::new([Symbol::Tokens.into()]);
-        vec![
-            read(
-                "x",
-                self.dtype,
-                self.x.shape(self.heads, self.head),
-                Fill::ACTIVATION,
-            ),
-            read_meta("token_slots", Meta::TokenSlots, tokens),
+        let one_per = |symbol: Symbol| Shape::new([symbol.into()]);
+        let x = rows_by(self.rows(), self.x.stride(self.head));
+        let mut all = vec![read("x", self.dtype, x, Fill::ACTIVATION)];
+        match self.of_sequence {
+            true => all.extend([
+                read_meta("slots", Meta::Slots, one_per(Symbol::Slots)),
+                read_meta("slot_starts", Meta::SlotStarts, one_per(Symbol::Batch)),
+            ]),
+            false => all.push(read_meta(
+                "token_slots",
+                Meta::TokenSlots,
+                one_per(Symbol::Tokens),
+            )),
+        }
+        all.extend([
             write("cache", self.dtype, pool(self.stride)),
-            count(Symbol::Tokens),
-        ]
+            count(self.rows()),
+        ]);
+        all
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        stream_launch(extents.tokens * u64::from(self.packs()))
+        let rows = match self.of_sequence {
+            true => extents.batch,
+            false => extents.tokens,
+        };
+        stream_launch(rows * u64::from(self.packs()))
     }
 
     fn threads(&self) -> u32 {
@@ -125,7 +149,16 @@ impl Kernel for AppendCache {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let (x, slots) = (reads[0].real(), reads[1].index());
+        let x = reads[0].real();
+        let slots: Vec<i64> = match self.of_sequence {
+            true => {
+                let starts = reads[2].index().iter();
+                starts
+                    .map(|&start| reads[1].index()[start as usize])
+                    .collect()
+            }
+            false => reads[1].index().to_vec(),
+        };
         let (head, stride) = (self.head as usize, self.stride as usize);
         let mut cache = vec![f32::NAN; extents.blocks as usize * stride];
         for (token, &slot) in slots.iter().enumerate() {
@@ -162,10 +195,21 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 heads,
                 head,
                 x,
+                of_sequence: false,
                 // Keys and values of one layer.
                 stride: u64::from(2 * heads * head * BLOCK),
                 dtype,
             };
+            if head == 20 {
+                let of_sequence = true;
+                all.push(
+                    AppendCache {
+                        of_sequence,
+                        ..kernel.clone()
+                    }
+                    .into(),
+                );
+            }
             all.push(kernel.into());
         }
     }

@@ -72,7 +72,7 @@ impl KernelSpec {
             | Self::MhaLongScores(_)
             | Self::MhaLongReduce(_)
             | Self::MhaLongContext(_) => Class::Attention,
-            Self::AttentionSoftmax(_) => Class::Softmax,
+            Self::AttentionSoftmax(_) | Self::SoftmaxByDistance(_) => Class::Softmax,
             Self::RmsNorm(_)
             | Self::LayerNorm(_)
             | Self::BiasResidualLayerNorm(_)
@@ -90,6 +90,7 @@ impl KernelSpec {
             | Self::MergeHeads(_)
             | Self::Embedding(_)
             | Self::LogProbability(_)
+            | Self::Draw(_)
             | Self::Concat(_)
             | Self::TokenOfSequence(_)
             | Self::MeanPool(_)

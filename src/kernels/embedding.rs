@@ -61,6 +61,7 @@ impl Table {
             Meta::SourceSlots => "source_slots",
             Meta::SourceStarts => "source_starts",
             Meta::SourceLens => "source_lens",
+            Meta::Seeds => "seeds",
         };
         match self.offset {
             0 => format!("{ids}{}", self.rows),

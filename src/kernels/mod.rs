@@ -10,6 +10,7 @@ pub mod cache;
 pub mod chain;
 mod class;
 pub mod decoding;
+pub mod draw;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
@@ -121,6 +122,8 @@ pub enum Meta {
     SourceStarts,
     /// i32 `[batch]`: keys of a sequence's source.
     SourceLens,
+    /// i32 `[2·batch]`: the low and the high half of the seed of each sequence's noise.
+    Seeds,
 }
 
 impl Meta {

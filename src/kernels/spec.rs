@@ -3,8 +3,8 @@ use serde::{Deserialize, Serialize};
 use crate::tensor::DType;
 
 use super::{
-    Kernel, attention, attention::*, cache, cache::*, decoding, decoding::*, elementwise,
-    elementwise::*, embedding, embedding::*, gemm, gemm::*, layernorm, layernorm::*,
+    Kernel, attention, attention::*, cache, cache::*, decoding, decoding::*, draw, draw::*,
+    elementwise, elementwise::*, embedding, embedding::*, gemm, gemm::*, layernorm, layernorm::*,
     log_probability, log_probability::*, pack::*, pooling, pooling::*, prepare_attention,
     prepare_attention::*, rms_norm, rms_norm::*, rotary, rotary::*, upload::*,
 };
@@ -39,9 +39,9 @@ kernels! {
     Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
     DeferredLayerNormGemm, NormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
-    MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, AttentionContext, MhaShort, MhaOnline,
+    MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache,
-    PrepareAttention, Gate, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, ChooseToken, Advance,
+    PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, ChooseToken, Advance,
 }
 
 impl KernelSpec {
@@ -87,6 +87,7 @@ pub fn representative() -> Vec<KernelSpec> {
         attention::representative(),
         cache::representative(),
         decoding::representative(),
+        draw::representative(),
         prepare_attention::representative(),
     ]
     .into_iter()

@@ -202,6 +202,7 @@ impl Meta {
                 });
                 starts.collect()
             }
+            Meta::Seeds => (0..n).map(|_| i64::from(uniform(state) as i32)).collect(),
             Meta::SourceLens => case.sources.iter().map(|&n| i64::from(n)).collect(),
         }
     }

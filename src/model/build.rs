@@ -265,11 +265,21 @@ impl<'a> Builder<'a> {
             Sinusoid::OverWidth => format!("sinusoid.over_width.{rows}x{width}"),
             Sinusoid::OverHalf => format!("sinusoid.over_half.{rows}x{width}"),
         };
+        self.computed(name, expr, &place.span)
+    }
+
+    /// The node of a computed weight, one for each name.
+    fn computed(
+        &mut self,
+        name: String,
+        expr: WeightExpr,
+        place: &Range<usize>,
+    ) -> Result<NodeId, ModelError> {
         if let Some((id, _)) = self.weights.get(&name) {
             return Ok(*id);
         }
-        let id = self.add(name.clone(), Op::Weight(expr), &[], &place.span)?;
-        self.weights.insert(name, (id, place.span.clone()));
+        let id = self.add(name.clone(), Op::Weight(expr), &[], place)?;
+        self.weights.insert(name, (id, place.clone()));
         Ok(id)
     }
 

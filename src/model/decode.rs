@@ -172,13 +172,14 @@ fn constant<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<serde_json::Value> {
         "false" => false.into(),
         "null" => serde_json::Value::Null,
         _ if is_string(piece) => r.string("`is`", piece)?.value.into(),
-        number => number
-            .parse::<u64>()
-            .map_err(|_| {
-                let expected = "a string, `true`, `false`, `null` or a whole number";
-                r.form("`is`", expected, piece)
-            })?
-            .into(),
+        number => match (number.parse::<u64>(), number.parse::<f64>()) {
+            (Ok(whole), _) => whole.into(),
+            (_, Ok(real)) if real.is_finite() => real.into(),
+            _ => {
+                let expected = "a string, `true`, `false`, `null` or a number";
+                return Err(r.form("`is`", expected, piece));
+            }
+        },
     })
 }
 

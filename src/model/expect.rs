@@ -13,7 +13,7 @@ use crate::{
 
 /// What `expect:` can count: all launches, all GEMMs whatever their epilogue, or one operator by
 /// the name of [`Op::name`]; those with an activation apart.
-const COUNTED: [&str; 33] = [
+const COUNTED: [&str; 34] = [
     "launches",
     "gemms",
     "embedding",
@@ -41,6 +41,7 @@ const COUNTED: [&str; 33] = [
     "concat",
     "l2_normalize",
     "log_probability",
+    "draw",
     "slice_columns",
     "embedding_layer_norm",
     "bias_residual_layer_norm",

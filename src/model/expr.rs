@@ -55,6 +55,8 @@ pub(super) enum Operation {
     Subtract,
     Multiply,
     Divide,
+    /// What a division of whole numbers leaves.
+    Remainder,
 }
 
 impl Expr {
@@ -107,6 +109,8 @@ impl Expr {
                         Err(format!("{step} leaves a remainder of {}", x % y))
                     }
                     Operation::Divide => Ok(x / y),
+                    Operation::Remainder if y == 0 => Err(format!("{step} divides by zero")),
+                    Operation::Remainder => Ok(x % y),
                 }
             }
         }
@@ -129,6 +133,9 @@ impl Expr {
                     Operation::Subtract => x - y,
                     Operation::Multiply => x * y,
                     Operation::Divide => x / y,
+                    Operation::Remainder => {
+                        return Err(format!("{x} % {y} is for whole numbers alone"));
+                    }
                 }
             }
         })
@@ -178,11 +185,12 @@ impl fmt::Display for Operation {
             Operation::Subtract => "-",
             Operation::Multiply => "*",
             Operation::Divide => "/",
+            Operation::Remainder => "%",
         })
     }
 }
 
-/// Recursive descent: `sum = product {(+|-) product}`, `product = factor {(*|/) factor}`, `factor = -factor | …`.
+/// Recursive descent: `sum = product {(+|-) product}`, `product = factor {(*|/|%) factor}`, `factor = -factor | …`.
 struct Parser<'a> {
     text: &'a str,
     at: usize,
@@ -241,6 +249,7 @@ impl<'a> Parser<'a> {
             let operation = match self.peek() {
                 Some('*') => Operation::Multiply,
                 Some('/') => Operation::Divide,
+                Some('%') => Operation::Remainder,
                 _ => return Ok(left),
             };
             self.at += 1;
@@ -328,6 +337,9 @@ mod tests {
     #[test]
     fn whole_expressions_are_exact_or_an_error() {
         assert_eq!(whole("hidden / (4 + 8) * 2"), Ok(64));
+        assert_eq!(whole("hidden % 7 + 1"), Ok(7));
+        let by_zero = whole("hidden % (4 - 4)");
+        assert_eq!(by_zero, Err("384 % 0 divides by zero".to_owned()));
         assert_eq!(whole("hidden - 1 - 1"), Ok(382));
         assert_eq!(
             whole("hidden / 5"),

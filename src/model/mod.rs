@@ -34,8 +34,8 @@
 //! A number is `Key("key of config.json")`, `Length("key")` (entries of a list or an object), a
 //! number, an expression such as `"hidden / heads"`, or a list of these: the first that is there
 //! counts. A key with null is not there; `text_config.hidden_size` is a key inside another. Expressions have names (also the
-//! indices of the loops around them), `+ - * /`, `sqrt(…)`, a sign and parentheses; in whole numbers every division must come
-//! out even. A value is found when a statement reads it that an asked output needs, so that what only other outputs read may
+//! indices of the loops around them), `+ - * / %`, `sqrt(…)`, a sign and parentheses; in whole numbers every division must come
+//! out even, and `%` is what it would leave. A value is found when a statement reads it that an asked output needs, so that what only other outputs read may
 //! be missing.
 //!
 //! An activation is `Key("…")`, or one of the names that config.json files have: `gelu` and `gelu_python` (exact), `gelu_new`,
@@ -69,20 +69,32 @@
 //! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise |
 //! | `relu`, `tanh`, `silu` | `x` | pointwise |
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
-//! | `layer_norm` | `x`, `weight`, `bias`, `eps` | over the width |
+//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1) | over the width, or over each of `heads` equal parts of it |
 //! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none) | rotary positions of each head's first `width` columns, in halves; `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3` or `yarn` |
 //! | `columns` | `x`, `from`, `width` | some columns of every row |
-//! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one |
+//! | `same` | `x` | the value itself, by another name |
+//! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one. Of one row for each sequence it keeps one position, which only another part reads |
 //! | `cache` without `x` | `heads`, `width`, `name` | what an earlier part added to the cache of this name: the rows of a sequence's source. Attention to them is not causal |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
 //! | `merge_heads` | `x` | the way back |
 //! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`; each sequence by itself. The heads of `b` divide those of `a`: each serves a group of neighbours |
-//! | `softmax` | `x`, `causal` (`false`) | of scores, over the keys; causal: over those up to the query |
+//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys; causal: over those up to the query; with a window: over those that are at most so many positions away, before or behind |
 //! | `first_token`, `last_token`, `mean_pool`, `max_pool` | `x` | one row for each sequence |
 //! | `concat` | `of` (2 to 16 values) | values of one number of rows, side by side |
 //! | `l2_normalize` | `x`, `eps` | rows of length 1 |
+//! | `draw` | `mean`, `log_variance` | of one row for each sequence: `mean + exp(log_variance / 2) · noise`, a latent variable's; the noise is standard normal, by the sequence's seed |
 //! | `log_probability` | `x` | of logits of every token: the log-probability of each token given those before it, 0 of a sequence's first |
+//!
+//! A `bias` of `softmax` is added to the scores that it is given, by the distance `d` of a key from its query, the key's position
+//! less the query's:
+//!
+//! - `alibi`: `−slope · |d|`, with a slope for each head (ALiBi), computed: `2^(−8 (h + 1) / n)` for head `h` of `n`, where `n` is a
+//!   power of two; else those of the next smaller power, then every other one of the next larger.
+//! - `relative_bias(table: "…", buckets: …, reach: …, bidirectional: …)`: `table[bucket(d)][head]` of a weight `[buckets, heads]`
+//!   (T5). Of `b` buckets of a side (half of them where keys behind the query have their own, from bucket `buckets / 2` on; else
+//!   all, and keys behind share bucket 0) the first `b / 2` are of one distance each, and distance `|d|` beyond has bucket
+//!   `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
 //!
 //! Weights (`table`, `weight`, `bias`) are named as published, with an index or an expression in braces, `layers.{i}.w` or
 //! `h.{3 * i + 1}.w`. A list has further names under which a checkpoint may have the tensor: with every prefix and ending,
@@ -90,16 +102,15 @@
 //!
 //! # What it can describe, and what not
 //!
-//! Transformers with absolute or rotary positions, LayerNorm or RMSNorm before or after (or both), full or causal attention, also
-//! with grouped-query heads, gates, pointwise activations of the list, any head: GPT-2, Llama, Mistral without a window, Qwen3;
-//! encoders with decoders that attend to them: Marian, BART, mBART, M2M-100 and NLLB;
+//! Transformers with absolute or rotary positions or biases by distance, LayerNorm or RMSNorm before or after (or both), full or
+//! causal attention, also within a window and with grouped-query heads, gates, pointwise activations of the list, any head: GPT-2, Llama, Mistral without a window, Qwen3;
+//! encoders with decoders that attend to them: Marian, BART, mBART, M2M-100 and NLLB, T5;
 //! BERT and its like (RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ALBERT,
-//! ELECTRA, MiniLM, and checkpoints such as BGE and E5 that have their form). `gemmule models` lists what is shipped.
+//! ELECTRA, MPNet, NomicBERT, ModernBERT, MiniLM, and checkpoints such as BGE and E5 that have their form). `gemmule models` lists what is shipped.
 //!
 //! An output `next_token_logits`, one row for each sequence, is what a model writes by; `log_probability`, what it says of a text.
 //!
-//! Operators are missing for: ALiBi (JinaBERT), relative bias (T5, MPNet), disentangled attention (DeBERTa), windows (ModernBERT,
-//! Gemma), a LayerNorm without bias, sparse outputs (SPLADE's `log1p`).
+//! Operators are missing for: disentangled attention (DeBERTa), sparse outputs (SPLADE's `log1p`).
 
 mod build;
 mod config;

@@ -21,13 +21,18 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "distilbert",
     "albert",
     "electra",
+    "mpnet",
+    "nomic_bert",
+    "modernbert",
     "gpt2",
     "llama",
     "qwen3",
     "marian",
     "bart",
     "mbart",
-    "m2m_100"
+    "m2m_100",
+    "t5",
+    "vae"
 ];
 
 /// Names of [`SHIPPED`], in its order.

@@ -142,6 +142,21 @@ pub(super) enum Table {
     Sinusoid(Sinusoid),
 }
 
+/// What is added to scores by the distance between query and key.
+#[derive(Clone, Debug)]
+pub(super) enum ByDistance {
+    /// `relative_bias`: a table with a row for each bucket of distances.
+    Relative {
+        table: At<Pattern>,
+        buckets: At<Expr>,
+        /// The distance from which on all share a bucket.
+        reach: At<Expr>,
+        bidirectional: bool,
+    },
+    /// `alibi`: slopes that are computed.
+    Alibi,
+}
+
 /// A primitive operator with its operands by name.
 #[derive(Clone, Debug)]
 pub(super) enum Operator {
@@ -191,7 +206,7 @@ pub(super) enum Operator {
     LayerNorm {
         x: At<String>,
         weight: At<Pattern>,
-        bias: At<Pattern>,
+        bias: Option<At<Pattern>>,
         eps: At<Expr>,
     },
     RmsNorm {
@@ -238,11 +253,18 @@ pub(super) enum Operator {
         x: At<String>,
         /// Whether a query attends to the keys up to its own only.
         causal: bool,
+        /// How far a key may be from its query; any distance, where `None`.
+        window: Option<At<Expr>>,
+        bias: Option<ByDistance>,
     },
     Columns {
         x: At<String>,
         from: At<Expr>,
         width: At<Expr>,
+    },
+    /// Another name for a value.
+    Same {
+        x: At<String>,
     },
     FirstToken {
         x: At<String>,
@@ -262,6 +284,10 @@ pub(super) enum Operator {
     LogProbability {
         x: At<String>,
     },
+    Draw {
+        mean: At<String>,
+        log_variance: At<String>,
+    },
     L2Normalize {
         x: At<String>,
         eps: At<Expr>,
@@ -277,6 +303,7 @@ impl Operator {
             Operator::Add { a, b }
             | Operator::Multiply { a, b }
             | Operator::Matmul { a, b, .. } => vec![a, b],
+            Operator::Draw { mean, log_variance } => vec![mean, log_variance],
             Operator::Linear { x, .. }
             | Operator::AddBias { x, .. }
             | Operator::Scale { x, .. }
@@ -290,6 +317,7 @@ impl Operator {
             | Operator::MergeHeads { x }
             | Operator::Softmax { x, .. }
             | Operator::Columns { x, .. }
+            | Operator::Same { x }
             | Operator::FirstToken { x }
             | Operator::MeanPool { x }
             | Operator::MaxPool { x }
@@ -319,6 +347,13 @@ impl Operator {
             Operator::Columns { from, width, .. } => vec![from, width],
             Operator::Rotary { heads, width, .. } => vec![heads, width],
             Operator::RmsNorm { heads, .. } => heads.iter().collect(),
+            Operator::Softmax { window, bias, .. } => {
+                let mut sizes: Vec<&At<Expr>> = window.iter().collect();
+                if let Some(ByDistance::Relative { buckets, reach, .. }) = bias {
+                    sizes.extend([buckets, reach]);
+                }
+                sizes
+            }
             _ => Vec::new(),
         }
     }
@@ -344,8 +379,12 @@ impl Operator {
             } => vec![table],
             Operator::Linear { weight, bias, .. } => [weight].into_iter().chain(bias).collect(),
             Operator::AddBias { bias, .. } => vec![bias],
-            Operator::LayerNorm { weight, bias, .. } => vec![weight, bias],
+            Operator::LayerNorm { weight, bias, .. } => [weight].into_iter().chain(bias).collect(),
             Operator::RmsNorm { weight, .. } => vec![weight],
+            Operator::Softmax {
+                bias: Some(ByDistance::Relative { table, .. }),
+                ..
+            } => vec![table],
             Operator::Cache { name, .. } | Operator::Remembered { name, .. } => vec![name],
             _ => Vec::new(),
         }

@@ -5,7 +5,8 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, Op};
 
-/// `softmax(t · (s·x)) = softmax((t·s) · x)`: the kernel multiplies by a factor anyway.
+/// `softmax(t · (s·x)) = softmax((t·s) · x)`, also with a bias that is added to the product: the kernel multiplies by a factor
+/// anyway.
 pub(super) struct FoldScale;
 
 impl Pass for FoldScale {
@@ -20,9 +21,9 @@ impl Pass for FoldScale {
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
             // Scales may stand in a row.
-            while let Op::Softmax { scale, causal } = *graph.op(id)
+            while let Op::Softmax { scale, causal, by } = *graph.op(id)
                 && let Some(x) = first(graph, id)
-                && let Op::Scale { by } = *graph.op(x)
+                && let Op::Scale { by: factor } = *graph.op(x)
                 && let Some(source) = first(graph, x)
             {
                 if let Some(condition) = kept(graph, x, id) {
@@ -30,18 +31,20 @@ impl Pass for FoldScale {
                     break;
                 }
                 // One rounding instead of two.
-                let product = f64::from(scale) * f64::from(by);
+                let product = f64::from(scale) * f64::from(factor);
                 let scale = product as f32;
                 if !(scale.is_finite() && scale > 0.0) {
                     let condition = format!(
-                        "{} scales by {by}, and the softmax, which takes the largest score before it scales, only by numbers above 0",
+                        "{} scales by {factor}, and the softmax, which takes the largest score before it scales, only by numbers above 0",
                         quoted(graph, x)
                     );
                     report.refuse(self.name(), graph.node(id).name.clone(), condition);
                     break;
                 }
                 let group = Group::of(graph, [x, id]);
-                graph.rewrite(id, Op::Softmax { scale, causal }, &[source])?;
+                let mut operands = graph.operands(id);
+                operands[0] = source;
+                graph.rewrite(id, Op::Softmax { scale, causal, by }, &operands)?;
                 group.fused(self.name(), graph, id, &[], report);
             }
         }
@@ -67,6 +70,7 @@ mod tests {
             Op::Softmax {
                 scale: 2.0,
                 causal: false,
+                by: Default::default(),
             },
             &[again],
         );

@@ -46,7 +46,7 @@ struct Match {
     nodes: Vec<NodeId>,
     anchor: NodeId,
     op: Op,
-    operands: [NodeId; 3],
+    operands: Vec<NodeId>,
 }
 
 /// The attention that ends in `context`, or why it cannot be one kernel. `None` where the
@@ -63,7 +63,7 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
         return None;
     };
     let [softmax, v] = operands(graph, context)?;
-    let Op::Softmax { scale, causal } = *graph.op(softmax) else {
+    let Op::Softmax { scale, causal, by } = *graph.op(softmax) else {
         return None;
     };
     let scores = first(graph, softmax)?;
@@ -135,11 +135,16 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
             head,
             scale,
             causal,
+            by,
             q: q_view,
             k: k_view,
             v: v_view,
         }),
-        operands: [q, k, v],
+        // A bias of the softmax stays one of the attention.
+        operands: [q, k, v]
+            .into_iter()
+            .chain(graph.operands(softmax).into_iter().skip(1))
+            .collect(),
     }))
 }
 
@@ -169,6 +174,7 @@ mod tests {
             Op::Softmax {
                 scale: 0.5,
                 causal: false,
+                by: Default::default(),
             },
             &[scores],
         );
@@ -305,6 +311,7 @@ mod tests {
             Op::Softmax {
                 scale: 2.0,
                 causal: false,
+                by: Default::default(),
             },
             &[scores],
         );

@@ -11,7 +11,8 @@ use crate::{
 
 /// `act(x·W₁ᵀ + b₁) ⊙ (x·W₂ᵀ + b₂) = gate{act}(x·[W₁; W₂]ᵀ + [b₁; b₂])`: the two projections of a gated feed-forward network
 /// (Shazeer 2020) become one GEMM, and activation and product one kernel that reads its halves. Neither side of the product
-/// is known as the gate but by its activation.
+/// is known as the gate but by its activation. Where the checkpoint has both in one projection, whose halves are taken, the halves
+/// are the kernel's.
 pub(super) struct FuseGate;
 
 impl Pass for FuseGate {
@@ -29,6 +30,12 @@ impl Pass for FuseGate {
         for product in order {
             // Products are neither removed nor added here, and all that is removed comes before the product that it ends in.
             if !graph.contains(product) || *graph.op(product) != Op::Multiply {
+                continue;
+            }
+            if let Some(found) = halves(graph, product) {
+                let group = Group::of(graph, found.nodes);
+                graph.rewrite(product, Op::Gate(found.activation), &[found.x])?;
+                group.fused(self.name(), graph, product, &[], report);
                 continue;
             }
             match find(graph, product) {
@@ -62,6 +69,49 @@ struct Match {
     activated: NodeId,
     /// The projection of the gate, and that of what it multiplies.
     projections: [Projection; 2],
+}
+
+/// A gate whose projections are one already, and which reads its halves.
+struct Halves {
+    activation: Activation,
+    /// The two halves, the activation, and the product.
+    nodes: Vec<NodeId>,
+    x: NodeId,
+}
+
+/// `act(x[.. n]) ⊙ x[n ..]` of rows of `2·n`, whose halves nothing else reads.
+fn halves(graph: &Graph, product: NodeId) -> Option<Halves> {
+    let [a, b] = operands(graph, product)?;
+    let sides = [(a, b), (b, a)].into_iter();
+    let mut found = sides.filter_map(|(activated, up)| {
+        let Op::Activate(activation) = *graph.op(activated) else {
+            return None;
+        };
+        let gate = first(graph, activated)?;
+        let (
+            Op::SliceColumns { start: 0, width },
+            Op::SliceColumns {
+                start,
+                width: other,
+            },
+        ) = (graph.op(gate), graph.op(up))
+        else {
+            return None;
+        };
+        let x = first(graph, gate)?;
+        let whole = graph.shape(x).width()? == 2 * u64::from(*width);
+        let alone = [(gate, activated), (activated, product), (up, product)];
+        let is_one = whole && (start, other) == (width, width) && first(graph, up)? == x;
+        let vanish = alone
+            .iter()
+            .all(|&(id, reader)| kept(graph, id, reader).is_none());
+        (is_one && vanish).then(|| Halves {
+            activation,
+            nodes: vec![gate, up, activated, product],
+            x,
+        })
+    });
+    found.next()
 }
 
 /// The gate that ends in `product`, or why it cannot be one. `None` where no side is an activated projection.
@@ -265,5 +315,47 @@ mod tests {
         refused `gated` by fuse_gate
             because `activated` is multiplied by itself
         ");
+    }
+
+    /// `gated`: the activation of columns of a projection times other columns of it.
+    fn of_columns(columns: [(u32, u32); 2]) -> Builder {
+        let mut b = Builder::default();
+        let x = b.tokens(16);
+        let both = b.linear("both", "both", x, 48);
+        let [gate, up] = ["gate", "up"].map(|name| {
+            let (start, width) = columns[usize::from(name == "up")];
+            b.add(name, Op::SliceColumns { start, width }, &[both])
+        });
+        let gate = b.add("activated", Op::Activate(Activation::GeluExact), &[gate]);
+        b.add("gated", Op::Multiply, &[up, gate]);
+        b
+    }
+
+    #[test]
+    fn the_halves_of_one_projection_become_a_gate() {
+        let graph = of_columns([(0, 24), (24, 24)]).with_outputs(&["gated"]);
+        let (fused, report) = alone(PASS, &graph);
+        assert_eq!(report.launches_saved(), 3);
+        insta::assert_snapshot!(fused, @r"
+        TokenIds = input(TokenIds) : [tokens]
+        tokens = embedding TokenIds @tokens.weight : [tokens, 16]
+        both.matmul = linear tokens @both.weight : [tokens, 48]
+        both = add_bias both.matmul @both.bias : [tokens, 48]
+        gated = gelu_gate both : [tokens, 24]
+        output gated = gated
+        ");
+    }
+
+    #[test]
+    fn columns_that_are_no_halves_or_have_another_reader_stay() {
+        for (columns, outputs) in [
+            ([(24, 24), (0, 24)], &["gated"][..]),
+            ([(0, 20), (20, 20)], &["gated"]),
+            ([(0, 24), (24, 24)], &["gated", "up"]),
+        ] {
+            let graph = of_columns(columns).with_outputs(outputs);
+            let (_, report) = alone(PASS, &graph);
+            assert_eq!(report.launches_saved(), 0, "{columns:?} {outputs:?}");
+        }
     }
 }

@@ -266,7 +266,7 @@ fn elements_read(graph: &Graph, id: NodeId, slot: usize, operand: NodeId) -> Siz
             head,
             ..
         } => headed([*heads, *kv_heads][slot.min(1)], *head),
-        Op::Attention(of) => headed([of.heads, of.kv_heads][slot.min(1)], of.head),
+        Op::Attention(of) if slot < 3 => headed([of.heads, of.kv_heads][slot.min(1)], of.head),
         Op::Context { kv_heads, head, .. } if slot == 1 => headed(*kv_heads, *head),
         _ => graph.shape(operand).elements(),
     }

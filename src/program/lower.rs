@@ -18,8 +18,9 @@ use super::{
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        KernelSpec, Meta, attention::*, cache::AppendCache, elementwise::*, embedding::*,
-        log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary,
+        KernelSpec, Meta, attention::*, cache::AppendCache, draw::Draw, elementwise::*,
+        embedding::*, log_probability::LogProbability, pooling::*, rms_norm::RmsNorm,
+        rotary::Rotary,
     },
     machine::Machine,
     select::{Dispatch, Timings},
@@ -184,6 +185,16 @@ impl<'a> Lowering<'a> {
             ));
         };
         self.only_attended(id)?;
+        let part = node.part;
+        let is_other =
+            |c: &Cache| c.part == part && c.one_position != is_one_position(self.graph, id);
+        if let Some(other) = self.program.caches.iter().find(|c| is_other(c)) {
+            let problem = format!(
+                "a part keeps a row for each token or one for each sequence, and `{}` of this part is otherwise",
+                other.name
+            );
+            return Err(unsupported(self.graph, id, &node.op, problem));
+        }
         let wrong = |problem: String| unsupported(self.graph, id, &node.op, problem);
         if self.graph.is_output(id) {
             return Err(wrong(
@@ -200,11 +211,17 @@ impl<'a> Lowering<'a> {
                 offset: from,
                 stride,
             },
+            of_sequence: is_one_position(self.graph, id),
             stride: elements,
             dtype: self.dtype,
         };
         let cache = self.cache_tensor(id);
-        let operands = vec![self.tensor_of[&x], self.meta(Meta::TokenSlots), cache];
+        let mut operands = vec![self.tensor_of[&x]];
+        match kernel.of_sequence {
+            true => operands.extend([Meta::Slots, Meta::SlotStarts].map(|meta| self.meta(meta))),
+            false => operands.push(self.meta(Meta::TokenSlots)),
+        }
+        operands.push(cache);
         let dispatch = Dispatch::always(KernelSpec::from(kernel));
         self.step(id, dispatch, operands);
         Ok(cache)
@@ -331,7 +348,7 @@ impl<'a> Lowering<'a> {
             | Op::BiasResidualLayerNorm { .. } => {
                 unreachable!("these are lowered as sites of chains and as attention")
             }
-            Op::Softmax { scale, causal } => self.softmax(id, *scale, *causal),
+            Op::Softmax { scale, causal, by } => self.softmax(id, *scale, *causal, *by),
             Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
                 table: self.table(operands[0], operands[1], *offset)?,
                 width: operand_width(1)?,
@@ -466,6 +483,10 @@ impl<'a> Lowering<'a> {
                 width: operand_width(0)?,
                 dtype,
             })),
+            Op::Draw => one(KernelSpec::Draw(Draw {
+                width: operand_width(0)?,
+                dtype,
+            })),
             Op::LogProbability => one(KernelSpec::LogProbability(LogProbability {
                 width: operand_width(0)?,
                 dtype,
@@ -491,8 +512,9 @@ impl<'a> Lowering<'a> {
         id: NodeId,
         scale: f32,
         causal: bool,
+        by: ByDistance,
     ) -> Result<Dispatch<KernelSpec>, String> {
-        if self.options.invariant {
+        if self.options.invariant && by.is_none() {
             return Err("sums rows in an order that depends on where they begin in memory, and so on the sequences before; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out".to_owned());
         }
         let heads = constant(&self.graph.shape(id).0[0])?;
@@ -502,6 +524,15 @@ impl<'a> Lowering<'a> {
             Padding::Kept => SoftmaxMask::Padding,
             Padding::Removed => SoftmaxMask::None,
         };
+        if !by.is_none() {
+            return Ok(Dispatch::always(KernelSpec::from(SoftmaxByDistance {
+                heads,
+                scale,
+                mask,
+                by,
+                dtype: self.dtype,
+            })));
+        }
         let softmax = AttentionSoftmax {
             mask,
             ..AttentionSoftmax::new(heads, scale, self.dtype)
@@ -545,10 +576,16 @@ fn caches(graph: &Graph) -> Vec<Cache> {
             heads: *heads,
             head: *head,
             part: graph.node(id).part,
+            one_position: is_one_position(graph, id),
         }),
         _ => None,
     };
     nodes.filter_map(of).collect()
+}
+
+/// Whether a cache keeps one row for each sequence.
+fn is_one_position(graph: &Graph, id: NodeId) -> bool {
+    graph.shape(id).0.first() == Some(&Symbol::Batch.into())
 }
 
 fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerError {
@@ -587,6 +624,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         | Op::MaxPool
         | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
         Op::LogProbability => &[Meta::TokenIds, Meta::Positions],
+        Op::Draw => &[Meta::Seeds],
         Op::Rotary { .. } => &[Meta::Positions],
         _ => &[],
     }
@@ -610,6 +648,10 @@ pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
         Meta::SourceSlots => ("source_slots", Shape::new([Symbol::SourceSlots.into()])),
         Meta::SourceStarts => ("source_starts", Shape::new([Symbol::Batch.into()])),
         Meta::SourceLens => ("source_lens", Shape::new([Symbol::Batch.into()])),
+        Meta::Seeds => (
+            "seeds",
+            Shape::new([&Size::from(Symbol::Batch) * &Size::constant(2)]),
+        ),
         Meta::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),

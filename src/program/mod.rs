@@ -59,6 +59,8 @@ pub struct Cache {
     pub head: u32,
     /// The part that adds to it, and whose stream its positions are of.
     pub part: u32,
+    /// Whether a sequence has one position in it, however many tokens it has.
+    pub one_position: bool,
 }
 
 fn block_elements(caches: &[Cache]) -> u64 {

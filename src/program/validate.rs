@@ -311,7 +311,11 @@ impl Program {
     /// How many caches a kernel adds to, from this one on; `None` where it is none that adds to it as it is laid out.
     fn n_appended(&self, kernel: &KernelSpec, cache: u32) -> Option<u32> {
         match kernel {
-            KernelSpec::AppendCache(k) => self.n_caches(cache, k.heads, k.head),
+            KernelSpec::AppendCache(k) => {
+                let own = self.caches.get(cache as usize)?;
+                let n = self.n_caches(cache, k.heads, k.head)?;
+                (own.one_position == k.of_sequence).then_some(n)
+            }
             KernelSpec::PrepareAttention(k) if k.stride.is_some() => {
                 self.n_caches(cache, k.kv_heads.checked_mul(2)?, k.head)
             }
@@ -438,6 +442,13 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             true => vec![*rows, *width],
             false => return Err(format!("has sines and cosines in {width} columns")),
         },
+        WeightExpr::RelativeBias { dims, buckets, .. } => match buckets.problem() {
+            None if dims[0] == u64::from(buckets.n) => expr.dims(),
+            None => return Err(format!("has {} buckets in {} rows", buckets.n, dims[0])),
+            Some((found, expected)) => return Err(format!("has {found}, expected {expected}")),
+        },
+        WeightExpr::Slopes { heads } => vec![*heads],
+        WeightExpr::Zeros { n } => vec![*n],
         WeightExpr::ConcatRows(parts) => {
             let mut stacked: Option<Vec<u64>> = None;
             for part in parts {

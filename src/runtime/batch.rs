@@ -110,6 +110,8 @@ pub struct Batch {
     /// Tokens of each sequence that are no padding, where [`Batch::with_padding`] added some.
     valid_lens: Option<Vec<u32>>,
     past: Option<Past>,
+    /// Of each sequence's noise; zeros, where `None`.
+    seeds: Option<Vec<u64>>,
 }
 
 /// Where the tokens of sequences that go on lie in a KV cache.
@@ -174,6 +176,7 @@ impl Batch {
             padded: None,
             valid_lens: None,
             past: None,
+            seeds: None,
         })
     }
 
@@ -304,6 +307,24 @@ impl Batch {
         Ok(self)
     }
 
+    /// Seeds of the noise that a model draws for its sequences (`draw` in a description); each is 0 where this is not called.
+    ///
+    /// # Errors
+    /// Another number of seeds than the batch has sequences.
+    pub fn with_seeds(mut self, seeds: Vec<u64>) -> Result<Self, BatchError> {
+        let (expected, found) = (self.lens.len(), seeds.len());
+        if expected != found {
+            let what = "seeds";
+            return Err(BatchError::Past {
+                what,
+                expected,
+                found,
+            });
+        }
+        self.seeds = Some(seeds);
+        Ok(self)
+    }
+
     /// The batch as one for a part of a model that has several.
     pub fn for_part(mut self, part: u32) -> Self {
         self.extents.part = part;
@@ -340,6 +361,7 @@ impl Batch {
             padded: None,
             valid_lens: Some(self.own_lens().to_vec()),
             past: None,
+            seeds: self.seeds.clone(),
         })
     }
 
@@ -508,6 +530,15 @@ impl Batch {
     pub(super) fn write_key_lens(&self, to: &mut [i32]) {
         for (to, n) in to.iter_mut().zip(self.key_lens()) {
             *to = n as i32;
+        }
+    }
+
+    /// The low and the high half of each sequence's seed, `[2·batch]`.
+    pub(super) fn write_seeds(&self, to: &mut [i32]) {
+        to.fill(0);
+        let seeds = self.seeds.iter().flatten();
+        for (to, &seed) in to.chunks_exact_mut(2).zip(seeds) {
+            to.copy_from_slice(&[seed as u32 as i32, (seed >> 32) as u32 as i32]);
         }
     }
 

@@ -375,6 +375,7 @@ mod tests {
     fn cached(head: u32, dtype: DType) -> CachedAttention {
         CachedAttention(MhaCached {
             keys: Keys::Own,
+            by: Default::default(),
             heads: 12,
             kv_heads: 4,
             head,

@@ -13,8 +13,10 @@ __device__ __forceinline__ float quad_sum(float x) {
 // Query heads in a warp, in f32 throughout. The four lanes of a key share its packs, and add up their products.
 class Heads {
 public:
-    __device__ __forceinline__ Heads(const T* from, unsigned int rows) {
-        for (unsigned int i = threadIdx.x; i < ROWS * PACKS; i += {{ threads }}) {
+{% if bias != "none" %}    __device__ __forceinline__ Heads(const T* from, unsigned int rows, const T* biases, unsigned int first_head)
+        : biases(biases), first_head(first_head), last(rows - 1) {
+{% else %}    __device__ __forceinline__ Heads(const T* from, unsigned int rows) {
+{% endif %}        for (unsigned int i = threadIdx.x; i < ROWS * PACKS; i += {{ threads }}) {
             float4 pack = {};
             if (i < rows * PACKS) {
                 asm volatile("ld.global.v4.f32 { %0, %1, %2, %3 }, [%4];"
@@ -32,8 +34,8 @@ public:
         }
     }
 
-    // Adds the tile at `stage`, of which the first n > 0 keys exist.
-    __device__ __forceinline__ void add(unsigned int stage, unsigned int n) {
+    // Adds the tile at `stage`, of which the first n > 0 keys exist{% if bias != "none" %}, the first at this distance from the query{% endif %}.
+    __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if bias != "none" %}, int distance{% endif %}) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[ROWS][2] = {};
 #pragma unroll
@@ -52,7 +54,10 @@ public:
 #pragma unroll
         for (unsigned int r = 0; r < ROWS; ++r) {
             float low = quad_sum(s[r][0]), high = quad_sum(s[r][1]);
-            if (g >= n) low = minus_infinity();
+{% if bias != "none" %}            const ByDistance by_distance(biases, first_head + min(r, last));
+            low = by_distance.of(low, distance + static_cast<int>(g));
+            high = by_distance.of(high, distance + static_cast<int>(g) + 8);
+{% endif %}            if (g >= n) low = minus_infinity();
             if (g + 8 >= n) high = minus_infinity();
             const float new_max = fmaxf(row_max[r], max_of_keys(fmaxf(low, high)) * SCALE_LOG2);
             rescale[r] = exp2_approximate(row_max[r] - new_max);
@@ -98,7 +103,9 @@ public:
     }
 
 private:
-    float row_max[ROWS], row_sum[ROWS];  // the maxima scaled, the sums of the lane's keys
+{% if bias != "none" %}    const T* biases;
+    unsigned int first_head, last;  // heads of the CTA: the first, and how many are behind it
+{% endif %}    float row_max[ROWS], row_sum[ROWS];  // the maxima scaled, the sums of the lane's keys
     float4 o[ROWS][VALUE_PACKS];         // sums of the lane's values
 
     static __device__ __forceinline__ float4* queries() {

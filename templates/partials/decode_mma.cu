@@ -16,8 +16,11 @@ __device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int 
 // queries as in keys: the order of a dot product's terms is free.
 class Heads {
 public:
-    __device__ __forceinline__ Heads(const T* queries, unsigned int rows) {
-        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+{% if bias != "none" %}    __device__ __forceinline__ Heads(const T* queries, unsigned int rows, const T* biases, unsigned int first_head)
+        : by_distance{ByDistance(biases, first_head + min(threadIdx.x % 4 * 2, rows - 1)),
+                      ByDistance(biases, first_head + min(threadIdx.x % 4 * 2 + 1, rows - 1))} {
+{% else %}    __device__ __forceinline__ Heads(const T* queries, unsigned int rows) {
+{% endif %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
 #pragma unroll
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             q[i][0] = q[i][1] = q[i][2] = q[i][3] = 0;
@@ -37,8 +40,8 @@ public:
         for (unsigned int i = 0; i < VALUE_PACKS * 16; ++i) o[i / 4][i % 4] = 0.0f;
     }
 
-    // Adds the tile at `stage`, of which the first n > 0 keys exist.
-    __device__ __forceinline__ void add(unsigned int stage, unsigned int n) {
+    // Adds the tile at `stage`, of which the first n > 0 keys exist{% if bias != "none" %}, the first at this distance from the query{% endif %}.
+    __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if bias != "none" %}, int distance{% endif %}) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[4] = {}, odd[4] = {};  // two chains of MMAs, each half as long
 #pragma unroll
@@ -55,7 +58,9 @@ public:
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[e] += odd[e];
-        if (g >= n) s[0] = s[1] = minus_infinity();
+{% if bias != "none" %}#pragma unroll
+        for (int e = 0; e < 4; ++e) s[e] = by_distance[e % 2].of(s[e], distance + static_cast<int>(g) + e / 2 * 8);
+{% endif %}        if (g >= n) s[0] = s[1] = minus_infinity();
         if (g + 8 >= n) s[2] = s[3] = minus_infinity();
         float rescale[2];
 #pragma unroll
@@ -107,7 +112,8 @@ public:
     }
 
 private:
-    unsigned int q[KEY_PACKS][4];
+{% if bias != "none" %}    ByDistance by_distance[2];  // of heads 2c and 2c + 1
+{% endif %}    unsigned int q[KEY_PACKS][4];
     float row_max[2], row_sum[2];  // of heads 2c and 2c + 1; the maxima scaled, the sums of the lane's keys
     float o[VALUE_PACKS * 4][4];   // columns 2e and 2e + 1 of the lane's packs, of heads 2c and 2c + 1 each
 };

@@ -337,7 +337,8 @@ impl Writer {
         }
         scores = self.pointwise(scores, 12);
         scores = self.tamed(scores);
-        let op = format!("softmax(x: \"{}\")", scores.name);
+        let by = self.by_distance(heads);
+        let op = format!("softmax(x: \"{}\"{by})", scores.name);
         let mut weights = self.value(&op, scores.shape, 1.0);
         weights = self.pointwise(weights, 5);
         v = self.pointwise(v, 5);
@@ -347,6 +348,33 @@ impl Writer {
         let op = format!("merge_heads(x: \"{}\")", context.name);
         let shape = Shape::Rows(Of::Tokens, context.width());
         self.value(&op, shape, context.size)
+    }
+
+    /// What a softmax has besides its scores, of so many heads: most often nothing.
+    fn by_distance(&mut self, heads: u32) -> String {
+        let mut fields = String::new();
+        if self.chance(15) {
+            fields += ", causal: true";
+        }
+        if self.chance(15) {
+            write!(fields, ", window: {}", self.numbers.below(5))
+                .expect("a string takes everything");
+        }
+        match self.numbers.below(8) {
+            0 => fields += ", bias: alibi",
+            1 => {
+                let (buckets, reach) = self.one_of(&[(4, 3), (6, 5), (8, 40)]);
+                let table = self.weight(&[buckets, heads], "biases");
+                let bidirectional = self.chance(50);
+                write!(
+                    fields,
+                    ", bias: relative_bias(table: \"{table}\", buckets: {buckets}, reach: {reach}, bidirectional: {bidirectional})"
+                )
+                .expect("a string takes everything");
+            }
+            _ => {}
+        }
+        fields
     }
 
     /// With these chances in a hundred each, a sum with another value of the shape, an activation, and a scale.
@@ -444,6 +472,19 @@ impl Writer {
             let out = self.one_of(&WIDTHS);
             x = self.linear(&x, out, true);
             x = self.activate(&x);
+        }
+        if self.chance(15) {
+            let log_variance = self.linear(&x, x.width(), true);
+            let log_variance = self.value(
+                &format!("tanh(x: \"{}\")", log_variance.name),
+                log_variance.shape,
+                1.0,
+            );
+            let op = format!(
+                "draw(mean: \"{}\", log_variance: \"{}\")",
+                x.name, log_variance.name
+            );
+            x = self.value(&op, x.shape, x.size + 5.0);
         }
         if self.chance(30) {
             self.concat(&x);

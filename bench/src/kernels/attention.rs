@@ -7,7 +7,7 @@ use gemmule::{
     kernels::{
         Case, Instructions, KernelSpec,
         attention::{
-            Attending, AttentionContext, AttentionScores, AttentionSoftmax, HeadView, MhaOnline,
+            Attending, AttentionContext, ByDistance, AttentionScores, AttentionSoftmax, HeadView, MhaOnline,
             usual_scale,
         },
         chain::Chain,
@@ -92,6 +92,7 @@ fn problem(
         head,
         scale: usual_scale(head),
         causal,
+        by: ByDistance::default(),
         q: column(0),
         k: column(heads * head),
         v: column((heads + kv_heads) * head),

@@ -47,6 +47,7 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
             keys,
         };
         let plain = MhaCached {
+            by: Default::default(),
             keys: Keys::Own,
             heads,
             kv_heads,

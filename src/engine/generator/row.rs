@@ -157,6 +157,11 @@ impl Row {
         self.accept(chosen, value)
     }
 
+    /// The seed of all that is drawn for it.
+    pub(super) fn seed(&self) -> u64 {
+        self.options.seed
+    }
+
     /// Whether its next tokens can be computed: its source was, if it has one.
     pub(super) fn is_ready(&self) -> bool {
         self.source.as_ref().is_none_or(Source::is_encoded)

@@ -15,6 +15,8 @@ pub(super) struct Parts {
     pub(super) encode: u32,
     /// The part that writes.
     pub(super) decode: u32,
+    /// Whether a source is kept as one position, however long it is.
+    pub(super) one_position: bool,
 }
 
 impl Parts {
@@ -27,7 +29,27 @@ impl Parts {
         let all = 0..program.parts.len() as u32;
         let decode = all.clone().find(writes)?;
         let encode = all.into_iter().find(|&part| part != decode)?;
-        Some(Self { encode, decode })
+        let kept = program.caches.iter().find(|cache| cache.part == encode);
+        let one_position = kept.is_some_and(|cache| cache.one_position);
+        Some(Self {
+            encode,
+            decode,
+            one_position,
+        })
+    }
+
+    /// The positions that a source of so many tokens is kept as.
+    fn positions(self, tokens: usize) -> usize {
+        match self.one_position {
+            true => tokens.min(1),
+            false => tokens,
+        }
+    }
+
+    /// The blocks of a source of so many tokens.
+    pub(super) fn blocks_of(self, tokens: usize) -> u32 {
+        let blocks = self.positions(tokens).div_ceil(BLOCK as usize);
+        u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 }
 
@@ -40,20 +62,15 @@ pub(super) struct Source {
     is_encoded: bool,
 }
 
-/// The blocks of a source of so many tokens.
-pub(super) fn blocks_of(tokens: usize) -> u32 {
-    u32::try_from(tokens.div_ceil(BLOCK as usize)).unwrap_or(u32::MAX)
-}
-
 impl Source {
     /// A source that lies in the first of `blocks`; what it needs none of stays there.
-    pub(super) fn new(tokens: Vec<u32>, blocks: &mut Vec<u32>) -> Self {
-        let rest = blocks.split_off(blocks_of(tokens.len()) as usize);
+    pub(super) fn new(parts: Parts, tokens: Vec<u32>, blocks: &mut Vec<u32>) -> Self {
+        let rest = blocks.split_off(parts.blocks_of(tokens.len()) as usize);
         let own = std::mem::replace(blocks, rest);
         let size = BLOCK as usize;
         let slot = |p: usize| own[p / size] * BLOCK + (p % size) as u32;
         Self {
-            slots: (0..tokens.len()).map(slot).collect(),
+            slots: (0..parts.positions(tokens.len())).map(slot).collect(),
             blocks: own,
             tokens,
             is_encoded: false,
@@ -70,7 +87,7 @@ impl Source {
 
     /// Adds it to what a run attends to.
     pub(super) fn attended(&self, by: &mut Sources) {
-        by.lens.push(self.tokens.len() as u32);
+        by.lens.push(self.slots.len() as u32);
         by.slots.extend_from_slice(&self.slots);
     }
 }
@@ -81,7 +98,7 @@ impl Generator {
         let Some(parts) = self.parts else {
             return Ok(());
         };
-        let (mut ids, mut lens) = (Vec::new(), Vec::new());
+        let (mut ids, mut lens, mut seeds) = (Vec::new(), Vec::new(), Vec::new());
         let mut past = Past {
             blocks: u64::from(self.blocks.total()),
             ..Past::default()
@@ -98,14 +115,17 @@ impl Generator {
             ids.extend_from_slice(&source.tokens);
             lens.push(source.tokens.len() as u32);
             past.cached.push(0);
-            past.slots.extend_from_slice(&source.slots);
+            // All tokens of a source that is kept as one position have its slot.
+            let slot = |i: usize| source.slots[i.min(source.slots.len() - 1)];
+            past.slots.extend((0..source.tokens.len()).map(slot));
+            seeds.push(row.seed());
             taken.push(at);
         }
         if taken.is_empty() {
             return Ok(());
         }
         let batch = Batch::from_packed(ids, &lens)?.with_past(past)?;
-        let batch = batch.for_part(parts.encode);
+        let batch = batch.for_part(parts.encode).with_seeds(seeds)?;
         batch.check(&self.limits)?;
         self.executor.leave(&batch)?;
         for at in taken {

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use super::HeadView;
+use super::{ByDistance, HeadView};
 
 /// Attention of the tokens of packed sequences to their own sequence: what a fused kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,6 +16,8 @@ pub struct Attending {
     pub scale: f32,
     /// Whether a token attends to itself and the tokens before it only.
     pub causal: bool,
+    /// What distances between queries and keys do.
+    pub by: ByDistance,
     pub q: HeadView,
     pub k: HeadView,
     pub v: HeadView,
@@ -30,15 +32,16 @@ impl Attending {
             head,
             scale,
             causal: false,
+            by: ByDistance::default(),
             q,
             k,
             v,
         }
     }
 
-    /// Whether every token attends to every token, and every query head has a key head of its own.
+    /// Whether every token attends to every token, whatever their distance, and every query head has a key head of its own.
     pub fn is_full(&self) -> bool {
-        !self.causal && self.kv_heads == self.heads
+        !self.causal && self.by.is_none() && self.kv_heads == self.heads
     }
 
     /// The operands' names, views and heads.

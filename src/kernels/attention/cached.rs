@@ -4,19 +4,18 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionError, HeadView,
+    AttentionError, Bias, ByDistance, HeadView, by_distance,
     operands::{check_head, check_scale},
     params,
     softmax::softmax,
     storage,
-    view::{heads_word, scale_log2, scale_suffix, usual_scale},
+    view::{heads_word, scale_suffix, usual_scale},
 };
 use crate::{
     kernels::{
         Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Role,
         Tolerance,
         cache::{BLOCK, index, pool},
-        f32_literal,
     },
     machine::Machine,
     tensor::{DType, Extents, Shape, Size, Symbol},
@@ -48,7 +47,7 @@ impl Keys {
     }
 }
 
-/// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, `cu_lens`, `slots`, `slot_starts`, `key_lens` →
+/// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), `cu_lens`, `slots`, `slot_starts`, `key_lens` →
 /// `out [tokens, heads·head]`: each token attends to the keys of its sequence up to its own position, which is `key_lens -
 /// length` further than in the batch, or to all keys of a source. The plain kernel: a warp for each token and head, on any card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,6 +59,8 @@ pub struct MhaCached {
     pub scale: f32,
     pub q: HeadView,
     pub keys: Keys,
+    /// What distances between queries and their own keys do.
+    pub by: ByDistance,
     /// Elements of a block of the cache.
     pub stride: u64,
     pub dtype: DType,
@@ -73,6 +74,10 @@ impl MhaCached {
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
         check_scale(self.scale)?;
+        self.by.check()?;
+        if self.keys == Keys::Source && !self.by.is_none() {
+            return Err(AttentionError::DistanceToSource);
+        }
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(AttentionError::Groups { heads, kv_heads });
@@ -83,13 +88,26 @@ impl MhaCached {
     fn group(&self) -> u32 {
         self.heads / self.kv_heads
     }
+
+    /// This kernel with windows and biases, for tests that compile or run it.
+    pub(super) fn by_distance(&self) -> impl Iterator<Item = Self> {
+        let causal = by_distance::examples()
+            .into_iter()
+            .filter(|(causal, _)| *causal);
+        let slopes = ByDistance {
+            window: None,
+            bias: Some(Bias::Slopes),
+        };
+        let all = causal.map(|(_, by)| by).chain([slopes]);
+        all.map(|by| Self { by, ..self.clone() })
+    }
 }
 
 impl Kernel for MhaCached {
     fn symbol(&self) -> String {
         let (q, head) = (self.q, self.head);
         format!(
-            "mha_{}_{}_{}_q{}of{}_blocks{}{}",
+            "mha_{}_{}_{}_q{}of{}_blocks{}{}{}",
             match self.keys {
                 Keys::Own => "cached",
                 Keys::Source => "source",
@@ -99,6 +117,7 @@ impl Kernel for MhaCached {
             q.column(),
             q.stride(head),
             self.stride,
+            self.by.suffix(),
             scale_suffix(self.scale, usual_scale(head))
         )
     }
@@ -108,19 +127,20 @@ impl Kernel for MhaCached {
     }
 
     fn constants(&self) -> Constants {
-        Constants::from([
+        let mut constants = Constants::from([
             ("storage", storage(self.dtype).into()),
             ("heads", self.heads.into()),
             ("group", self.group().into()),
             ("head", self.head.into()),
             ("warps", WARPS.into()),
-            ("scale_log2", f32_literal(scale_log2(self.scale)).into()),
             ("q_column", self.q.column().into()),
             ("q_stride", self.q.stride(self.head).into()),
             ("stride", self.stride.into()),
             ("block", BLOCK.into()),
             ("causal", (self.keys == Keys::Own).into()),
-        ])
+        ]);
+        constants.extend(self.by.constants("head", self.scale));
+        constants
     }
 
     fn params(&self) -> Vec<Param> {
@@ -140,12 +160,15 @@ impl Kernel for MhaCached {
             read("q", self.q.shape(self.heads, self.head)),
             read("keys", pool(self.stride)),
             read("values", pool(self.stride)),
+        ];
+        all.extend(self.by.params(self.heads, self.dtype));
+        all.extend([
             params::cu_lens(),
             meta("slots", slots, self.keys.symbol()),
             meta("slot_starts", starts, Symbol::Batch),
             meta("key_lens", lens, Symbol::Batch),
             params::write("out", self.dtype, out),
-        ];
+        ]);
         all.extend(params::counts(&[self.q]));
         all
     }
@@ -165,7 +188,11 @@ impl Kernel for MhaCached {
     /// Computed in f64 throughout; sequences and heads run in parallel.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let [q, keys, values] = [0, 1, 2].map(|i| reads[i].real());
-        let [cu_lens, slots, starts, key_lens] = [3, 4, 5, 6].map(|i| reads[i].index());
+        let (biases, metas) = match self.by.bias {
+            Some(_) => (reads[3].real(), &reads[4..]),
+            None => (&[][..], &reads[3..]),
+        };
+        let [cu_lens, slots, starts, key_lens] = [0, 1, 2, 3].map(|i| metas[i].index());
         let (tokens, head) = (extents.tokens as usize, self.head as usize);
         let (heads, group) = (self.heads as usize, self.group() as usize);
         let stride = self.stride as usize;
@@ -182,18 +209,24 @@ impl Kernel for MhaCached {
                 for t in start..end {
                     let at = self.q.index(tokens, t, h, self.head);
                     let query = &q[at..at + head];
-                    let seen = match self.keys {
-                        Keys::Own => &own[..n_keys + t + 1 - end],
-                        Keys::Source => own,
+                    let position = n_keys + t - end;
+                    let (seen, first) = match self.keys {
+                        Keys::Own => {
+                            let seen = self.by.seen(true, position, n_keys);
+                            (&own[seen.clone()], seen.start)
+                        }
+                        Keys::Source => (own, 0),
                     };
                     let row = |x: &[f32], slot: i64| -> Vec<f64> {
                         let at = index(slot as usize, h / group, head, stride);
                         x[at..at + head].iter().map(|&v| v.into()).collect()
                     };
-                    let scores = seen.iter().map(|&slot| {
+                    let scores = seen.iter().enumerate().map(|(nth, &slot)| {
+                        let distance = (first + nth) as i64 - position as i64;
+                        let bias = self.by.bias_at(biases, h, distance);
                         let products = row(keys, slot);
                         let dot = products.iter().zip(query).map(|(k, &q)| k * f64::from(q));
-                        f64::from(self.scale) * dot.sum::<f64>()
+                        f64::from(self.scale) * dot.sum::<f64>() + bias
                     });
                     let mut sum = vec![0.0f64; head];
                     for (&slot, p) in seen.iter().zip(softmax(scores.collect())) {
@@ -255,10 +288,14 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     stride: (heads + 2 * kv_heads) * head,
                 },
                 keys,
+                by: ByDistance::default(),
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,
             };
+            if keys == Keys::Own && heads == 12 {
+                all.extend(kernel.by_distance().map(KernelSpec::from));
+            }
             all.push(kernel.into());
         }
     }

@@ -2,14 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    AttentionError, HeadView, Keys, MhaCached, storage,
-    view::{scale_log2, usual_scale},
-};
+use super::{AttentionError, ByDistance, HeadView, Keys, MhaCached, storage, view::usual_scale};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance,
-        cache::BLOCK, f32_literal,
+        cache::BLOCK,
     },
     machine::Machine,
     tensor::{DType, Extents},
@@ -144,7 +141,7 @@ impl Kernel for MhaDecode {
             1 => String::new(),
             splits => format!("__cluster_dims__({splits}, 1, 1) "),
         };
-        Constants::from([
+        let mut constants = Constants::from([
             ("storage", storage(plain.dtype).into()),
             ("mma", (plain.dtype != DType::F32).into()),
             ("causal", (plain.keys == Keys::Own).into()),
@@ -158,11 +155,13 @@ impl Kernel for MhaDecode {
             ("splits", self.splits.into()),
             ("min_ctas", if plain.head > 128 { 1u32 } else { 2 }.into()),
             ("cluster", cluster.into()),
-            ("scale_log2", f32_literal(scale_log2(plain.scale)).into()),
             ("q_column", plain.q.column().into()),
             ("q_stride", plain.q.stride(plain.head).into()),
             ("out_stride", (plain.heads * plain.head).into()),
-        ])
+        ]);
+        // Each head of a CTA has its own bias.
+        constants.extend(plain.by.constants("head", plain.scale));
+        constants
     }
 
     fn params(&self) -> Vec<Param> {
@@ -258,10 +257,15 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     stride: (heads + 2 * kv_heads) * head,
                 },
                 keys: Keys::Own,
+                by: ByDistance::default(),
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,
             };
+            if head == 96 || (head, splits) == (64, 8) {
+                let all_by = plain.by_distance();
+                all.extend(all_by.map(|plain| MhaDecode { plain, splits }.into()));
+            }
             if kv_heads == heads {
                 let plain = MhaCached {
                     keys: Keys::Source,

@@ -126,8 +126,8 @@ impl MhaOnline {
             return Tiling::simt(self.of.head);
         }
         let (m_tiles, keys, q_in_regs) = match self.of.head {
-            // The mask of a causal tile takes the registers of the second.
-            ..=64 if !self.of.causal => (2, 64, true),
+            // The mask of a causal tile takes the registers of the second, and so does what distances do.
+            ..=64 if !self.of.causal && self.of.by.is_none() => (2, 64, true),
             ..=128 => (1, 64, true),
             _ => (1, 32, false),
         };

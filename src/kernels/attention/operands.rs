@@ -8,10 +8,10 @@ use super::{
     params,
     softmax::softmax,
     storage,
-    view::{heads_word, kv_head_of, scale_log2, scale_suffix, usual_scale, views_suffix},
+    view::{heads_word, kv_head_of, scale_suffix, usual_scale, views_suffix},
 };
 use crate::{
-    kernels::{Constants, HostTensor, Param, Tolerance, f32_literal},
+    kernels::{Constants, HostTensor, Param, Tolerance},
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
@@ -34,6 +34,7 @@ impl Operands {
         } = self.of;
         check_head(head)?;
         check_scale(self.of.scale)?;
+        self.of.by.check()?;
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(AttentionError::Groups { heads, kv_heads });
         }
@@ -51,7 +52,8 @@ impl Operands {
         let operands = self.of.operands();
         let views = operands.map(|(name, view, heads)| (name, view, heads * head));
         let causal = if self.of.causal { "_causal" } else { "" };
-        views_suffix(&views) + causal + &scale_suffix(scale, usual_scale(head))
+        let by = self.of.by.suffix();
+        views_suffix(&views) + causal + &by + &scale_suffix(scale, usual_scale(head))
     }
 
     pub fn constants(&self, tiling: &Tiling) -> Constants {
@@ -66,7 +68,7 @@ impl Operands {
         } = self.of;
         let aligned = 16 / self.dtype.bytes() as u32;
         let kv_head = kv_head_of("blockIdx.y", heads, kv_heads);
-        Constants::from([
+        let mut constants = Constants::from([
             ("storage", storage(self.dtype).into()),
             ("causal", self.of.causal.into()),
             ("head", head.into()),
@@ -75,7 +77,6 @@ impl Operands {
             ("keys", tiling.keys.into()),
             ("m_tiles", tiling.m_tiles.into()),
             ("q_in_regs", tiling.q_in_regs.into()),
-            ("scale_log2", f32_literal(scale_log2(self.of.scale)).into()),
             ("out_stride", self.of.width().into()),
             ("q_origin", q.origin_of("blockIdx.y", head).into()),
             ("q_stride", q.stride(head).into()),
@@ -86,7 +87,9 @@ impl Operands {
             ("v_origin", v.origin_of(&kv_head, head).into()),
             ("v_stride", v.stride(head).into()),
             ("v_aligned", v.is_aligned(head, aligned).into()),
-        ])
+        ]);
+        constants.extend(self.of.by.constants("blockIdx.y", self.of.scale));
+        constants
     }
 
     pub fn params(&self) -> Vec<Param> {
@@ -96,6 +99,7 @@ impl Operands {
                 params::read(name, self.dtype, view.shape(heads, self.of.head))
             })
             .collect();
+        all.extend(self.of.by.params(self.of.heads, self.dtype));
         let width = Size::constant(self.of.width().into());
         let out = Shape::new([Size::from(Symbol::Tokens), width]);
         all.push(params::cu_lens());
@@ -113,13 +117,17 @@ impl Operands {
             head,
             scale,
             causal,
+            by,
             q: q_view,
             k: k_view,
             v: v_view,
         } = self.of;
         let group = (heads / kv_heads.max(1)).max(1) as usize;
         let (tokens, width) = (extents.tokens as usize, head as usize);
-        let sequences = reads[3].index().windows(2);
+        let (biases, sequences) = match by.bias {
+            Some(_) => (reads[3].real(), reads[4].index().windows(2)),
+            None => (&[][..], reads[3].index().windows(2)),
+        };
         let problems: Vec<(usize, usize, usize)> = sequences
             .flat_map(|ends| {
                 let (start, end) = (ends[0] as usize, ends[1] as usize);
@@ -132,12 +140,14 @@ impl Operands {
                 let mut rows = Vec::with_capacity((end - start) * width);
                 for t in start..end {
                     let query = q_view.index(tokens, t, h, head);
-                    let keys = start..if causal { t + 1 } else { end };
-                    let scores = keys.clone().map(|t| {
-                        let key = k_view.index(tokens, t, h / group, head);
+                    let seen = by.seen(causal, t - start, end - start);
+                    let keys = start + seen.start..start + seen.end;
+                    let scores = keys.clone().map(|key| {
+                        let bias = by.bias_at(biases, h, key as i64 - t as i64);
+                        let key = k_view.index(tokens, key, h / group, head);
                         let products = q[query..query + width].iter().zip(&k[key..key + width]);
                         let dot: f64 = products.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-                        f64::from(scale) * dot
+                        f64::from(scale) * dot + bias
                     });
                     let mut row = vec![0.0f64; width];
                     for (t, p) in keys.zip(softmax(scores.collect())) {

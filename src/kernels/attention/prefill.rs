@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attending, AttentionError, HeadView, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma,
+    Attending, AttentionError, ByDistance, HeadView, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma,
     view::usual_scale, wgmma::Origin,
 };
 use crate::{
@@ -49,6 +49,7 @@ impl MhaPrefill {
             kv_heads,
             head,
             scale,
+            by,
             q,
             ..
         } = self.plain;
@@ -63,6 +64,7 @@ impl MhaPrefill {
             head,
             scale,
             causal: self.plain.keys == Keys::Own,
+            by,
             q,
             k: cached,
             v: cached,
@@ -218,10 +220,15 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     stride: (heads + 2 * kv_heads) * head,
                 },
                 keys: Keys::Own,
+                by: ByDistance::default(),
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,
             };
+            if [64, 80].contains(&head) {
+                let all_by = plain.by_distance();
+                all.extend(all_by.map(|plain| MhaPrefill { plain, tile: None }.into()));
+            }
             if kv_heads == heads {
                 let plain = MhaCached {
                     keys: Keys::Source,

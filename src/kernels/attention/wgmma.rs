@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attending, AttentionError, HeadView, MhaOnline,
+    Attending, AttentionError, ByDistance, HeadView, MhaOnline,
     fused::edge_cases,
     storage,
     view::{scale_log2, usual_scale},
@@ -346,7 +346,7 @@ impl MhaWgmma {
     /// The tiles that support this attention on a card with these instructions; none if the kernel does not.
     pub fn tiles(of: &Attending, dtype: DType, instructions: Instructions) -> &'static [MhaTile] {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
-        let serves = [of.q, of.k, of.v].into_iter().all(whole);
+        let serves = of.by.is_none() && [of.q, of.k, of.v].into_iter().all(whole);
         match instructions {
             Instructions::Hopper if dtype != DType::F32 && serves => MhaTile::candidates(of.head),
             _ => &[],
@@ -371,6 +371,9 @@ impl MhaWgmma {
     ) -> Result<(), AttentionError> {
         if tiles.is_empty() {
             return Err(AttentionError::WarpgroupHead { head: of.head });
+        }
+        if !of.by.is_none() {
+            return Err(AttentionError::WarpgroupDistance);
         }
         for (operand, view, _) in of.operands() {
             let HeadView::TokenMajor { offset, stride } = view else {
@@ -526,6 +529,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 head,
                 scale: usual_scale(head),
                 causal,
+                by: ByDistance::default(),
                 q: column(0),
                 k: column(heads * head),
                 v: column((heads + kv_heads) * head),

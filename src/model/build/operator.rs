@@ -4,11 +4,16 @@ use std::ops::Range;
 
 use super::Builder;
 use crate::{
-    graph::{NodeId, Op},
-    kernels::{Meta, attention::HeadView, gemm::Epilogue, rotary::Rotation},
+    graph::{Buckets, NodeId, Op, WeightExpr},
+    kernels::{
+        Meta,
+        attention::{Bias, ByDistance, HeadView},
+        gemm::Epilogue,
+        rotary::Rotation,
+    },
     model::{
         error::{At, ModelError, Problem, suggest, words},
-        syntax::{Operator, Pattern, Table},
+        syntax::{self, Operator, Pattern, Table},
     },
     tensor::{Shape, Size, Symbol},
 };
@@ -95,7 +100,14 @@ impl Builder<'_> {
             } => {
                 let x = self.value(x)?;
                 let dims = [self.width(&full, "layer_norm", x, place)?];
-                let operands = vec![x, self.weight(weight, &dims)?, self.weight(bias, &dims)?];
+                let bias = match bias {
+                    Some(bias) => self.weight(bias, &dims)?,
+                    None => {
+                        let [n] = dims;
+                        self.computed(format!("zeros.{n}"), WeightExpr::Zeros { n }, place)?
+                    }
+                };
+                let operands = vec![x, self.weight(weight, &dims)?, bias];
                 let eps = values.eps(eps)?;
                 (Op::LayerNorm { eps }, operands)
             }
@@ -181,14 +193,29 @@ impl Builder<'_> {
                     .ok_or_else(|| self.no_product(&full, &operands, *transpose_b, place))?;
                 (op, operands)
             }
-            Operator::Softmax { x, causal } => {
+            Operator::Softmax {
+                x,
+                causal,
+                window,
+                bias,
+            } => {
+                let mut operands = vec![self.value(x)?];
+                let window = window.as_ref().map(|w| values.offset(w)).transpose()?;
+                let mut by = ByDistance { window, bias: None };
+                if let Some(bias) = bias {
+                    let (kind, operand) = self.bias(bias, operands[0], place)?;
+                    by.bias = Some(kind);
+                    operands.push(operand);
+                }
                 let (scale, causal) = (1.0, *causal);
-                (Op::Softmax { scale, causal }, vec![self.value(x)?])
+                (Op::Softmax { scale, causal, by }, operands)
             }
             Operator::Columns { x, from, width } => {
                 let (start, width) = (values.offset(from)?, values.size(width)?);
                 (Op::SliceColumns { start, width }, vec![self.value(x)?])
             }
+            // Its name in the graph is that of the value.
+            Operator::Same { x } => return self.value(x),
             Operator::FirstToken { x } => (Op::FirstToken, vec![self.value(x)?]),
             Operator::MeanPool { x } => (Op::MeanPool, vec![self.value(x)?]),
             Operator::MaxPool { x } => (Op::MaxPool, vec![self.value(x)?]),
@@ -200,6 +227,9 @@ impl Builder<'_> {
                 let ids = u32::try_from(width).unwrap_or(u32::MAX);
                 self.ids_below(Meta::TokenIds, ids, 0, place)?;
                 (Op::LogProbability, vec![x])
+            }
+            Operator::Draw { mean, log_variance } => {
+                (Op::Draw, vec![self.value(mean)?, self.value(log_variance)?])
             }
             Operator::Concat { of } => {
                 let operands = of.iter().map(|x| self.value(x));
@@ -213,6 +243,52 @@ impl Builder<'_> {
             }
         };
         self.add(full, op, &operands, place)
+    }
+
+    /// What is added to these scores, and the weight that it is computed from.
+    fn bias(
+        &mut self,
+        bias: &syntax::ByDistance,
+        scores: NodeId,
+        place: &Range<usize>,
+    ) -> Result<(Bias, NodeId), ModelError> {
+        // Of what is no scores inference says so, whatever the bias.
+        let heads = self.graph.shape(scores).0.first();
+        let heads = heads.and_then(Size::as_constant).unwrap_or(1);
+        match bias {
+            syntax::ByDistance::Alibi => {
+                let name = format!("slopes.{heads}");
+                let expr = WeightExpr::Slopes { heads };
+                Ok((Bias::Slopes, self.computed(name, expr, place)?))
+            }
+            syntax::ByDistance::Relative {
+                table,
+                buckets,
+                reach,
+                bidirectional,
+            } => {
+                let all = Buckets {
+                    n: self.values.size(buckets)?,
+                    reach: self.values.size(reach)?,
+                    bidirectional: *bidirectional,
+                };
+                if let Some(found) = all.problem() {
+                    let problem = Problem::OutOfRange {
+                        what: "a relative bias".to_owned(),
+                        found: found.0,
+                        expected: found.1,
+                    };
+                    return Err(self.file.error(problem, &buckets.span, "no such buckets"));
+                }
+                let dims = [all.n.into(), heads];
+                let operand = self.tensor(table, &dims, |name, _| WeightExpr::RelativeBias {
+                    name,
+                    dims,
+                    buckets: all,
+                })?;
+                Ok((Bias::Table { reach: all.reach }, operand))
+            }
+        }
     }
 
     /// A read of the cache that an earlier part added to.

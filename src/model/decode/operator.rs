@@ -7,12 +7,12 @@ use crate::{
     model::{
         error::{At, Problem, suggest},
         reader::{Args, Piece, Reader},
-        syntax::{Decoded, INPUTS, Operator, Pattern, Spelling, Table},
+        syntax::{ByDistance, Decoded, INPUTS, Operator, Pattern, Spelling, Table},
     },
 };
 
 /// The primitive operators.
-pub(super) const OPERATORS: [&str; 27] = [
+pub(super) const OPERATORS: [&str; 29] = [
     "embedding",
     "linear",
     "add_bias",
@@ -40,6 +40,8 @@ pub(super) const OPERATORS: [&str; 27] = [
     "rms_norm",
     "rotary",
     "cache",
+    "same",
+    "draw",
 ];
 
 /// The table of an embedding: `table`, or `sinusoid` for one that is computed.
@@ -58,6 +60,26 @@ fn table<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Table> {
     }
 }
 
+/// What `softmax` adds to scores.
+fn bias<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<ByDistance> {
+    if piece.text == "alibi" {
+        return Ok(ByDistance::Alibi);
+    }
+    let (what, name) = ("`bias` of `softmax`", "relative_bias");
+    let expected = "`relative_bias(field: …)` or `alibi`";
+    let call = r.call(what, expected, piece)?;
+    if call.name.value != name {
+        return Err(r.form(what, expected, piece));
+    }
+    let args = call.named(r, &["table", "buckets", "reach", "bidirectional"])?;
+    Ok(ByDistance::Relative {
+        table: pattern(r, args.required(r, "table")?)?,
+        buckets: expression(r, args.required(r, "buckets")?)?,
+        reach: expression(r, args.required(r, "reach")?)?,
+        bidirectional: r.flag("`bidirectional`", args.required(r, "bidirectional")?)?,
+    })
+}
+
 pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator> {
     let call = r.call("a value", "an operator `operator(field: …)`", piece)?;
     word(r, "operator", &call.name, &OPERATORS)?;
@@ -67,7 +89,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             "ids", "table", "sinusoid", "rows", "width", "offset", "skips",
         ],
         "linear" => &["x", "out", "weight", "bias", "stored"],
-        "softmax" => &["x", "causal"],
+        "softmax" => &["x", "causal", "window", "bias"],
         "columns" => &["x", "from", "width"],
         "add_bias" => &["x", "bias"],
         "add" | "multiply" => &["a", "b"],
@@ -82,6 +104,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "matmul" => &["a", "b", "transpose_b"],
         "l2_normalize" => &["x", "eps"],
         "concat" => &["of"],
+        "draw" => &["mean", "log_variance"],
         _ => &["x"],
     };
     let args = call.named(r, fields)?;
@@ -156,7 +179,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "layer_norm" => Ok(Operator::LayerNorm {
             x: value("x")?,
             weight: weight("weight")?,
-            bias: weight("bias")?,
+            bias: args.optional("bias").map(|p| pattern(r, p)).transpose()?,
             eps: size("eps")?,
         }),
         "rms_norm" => Ok(Operator::RmsNorm {
@@ -203,12 +226,19 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "softmax" => Ok(Operator::Softmax {
             x: value("x")?,
             causal: flag("causal")?,
+            window: optional("window")?,
+            bias: args.optional("bias").map(|p| bias(r, p)).transpose()?,
         }),
         "columns" => Ok(Operator::Columns {
             x: value("x")?,
             from: size("from")?,
             width: size("width")?,
         }),
+        "draw" => Ok(Operator::Draw {
+            mean: value("mean")?,
+            log_variance: value("log_variance")?,
+        }),
+        "same" => Ok(Operator::Same { x: value("x")? }),
         "first_token" => Ok(Operator::FirstToken { x: value("x")? }),
         "mean_pool" => Ok(Operator::MeanPool { x: value("x")? }),
         "max_pool" => Ok(Operator::MaxPool { x: value("x")? }),

@@ -171,6 +171,7 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::Softmax {
             scale,
             causal: false,
+            by: Default::default(),
         },
         Op::Context {
             heads,
@@ -186,6 +187,7 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::Concat { parts: 2 },
         Op::L2Normalize { eps },
         Op::LogProbability,
+        Op::Draw,
         Op::SliceColumns { start: 0, width: 1 },
         Op::EmbeddingLayerNorm {
             eps,

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{
-    graph::{Graph, NodeId, Op, WeightExpr},
+    graph::{Graph, NodeId, Op, WeightExpr, slope},
     kernels::{
         Meta,
-        attention::{Attending, HeadView},
+        attention::{Attending, Bias, ByDistance, HeadView},
         gemm::Activation,
     },
     tensor::Extents,
@@ -68,7 +68,16 @@ pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
                     Op::Cache { name: of, .. } => of == name,
                     _ => false,
                 });
-                values[kept.expect("a part before added to it")].clone()
+                let kept = &values[kept.expect("a part before added to it")];
+                let width = width(graph, id);
+                // One position of each sequence is attended to as the same at all of its tokens.
+                match kept.len() == batch.tokens() * width {
+                    true => kept.clone(),
+                    false => {
+                        let rows = batch.sequences().zip(kept.chunks(width));
+                        rows.flat_map(|((_, n), row)| row.repeat(n)).collect()
+                    }
+                }
             }
             op => apply(op, &reads, &widths, batch),
         };
@@ -110,6 +119,20 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
         WeightExpr::Sinusoid { style, rows, width } => (0..rows * width)
             .map(|i| style.at(i / width, i % width, *width))
             .collect(),
+        WeightExpr::RelativeBias {
+            name,
+            dims: [_, heads],
+            buckets,
+        } => {
+            let reach = i64::from(buckets.reach);
+            let of_head = |head| {
+                let row = move |distance| buckets.row(distance) * heads + head;
+                (-reach..=reach).map(move |distance| stored(name, row(distance)))
+            };
+            (0..*heads).flat_map(of_head).collect()
+        }
+        WeightExpr::Slopes { heads } => (0..*heads).map(|head| slope(head, *heads)).collect(),
+        WeightExpr::Zeros { n } => vec![0.0; *n as usize],
         WeightExpr::ConcatRows(parts) => parts.iter().flat_map(weight).collect(),
     }
 }
@@ -249,14 +272,41 @@ impl Heads {
         h / (self.heads / self.kv_heads)
     }
 
-    fn softmax(self, batch: &Batch, scores: &[f64], scale: f32, causal: bool) -> Vec<f64> {
+    /// `softmax(scale · scores + bias)` over the keys that each query attends to.
+    fn softmax(
+        self,
+        batch: &Batch,
+        scores: &[f64],
+        scale: f32,
+        causal: bool,
+        (by, biases): (ByDistance, Option<&[f64]>),
+    ) -> Vec<f64> {
         let mut out = Vec::new();
-        self.each(batch, |_, _, n| {
+        self.each(batch, |h, _, n| {
             for i in 0..n {
                 let row = &scores[out.len()..][..n];
-                let valid = if causal { i + 1 } else { n };
-                out.extend(softmax(&row[..valid], scale));
-                out.extend(vec![0.0; n - valid]);
+                let biased = |j: usize| {
+                    let distance = j as i64 - i as i64;
+                    if (causal && j > i)
+                        || by
+                            .window
+                            .is_some_and(|w| distance.unsigned_abs() > w.into())
+                    {
+                        return f64::NEG_INFINITY;
+                    }
+                    let bias = match (by.bias, biases) {
+                        (Some(Bias::Table { reach }), Some(biases)) => {
+                            let reach = i64::from(reach);
+                            let column = distance.clamp(-reach, reach) + reach;
+                            biases[h * (2 * reach as usize + 1) + column as usize]
+                        }
+                        (Some(Bias::Slopes), Some(slopes)) => -slopes[h] * distance.abs() as f64,
+                        _ => 0.0,
+                    };
+                    f64::from(scale) * row[j] + bias
+                };
+                let row: Vec<f64> = (0..n).map(biased).collect();
+                out.extend(softmax(&row, 1.0));
             }
         });
         out
@@ -392,9 +442,10 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             let shape = grouped(*heads, *kv_heads, *head);
             shape.scores(batch, (reads[0], reads[1]), [*q, *k])
         }
-        Op::Softmax { scale, causal } => {
+        Op::Softmax { scale, causal, by } => {
             let pairs: usize = batch.sequences().map(|(_, n)| n * n).sum();
-            of((reads[0].len() / pairs) as u32, 0).softmax(batch, reads[0], *scale, *causal)
+            let by = (*by, reads.get(1).copied());
+            of((reads[0].len() / pairs) as u32, 0).softmax(batch, reads[0], *scale, *causal, by)
         }
         Op::Context {
             heads,
@@ -432,6 +483,12 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             (0..n_rows).flat_map(row).copied().collect()
         }
         Op::L2Normalize { eps } => l2_normalize(reads[0], widths[0], *eps),
+        Op::Draw => {
+            let noise = |i: usize| crate::kernels::draw::noise(0, (i % widths[0]) as u32);
+            let all = reads[0].iter().zip(reads[1]).enumerate();
+            all.map(|(i, (mean, log_variance))| mean + (0.5 * log_variance).exp() * noise(i))
+                .collect()
+        }
         Op::LogProbability => {
             let (ids, width) = (batch.ids(Meta::TokenIds), widths[0]);
             let mut out = vec![0.0; tokens];
@@ -469,13 +526,15 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
                 head,
                 scale,
                 causal,
+                by,
                 q,
                 k,
                 v,
             } = attending;
             let shape = grouped(heads, kv_heads, head);
             let scores = shape.scores(batch, (reads[0], reads[1]), [q, k]);
-            let p = shape.softmax(batch, &scores, scale, causal);
+            let by = (by, reads.get(3).copied());
+            let p = shape.softmax(batch, &scores, scale, causal, by);
             let side = HeadView::TokenMajor {
                 offset: 0,
                 stride: heads * head,

@@ -119,6 +119,7 @@ impl Builder {
         let softmax = Op::Softmax {
             scale: 1.0,
             causal: false,
+            by: Default::default(),
         };
         let probabilities = self.add(&name("probabilities"), softmax, &[scaled]);
         let (kv_heads, head) = heads(self, v);

@@ -56,7 +56,8 @@ impl Lowering<'_> {
         };
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         let mut named: HashMap<&str, TensorIndex> = HashMap::from([("out", out)]);
-        for (name, operand) in ["q", "k", "v"].into_iter().zip(self.graph.operands(id)) {
+        let operands = ["q", "k", "v", "bias"].into_iter();
+        for (name, operand) in operands.zip(self.graph.operands(id)) {
             named.insert(name, self.tensor_of[&operand]);
         }
         let tensors: Vec<TensorIndex> = chain
@@ -126,6 +127,7 @@ impl Lowering<'_> {
                 true => Keys::Source,
                 false => Keys::Own,
             },
+            by: of.by,
             stride: self.program.block_elements(),
             dtype: self.dtype,
         }))

@@ -149,7 +149,8 @@ fn find(
     attention: NodeId,
     of: &Attending,
 ) -> Option<(Vec<NodeId>, Preparation)> {
-    let [query, keys, values] = graph.operands(attention).try_into().ok()?;
+    let operands = graph.operands(attention);
+    let &[query, keys, values] = operands.first_chunk()?;
     if !matches!(graph.op(keys), Op::Cache { .. }) {
         return rows(graph, program.dtype, [query, keys], of);
     }
@@ -318,6 +319,7 @@ fn append(
         heads: 2 * of.kv_heads,
         head: of.head,
         x,
+        of_sequence: false,
         stride,
         dtype,
     })

@@ -7,7 +7,7 @@ use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
     kernels::{
         Meta,
-        attention::{Attending, HeadView},
+        attention::{Attending, Bias, ByDistance, HeadView},
         gemm::{Activation, Epilogue},
         rotary::Rotation,
     },
@@ -88,6 +88,10 @@ impl Operands {
         // A residual as wide as what it is added to.
         to.weight(&[16, 16]);
         to.weight(&[14]);
+        // Biases by distance, and slopes, of the heads of some scores.
+        to.weight(&[3, 3]);
+        to.weight(&[1, 3]);
+        to.weight(&[3]);
         for (x, heads, head) in [(wide[0], 3, 2), (wide[0], 2, 3), (wide[2], 2, 8)] {
             let split = Op::SplitHeads { heads };
             let x = to.add(&format!("heads.{heads}x{head}"), split, &[x]);
@@ -141,15 +145,42 @@ fn operators() -> Vec<Op> {
         Op::Softmax {
             scale: 0.5,
             causal: false,
+            by: ByDistance::default(),
         },
         Op::Softmax {
             scale: 0.5,
             causal: true,
+            by: ByDistance::default(),
+        },
+        Op::Softmax {
+            scale: 0.5,
+            causal: true,
+            by: ByDistance {
+                window: Some(1),
+                bias: None,
+            },
+        },
+        Op::Softmax {
+            scale: 0.5,
+            causal: false,
+            by: ByDistance {
+                window: None,
+                bias: Some(Bias::Table { reach: 1 }),
+            },
+        },
+        Op::Softmax {
+            scale: 0.5,
+            causal: false,
+            by: ByDistance {
+                window: Some(2),
+                bias: Some(Bias::Slopes),
+            },
         },
         Op::FirstToken,
         Op::LastToken,
         Op::MeanPool,
         Op::MaxPool,
+        Op::Draw,
         Op::Concat { parts: 2 },
         Op::Concat { parts: 3 },
         Op::L2Normalize { eps },
@@ -209,6 +240,10 @@ fn operators() -> Vec<Op> {
         });
         let full = Attending::full(heads, head, 0.5, [q, k, v]);
         ops.push(Op::Attention(full));
+        for (window, bias) in [(Some(1), None), (None, Some(Bias::Table { reach: 1 }))] {
+            let by = ByDistance { window, bias };
+            ops.push(Op::Attention(Attending { by, ..full }));
+        }
         ops.push(Op::Attention(Attending {
             causal: true,
             ..full
@@ -219,7 +254,7 @@ fn operators() -> Vec<Op> {
 
 /// Every choice of `n` of the operands; of four or more, of a few operands.
 fn tuples(graph: &Graph, all: &[NodeId], n: usize) -> Vec<Vec<NodeId>> {
-    const FEW: [&str; 10] = [
+    const FEW: [&str; 12] = [
         "ids",
         "tokens.6",
         "batch.6",
@@ -230,6 +265,8 @@ fn tuples(graph: &Graph, all: &[NodeId], n: usize) -> Vec<Vec<NodeId>> {
         "tokens.16",
         "weight.16",
         "weight.16x16",
+        "weight.3x3",
+        "weight.1x3",
     ];
     let is_one = |id: &NodeId| n < 4 || FEW.contains(&graph.node(*id).name.as_str());
     let all: Vec<NodeId> = all.iter().copied().filter(is_one).collect();
@@ -250,6 +287,14 @@ fn what_inference_accepts_lowers_and_runs_as_the_interpreter_says() {
     for op in operators() {
         let n = n_accepted.entry(op.name().into_owned()).or_default();
         for operands in tuples(&graph, &all, op.arity()) {
+            // Ids have more rows than biases.
+            let is_bias =
+                |&id: &NodeId| ["weight.3x3", "weight.1x3"].contains(&graph.node(id).name.as_str());
+            if matches!(op, Op::Embedding { .. } | Op::EmbeddingLayerNorm { .. })
+                && operands.iter().any(is_bias)
+            {
+                continue;
+            }
             let name = format!("value.{}", names.len());
             if let Ok(id) = graph.add(name.clone(), op.clone(), &operands) {
                 graph.add_output(name.clone(), id);

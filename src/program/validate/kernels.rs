@@ -82,6 +82,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::TokenOfSequence(k) => widths(&[k.width]).map(|()| k.dtype),
         K::MeanPool(k) => widths(&[k.width]).map(|()| k.dtype),
         K::MaxPool(k) => widths(&[k.width]).map(|()| k.dtype),
+        K::Draw(k) => widths(&[k.width]).map(|()| k.dtype),
         K::LogProbability(k) => widths(&[k.width]).map(|()| k.dtype),
         K::L2Normalize(k) => widths(&[k.width])
             .and_then(|()| eps(k.eps))
@@ -97,6 +98,10 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::AttentionSoftmax(k) => widths(&[k.heads])
             .and_then(|()| real("the scale", k.scale, true))
             .and_then(|()| k.form.check(k.dtype).map_err(|e| e.to_string()))
+            .map(|()| k.dtype),
+        K::SoftmaxByDistance(k) => widths(&[k.heads])
+            .and_then(|()| real("the scale", k.scale, true))
+            .and_then(|()| k.by.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
         K::AttentionContext(k) => heads(k.heads, k.head, &[k.out])
             .and_then(|()| heads(k.kv_heads, k.head, &[k.v]))

@@ -142,6 +142,7 @@ impl BatchData {
         add(Meta::SourceStarts, sequences, &|to| {
             batch.write_source_starts(to);
         });
+        add(Meta::Seeds, 2 * sequences, &|to| batch.write_seeds(to));
         add(Meta::SourceLens, sequences, &|to| {
             batch.write_source_lens(to);
         });

@@ -12,7 +12,10 @@ use half::{bf16, f16};
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use random::RandomWeights;
 
-use crate::{graph::WeightExpr, tensor::DType};
+use crate::{
+    graph::{WeightExpr, slope},
+    tensor::DType,
+};
 
 /// Something that yields stored tensors as f32.
 pub trait WeightSource: Send + Sync {
@@ -71,6 +74,31 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             for row in 0..*rows {
                 out.extend((0..*width).map(|column| style.at(row, column, *width) as f32));
             }
+            Ok(out)
+        }
+        WeightExpr::RelativeBias {
+            name,
+            dims,
+            buckets,
+        } => {
+            let table = source.read(name, dims)?;
+            let reach = i64::from(buckets.reach);
+            let heads = dims[1] as usize;
+            let mut out = room(name, elements(&expr.dims()))?;
+            for head in 0..heads {
+                let row = |distance| buckets.row(distance) as usize;
+                out.extend((-reach..=reach).map(|distance| table[row(distance) * heads + head]));
+            }
+            Ok(out)
+        }
+        WeightExpr::Slopes { heads } => {
+            let mut out = room("the slopes of heads", *heads)?;
+            out.extend((0..*heads).map(|head| slope(head, *heads) as f32));
+            Ok(out)
+        }
+        WeightExpr::Zeros { n } => {
+            let mut out = room("a vector of zeros", *n)?;
+            out.extend((0..*n).map(|_| 0.0));
             Ok(out)
         }
         WeightExpr::ConcatRows(parts) => {

@@ -132,4 +132,16 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
     assert!(tiles(&good.of, Instructions::Ampere).is_empty());
     assert!(!tiles(&good.of, Instructions::Hopper).is_empty());
     assert!(!tiles(&causal, Instructions::Hopper).is_empty());
+    let window = Attending {
+        by: ByDistance {
+            window: Some(64),
+            bias: None,
+        },
+        ..good.of
+    };
+    assert!(tiles(&window, Instructions::Hopper).is_empty());
+    assert_eq!(
+        refused(MhaWgmma { of: window, ..good }),
+        "warpgroup attention takes neither windows nor biases; use the online kernel"
+    );
 }

@@ -1,6 +1,8 @@
 //! Attention within each sequence, on the packed layout: every (sequence, head) is its own small
 //! problem, read and written in place through strides.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -162,6 +164,122 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
     Ok(())
 }
 
+pub(super) fn softmax_by_distance(
+    spec: &SoftmaxByDistance,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
+    let (heads, pairs) = (u64::from(spec.heads), args.extents.pairs);
+    let x = args.real("scores", &[heads, pairs])?;
+    let biases = biases(spec.by, spec.heads, &mut args)?;
+    let mut sequences = args.sequences_with_pairs()?;
+    if spec.mask == SoftmaxMask::Padding {
+        args.valid_lens(&mut sequences)?;
+    }
+    let out = args.out(&[heads, pairs])?;
+    let (heads, pairs) = (heads as usize, pairs as usize);
+    let out = SharedOut::new(out);
+    let work = work(&sequences, heads, 8);
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
+        let Sequence { len, valid, .. } = block.sequence;
+        let at = h * pairs + block.sequence.pairs + block.query * len;
+        let range = at..at + block.n_queries * len;
+        // SAFETY: each head and query has its own rows of the scores.
+        let rows = unsafe { out.slice(range.clone()) };
+        for (to, &score) in rows.iter_mut().zip(&x[range]) {
+            *to = spec.scale * score;
+        }
+        let distances = Distances {
+            by: spec.by,
+            causal: spec.mask == SoftmaxMask::Causal,
+            biases,
+            head: h,
+        };
+        scratch.running.clear();
+        scratch.running.resize(block.n_queries, Running::START);
+        scratch.factors.resize(block.n_queries, 0.0);
+        simd::dispatch(OnlineSoftmax {
+            rows,
+            len,
+            seen: distances.of(block.query, 0, valid),
+            running: &mut scratch.running,
+            corrections: &mut scratch.factors,
+        });
+        for (row, running) in rows.chunks_exact_mut(len).zip(&scratch.running) {
+            // A query of padding may attend to no key: its numerators are 0.
+            let inverse = if running.sum > 0.0 {
+                1.0 / running.sum
+            } else {
+                0.0
+            };
+            row.iter_mut().for_each(|x| *x *= inverse);
+        }
+    });
+    Ok(())
+}
+
+/// The operand of a bias; empty where there is none.
+pub(super) fn biases<'r>(
+    by: ByDistance,
+    heads: u32,
+    args: &mut Args<'r, '_>,
+) -> Result<&'r [f32], OpError> {
+    by.bias
+        .map_or(Ok(&[]), |bias| args.real("bias", &bias.dims(heads)))
+}
+
+/// What positions do to the scores of a head.
+#[derive(Clone, Copy)]
+pub(super) struct Distances<'a> {
+    pub by: ByDistance,
+    pub causal: bool,
+    pub biases: &'a [f32],
+    pub head: usize,
+}
+
+impl<'a> Distances<'a> {
+    /// Those of rows of scores, from a query and a key on, of a sequence of `n_keys` keys.
+    pub fn of(self, query: usize, key: usize, n_keys: usize) -> Seen<'a> {
+        Seen {
+            distances: self,
+            query,
+            key,
+            n_keys,
+        }
+    }
+}
+
+/// [`Distances`] of a block of scores.
+#[derive(Clone, Copy)]
+pub(super) struct Seen<'a> {
+    distances: Distances<'a>,
+    /// The query of the first row and the key of the first column, and how many keys the sequence has.
+    query: usize,
+    key: usize,
+    n_keys: usize,
+}
+
+impl Seen<'_> {
+    /// The columns of a row that its query attends to, of `len`.
+    fn columns(&self, row: usize, len: usize) -> Range<usize> {
+        let Distances { by, causal, .. } = self.distances;
+        let seen = by.seen(causal, self.query + row, self.n_keys);
+        let column = |key: usize| key.saturating_sub(self.key).min(len);
+        column(seen.start)..column(seen.end)
+    }
+
+    /// Adds the bias to some columns of a row.
+    fn add(&self, row: usize, columns: Range<usize>, scores: &mut [f32]) {
+        let Distances {
+            by, biases, head, ..
+        } = self.distances;
+        let Some(bias) = by.bias else { return };
+        let first = (self.key + columns.start) as i64 - (self.query + row) as i64;
+        for (nth, score) in scores.iter_mut().enumerate() {
+            *score += bias.at(biases, head, first + nth as i64) as f32;
+        }
+    }
+}
+
 /// Softmax of `scale · row` over the first `valid` of each row; 0 for the rest.
 struct SoftmaxRows<'a> {
     rows: &'a mut [f32],
@@ -243,6 +361,7 @@ fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result
     let q = args.real("q", &[q_heads.elements])?;
     let k = args.real("k", &[k_heads.elements])?;
     let v = args.real("v", &[v_heads.elements])?;
+    let biases = biases(of.by, of.heads, &mut args)?;
     let sequences = args.sequences()?;
     if let Some(max_len) = max_len {
         let too_long = |s: &Sequence| s.len as u64 > u64::from(max_len);
@@ -267,8 +386,16 @@ fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result
     for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
         let Sequence { start, len, .. } = block.sequence;
         let n = block.n_queries;
-        // The keys that any query of the block attends to.
-        let len = if of.causal { block.query + n } else { len };
+        let distances = Distances {
+            by: of.by,
+            causal: of.causal,
+            biases,
+            head: h,
+        };
+        // The keys that any query of the block attends to, from the first of a tile on.
+        let first_key = of.by.seen(of.causal, block.query, len).start / MAX_KEYS * MAX_KEYS;
+        let n_keys_of_sequence = len;
+        let len = of.by.seen(of.causal, block.query + n - 1, len).end;
         let q = rows_of(q, &q_heads, h, start + block.query);
         // The result is a head's columns of these queries' rows.
         let at = (start + block.query) * width + h * head;
@@ -278,7 +405,7 @@ fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result
         // Only grows, and each product overwrites its part of it.
         let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
         scratch.scores.resize(largest, 0.0);
-        for key in (0..len).step_by(MAX_KEYS) {
+        for key in (first_key..len).step_by(MAX_KEYS) {
             let n_keys = MAX_KEYS.min(len - key);
             let scores = &mut scratch.scores[..n * n_keys];
             let k = rows_of(k, &k_heads, h / group, start + key);
@@ -298,11 +425,11 @@ fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result
             simd::dispatch(OnlineSoftmax {
                 rows: scores,
                 len: n_keys,
-                causal: of.causal.then_some((block.query, key)),
+                seen: distances.of(block.query, key, n_keys_of_sequence),
                 running: &mut scratch.running,
                 corrections: &mut scratch.factors,
             });
-            let first = key == 0;
+            let first = key == first_key;
             if !first {
                 simd::dispatch(ScaleRows {
                     by: &scratch.factors,
@@ -344,8 +471,8 @@ pub(super) struct OnlineSoftmax<'a> {
     pub rows: &'a mut [f32],
     /// Not 0.
     pub len: usize,
-    /// The query of the first row and the first key, where a query attends to the keys up to it.
-    pub causal: Option<(usize, usize)>,
+    /// The keys that each row is over, and what is added to their scores.
+    pub seen: Seen<'a>,
     pub running: &'a mut [Running],
     /// Set to what the results of the steps before are to be multiplied by.
     pub corrections: &'a mut [f32],
@@ -359,12 +486,11 @@ impl WithSimd for OnlineSoftmax<'_> {
         let state = self.running.iter_mut().zip(self.corrections);
         let rows = self.rows.chunks_exact_mut(self.len).zip(state);
         for (i, (row, (running, correction))) in rows.enumerate() {
-            let valid = match self.causal {
-                Some((query, key)) => (query + i + 1).saturating_sub(key).min(self.len),
-                None => self.len,
-            };
-            let (row, masked) = row.split_at_mut(valid);
-            masked.fill(0.0);
+            let seen = self.seen.columns(i, self.len);
+            row[seen.end..].fill(0.0);
+            row[..seen.start].fill(0.0);
+            let row = &mut row[seen.clone()];
+            self.seen.add(i, seen, row);
             *correction = match row {
                 [] => 1.0,
                 row => simd::softmax_numerators(simd, row, 1.0, running),

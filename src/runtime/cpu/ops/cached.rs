@@ -2,7 +2,9 @@
 
 use super::OpError;
 use super::args::{Args, Sequence};
-use super::attention::{MAX_KEYS, OnlineSoftmax, ScaleRows, blocks, rows_of, transposed};
+use super::attention::{
+    Distances, MAX_KEYS, OnlineSoftmax, ScaleRows, biases, blocks, rows_of, transposed,
+};
 use super::gemm::{Into, Operand, multiply};
 use super::parallel::SharedOut;
 use super::parallel::for_row_blocks;
@@ -15,10 +17,32 @@ use crate::kernels::prepare_attention::PrepareAttention;
 use rayon::prelude::*;
 
 pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result<(), OpError> {
-    let (op, tokens) = (args.op(), args.extents.tokens);
+    let (op, tokens, batch) = (args.op(), args.extents.tokens, args.extents.batch);
     let heads = args.heads("the heads of `x`", spec.x, spec.heads, spec.head)?;
-    let x = args.real("x", &[heads.elements])?;
-    let slots = args.i32s("token_slots", tokens)?;
+    let own;
+    let (x, slots) = match spec.of_sequence {
+        true => {
+            let x = args.real("x", &[batch, heads.token_stride as u64])?;
+            let all = args.i32s("slots", args.extents.slots)?;
+            let starts = args.i32s("slot_starts", batch)?.iter().enumerate();
+            let first = |(index, &start): (usize, &i32)| {
+                let slot = usize::try_from(start).ok().and_then(|start| all.get(start));
+                slot.copied().ok_or_else(|| OpError::Slot {
+                    op,
+                    param: "slot_starts",
+                    index,
+                    found: start,
+                    expected: "a place in `slots`".to_owned(),
+                })
+            };
+            own = starts.map(first).collect::<Result<Vec<i32>, _>>()?;
+            (x, own.as_slice())
+        }
+        false => {
+            let x = args.real("x", &[heads.elements])?;
+            (x, args.i32s("token_slots", tokens)?)
+        }
+    };
     let cache = args.out_pool()?;
     let (n, head, stride) = (
         spec.heads as usize,
@@ -200,6 +224,7 @@ pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(),
     let q = args.real("q", &[q_heads.elements])?;
     let keys = args.pool("keys")?;
     let values = args.pool("values")?;
+    let biases = biases(spec.by, spec.heads, &mut args)?;
     let sequences = args.sequences()?;
     let causal = spec.keys == Whose::Own;
     let n_slots = match spec.keys {
@@ -228,12 +253,14 @@ pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(),
             Whose::Own => first + n,
             Whose::Source => own.slots.len(),
         };
+        // The first tile that a query attends to.
+        let first_key = spec.by.seen(causal, first, n_keys).start / MAX_KEYS * MAX_KEYS;
         scratch.running.clear();
         scratch.running.resize(group * n, Running::START);
         scratch.factors.resize(n, 0.0);
         scratch.scores.resize(n * MAX_KEYS, 0.0);
         let token = block.sequence.start + block.query;
-        for key in (0..n_keys).step_by(MAX_KEYS) {
+        for key in (first_key..n_keys).step_by(MAX_KEYS) {
             let tile = &own.slots[key..n_keys.min(key + MAX_KEYS)];
             let gather = |to: &mut Vec<f32>, from: &[f32]| {
                 to.clear();
@@ -251,6 +278,12 @@ pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(),
             };
             for nth in 0..group {
                 let h = kv * group + nth;
+                let distances = Distances {
+                    by: spec.by,
+                    causal,
+                    biases,
+                    head: h,
+                };
                 let q = rows_of(q, &q_heads, h, token);
                 let scores = &mut scratch.scores[..n * tile.len()];
                 // SAFETY: the scratch is this task's.
@@ -269,14 +302,14 @@ pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(),
                 simd::dispatch(OnlineSoftmax {
                     rows: scores,
                     len: tile.len(),
-                    causal: causal.then_some((first, key)),
+                    seen: distances.of(first, key, n_keys),
                     running: &mut scratch.running[nth * n..(nth + 1) * n],
                     corrections: &mut scratch.factors,
                 });
                 let at = token * width + h * head;
-                let into = match key {
-                    0 => Into::Overwrite,
-                    _ => {
+                let into = match key == first_key {
+                    true => Into::Overwrite,
+                    false => {
                         simd::dispatch(ScaleRows {
                             by: &scratch.factors,
                             out,

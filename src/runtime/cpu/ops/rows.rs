@@ -10,6 +10,7 @@ use super::args::Args;
 use super::parallel::for_row_blocks;
 use super::simd::{self, Pointwise, Running, Times, with_activation};
 use crate::kernels::Meta;
+use crate::kernels::draw::{Draw, noise, seed_of};
 use crate::kernels::elementwise::*;
 use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
 use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
@@ -412,6 +413,22 @@ fn ids_param(ids: Meta) -> &'static str {
         Meta::Positions => "positions",
         _ => "ids",
     }
+}
+
+pub(super) fn draw(spec: &Draw, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (batch, width) = (args.extents.batch, u64::from(spec.width));
+    let mean = args.real("mean", &[batch, width])?;
+    let log_variance = args.real("log_variance", &[batch, width])?;
+    let seeds = args.i32s("seeds", batch.saturating_mul(2))?;
+    let out = args.out(&[batch, width])?;
+    for (at, out) in out.iter_mut().enumerate() {
+        let (row, column) = (at / width as usize, at % width as usize);
+        let noise = noise(seed_of([seeds[2 * row], seeds[2 * row + 1]]), column as u32);
+        *out = (0.5 * log_variance[at])
+            .exp()
+            .mul_add(noise as f32, mean[at]);
+    }
+    Ok(())
 }
 
 pub(super) fn log_probability(

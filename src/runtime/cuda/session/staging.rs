@@ -46,6 +46,7 @@ pub(super) struct BatchData {
     pub(super) source_slots: u64,
     pub(super) source_starts: u64,
     pub(super) source_lens: u64,
+    pub(super) seeds: u64,
     /// Mask, padded ids and padded segment ids, where the batch came padded.
     pub(super) padded: Option<[u64; 3]>,
     /// Address and bytes of the piece that is uploaded.
@@ -69,6 +70,7 @@ impl BatchData {
             Meta::SourceSlots => self.source_slots,
             Meta::SourceStarts => self.source_starts,
             Meta::SourceLens => self.source_lens,
+            Meta::Seeds => self.seeds,
             Meta::Mask => self.padded.map_or(0, |[mask, ..]| mask),
         }
     }
@@ -103,6 +105,7 @@ impl Staging {
         let end = Cell::new(0u64);
         let place = |bytes: u64| end.replace(end.get() + bytes.next_multiple_of(ALIGNMENT));
         let valid_lens = place(4 * e.batch);
+        let seeds = place(8 * e.batch);
         // A padded batch is uploaded as it is; kernels write what follows.
         let padded = batch.padded().map(|p| {
             let places = [(); 3].map(|()| place(4 * p.mask.len() as u64));
@@ -143,6 +146,7 @@ impl Staging {
             source_slots: start + source_slots,
             source_starts: start + source_starts,
             source_lens: start + source_lens,
+            seeds: start + seeds,
             padded: padded.map(|(places, _)| places.map(|at| start + at)),
             start,
             bytes: padded.map_or(end, |(_, end)| end) as usize,
@@ -194,6 +198,9 @@ impl Staging {
         };
         ints(data.valid_lens, e.batch, &|to| {
             filled_up(to, sequences, &|to| batch.write_valid_lens(to));
+        });
+        ints(data.seeds, 2 * e.batch, &|to| {
+            filled_up(to, 2 * sequences, &|to| batch.write_seeds(to));
         });
         if let (Some(places), Some(padded)) = (data.padded, batch.padded()) {
             let all = [&padded.mask, &padded.token_ids, &padded.type_ids];

@@ -324,3 +324,17 @@ fn short_attention_refuses_a_longer_sequence() {
         })
     );
 }
+
+#[test]
+fn windows_and_biases_by_distance_agree_with_the_references() {
+    let is_one = |k: &KernelSpec| match k {
+        KernelSpec::MhaOnline(k) => k.dtype == F32 && !k.of.by.is_none(),
+        KernelSpec::MhaCached(k) => k.dtype == F32 && !k.by.is_none(),
+        KernelSpec::SoftmaxByDistance(k) => k.dtype == F32,
+        _ => false,
+    };
+    let kernels: Vec<KernelSpec> = crate::kernels::representative();
+    let kernels: Vec<KernelSpec> = kernels.into_iter().filter(is_one).collect();
+    assert!(kernels.len() > 12, "{}", kernels.len());
+    super::long_attention::agree(kernels);
+}

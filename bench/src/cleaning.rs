@@ -1,0 +1,400 @@
+//! TCB, section 4.2.2: the KV cache while requests of random lengths are written, where memory is free again as soon as its
+//! sequence ends, and where it is when the whole batch has ended.
+
+use std::{collections::VecDeque, path::PathBuf, process::ExitCode};
+
+use gemmule::{
+    DeviceChoice, Engine, EngineError,
+    cli::{Outcome, Runnable, align_right, human, print, table, write_file, write_json},
+    engine::{AdmitError, Event, Generate, Generator, Request, Ticket, config, shipped_configs},
+    kernels::trial::uniform,
+    runtime::weights::RandomWeights,
+    search::Rules,
+};
+use miette::{Report, miette};
+use serde::Serialize;
+
+use crate::figure::{Figure, Kind, Series};
+
+const MIB: f64 = (1u64 << 20) as f64;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A shipped description or the path of a RON file, of a model that writes
+    #[arg(default_value = "gpt2")]
+    model: String,
+    /// Sizes from this config.json; those that come with a shipped description otherwise
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, default_value = "cpu")]
+    device: DeviceChoice,
+    /// Requests, which all wait from the beginning on
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..))]
+    requests: u16,
+    /// Requests of a batch; the cache has room for as many of the longest
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    batch: u16,
+    /// Tokens of each prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
+    prompt_tokens: u32,
+    /// Fewest new tokens of a request
+    #[arg(long, value_name = "TOKENS", default_value_t = 8)]
+    shortest: u32,
+    /// Most new tokens of a request
+    #[arg(long, value_name = "TOKENS", default_value_t = 160)]
+    longest: u32,
+    /// Seed of all that is random: lengths, ids and weights
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write what each step had
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the bytes in use, step by step
+    #[arg(long, value_name = "FILE")]
+    figure: Option<PathBuf>,
+}
+
+/// When the memory of a sequence is free again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Cleaning {
+    /// When it ends.
+    Early,
+    /// When all of its batch have ended.
+    ByBatch,
+}
+
+impl Cleaning {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Early => "freed when a sequence ends",
+            Self::ByBatch => "freed when its batch ends",
+        }
+    }
+}
+
+/// The requests written by one policy: a value a step.
+#[derive(Serialize)]
+struct Written {
+    cleaning: Cleaning,
+    /// Bytes of the cache that nobody else can have.
+    held: Vec<u64>,
+    /// Bytes of sequences that still run.
+    running: Vec<u64>,
+    /// Sequences that still run.
+    sequences: Vec<usize>,
+    /// What each request wrote, in their order.
+    #[serde(skip)]
+    tokens: Vec<Vec<u32>>,
+}
+
+#[derive(Serialize)]
+struct Measured {
+    model: String,
+    seed: u64,
+    /// New tokens of each request.
+    new_tokens: Vec<u32>,
+    /// Bytes of the cache.
+    cache: u64,
+    policies: Vec<Written>,
+}
+
+pub(crate) fn run(args: Args) -> Outcome {
+    let measured = measure(&args)?;
+    print(&summary(&measured))?;
+    if let Some(file) = &args.json {
+        write_json(file, &measured)?;
+    }
+    if let Some(file) = &args.figure {
+        write_file(file, figure(&measured).svg()?.as_bytes())?;
+        print(&format!("drawn in {}\n", file.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(args: &Args) -> Result<Measured, Report> {
+    if args.shortest == 0 || args.shortest > args.longest {
+        return Err(miette!(
+            "no request writes from {} to {} tokens; expected --shortest from 1 to --longest",
+            args.shortest,
+            args.longest
+        ));
+    }
+    let config = match &args.config {
+        Some(file) => config(file)?,
+        None => {
+            let mut shipped = shipped_configs()?.into_iter();
+            let found = shipped.find(|&(_, model, _)| model == args.model);
+            found.ok_or(EngineError::NoConfig)?.2
+        }
+    };
+    let builder = Engine::builder(&args.model)
+        .config_value(config)
+        .device(args.device)
+        .random_weights(RandomWeights {
+            seed: args.seed,
+            deviation: 0.02,
+        });
+    let engine = Runnable::build(builder.generating())?;
+    let requests = requests(args, &engine);
+    let longest = Generate {
+        rules: rules(args.longest),
+        ..Generate::default()
+    };
+    let prompts = vec![args.prompt_tokens as usize; args.batch.into()];
+    let cache = engine.cache_bytes_needed(&prompts, &longest)?;
+    let mut policies = Vec::new();
+    for cleaning in [Cleaning::Early, Cleaning::ByBatch] {
+        let mut generator = engine.generator(cache)?;
+        policies.push(write(
+            &mut generator,
+            &requests,
+            args.batch.into(),
+            cleaning,
+        )?);
+    }
+    Ok(Measured {
+        model: args.model.clone(),
+        seed: args.seed,
+        new_tokens: requests
+            .iter()
+            .map(|r| r.options.rules.max_new_tokens as u32)
+            .collect(),
+        cache,
+        policies,
+    })
+}
+
+fn rules(new: u32) -> Rules {
+    Rules {
+        max_new_tokens: new as usize,
+        ..Rules::default()
+    }
+}
+
+/// Prompts of one length, which go on for random numbers of tokens.
+fn requests(args: &Args, engine: &Engine) -> Vec<Request> {
+    let mut state = args.seed;
+    let limits = engine.limits();
+    let n_lengths = u64::from(args.longest - args.shortest) + 1;
+    (0..args.requests)
+        .map(|_| {
+            let new = args.shortest + (uniform(&mut state) % n_lengths) as u32;
+            let ids = (0..args.prompt_tokens).map(|_| limits.token_id(uniform(&mut state)));
+            Request {
+                prompt: ids.collect(),
+                options: Generate {
+                    rules: rules(new),
+                    ..Generate::default()
+                },
+            }
+        })
+        .collect()
+}
+
+/// Writes all requests, in their order: as many as there is memory for, or batch by batch.
+fn write(
+    generator: &mut Generator,
+    requests: &[Request],
+    batch: usize,
+    cleaning: Cleaning,
+) -> Result<Written, Report> {
+    let mut waiting: VecDeque<&Request> = requests.iter().collect();
+    let mut tickets: Vec<Ticket> = Vec::new();
+    let mut written = Written {
+        cleaning,
+        held: Vec::new(),
+        running: Vec::new(),
+        sequences: Vec::new(),
+        tokens: Vec::new(),
+    };
+    let (mut running, mut reserved) = (0, 0);
+    while !waiting.is_empty() || generator.is_busy() {
+        let most = match cleaning {
+            Cleaning::Early => usize::MAX,
+            Cleaning::ByBatch if running == 0 => batch,
+            Cleaning::ByBatch => 0,
+        };
+        let before = running;
+        while running - before < most
+            && let Some(next) = waiting.front()
+        {
+            match generator.admit((*next).clone()) {
+                Ok(ticket) => tickets.push(ticket),
+                Err(AdmitError::Full { .. }) if running > 0 => break,
+                Err(problem) => return Err(miette!("{problem}")),
+            }
+            running += 1;
+            waiting.pop_front();
+        }
+        written.tokens.resize(tickets.len(), Vec::new());
+        let own = generator.cache_bytes().0;
+        reserved = match cleaning {
+            Cleaning::Early => own,
+            Cleaning::ByBatch if before == 0 => own,
+            Cleaning::ByBatch => reserved,
+        };
+        written.held.push(reserved);
+        written.running.push(own);
+        written.sequences.push(running);
+        for event in generator.poll()? {
+            match event {
+                Event::Token { ticket, id, .. } => {
+                    if let Some(at) = tickets.iter().position(|&t| t == ticket) {
+                        written.tokens[at].push(id);
+                    }
+                }
+                Event::Done { .. } => running -= 1,
+                Event::Failed { problem, .. } => return Err(miette!("{problem}")),
+                Event::Found { .. } => {}
+            }
+        }
+    }
+    Ok(written)
+}
+
+fn mean(values: impl ExactSizeIterator<Item = u64>) -> f64 {
+    let n = values.len().max(1) as f64;
+    values.sum::<u64>() as f64 / n
+}
+
+impl Written {
+    /// Of the bytes that nobody else can have, the part that belongs to sequences that still run, over all steps.
+    fn used(&self) -> f64 {
+        mean(self.running.iter().copied()) / mean(self.held.iter().copied()).max(1.0)
+    }
+}
+
+fn summary(measured: &Measured) -> String {
+    let mut rows = table(&[
+        "memory",
+        "steps",
+        "sequences a step",
+        "of what is held, running",
+    ]);
+    for policy in &measured.policies {
+        rows.add_row([
+            policy.cleaning.name().to_owned(),
+            policy.held.len().to_string(),
+            format!("{:.2}", mean(policy.sequences.iter().map(|&n| n as u64))),
+            format!("{:.0} %", 100.0 * policy.used()),
+        ]);
+    }
+    align_right(&mut rows, 1..4);
+    format!(
+        "{rows}\n{}, seed {}, {} requests of {} new tokens, a cache of {}\n",
+        measured.model,
+        measured.seed,
+        measured.new_tokens.len(),
+        measured.new_tokens.iter().sum::<u32>(),
+        human(measured.cache),
+    )
+}
+
+fn figure(measured: &Measured) -> Figure {
+    let steps = measured.policies.iter().map(|p| p.held.len()).max();
+    let steps = steps.unwrap_or(0);
+    let series = |name: String, bytes: &[u64]| {
+        let values = (0..steps).map(|i| bytes.get(i).map(|&bytes| bytes as f64 / MIB));
+        Series::new(name, values.collect())
+    };
+    let mut all = Vec::new();
+    for policy in &measured.policies {
+        all.push(series(policy.cleaning.name().to_owned(), &policy.held));
+        if policy.cleaning == Cleaning::ByBatch {
+            all.push(series(
+                "of it, of sequences that run".to_owned(),
+                &policy.running,
+            ));
+        }
+    }
+    Figure {
+        title: format!(
+            "KV cache while {} requests are written ({})",
+            measured.new_tokens.len(),
+            measured.model
+        ),
+        x_label: "step".to_owned(),
+        y_label: "held, MiB".to_owned(),
+        groups: (1..=steps).map(|i| i.to_string()).collect(),
+        series: all,
+        kind: Kind::Lines,
+        log_y: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A writer as small as it gets.
+    fn args(folder: &std::path::Path) -> Args {
+        let config = folder.join("config.json");
+        let sizes = r#"{"model_type": "gpt2", "vocab_size": 61, "n_positions": 128, "n_embd": 16, "n_layer": 1,
+            "n_head": 2, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}"#;
+        std::fs::write(&config, sizes).expect("the folder is there");
+        Args {
+            model: "gpt2".to_owned(),
+            config: Some(config),
+            device: DeviceChoice::Cpu,
+            requests: 12,
+            batch: 3,
+            prompt_tokens: 5,
+            shortest: 3,
+            longest: 100,
+            seed: 7,
+            json: None,
+            figure: None,
+        }
+    }
+
+    #[test]
+    fn memory_of_sequences_that_ended_is_used_again_while_others_run() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let measured = measure(&args(folder.path())).expect("it writes");
+        let [early, batch] = &measured.policies[..] else {
+            panic!("two policies")
+        };
+        // Each request writes what it writes by itself, whichever memory it has.
+        assert_eq!(early.tokens, batch.tokens);
+        let lens: Vec<u32> = early.tokens.iter().map(|t| t.len() as u32).collect();
+        assert_eq!(lens, measured.new_tokens);
+        // Nothing is held but what runs, and it never exceeds the cache.
+        assert_eq!(early.held, early.running);
+        assert!(early.held.iter().all(|&bytes| bytes <= measured.cache));
+        assert!(batch.used() < 0.9 && early.used() == 1.0);
+        // More than a batch runs where requests are short, and one begins before all of the first have ended.
+        let most = early.sequences.iter().max();
+        assert!(most > Some(&3), "{most:?}");
+        assert!(4 * early.held.len() < 3 * batch.held.len());
+        assert!(!early.sequences[..early.sequences.len() - 1].contains(&0));
+    }
+
+    #[test]
+    fn the_figure_has_a_line_for_each_policy_and_one_for_what_runs() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let measured = measure(&args(folder.path())).expect("it writes");
+        let svg = figure(&measured).svg().expect("it can be drawn");
+        for name in [
+            "freed when a sequence ends",
+            "freed when its batch ends",
+            "of sequences that run",
+        ] {
+            assert!(svg.contains(name), "{name}");
+        }
+        assert!(summary(&measured).contains("100 %"));
+    }
+
+    #[test]
+    fn lengths_that_no_request_has_are_refused() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let wrong = Args {
+            shortest: 9,
+            longest: 8,
+            ..args(folder.path())
+        };
+        let problem = measure(&wrong).map(|_| ()).expect_err("no such length");
+        assert!(problem.to_string().contains("from 9 to 8"), "{problem}");
+    }
+}

@@ -1,0 +1,164 @@
+//! The softmax between the two matrix products of unfused attention, where distances of keys count.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    ByDistance, SoftmaxMask, by_distance, params,
+    softmax::softmax,
+    storage,
+    unfused::{pairs_shape, rounding},
+    view::scale_suffix,
+};
+use crate::{
+    kernels::{Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance},
+    machine::Machine,
+    tensor::{DType, Extents},
+};
+
+/// `scores [heads, pairs]`, (`bias`), `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax of
+/// `scale · scores + bias` over the keys that each query attends to, by the distance between them. The plain kernel, a warp
+/// for each row; fused attention has this inside.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SoftmaxByDistance {
+    pub heads: u32,
+    pub scale: f32,
+    pub mask: SoftmaxMask,
+    pub by: ByDistance,
+    pub dtype: DType,
+}
+
+/// Warps of a CTA.
+const WARPS: u32 = 4;
+
+impl Kernel for SoftmaxByDistance {
+    fn symbol(&self) -> String {
+        format!(
+            "attention_{}softmax_{}_h{}{}{}",
+            match self.mask {
+                SoftmaxMask::None => "",
+                SoftmaxMask::Padding => "masked_",
+                SoftmaxMask::Causal => "causal_",
+            },
+            self.dtype,
+            self.heads,
+            self.by.suffix(),
+            scale_suffix(self.scale, 1.0),
+        )
+    }
+
+    fn template(&self) -> &'static str {
+        "attention_softmax_by_distance"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = Constants::from([
+            ("storage", storage(self.dtype).into()),
+            ("warps", WARPS.into()),
+            ("causal", (self.mask == SoftmaxMask::Causal).into()),
+            ("masked", (self.mask == SoftmaxMask::Padding).into()),
+        ]);
+        constants.extend(self.by.constants("head", self.scale));
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let mut all = vec![params::read("scores", self.dtype, pairs_shape(self.heads))];
+        all.extend(self.by.params(self.heads, self.dtype));
+        all.extend([params::cu_lens(), params::pair_offsets()]);
+        if self.mask == SoftmaxMask::Padding {
+            all.push(params::valid_lens());
+        }
+        all.push(params::write("out", self.dtype, pairs_shape(self.heads)));
+        let [batch, tokens, _] = params::batch_counts();
+        all.extend([batch, tokens]);
+        all
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        Launch {
+            // At most 2^24 tokens, so this fits.
+            grid: [
+                extents.tokens.div_ceil(WARPS.into()).max(1) as u32,
+                self.heads,
+                1,
+            ],
+            threads: self.threads(),
+            shared_bytes: 0,
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        WARPS * 32
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let scores = reads[0].real();
+        let (biases, metas) = match self.by.bias {
+            Some(_) => (reads[1].real(), &reads[2..]),
+            None => (&[][..], &reads[1..]),
+        };
+        let (cu_lens, offsets) = (metas[0].index(), metas[1].index());
+        let padded = self.mask == SoftmaxMask::Padding;
+        let valid_lens = padded.then(|| metas[2].index());
+        let causal = self.mask == SoftmaxMask::Causal;
+        let mut out = vec![0.0; scores.len()];
+        for h in 0..self.heads as usize {
+            for (b, ends) in cu_lens.windows(2).enumerate() {
+                let n = (ends[1] - ends[0]) as usize;
+                let valid = valid_lens.map_or(n, |lens| lens[b] as usize);
+                let first = h * extents.pairs as usize + offsets[b] as usize;
+                for query in 0..n {
+                    let seen = self.by.seen(causal, query, valid);
+                    // What a query of padding attends to may be padding alone.
+                    if seen.is_empty() {
+                        continue;
+                    }
+                    let row = first + query * n;
+                    let scaled = seen.clone().map(|key| {
+                        let bias = self.by.bias_at(biases, h, key as i64 - query as i64);
+                        f64::from(self.scale) * f64::from(scores[row + key]) + bias
+                    });
+                    let probabilities = softmax(scaled.collect());
+                    for (to, p) in out[row + seen.start..row + seen.end]
+                        .iter_mut()
+                        .zip(probabilities)
+                    {
+                        *to = p as f32;
+                    }
+                }
+            }
+        }
+        vec![HostTensor::Real(out)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Case::standard();
+        cases.push(Case::new("edges", &[31, 32, 33, 200, 1]));
+        cases
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance {
+            absolute: 2e-5,
+            relative: rounding(self.dtype),
+            reason: "exponents of up to about 60 with 2^-24 each, and one rounding to the stored type",
+        }
+    }
+}
+
+/// Windows and biases of every kind, with every mask.
+pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
+    let all = by_distance::examples().into_iter().enumerate();
+    let kernels = all.map(|(nth, (causal, by))| SoftmaxByDistance {
+        heads: 3,
+        scale: if nth == 0 { 1.0 } else { 0.125 },
+        mask: match causal {
+            true => SoftmaxMask::Causal,
+            false if nth == 2 => SoftmaxMask::Padding,
+            false => SoftmaxMask::None,
+        },
+        by,
+        dtype,
+    });
+    kernels.map(KernelSpec::from).collect()
+}

@@ -1,0 +1,150 @@
+//! Draws of a latent variable: `mean + exp(log_variance / 2) · noise`, a variational autoencoder's (Kingma and Welling 2014, section
+//! 2.4).
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch, write},
+};
+use crate::machine::Machine;
+use crate::search::Philox;
+use crate::tensor::{DType, Extents, Shape, Size, Symbol};
+
+/// `mean [batch, width]`, `log_variance [batch, width]`, `seeds [2·batch]` → `out [batch, width]`: `mean + exp(log_variance / 2) ·`
+/// [`noise`] of the sequence's seed and the column.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Draw {
+    pub width: u32,
+    pub dtype: DType,
+}
+
+/// A standard normal number for a column, by Box and Muller from two numbers of Philox. They depend on the seed and the column
+/// alone, and are other numbers than those by which tokens are drawn.
+pub fn noise(seed: u64, column: u32) -> f64 {
+    let [radius, angle, ..] = Philox::new(seed).numbers([column / 2, 0, 0, LATENT]);
+    let unit = |bits: u32| f64::from(bits) / f64::from(1 << 24);
+    // From 2⁻²⁴ to 1, so that the logarithm is finite.
+    let radius = (-2.0 * unit((radius >> 8) + 1).ln()).sqrt();
+    let angle = std::f64::consts::TAU * unit(angle >> 8);
+    match column % 2 {
+        0 => radius * angle.cos(),
+        _ => radius * angle.sin(),
+    }
+}
+
+/// The last word of the counter, which the counters of tokens reach after 2⁶³ sequences.
+const LATENT: u32 = 1 << 31;
+
+/// The seed of a sequence, of [`Meta::Seeds`]: its low and its high half.
+pub fn seed_of(halves: [i32; 2]) -> u64 {
+    let [low, high] = halves.map(|half| u64::from(half as u32));
+    high << 32 | low
+}
+
+impl Kernel for Draw {
+    fn symbol(&self) -> String {
+        format!("draw_{}_w{}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "draw"
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::from([
+            ("storage", storage(self.dtype)),
+            ("width", self.width.into()),
+            ("latent", LATENT.into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let rows = || rows_by(Symbol::Batch, self.width);
+        let log_variance = Fill::Normal {
+            mean: -1.0,
+            deviation: 0.5,
+        };
+        let seeds = Shape::new([&Size::from(Symbol::Batch) * &Size::constant(2)]);
+        vec![
+            read("mean", self.dtype, rows(), Fill::ACTIVATION),
+            read("log_variance", self.dtype, rows(), log_variance),
+            read_meta("seeds", Meta::Seeds, seeds),
+            write("out", self.dtype, rows()),
+            count(Symbol::Batch),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        stream_launch(extents.batch * u64::from(self.width))
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (mean, log_variance, seeds) = (reads[0].real(), reads[1].real(), reads[2].index());
+        let of_row = |row: usize| {
+            let seed = seed_of([0, 1].map(|half| seeds[2 * row + half] as i32));
+            (0..self.width).map(move |column| {
+                let at = row * self.width as usize + column as usize;
+                let deviation = (0.5 * f64::from(log_variance[at])).exp();
+                (f64::from(mean[at]) + deviation * noise(seed, column)) as f32
+            })
+        };
+        let all = (0..extents.batch as usize).flat_map(of_row).collect();
+        vec![HostTensor::Real(all)]
+    }
+
+    fn check_rows(&self, extents: &Extents) -> u64 {
+        extents.batch
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let relative = match self.dtype {
+            DType::F16 => 1e-3,
+            DType::BF16 => 8e-3,
+            _ => 2e-6,
+        };
+        Tolerance {
+            absolute: 1e-5,
+            relative,
+            reason: "logarithm, sine and exponential within 2 ulp of f32, times a deviation of up to about 3, rounded to storage",
+        }
+    }
+}
+
+/// Odd and even numbers of columns, and a model's.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let of = |dtype| [1, 7, 64].map(|width| Draw { width, dtype }.into());
+    let dtypes = [DType::F32, DType::F16, DType::BF16];
+    dtypes.into_iter().flat_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_is_standard_normal_and_a_function_of_seed_and_column() {
+        let n = 100_000;
+        let all: Vec<f64> = (0..n).map(|i| noise(u64::from(i / 100), i % 100)).collect();
+        let moment = |power: i32| all.iter().map(|x| x.powi(power)).sum::<f64>() / f64::from(n);
+        for (power, want) in [(1, 0.0), (2, 1.0), (3, 0.0), (4, 3.0)] {
+            assert!(
+                (moment(power) - want).abs() < 0.06,
+                "{power}: {}",
+                moment(power)
+            );
+        }
+        assert!(all.iter().all(|x| x.is_finite()));
+        assert_eq!(noise(7, 3), noise(7, 3));
+        assert_ne!(noise(7, 3), noise(8, 3));
+        assert_ne!(noise(7, 2), noise(7, 3));
+        for seed in [0, 5, u64::MAX, 1 << 40] {
+            let halves = [seed as u32 as i32, (seed >> 32) as u32 as i32];
+            assert_eq!(seed_of(halves), seed);
+        }
+    }
+}
