@@ -55,11 +55,10 @@ impl KernelSpec {
         match self {
             Self::Gemm(_)
             | Self::GemmWgmma(_)
-            | Self::GemmSplitK(_)
             | Self::GemmResidualLayerNorm(_)
             | Self::GemmResidualRowStats(_)
             | Self::DeferredLayerNormGemm(_)
-            | Self::NormGemm(_) => Class::Gemm,
+            | Self::GemmStream(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -119,11 +118,10 @@ impl KernelSpec {
         match self {
             Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
-            Self::GemmSplitK(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualRowStats(k) => product(k.n, k.k, Symbol::Rows),
             Self::DeferredLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),
-            Self::NormGemm(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmStream(k) => product(k.plain().n, k.k, Symbol::Rows),
             Self::AttentionScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),
