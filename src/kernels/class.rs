@@ -55,11 +55,10 @@ impl KernelSpec {
         match self {
             Self::Gemm(_)
             | Self::GemmWgmma(_)
-            | Self::GemmSplitK(_)
             | Self::GemmResidualLayerNorm(_)
             | Self::GemmResidualRowStats(_)
             | Self::DeferredLayerNormGemm(_)
-            | Self::NormGemm(_) => Class::Gemm,
+            | Self::GemmStream(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
@@ -110,11 +109,10 @@ impl KernelSpec {
         match self {
             Self::Gemm(k) => Some([k.n, k.k]),
             Self::GemmWgmma(k) => Some([k.n, k.k]),
-            Self::GemmSplitK(k) => Some([k.n, k.k]),
             Self::GemmResidualLayerNorm(k) => Some([k.n, k.k]),
             Self::GemmResidualRowStats(k) => Some([k.n, k.k]),
             Self::DeferredLayerNormGemm(k) => Some([k.n, k.k]),
-            Self::NormGemm(k) => Some([k.n, k.k]),
+            Self::GemmStream(k) => Some([k.plain().n, k.k]),
             _ => None,
         }
     }

@@ -3,10 +3,10 @@
 mod activate;
 mod deferred_layernorm;
 mod instances;
-mod norm_gemm;
 mod residual_layernorm;
 mod residual_row_stats;
 mod split_k;
+mod stream;
 mod tile;
 mod wgmma;
 
@@ -16,12 +16,16 @@ use serde::{Deserialize, Serialize};
 pub use activate::{activate_f64, erf, erfc};
 pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
-pub use norm_gemm::NormGemm;
 pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_row_stats::GemmResidualRowStats;
-pub use split_k::{GemmSplitK, SplitKTile};
+pub use split_k::SplitKTile;
+pub use stream::{GemmStream, StreamNorm, StreamTile};
 pub use wgmma::{GemmWgmma, WgmmaTile};
-pub(crate) use {deferred_layernorm::normalised, residual_row_stats::scaled_and_row_stats};
+pub(crate) use {
+    deferred_layernorm::normalised,
+    residual_row_stats::scaled_and_row_stats,
+    stream::{stream_normals, stream_scaled},
+};
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::machine::Machine;

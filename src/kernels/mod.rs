@@ -165,6 +165,9 @@ pub enum RowOrder {
     /// multiple of [`RowOrder::GROUP`] rows, and a box [`RowOrder::BLOCK`]; coordinates are a column, two zeros, the
     /// group, and zero.
     Fours,
+    /// In each sixteen rows, eight of the matrix's first half, and the same eight of its second half. The matrix has a multiple
+    /// of sixteen rows, and so has a box; coordinates are a column, two zeros, and the number of the first eight.
+    Halves,
 }
 
 impl RowOrder {

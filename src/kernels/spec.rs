@@ -36,8 +36,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
-    DeferredLayerNormGemm, NormGemm, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
+    Gemm, GemmWgmma, GemmResidualLayerNorm, GemmResidualRowStats,
+    DeferredLayerNormGemm, GemmStream, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache,
@@ -56,6 +56,7 @@ impl KernelSpec {
             Self::Advance(_) => 10,
             Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
             Self::PrepareAttention(_) => 2,
+            Self::GemmStream(k) => k.n_writes(),
             _ => 1,
         }
     }

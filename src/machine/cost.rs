@@ -38,6 +38,7 @@ pub struct MmaSync {
 pub struct Hopper {
     pub wgmma: Wgmma,
     pub split_k: SplitK,
+    pub stream: Stream,
     pub small_m: SmallM,
     pub gemm_norm: GemmNorm,
 }
@@ -77,6 +78,8 @@ pub struct Wgmma {
     pub launch: f64,
     pub stage_byte: f64,
     pub tile: f64,
+    /// Bytes of the weight from device memory, to all SMs together.
+    pub dram: f64,
 }
 
 /// The GEMM for small M with all operands of a CTA resident in shared memory, and split-K over a cluster.
@@ -103,6 +106,36 @@ pub struct SplitK {
     pub l2_byte: f64,
     /// What the two kernels of deferred normalisation save by splitting k between two warpgroups.
     pub two_warpgroups: f64,
+}
+
+/// The GEMM whose weight is streamed through a ring in shared memory, under programmatic dependent launch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stream {
+    pub launch: f64,
+    /// Bytes from L2, to all SMs together.
+    pub l2: f64,
+    /// The least cycles of a k-step, which latency bounds, and the cycles of an MMA over those of the tensor cores.
+    pub step: f64,
+    pub mma: f64,
+    /// Exponent of the norm that combines the times of memory, L2 and MMAs.
+    pub overlap: f64,
+    /// A further wave of clusters, and the fraction of that time that it takes.
+    pub wave: f64,
+    pub wave_again: f64,
+    /// A ring that is filled more than once; and the steps of a CTA, in rings.
+    pub refill: f64,
+    pub depth: f64,
+    /// Clusters that take more than half of the room, by what they take more; co-scheduling of a cluster, by the square of its
+    /// CTAs less one; and a partial sum that CTAs send.
+    pub crowd: f64,
+    pub cluster_at_once: f64,
+    pub exchange: f64,
+    /// 64 outputs of a row, and what they take more where rows are of an odd number of columns.
+    pub output: f64,
+    pub odd_output: f64,
+    /// Row statistics of a row of a tile.
+    pub normal: f64,
 }
 
 /// Most rows of small M, for which kernels were timed as in a program: with programmatic dependent launch, each overlaps the

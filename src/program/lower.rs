@@ -343,6 +343,7 @@ impl<'a> Lowering<'a> {
                 Err("names data and computes nothing".to_owned())
             }
             Op::Linear { .. }
+            | Op::Gate(_)
             | Op::Attention(_)
             | Op::LayerNorm { .. }
             | Op::BiasResidualLayerNorm { .. } => {
@@ -399,11 +400,6 @@ impl<'a> Lowering<'a> {
                 dtype,
             })),
             Op::Activate(activation) => one(KernelSpec::Activate(Activate {
-                activation: *activation,
-                width: self.row_width(id)?,
-                dtype,
-            })),
-            Op::Gate(activation) => one(KernelSpec::Gate(Gate {
                 activation: *activation,
                 width: self.row_width(id)?,
                 dtype,

@@ -421,12 +421,13 @@ mod tests {
     fn few_tiles_for_each_sm_are_finer() {
         let hopper = testing::hopper();
         let problem = cached(128, DType::F16);
-        let tile = |dispatch: &Dispatch<KernelSpec>, tokens, longest| {
-            match dispatch.at(tokens, longest).expect("a kernel") {
-                KernelSpec::MhaPrefill(k) => k.tile.expect("a tile"),
-                KernelSpec::MhaWgmma(k) => k.tile,
-                other => panic!("{}", other.as_kernel().symbol()),
-            }
+        let tile = |dispatch: &Dispatch<KernelSpec>, tokens, longest| match dispatch
+            .at(tokens, longest)
+            .expect("a kernel")
+        {
+            KernelSpec::MhaPrefill(k) => k.tile.expect("a tile"),
+            KernelSpec::MhaWgmma(k) => k.tile,
+            other => panic!("{}", other.as_kernel().symbol()),
         };
         // 4 · 132 · 192 rows of 12 heads.
         let pieces = problem.by_length(&hopper);

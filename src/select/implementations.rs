@@ -1,10 +1,11 @@
 //! Implementations of one site, or of several neighbours fused: one file each, and a line in [`ALL`].
 
 mod deferred_norm;
+mod gate;
 mod gemm;
 mod gemm_norm;
 mod norm;
-mod norm_gemm;
+mod norm_between;
 
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
@@ -18,7 +19,9 @@ pub(super) const ALL: &[Implement] = &[
     norm::implement,
     gemm_norm::implement,
     deferred_norm::implement,
-    norm_gemm::implement,
+    gate::alone,
+    gate::behind_gemm,
+    norm_between::implement,
 ];
 
 /// How the first sites of a chain are computed.
@@ -64,6 +67,8 @@ pub enum Operand {
         name: &'static str,
         dtype: DType,
         columns: u64,
+        /// Rows behind those of the batch.
+        more_rows: u64,
     },
 }
 

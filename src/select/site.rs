@@ -2,6 +2,7 @@
 
 use crate::{
     kernels::{
+        elementwise::Gate,
         gemm::Epilogue,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         rms_norm::RmsNorm,
@@ -23,6 +24,8 @@ pub enum Site {
     RmsNorm(RmsNorm),
     /// LayerNorm, as [`LayerNorm::new`] makes it.
     LayerNorm(LayerNorm),
+    /// The gate of the halves of a linear layer's rows.
+    Gate(Gate),
     /// LayerNorm of a sum, as [`BiasResidualLayerNorm::new`] makes it.
     SumLayerNorm(BiasResidualLayerNorm),
 }

@@ -3,8 +3,10 @@
 use super::{Chain, Link, Question, Site};
 use crate::{
     kernels::{
+        elementwise::Gate,
         gemm::{Activation, Epilogue},
         layernorm::{BiasResidualLayerNorm, LayerNorm},
+        rms_norm::RmsNorm,
     },
     machine::Machine,
     tensor::DType,
@@ -68,6 +70,42 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
         linear(width, width, Some(Activation::GeluTanh)),
     ];
     vec![(Chain { links }, 2)]
+}
+
+/// Pre-norm layers of a model that writes: a residual stream that norms read, with a gate or with an activation.
+pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
+    let link = |site, is_private| Link { site, is_private };
+    let linear = |n, k, epilogue| Site::Linear {
+        n,
+        k,
+        dtype,
+        epilogue,
+    };
+    let plain = Epilogue::default();
+    let bias = Epilogue::new(true, None);
+    let gelu = Epilogue::new(true, Some(Activation::GeluTanh));
+    let gated = vec![
+        link(linear(width, width, plain.with_residual()), false),
+        link(Site::RmsNorm(RmsNorm::of_rows(width, 1e-5, dtype)), true),
+        link(linear(2 * inner, width, plain), true),
+        link(
+            Site::Gate(Gate {
+                activation: Activation::Silu,
+                width: inner,
+                dtype,
+            }),
+            true,
+        ),
+        link(linear(width, inner, plain.with_residual()), false),
+        link(Site::RmsNorm(RmsNorm::of_rows(width, 1e-5, dtype)), true),
+        link(linear(2 * width, width, plain), false),
+    ];
+    let activated = vec![
+        link(linear(width, width, bias.with_residual()), false),
+        link(Site::LayerNorm(LayerNorm::new(width, 1e-5, dtype)), true),
+        link(linear(inner, width, gelu), false),
+    ];
+    vec![(Chain { links: gated }, 3), (Chain { links: activated }, 2)]
 }
 
 pub(super) fn question<'a>(chains: &'a [(Chain, usize)], machine: &'a Machine) -> Question<'a> {

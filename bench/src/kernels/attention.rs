@@ -7,8 +7,8 @@ use gemmule::{
     kernels::{
         Case, Instructions, KernelSpec,
         attention::{
-            Attending, AttentionContext, ByDistance, AttentionScores, AttentionSoftmax, HeadView, MhaOnline,
-            usual_scale,
+            Attending, AttentionContext, AttentionScores, AttentionSoftmax, ByDistance, HeadView,
+            MhaOnline, usual_scale,
         },
         chain::Chain,
     },

@@ -37,7 +37,7 @@ impl MhaPrefill {
             Some(tile) => {
                 let tiles = MhaTile::gathering(self.plain.head);
                 MhaWgmma::check_tile(&self.attending(), tile, tiles)
-            },
+            }
             None => Ok(()),
         }
     }
@@ -195,7 +195,11 @@ fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
         plain: plain.clone(),
         tile,
     };
-    [None].into_iter().chain(tiles).map(with).map(KernelSpec::from)
+    [None]
+        .into_iter()
+        .chain(tiles)
+        .map(with)
+        .map(KernelSpec::from)
 }
 
 /// Every tiling, with and without groups, and heads whose rows are filled up for MMAs.

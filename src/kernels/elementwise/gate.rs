@@ -10,7 +10,7 @@ use crate::kernels::{
         vector_width, write,
     },
 };
-use crate::machine::Machine;
+use crate::machine::{Machine, SMALL_M};
 use crate::tensor::{DType, Extents, Symbol};
 
 /// `x [rows, 2·width]` → `out [rows, width]`: the activation of the first half of a row's columns, times the second half.
@@ -64,6 +64,17 @@ impl Kernel for Gate {
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let packs = self.width / self.vector();
         stream_launch(extents.rows.saturating_mul(packs.into()))
+    }
+
+    /// As a norm, which reads and writes a row; the gate reads two.
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        let cost = &machine.costs.norm;
+        let elements = rows as f64 * f64::from(self.width);
+        let launch = match rows <= SMALL_M {
+            true => cost.launch_small_m,
+            false => cost.launch,
+        };
+        Some(launch + 1.5 * elements * cost.element)
     }
 
     fn threads(&self) -> u32 {

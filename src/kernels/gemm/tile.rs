@@ -102,8 +102,20 @@ impl Tile {
         let steps = f64::from(k.div_ceil(self.k));
         let fills = (of_busiest_sm as f64 / resident).ceil();
         let epilogue = outputs * cost.output / units;
-        of_busiest_sm as f64 * (steps * (step + cost.barrier / resident) + epilogue)
-            + fills * cost.launch
+        let estimate = of_busiest_sm as f64 * (steps * (step + cost.barrier / resident) + epilogue)
+            + fills * cost.launch;
+        // What a large weight takes to be read was measured beside kernels with Hopper's instructions only.
+        match &machine.costs.hopper {
+            Some(hopper) => {
+                let bytes = f64::from(n) * f64::from(k) * dtype.bytes() as f64;
+                // Rows of an odd number of columns are stored by two bytes.
+                let unaligned = f64::from(n % 2) * hopper.stream.odd_output / 32.0;
+                let stored = f64::from(self.n) * rows.min(self.m.into()) as f64;
+                estimate.max(cost.launch + bytes / hopper.wgmma.dram)
+                    + of_busiest_sm as f64 * stored * unaligned
+            }
+            None => estimate,
+        }
     }
 
     pub(super) const fn threads(self) -> u32 {

@@ -6,6 +6,7 @@ use super::{LowerError, LowerOptions, Lowering, UNPLACED, rows, unsupported, wid
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
+        elementwise::Gate,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         rms_norm::RmsNorm,
     },
@@ -145,6 +146,11 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
         } if graph.shape(id) == graph.shape(graph.operands(id)[0]) => {
             Some(Site::RmsNorm(RmsNorm::of_rows(first_width()?, eps, dtype)))
         }
+        Op::Gate(activation) => Some(Site::Gate(Gate {
+            activation,
+            width: width(graph.shape(id))?,
+            dtype,
+        })),
         Op::LayerNorm { eps } => Some(Site::LayerNorm(LayerNorm::new(first_width()?, eps, dtype))),
         Op::BiasResidualLayerNorm { eps, bias } => Some(Site::SumLayerNorm(
             BiasResidualLayerNorm::new(first_width()?, eps, dtype, bias),
@@ -204,7 +210,8 @@ impl Lowering<'_> {
                     name,
                     dtype,
                     columns,
-                } => self.scratch(of_site(site), name, dtype, columns),
+                    more_rows,
+                } => self.scratch(of_site(site), name, dtype, (columns, more_rows)),
             });
             let operands = operands.collect();
             self.step(id, launch.dispatch, operands);
@@ -217,13 +224,13 @@ impl Lowering<'_> {
         id: NodeId,
         name: &'static str,
         dtype: DType,
-        columns: u64,
+        (columns, more_rows): (u64, u64),
     ) -> TensorIndex {
         if let Some(&known) = self.scratch_of.get(&(id, name)) {
             return known;
         }
         let node = self.graph.node(id);
-        let shape = Shape::new([rows(&node.shape), columns.into()]);
+        let shape = Shape::new([&rows(&node.shape) + &more_rows.into(), columns.into()]);
         let tensor = self.tensor(&format!("{}.{name}", node.name), dtype, shape, UNPLACED);
         self.scratch_of.insert((id, name), tensor);
         tensor

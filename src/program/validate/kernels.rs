@@ -8,7 +8,7 @@ use crate::{
         cache::BLOCK,
         elementwise::Concat,
         embedding::Table,
-        gemm::{Gemm, Tile},
+        gemm::{Gemm, StreamNorm, Tile},
         layernorm::Teams,
     },
     tensor::DType,
@@ -27,9 +27,6 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::GemmWgmma(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
             .map(|()| k.dtype),
-        K::GemmSplitK(k) => check_gemm(&k.plain())
-            .and_then(|()| k.check())
-            .map(|()| k.dtype),
         K::GemmResidualLayerNorm(k) => check_gemm(&k.unfused().0)
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
@@ -41,9 +38,12 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),
-        K::NormGemm(k) => check_gemm(&k.product().plain())
+        K::GemmStream(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
-            .and_then(|()| eps(k.eps))
+            .and_then(|()| match k.norm {
+                StreamNorm::Behind { eps: value, .. } => eps(value),
+                _ => Ok(()),
+            })
             .map(|()| k.dtype),
         K::AddBias(k) => widths(&[k.width]).map(|()| k.dtype),
         K::Combine(k) => widths(&[k.width]).map(|()| k.dtype),

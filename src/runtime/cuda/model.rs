@@ -304,6 +304,12 @@ impl Matrix {
                 ],
                 [box_columns, box_rows, boxes, 1, 1],
             ),
+            RowOrder::Halves => (
+                4,
+                [columns, 8, 2, rows / 16, 1],
+                [pitch, rows / 2 * pitch, 8 * pitch, pitch],
+                [box_columns, 8, 2, box_rows / 16, 1],
+            ),
             RowOrder::Fours => (
                 5,
                 [columns, 8, 2, rows / u64::from(RowOrder::GROUP), 2],

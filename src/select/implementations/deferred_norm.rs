@@ -100,6 +100,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         name,
         dtype,
         columns,
+        more_rows: 0,
     };
     let scaled = scratch("scaled", dtype, n.into());
     let statistics = scratch("row_stats", DType::F32, GemmResidualRowStats::stats_of(n));

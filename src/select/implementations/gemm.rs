@@ -1,8 +1,12 @@
 //! A linear layer by one GEMM with a fused epilogue.
 
-use super::{Candidate, Implementation, Launch, Operand, operands};
+use super::{
+    Candidate, Implementation, Launch, Operand,
+    gate::{streamed, streaming},
+    operands,
+};
 use crate::{
-    kernels::gemm::{Gemm, GemmSplitK, GemmWgmma, Tile},
+    kernels::gemm::{Gemm, GemmWgmma, Tile},
     machine::Machine,
     select::site::{Link, Site},
 };
@@ -43,21 +47,15 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             tile,
         })
     });
-    let split_k = GemmSplitK::tiles(n, k, dtype, on).into_iter().map(|tile| {
-        Candidate::new(GemmSplitK {
-            n,
-            k,
-            dtype,
-            epilogue,
-            tile,
-        })
-    });
     let launch = Launch {
         site: 0,
         operands: operands(0, 0..2 + epilogue.operands())
             .chain([Operand::Value(0)])
             .collect(),
-        candidates: any.chain(persistent).chain(split_k).collect(),
+        candidates: any
+            .chain(persistent)
+            .chain(streaming(&streamed(n, k, dtype, epilogue), machine))
+            .collect(),
     };
     Some(Implementation {
         name: "gemm",

@@ -4,7 +4,7 @@ use crate::{
     program::check_kernel,
     select::{
         Chain, Site,
-        testing::{encoder, pre_norm},
+        testing::{encoder, pre_norm, writer},
     },
 };
 
@@ -13,6 +13,7 @@ fn n_operands(site: &Site) -> usize {
     match site {
         Site::Linear { epilogue, .. } => 2 + epilogue.operands(),
         Site::RmsNorm(_) => 2,
+        Site::Gate(_) => 1,
         Site::LayerNorm(_) => 3,
         Site::SumLayerNorm(norm) => 4 + usize::from(norm.bias),
     }
@@ -121,7 +122,11 @@ fn candidates_can_be_generated_and_launches_bind_what_their_kernels_take() {
     for machine in Machine::all().expect("the cards are described") {
         for (width, inner) in SHAPES {
             for dtype in [DType::F16, DType::BF16, DType::F32] {
-                let chains = [encoder(width, inner, dtype), pre_norm(width, inner, dtype)];
+                let chains = [
+                    encoder(width, inner, dtype),
+                    pre_norm(width, inner, dtype),
+                    writer(width, inner, dtype),
+                ];
                 for (Chain { links }, _) in chains.iter().flatten() {
                     for from in 0..links.len() {
                         let chain = &links[from..];

@@ -73,8 +73,14 @@ fn ctas_are_the_heads_of_each_tile() {
 
 #[test]
 fn registers_of_a_persistent_cta_are_those_that_it_is_launched_with() {
-    assert_eq!(MhaTile::persistent(64, 64, 4).registers(Origin::Batch), (32, 112));
-    assert_eq!(MhaTile::persistent(192, 80, 1).registers(Origin::Batch), (40, 152));
+    assert_eq!(
+        MhaTile::persistent(64, 64, 4).registers(Origin::Batch),
+        (32, 112)
+    );
+    assert_eq!(
+        MhaTile::persistent(192, 80, 1).registers(Origin::Batch),
+        (40, 152)
+    );
 }
 
 #[test]

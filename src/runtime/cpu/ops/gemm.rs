@@ -8,10 +8,10 @@ use rayon::prelude::*;
 use super::args::Args;
 use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
-use super::{OpError, Read, Sums, rows, run_in};
+use super::{OpError, Read, Sums, rows};
 use crate::kernels::gemm::{
-    Activation, DeferredLayerNormGemm, Gemm, GemmResidualLayerNorm, GemmResidualRowStats, NormGemm,
-    normalised, scaled_and_row_stats,
+    Activation, DeferredLayerNormGemm, Gemm, GemmResidualLayerNorm, GemmResidualRowStats,
+    GemmStream, StreamNorm, normalised, scaled_and_row_stats, stream_normals, stream_scaled,
 };
 
 /// A strided matrix operand: element `(i, j)` is at `i·row + j·col`.
@@ -471,38 +471,6 @@ pub(super) fn gemm_residual_layer_norm(
     rows::bias_residual_layer_norm(&norm, Args::new(op, extents, &reads, out))
 }
 
-/// LayerNorm or RMSNorm, then the GEMM of its result.
-pub(super) fn norm_gemm(
-    spec: &NormGemm,
-    sums: Sums,
-    mut args: Args<'_, '_>,
-) -> Result<(), OpError> {
-    let (op, extents) = (args.op(), args.extents);
-    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
-    let x = args.real("x", &[rows, k])?;
-    let mut of_gemm = vec![Read::Real(args.real("weight", &[n, k])?)];
-    if spec.epilogue.bias {
-        of_gemm.push(Read::Real(args.real("bias", &[n])?));
-    }
-    let mut of_norm = vec![Read::Real(x), Read::Real(args.real("gamma", &[k])?)];
-    if spec.centred {
-        of_norm.push(Read::Real(args.real("beta", &[k])?));
-    }
-    let out = args.out(&[rows, n])?;
-    let mut normal = Vec::new();
-    normal
-        .try_reserve_exact(x.len())
-        .map_err(|_| OpError::OutOfMemory {
-            op,
-            bytes: size_of_val(x) as u64,
-        })?;
-    normal.resize(x.len(), 0.0);
-    run_in(sums, &spec.norm(), extents, &of_norm, &mut [&mut normal])?;
-    of_gemm.insert(0, Read::Real(&normal));
-    let product = spec.product().plain();
-    gemm(&product, sums, Args::new(op, extents, &of_gemm, out))
-}
-
 /// The GEMM, then bias, residual and the row statistics that LayerNorm needs.
 pub(super) fn gemm_residual_row_stats(
     spec: &GemmResidualRowStats,
@@ -558,4 +526,90 @@ pub(super) fn deferred_layer_norm_gemm(
     of_gemm.insert(0, Read::Real(normal));
     let (_, product) = spec.unfused();
     gemm(&product, sums, Args::new(op, extents, &of_gemm, out))
+}
+
+/// The GEMM with a gate in its epilogue, or before or behind a norm: `scaled` and row statistics are `more`.
+pub(super) fn gemm_stream(
+    spec: &GemmStream,
+    sums: Sums,
+    mut args: Args<'_, '_>,
+    more: Option<(&mut [f32], &mut [f32])>,
+) -> Result<(), OpError> {
+    let (op, extents) = (args.op(), args.extents);
+    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
+    let plain = spec.plain();
+    let (x_rows, behind) = match spec.norm {
+        StreamNorm::Behind { eps, centred } => {
+            (rows + GemmStream::more_rows(centred), Some((eps, centred)))
+        }
+        _ => (rows, None),
+    };
+    let mut x = args.real("x", &[x_rows, k])?;
+    let mut of_gemm = vec![Read::Real(args.real("weight", &[plain.n.into(), k])?)];
+    if plain.epilogue.bias {
+        of_gemm.push(Read::Real(args.real("bias", &[plain.n.into()])?));
+    }
+    if plain.epilogue.residual {
+        of_gemm.push(Read::Real(args.real("residual", &[rows, n])?));
+    }
+    let mut vectors = Vec::new();
+    if let StreamNorm::Before { centred } = spec.norm {
+        vectors.push(args.real("gamma", &[n])?);
+        if centred {
+            vectors.push(args.real("beta", &[n])?);
+        }
+    }
+    let normal;
+    if let Some((eps, centred)) = behind {
+        let row_stats = args.real("row_stats", &[rows, GemmResidualRowStats::stats_of(spec.k)])?;
+        let sizes = (rows as usize, spec.k as usize);
+        normal = stream_normals(x, row_stats, sizes.0, sizes.1, eps, centred);
+        x = &normal;
+    }
+    of_gemm.insert(0, Read::Real(x));
+    let vectors_of = match spec.norm {
+        StreamNorm::Before { centred } => Some(centred),
+        _ => None,
+    };
+    let more = match (more, vectors_of) {
+        (None, None) => None,
+        (Some((scaled, row_stats)), Some(centred)) => {
+            let shape = [rows + GemmStream::more_rows(centred), n];
+            args.check_shape("scaled", &shape, scaled.len())?;
+            let shape = [rows, GemmResidualRowStats::stats_of(spec.n)];
+            args.check_shape("row_stats", &shape, row_stats.len())?;
+            Some((scaled, row_stats))
+        }
+        (more, _) => {
+            return Err(OpError::Writes {
+                op,
+                expected: "one tensor, or three before a norm",
+                found: more.map_or(1, |_| 3),
+            });
+        }
+    };
+    let out = args.out(&[rows, n])?;
+    if let Some(gate) = spec.gate() {
+        let mut products = Vec::new();
+        products
+            .try_reserve_exact(2 * out.len())
+            .map_err(|_| OpError::OutOfMemory {
+                op,
+                bytes: 2 * size_of_val(&*out) as u64,
+            })?;
+        products.resize(2 * out.len(), 0.0);
+        gemm(
+            &plain,
+            sums,
+            Args::new(op, extents, &of_gemm, &mut products),
+        )?;
+        return rows::gate(&gate, Args::new(op, extents, &[Read::Real(&products)], out));
+    }
+    gemm(&plain, sums, Args::new(op, extents, &of_gemm, out))?;
+    if let Some((scaled, row_stats)) = more {
+        let (of_rows, of_stats) = stream_scaled(out, &vectors);
+        scaled.copy_from_slice(&of_rows);
+        row_stats.copy_from_slice(&of_stats);
+    }
+    Ok(())
 }

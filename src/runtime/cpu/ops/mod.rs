@@ -217,6 +217,14 @@ pub fn run_in(
         };
         return gemm::deferred_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
     }
+    if let KernelSpec::GemmStream(k) = spec {
+        let (out, more) = match writes {
+            [out] => (out, None),
+            [out, scaled, row_stats] => (out, Some((&mut **scaled, &mut **row_stats))),
+            _ => return Err(wrong("one tensor, or three before a norm")),
+        };
+        return gemm::gemm_stream(k, sums, Args::new(op, extents, reads, out), more);
+    }
     if let KernelSpec::PrepareAttention(k) = spec {
         let [queries, keys] = writes else {
             return Err(wrong("two tensors"));
@@ -230,9 +238,7 @@ pub fn run_in(
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, sums, args),
         KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
-        KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
-        KernelSpec::NormGemm(k) => gemm::norm_gemm(k, sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Combine(k) => rows::combine(k, args),
         KernelSpec::RmsNorm(k) => rows::rms_norm(k, args),
@@ -270,6 +276,7 @@ pub fn run_in(
         KernelSpec::MhaLongScores(_)
         | KernelSpec::GemmResidualRowStats(_)
         | KernelSpec::DeferredLayerNormGemm(_)
+        | KernelSpec::GemmStream(_)
         | KernelSpec::PrepareAttention(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
@@ -284,9 +291,9 @@ pub fn run_in(
 /// The kernel's stem, as in its template's name.
 fn name(spec: &KernelSpec) -> &'static str {
     match spec {
-        KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) | KernelSpec::GemmSplitK(_) => "gemm",
+        KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) => "gemm",
         KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
-        KernelSpec::NormGemm(_) => "norm_gemm",
+        KernelSpec::GemmStream(_) => "gemm_stream",
         KernelSpec::GemmResidualRowStats(_) => "gemm_residual_row_stats",
         KernelSpec::DeferredLayerNormGemm(_) => "deferred_layernorm_gemm",
         KernelSpec::AddBias(_) => "add_bias",

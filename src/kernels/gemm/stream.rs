@@ -1,0 +1,884 @@
+//! The GEMM of decoding steps on Hopper: a ring of weights, and what comes before and behind the product in pre-norm layers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Activation, Epilogue, Gemm,
+    instances::odd_sizes,
+    residual_row_stats::{row_stats_of, row_stats_shape},
+    split_k::{ALIGNMENT, BLOCK_K},
+};
+use crate::{
+    kernels::{
+        Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        RowOrder, TensorMap, Tolerance,
+        elementwise::Gate,
+        f32_literal,
+        rows::{read, word},
+    },
+    machine::{Hopper, Machine},
+    tensor::{DType, Extents, Shape, Size, Symbol},
+};
+
+/// The tile of the GEMM that streams its weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct StreamTile {
+    /// Rows of x in a tile, the N side of an MMA: a multiple of 8 up to 128.
+    pub rows: u32,
+    /// CTAs of a cluster, which share k: 1 to 8, the portable cluster size.
+    pub splits: u32,
+    /// Consumer warpgroups, each with 64 rows of the weight: 1 or 2.
+    pub groups: u32,
+    /// CTAs for which an SM has shared memory: 1 or 2.
+    pub per_sm: u32,
+}
+
+/// The part that a linear layer has in a norm between two of them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum StreamNorm {
+    None,
+    /// Besides `out`, `scaled [rows, n]` is `SCALE · gamma · out`, with gamma and beta as two more rows for LayerNorm, and
+    /// `row_stats [rows, ⌈n / 64⌉, 2]` are the sums of `out` and of its squares over each 64 columns.
+    Before {
+        centred: bool,
+    },
+    /// x is such a `scaled`, and the product that of its rows' norm: LayerNorm if `centred`, otherwise RMSNorm.
+    Behind {
+        eps: f32,
+        centred: bool,
+    },
+}
+
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
+/// Hopper, made for small M; gated `weight [2n, k]` → `act(y₁) · y₂` of the halves of a row's products. `k` is a multiple
+/// of 8: rows of a tensor map start at multiples of 16 bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GemmStream {
+    pub n: u32,
+    pub k: u32,
+    pub dtype: DType,
+    pub epilogue: Epilogue,
+    /// Whether the activation is of a gate.
+    pub gated: bool,
+    pub norm: StreamNorm,
+    pub tile: StreamTile,
+}
+
+/// `scaled` is smaller than gamma times a row by this power of two, since that may exceed what f16 holds.
+pub(crate) const SCALE: f32 = 1.0 / 64.0;
+/// Bytes of dynamic shared memory of a CTA, besides static arrays, where one CTA fits an SM and where two do.
+const SHARED: [u32; 2] = [224 * 1024, 112 * 1024];
+/// Bytes of barriers and other static arrays, at most, where no norm is near.
+const STATICS: u32 = 1024;
+/// More stages than this hide no more latency.
+const MOST_STAGES: u32 = 16;
+/// Partial accumulators of more bytes than this take the place of the ring, at the cost of a later cluster barrier.
+const MOST_BESIDE: u32 = 16 * 1024;
+/// From this number of rows on, CTAs of the next kernel that begin early take bandwidth that x needs.
+const EARLY_ROWS: u32 = 48;
+
+impl StreamTile {
+    const ROWS: [u32; 5] = [8, 16, 32, 64, 128];
+    const SPLITS: [u32; 5] = [1, 2, 4, 6, 8];
+
+    pub const fn new(rows: u32, splits: u32, groups: u32, per_sm: u32) -> Self {
+        Self {
+            rows,
+            splits,
+            groups,
+            per_sm,
+        }
+    }
+
+    /// The tiles that a GEMM may have, fewest rows first.
+    fn candidates() -> impl Iterator<Item = StreamTile> {
+        Self::ROWS.into_iter().flat_map(|rows| {
+            Self::SPLITS.into_iter().flat_map(move |splits| {
+                let shapes: &[(u32, u32)] = match (rows, splits) {
+                    // Clusters of six that are alone on their SMs are for wide tiles, of which eight would find no room.
+                    (128, 6) => &[(2, 1)],
+                    (_, 6) => &[],
+                    (128, _) => &[(1, 1), (1, 2), (2, 1)],
+                    _ => &[(1, 1), (1, 2)],
+                };
+                shapes
+                    .iter()
+                    .map(move |&(groups, per_sm)| Self::new(rows, splits, groups, per_sm))
+            })
+        })
+    }
+
+    fn name(self) -> String {
+        let Self {
+            rows,
+            splits,
+            groups,
+            per_sm,
+        } = self;
+        format!("stream{rows}x{}_splits{splits}_{per_sm}", 64 * groups)
+    }
+
+    /// Rows of the weight in a tile.
+    const fn weight_rows(self) -> u32 {
+        64 * self.groups
+    }
+
+    /// Steps of k of a CTA, at most.
+    const fn steps(self, k: u32) -> u32 {
+        k.div_ceil(BLOCK_K).div_ceil(self.splits)
+    }
+}
+
+/// Sizes in shared memory of a CTA.
+struct Layout {
+    stages: u32,
+    /// Rows of the second operand of the MMAs.
+    mma_n: u32,
+    stage_bytes: u32,
+    /// Bytes of partial accumulators that it receives, and whether they take the place of the ring.
+    received: u32,
+    is_aliased: bool,
+}
+
+impl Layout {
+    fn shared_bytes(&self) -> u32 {
+        let beside = if self.is_aliased { 0 } else { self.received };
+        ALIGNMENT + self.stages * self.stage_bytes + beside
+    }
+}
+
+impl GemmStream {
+    /// The tiles that serve the GEMM on a card with `instructions`, fewest rows first; its own tile is ignored.
+    pub fn tiles(&self, instructions: Instructions) -> Vec<StreamTile> {
+        if instructions != Instructions::Hopper {
+            return Vec::new();
+        }
+        let with = |&tile: &StreamTile| {
+            Self {
+                tile,
+                ..self.clone()
+            }
+            .check()
+            .is_ok()
+        };
+        StreamTile::candidates().filter(with).collect()
+    }
+
+    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        let Self { n, k, dtype, .. } = *self;
+        let tile = self.tile;
+        if dtype == DType::F32 || !k.is_multiple_of(8) || n == 0 || k == 0 {
+            return Err(format!(
+                "no GEMM streams a weight of {n} columns and {k} products in {dtype}: it takes products in multiples of 8, in f16 or bf16"
+            ));
+        }
+        let is_centred = self.behind().is_some_and(|(_, centred)| centred);
+        // Two CTAs of 224 threads with accumulators of 136 rows would spill.
+        let has_registers = !(tile.per_sm > 1 && is_centred && tile.rows > 64);
+        let is_tile = has_registers
+            && tile.rows.is_multiple_of(8)
+            && (8..=128).contains(&tile.rows)
+            && (1..=8).contains(&tile.splits)
+            && (1..=2).contains(&tile.groups)
+            && (1..=2).contains(&tile.per_sm);
+        // A depth beyond this would overflow the sizes below.
+        if !is_tile || k > 1 << 20 || tile.splits > k.div_ceil(BLOCK_K) {
+            return Err(format!(
+                "{tile:?} is no tile of the GEMM that streams a weight of depth {k}: it has 8 to 128 rows, a multiple of 8, and 64 products or more for each of 1 to 8 splits"
+            ));
+        }
+        if self.layout().is_none() {
+            return Err(format!(
+                "{tile:?} has no room for two stages in shared memory"
+            ));
+        }
+        let fits_gate = n.is_multiple_of(8) && !self.epilogue.residual;
+        if self.gated && !(fits_gate && self.epilogue.activation.is_some()) {
+            return Err("a gate has an activation and columns in multiples of 8, and no residual is added to it".to_owned());
+        }
+        match self.norm {
+            StreamNorm::Before { .. } if self.gated || !n.is_multiple_of(8) => {
+                Err("a norm behind a GEMM has columns in multiples of 8 and no gate".to_owned())
+            }
+            StreamNorm::Behind { .. } if self.epilogue.residual => {
+                Err("no GEMM of a norm adds a residual".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The kernel for any card of the product alone, of `n` columns or twice as many before a gate.
+    pub fn plain(&self) -> Gemm {
+        match self.gated {
+            true => Gemm::of(
+                2 * self.n,
+                self.k,
+                self.dtype,
+                Epilogue::new(self.epilogue.bias, None),
+            ),
+            false => Gemm::of(self.n, self.k, self.dtype, self.epilogue),
+        }
+    }
+
+    /// What x is multiplied by where it is a row of a norm: see [`StreamNorm::Behind`].
+    fn behind(&self) -> Option<(f32, bool)> {
+        match self.norm {
+            StreamNorm::Behind { eps, centred } => Some((eps, centred)),
+            _ => None,
+        }
+    }
+
+    /// The gate by itself, if there is one.
+    pub fn gate(&self) -> Option<Gate> {
+        let activation = self.epilogue.activation.filter(|_| self.gated)?;
+        Some(Gate {
+            activation,
+            width: self.n,
+            dtype: self.dtype,
+        })
+    }
+
+    /// Tensors that it writes.
+    pub fn n_writes(&self) -> usize {
+        match self.norm {
+            StreamNorm::Before { .. } => 3,
+            _ => 1,
+        }
+    }
+
+    /// Rows of `scaled` behind those of the batch.
+    pub const fn more_rows(centred: bool) -> u64 {
+        if centred { 2 } else { 0 }
+    }
+
+    fn x_rows(&self) -> Size {
+        let more = self
+            .behind()
+            .map_or(0, |(_, centred)| Self::more_rows(centred));
+        &Size::from(Symbol::Rows) + &more.into()
+    }
+
+    fn columns(&self) -> u32 {
+        match self.gated {
+            true => self.tile.weight_rows() / 2,
+            false => self.tile.weight_rows(),
+        }
+    }
+
+    /// Threads that read row statistics, by warps.
+    fn stats_threads(&self) -> u32 {
+        self.behind()
+            .map_or(0, |_| 32 * self.tile.rows.div_ceil(64))
+    }
+
+    fn layout(&self) -> Option<Layout> {
+        let tile = self.tile;
+        let steps = tile.steps(self.k);
+        let is_centred = self.behind().is_some_and(|(_, centred)| centred);
+        let mma_n = tile.rows + if is_centred { 8 } else { 0 };
+        let stage_bytes = (tile.weight_rows() + mma_n) * BLOCK_K * 2;
+        let partial = tile.groups * 128 * 16;
+        let received = match tile.splits {
+            1 => 0,
+            splits => {
+                let vectors = if is_centred { splits * partial / 4 } else { 0 };
+                (tile.rows / 8).div_ceil(splits) * splits * partial + vectors
+            }
+        };
+        let is_aliased = received > MOST_BESIDE;
+        // Row statistics of warps, normals, gamma · w and beta · w.
+        let statics = match self.norm {
+            StreamNorm::None => 0,
+            StreamNorm::Before { .. } => tile.groups * 4 * tile.rows * 8,
+            StreamNorm::Behind { .. } => tile.rows * 8 + 2 * tile.weight_rows() * 4,
+        };
+        let beside = ALIGNMENT + statics + if is_aliased { 0 } else { received };
+        let room = SHARED[tile.per_sm as usize - 1].checked_sub(beside)?;
+        let most = match tile.splits {
+            1 => MOST_STAGES,
+            _ => MOST_STAGES.min(steps),
+        };
+        let stages = (room / stage_bytes).min(most);
+        let has_room = stages >= 2.min(steps) && !(is_aliased && stages * stage_bytes < received);
+        has_room.then_some(Layout {
+            stages,
+            mma_n,
+            stage_bytes,
+            received,
+            is_aliased,
+        })
+    }
+
+    /// The layout of a kernel that [`check`](Self::check) accepts.
+    fn checked_layout(&self) -> Layout {
+        self.layout().expect("the tile has room, as `check` says")
+    }
+
+    /// Tiles of the output, and those of them that are of the same columns.
+    fn tiles_of(&self, rows: u64) -> (u64, u64) {
+        let of_rows = rows.div_ceil(self.tile.rows.into()).max(1);
+        (
+            of_rows.saturating_mul(self.n.div_ceil(self.columns()).into()),
+            of_rows,
+        )
+    }
+
+    fn ctas(&self, rows: u64, machine: &Machine) -> u64 {
+        let (tiles, of_rows) = self.tiles_of(rows);
+        match self.tile.splits {
+            1 => {
+                let room = u64::from(machine.sms) * u64::from(self.tile.per_sm);
+                tiles.min((room / of_rows).max(1) * of_rows)
+            }
+            splits => tiles.saturating_mul(splits.into()),
+        }
+    }
+
+    /// The norm's parameters besides x, with what comes of it.
+    fn gamma_and_beta(&self, centred: bool) -> Vec<Param> {
+        let width = Shape::fixed(&[self.n.into()]);
+        let names = ["gamma", "beta"].into_iter().take(1 + usize::from(centred));
+        names
+            .map(|name| read(name, self.dtype, width.clone(), Fill::ACTIVATION))
+            .collect()
+    }
+}
+
+impl Kernel for GemmStream {
+    fn symbol(&self) -> String {
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        let kind = |centred| if centred { "layernorm" } else { "rms_norm" };
+        let before = match self.norm {
+            StreamNorm::Behind { eps, centred } => {
+                format!("scaled_{}_eps{}_", kind(centred), word(eps))
+            }
+            _ => String::new(),
+        };
+        let behind = match self.norm {
+            StreamNorm::Before { centred } => format!("_before_{}", kind(centred)),
+            _ => String::new(),
+        };
+        let gate = self.gate().map_or_else(String::new, |gate| {
+            format!("{}_gate_", gate.activation.name())
+        });
+        let (plain, Self { n, k, dtype, .. }) = (self.plain().epilogue.name(), self);
+        format!("{before}{gate}{plain}{behind}_{dtype}_n{n}_k{k}")
+    }
+
+    fn template(&self) -> &'static str {
+        "gemm_stream"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let StreamTile {
+            rows,
+            splits,
+            groups,
+            per_sm,
+        } = self.tile;
+        let layout = self.checked_layout();
+        let mut constants = Gemm::of(self.n, self.k, self.dtype, self.epilogue).constants();
+        constants.retain(|name, _| {
+            [
+                "storage",
+                "n",
+                "k",
+                "bias",
+                "residual",
+                "activation",
+                "precise",
+            ]
+            .contains(name)
+        });
+        let (eps, is_centred) = self.behind().unwrap_or((1.0, false));
+        let cluster = match splits {
+            // The attribute costs time even where a cluster is one CTA.
+            1 => String::new(),
+            _ => format!("__cluster_dims__({splits}, 1, 1) "),
+        };
+        let acc = layout.mma_n / 2;
+        let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
+        constants.extend([
+            ("rows", rows.into()),
+            ("splits", splits.into()),
+            ("groups", groups.into()),
+            ("stages", layout.stages.into()),
+            ("aliased", layout.is_aliased.into()),
+            ("per_sm", per_sm.into()),
+            ("early", (per_sm > 1 && rows <= EARLY_ROWS).into()),
+            ("gated", self.gated.into()),
+            ("normed", self.behind().is_some().into()),
+            ("centred", is_centred.into()),
+            ("eps", f32_literal(eps).into()),
+            (
+                "emits",
+                matches!(self.norm, StreamNorm::Before { .. }).into(),
+            ),
+            (
+                "emits_vectors",
+                (self.norm == StreamNorm::Before { centred: true }).into(),
+            ),
+            ("scale", f32_literal(SCALE).into()),
+            ("unscale", f32_literal(SCALE.recip()).into()),
+            ("mma_n", layout.mma_n.into()),
+            ("cluster", cluster.into()),
+            ("accumulators", acc.into()),
+            ("acc_registers", list(&|i| format!("%{i}")).into()),
+            (
+                "acc_operands",
+                list(&|i| format!("\"+f\"(acc[{i}])")).into(),
+            ),
+        ]);
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let mut params = self.plain().params();
+        let rows = Size::from(Symbol::Rows);
+        let at = params.len() - 2;
+        params[at] = Param {
+            name: "out",
+            role: Role::Write {
+                dtype: self.dtype,
+                shape: Shape::new([rows.clone(), u64::from(self.n).into()]),
+            },
+        };
+        match self.norm {
+            StreamNorm::None => {}
+            StreamNorm::Before { centred } => {
+                let more = Self::more_rows(centred);
+                let written = [
+                    Param {
+                        name: "scaled",
+                        role: Role::Write {
+                            dtype: self.dtype,
+                            shape: Shape::new([&rows + &more.into(), u64::from(self.n).into()]),
+                        },
+                    },
+                    Param {
+                        name: "row_stats",
+                        role: Role::Write {
+                            dtype: DType::F32,
+                            shape: row_stats_shape(self.n),
+                        },
+                    },
+                ];
+                params.splice(at + 1..at + 1, written);
+                params.splice(at..at, self.gamma_and_beta(centred));
+            }
+            StreamNorm::Behind { .. } => {
+                let scaled = Fill::Normal {
+                    mean: 0.0,
+                    deviation: SCALE,
+                };
+                let shape = Shape::new([self.x_rows(), u64::from(self.k).into()]);
+                params[0] = read("x", self.dtype, shape, scaled);
+                // Σ s and Σ s² that are each half the number of columns give rows of mean and deviation 1/2.
+                let mean = self.k as f32 / row_stats_of(self.k) as f32;
+                let stats = Fill::Normal {
+                    mean,
+                    deviation: 0.02 * mean,
+                };
+                params.insert(
+                    at,
+                    read("row_stats", DType::F32, row_stats_shape(self.k), stats),
+                );
+            }
+        }
+        params
+    }
+
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        let map = |param, box_rows, order| TensorMap {
+            param,
+            box_rows,
+            box_columns: BLOCK_K,
+            order,
+        };
+        let order = match self.gated {
+            true => RowOrder::Halves,
+            false => RowOrder::Plain,
+        };
+        vec![
+            map("x", self.checked_layout().mma_n, RowOrder::Plain),
+            map("weight", self.tile.weight_rows(), order),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
+        let ctas = self.ctas(extents.rows, machine);
+        Launch::of_ctas(ctas, self.threads(), self.checked_layout().shared_bytes())
+    }
+
+    /// Reading the weight, L2 and MMAs overlap; a second wave of clusters begins when the first ends. Stages that are filled
+    /// again wait for the MMAs, which wait for x.
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        let (Some(Hopper { stream: cost, .. }), Some(layout)) =
+            (&machine.costs.hopper, self.layout())
+        else {
+            return Some(f64::INFINITY);
+        };
+        let StreamTile {
+            rows: tile_rows,
+            splits,
+            groups,
+            ..
+        } = self.tile;
+        let machine_sms = u64::from(machine.sms);
+        // Registers of a thread: accumulators, residuals, and the rest.
+        let residuals = if self.epilogue.residual {
+            tile_rows / 4
+        } else {
+            0
+        };
+        let registers = (layout.mma_n / 2 + residuals + 52).next_multiple_of(8);
+        let by_registers = machine.registers_per_sm / (registers * self.threads());
+        let by_shared = machine.ctas_by_shared(layout.shared_bytes() + STATICS);
+        let per_sm = u64::from(by_registers.min(by_shared).clamp(1, 8));
+        let ctas = self.ctas(rows, machine);
+        let clusters = ctas / u64::from(splits);
+        let at_once = machine.clusters_at_once(splits).max(1) * per_sm;
+        let more_waves = (clusters.div_ceil(at_once).max(1) - 1) as f64;
+        let (tiles, _) = self.tiles_of(rows);
+        let tiles_each = tiles.div_ceil(clusters.max(1)) as f64;
+        let steps = f64::from(self.tile.steps(self.k));
+        let all_steps = steps * tiles_each;
+        let side_by_side = ctas.div_ceil(machine_sms).min(per_sm) as f64;
+        let weights = f64::from(self.plain().n) * f64::from(self.k) * 2.0;
+        let mma = f64::from(2 * layout.mma_n * groups) * cost.mma * side_by_side;
+        let limits = [
+            weights / machine.rates.dram,
+            ctas as f64 * all_steps * f64::from(layout.stage_bytes) / cost.l2,
+            all_steps * mma.max(cost.step),
+        ];
+        let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
+        let main = norm.powf(cost.overlap.recip());
+        let refill = match all_steps > f64::from(layout.stages) {
+            true => cost.refill,
+            false => 0.0,
+        };
+        let outputs = f64::from(tile_rows * groups);
+        let cluster = match splits {
+            1 => 0.0,
+            _ => {
+                let room = (machine_sms * per_sm) as f64;
+                f64::from((splits - 1).pow(2)) * cost.cluster_at_once
+                    + outputs * 64.0 * cost.exchange
+                    + (ctas as f64 / room - 0.5).max(0.0) * cost.crowd
+            }
+        };
+        let unaligned = f64::from(self.n % 2) * cost.odd_output;
+        let normals = match self.behind() {
+            Some(_) => f64::from(tile_rows) * cost.normal,
+            None => 0.0,
+        };
+        Some(
+            cost.launch
+                + main * (1.0 + cost.wave_again * more_waves)
+                + cost.wave * more_waves
+                + refill
+                + cost.depth * steps / f64::from(layout.stages)
+                + cluster
+                + outputs * tiles_each * (cost.output + unaligned)
+                + normals,
+        )
+    }
+
+    /// Gamma and beta are behind the last row of x, which the only tile of rows has; otherwise two tiles, as more read the
+    /// weight too often.
+    fn most_rows(&self) -> Option<u64> {
+        let tiles = match self.behind() {
+            Some((_, true)) => 1,
+            _ => 2,
+        };
+        Some(tiles * u64::from(self.tile.rows))
+    }
+
+    fn threads(&self) -> u32 {
+        128 * self.tile.groups + 32 + self.stats_threads()
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let rows = extents.rows as usize;
+        let (mut of_product, more) = (reads.to_vec(), reads.len());
+        let normal;
+        if let Some((eps, centred)) = self.behind() {
+            let stats = of_product
+                .pop()
+                .expect("row statistics are read last")
+                .real();
+            normal = HostTensor::Real(stream_normals(
+                reads[0].real(),
+                stats,
+                rows,
+                self.k as usize,
+                eps,
+                centred,
+            ));
+            of_product[0] = &normal;
+        }
+        let vectors = match self.norm {
+            StreamNorm::Before { centred } => 1 + usize::from(centred),
+            _ => 0,
+        };
+        of_product.truncate(more.min(of_product.len()) - vectors);
+        let out = self.plain().reference(extents, &of_product).remove(0);
+        let out = match self.gate() {
+            Some(gate) => gate.reference(extents, &[&out]).remove(0),
+            None => out,
+        };
+        if vectors == 0 {
+            return vec![out];
+        }
+        let vectors: Vec<&[f32]> = reads[more - vectors..].iter().map(|v| v.real()).collect();
+        let (scaled, row_stats) = stream_scaled(out.real(), &vectors);
+        vec![out, HostTensor::Real(scaled), HostTensor::Real(row_stats)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Case::standard();
+        // Octets and tiles of rows that are whole, partial and empty, and gamma and beta in one octet or two.
+        let rows = [7, 8, 15, 30, 31, 32, 33, 62, 64, 65, 127, 128];
+        cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
+        let most = self.most_rows();
+        cases.retain(|case| {
+            let tokens: u64 = case.lens.iter().map(|&len| u64::from(len)).sum();
+            most.is_none_or(|most| tokens <= most)
+        });
+        cases
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let plain = self.plain().tolerance();
+        let storage = match self.dtype {
+            DType::F16 => 1.0,
+            _ => 8.0,
+        };
+        match self.norm {
+            StreamNorm::None if !self.gated => plain,
+            StreamNorm::None | StreamNorm::Behind { .. } => Tolerance {
+                absolute: 8.0 * plain.absolute + storage * 4e-3,
+                relative: 2.0 * plain.relative,
+                reason: "as the GEMM; the factors of a gate, of a row and of gamma · w are below 8, and rows of a norm are rounded to storage as x is",
+            },
+            StreamNorm::Before { .. } => Tolerance {
+                absolute: 4.0 * plain.absolute,
+                relative: 2.0 * plain.relative + storage * 5e-4,
+                reason: "as the GEMM, times gamma, below 4; of 64 sums, and of their squares, errors are relative and add up like a random walk",
+            },
+        }
+    }
+}
+
+/// `scaled` and `row_stats` of [`StreamNorm::Before`], from `out [rows, n]` and gamma, and beta if there is one.
+pub(crate) fn stream_scaled(out: &[f32], vectors: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {
+    let gamma = vectors[0];
+    let mut scaled = Vec::with_capacity(out.len());
+    let mut row_stats = Vec::new();
+    for row in out.chunks_exact(gamma.len()) {
+        scaled.extend(row.iter().zip(gamma).map(|(&s, &g)| SCALE * s * g));
+        for part in row.chunks(BLOCK_K as usize) {
+            let part = part.iter().map(|&s| f64::from(s));
+            row_stats.push(part.clone().sum::<f64>() as f32);
+            row_stats.push(part.map(|s| s * s).sum::<f64>() as f32);
+        }
+    }
+    if vectors.len() > 1 {
+        vectors.iter().for_each(|vector| scaled.extend(*vector));
+    }
+    (scaled, row_stats)
+}
+
+/// The rows of the norm of [`StreamNorm::Behind`].
+pub(crate) fn stream_normals(
+    scaled: &[f32],
+    row_stats: &[f32],
+    rows: usize,
+    width: usize,
+    eps: f32,
+    centred: bool,
+) -> Vec<f32> {
+    let (scaled, vectors) = scaled.split_at(rows * width);
+    let numbers = row_stats_of(width as u32) as usize;
+    let each = scaled
+        .chunks_exact(width)
+        .zip(row_stats.chunks_exact(numbers));
+    each.flat_map(|(row, stats)| {
+        let sum = |first| stats.iter().skip(first).step_by(2).map(|&v| f64::from(v));
+        let mean = match centred {
+            true => sum(0).sum::<f64>() / width as f64,
+            false => 0.0,
+        };
+        let variance = (sum(1).sum::<f64>() / width as f64 - mean * mean).max(0.0);
+        let deviation = (variance + f64::from(eps)).sqrt();
+        row.iter().enumerate().map(move |(at, &s)| {
+            let (gamma, beta) = match centred {
+                true => (f64::from(vectors[at]), f64::from(vectors[width + at])),
+                false => (0.0, 0.0),
+            };
+            ((f64::from(s) / f64::from(SCALE) - mean * gamma) / deviation + beta) as f32
+        })
+    })
+    .collect()
+}
+
+/// Tiles of all kinds, with epilogues, gates and both parts of norms, and sizes that divide by 8 and nothing else.
+pub fn representative() -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    let mut add = |kernel: GemmStream, few: bool| {
+        for (at, tile) in kernel.tiles(Instructions::Hopper).into_iter().enumerate() {
+            if !few || at % 5 == 0 {
+                let kernel = kernel.clone();
+                kernels.push(KernelSpec::from(GemmStream { tile, ..kernel }));
+            }
+        }
+    };
+    let of = |n, k, dtype, epilogue| GemmStream {
+        n,
+        k,
+        dtype,
+        epilogue,
+        gated: false,
+        norm: StreamNorm::None,
+        tile: StreamTile::new(8, 1, 1, 1),
+    };
+    for (n, k, dtype, epilogue) in odd_sizes() {
+        add(of(n, k, dtype, epilogue), dtype != DType::F16);
+    }
+    let plain = Epilogue::default();
+    let bias = Epilogue::new(true, None);
+    let gelu = Epilogue::new(true, Some(Activation::GeluTanh));
+    let silu = |bias| Epilogue::new(bias, Some(Activation::Silu));
+    for dtype in [DType::F16, DType::BF16] {
+        // Odd rows of a vocabulary, and weights that a CTA has many tiles of.
+        add(of(5003, 136, dtype, bias), true);
+        add(of(20_001, 72, dtype, plain.with_residual()), true);
+        for centred in [false, true] {
+            let before = StreamNorm::Before { centred };
+            let behind = StreamNorm::Behind { eps: 1e-5, centred };
+            let with = |norm, gemm| GemmStream { norm, ..gemm };
+            add(
+                with(before, of(768, 1000, dtype, bias.with_residual())),
+                true,
+            );
+            add(
+                with(before, of(328, 328, dtype, plain.with_residual())),
+                true,
+            );
+            add(with(behind, of(1000, 768, dtype, gelu)), true);
+            add(with(behind, of(328, 328, dtype, plain)), true);
+            let gate = |gemm| GemmStream {
+                gated: true,
+                ..gemm
+            };
+            add(gate(with(behind, of(1000, 328, dtype, silu(false)))), true);
+        }
+        add(
+            GemmStream {
+                gated: true,
+                ..of(3080, 328, dtype, silu(true))
+            },
+            true,
+        );
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::testing::hopper;
+
+    fn gemm(rows: u32, splits: u32) -> GemmStream {
+        GemmStream {
+            n: 768,
+            k: 768,
+            dtype: DType::F16,
+            epilogue: Epilogue::new(true, None),
+            gated: false,
+            norm: StreamNorm::None,
+            tile: StreamTile::new(rows, splits, 1, 2),
+        }
+    }
+
+    #[test]
+    fn what_lies_in_shared_memory_fits_as_often_as_the_tile_says() {
+        let machine = hopper();
+        for kernel in representative() {
+            let KernelSpec::GemmStream(kernel) = kernel else {
+                panic!("{kernel:?}");
+            };
+            assert_eq!(kernel.check(), Ok(()));
+            let bytes = kernel.checked_layout().shared_bytes();
+            assert!(
+                machine.ctas_by_shared(bytes) >= kernel.tile.per_sm,
+                "{kernel:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_launch_has_all_clusters_or_as_many_ctas_as_there_is_room_for() {
+        let machine = hopper();
+        let extents = Extents::of(&[100]).expect("a batch");
+        assert_eq!(gemm(64, 4).launch(&extents, &machine).grid[0], 2 * 12 * 4);
+        let wide = GemmStream {
+            n: 1 << 20,
+            ..gemm(64, 1)
+        };
+        assert_eq!(wide.launch(&extents, &machine).grid[0], 2 * machine.sms);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+        let refused = |gemm: GemmStream| gemm.check().expect_err("refused");
+        assert_eq!(
+            refused(GemmStream {
+                k: 770,
+                ..gemm(8, 1)
+            }),
+            "no GEMM streams a weight of 768 columns and 770 products in f16: it takes products in multiples of 8, in f16 or bf16"
+        );
+        for (rows, splits) in [(0, 1), (12, 1), (136, 1), (8, 0), (8, 9)] {
+            let message = refused(gemm(rows, splits));
+            assert!(
+                message.contains("is no tile of the GEMM that streams"),
+                "{message}"
+            );
+        }
+        let added = GemmStream {
+            epilogue: Epilogue::default().with_residual(),
+            norm: StreamNorm::Behind {
+                eps: 1e-5,
+                centred: true,
+            },
+            ..gemm(8, 1)
+        };
+        assert_eq!(refused(added), "no GEMM of a norm adds a residual");
+    }
+
+    #[test]
+    fn a_norm_between_two_gemms_is_that_of_the_rows_between_them() {
+        // Rows 1, 3 and 2, 2 with gamma 2, 1 and beta 1/2, 0: means of 2, deviations of 1 and 0.
+        let gamma_and_beta: [&[f32]; 2] = [&[2.0, 1.0], &[0.5, 0.0]];
+        let rows = [1.0, 3.0];
+        let (scaled, row_stats) = stream_scaled(&rows, &gamma_and_beta);
+        assert_eq!(row_stats, [4.0, 10.0]);
+        assert_eq!(scaled.len(), 3 * 2);
+        let normal = stream_normals(&scaled, &row_stats, 1, 2, 1e-12, true);
+        assert_eq!(normal, [-1.5, 1.0]);
+        // A mean square of 5.
+        let (scaled, row_stats) = stream_scaled(&rows, &gamma_and_beta[..1]);
+        let normal = stream_normals(&scaled, &row_stats, 1, 2, 0.0, false);
+        let deviation = 5f32.sqrt();
+        assert_eq!(normal, [2.0 / deviation, 3.0 / deviation]);
+    }
+}

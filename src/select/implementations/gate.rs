@@ -1,0 +1,105 @@
+//! The gate of a feed-forward network, by a launch of its own or, at small M, in the epilogue of the GEMM before it.
+
+use super::{Candidate, Implementation, Launch, Operand, operands};
+use crate::{
+    kernels::gemm::{GemmStream, StreamNorm, StreamTile},
+    machine::Machine,
+    select::site::{Link, Site},
+};
+
+pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
+    let Site::Gate(gate) = &chain.first()?.site else {
+        return None;
+    };
+    let launch = Launch {
+        site: 0,
+        operands: operands(0, 0..1).chain([Operand::Value(0)]).collect(),
+        candidates: vec![Candidate::new(gate.clone())],
+    };
+    Some(Implementation {
+        name: "gate",
+        sites: 1,
+        launches: vec![launch],
+        saved: 0.0,
+    })
+}
+
+pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+    let kernel = gated(chain)?;
+    let Site::Linear { epilogue, .. } = chain[0].site else {
+        return None;
+    };
+    let launch = Launch {
+        site: 1,
+        operands: operands(0, 0..2 + epilogue.operands())
+            .chain([Operand::Value(1)])
+            .collect(),
+        candidates: streaming(&kernel, machine),
+    };
+    (!launch.candidates.is_empty()).then(|| Implementation {
+        name: "gemm+gate",
+        sites: 2,
+        launches: vec![launch],
+        saved: 0.0,
+    })
+}
+
+/// The GEMM of a linear layer that only a gate reads, with the gate; its tile is any.
+pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
+    let [linear, gate, ..] = chain else {
+        return None;
+    };
+    let (
+        &Site::Linear {
+            n,
+            k,
+            dtype,
+            epilogue,
+        },
+        Site::Gate(gate),
+    ) = (&linear.site, &gate.site)
+    else {
+        return None;
+    };
+    let serves = linear.is_private && epilogue.activation.is_none() && n == 2 * gate.width;
+    serves.then(|| {
+        let mut kernel = GemmStream {
+            n: gate.width,
+            ..streamed(n, k, dtype, epilogue)
+        };
+        kernel.gated = true;
+        kernel.epilogue.activation = Some(gate.activation);
+        kernel
+    })
+}
+
+/// The GEMM of a linear layer; its tile is any.
+pub(super) fn streamed(
+    n: u32,
+    k: u32,
+    dtype: crate::tensor::DType,
+    epilogue: crate::kernels::gemm::Epilogue,
+) -> GemmStream {
+    GemmStream {
+        n,
+        k,
+        dtype,
+        epilogue,
+        gated: false,
+        norm: StreamNorm::None,
+        tile: StreamTile::new(8, 1, 1, 1),
+    }
+}
+
+/// The kernel with every tile that serves it.
+pub(super) fn streaming(kernel: &GemmStream, machine: &Machine) -> Vec<Candidate> {
+    let tiles = kernel.tiles(machine.instructions).into_iter();
+    tiles
+        .map(|tile| {
+            Candidate::new(GemmStream {
+                tile,
+                ..kernel.clone()
+            })
+        })
+        .collect()
+}

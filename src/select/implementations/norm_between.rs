@@ -1,0 +1,97 @@
+//! At small M, a linear layer that adds to the residual stream, the norm of its sum and the linear layer that alone reads that,
+//! by two launches: the first leaves rows times gamma and their statistics, by which the second normalises its accumulators.
+
+use super::{
+    Implementation, Launch, Operand,
+    gate::{gated, streamed, streaming},
+    operands,
+};
+use crate::{
+    kernels::gemm::{GemmResidualRowStats, GemmStream, StreamNorm},
+    machine::Machine,
+    select::site::{Link, Site},
+    tensor::DType,
+};
+
+pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+    let [before, norm, behind, ..] = chain else {
+        return None;
+    };
+    let (
+        &Site::Linear {
+            n,
+            k,
+            dtype,
+            epilogue,
+        },
+        &Site::Linear {
+            n: n_behind,
+            k: width,
+            epilogue: epilogue_behind,
+            ..
+        },
+    ) = (&before.site, &behind.site)
+    else {
+        return None;
+    };
+    let (eps, centred) = match &norm.site {
+        Site::LayerNorm(norm) => (norm.eps, true),
+        Site::RmsNorm(norm) => (norm.eps, false),
+        _ => return None,
+    };
+    if !epilogue.residual || !norm.is_private || width != n {
+        return None;
+    }
+    let gate = gated(&chain[2..]);
+    let sites = 3 + usize::from(gate.is_some());
+    let first = GemmStream {
+        norm: StreamNorm::Before { centred },
+        ..streamed(n, k, dtype, epilogue)
+    };
+    let second = GemmStream {
+        norm: StreamNorm::Behind { eps, centred },
+        ..gate.unwrap_or_else(|| streamed(n_behind, width, dtype, epilogue_behind))
+    };
+    let scratch = |name, dtype, columns, more_rows| Operand::Scratch {
+        site: 1,
+        name,
+        dtype,
+        columns,
+        more_rows,
+    };
+    let more_rows = GemmStream::more_rows(centred);
+    let scaled = scratch("scaled", dtype, n.into(), more_rows);
+    let stats = scratch(
+        "row_stats",
+        DType::F32,
+        GemmResidualRowStats::stats_of(n),
+        0,
+    );
+    let launches = vec![
+        Launch {
+            // In the place of the norm, the first that reads the sum, where its gamma is known.
+            site: 1,
+            operands: operands(0, 0..2 + epilogue.operands())
+                .chain(operands(1, 1..2 + usize::from(centred)))
+                .chain([Operand::Value(0), scaled, stats])
+                .collect(),
+            candidates: streaming(&first, machine),
+        },
+        Launch {
+            site: sites - 1,
+            operands: [scaled]
+                .into_iter()
+                .chain(operands(2, 1..2 + epilogue_behind.operands()))
+                .chain([stats, Operand::Value(sites - 1)])
+                .collect(),
+            candidates: streaming(&second, machine),
+        },
+    ];
+    let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());
+    is_served.then_some(Implementation {
+        name: "norm between gemms",
+        sites,
+        launches,
+        saved: 0.0,
+    })
+}
