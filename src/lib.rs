@@ -17,8 +17,10 @@ pub mod passes;
 pub mod plan;
 pub mod program;
 pub mod runtime;
+pub mod schedule;
 pub mod search;
 pub mod select;
+pub mod simulate;
 pub mod tensor;
 
 pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};

@@ -9,18 +9,30 @@ use std::{
 use gemmule::machine::Machine;
 
 /// Top to bottom. `names` and `files` are helpers without dependencies that any room may use.
-const ORDER: [&str; 17] = [
+const ORDER: [&str; 19] = [
     "names", "files", "search", "tensor", "machine", "kernels", "graph", "model", "passes", "plan",
-    "codegen", "select", "program", "jit", "runtime", "engine", "cli",
+    "schedule", "simulate", "codegen", "select", "program", "jit", "runtime", "engine", "cli",
 ];
 
 /// Rooms that a room must not name although they are above it.
-const FORBIDDEN: [(&str, &[&str]); 10] = [
+const FORBIDDEN: [(&str, &[&str]); 12] = [
     ("search", &["names", "files"]),
     ("machine", &["files", "tensor"]),
     ("model", &["passes", "plan"]),
     ("passes", &["codegen"]),
     ("plan", &["kernels", "graph", "model", "passes", "tensor"]),
+    (
+        "schedule",
+        &[
+            "files", "search", "machine", "kernels", "graph", "model", "passes", "plan",
+        ],
+    ),
+    (
+        "simulate",
+        &[
+            "names", "files", "search", "machine", "kernels", "graph", "model", "passes", "plan",
+        ],
+    ),
     ("codegen", &["graph", "model", "passes", "plan"]),
     ("select", &["graph", "model", "passes", "plan", "codegen"]),
     (

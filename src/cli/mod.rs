@@ -22,6 +22,7 @@ mod progress;
 mod run;
 mod score;
 mod shown;
+mod simulate;
 mod translate;
 mod tune;
 mod verify;
@@ -88,6 +89,8 @@ enum Command {
     Translate(translate::Args),
     /// Say how probable texts are: log-probabilities and perplexity
     Score(score::Args),
+    /// Compare schedulers of requests on made-up or recorded load, with costs of a device that need not be there
+    Simulate(simulate::Args),
     /// Compare a model with stored results of another implementation
     Verify(verify::Args),
     /// Kernels against their CPU references
@@ -126,6 +129,7 @@ fn run(command: Command) -> Outcome {
         Command::Generate(args) => generate::run(args),
         Command::Translate(args) => translate::run(args),
         Command::Score(args) => score::run(args),
+        Command::Simulate(args) => simulate::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Kernels(command) => kernels::run(command),
         Command::Bench(command) => bench::run(command),

@@ -28,6 +28,10 @@ pub enum Kind {
     /// What gemmule itself keeps of the kernels that it checked, and of those that it timed.
     Ledger,
     Timings,
+    /// What batches cost on a device.
+    Costs,
+    /// Requests that a server recorded.
+    Trace,
 }
 
 impl Kind {
@@ -35,9 +39,9 @@ impl Kind {
     pub fn limit(self) -> u64 {
         match self {
             Self::Description => 128 * KIB,
-            Self::Config | Self::Ledger | Self::Timings => 16 * MIB,
+            Self::Config | Self::Ledger | Self::Timings | Self::Costs => 16 * MIB,
             Self::Tokenizer | Self::ShardIndex => 256 * MIB,
-            Self::Batch => GIB,
+            Self::Batch | Self::Trace => GIB,
             Self::Reference | Self::Artifact => 4 * GIB,
         }
     }
@@ -55,6 +59,8 @@ impl fmt::Display for Kind {
             Self::Artifact => "compiled model has",
             Self::Ledger => "ledger has",
             Self::Timings => "timings have",
+            Self::Costs => "table of costs has",
+            Self::Trace => "trace has",
         })
     }
 }

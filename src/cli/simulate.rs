@@ -1,0 +1,332 @@
+//! Schedulers beside each other on made-up or recorded load.
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use miette::{IntoDiagnostic, Report, miette};
+use serde_json::json;
+
+use super::{Outcome, align_right, print, print_json, say, table, write_file};
+use crate::{
+    EngineError,
+    files::{self, Kind},
+    schedule::{CostTable, Micros, NAMES, Settings, Waiting, scheduler},
+    simulate::{Devices, Lengths, Line, Load, Panel, Rates, Summary, chart, parse_trace, simulate},
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Schedulers, with commas between them, or all
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "packed,dp,naive,no-batch"
+    )]
+    scheduler: Vec<String>,
+    /// What batches cost: a table in RON, as `examples/costs.ron`
+    #[arg(long, value_name = "FILE")]
+    costs: PathBuf,
+    /// Requests a second that arrive: A..B, A..B/N for N rates, or a list with commas
+    #[arg(long, value_name = "RATES", default_value = "20..1500")]
+    rates: Rates,
+    /// Lengths of requests in tokens: normal:LEAST,MOST,MEAN,DEVIATION, uniform:LEAST,MOST or fixed:N
+    #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
+    lens: Lengths,
+    /// How long requests arrive, in seconds
+    #[arg(long, value_name = "S", default_value_t = 60.0)]
+    seconds: f64,
+    /// Requests as they were recorded, one a line, in place of made-up ones
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "lens", "seconds", "deadline_ms"])]
+    trace: Option<PathBuf>,
+    /// Deadlines so many milliseconds behind the arrival, or drawn evenly between A and B: N or A..B
+    #[arg(long, value_name = "MS")]
+    deadline_ms: Option<Span>,
+    /// Passes over the model that each request takes: 1 for an encoder, the new tokens for a decoder
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    steps: u32,
+    /// Equal seeds give equal arrivals
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Devices
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    devices: u16,
+    /// Batches that a device takes at once
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    depth: u8,
+    /// Memory for a batch's intermediate tensors, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = u64::MAX)]
+    bytes: u64,
+    #[command(flatten)]
+    settings: Chosen,
+    /// Draw answers, latencies and deadlines met by load into this SVG
+    #[arg(long, value_name = "FILE")]
+    figure: Option<PathBuf>,
+    /// Print all numbers as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// As [`Settings`].
+#[derive(clap::Args, Clone)]
+pub(super) struct Chosen {
+    /// The latency that is aimed at, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 50.0)]
+    slo_ms: f64,
+    /// How long the lazy schedulers wait at most, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 10.0)]
+    lazy_ms: f64,
+    /// Requests in a batch of `naive` and `dp` at most
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    most: usize,
+    /// Rows of a batch of TCB's schedulers
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    rows: u32,
+    /// Tokens of such a row
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    length: u32,
+    /// The share of a row that DAS fills by utility alone
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    dominance: f64,
+}
+
+impl Chosen {
+    pub(super) fn settings(&self) -> Result<Settings, Report> {
+        Ok(Settings {
+            slo: millis("--slo-ms", self.slo_ms)?,
+            timeout: millis("--lazy-ms", self.lazy_ms)?,
+            most: self.most,
+            rows: self.rows,
+            length: self.length,
+            dominance: self.dominance,
+        })
+    }
+}
+
+/// A time that an option gives in milliseconds.
+fn millis(option: &str, ms: f64) -> Result<Micros, Report> {
+    match (0.0..=1e9).contains(&ms) {
+        true => Ok(Micros::of_seconds(ms / 1e3)),
+        false => Err(miette!(
+            "{option} is {ms}; expected milliseconds from 0 to 1e9"
+        )),
+    }
+}
+
+/// Milliseconds from … to.
+#[derive(Clone, Copy)]
+struct Span(f64, f64);
+
+impl std::str::FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (from, to) = text.split_once("..").unwrap_or((text, text));
+        let ms = |text: &str| {
+            let ms = text.trim().parse::<f64>().ok();
+            ms.filter(|ms| (0.0..=1e9).contains(ms))
+                .ok_or_else(|| format!("`{text}` is no number of milliseconds from 0 to 1e9"))
+        };
+        match (ms(from)?, ms(to)?) {
+            (from, to) if from <= to => Ok(Self(from, to)),
+            (from, to) => Err(format!("{from} is more than {to}")),
+        }
+    }
+}
+
+/// Requests that one command simulates at most, for each scheduler and rate.
+const MOST_REQUESTS: f64 = 2e7;
+
+/// What one scheduler did with one load.
+struct Point {
+    summary: Summary,
+    took: Duration,
+    decisions: u64,
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    let settings = args.settings.settings()?;
+    let names: Vec<&str> = match args.scheduler.as_slice() {
+        [all] if all == "all" => NAMES.to_vec(),
+        names => names.iter().map(|name| name.trim()).collect(),
+    };
+    if args.devices == 0 || args.depth == 0 {
+        return Err(miette!(
+            "--devices and --depth are from 1 on; {} and {} were given",
+            args.devices,
+            args.depth
+        ));
+    }
+    let text = files::text(&args.costs, Kind::Costs).map_err(EngineError::from)?;
+    let costs =
+        CostTable::parse(&text).map_err(|error| miette!("`{}`: {error}", args.costs.display()))?;
+    let loads = loads(&args)?;
+    let bytes = vec![args.bytes; usize::from(args.devices)];
+    let on = Devices {
+        costs: &costs,
+        bytes,
+        depth: args.depth,
+    };
+    let mut points: Vec<Vec<Point>> = Vec::new();
+    for name in &names {
+        let mut of_name = Vec::new();
+        for arrivals in &loads {
+            let mut scheduler = scheduler(name, &settings).into_diagnostic()?;
+            let began = Instant::now();
+            let outcome = simulate(arrivals, &mut *scheduler, &on).into_diagnostic()?;
+            of_name.push(Point {
+                took: began.elapsed(),
+                decisions: outcome.decisions,
+                summary: Summary::of(arrivals, &outcome, on.bytes.len()),
+            });
+        }
+        points.push(of_name);
+    }
+    if let Some(file) = &args.figure {
+        write_file(file, figure(&args, &names, &points, &costs).as_bytes())?;
+    }
+    if args.json {
+        let all = names.iter().zip(&points).flat_map(|(name, points)| {
+            points.iter().map(move |point| {
+                json!({
+                    "scheduler": name, "summary": point.summary, "decisions": point.decisions,
+                    "seconds": point.took.as_secs_f64(),
+                })
+            })
+        });
+        print_json(&json!({"costs": costs.about, "runs": all.collect::<Vec<_>>()}))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(&shown(&names, &points))?;
+    let all = || points.iter().flatten();
+    let seconds: f64 = all().map(|point| point.took.as_secs_f64()).sum();
+    let requests: usize = all().map(|point| point.summary.requests).sum();
+    say(&format!(
+        "{requests} requests in {seconds:.2} s, {:.0} a second; costs: {}",
+        requests as f64 / seconds.max(1e-9),
+        costs.about
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The arrivals of each rate, or of the trace.
+fn loads(args: &Args) -> Result<Vec<Vec<Waiting>>, Report> {
+    if let Some(file) = &args.trace {
+        let text = files::text(file, Kind::Trace).map_err(EngineError::from)?;
+        let arrivals = parse_trace(&text).map_err(|e| miette!("`{}`: {e}", file.display()))?;
+        return Ok(vec![arrivals]);
+    }
+    if args.steps == 0 {
+        return Err(miette!("--steps is 0; expected at least 1"));
+    }
+    let mut loads = Vec::new();
+    for &rate in &args.rates.0 {
+        let requests = (rate * args.seconds).round();
+        if !(1.0..=MOST_REQUESTS).contains(&requests) {
+            return Err(miette!(
+                "{rate} requests a second for {} s are {requests} requests; expected from 1 to {MOST_REQUESTS}: change --rates or --seconds",
+                args.seconds
+            ));
+        }
+        let deadlines = args.deadline_ms.map(|Span(from, to)| {
+            let span = |ms: f64| Micros::of_seconds(ms / 1e3);
+            (span(from), span(to))
+        });
+        let load = Load {
+            rate,
+            requests: requests as usize,
+            lengths: args.lens.clone(),
+            steps: args.steps,
+            deadlines,
+            seed: args.seed,
+        };
+        loads.push(load.arrivals());
+    }
+    Ok(loads)
+}
+
+fn shown(names: &[&str], points: &[Vec<Point>]) -> String {
+    let mut rows = table(&[
+        "scheduler",
+        "requests/s",
+        "answers/s",
+        "mean ms",
+        "least",
+        "most",
+        "p99",
+        "in time",
+        "refused",
+        "a batch",
+        "valid tokens",
+        "busy",
+    ]);
+    for (name, points) in names.iter().zip(points) {
+        for Point { summary: s, .. } in points {
+            let refused = s.expired + s.hopeless + s.too_large;
+            let mut row = vec![
+                (*name).to_owned(),
+                format!("{:.0}", s.offered),
+                format!("{:.0}", s.answered),
+            ];
+            // The latency of what cannot keep up says only how long the load was.
+            row.extend(
+                [s.mean, s.least, s.most, s.p99].map(|ms| match s.is_saturated() {
+                    true => "+∞".to_owned(),
+                    false => format!("{ms:.2}"),
+                }),
+            );
+            let answered = s.requests - refused;
+            row.extend([
+                format!("{:.1} %", s.in_time * 100.0),
+                refused.to_string(),
+                format!("{:.1}", answered as f64 / (s.batches as f64).max(1.0)),
+                format!("{:.1} %", s.valid * 100.0),
+                format!("{:.0} %", s.busy * 100.0),
+            ]);
+            rows.add_row(row);
+        }
+    }
+    align_right(&mut rows, 1..12);
+    format!("{rows}\n")
+}
+
+fn figure(args: &Args, names: &[&str], points: &[Vec<Point>], costs: &CostTable) -> String {
+    let first = points.first().map(Vec::as_slice).unwrap_or_default();
+    let loads: Vec<f64> = first.iter().map(|point| point.summary.offered).collect();
+    let panel = |title: &str, log, value: &dyn Fn(&Summary) -> Option<f64>| Panel {
+        title: title.to_owned(),
+        log,
+        lines: names
+            .iter()
+            .zip(points)
+            .map(|(name, points)| Line {
+                name: (*name).to_owned(),
+                values: points.iter().map(|point| value(&point.summary)).collect(),
+            })
+            .collect(),
+    };
+    let kept_up = |s: &Summary| !s.is_saturated();
+    let mut panels = vec![
+        panel("answers a second", false, &|s| Some(s.answered)),
+        panel(
+            "mean latency in ms, while the device keeps up",
+            true,
+            &|s| kept_up(s).then_some(s.mean),
+        ),
+    ];
+    if args.deadline_ms.is_some() || args.trace.is_some() {
+        panels.push(panel("share of deadlines met", false, &|s| Some(s.in_time)));
+    }
+    let of = match &args.trace {
+        Some(file) => format!("the trace {}", file.display()),
+        None => format!("lengths {}", args.lens),
+    };
+    chart(
+        &format!("Schedulers in simulation: {of}; costs: {}", costs.about),
+        &loads,
+        &panels,
+    )
+}

@@ -1,0 +1,483 @@
+//! The schedulers of TurboTransformers and TCB, put together of three choices: when to schedule, which requests, and how they are
+//! laid out.
+
+use std::collections::HashMap;
+
+use super::{
+    Decision, Ids, Layout, Micros, Planned, Refusal, Scheduler, View, Waiting,
+    costs::equal,
+    das::{Chosen, das, first_fit, slotted},
+    dp::partition,
+    index::{Index, entry},
+};
+
+/// When requests are scheduled (TurboTransformers 5).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum When {
+    /// As soon as the device is idle.
+    Hungry,
+    /// When `most` requests wait or the first has waited for `timeout`; at once when its waiting and the time of a batch of all
+    /// pass half of `slo`.
+    Lazy {
+        timeout: Micros,
+        most: usize,
+        slo: Micros,
+    },
+}
+
+/// Which requests are served first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Which {
+    /// The first that came.
+    Fcfs,
+    /// The shortest.
+    Sjf,
+    /// Those with the earliest deadline.
+    Edf,
+    /// By utility and deadline (TCB, algorithm 1), for `rows` rows of `length` tokens.
+    Das {
+        rows: u32,
+        length: u32,
+        dominance: f64,
+    },
+    /// The same for the rows of [`How::Rows`], which are cut into slots (TCB, algorithm 2). With another layout there are no
+    /// slots, and requests are chosen for one row of any length, which is all that waits.
+    SlottedDas { dominance: f64 },
+}
+
+/// How requests are laid out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum How {
+    /// One request a batch.
+    Single,
+    /// Padded to the longest, at most so many.
+    Padded { most: usize },
+    /// Padded, in batches by dynamic programming (TurboTransformers, algorithm 3). All that was chosen is scheduled at once; a
+    /// device runs the batches of short requests first.
+    Dp { most: usize },
+    /// Rows of `length` tokens that several requests share (TCB 4.1). A request longer than a row is refused.
+    Rows { rows: u32, length: u32 },
+}
+
+/// A scheduler of three choices.
+pub struct Composed {
+    when: When,
+    which: Which,
+    how: How,
+    index: Index,
+    /// The memory of the largest lane at the last decision: a request that needed less may need more than it has now.
+    bytes: u64,
+    /// Slots of the batches that run, by lane.
+    slots: HashMap<usize, Slots>,
+    /// What the decision at hand has for requests already.
+    gone: Ids,
+}
+
+/// The slots of a running batch.
+struct Slots {
+    length: u32,
+    /// How many requests of each slot have not finished.
+    left: Vec<usize>,
+    slot_of: HashMap<u64, usize>,
+}
+
+impl Composed {
+    pub fn new(when: When, which: Which, how: How) -> Self {
+        Self {
+            when,
+            which,
+            how,
+            index: match which {
+                Which::Fcfs => Index::of_deadlines(),
+                _ => Index::by_length(),
+            },
+            bytes: u64::MAX,
+            slots: HashMap::new(),
+            gone: Ids::default(),
+        }
+    }
+
+    /// Tokens that a request may have, where rows limit them.
+    fn most_tokens(&self) -> u32 {
+        match (self.which, self.how) {
+            (_, How::Rows { length, .. }) | (Which::Das { length, .. }, _) => length,
+            _ => u32::MAX,
+        }
+    }
+
+    /// Bytes of a batch of this request alone.
+    fn alone(&self, view: &View<'_>, tokens: u32) -> u64 {
+        let (layout, tokens) = match self.how {
+            How::Rows { length, .. } => (
+                Layout::Rows {
+                    length,
+                    slot: length,
+                },
+                length,
+            ),
+            _ => (Layout::Padded, tokens),
+        };
+        view.costs.bytes(layout, &equal(1, u64::from(tokens)))
+    }
+
+    /// Takes in what is new, and refuses what no lane can run and what is late.
+    fn admit(&mut self, view: &View<'_>, decision: &mut Decision) {
+        self.gone.clear();
+        let new = self.index.follow(view);
+        self.index.refuse_expired(view, decision);
+        let bytes = view.most_bytes();
+        // Where a lane has less than before, what waits already may be too large.
+        let suspects = match bytes < self.bytes {
+            true => view.waiting,
+            false => new,
+        };
+        self.bytes = bytes;
+        self.gone.extend(decision.refuse.iter().map(|&(id, _)| id));
+        for waiting in suspects {
+            let is_large =
+                waiting.tokens > self.most_tokens() || self.alone(view, waiting.tokens) > bytes;
+            if is_large && self.gone.insert(waiting.id) {
+                self.index.remove(waiting.tokens, entry(waiting));
+                decision.refuse.push((waiting.id, Refusal::TooLarge));
+            }
+        }
+    }
+
+    /// Whether it is time to schedule; if not, when it will be.
+    fn is_time(&self, view: &View<'_>) -> Result<(), Option<Micros>> {
+        let rest = || view.waiting.iter().filter(|w| !self.gone.contains(&w.id));
+        let Some(oldest) = rest().next() else {
+            return Err(None);
+        };
+        let When::Lazy { timeout, most, slo } = self.when else {
+            return Ok(());
+        };
+        let n = rest().take(most).count();
+        let longest = rest().take(most).map(|w| w.tokens).max().unwrap_or(0);
+        let extents = equal(n as u64, u64::from(longest));
+        let estimate = view.costs.time(Layout::Padded, &extents);
+        let half = Micros(slo.0 / 2).since(estimate);
+        let at = oldest.arrived.plus(timeout.min(half));
+        match n >= most || view.now >= at {
+            true => Ok(()),
+            false => Err(Some(at)),
+        }
+    }
+
+    /// The next request that fits a lane by itself.
+    /// Of those in order of arrival, `next` is the first that may be one.
+    fn peek(&self, next: &mut usize, view: &View<'_>, bytes: u64) -> Option<Chosen> {
+        let fits = |tokens| self.alone(view, tokens) <= bytes;
+        match self.which {
+            Which::Fcfs => loop {
+                let waiting = view.waiting.get(*next)?;
+                if !self.gone.contains(&waiting.id) && fits(waiting.tokens) {
+                    return Some((waiting.tokens, entry(waiting)));
+                }
+                *next += 1;
+            },
+            Which::Edf => {
+                let longest = self.longest_that_fits(view, bytes);
+                self.index.soonest_to(longest)
+            }
+            // Where the shortest does not fit, none does.
+            _ => self.index.shortest().filter(|&(tokens, _)| fits(tokens)),
+        }
+    }
+
+    /// Bytes rise with tokens.
+    fn longest_that_fits(&self, view: &View<'_>, bytes: u64) -> u32 {
+        let (mut fits, mut not) = (0, u32::MAX);
+        if self.alone(view, not) <= bytes {
+            return not;
+        }
+        while fits + 1 < not {
+            let middle = fits.midpoint(not);
+            match self.alone(view, middle) <= bytes {
+                true => fits = middle,
+                false => not = middle,
+            }
+        }
+        fits
+    }
+
+    fn take(&mut self, (tokens, entry): Chosen) {
+        self.index.remove(tokens, entry);
+        self.gone.insert(entry.1);
+    }
+
+    /// The requests that are to run, in order, at most so many where a batch has a limit.
+    fn chosen(&mut self, view: &View<'_>, bytes: u64) -> Vec<Chosen> {
+        let most = match self.how {
+            How::Single => 1,
+            How::Padded { most } => most,
+            How::Dp { .. } | How::Rows { .. } => usize::MAX,
+        };
+        let rows = match self.which {
+            Which::Das {
+                rows,
+                length,
+                dominance,
+            } => das(&mut self.index, rows, length, dominance),
+            Which::SlottedDas { dominance } => das(&mut self.index, 1, u32::MAX, dominance),
+            Which::Fcfs | Which::Sjf | Which::Edf => {
+                let (mut at, mut chosen) = (0, Vec::new());
+                while chosen.len() < most
+                    && let Some(next) = self.peek(&mut at, view, bytes)
+                {
+                    self.take(next);
+                    chosen.push(next);
+                }
+                return chosen;
+            }
+        };
+        let (fits, not): (Vec<Chosen>, Vec<Chosen>) = rows
+            .into_iter()
+            .flat_map(|row| row.chosen)
+            .partition(|&(tokens, _)| self.alone(view, tokens) <= bytes);
+        self.put_back(not);
+        self.gone.extend(fits.iter().map(|&(_, (_, id))| id));
+        fits
+    }
+
+    fn put_back(&mut self, chosen: impl IntoIterator<Item = Chosen>) {
+        for (tokens, entry) in chosen {
+            self.index.put(tokens, entry);
+            self.gone.remove(&entry.1);
+        }
+    }
+
+    /// Batches of padded requests for a lane.
+    fn padded(&mut self, view: &View<'_>, lane: usize, most: usize) -> Vec<Planned> {
+        let bytes = view.lanes[lane].bytes;
+        let mut chosen = self.chosen(view, bytes);
+        let mut runs = Vec::new();
+        if let How::Dp { most } = self.how {
+            chosen.sort_unstable_by_key(|&(tokens, (_, id))| (tokens, id));
+            let lens: Vec<u32> = chosen.iter().map(|&(tokens, _)| tokens).collect();
+            // Each request fits by itself, so that there is a partition.
+            runs = partition(&lens, most, bytes, view.costs).unwrap_or_default();
+        } else {
+            let (mut n, mut longest) = (0, 0);
+            for &(tokens, _) in &chosen {
+                let extents = equal(n as u64 + 1, u64::from(tokens.max(longest)));
+                if n == most || (n > 0 && view.costs.bytes(Layout::Padded, &extents) > bytes) {
+                    runs.push(n);
+                    (n, longest) = (0, 0);
+                }
+                (n, longest) = (n + 1, tokens.max(longest));
+            }
+            runs.extend((n > 0).then_some(n));
+        }
+        let mut rest = chosen.as_slice();
+        let mut planned = Vec::new();
+        for n in runs {
+            let (run, after) = rest.split_at(n.min(rest.len()));
+            rest = after;
+            let layout = Layout::Padded;
+            let extents = layout.computed(run.iter().map(|&(tokens, _)| tokens));
+            planned.push(Planned {
+                lane,
+                layout,
+                rows: run.iter().map(|&(_, (_, id))| vec![id]).collect(),
+                estimate: view.costs.time(layout, &extents),
+                joins: false,
+            });
+        }
+        planned
+    }
+
+    /// A batch of rows that requests share.
+    fn shared(&mut self, view: &View<'_>, lane: usize, rows: u32, length: u32) -> Option<Planned> {
+        let bytes = view.lanes[lane].bytes;
+        let pure = Layout::Rows {
+            length,
+            slot: length,
+        };
+        let holds = |n: u32| {
+            view.costs
+                .bytes(pure, &equal(u64::from(n), u64::from(length)))
+                <= bytes
+        };
+        let rows = match holds(rows) {
+            true => rows,
+            // Bytes rise with the rows.
+            false => {
+                let (mut held, mut not) = (0, rows);
+                while held + 1 < not {
+                    let middle = held.midpoint(not);
+                    match holds(middle) {
+                        true => held = middle,
+                        false => not = middle,
+                    }
+                }
+                held
+            }
+        };
+        let ids = |chosen: Vec<Chosen>| chosen.into_iter().map(|(_, (_, id))| id);
+        let (slot, filled): (u32, Vec<Vec<u64>>) = match self.which {
+            Which::SlottedDas { dominance } => {
+                let cut = slotted(das(&mut self.index, rows, length, dominance), length);
+                self.put_back(cut.left);
+                let slots = cut.rows.into_iter().flatten();
+                (cut.slot, slots.map(|slot| ids(slot).collect()).collect())
+            }
+            Which::Das { dominance, .. } => {
+                let filled = das(&mut self.index, rows, length, dominance);
+                let filled = filled.into_iter().map(|row| ids(row.chosen).collect());
+                (length, filled.collect())
+            }
+            Which::Fcfs | Which::Sjf | Which::Edf => {
+                let (mut at, mut tried) = (0, Vec::new());
+                let mut order = std::iter::from_fn(|| {
+                    let next = self.peek(&mut at, view, bytes)?;
+                    self.take(next);
+                    tried.push(next);
+                    Some(next)
+                });
+                let filled = first_fit(&mut order, rows as usize, length);
+                let n_taken = filled.iter().map(Vec::len).sum();
+                // The one for which there was no room.
+                let left = tried.split_off(n_taken);
+                self.put_back(left);
+                let filled = filled.into_iter();
+                let row = |row: Vec<Chosen>| ids(row).collect();
+                (length, filled.map(row).collect())
+            }
+        };
+        self.gone.extend(filled.iter().flatten());
+        if filled.iter().all(Vec::is_empty) {
+            return None;
+        }
+        let layout = Layout::Rows { length, slot };
+        let extents = equal(filled.len() as u64, u64::from(slot));
+        if slot < length {
+            self.slots.insert(lane, Slots::new(slot, &filled));
+        }
+        Some(Planned {
+            lane,
+            layout,
+            rows: filled,
+            estimate: view.costs.time(layout, &extents),
+            joins: false,
+        })
+    }
+
+    /// Requests for slots of running batches whose own have finished (TCB 4.2.2).
+    fn join(&mut self, view: &View<'_>, decision: &mut Decision) {
+        let Which::SlottedDas { dominance } = self.which else {
+            return;
+        };
+        for (lane, state) in view.lanes.iter().enumerate() {
+            if state.in_flight == 0 {
+                self.slots.remove(&lane);
+                continue;
+            }
+            let Some(slots) = self.slots.get_mut(&lane) else {
+                continue;
+            };
+            let n_free = slots.left.iter().filter(|&&left| left == 0).count();
+            let filled = das(&mut self.index, n_free as u32, slots.length, dominance);
+            if filled.is_empty() {
+                continue;
+            }
+            let rows: Vec<Vec<u64>> = filled
+                .into_iter()
+                .map(|row| row.chosen.into_iter().map(|(_, (_, id))| id).collect())
+                .collect();
+            slots.fill(&rows);
+            self.gone.extend(rows.iter().flatten());
+            let slot = slots.length;
+            let layout = Layout::Rows { length: slot, slot };
+            let extents = equal(rows.len() as u64, u64::from(slot));
+            decision.run.push(Planned {
+                lane,
+                layout,
+                rows,
+                estimate: view.costs.time(layout, &extents),
+                joins: true,
+            });
+        }
+    }
+}
+
+impl Slots {
+    fn new(length: u32, rows: &[Vec<u64>]) -> Self {
+        let mut slots = Self {
+            length,
+            left: vec![0; rows.len()],
+            slot_of: HashMap::new(),
+        };
+        for (slot, ids) in rows.iter().enumerate() {
+            slots.add(slot, ids);
+        }
+        slots
+    }
+
+    fn add(&mut self, slot: usize, ids: &[u64]) {
+        self.left[slot] += ids.len();
+        self.slot_of.extend(ids.iter().map(|&id| (id, slot)));
+    }
+
+    /// Fills empty slots, of which there are as many as rows.
+    fn fill(&mut self, rows: &[Vec<u64>]) {
+        let empty = (0..self.left.len()).filter(|&slot| self.left[slot] == 0);
+        let empty: Vec<usize> = empty.collect();
+        for (slot, ids) in empty.into_iter().zip(rows) {
+            self.add(slot, ids);
+        }
+    }
+
+    fn finish(&mut self, id: u64) {
+        if let Some(slot) = self.slot_of.remove(&id) {
+            self.left[slot] -= 1;
+        }
+    }
+}
+
+impl Scheduler for Composed {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut decision = Decision::default();
+        self.admit(view, &mut decision);
+        self.join(view, &mut decision);
+        for (lane, state) in view.lanes.iter().enumerate() {
+            if state.in_flight > 0 {
+                continue;
+            }
+            if let Err(wake) = self.is_time(view) {
+                decision.wake = wake;
+                break;
+            }
+            let planned = match self.how {
+                How::Single => self.padded(view, lane, 1),
+                How::Padded { most } | How::Dp { most } => self.padded(view, lane, most),
+                How::Rows { rows, length } => {
+                    self.shared(view, lane, rows, length).into_iter().collect()
+                }
+            };
+            decision.run.extend(planned);
+        }
+        decision
+    }
+
+    fn finished(&mut self, ids: &[u64], lane: usize) {
+        if let Some(slots) = self.slots.get_mut(&lane) {
+            ids.iter().for_each(|&id| slots.finish(id));
+        }
+    }
+}
+
+impl Waiting {
+    /// A request of an encoder, without a deadline, of the lowest class.
+    pub fn new(tokens: u32, arrived: Micros) -> Self {
+        Self {
+            id: 0,
+            tokens,
+            arrived,
+            deadline: None,
+            class: 0,
+            tenant: 0,
+            steps: 1,
+        }
+    }
+}

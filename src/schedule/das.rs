@@ -1,0 +1,133 @@
+//! TCB's online scheduling for rows that requests share: DAS (5.2, algorithm 1) and slotted DAS (5.3, algorithm 2).
+
+use super::{Micros, index::Index};
+
+/// A request that was chosen: its tokens, and its place in the [`Index`].
+pub(super) type Chosen = (u32, (Micros, u64));
+
+/// What one row was filled with.
+#[derive(Debug, Default)]
+pub(super) struct Row {
+    /// In the order in which they were chosen.
+    pub chosen: Vec<Chosen>,
+    /// How many of the first were chosen by utility alone, the set Ñᵁ.
+    pub dominant: usize,
+}
+
+/// Fills rows of `length` tokens with requests, which leave the index (the listing leaves them, and would choose them for the
+/// next row again). The utility of a request is one over its length. Each row has
+///
+/// 1. all that waits, where that fits; else
+/// 2. of the `s` requests of most utility that fit, the first `⌈η·s⌉`;
+/// 3. of the others whose utility is at least `q = 1 − η` times the mean of those, the ones with the earliest deadlines that
+///    still fit; and
+/// 4. what still fits of the rest, by utility.
+pub(super) fn das(index: &mut Index, rows: u32, length: u32, dominance: f64) -> Vec<Row> {
+    let mut filled = Vec::new();
+    while filled.len() < rows as usize && index.n() > 0 {
+        let row = fill(index, length, dominance);
+        if row.chosen.is_empty() {
+            break;
+        }
+        filled.push(row);
+    }
+    filled
+}
+
+fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
+    let mut row = Row::default();
+    let mut room = length;
+    let mut take = |index: &mut Index, room: &mut u32, (tokens, entry): Chosen| {
+        index.remove(tokens, entry);
+        *room -= tokens;
+        row.chosen.push((tokens, entry));
+    };
+    let everything = index.tokens() <= u64::from(length);
+    let s = match everything {
+        true => index.n(),
+        false => index.n_that_fit(u64::from(length)),
+    };
+    let p = match everything {
+        true => s,
+        false => (dominance * s as f64).ceil() as usize,
+    };
+    let mut utility = 0.0;
+    for _ in 0..p {
+        if let Some(shortest) = index.shortest() {
+            utility += 1.0 / f64::from(shortest.0);
+            take(index, &mut room, shortest);
+        }
+    }
+    if p > 0 && !everything {
+        // The longest request whose utility 1 / l is not below (1 − η) · utility / p.
+        let longest = (p as f64 / ((1.0 - dominance) * utility)).floor() as u32;
+        while let Some(soonest) = index.soonest_to(longest.min(room)) {
+            take(index, &mut room, soonest);
+        }
+        // All of these lengths that fit are taken: what is left of them is longer than the room.
+        while let Some(next) = index.shortest_from(longest.saturating_add(1))
+            && next.0 <= room
+        {
+            take(index, &mut room, next);
+        }
+    }
+    row.dominant = p;
+    row
+}
+
+/// Rows of slots: the slot's tokens, the slots by row, and what was chosen and fits no slot of its row, which waits on.
+pub(super) struct Slotted {
+    pub slot: u32,
+    pub rows: Vec<Vec<Vec<Chosen>>>,
+    pub left: Vec<Chosen>,
+}
+
+/// Cuts rows that DAS filled into slots as long as the longest request that was chosen by utility, so that each of those has a
+/// place. Requests longer than a slot wait for a later batch, where the paper discards them.
+pub(super) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
+    let dominant = rows.iter().flat_map(|row| &row.chosen[..row.dominant]);
+    let slot = dominant.map(|&(tokens, _)| tokens).max().unwrap_or(length);
+    let slot = slot.clamp(1, length.max(1));
+    let n_slots = (length / slot) as usize;
+    let mut left = Vec::new();
+    let rows = rows.into_iter().map(|row| {
+        let mut slots: Vec<Vec<Chosen>> = vec![Vec::new(); n_slots];
+        let mut rooms = vec![slot; n_slots];
+        for chosen in row.chosen {
+            match rooms.iter().position(|&room| room >= chosen.0) {
+                Some(at) => {
+                    rooms[at] -= chosen.0;
+                    slots[at].push(chosen);
+                }
+                None => left.push(chosen),
+            }
+        }
+        slots
+    });
+    let rows = rows.collect();
+    Slotted { slot, rows, left }
+}
+
+/// Requests in this order, each into the first of the rows that has room for it; the first for which none has ends it.
+pub(super) fn first_fit<T>(
+    order: impl Iterator<Item = (u32, T)>,
+    rows: usize,
+    length: u32,
+) -> Vec<Vec<(u32, T)>> {
+    let mut filled: Vec<Vec<(u32, T)>> = Vec::new();
+    let mut rooms: Vec<u32> = Vec::new();
+    for (tokens, request) in order {
+        let at = match rooms.iter().position(|&room| room >= tokens) {
+            Some(at) => at,
+            None if rooms.len() < rows && tokens <= length => {
+                rooms.push(length);
+                filled.push(Vec::new());
+                rooms.len() - 1
+            }
+            None => break,
+        };
+        rooms[at] -= tokens;
+        filled[at].push((tokens, request));
+    }
+    filled
+}

@@ -1,0 +1,190 @@
+//! What every driver of a scheduler keeps: who waits, and what the lanes do. The simulator and the server both decide through
+//! it, so that a scheduler sees the same in both.
+
+use std::collections::VecDeque;
+
+use super::{Costs, Decision, Lane, Micros, Planned, Scheduler, View, Waiting};
+
+/// Requests that wait and lanes that run. Nothing here measures time: the driver says it.
+#[derive(Debug)]
+pub struct Desk {
+    /// Those from `head` on wait, in order of arrival.
+    waiting: Vec<Waiting>,
+    head: usize,
+    next_id: u64,
+    tokens: u64,
+    lanes: Vec<Lane>,
+    /// Estimates of the batches of each lane, the running one first.
+    estimates: Vec<VecDeque<Micros>>,
+}
+
+/// A decision that a scheduler must not take. It shows a mistake in the scheduler, and nothing of it is done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misdecision {
+    #[error("the scheduler decided on request {id}, which does not wait, or twice on it")]
+    NotWaiting { id: u64 },
+    #[error("the scheduler gave a batch to lane {lane} of {n_lanes}")]
+    NoLane { lane: usize, n_lanes: usize },
+    #[error("the scheduler gave lane {lane} a batch without requests")]
+    Empty { lane: usize },
+    #[error("the scheduler had requests join the batch of lane {lane}, on which none runs")]
+    Joins { lane: usize },
+}
+
+impl Desk {
+    /// A desk of lanes that take `depth` batches and have `bytes` bytes for each, as many as there are of these.
+    pub fn new(bytes: &[u64], depth: u8) -> Self {
+        let lane = |&bytes: &u64| Lane {
+            in_flight: 0,
+            depth,
+            free_at: Micros(0),
+            bytes,
+        };
+        Self {
+            waiting: Vec::new(),
+            head: 0,
+            next_id: 0,
+            tokens: 0,
+            lanes: bytes.iter().map(lane).collect(),
+            estimates: bytes.iter().map(|_| VecDeque::new()).collect(),
+        }
+    }
+
+    /// A request comes; its id is given here.
+    pub fn arrive(&mut self, waiting: Waiting) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.tokens += u64::from(waiting.tokens);
+        self.waiting.push(Waiting { id, ..waiting });
+        id
+    }
+
+    /// A request's sender has gone. Tells whether it waited.
+    pub fn cancel(&mut self, id: u64) -> bool {
+        self.remove(&mut vec![id]).is_ok()
+    }
+
+    pub fn waiting(&self) -> &[Waiting] {
+        self.waiting.get(self.head..).unwrap_or_default()
+    }
+
+    /// Tokens of all that wait.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    pub fn lanes(&self) -> &[Lane] {
+        &self.lanes
+    }
+
+    /// Whether a lane takes another batch.
+    pub fn has_place(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.in_flight < lane.depth)
+    }
+
+    /// Changes the memory that batches of a lane may take.
+    pub fn set_bytes(&mut self, lane: usize, bytes: u64) {
+        if let Some(lane) = self.lanes.get_mut(lane) {
+            lane.bytes = bytes;
+        }
+    }
+
+    /// Asks the scheduler, and does what it decided: who is run or refused waits no more.
+    ///
+    /// # Errors
+    /// A decision that cannot be.
+    pub fn decide(
+        &mut self,
+        now: Micros,
+        scheduler: &mut dyn Scheduler,
+        costs: &dyn Costs,
+    ) -> Result<Decision, Misdecision> {
+        let decision = scheduler.decide(&View {
+            now,
+            waiting: self.waiting(),
+            lanes: &self.lanes,
+            costs,
+        });
+        let n_lanes = self.lanes.len();
+        for planned in &decision.run {
+            let lane = planned.lane;
+            let Some(state) = self.lanes.get(lane) else {
+                return Err(Misdecision::NoLane { lane, n_lanes });
+            };
+            if planned.joins && state.in_flight == 0 {
+                return Err(Misdecision::Joins { lane });
+            }
+            if planned.ids().next().is_none() {
+                return Err(Misdecision::Empty { lane });
+            }
+        }
+        let refused = decision.refuse.iter().map(|&(id, _)| id);
+        let run = decision.run.iter().flat_map(Planned::ids);
+        self.remove(&mut run.chain(refused).collect())?;
+        for planned in decision.run.iter().filter(|planned| !planned.joins) {
+            let lane = &mut self.lanes[planned.lane];
+            lane.in_flight = lane.in_flight.saturating_add(1);
+            lane.free_at = lane.free_at.max(now).plus(planned.estimate);
+            self.estimates[planned.lane].push_back(planned.estimate);
+        }
+        Ok(decision)
+    }
+
+    /// Requests of the batch that runs on a lane have finished; `is_over` when the batch has.
+    pub fn finished(
+        &mut self,
+        now: Micros,
+        lane: usize,
+        ids: &[u64],
+        is_over: bool,
+        scheduler: &mut dyn Scheduler,
+    ) {
+        scheduler.finished(ids, lane);
+        if let Some(estimates) = self.estimates.get_mut(lane).filter(|_| is_over) {
+            estimates.pop_front();
+            let rest = estimates.iter().fold(now, |at, &time| at.plus(time));
+            let lane = &mut self.lanes[lane];
+            lane.in_flight = lane.in_flight.saturating_sub(1);
+            lane.free_at = rest;
+        }
+    }
+
+    /// Takes requests out. What waits is mostly decided on from its front, so that the few before the last of them are moved
+    /// up, and not the many behind.
+    fn remove(&mut self, ids: &mut Vec<u64>) -> Result<(), Misdecision> {
+        ids.sort_unstable();
+        let waiting = self.waiting.get_mut(self.head..).unwrap_or_default();
+        let mut from = 0;
+        for (i, &id) in ids.iter().enumerate() {
+            let found = waiting[from..].binary_search_by_key(&id, |w| w.id);
+            let Ok(at) = found else {
+                return Err(Misdecision::NotWaiting { id });
+            };
+            // The requests before the last one are found again below.
+            from += at + usize::from(i + 1 < ids.len());
+        }
+        let Some(&last) = ids.last() else {
+            return Ok(());
+        };
+        let mut write = waiting.partition_point(|w| w.id <= last);
+        let mut left = ids.as_slice();
+        for read in (0..write).rev() {
+            match left.split_last() {
+                Some((&id, rest)) if waiting[read].id == id => {
+                    self.tokens -= u64::from(waiting[read].tokens);
+                    left = rest;
+                }
+                _ => {
+                    write -= 1;
+                    waiting[write] = waiting[read];
+                }
+            }
+        }
+        self.head += write;
+        if self.head > 4096 && self.head > self.waiting.len() / 2 {
+            self.waiting.drain(..self.head);
+            self.head = 0;
+        }
+        Ok(())
+    }
+}

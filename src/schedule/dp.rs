@@ -1,0 +1,41 @@
+//! TurboTransformers' batch scheduler (section 5, algorithm 3).
+
+use super::{Costs, Layout, Micros, costs::equal};
+
+/// Cuts ascending lengths into runs, each a padded batch of at most `most` requests and `bytes` bytes, so that all together
+/// take the least time. The lengths of the runs are returned, in order; `None` where a request alone needs more bytes.
+///
+/// With `states[i]` the least time of the first `i` requests,
+/// `states[i] = min over k of states[i − k] + time(k sequences of lens[i − 1] tokens)` (equation 2, where the table holds the time a
+/// request). The walk back goes on at the run's beginning; the listing goes on one before it, and would lose a request.
+pub fn partition(lens: &[u32], most: usize, bytes: u64, costs: &dyn Costs) -> Option<Vec<usize>> {
+    let mut states = vec![0_u64; lens.len() + 1];
+    let mut taken = vec![0_usize; lens.len() + 1];
+    for (at, &len) in lens.iter().enumerate() {
+        let i = at + 1;
+        let mut least = u64::MAX;
+        for k in 1..=most.min(i) {
+            let extents = equal(k as u64, u64::from(len));
+            if costs.bytes(Layout::Padded, &extents) > bytes {
+                break;
+            }
+            let Micros(time) = costs.time(Layout::Padded, &extents);
+            let total = states[i - k].saturating_add(time);
+            if total < least || taken[i] == 0 {
+                (least, taken[i]) = (total, k);
+            }
+        }
+        if taken[i] == 0 {
+            return None;
+        }
+        states[i] = least;
+    }
+    let mut runs = Vec::new();
+    let mut i = lens.len();
+    while i > 0 {
+        runs.push(taken[i]);
+        i -= taken[i];
+    }
+    runs.reverse();
+    Some(runs)
+}

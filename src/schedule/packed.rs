@@ -1,0 +1,466 @@
+//! gemmule's own scheduler: packed batches of as few tokens as keep the device at its best rate, deadlines first, tenants by
+//! turns.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
+};
+
+use super::{
+    Decision, Ids, Lane, Layout, Micros, Planned, Refusal, Scheduler, View, Waiting,
+    costs::{equal, packed},
+};
+use crate::tensor::Extents;
+
+/// Share of the best rate that a budget of tokens must reach.
+const RATE: f64 = 0.97;
+/// The same where more than two batches wait.
+const FULL_RATE: f64 = 0.995;
+/// The least budget, in tokens.
+const LEAST: u64 = 64;
+/// The sizes of batches that a budget is chosen from: 64 tokens to 128 Ki, four an octave.
+const SIZES: std::ops::RangeInclusive<u32> = 0..=44;
+/// Tokens that a tenant may send at its turn.
+const QUANTUM: u64 = 512;
+/// How many requests of a tenant are looked at for one that fits the rest of a batch.
+const LOOK_AHEAD: usize = 64;
+/// How often others are taken in place of the first that waits, as it does not fit.
+const PASSED_OVER: u8 = 8;
+/// How long before a batch ends the next one is given to the device.
+const GUARD: Micros = Micros(300);
+/// A request goes up by a class when it has waited so many times the latency that is aimed at.
+const AGEING: u64 = 4;
+
+/// One batch a lane and decision, in these steps:
+///
+/// 1. A request whose deadline is past, or would be past if it ran alone now, is refused; where more than two batches wait, also
+///    one whose deadline would be past at the end of a full batch.
+/// 2. The budget is the fewest tokens whose rate is within 3 % of the best that the costs know, for sequences of the mean length
+///    of what waits, or within half a percent where more than two batches wait; at most what the lane has memory for, and,
+///    unless so many wait, at most half of the tightest time that is left to a deadline.
+/// 3. Requests with less time left than two batches take go first, the earliest deadline first; then the highest class, where
+///    waiting raises a request by a class each four times the latency that is aimed at; of a class, tenants take turns by
+///    tokens (deficit round robin), each in order of arrival. A request that does not fit is passed over for one of the next 64
+///    that does, at most eight times.
+/// 4. Tokens that the device adds to round a batch up are filled with requests: they are computed anyway.
+/// 5. An idle lane gets its batch at once; one that runs, the next batch when half a budget waits, or shortly before its batch
+///    ends.
+pub struct Packed {
+    slo: Micros,
+    /// The newest request that was seen.
+    last: Option<u64>,
+    /// By class and tenant, in order of arrival; with requests that have gone.
+    lines: BTreeMap<(u8, u32), Line>,
+    /// By deadline; with requests that have gone.
+    soonest: BinaryHeap<Reverse<(Micros, u64)>>,
+    /// The tenant that was served last.
+    turn: u32,
+    /// The memory of the largest lane at the last decision.
+    bytes: u64,
+    /// The fewest tokens that reach [`RATE`], and [`FULL_RATE`], by the mean length. The costs may change by a factor, which
+    /// leaves them.
+    budgets: HashMap<i32, (u64, u64)>,
+    /// Requests that the decision at hand has decided on.
+    gone: Ids,
+}
+
+#[derive(Default)]
+struct Line {
+    requests: VecDeque<u64>,
+    /// Tokens that the tenant may still send.
+    deficit: u64,
+    /// How often others were taken in place of the first.
+    passed: u8,
+}
+
+/// A batch in the making.
+struct Batch {
+    ids: Vec<u64>,
+    extents: Extents,
+    /// Tokens that are aimed at.
+    budget: u64,
+    bytes: u64,
+}
+
+impl Batch {
+    fn with(&self, waiting: &Waiting) -> Extents {
+        let len = u64::from(waiting.tokens);
+        let tokens = self.extents.tokens + len;
+        Extents {
+            tokens,
+            batch: self.extents.batch + 1,
+            longest: self.extents.longest.max(len),
+            pairs: self.extents.pairs.saturating_add(len * len),
+            slots: tokens,
+            rows: tokens,
+            ..self.extents
+        }
+    }
+
+    /// Whether a request fits the lane's memory, and the budget; the first one need not fit that.
+    fn fits(&self, view: &View<'_>, waiting: &Waiting) -> bool {
+        let extents = self.with(waiting);
+        (self.ids.is_empty() || extents.tokens <= self.budget)
+            && extents.tokens <= Extents::MAX_TOKENS
+            && view.costs.bytes(Layout::Packed, &extents) <= self.bytes
+    }
+
+    fn add(&mut self, waiting: &Waiting) {
+        self.extents = self.with(waiting);
+        self.ids.push(waiting.id);
+    }
+
+    fn is_full(&self) -> bool {
+        self.extents.tokens >= self.budget
+    }
+}
+
+impl Packed {
+    /// A scheduler that aims at this latency.
+    pub fn new(slo: Micros) -> Self {
+        Self {
+            slo,
+            last: None,
+            lines: BTreeMap::new(),
+            soonest: BinaryHeap::new(),
+            turn: 0,
+            bytes: u64::MAX,
+            budgets: HashMap::new(),
+            gone: Ids::default(),
+        }
+    }
+
+    fn alone(view: &View<'_>, waiting: &Waiting) -> (Micros, u64) {
+        let extents = equal(1, u64::from(waiting.tokens));
+        let bytes = view.costs.bytes(Layout::Packed, &extents);
+        (view.costs.time(Layout::Packed, &extents), bytes)
+    }
+
+    fn refuse(&mut self, decision: &mut Decision, id: u64, refusal: Refusal) {
+        if self.gone.insert(id) {
+            decision.refuse.push((id, refusal));
+        }
+    }
+
+    /// Takes in what is new, and refuses what cannot run.
+    fn admit(&mut self, view: &View<'_>, decision: &mut Decision) {
+        self.gone.clear();
+        let new = match self.last {
+            Some(last) => view.waiting.partition_point(|w| w.id <= last),
+            None => 0,
+        };
+        let new = &view.waiting[new..];
+        for waiting in new {
+            self.last = Some(waiting.id);
+            let line = self.lines.entry((waiting.class, waiting.tenant));
+            line.or_default().requests.push_back(waiting.id);
+            if let Some(deadline) = waiting.deadline {
+                self.soonest.push(Reverse((deadline, waiting.id)));
+            }
+        }
+        let bytes = view.most_bytes();
+        let suspects = match bytes < self.bytes {
+            true => view.waiting,
+            false => new,
+        };
+        self.bytes = bytes;
+        for waiting in suspects {
+            let is_long = u64::from(waiting.tokens) > Extents::MAX_TOKENS;
+            if is_long || Self::alone(view, waiting).1 > bytes {
+                self.refuse(decision, waiting.id, Refusal::TooLarge);
+            }
+        }
+        while let Some(&Reverse((deadline, id))) = self.soonest.peek() {
+            let refusal = match view.find(id) {
+                None => None,
+                Some(_) if deadline < view.now => Some(Refusal::Expired),
+                Some(waiting) => {
+                    let done = view.now.plus(Self::alone(view, waiting).0);
+                    if done <= deadline {
+                        break;
+                    }
+                    Some(Refusal::Hopeless)
+                }
+            };
+            self.soonest.pop();
+            if let Some(refusal) = refusal {
+                self.refuse(decision, id, refusal);
+            }
+        }
+    }
+
+    /// The waiting request with this id, unless it has gone or was decided on.
+    fn live<'v>(&self, view: &View<'v>, id: u64) -> Option<&'v Waiting> {
+        view.find(id).filter(|_| !self.gone.contains(&id))
+    }
+
+    /// Tokens that a batch should have, and the time that it takes.
+    fn budget(&mut self, view: &View<'_>, lane: &Lane) -> (u64, Micros) {
+        let first = view.waiting.iter().take(LOOK_AHEAD);
+        let (tokens, pairs) = first.fold((0.0, 0.0), |(tokens, pairs), w| {
+            let len = f64::from(w.tokens);
+            (tokens + len, pairs + len * len)
+        });
+        // Lengths are told apart by a quarter of an octave.
+        let step = (f64::max(pairs / f64::max(tokens, 1.0), 1.0).log2() * 4.0).round();
+        let mean = (step / 4.0).exp2();
+        let slack = self
+            .soonest
+            .peek()
+            .map_or(Micros::MAX, |Reverse((deadline, _))| {
+                deadline.since(view.now)
+            });
+        let time = |tokens| view.costs.time(Layout::Packed, &packed(tokens, mean));
+        let at_best = || {
+            let size = |i: u32| (64.0 * (f64::from(i) / 4.0).exp2()) as u64;
+            let rate = |tokens: u64| tokens as f64 / (time(tokens).0 as f64).max(1.0);
+            let rates: Vec<(u64, f64)> = SIZES.map(size).map(|n| (n, rate(n))).collect();
+            let best = rates.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
+            let reaching = |share: f64| {
+                let enough = rates.iter().find(|&&(_, rate)| rate >= share * best);
+                enough.map_or(LEAST, |&(tokens, _)| tokens)
+            };
+            (reaching(RATE), reaching(FULL_RATE))
+        };
+        let (lean, full) = *self.budgets.entry(step as i32).or_insert_with(at_best);
+        let holds = |tokens| {
+            let extents = packed(tokens, mean);
+            view.costs.bytes(Layout::Packed, &extents) <= lane.bytes
+        };
+        // With more waiting than two batches, smaller ones would have more requests miss their deadlines, not fewer.
+        let is_behind = self.waits(view, 2 * full);
+        let mut budget = match is_behind {
+            true => full,
+            false => lean,
+        };
+        let is_late = |budget| !is_behind && time(budget).0 > slack.0 / 2;
+        while budget > LEAST && (!holds(budget) || is_late(budget)) {
+            budget /= 2;
+        }
+        let budget = view.costs.rounded(budget);
+        (budget, time(budget))
+    }
+
+    /// Whether so many tokens wait.
+    fn waits(&self, view: &View<'_>, mut tokens: u64) -> bool {
+        for waiting in view.waiting.iter().filter(|w| !self.gone.contains(&w.id)) {
+            tokens = tokens.saturating_sub(u64::from(waiting.tokens));
+            if tokens == 0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn take(&mut self, batch: &mut Batch, waiting: &Waiting) {
+        self.gone.insert(waiting.id);
+        batch.add(waiting);
+    }
+
+    /// Requests whose deadline is near, the nearest first.
+    fn urgent(
+        &mut self,
+        view: &View<'_>,
+        start: Micros,
+        time: Micros,
+        batch: &mut Batch,
+        decision: &mut Decision,
+    ) {
+        let within = start.plus(Micros(time.0.saturating_mul(2)));
+        let is_behind = self.waits(view, 2 * batch.budget);
+        // Those without a deadline have a quarter of the batch when they have waited long.
+        let old = view.now.since(Micros(self.slo.0.saturating_mul(AGEING)));
+        let mut oldest = view.waiting.iter().take(LOOK_AHEAD);
+        let keep = match oldest.any(|w| w.deadline.is_none() && w.arrived < old) {
+            true => batch.budget / 4,
+            false => 0,
+        };
+        let mut not_now = Vec::new();
+        while let Some(&Reverse((deadline, id))) = self.soonest.peek()
+            && deadline < within
+            && not_now.len() < LOOK_AHEAD
+            && batch.extents.tokens < batch.budget - keep
+        {
+            self.soonest.pop();
+            let Some(waiting) = self.live(view, id) else {
+                continue;
+            };
+            let alone = Self::alone(view, waiting).0;
+            // Behind the others of a full batch it would be late.
+            let own = match is_behind {
+                true => time.max(alone),
+                false => alone,
+            };
+            if start.plus(own) > deadline {
+                self.refuse(decision, id, Refusal::Hopeless);
+            } else if batch.fits(view, waiting) {
+                self.take(batch, waiting);
+            } else {
+                not_now.push(Reverse((deadline, id)));
+            }
+        }
+        self.soonest.extend(not_now);
+    }
+
+    /// Forgets what has gone from the head of each line, and lines without requests.
+    fn tidy(&mut self, view: &View<'_>) {
+        let mut lines = std::mem::take(&mut self.lines);
+        lines.retain(|_, line| {
+            while let Some(&id) = line.requests.front()
+                && self.live(view, id).is_none()
+            {
+                line.requests.pop_front();
+                line.passed = 0;
+            }
+            !line.requests.is_empty()
+        });
+        self.lines = lines;
+    }
+
+    /// A request of a line that fits a batch, in order of arrival as far as may be.
+    fn next<'v>(&self, view: &View<'v>, line: &Line, batch: &Batch) -> Option<&'v Waiting> {
+        let first = self.live(view, *line.requests.front()?)?;
+        if batch.fits(view, first) {
+            return Some(first);
+        }
+        if line.passed >= PASSED_OVER {
+            return None;
+        }
+        let others = line.requests.iter().skip(1);
+        let mut live = others.filter_map(|&id| self.live(view, id));
+        live.by_ref()
+            .take(LOOK_AHEAD - 1)
+            .find(|w| batch.fits(view, w))
+    }
+
+    /// Fills a batch by class, and by turns of tenants.
+    fn by_turns(&mut self, view: &View<'_>, batch: &mut Batch) {
+        self.tidy(view);
+        let head = |line: &Line| line.requests.front().and_then(|&id| view.find(id));
+        let mut order: Vec<(Reverse<u64>, u32, (u8, u32))> = self
+            .lines
+            .iter()
+            .filter_map(|(&(class, tenant), line)| {
+                let age = view.now.since(head(line)?.arrived);
+                let raised = age.0 / self.slo.0.saturating_mul(AGEING).max(1);
+                let turn = tenant.wrapping_sub(self.turn).wrapping_sub(1);
+                let class_now = match line.passed >= PASSED_OVER {
+                    true => u64::MAX,
+                    false => u64::from(class) + raised,
+                };
+                Some((Reverse(class_now), turn, (class, tenant)))
+            })
+            .collect();
+        order.sort_unstable();
+        for level in order.chunk_by(|a, b| a.0 == b.0) {
+            self.level(view, level.iter().map(|&(_, _, key)| key).collect(), batch);
+            if batch.is_full() {
+                break;
+            }
+        }
+    }
+
+    /// Deficit round robin over the lines of one class.
+    fn level(&mut self, view: &View<'_>, mut keys: Vec<(u8, u32)>, batch: &mut Batch) {
+        let mut lines = std::mem::take(&mut self.lines);
+        while !keys.is_empty() && !batch.is_full() {
+            keys.retain(|key| {
+                let Some(line) = lines.get_mut(key) else {
+                    return false;
+                };
+                line.deficit += QUANTUM;
+                loop {
+                    let Some(waiting) = self.next(view, line, batch) else {
+                        // A tenant that has nothing more to send saves no turns up.
+                        if line.requests.is_empty() {
+                            line.deficit = 0;
+                        }
+                        return false;
+                    };
+                    let tokens = u64::from(waiting.tokens);
+                    if tokens > line.deficit {
+                        return true;
+                    }
+                    line.deficit -= tokens;
+                    self.turn = key.1;
+                    // The first of a line is live.
+                    if line.requests.front() != Some(&waiting.id) {
+                        line.passed = line.passed.saturating_add(1);
+                    }
+                    self.take(batch, waiting);
+                    while let Some(&id) = line.requests.front()
+                        && self.live(view, id).is_none()
+                    {
+                        line.requests.pop_front();
+                        line.passed = 0;
+                    }
+                }
+            });
+        }
+        self.lines = lines;
+    }
+
+    /// One batch for a lane.
+    fn batch(&mut self, view: &View<'_>, at: usize, decision: &mut Decision) -> Option<Planned> {
+        let lane = &view.lanes[at];
+        let (budget, time) = self.budget(view, lane);
+        let start = match lane.in_flight {
+            0 => view.now,
+            _ => view.now.max(lane.free_at),
+        };
+        let mut batch = Batch {
+            ids: Vec::new(),
+            extents: Extents::default(),
+            budget,
+            bytes: lane.bytes,
+        };
+        self.urgent(view, start, time, &mut batch, decision);
+        self.by_turns(view, &mut batch);
+        let rounded = view.costs.rounded(batch.extents.tokens);
+        if !batch.ids.is_empty() && rounded > batch.extents.tokens {
+            batch.budget = rounded;
+            self.by_turns(view, &mut batch);
+        }
+        let estimate = view.costs.time(Layout::Packed, &batch.extents);
+        (!batch.ids.is_empty()).then(|| Planned {
+            lane: at,
+            layout: Layout::Packed,
+            rows: batch.ids.into_iter().map(|id| vec![id]).collect(),
+            estimate,
+            joins: false,
+        })
+    }
+}
+
+impl Scheduler for Packed {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut decision = Decision::default();
+        self.admit(view, &mut decision);
+        let mut lanes: Vec<(u8, Micros, usize)> = view
+            .lanes
+            .iter()
+            .enumerate()
+            .filter(|(_, lane)| lane.in_flight < lane.depth)
+            .map(|(at, lane)| (lane.in_flight, lane.free_at, at))
+            .collect();
+        lanes.sort_unstable();
+        for (in_flight, free_at, at) in lanes {
+            if !self.waits(view, 1) {
+                break;
+            }
+            if in_flight > 0 {
+                let (budget, _) = self.budget(view, &view.lanes[at]);
+                let is_soon = free_at.since(view.now) <= GUARD;
+                if !is_soon && !self.waits(view, budget.div_ceil(2)) {
+                    let wake = free_at.since(GUARD);
+                    decision.wake = Some(decision.wake.map_or(wake, |w| w.min(wake)));
+                    continue;
+                }
+            }
+            if let Some(planned) = self.batch(view, at, &mut decision) {
+                decision.run.push(planned);
+            }
+        }
+        decision
+    }
+}

@@ -1,0 +1,234 @@
+//! Made-up load: requests that arrive by chance, at a rate, with lengths of a distribution.
+
+use std::{fmt, str::FromStr};
+
+use rand_distr::{Distribution, Exp1, StandardNormal, Uniform};
+use rand_pcg::Pcg64;
+
+use crate::schedule::{Micros, Waiting};
+
+/// How long requests are, in tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Lengths {
+    /// A normal distribution, of which what lies outside `least..=most` is drawn again.
+    Normal {
+        least: u32,
+        most: u32,
+        mean: f64,
+        deviation: f64,
+    },
+    Uniform {
+        least: u32,
+        most: u32,
+    },
+    Fixed(u32),
+}
+
+/// Requests a second that are tried one after another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rates(pub Vec<f64>);
+
+/// Why a load cannot be.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LoadError {
+    #[error(
+        "`{text}` says no lengths: {problem}; expected normal:LEAST,MOST,MEAN,DEVIATION, uniform:LEAST,MOST or fixed:N, in tokens"
+    )]
+    Lengths { text: String, problem: String },
+    #[error(
+        "`{text}` says no rates: {problem}; expected A..B, A..B/N for N of them, or a list as 20,60,98, in requests a second"
+    )]
+    Rates { text: String, problem: String },
+}
+
+/// The longest request that is simulated, in tokens.
+const LONGEST: u32 = 1 << 20;
+const MOST_RATES: usize = 256;
+const FASTEST: f64 = 1e7;
+/// Rates of `A..B`.
+const USUAL_RATES: usize = 12;
+
+impl FromStr for Lengths {
+    type Err = LoadError;
+
+    fn from_str(text: &str) -> Result<Self, LoadError> {
+        let wrong = |problem: String| LoadError::Lengths {
+            text: text.to_owned(),
+            problem,
+        };
+        let (kind, numbers) = text
+            .split_once(':')
+            .ok_or_else(|| wrong("it has no colon".to_owned()))?;
+        let numbers: Vec<f64> = numbers
+            .split(',')
+            .map(|number| number.trim().parse().ok().filter(|n: &f64| n.is_finite()))
+            .collect::<Option<_>>()
+            .ok_or_else(|| wrong(format!("`{numbers}` are not all numbers")))?;
+        let length = |n: f64| match n.fract() == 0.0 && (1.0..=f64::from(LONGEST)).contains(&n) {
+            true => Ok(n as u32),
+            false => Err(wrong(format!(
+                "{n} is no length; lengths are whole numbers from 1 to {LONGEST}"
+            ))),
+        };
+        let range = |least, most| match (length(least)?, length(most)?) {
+            (least, most) if least <= most => Ok((least, most)),
+            (least, most) => Err(wrong(format!("{least} is more than {most}"))),
+        };
+        match (kind, numbers.as_slice()) {
+            ("fixed", &[n]) => Ok(Self::Fixed(length(n)?)),
+            ("uniform", &[least, most]) => {
+                let (least, most) = range(least, most)?;
+                Ok(Self::Uniform { least, most })
+            }
+            ("normal", &[least, most, mean, deviation]) => {
+                let (least, most) = range(least, most)?;
+                if !(f64::from(least)..=f64::from(most)).contains(&mean) {
+                    return Err(wrong(format!("the mean {mean} is not among them")));
+                }
+                if deviation < 0.0 {
+                    return Err(wrong(format!("the deviation {deviation} is negative")));
+                }
+                Ok(Self::Normal {
+                    least,
+                    most,
+                    mean,
+                    deviation,
+                })
+            }
+            ("normal" | "uniform" | "fixed", numbers) => {
+                Err(wrong(format!("it has {} numbers", numbers.len())))
+            }
+            _ => Err(wrong(format!("`{kind}` is no distribution"))),
+        }
+    }
+}
+
+impl fmt::Display for Lengths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(n) => write!(f, "fixed:{n}"),
+            Self::Uniform { least, most } => write!(f, "uniform:{least},{most}"),
+            Self::Normal {
+                least,
+                most,
+                mean,
+                deviation,
+            } => write!(f, "normal:{least},{most},{mean},{deviation}"),
+        }
+    }
+}
+
+impl FromStr for Rates {
+    type Err = LoadError;
+
+    fn from_str(text: &str) -> Result<Self, LoadError> {
+        let wrong = |problem: String| LoadError::Rates {
+            text: text.to_owned(),
+            problem,
+        };
+        let rate = |text: &str| {
+            let rate = text.trim().parse::<f64>().ok();
+            rate.filter(|rate| (1e-3..=FASTEST).contains(rate))
+                .ok_or_else(|| wrong(format!("`{text}` is no number from 0.001 to {FASTEST}")))
+        };
+        let Some((from, to)) = text.split_once("..") else {
+            let rates = text.split(',').map(rate).collect::<Result<Vec<_>, _>>()?;
+            return match rates.len() <= MOST_RATES {
+                true => Ok(Self(rates)),
+                false => Err(wrong(format!("there are more than {MOST_RATES}"))),
+            };
+        };
+        let (to, n) = match to.split_once('/') {
+            None => (to, USUAL_RATES),
+            Some((to, n)) => {
+                let n = n.parse().ok().filter(|n| (2..=MOST_RATES).contains(n));
+                let n = n.ok_or_else(|| wrong(format!("N is from 2 to {MOST_RATES}")))?;
+                (to, n)
+            }
+        };
+        let (from, to) = (rate(from)?, rate(to)?);
+        if from >= to {
+            return Err(wrong(format!("{from} is not below {to}")));
+        }
+        let step = (to / from).ln() / (n as f64 - 1.0);
+        // The ends are as they were given; those between, evenly spaced by ratio, are rounded to three digits.
+        let between = (1..n - 1).map(|i| three_digits(from * (step * i as f64).exp()));
+        Ok(Self(
+            [from].into_iter().chain(between).chain([to]).collect(),
+        ))
+    }
+}
+
+fn three_digits(value: f64) -> f64 {
+    let unit = 10_f64.powf(value.log10().floor() - 2.0);
+    (value / unit).round() * unit
+}
+
+/// Requests of one class and tenant that arrive as a Poisson process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// Requests a second.
+    pub rate: f64,
+    /// How many there are.
+    pub requests: usize,
+    pub lengths: Lengths,
+    /// Passes of each.
+    pub steps: u32,
+    /// Each request's deadline lies so long behind its arrival, drawn evenly between these two.
+    pub deadlines: Option<(Micros, Micros)>,
+    /// Equal seeds give equal arrivals, on any machine.
+    pub seed: u64,
+}
+
+impl Load {
+    /// The arrivals, in order of time.
+    pub fn arrivals(&self) -> Vec<Waiting> {
+        // Streams of their own for times, lengths and deadlines: a change of one leaves the others as they are.
+        let stream = |n: u128| Pcg64::new(u128::from(self.seed), n);
+        let (mut times, mut lengths, mut deadlines) = (stream(1), stream(2), stream(3));
+        let mut now = 0.0;
+        let draw = |_| {
+            let gap: f64 = Exp1.sample(&mut times);
+            now += gap / self.rate;
+            let arrived = Micros::of_seconds(now);
+            let within = self.deadlines.map(|(least, most)| {
+                let span = Uniform::new_inclusive(least.0.min(most.0), most.0);
+                span.map_or(least, |span| Micros(span.sample(&mut deadlines)))
+            });
+            Waiting {
+                deadline: within.map(|span| arrived.plus(span)),
+                steps: self.steps,
+                ..Waiting::new(self.lengths.draw(&mut lengths), arrived)
+            }
+        };
+        (0..self.requests).map(draw).collect()
+    }
+}
+
+impl Lengths {
+    fn draw(&self, source: &mut Pcg64) -> u32 {
+        match *self {
+            Self::Fixed(n) => n,
+            Self::Uniform { least, most } => {
+                let lengths = Uniform::new_inclusive(least, most);
+                lengths.map_or(least, |lengths| lengths.sample(source))
+            }
+            Self::Normal {
+                least,
+                most,
+                mean,
+                deviation,
+            } => {
+                // The mean is inside, so that at least about half of the draws are, or a share by the width of the range.
+                for _ in 0..1000 {
+                    let normal: f64 = StandardNormal.sample(source);
+                    let drawn = (mean + deviation * normal).round();
+                    if (f64::from(least)..=f64::from(most)).contains(&drawn) {
+                        return drawn as u32;
+                    }
+                }
+                mean.round() as u32
+            }
+        }
+    }
+}

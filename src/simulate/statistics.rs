@@ -1,0 +1,87 @@
+//! What a simulation amounts to.
+
+use serde::Serialize;
+
+use super::{Fate, Outcome};
+use crate::schedule::{Micros, Refusal, Waiting};
+
+/// A simulation in numbers. Latencies are in milliseconds, of answered requests, from arrival to answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    pub requests: usize,
+    /// Requests a second that arrived.
+    pub offered: f64,
+    /// Answers a second while requests arrived. Below `offered`, the queue grows: latencies are of this load's length only.
+    pub answered: f64,
+    pub mean: f64,
+    pub least: f64,
+    pub most: f64,
+    pub p50: f64,
+    pub p99: f64,
+    /// Share of the requests that were answered by their deadline; without deadlines, that were answered.
+    pub in_time: f64,
+    /// Sum of one over the length, of requests answered in time (TCB, equation 9).
+    pub utility: f64,
+    pub expired: usize,
+    pub hopeless: usize,
+    pub too_large: usize,
+    pub batches: u64,
+    /// Tokens of requests over tokens that were computed.
+    pub valid: f64,
+    /// Share of the time that the devices ran, until the last answer.
+    pub busy: f64,
+}
+
+impl Summary {
+    /// The summary of what became of these arrivals on so many devices.
+    pub fn of(arrivals: &[Waiting], outcome: &Outcome, n_devices: usize) -> Self {
+        let last = arrivals.last().map_or(Micros(0), |w| w.arrived);
+        let window = last.seconds().max(1e-6);
+        let mut summary = Self {
+            requests: arrivals.len(),
+            offered: arrivals.len() as f64 / window,
+            batches: outcome.batches,
+            valid: outcome.tokens as f64 / outcome.computed.max(1) as f64,
+            busy: outcome.busy.seconds()
+                / (outcome.end.seconds() * n_devices.max(1) as f64).max(1e-6),
+            ..Self::default()
+        };
+        let mut latencies = Vec::with_capacity(arrivals.len());
+        let (mut in_window, mut in_time) = (0, 0);
+        for (waiting, fate) in arrivals.iter().zip(&outcome.fates) {
+            match *fate {
+                Fate::Done(at) => {
+                    latencies.push(at.since(waiting.arrived).0);
+                    in_window += usize::from(at <= last);
+                    if waiting.deadline.is_none_or(|deadline| at <= deadline) {
+                        in_time += 1;
+                        summary.utility += 1.0 / f64::from(waiting.tokens.max(1));
+                    }
+                }
+                Fate::Refused(_, Refusal::Expired) => summary.expired += 1,
+                Fate::Refused(_, Refusal::Hopeless) => summary.hopeless += 1,
+                Fate::Refused(_, Refusal::TooLarge) => summary.too_large += 1,
+                Fate::Waits | Fate::Runs => {}
+            }
+        }
+        summary.answered = in_window as f64 / window;
+        summary.in_time = in_time as f64 / arrivals.len().max(1) as f64;
+        latencies.sort_unstable();
+        let n = latencies.len();
+        if n > 0 {
+            let ms = |at: usize| Micros(latencies[at.min(n - 1)]).millis();
+            // The least value that a share of the values does not exceed.
+            let quantile = |share: f64| ms(((n as f64 * share).ceil() as usize).saturating_sub(1));
+            summary.mean = latencies.iter().sum::<u64>() as f64 / n as f64 / 1e3;
+            (summary.least, summary.most) = (ms(0), ms(n - 1));
+            (summary.p50, summary.p99) = (quantile(0.5), quantile(0.99));
+        }
+        summary
+    }
+
+    /// Whether the devices could not keep up: less than 97 % was answered while requests arrived, and the last tenth of the load
+    /// does not explain it.
+    pub fn is_saturated(&self) -> bool {
+        self.answered < 0.97 * self.offered
+    }
+}
