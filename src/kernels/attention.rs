@@ -101,6 +101,10 @@ pub enum AttentionError {
         "the head size is {head}; warpgroup attention takes 32, 64, 96 and 128, use the online kernel"
     )]
     WarpgroupHead { head: u32 },
+    #[error(
+        "warpgroup attention takes a key head for each query head and no causal attention; use the online kernel"
+    )]
+    WarpgroupMask,
     #[error("warpgroup attention over {dtype} elements; expected f16 or bf16")]
     WarpgroupStorage { dtype: DType },
     #[error(

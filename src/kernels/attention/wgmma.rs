@@ -4,15 +4,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attending, AttentionError, HeadView, MhaOnline,
-    fused::edge_cases,
-    storage,
-    view::{scale_log2, usual_scale},
+    Attending, AttentionError, HeadView, MhaOnline, by_distance, fused::edge_cases, storage,
+    view::usual_scale,
 };
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
-        TensorMap, Tolerance, f32_literal,
+        TensorMap, Tolerance,
     },
     machine::Machine,
     tensor::{DType, Extents},
@@ -132,6 +130,12 @@ impl MhaTile {
         }
     }
 
+    /// The tile for attention in which distances count, for every length; `None` if the kernel does not support the head size.
+    pub fn for_distances(head: u32) -> Option<MhaTile> {
+        let one_tile = |tile: &&MhaTile| !tile.persistent;
+        Self::candidates(head).iter().find(one_tile).copied()
+    }
+
     /// Name in symbols.
     pub fn name(self) -> String {
         let suffix = if self.persistent { "_persistent" } else { "" };
@@ -216,7 +220,8 @@ impl MhaWgmma {
         }
     }
 
-    /// The tiles that support this attention on a card with these instructions; none if the kernel does not.
+    /// The tiles that support this attention on a card with these instructions; none if the kernel does not. There is none where
+    /// distances count, which has a tile that is chosen by name alone until it was timed ([`MhaTile::for_distances`]).
     pub fn tiles(of: &Attending, dtype: DType, instructions: Instructions) -> &'static [MhaTile] {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
         let serves = of.is_full() && [of.q, of.k, of.v].into_iter().all(whole);
@@ -226,13 +231,16 @@ impl MhaWgmma {
         }
     }
 
+    /// Whether every query attends to keys on both sides, and has a key head of its own.
+    pub fn serves(of: &Attending) -> bool {
+        !of.causal && of.kv_heads == of.heads
+    }
+
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.plain().check()?;
-        if !self.of.is_full() {
-            return Err(AttentionError::Full {
-                kernel: "warpgroup",
-            });
+        if !Self::serves(&self.of) {
+            return Err(AttentionError::WarpgroupMask);
         }
         let tiles = MhaTile::candidates(self.of.head);
         if tiles.is_empty() {
@@ -254,7 +262,9 @@ impl MhaWgmma {
                 });
             }
         }
-        match tiles.contains(&self.tile) {
+        // A persistent CTA's consumers have no registers left for what distances do.
+        let serves = self.of.by.is_none() || !self.tile.persistent;
+        match tiles.contains(&self.tile) && serves {
             true => Ok(()),
             false => Err(AttentionError::WarpgroupTile {
                 tile: self.tile,
@@ -329,7 +339,15 @@ impl Kernel for MhaWgmma {
             ("ones", ones.into()),
             ("keys", self.tile.keys.into()),
             ("stages", stages.into()),
-            ("scale_log2", f32_literal(scale_log2(self.of.scale)).into()),
+            (
+                "n_keys",
+                if self.of.by.window.is_some() {
+                    "n_keys"
+                } else {
+                    "n"
+                }
+                .into(),
+            ),
             ("out_stride", (self.of.heads * self.of.head).into()),
             ("q_column", self.of.q.column().into()),
             ("k_column", self.of.k.column().into()),
@@ -341,6 +359,9 @@ impl Kernel for MhaWgmma {
             ("acc_registers", registers(acc).into()),
             ("acc_operands", operands(acc).into()),
         ]);
+        all.extend(self.of.by.constants("head", self.of.scale));
+        // No query is before its keys here.
+        all.insert("causal", false.into());
         all.extend(match self.tile.persistent {
             true => {
                 let (producer, consumer) = self.tile.registers();
@@ -452,6 +473,26 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     dtype,
                     tile,
                 }));
+            }
+        }
+        // What distances do.
+        for (heads, head) in [(12, 64), (2, 128), (12, 32), (5, 96)] {
+            let column = |i| HeadView::TokenMajor {
+                offset: i * heads * head,
+                stride: 3 * heads * head,
+            };
+            let full = Attending::full(heads, head, usual_scale(head), [0, 1, 2].map(column));
+            for (_, by) in by_distance::examples()
+                .into_iter()
+                .filter(|(causal, _)| !causal)
+            {
+                // Other heads differ in their tiles alone.
+                if head % 64 != 0 && by.window.is_some() != by.bias.is_some() {
+                    continue;
+                }
+                let of = Attending { by, ..full };
+                let tile = MhaTile::for_distances(head);
+                all.extend(tile.map(|tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
             }
         }
         let (heads, head) = (3, 64);

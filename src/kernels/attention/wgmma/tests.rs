@@ -1,4 +1,5 @@
 use super::*;
+use crate::kernels::attention::ByDistance;
 
 fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
     let column = |i: u32| HeadView::TokenMajor {
@@ -124,6 +125,31 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
         }),
         "128x72x2_persistent is no tile of warpgroup attention with head size 64"
     );
+    let windowed = Attending {
+        by: ByDistance {
+            window: Some(64),
+            bias: None,
+        },
+        ..good.of
+    };
+    assert_eq!(
+        refused(MhaWgmma {
+            of: windowed,
+            ..good.clone()
+        }),
+        "128x64x2_persistent is no tile of warpgroup attention with head size 64"
+    );
+    let tile = MhaTile::for_distances(64).expect("there is one");
+    let of = windowed;
+    assert_eq!(
+        MhaWgmma {
+            of,
+            tile,
+            ..good.clone()
+        }
+        .check(),
+        Ok(())
+    );
     let causal = Attending {
         causal: true,
         ..good.of
@@ -134,6 +160,6 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
     assert!(tiles(&causal, Instructions::Hopper).is_empty());
     assert_eq!(
         refused(MhaWgmma { of: causal, ..good }),
-        "the warpgroup kernel takes full attention without window and bias, with a key head for each query head; use the online kernel"
+        "warpgroup attention takes a key head for each query head and no causal attention; use the online kernel"
     );
 }
