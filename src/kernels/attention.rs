@@ -58,8 +58,6 @@ pub enum AttentionError {
         "the {kernel} kernel takes full attention without window and bias, with a key head for each query head; use the online kernel"
     )]
     Full { kernel: &'static str },
-    #[error("warpgroup attention takes neither windows nor biases; use the online kernel")]
-    WarpgroupDistance,
     #[error(
         "a window or a table of biases reaches to a distance of {distance}; expected at most {}",
         ByDistance::FARTHEST
@@ -103,6 +101,10 @@ pub enum AttentionError {
         "the head size is {head}; warpgroup attention takes 32, 64, 96 and 128, use the online kernel"
     )]
     WarpgroupHead { head: u32 },
+    #[error(
+        "warpgroup attention takes no windows and biases of causal attention; use the online kernel"
+    )]
+    WarpgroupMask,
     #[error("warpgroup attention over {dtype} elements; expected f16 or bf16")]
     WarpgroupStorage { dtype: DType },
     #[error(

@@ -71,7 +71,7 @@
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
 //! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1) | over the width, or over each of `heads` equal parts of it |
-//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none) | rotary positions of each head's first `width` columns, in halves; `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3` or `yarn` |
+//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none) | rotary positions of each head's first `width` columns, in halves; `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3`, `yarn`, or `dynamic`, by which nothing is scaled up to the positions of the training, and longer sequences are refused |
 //! | `columns` | `x`, `from`, `width` | some columns of every row |
 //! | `same` | `x` | the value itself, by another name |
 //! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one. Of one row for each sequence it keeps one position, which only another part reads |

@@ -13,9 +13,10 @@ use super::{
 
 /// Keys of the published objects: what a kind does not read, it must not have.
 const COMMON: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
-const KINDS: [(&str, &[&str]); 4] = [
+const KINDS: [(&str, &[&str]); 5] = [
     ("default", &[]),
     ("linear", &["factor"]),
+    ("dynamic", &["factor", "original_max_position_embeddings"]),
     (
         "llama3",
         &[
@@ -40,15 +41,24 @@ const KINDS: [(&str, &[&str]); 4] = [
     ),
 ];
 
+/// How rotary positions turn columns.
+pub(super) struct Turning {
+    /// Radians from one position to the next for each pair of columns.
+    pub frequencies: Vec<f32>,
+    /// Of what is turned.
+    pub factor: f32,
+    /// The most positions for which this is so; any number, where `None`.
+    pub positions: Option<u32>,
+}
+
 impl Values<'_> {
-    /// Radians from one position to the next for each pair of the `width` columns that are turned, and the factor of
-    /// what is turned.
+    /// How the first `width` columns of a head are turned.
     pub fn rotary(
         &self,
         width: &At<Expr>,
         theta: &At<Expr>,
         scaling: &[At<String>],
-    ) -> Result<(Vec<f32>, f32), ModelError> {
+    ) -> Result<Turning, ModelError> {
         let columns = self.size(width)?;
         if columns % 2 != 0 {
             let problem = Problem::OutOfRange {
@@ -67,8 +77,8 @@ impl Values<'_> {
         let there = scaling
             .iter()
             .find_map(|key| Some((key, lookup(self.config, &key.value)?)));
-        let (frequencies, factor) = match there {
-            None => (plain, 1.0),
+        let (frequencies, factor, positions) = match there {
+            None => (plain, 1.0, None),
             Some((key, value)) => {
                 let published = Published {
                     values: self,
@@ -80,8 +90,11 @@ impl Values<'_> {
                 published.scale(plain, width, theta)?
             }
         };
-        let all = frequencies.into_iter().map(|f| f as f32).collect();
-        Ok((all, factor as f32))
+        Ok(Turning {
+            frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
+            factor: factor as f32,
+            positions,
+        })
     }
 }
 
@@ -98,7 +111,7 @@ impl Published<'_> {
         plain: Vec<f64>,
         width: f64,
         theta: f64,
-    ) -> Result<(Vec<f64>, f64), ModelError> {
+    ) -> Result<(Vec<f64>, f64, Option<u32>), ModelError> {
         let kind = self.kind()?;
         if let Some(partial) = self.number("partial_rotary_factor")?
             && partial != 1.0
@@ -111,11 +124,16 @@ impl Published<'_> {
         match kind {
             "linear" => {
                 let factor = self.above_zero("factor")?;
-                Ok((plain.into_iter().map(|f| f / factor).collect(), 1.0))
+                Ok((plain.into_iter().map(|f| f / factor).collect(), 1.0, None))
             }
-            "llama3" => self.llama3(plain).map(|all| (all, 1.0)),
-            "yarn" => self.yarn(plain, width, theta),
-            _ => Ok((plain, 1.0)),
+            "llama3" => self.llama3(plain).map(|all| (all, 1.0, None)),
+            "yarn" => {
+                let (all, factor) = self.yarn(plain, width, theta)?;
+                Ok((all, factor, None))
+            }
+            // Beyond the positions of the training frequencies depend on the sequence's length, and so would what is cached.
+            "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?))),
+            _ => Ok((plain, 1.0, None)),
         }
     }
 
@@ -199,6 +217,20 @@ impl Published<'_> {
             (None, _) => of(1.0),
         };
         Ok((all, attention))
+    }
+
+    /// The positions up to which nothing is scaled.
+    fn trained_positions(&self) -> Result<u32, ModelError> {
+        const KEY: &str = "max_position_embeddings";
+        let original = self.number("original_max_position_embeddings")?;
+        let of_model = || lookup(self.values.config, KEY).and_then(Value::as_f64);
+        let found = original.or_else(of_model);
+        let whole = found.filter(|&n| n >= 1.0 && n <= f64::from(i32::MAX) && n.fract() == 0.0);
+        whole.map(|n| n as u32).ok_or_else(|| {
+            let value = lookup(self.values.config, KEY).unwrap_or(&Value::Null);
+            self.values
+                .wrong(KEY, value, "a number of positions", &self.key.span)
+        })
     }
 
     fn number(&self, field: &str) -> Result<Option<f64>, ModelError> {

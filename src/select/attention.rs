@@ -67,6 +67,9 @@ impl Attention {
             return Err(AttentionError::WarpgroupInstructions);
         }
         self.0.check()?;
+        if !MhaWgmma::serves(&self.0.of) {
+            return Err(AttentionError::WarpgroupMask);
+        }
         let ranges = self.tiles_by_length();
         if ranges.is_empty() {
             return Err(AttentionError::WarpgroupHead {
@@ -120,8 +123,16 @@ impl Attention {
     }
 
     fn tiles_by_length(&self) -> Vec<(Option<u64>, KernelSpec)> {
-        let tiles = MhaTile::by_length(self.0.of.head).into_iter();
+        let head = self.0.of.head;
+        let tiles = match self.0.of.by.is_none() {
+            true => MhaTile::by_length(head),
+            false => MhaTile::for_distances(head)
+                .map(|tile| (None, tile))
+                .into_iter()
+                .collect(),
+        };
         tiles
+            .into_iter()
             .map(|(up_to, tile)| (up_to, MhaWgmma::of(&self.0, tile).into()))
             .collect()
     }
@@ -370,6 +381,19 @@ mod tests {
         assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
         let f32 = attention(64, DType::F32).by_length(&machine, None);
         assert!(shown(&f32).iter().all(|line| !line.contains("wgmma")));
+    }
+
+    #[test]
+    fn distances_have_a_warpgroup_kernel_that_is_chosen_by_name() {
+        let machine = testing::hopper();
+        let mut problem = attention(64, DType::F16);
+        problem.0.of.by.window = Some(64);
+        let usual = shown(&problem.by_length(&machine, None));
+        assert_eq!(usual, ["any batch: mha_online"]);
+        let named = problem.wgmma(&machine).expect("it serves");
+        assert_eq!(shown(&named), ["any batch: mha_wgmma"]);
+        problem.0.of.causal = true;
+        assert_eq!(problem.wgmma(&machine), Err(AttentionError::WarpgroupMask));
     }
 
     fn cached(head: u32, dtype: DType) -> CachedAttention {

@@ -4,15 +4,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attending, AttentionError, ByDistance, HeadView, MhaOnline,
-    fused::edge_cases,
-    storage,
-    view::{scale_log2, usual_scale},
+    Attending, AttentionError, ByDistance, HeadView, MhaOnline, by_distance, fused::edge_cases,
+    storage, view::usual_scale,
 };
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
-        TensorMap, Tolerance, f32_literal,
+        TensorMap, Tolerance,
     },
     machine::Machine,
     tensor::{DType, Extents},
@@ -164,6 +162,12 @@ impl MhaTile {
         }
     }
 
+    /// The tile for attention in which distances count, for every length; `None` if the kernel does not support the head size.
+    pub fn for_distances(head: u32) -> Option<MhaTile> {
+        let one_tile = |tile: &&MhaTile| !tile.persistent;
+        Self::candidates(head).iter().find(one_tile).copied()
+    }
+
     /// Name in symbols.
     pub fn name(self) -> String {
         let suffix = if self.persistent { "_persistent" } else { "" };
@@ -236,7 +240,14 @@ impl MhaTile {
             ("ones", ones.into()),
             ("keys", self.keys.into()),
             ("stages", self.stages(head).into()),
-            ("scale_log2", f32_literal(scale_log2(of.scale)).into()),
+            (
+                "n_keys",
+                match of.by.window {
+                    Some(_) => "n_keys",
+                    None => "n",
+                }
+                .into(),
+            ),
             ("out_stride", of.width().into()),
             ("q_column", of.q.column().into()),
             ("scores", scores.into()),
@@ -246,6 +257,7 @@ impl MhaTile {
             ("acc_registers", registers(acc).into()),
             ("acc_operands", operands(acc).into()),
         ]);
+        all.extend(of.by.constants("head", of.scale));
         if self.persistent {
             let (producer, consumer) = self.registers(origin);
             all.extend([
@@ -343,7 +355,8 @@ impl MhaWgmma {
         }
     }
 
-    /// The tiles that support this attention on a card with these instructions; none if the kernel does not.
+    /// The tiles that support this attention on a card with these instructions; none if the kernel does not. There is none where
+    /// distances count, which has a tile that is chosen by name alone until it was timed ([`MhaTile::for_distances`]).
     pub fn tiles(of: &Attending, dtype: DType, instructions: Instructions) -> &'static [MhaTile] {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
         let serves = of.by.is_none() && [of.q, of.k, of.v].into_iter().all(whole);
@@ -353,9 +366,17 @@ impl MhaWgmma {
         }
     }
 
+    /// Whether what distances do is nothing, or that of attention to both sides.
+    pub fn serves(of: &Attending) -> bool {
+        of.by.is_none() || !of.causal
+    }
+
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.plain().check()?;
+        if !Self::serves(&self.of) {
+            return Err(AttentionError::WarpgroupMask);
+        }
         Self::check_tile(&self.of, self.tile, MhaTile::candidates(self.of.head))?;
         if self.dtype == DType::F32 {
             return Err(AttentionError::WarpgroupStorage { dtype: self.dtype });
@@ -372,9 +393,6 @@ impl MhaWgmma {
         if tiles.is_empty() {
             return Err(AttentionError::WarpgroupHead { head: of.head });
         }
-        if !of.by.is_none() {
-            return Err(AttentionError::WarpgroupDistance);
-        }
         for (operand, view, _) in of.operands() {
             let HeadView::TokenMajor { offset, stride } = view else {
                 return Err(AttentionError::WarpgroupView { operand });
@@ -388,7 +406,9 @@ impl MhaWgmma {
                 });
             }
         }
-        match tiles.contains(&tile) {
+        // A persistent CTA's consumers have no registers left for what distances do.
+        let serves = of.by.is_none() || !tile.persistent;
+        match tiles.contains(&tile) && serves {
             true => Ok(()),
             false => Err(AttentionError::WarpgroupTile {
                 tile,
@@ -536,6 +556,26 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             };
             let tiles = MhaTile::candidates(head).iter();
             all.extend(tiles.map(|&tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
+        }
+        // What distances do.
+        for (heads, head) in [(12, 64), (2, 128), (12, 32), (5, 96)] {
+            let column = |i| HeadView::TokenMajor {
+                offset: i * heads * head,
+                stride: 3 * heads * head,
+            };
+            let full = Attending::full(heads, head, usual_scale(head), [0, 1, 2].map(column));
+            for (_, by) in by_distance::examples()
+                .into_iter()
+                .filter(|(causal, _)| !causal)
+            {
+                // Other heads differ in their tiles alone.
+                if head % 64 != 0 && by.window.is_some() != by.bias.is_some() {
+                    continue;
+                }
+                let of = Attending { by, ..full };
+                let tile = MhaTile::for_distances(head);
+                all.extend(tile.map(|tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
+            }
         }
         let (heads, head) = (3, 64);
         let plain = HeadView::TokenMajor {

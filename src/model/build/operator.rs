@@ -133,11 +133,14 @@ impl Builder<'_> {
                 scaling,
             } => {
                 let heads = values.size(heads)?;
-                let (frequencies, factor) = values.rotary(width, theta, scaling)?;
+                let turning = values.rotary(width, theta, scaling)?;
+                if let Some(positions) = turning.positions {
+                    self.ids_below(Meta::Positions, positions, 0, place)?;
+                }
                 let rotation = Rotation {
                     heads,
-                    frequencies,
-                    factor,
+                    frequencies: turning.frequencies,
+                    factor: turning.factor,
                 };
                 let x = self.value(x)?;
                 let head = self.part_of(&full, "rotary", x, heads, place)?;

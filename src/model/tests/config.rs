@@ -177,3 +177,31 @@ fn activations_go_by_their_published_names() {
         );
     }
 }
+
+#[test]
+fn frequencies_that_depend_on_the_length_limit_it() {
+    let source = changed(
+        r#"add(a: "x", b: "y")"#,
+        r#"rotary(x: "y", heads: 2, width: 4, theta: 10000, scaling: "rope_scaling")"#,
+    );
+    let model = |config: Value| {
+        let description = super::parse(&source).expect("it is right");
+        description.build(&config, None)
+    };
+    let mut config = tiny_config();
+    config["rope_scaling"] = json!({"type": "dynamic", "factor": 4.0});
+    config["max_position_embeddings"] = json!(2048);
+    let dynamic = model(config.clone()).expect("the sizes are right");
+    assert_eq!(dynamic.max_positions, Some(2048));
+    config["rope_scaling"] = Value::Null;
+    let plain = model(config.clone()).expect("the sizes are right");
+    assert_eq!(plain.max_positions, None);
+    assert_eq!(dynamic.graph.text(), plain.graph.text());
+    config["rope_scaling"] =
+        json!({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 100});
+    let original = model(config.clone()).expect("the sizes are right");
+    assert_eq!(original.max_positions, Some(100));
+    config["rope_scaling"] = json!({"rope_type": "dynamic", "factor": 4.0});
+    config["max_position_embeddings"] = json!("many");
+    insta::assert_snapshot!(refused(model(config)));
+}

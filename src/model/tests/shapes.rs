@@ -26,12 +26,50 @@ fn last(op: &str) -> String {
     changed(r#"add(a: "x", b: "y")"#, op)
 }
 
+/// The small description, whose value is attention with a softmax of these further fields.
+fn attending(fields: &str) -> String {
+    let statements = format!(
+        r#"        Let("h", split_heads(x: "x", heads: 2)),
+        Let("s", matmul(a: "h", b: "h", transpose_b: true)),
+        Let("p", softmax(x: "s"{fields})),
+        Let("c", matmul(a: "p", b: "h")),
+        Let("n", merge_heads(x: "c")),
+    ],
+    outputs"#
+    );
+    changed("    ],\n    outputs", &statements).replace("\"out\": \"x\"", "\"out\": \"n\"")
+}
+
+#[test]
+fn distances_count_where_a_softmax_says_so() {
+    let fields = r#", causal: true, window: "4 - 1", bias: relative_bias(table: "biases", buckets: 8, reach: 20, bidirectional: true)"#;
+    let graph = build(&attending(fields)).expect("it is right").graph.text();
+    let line = "p = softmax(scale=1, causal, window=3, bias up to 20) s @biases : [2, pairs]";
+    assert!(graph.contains(line), "{graph}");
+    let graph = build(&attending(", bias: alibi"))
+        .expect("it is right")
+        .graph;
+    assert!(
+        graph.text().contains("p = softmax(scale=1, slopes) s"),
+        "{graph}"
+    );
+}
+
 refuses! {
     sums_of_two_shapes_are_refused_in_words: changed(r#"out: "hidden""#, r#"out: "4 * hidden""#);
     heads_must_divide_the_width: last(r#"split_heads(x: "y", heads: 3)"#);
     heads_are_not_merged_before_they_are_split: last(r#"merge_heads(x: "y")"#);
     matmul_is_not_for_rows: last(r#"matmul(a: "x", b: "y")"#);
     softmax_is_of_scores: last(r#"softmax(x: "y")"#);
+    a_bias_of_scores_is_one_of_two: attending(", bias: slopes");
+    a_relative_bias_has_fields: attending(r#", bias: relative_bias(buckets: 8)"#);
+    buckets_of_two_sides_are_even_in_number: attending(
+        r#", bias: relative_bias(table: "biases", buckets: 7, reach: 20, bidirectional: true)"#
+    );
+    buckets_reach_farther_than_those_of_one_distance: attending(
+        r#", bias: relative_bias(table: "biases", buckets: 8, reach: 4, bidirectional: false)"#
+    );
+    a_latent_variable_is_of_sequences: last(r#"draw(mean: "x", log_variance: "y")"#);
     pooled_rows_are_not_pooled_again: changed(
         "    ],\n    outputs",
         "        Let(\"m\", mean_pool(x: \"x\")),\n        Let(\"n\", first_token(x: \"m\")),\n    ],\n    outputs"

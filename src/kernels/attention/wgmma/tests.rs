@@ -1,4 +1,5 @@
 use super::*;
+use crate::kernels::attention::ByDistance;
 
 fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
     let column = |i: u32| HeadView::TokenMajor {
@@ -130,6 +131,31 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
         }),
         "128x72x2_persistent is no tile of warpgroup attention with head size 64"
     );
+    let windowed = Attending {
+        by: ByDistance {
+            window: Some(64),
+            bias: None,
+        },
+        ..good.of
+    };
+    assert_eq!(
+        refused(MhaWgmma {
+            of: windowed,
+            ..good.clone()
+        }),
+        "128x64x2_persistent is no tile of warpgroup attention with head size 64"
+    );
+    let tile = MhaTile::for_distances(64).expect("there is one");
+    let of = windowed;
+    assert_eq!(
+        MhaWgmma {
+            of,
+            tile,
+            ..good.clone()
+        }
+        .check(),
+        Ok(())
+    );
     let causal = Attending {
         causal: true,
         ..good.of
@@ -147,7 +173,13 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
     };
     assert!(tiles(&window, Instructions::Hopper).is_empty());
     assert_eq!(
-        refused(MhaWgmma { of: window, ..good }),
-        "warpgroup attention takes neither windows nor biases; use the online kernel"
+        refused(MhaWgmma {
+            of: Attending {
+                causal: true,
+                ..window
+            },
+            ..good
+        }),
+        "warpgroup attention takes no windows and biases of causal attention; use the online kernel"
     );
 }
