@@ -619,6 +619,114 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
     assert_eq!(tokens(DeviceChoice::Cuda(0)), tokens(DeviceChoice::Cpu));
 }
 
+/// Searches of many kinds, with all that rules can ask of them.
+fn ways_to_search() -> Vec<Generate> {
+    let of = |n: usize, max_new_tokens: usize| Generate {
+        rules: Rules {
+            max_new_tokens,
+            end: vec![3, 40],
+            ..Rules::default()
+        },
+        beams: Some(Beams::of(n)),
+        ..Generate::default()
+    };
+    let mut all: Vec<Generate> = (0..10).map(|i| of([4, 2, 1, 5][i % 4], 14 + i)).collect();
+    all[0].rules.repetition_penalty = 1.4;
+    all[0].rules.renormalize = true;
+    all[1].rules.no_repeat_ngram = 2;
+    all[1].rules.forced_last = vec![3];
+    all[2].rules.min_new_tokens = 9;
+    all[3].beams = Some(Beams {
+        groups: 3,
+        diversity: 0.8,
+        ..Beams::of(6)
+    });
+    all[4].rules.suppressed = (0..60).collect();
+    all[4].rules.renormalize = true;
+    all[5].rules.forced_first = Some(7);
+    all[5].rules.repetition_penalty = 0.8;
+    all[6].beams = Some(Beams {
+        early_stopping: EarlyStopping::Never,
+        length_penalty: 0.3,
+        groups: 2,
+        diversity: 0.5,
+        ..Beams::of(4)
+    });
+    all[7].rules.suppressed_first = (0..100).collect();
+    // More beams than a device's loop takes: the host searches.
+    all[8].beams = Some(Beams::of(17));
+    all[9].beams = Some(Beams::of(16));
+    all
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn searches_on_a_device_are_those_of_the_cpu_and_move_and_grow() {
+    let (name, description) = MODELS[2];
+    let ways = ways_to_search();
+    let lens: Vec<usize> = (0..40).map(|i| 1 + 7 * i % 45).collect();
+    let prompts = prompts(&lens);
+    let options = |i: usize| {
+        let mut options = ways[i % ways.len()].clone();
+        // Among beams are single sequences; two searches are longer than the others' room.
+        if i % 4 == 3 {
+            options.beams = None;
+        }
+        if i % 20 == 16 {
+            options.rules.max_new_tokens = 280;
+            options.rules.end = Vec::new();
+        }
+        options
+    };
+    let search = |device: DeviceChoice| {
+        let engine = engine_on(device, name, description);
+        let mut generator = engine.generator(256 << 20).expect("a generator");
+        let mut all: BTreeMap<Ticket, (Vec<u32>, Vec<f32>)> = BTreeMap::new();
+        let mut cancelled = None;
+        let mut take = |events: Vec<Event>| {
+            for event in events {
+                let own = all.entry(event.ticket()).or_default();
+                match event {
+                    Event::Token { id, .. } => own.0.push(id),
+                    Event::Found { hypotheses, .. } => {
+                        own.1 = hypotheses.iter().map(|h| h.score).collect();
+                    }
+                    Event::Failed { problem, .. } => panic!("{problem}"),
+                    Event::Done { .. } => {}
+                }
+            }
+        };
+        for (i, prompt) in prompts.iter().enumerate() {
+            let ticket = generator.admit(request(prompt, &options(i)));
+            let ticket = ticket.expect("there is room");
+            if i == 36 {
+                cancelled = Some(ticket);
+            }
+            if i >= 20 {
+                take(generator.poll().expect("a step"));
+            }
+        }
+        let cancelled = cancelled.expect("it was admitted");
+        assert!(generator.cancel(cancelled));
+        while generator.is_busy() {
+            take(generator.poll().expect("a step"));
+        }
+        assert_eq!(generator.cache_bytes().0, 0);
+        all.remove(&cancelled);
+        all
+    };
+    let (device, host) = (search(DeviceChoice::Cuda(0)), search(DeviceChoice::Cpu));
+    assert_eq!(device.len(), host.len());
+    for (ticket, (tokens, scores)) in &host {
+        let (own, own_scores) = &device[ticket];
+        assert_eq!(own, tokens, "{ticket:?}");
+        let best = |scores: &[f32]| scores.first().copied().unwrap_or(0.0);
+        let (a, b) = (best(own_scores), best(scores));
+        assert!((a - b).abs() < 1e-4, "{ticket:?}: {a} {b}");
+        assert_eq!(own_scores.len(), scores.len(), "{ticket:?}");
+    }
+}
+
 #[test]
 #[ignore = "needs a CUDA device and NVRTC"]
 fn an_invariant_engine_writes_to_the_bit_what_it_writes_alone() {
@@ -675,8 +783,12 @@ fn logits_that_overflow_on_a_device_fail_their_requests() {
         .device(DeviceChoice::Cuda(0));
     let engine = engine.generating().build().expect("the model loads");
     let mut generator = engine.generator(1 << 20).expect("a generator");
-    for prompt in prompts(&[3, 9]) {
-        let ticket = generator.admit(request(&prompt, &Generate::default()));
+    let beams = Generate {
+        beams: Some(Beams::of(3)),
+        ..Generate::default()
+    };
+    for (prompt, options) in prompts(&[3, 9]).iter().zip([Generate::default(), beams]) {
+        let ticket = generator.admit(request(prompt, &options));
         ticket.expect("there is room");
     }
     let mut problems = Vec::new();

@@ -241,7 +241,17 @@ fn encoder_states_are_those_of_transformers() {
 
 #[test]
 fn company_and_cancelled_requests_change_nothing() {
-    let engine = engine_on(DeviceChoice::Cpu, "marian_h64a4", "marian");
+    company_changes_nothing(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn company_and_cancelled_requests_change_nothing_on_a_device() {
+    company_changes_nothing(DeviceChoice::Cuda(0));
+}
+
+fn company_changes_nothing(device: DeviceChoice) {
+    let engine = engine_on(device, "marian_h64a4", "marian");
     let sources: Vec<Vec<u32>> = [3, 40, 1, 17, 65]
         .map(|n: u32| (0..n).map(|i| 5 + (i * 37 + n * 11) % 490).collect())
         .to_vec();

@@ -148,8 +148,8 @@ pub enum AdmitError {
 
 /// Writes several sequences at once. Those of one engine run beside each other.
 ///
-/// On a GPU sequences without beams are decoded by a loop on the device: each is asked for its prompt's tokens but the last, and
-/// from then on the device goes on by itself, some steps ahead of what [`poll`](Self::poll) has returned.
+/// On a GPU sequences and beams are decoded by a loop on the device: each is asked for its prompt's tokens but the last, and from
+/// then on the device goes on by itself, some steps ahead of what [`poll`](Self::poll) has returned.
 pub struct Generator {
     /// Sequences on a device; before the executor, whose memory it uses.
     device: Option<DeviceRows>,
@@ -223,11 +223,8 @@ impl Engine {
                 let allocator = AllocatorChoice::default();
                 let session = CudaSession::new(model.clone(), &allocator, plain, self.graphs)?;
                 let cache = CudaCache::new(model, n_blocks)?;
-                // Sequences with a source are decoded by the host.
-                let device = match parts {
-                    None => DecodeLoop::new(&session, &cache)?.map(DeviceRows::new),
-                    Some(_) => None,
-                };
+                let part = parts.map_or(0, |parts| parts.decode);
+                let device = DecodeLoop::new(&session, &cache, part)?.map(DeviceRows::new);
                 (device, Executor::Cuda(Box::new(session), cache))
             }
         };
@@ -506,6 +503,7 @@ impl Generator {
         if self.device.is_some() {
             self.step_on_device()?;
         } else if !self.rows.is_empty() {
+            self.encode()?;
             self.step(|_| true)?;
         }
         Ok(self.events.drain(..).collect())
@@ -518,8 +516,13 @@ impl Generator {
         };
         // First: what follows may use the blocks of sequences that were cancelled.
         device.clear()?;
+        self.encode()?;
         self.fill_caches()?;
-        if self.rows.iter().any(|row| !row.suits_device()) {
+        if self
+            .rows
+            .iter()
+            .any(|row| !row.suits_device() && row.is_ready())
+        {
             self.step(|row| !row.suits_device())?;
         }
         let Some(device) = &mut self.device else {
@@ -585,7 +588,6 @@ impl Generator {
 
     /// A step of the rows that are `wanted`, whose tokens the host chooses.
     fn step(&mut self, wanted: fn(&Row) -> bool) -> Result<(), EngineError> {
-        self.encode()?;
         // Sequences that go on take a token each; what prompts may take is shared in the order of admission.
         let mut prompt_tokens = self.most_prompt_tokens;
         let mut taken: Vec<(usize, usize)> = Vec::with_capacity(self.rows.len());
@@ -660,7 +662,7 @@ impl Generator {
     /// Ends a row, whose blocks are free then; `device_knows` where a device that decodes it has ended it, too.
     fn remove(&mut self, at: usize, device_knows: bool) {
         let row = self.rows.remove(at);
-        let of_device = row.row;
+        let of_device = row.device_rows();
         self.blocks.free(row.into_blocks());
         if let (Some(device), Some(of_device)) = (&mut self.device, of_device) {
             device.leave(of_device, device_knows);

@@ -100,6 +100,8 @@ impl KernelSpec {
             | Self::PackScan(_)
             | Self::PackTokens(_)
             | Self::ChooseToken(_)
+            | Self::Candidates(_)
+            | Self::BeamStep(_)
             | Self::Advance(_) => Class::Other,
         }
     }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     machine::Machine,
-    search::{Philox, Rules, Sampling, greedy, log_probability},
+    search::{Beams, EarlyStopping, Philox, Rules, Sampling, greedy, log_probability},
     tensor::{DType, Extents, Shape, Symbol},
 };
 
@@ -27,6 +27,8 @@ pub enum Chosen {
     NotANumber,
     /// The rules leave no token.
     NoToken,
+    /// The search of beams is done.
+    Found,
 }
 
 impl Chosen {
@@ -36,6 +38,7 @@ impl Chosen {
             Self::Idle => -1,
             Self::NotANumber => -2,
             Self::NoToken => -3,
+            Self::Found => -4,
         }
     }
 
@@ -43,6 +46,7 @@ impl Chosen {
         match code {
             -1 => Self::Idle,
             -2 => Self::NotANumber,
+            -4 => Self::Found,
             id => u32::try_from(id).map_or(Self::NoToken, Self::Token),
         }
     }
@@ -58,19 +62,43 @@ pub struct Choice {
     /// Tokens of the prompt.
     pub n_prompt: usize,
     pub log_probability: bool,
+    /// The search that the row is a beam of.
+    pub beam: Option<Beam>,
+}
+
+/// One of the beams that are searched together, in neighbouring rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Beam {
+    pub of: Beams,
+    /// Its place among them.
+    pub nth: usize,
+}
+
+impl Beam {
+    /// Beams of a request at most.
+    pub const MOST: usize = 16;
+    /// Candidates of a beam, and of a group of beams, at most.
+    pub const MOST_CANDIDATES: usize = 64;
 }
 
 impl Choice {
     /// 32-bit numbers that describe one.
     pub const WIDTH: u32 = 256;
     /// Numbers before the lists of tokens.
-    const HEADER: usize = 17;
+    const HEADER: usize = 24;
 
-    /// The numbers, in the order of `templates/partials/request.cu`; `None` where its lists of tokens are too long.
+    /// The numbers, in the order of `templates/partials/request.cu`; `None` where its lists of tokens are too long, or
+    /// there are more beams than a CTA searches.
     pub fn encode(&self) -> Option<Vec<i32>> {
         let rules = &self.rules;
         let whole = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-        let flags = i32::from(self.sampling.is_some()) | i32::from(self.log_probability) << 1;
+        let flags = [
+            self.sampling.is_some(),
+            self.log_probability,
+            rules.renormalize,
+        ];
+        let flags = flags.into_iter().enumerate();
+        let flags = flags.map(|(bit, flag)| i32::from(flag) << bit).sum();
         let sampling = self.sampling.unwrap_or_default();
         let mut last = rules.forced_last.clone();
         last.sort_unstable();
@@ -99,6 +127,28 @@ impl Choice {
             rules.repetition_penalty.to_bits() as i32,
             whole(rules.no_repeat_ngram),
         ];
+        all.extend(match self.beam {
+            None => [0; 7],
+            Some(Beam { of, nth }) => {
+                let n_candidates = of.candidates(rules.end.len());
+                if of.n > Beam::MOST || n_candidates > Beam::MOST_CANDIDATES {
+                    return None;
+                }
+                [
+                    whole(of.n),
+                    whole(of.groups),
+                    whole(nth),
+                    whole(n_candidates),
+                    of.diversity.to_bits() as i32,
+                    of.length_penalty.to_bits() as i32,
+                    match of.early_stopping {
+                        EarlyStopping::Heuristic => 0,
+                        EarlyStopping::Yes => 1,
+                        EarlyStopping::Never => 2,
+                    },
+                ]
+            }
+        });
         all.extend(lists.map(|list| whole(list.len())));
         debug_assert_eq!(all.len(), Self::HEADER);
         all.extend(lists.into_iter().flatten().map(|&id| id as i32));
@@ -110,11 +160,11 @@ impl Choice {
     }
 
     /// What [`Choice::encode`] wrote.
-    fn decode(numbers: &[i64]) -> Self {
+    pub(super) fn decode(numbers: &[i64]) -> Self {
         let whole = |at: usize| numbers[at] as usize;
         let real = |at: usize| f32::from_bits(numbers[at] as u32);
         let mut from = Self::HEADER;
-        let [end, suppressed, suppressed_first, forced_first, forced_last] = [12, 13, 14, 15, 16]
+        let [end, suppressed, suppressed_first, forced_first, forced_last] = [19, 20, 21, 22, 23]
             .map(|at| {
                 let list = &numbers[from..from + whole(at)];
                 from += list.len();
@@ -123,7 +173,7 @@ impl Choice {
         let n_prompt = whole(0);
         Self {
             rules: Rules {
-                renormalize: false,
+                renormalize: numbers[3] & 4 != 0,
                 repetition_penalty: real(10),
                 no_repeat_ngram: whole(11),
                 end,
@@ -144,6 +194,20 @@ impl Choice {
             seed: numbers[8] as u32 as u64 | (numbers[9] as u32 as u64) << 32,
             n_prompt,
             log_probability: numbers[3] & 2 != 0,
+            beam: (numbers[12] != 0).then(|| Beam {
+                of: Beams {
+                    n: whole(12),
+                    groups: whole(13),
+                    diversity: real(16),
+                    length_penalty: real(17),
+                    early_stopping: match numbers[18] {
+                        1 => EarlyStopping::Yes,
+                        2 => EarlyStopping::Never,
+                        _ => EarlyStopping::Heuristic,
+                    },
+                },
+                nth: whole(14),
+            }),
         }
     }
 
@@ -219,6 +283,7 @@ impl Choice {
             seed: 0x1234_5678_9abc_def0 ^ row as u64,
             n_prompt: 0,
             log_probability: row.is_multiple_of(2),
+            beam: None,
         }
     }
 }
@@ -254,7 +319,7 @@ impl Fill {
 
 /// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`Choice::encode`]), `known [batch]`, `tokens [slots]`,
 /// `slot_starts [batch]` → `chosen [batch]` ([`Chosen::code`]), `log_probability [batch]`: the token behind the `known` ones of
-/// each row; a row of which none is known has no sequence. Between the two it leaves, for each group of neighbouring tokens, the best
+/// each row; a row of which none is known has no sequence, and beams are not this kernel's. Between the two it leaves, for each group of tokens, the best
 /// one (`best_of_group`), the sum of exponentials where a row is drawn without top-k (`sum_of_group`), the maximum and the sum of
 /// its logits before rules where log-probabilities are asked for (`raw_of_group`); `n_arrived [batch]` is −1 before and after.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -265,58 +330,133 @@ pub struct ChooseToken {
 
 /// Threads of a CTA. More would leave a thread fewer registers than its sums take.
 const THREADS: u32 = 512;
-/// Groups of neighbouring tokens at most.
-const MOST_GROUPS: u32 = 1024;
-/// CTAs of a row at most: two groups for each warp.
+/// Groups of tokens at most.
+pub(super) const MOST_GROUPS: u32 = 1024;
+/// CTAs of a row at most: one for each piece.
 const MOST_CTAS: u64 = 32;
-/// CTAs that a launch has for each SM, where its rows are fewer.
-const CTAS_PER_SM: u64 = 4;
+/// CTAs that a launch has for each SM, where its rows are fewer: as many as run at once.
+const CTAS_PER_SM: u64 = 1;
 /// Tokens among which one is drawn without further passes over the row.
-const MOST_CANDIDATES: u32 = 1024;
+pub(super) const MOST_CANDIDATES: u32 = 1024;
 
 impl ChooseToken {
     /// Groups that a row has room for.
     pub const GROUPS: usize = MOST_GROUPS as usize;
 
-    /// Logits of an access.
-    fn vector(&self) -> u32 {
-        vector_width(self.dtype, &[self.vocabulary])
-    }
-
-    /// Tokens of a group: whole accesses.
-    fn span(&self) -> u32 {
-        let span = self.vocabulary.div_ceil(MOST_GROUPS);
-        span.next_multiple_of(self.vector())
-    }
-
-    fn groups(&self) -> u32 {
-        self.vocabulary.div_ceil(self.span())
+    fn rows(&self) -> LogitRows {
+        LogitRows {
+            vocabulary: self.vocabulary,
+            dtype: self.dtype,
+        }
     }
 
     /// What the kernel leaves of each group of a row.
     fn groups_of_row(&self, logits: &[f32], choice: &Choice, there: &[u32]) -> Groups {
-        let rules = Rules {
-            forced_first: None,
-            forced_last: Vec::new(),
-            ..choice.rules.clone()
-        };
         let mut ruled = logits.to_vec();
+        let rules = without_forced(&choice.rules);
         rules.apply(&mut ruled, there, choice.n_prompt);
         let weighs = choice.sampling.filter(|sampling| sampling.top_k == 0);
+        let temperature = weighs.map(|sampling| sampling.temperature);
+        self.rows()
+            .groups(logits, &ruled, temperature, choice.log_probability)
+    }
+}
+
+/// Rules but those that leave few tokens, which need not look at groups, and but what comes after all tokens are known.
+pub(super) fn without_forced(rules: &Rules) -> Rules {
+    Rules {
+        forced_first: None,
+        forced_last: Vec::new(),
+        renormalize: false,
+        ..rules.clone()
+    }
+}
+
+/// Rows of logits that several CTAs read by groups of tokens: each lane of a warp has one, of accesses that lie a warp apart.
+#[derive(Clone, Copy)]
+pub(super) struct LogitRows {
+    pub(super) vocabulary: u32,
+    pub(super) dtype: DType,
+}
+
+impl LogitRows {
+    /// Logits of an access.
+    fn vector(self) -> u32 {
+        vector_width(self.dtype, &[self.vocabulary])
+    }
+
+    /// Accesses of a lane to its group.
+    fn packs(self) -> u32 {
+        self.vocabulary.div_ceil(MOST_GROUPS * self.vector())
+    }
+
+    /// Pieces of a row, each of a group for every lane of a warp.
+    fn pieces(self) -> u32 {
+        self.vocabulary.div_ceil(32 * self.packs() * self.vector())
+    }
+
+    pub(super) fn constants(self) -> Constants {
+        Constants::from([
+            ("storage", storage(self.dtype).into()),
+            ("vocabulary", self.vocabulary.into()),
+            ("vector", self.vector().into()),
+            ("packs", self.packs().into()),
+            ("most_groups", MOST_GROUPS.into()),
+            ("most_candidates", MOST_CANDIDATES.into()),
+            ("width", Choice::WIDTH.into()),
+        ])
+    }
+
+    /// A launch of about so many CTAs for each SM. A row has one at least.
+    pub(super) fn launch(
+        self,
+        rows: u64,
+        threads: u32,
+        ctas_per_sm: u64,
+        machine: &Machine,
+    ) -> Launch {
+        let rows = rows.max(1);
+        let of_row = (ctas_per_sm * u64::from(machine.sms) / rows).clamp(1, MOST_CTAS) as u32;
+        Launch {
+            grid: [of_row.min(self.pieces()), rows as u32, 1],
+            threads,
+            // Two bitmaps of the vocabulary.
+            shared_bytes: 2 * 4 * self.vocabulary.div_ceil(32),
+        }
+    }
+
+    /// What is left of the groups of a row: of each the best token behind the rules, the sum of exponentials of what the rules
+    /// leave, where it is wanted at a temperature, and the largest and the sum of all logits, if they are wanted.
+    pub(super) fn groups(
+        self,
+        logits: &[f32],
+        ruled: &[f32],
+        temperature: Option<f32>,
+        logs: bool,
+    ) -> Groups {
         let mut all = Groups::none();
-        let spans = ruled.chunks(self.span() as usize);
-        for (group, (ruled, raw)) in spans.zip(logits.chunks(self.span() as usize)).enumerate() {
+        let (n, packs) = (self.vector() as usize, self.packs() as usize);
+        for group in 0..32 * self.pieces() as usize {
+            let first = |pack: usize| (group / 32 * packs + pack) * 32 * n + group % 32 * n;
+            let ids = (0..packs).flat_map(|pack| first(pack)..first(pack) + n);
+            let ids: Vec<usize> = ids.filter(|&id| id < logits.len()).collect();
+            if ids.is_empty() {
+                all.best[group] = 0;
+                continue;
+            }
+            let of = |row: &[f32]| -> Vec<f32> { ids.iter().map(|&id| row[id]).collect() };
+            let (ruled, raw) = (&of(ruled), &of(logits));
             let at = greedy(ruled) as usize;
             let top = ruled[at];
-            let id = (group as u32 * self.span()) + at as u32;
+            let id = ids[at] as u32;
             all.best[group] = (u64::from(key_of(top)) << 32 | u64::from(!id)) as i64;
-            if let Some(sampling) = weighs {
-                let scaled = |x: f32| x / sampling.temperature;
+            if let Some(temperature) = temperature {
+                let scaled = |x: f32| x / temperature;
                 let exps = ruled.iter().filter(|x| **x > f32::NEG_INFINITY);
                 let exps = exps.map(|&x| f64::from(scaled(x) - scaled(top)).exp());
                 all.sum[group] = exps.sum::<f64>() as f32;
             }
-            if choice.log_probability {
+            if logs {
                 let top = raw.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let exps = raw.iter().map(|&x| f64::from(x - top).exp());
                 all.raw[2 * group] = top;
@@ -328,14 +468,14 @@ impl ChooseToken {
 }
 
 /// What is left of the groups of a row; what is not written stays −1 or NaN.
-struct Groups {
-    best: Vec<i64>,
-    sum: Vec<f32>,
-    raw: Vec<f32>,
+pub(super) struct Groups {
+    pub(super) best: Vec<i64>,
+    pub(super) sum: Vec<f32>,
+    pub(super) raw: Vec<f32>,
 }
 
 impl Groups {
-    fn none() -> Self {
+    pub(super) fn none() -> Self {
         let n = MOST_GROUPS as usize;
         Self {
             best: vec![-1; n],
@@ -362,16 +502,40 @@ fn requests(vocabulary: u32) -> Param {
     }
 }
 
-fn per_row(name: &'static str, fill: Fill) -> Param {
+pub(super) fn per_row(name: &'static str, fill: Fill) -> Param {
     read(name, DType::I32, one_per(Symbol::Batch), fill)
 }
 
-fn tokens(name: &'static str, vocabulary: u32) -> Param {
+pub(super) fn tokens(name: &'static str, vocabulary: u32) -> Param {
     read(
         name,
         DType::I32,
         one_per(Symbol::Slots),
         Fill::Below(vocabulary),
+    )
+}
+
+pub(super) fn best_of_group() -> Param {
+    write(
+        "best_of_group",
+        DType::I64,
+        rows_by(Symbol::Batch, MOST_GROUPS),
+    )
+}
+
+pub(super) fn sum_of_group() -> Param {
+    write(
+        "sum_of_group",
+        DType::F32,
+        rows_by(Symbol::Batch, MOST_GROUPS),
+    )
+}
+
+pub(super) fn raw_of_group() -> Param {
+    write(
+        "raw_of_group",
+        DType::F32,
+        rows_by(Symbol::Batch, 2 * MOST_GROUPS),
     )
 }
 
@@ -385,15 +549,9 @@ impl Kernel for ChooseToken {
     }
 
     fn constants(&self) -> Constants {
-        Constants::from([
-            ("storage", storage(self.dtype)),
-            ("vocabulary", self.vocabulary.into()),
-            ("vector", self.vector().into()),
-            ("span", self.span().into()),
-            ("most_groups", MOST_GROUPS.into()),
-            ("most_candidates", MOST_CANDIDATES.into()),
-            ("width", Choice::WIDTH.into()),
-        ])
+        let mut all = self.rows().constants();
+        all.insert("beams", false.into());
+        all
     }
 
     fn params(&self) -> Vec<Param> {
@@ -413,21 +571,9 @@ impl Kernel for ChooseToken {
             per_row("known", Fill::Known),
             tokens("tokens", self.vocabulary),
             read_meta("slot_starts", Meta::SlotStarts, row()),
-            write(
-                "best_of_group",
-                DType::I64,
-                rows_by(Symbol::Batch, MOST_GROUPS),
-            ),
-            write(
-                "sum_of_group",
-                DType::F32,
-                rows_by(Symbol::Batch, MOST_GROUPS),
-            ),
-            write(
-                "raw_of_group",
-                DType::F32,
-                rows_by(Symbol::Batch, 2 * MOST_GROUPS),
-            ),
+            best_of_group(),
+            sum_of_group(),
+            raw_of_group(),
             write("n_arrived", DType::I32, row()),
             write("chosen", DType::I32, row()),
             write("log_probability", DType::F32, row()),
@@ -435,19 +581,8 @@ impl Kernel for ChooseToken {
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
-        let rows = extents.batch.max(1);
-        let of_row = (CTAS_PER_SM * u64::from(machine.sms)).div_ceil(rows);
-        let of_row = of_row.min(MOST_CTAS) as u32;
-        Launch {
-            grid: [
-                of_row.min(self.groups().div_ceil(THREADS / 32)),
-                rows as u32,
-                1,
-            ],
-            threads: THREADS,
-            // Two bitmaps of the vocabulary.
-            shared_bytes: 2 * 4 * self.vocabulary.div_ceil(32),
-        }
+        self.rows()
+            .launch(extents.batch, THREADS, CTAS_PER_SM, machine)
     }
 
     fn threads(&self) -> u32 {
@@ -618,7 +753,9 @@ impl Kernel for Advance {
             match Chosen::of_code(chosen[row] as i32) {
                 Chosen::Token(id) if len > 0 => {
                     let most = choice.n_prompt + choice.rules.max_new_tokens;
-                    match choice.rules.ends(id) || len + 1 >= most {
+                    let ends = choice.rules.ends(id) || len + 1 >= most;
+                    // A search of beams says itself when it is done.
+                    match ends && choice.beam.is_none() {
                         true => len = 0,
                         false => {
                             tokens[start + len] = id.into();
@@ -715,6 +852,7 @@ mod tests {
             Chosen::Idle,
             Chosen::NotANumber,
             Chosen::NoToken,
+            Chosen::Found,
         ];
         for chosen in all {
             assert_eq!(Chosen::of_code(chosen.code()), chosen);

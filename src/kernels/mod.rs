@@ -6,6 +6,7 @@
 //! CUDA kernel and the fast CPU code are checked against.
 
 pub mod attention;
+pub mod beam_search;
 pub mod cache;
 pub mod chain;
 mod class;
@@ -74,6 +75,8 @@ pub enum Fill {
     Known,
     /// What was chosen for each sequence: tokens, and what may stand in their place.
     Chosen { vocabulary: u32 },
+    /// What is known of beams that are searched.
+    Beams(beam_search::BeamData),
 }
 
 impl Fill {

@@ -3,10 +3,11 @@ use serde::{Deserialize, Serialize};
 use crate::tensor::DType;
 
 use super::{
-    Kernel, attention, attention::*, cache, cache::*, decoding, decoding::*, draw, draw::*,
-    elementwise, elementwise::*, embedding, embedding::*, gemm, gemm::*, layernorm, layernorm::*,
-    log_probability, log_probability::*, pack::*, pooling, pooling::*, prepare_attention,
-    prepare_attention::*, rms_norm, rms_norm::*, rotary, rotary::*, upload::*,
+    Kernel, attention, attention::*, beam_search, beam_search::*, cache, cache::*, decoding,
+    decoding::*, draw, draw::*, elementwise, elementwise::*, embedding, embedding::*, gemm,
+    gemm::*, layernorm, layernorm::*, log_probability, log_probability::*, pack::*, pooling,
+    pooling::*, prepare_attention, prepare_attention::*, rms_norm, rms_norm::*, rotary, rotary::*,
+    upload::*,
 };
 
 /// Lists the kernels once; every function over all of them follows from it.
@@ -41,7 +42,7 @@ kernels! {
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache,
-    PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, ChooseToken, Advance,
+    PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, ChooseToken, Candidates, BeamStep, Advance,
 }
 
 impl KernelSpec {
@@ -53,6 +54,8 @@ impl KernelSpec {
             Self::PackTokens(_) => 3,
             Self::PackScan(_) => 2,
             Self::ChooseToken(_) => 6,
+            Self::Candidates(_) => 7,
+            Self::BeamStep(_) => 10,
             Self::Advance(_) => 10,
             Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
             Self::PrepareAttention(_) => 2,
@@ -67,10 +70,15 @@ impl KernelSpec {
         [Upload.into(), PackScan.into(), PackTokens.into()]
     }
 
-    /// The launches that come behind a step of a program that writes: the choice of tokens of logits `[batch, vocabulary]`,
-    /// and the next step's batch data.
-    pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 2] {
-        [ChooseToken { vocabulary, dtype }.into(), Advance.into()]
+    /// The launches that come behind a step of a program that writes logits `[batch, vocabulary]`: the choice of tokens, the
+    /// candidates of beams, the step of their search, and the next step's batch data.
+    pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 4] {
+        [
+            ChooseToken { vocabulary, dtype }.into(),
+            Candidates { vocabulary, dtype }.into(),
+            BeamStep.into(),
+            Advance.into(),
+        ]
     }
 }
 
@@ -89,6 +97,7 @@ pub fn representative() -> Vec<KernelSpec> {
         cache::representative(),
         decoding::representative(),
         draw::representative(),
+        beam_search::representative(),
         prepare_attention::representative(),
     ]
     .into_iter()

@@ -138,9 +138,10 @@ impl Fill {
             Fill::Meta(meta) => HostTensor::Index(meta.make(n, case, state)),
             Fill::Choices { vocabulary } => HostTensor::Index(Self::choices(case, vocabulary)),
             Fill::Known => HostTensor::Index(Self::known(case)),
+            Fill::Beams(data) => data.make(case),
             Fill::Chosen { vocabulary } => HostTensor::Index(
                 (0..n)
-                    .map(|_| (uniform(state) % u64::from(vocabulary + 3)) as i64 - 3)
+                    .map(|_| (uniform(state) % u64::from(vocabulary + 4)) as i64 - 4)
                     .collect(),
             ),
         }

@@ -84,16 +84,6 @@ pub struct Hypothesis {
 /// What is far below every score.
 const NEVER: f32 = -1e9;
 
-/// One group of beams of one request, as `_beam_search` of transformers 5 keeps it.
-#[derive(Clone, Debug)]
-struct Group {
-    /// New tokens and summed log-probability of each beam.
-    running: Vec<(Vec<u32>, f32)>,
-    /// The best so far, in order, and whether each has ended.
-    best: Vec<(Hypothesis, bool)>,
-    can_improve: bool,
-}
-
 /// Where a beam goes on from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
@@ -102,43 +92,225 @@ pub struct Step {
     pub token: u32,
 }
 
-/// The beams of one request.
-#[derive(Clone, Debug)]
-pub struct BeamSearch {
-    options: Beams,
-    groups: Vec<Group>,
+/// Where one of the best sequences comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It was there before, in this place.
+    Before(usize),
+    /// It is a beam's tokens and one more.
+    New(Step),
+}
+
+/// The scores of one request's beams, without their tokens, as `_beam_search` of transformers 5 keeps them. What belongs to beam
+/// `i` and to the best sequence in place `i` lies at `i`; groups lie one behind another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Standing {
+    /// Summed log-probability of each beam.
+    pub running: Vec<f32>,
+    /// The best so far of each group, in order, and whether each has ended.
+    pub best: Vec<(f32, bool)>,
     /// Groups that are done.
-    done: Vec<bool>,
-    n_new: usize,
+    pub done: Vec<bool>,
+}
+
+/// What a step of all groups gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stepped {
+    /// How each beam goes on. Those of a group that is done stand still.
+    pub steps: Vec<Step>,
+    /// What is in each place of the best now.
+    pub kept: Vec<Kept>,
+}
+
+/// What a step knows besides the candidates.
+#[derive(Clone, Copy, Debug)]
+pub struct Ending<'a> {
+    /// Tokens that end a sequence.
+    pub ends: &'a [u32],
+    /// New tokens, with this step's.
+    pub n_new: usize,
+    /// New tokens at most.
+    pub most: usize,
 }
 
 /// A candidate for a beam: its score, the beam before, and its token.
 type Candidate = (f32, usize, u32);
 
+impl Beams {
+    fn of_group(&self) -> usize {
+        self.n / self.groups.max(1)
+    }
+
+    /// Candidates of all beams of a group that count.
+    fn kept(&self, n_ends: usize) -> usize {
+        2.max(1 + n_ends) * self.of_group()
+    }
+
+    /// The most probable tokens of a beam among which all are that can count: so many of them can be less probable by the
+    /// diversity as other groups have beams.
+    pub fn candidates(&self, n_ends: usize) -> usize {
+        self.kept(n_ends) + self.n - self.of_group()
+    }
+}
+
+impl Standing {
+    pub fn new(options: &Beams) -> Self {
+        let of_group = options.of_group();
+        // Only the first beam's tokens count in the first step: the others are the same.
+        let running = (0..options.n).map(|i| match i.is_multiple_of(of_group) {
+            true => 0.0,
+            false => NEVER,
+        });
+        Self {
+            running: running.collect(),
+            best: vec![(NEVER, false); options.n],
+            done: vec![false; options.groups],
+        }
+    }
+
+    /// Goes on by the [`Beams::candidates`] most probable tokens of each beam, with their log-probabilities.
+    pub fn step(
+        &mut self,
+        options: &Beams,
+        mut tokens: Vec<Vec<(u32, f32)>>,
+        ending: Ending,
+    ) -> Stepped {
+        let of_group = options.of_group();
+        let stay = |parent| Step { parent, token: 0 };
+        let mut stepped = Stepped {
+            steps: (0..options.n).map(stay).collect(),
+            kept: (0..options.n).map(Kept::Before).collect(),
+        };
+        // Tokens of earlier groups in this step.
+        let mut taken: Vec<u32> = Vec::new();
+        for group in 0..options.groups {
+            if self.done[group] {
+                continue;
+            }
+            let mut candidates: Vec<Candidate> = Vec::new();
+            for beam in group * of_group..(group + 1) * of_group {
+                for (token, x) in &mut tokens[beam] {
+                    for _ in taken.iter().filter(|&id| id == token) {
+                        *x -= options.diversity;
+                    }
+                    candidates.push((*x + self.running[beam], beam, *token));
+                }
+            }
+            by_score(&mut candidates);
+            candidates.truncate(options.kept(ending.ends.len()));
+            if candidates.is_empty() {
+                // The rules allow nothing: what has ended is all that there is.
+                self.done[group] = true;
+                continue;
+            }
+            self.advance(group, &candidates, options, ending, &mut stepped);
+            let steps = &stepped.steps[group * of_group..][..of_group];
+            taken.extend(steps.iter().map(|step| step.token));
+        }
+        stepped
+    }
+
+    /// Whether all groups are done.
+    pub fn is_done(&self) -> bool {
+        self.done.iter().all(|&done| done)
+    }
+
+    /// One group's part of a step.
+    fn advance(
+        &mut self,
+        group: usize,
+        candidates: &[Candidate],
+        options: &Beams,
+        ending: Ending,
+        stepped: &mut Stepped,
+    ) {
+        let Ending { ends, n_new, most } = ending;
+        let n = options.of_group();
+        let first = group * n;
+        let stops: Vec<bool> = candidates
+            .iter()
+            .map(|(_, _, token)| ends.contains(token) || n_new == most)
+            .collect();
+        let behind = |&(_, parent, token): &Candidate| Step { parent, token };
+        // What stops now does not go on.
+        let mut going: Vec<(f32, usize)> = candidates
+            .iter()
+            .zip(&stops)
+            .enumerate()
+            .map(|(i, ((score, ..), &stop))| (if stop { score + NEVER } else { *score }, i))
+            .collect();
+        going.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        going.truncate(n);
+        // Where fewer tokens may come than there are beams, the rest are dead.
+        let dead = (f32::NEG_INFINITY, going[0].1);
+        going.resize(n, dead);
+        for (i, &(score, candidate)) in going.iter().enumerate() {
+            self.running[first + i] = score;
+            stepped.steps[first + i] = behind(&candidates[candidate]);
+        }
+        // Only the first n candidates may end; the others are there to go on.
+        let places = first..first + n;
+        let all_ended = self.best[places.clone()].iter().all(|(_, ended)| *ended);
+        let is_full = all_ended && options.early_stopping == EarlyStopping::Yes;
+        let length = (n_new as f32).powf(options.length_penalty);
+        let ended = candidates.iter().enumerate().map(|(i, candidate)| {
+            let just_ended = stops[i] && i < n;
+            let mut score = candidate.0 / length;
+            for never in [is_full, !just_ended] {
+                score += if never { NEVER } else { 0.0 };
+            }
+            (score, just_ended, Kept::New(behind(candidate)))
+        });
+        let before = places.clone().map(|place| {
+            let (score, ended) = self.best[place];
+            (score, ended, Kept::Before(place))
+        });
+        let mut best: Vec<(f32, bool, Kept)> = before.chain(ended).collect();
+        best.sort_by(|a, b| b.0.total_cmp(&a.0));
+        for (place, (score, ended, kept)) in places.clone().zip(best) {
+            self.best[place] = (score, ended);
+            stepped.kept[place] = kept;
+        }
+        let best = &self.best[places];
+        let longest = match options.early_stopping {
+            EarlyStopping::Never if options.length_penalty > 0.0 => most,
+            _ => n_new,
+        };
+        let possible = self.running[first] / (longest as f32).powf(options.length_penalty);
+        let worst = best.iter().map(|b| b.0).fold(f32::INFINITY, f32::min);
+        let is_beaten = |(_, ended): &(f32, bool)| possible <= if *ended { worst } else { NEVER };
+        let can_improve = !best.iter().all(is_beaten);
+        let all_ended = best.iter().all(|(_, ended)| *ended);
+        let is_open = !(all_ended && options.early_stopping == EarlyStopping::Yes);
+        let goes_on = !stops.iter().all(|&stop| stop);
+        self.done[group] = !(can_improve && is_open && goes_on);
+    }
+}
+
+/// The largest scores first; of equal ones the earlier beam's, then the lower token's.
+fn by_score(candidates: &mut [Candidate]) {
+    candidates.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+}
+
+/// The beams of one request.
+#[derive(Clone, Debug)]
+pub struct BeamSearch {
+    options: Beams,
+    standing: Standing,
+    /// New tokens of each beam.
+    running: Vec<Vec<u32>>,
+    /// Those of the best, by place; empty where there is none yet.
+    best: Vec<Vec<u32>>,
+    n_new: usize,
+}
+
 impl BeamSearch {
     pub fn new(options: Beams) -> Self {
-        let of_group = options.n / options.groups.max(1);
-        let group = Group {
-            // Only the first beam's tokens count in the first step: the others are the same.
-            running: (0..of_group)
-                .map(|i| (Vec::new(), if i == 0 { 0.0 } else { NEVER }))
-                .collect(),
-            best: vec![
-                (
-                    Hypothesis {
-                        tokens: Vec::new(),
-                        score: NEVER
-                    },
-                    false
-                );
-                of_group
-            ],
-            can_improve: true,
-        };
         Self {
+            standing: Standing::new(&options),
+            running: vec![Vec::new(); options.n],
+            best: vec![Vec::new(); options.n],
             options,
-            groups: vec![group; options.groups],
-            done: vec![false; options.groups],
             n_new: 0,
         }
     }
@@ -153,148 +325,51 @@ impl BeamSearch {
         ends: &[u32],
         most: usize,
     ) -> Option<Vec<Step>> {
-        let of_group = self.options.n / self.options.groups;
-        let n_new = self.n_new + 1;
-        let mut steps = vec![
-            Step {
-                parent: 0,
-                token: 0
-            };
-            self.options.n
-        ];
-        // Tokens of earlier groups in this step.
-        let mut taken: Vec<u32> = Vec::new();
-        for (nth, group) in self.groups.iter_mut().enumerate() {
-            let first = nth * of_group;
-            if self.done[nth] {
-                // It stands still beside those that go on.
-                for (i, step) in steps[first..first + of_group].iter_mut().enumerate() {
-                    step.parent = first + i;
-                }
-                continue;
-            }
-            let kept = 2.max(1 + ends.len()) * of_group;
-            let mut candidates: Vec<Candidate> = Vec::new();
-            for (beam, (tokens, score)) in group.running.iter().enumerate() {
-                let row = &mut *logits[first + beam];
-                let sum = log_sum(row);
-                row.iter_mut().for_each(|x| *x -= sum);
-                rules(row, tokens);
-                for &token in &taken {
-                    row[token as usize] -= self.options.diversity;
-                }
-                let best = largest(row, kept).into_iter();
-                candidates.extend(best.map(|(token, x)| (x + score, beam, token)));
-            }
-            by_score(&mut candidates);
-            candidates.truncate(kept);
-            if candidates.is_empty() {
-                // The rules allow nothing: what has ended is all that there is.
-                self.done[nth] = true;
-                continue;
-            }
-            let next = group.advance(&candidates, &self.options, ends, n_new, most);
-            self.done[nth] = !next.0;
-            for (i, &(parent, token)) in next.1.iter().enumerate() {
-                taken.push(token);
-                steps[first + i] = Step {
-                    parent: first + parent,
-                    token,
-                };
-            }
-        }
-        self.n_new = n_new;
-        (!self.done.iter().all(|&done| done)).then_some(steps)
+        self.n_new += 1;
+        let n_candidates = self.options.candidates(ends.len());
+        let of_beam = |(row, tokens): (&mut &mut [f32], &Vec<u32>)| {
+            let sum = log_sum(row);
+            row.iter_mut().for_each(|x| *x -= sum);
+            rules(row, tokens);
+            largest(row, n_candidates)
+        };
+        let candidates = logits.iter_mut().zip(&self.running).map(of_beam).collect();
+        let ending = Ending {
+            ends,
+            n_new: self.n_new,
+            most,
+        };
+        let stepped = self.standing.step(&self.options, candidates, ending);
+        let behind = |step: &Step| -> Vec<u32> {
+            let tokens = self.running[step.parent].iter().copied();
+            tokens.chain([step.token]).collect()
+        };
+        let best = stepped.kept.iter().map(|kept| match kept {
+            Kept::Before(place) => self.best[*place].clone(),
+            Kept::New(step) => behind(step),
+        });
+        let best = best.collect();
+        let running = stepped.steps.iter().map(behind).collect();
+        (self.best, self.running) = (best, running);
+        (!self.standing.is_done()).then_some(stepped.steps)
     }
 
     /// The best sequences of all groups, the best first.
     pub fn hypotheses(&self) -> Vec<Hypothesis> {
-        let all = self.groups.iter().flat_map(|group| &group.best);
-        let mut all: Vec<Hypothesis> = all.map(|(h, _)| h.clone()).collect();
-        all.retain(|h| !h.tokens.is_empty());
-        all.sort_by(|a, b| b.score.total_cmp(&a.score));
-        all
+        let all = self.best.iter().zip(&self.standing.best);
+        let all = all.map(|(tokens, &(score, _))| Hypothesis {
+            tokens: tokens.clone(),
+            score,
+        });
+        Hypothesis::sorted(all.collect())
     }
 }
 
-/// The largest scores first; of equal ones the earlier beam's, then the lower token's.
-fn by_score(candidates: &mut [Candidate]) {
-    candidates.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-}
-
-impl Group {
-    /// Whether the search goes on, and the beam and token that each beam goes on with.
-    fn advance(
-        &mut self,
-        candidates: &[Candidate],
-        options: &Beams,
-        ends: &[u32],
-        n_new: usize,
-        most: usize,
-    ) -> (bool, Vec<(usize, u32)>) {
-        let n = self.running.len();
-        let stops: Vec<bool> = candidates
-            .iter()
-            .map(|(_, _, token)| ends.contains(token) || n_new == most)
-            .collect();
-        let behind = |&(_, beam, token): &Candidate| -> Vec<u32> {
-            let tokens = self.running[beam].0.iter().copied();
-            tokens.chain([token]).collect()
-        };
-        // What stops now does not go on.
-        let mut going: Vec<(f32, usize)> = candidates
-            .iter()
-            .zip(&stops)
-            .enumerate()
-            .map(|(i, ((score, ..), &stop))| (if stop { score + NEVER } else { *score }, i))
-            .collect();
-        going.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        going.truncate(n);
-        // Where fewer tokens may come than there are beams, the rest are dead.
-        let dead = (f32::NEG_INFINITY, going[0].1);
-        going.resize(n, dead);
-        let running: Vec<(Vec<u32>, f32)> = going
-            .iter()
-            .map(|&(score, i)| (behind(&candidates[i]), score))
-            .collect();
-        let steps = going
-            .iter()
-            .map(|&(_, i)| (candidates[i].1, candidates[i].2))
-            .collect();
-        // Only the first n candidates may end; the others are there to go on.
-        let all_ended = self.best.iter().all(|(_, ended)| *ended);
-        let is_full = all_ended && options.early_stopping == EarlyStopping::Yes;
-        let length = (n_new as f32).powf(options.length_penalty);
-        let ended = candidates.iter().enumerate().map(|(i, candidate)| {
-            let just_ended = stops[i] && i < n;
-            let mut score = candidate.0 / length;
-            for never in [is_full, !self.can_improve, !just_ended] {
-                score += if never { NEVER } else { 0.0 };
-            }
-            let tokens = behind(candidate);
-            (Hypothesis { tokens, score }, just_ended)
-        });
-        let mut best: Vec<(Hypothesis, bool)> = self.best.iter().cloned().chain(ended).collect();
-        best.sort_by(|a, b| b.0.score.total_cmp(&a.0.score));
-        best.truncate(n);
-        self.best = best;
-        self.running = running;
-        let longest = match options.early_stopping {
-            EarlyStopping::Never if options.length_penalty > 0.0 => most,
-            _ => n_new,
-        };
-        let possible = self.running[0].1 / (longest as f32).powf(options.length_penalty);
-        let worst = self
-            .best
-            .iter()
-            .map(|(h, _)| h.score)
-            .fold(f32::INFINITY, f32::min);
-        let is_beaten =
-            |(_, ended): &(Hypothesis, bool)| possible <= if *ended { worst } else { NEVER };
-        self.can_improve &= !self.best.iter().all(is_beaten);
-        let all_ended = self.best.iter().all(|(_, ended)| *ended);
-        let is_open = !(all_ended && options.early_stopping == EarlyStopping::Yes);
-        let goes_on = !stops.iter().all(|&stop| stop);
-        (self.can_improve && is_open && goes_on, steps)
+impl Hypothesis {
+    /// Those that have tokens, the best first.
+    pub fn sorted(mut all: Vec<Self>) -> Vec<Self> {
+        all.retain(|h| !h.tokens.is_empty());
+        all.sort_by(|a, b| b.score.total_cmp(&a.score));
+        all
     }
 }

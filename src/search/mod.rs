@@ -9,7 +9,9 @@ mod philox;
 mod rules;
 mod sample;
 
-pub use beams::{BeamSearch, Beams, BeamsError, EarlyStopping, Hypothesis, Step};
+pub use beams::{
+    BeamSearch, Beams, BeamsError, EarlyStopping, Ending, Hypothesis, Kept, Standing, Step, Stepped,
+};
 pub use candidates::largest;
 pub use philox::Philox;
 pub use rules::Rules;
@@ -32,7 +34,7 @@ pub fn log_probability(logits: &[f32], id: u32) -> f32 {
 }
 
 /// `log Σ exp(logits)`.
-fn log_sum(logits: &[f32]) -> f32 {
+pub fn log_sum(logits: &[f32]) -> f32 {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - top).exp()).sum();
     (f64::from(top) + sum.ln()) as f32

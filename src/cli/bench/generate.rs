@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::super::{Outcome, align_right, human, model::Runnable, print, table, write_json};
 use crate::{
     engine::{Event, Generate, Request},
-    search::{Rules, Sampling},
+    search::{Beams, Rules, Sampling},
 };
 
 #[derive(clap::Args)]
@@ -23,7 +23,7 @@ pub(in crate::cli) struct Args {
         default_value = "1,32,128"
     )]
     batch: Vec<usize>,
-    /// Tokens of each prompt
+    /// Tokens of each prompt, or of each source where the model writes from one
     #[arg(long, value_name = "N", default_value_t = 32)]
     prompt_tokens: usize,
     /// New tokens of each sequence
@@ -32,6 +32,9 @@ pub(in crate::cli) struct Args {
     /// Take the most probable token instead of drawing by top-k 50 and top-p 0.9
     #[arg(long)]
     greedy: bool,
+    /// Search so many beams of each sequence
+    #[arg(long, value_name = "N", conflicts_with = "greedy")]
+    beams: Option<usize>,
     /// Write all times to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -41,7 +44,7 @@ pub(in crate::cli) struct Args {
 #[derive(Serialize)]
 struct Row {
     batch: usize,
-    /// Until every prompt had its first new token.
+    /// Until every prompt had its first new token, or the search of beams its first step.
     first_ms: f64,
     /// Median of a step of one token for each sequence.
     step_ms: f64,
@@ -57,16 +60,19 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         ));
     }
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
-    let vocabulary = u64::from(engine.limits().vocabulary);
+    let limits = engine.limits();
     let options = Generate {
         rules: Rules {
             max_new_tokens: args.new,
             ..Rules::default()
         },
-        sampling: (!args.greedy).then_some(Sampling {
+        sampling: (!args.greedy && args.beams.is_none()).then_some(Sampling {
             top_p: 0.9,
             ..Sampling::default()
         }),
+        beams: args.beams.map(Beams::of),
+        // Any token will do in front of random ones.
+        decoder_start: engine.has_source().then(|| limits.token_id(0)),
         ..Generate::default()
     };
     let mut rows = Vec::new();
@@ -77,9 +83,9 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         let mut write = || -> Result<(f64, Vec<f64>), miette::Report> {
             for i in 0..batch as u64 {
                 let ids =
-                    (0..args.prompt_tokens as u64).map(|t| (31 * t + 977 * i + 5) % vocabulary);
+                    (0..args.prompt_tokens as u64).map(|t| limits.token_id(31 * t + 977 * i + 5));
                 let request = Request {
-                    prompt: ids.map(|id| id as u32).collect(),
+                    prompt: ids.collect(),
                     options: Generate {
                         seed: i,
                         ..options.clone()
@@ -99,7 +105,9 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
                 }) {
                     return Err(miette!("{problem}"));
                 }
-                match (first, n.count() == batch) {
+                // The tokens of beams come when their search is done; before, a poll is a step.
+                let is_step = n.count() == batch || (args.beams.is_some() && events.is_empty());
+                match (first, is_step) {
                     (None, true) => first = Some(began.elapsed().as_secs_f64() * 1e3),
                     (Some(_), true) => steps.push(step.elapsed().as_secs_f64() * 1e3),
                     _ => {}
@@ -147,9 +155,10 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         engine.program().dtype,
         args.prompt_tokens,
         args.new,
-        match options.sampling {
-            Some(_) => "drawn by top-k 50 and top-p 0.9",
-            None => "greedy",
+        match (options.sampling, args.beams) {
+            (Some(_), _) => "drawn by top-k 50 and top-p 0.9".to_owned(),
+            (None, None) => "greedy".to_owned(),
+            (None, Some(n)) => format!("{n} beams"),
         },
     ))?;
     if let Some(file) = &args.json {

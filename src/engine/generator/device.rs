@@ -1,14 +1,17 @@
 //! Sequences that a device decodes by itself: where each lies in its loop, and what comes back.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    ops::Range,
+};
 
 use super::{
     Ticket,
     row::{Advanced, Row},
 };
 use crate::{
-    kernels::decoding::Advance,
-    runtime::cuda::{ChosenRows, CudaError, DecodeLoop, Entry},
+    kernels::{beam_search::BeamStep, decoding::Advance},
+    runtime::cuda::{Behind, ChosenRows, CudaError, DecodeLoop, Entry, LoopRoom},
 };
 
 /// Steps that are on their way at most: one that runs, and enough behind it for a host that is late. A request that comes in
@@ -16,17 +19,19 @@ use crate::{
 const AHEAD: usize = 3;
 /// Tokens of a sequence that there is room for at least.
 const LEAST_WIDTH: usize = 256;
+/// Tokens of a source that there is room for at least, where there are sources.
+const LEAST_SOURCE_WIDTH: usize = 64;
 
 /// The loop of a generator, and the rows of its sequences.
 pub(super) struct DeviceRows {
     decode: DecodeLoop,
-    /// Who has each row.
+    /// Who has each row; beams have neighbouring ones.
     rows: Vec<Option<Ticket>>,
-    /// The sequences of each step on its way, with their rows.
+    /// The requests of each step on its way, with their first rows.
     steps: VecDeque<Vec<(usize, Ticket)>>,
     /// Rows whose sequence was cancelled, which the device does not know yet.
     leaving: Vec<usize>,
-    /// Whether all sequences get rows anew as soon as no step is on its way.
+    /// Whether all sequences move together, into a larger table if need be, as soon as no step is on its way.
     must_reseat: bool,
 }
 
@@ -41,11 +46,11 @@ impl DeviceRows {
         }
     }
 
-    /// Notes that a sequence has ended, of which the device knows or is to be told.
-    pub(super) fn leave(&mut self, row: usize, device_knows: bool) {
+    /// Notes that a request has ended, of which the device knows or is to be told.
+    pub(super) fn leave(&mut self, rows: Range<usize>, device_knows: bool) {
         match device_knows {
-            true => self.rows[row] = None,
-            false => self.leaving.push(row),
+            true => self.rows[rows].fill(None),
+            false => self.leaving.extend(rows),
         }
     }
 
@@ -59,69 +64,109 @@ impl DeviceRows {
         Ok(())
     }
 
-    /// Gives rows to sequences that have none, all of whose tokens but one are in the cache.
+    /// Gives rows to requests that have none, all of whose tokens but one are in the cache.
     pub(super) fn seat(&mut self, sequences: &mut [Row]) -> Result<(), CudaError> {
         let waits = |sequence: &Row| sequence.is_ready_for_device() && sequence.row.is_none();
-        let n_waiting = sequences.iter().filter(|s| waits(s)).count();
+        let waiting = sequences.iter().filter(|s| waits(s));
+        let n_waiting: usize = waiting.map(Row::n_rows).sum();
         let n_seated = self.rows.iter().flatten().count();
-        let width = sequences.iter().map(|s| s.most_tokens()).max();
-        let width = width.unwrap_or(0).max(LEAST_WIDTH).next_power_of_two();
-        let n = (n_seated + n_waiting).min(Advance::ROWS);
+        let most = |of: fn(&Row) -> usize| sequences.iter().map(of).max().unwrap_or(0);
+        let wanted = LoopRoom {
+            rows: (n_seated + n_waiting).min(Advance::ROWS),
+            width: most(Row::most_tokens).max(LEAST_WIDTH).next_power_of_two(),
+            source_width: match most(|row| row.source_slots().len()) {
+                0 => 0,
+                n => n.max(LEAST_SOURCE_WIDTH).next_power_of_two(),
+            },
+        };
         let last = self.rows.iter().rposition(Option::is_some);
         // Rows behind the last sequence cost a step nothing; many between do.
-        let is_sparse = last.is_some_and(|last| last >= 8 && last + 1 >= 2 * n);
-        let lacks_room = n_waiting > 0 && !self.decode.has_room(n, width);
+        let is_sparse = last.is_some_and(|last| last >= 8 && last + 1 >= 2 * wanted.rows);
+        let lacks_room = n_waiting > 0 && !self.decode.has_room(wanted);
         self.must_reseat |= is_sparse || lacks_room;
         if self.must_reseat {
             if self.decode.in_flight() > 0 {
                 return Ok(());
             }
-            self.must_reseat = false;
-            if !self.decode.has_room(n, width) {
-                self.rows.clear();
-                self.decode.make_room(n.next_power_of_two(), width)?;
-            }
-            let mut all = vec![None; self.rows.len()];
-            std::mem::swap(&mut self.rows, &mut all);
-            let left = (0..all.len()).map(|row| (row, None)).collect::<Vec<_>>();
-            self.decode.edit(&left)?;
-            sequences.iter_mut().for_each(|s| s.row = None);
+            self.move_together(sequences, wanted)?;
         }
         let mut entering = Vec::new();
         for (at, sequence) in sequences.iter_mut().enumerate() {
             if !waits(sequence) {
                 continue;
             }
-            let row = match self.rows.iter().position(Option::is_none) {
-                Some(row) => row,
-                None if self.rows.len() < Advance::ROWS => {
-                    self.rows.push(None);
-                    self.rows.len() - 1
-                }
-                None => break,
+            let n = sequence.n_rows();
+            let taken: usize = self.rows.iter().flatten().count();
+            if taken + n > Advance::ROWS {
+                break;
+            }
+            let first = self.free_rows(n);
+            let room = LoopRoom {
+                rows: first + n,
+                ..wanted
             };
-            if !self.decode.has_room(row + 1, width) {
-                // A row between two others was not free in time.
+            if !self.decode.has_room(room) {
+                // Rows between others were not free in time.
                 self.must_reseat = true;
                 break;
             }
-            self.rows[row] = Some(sequence.ticket);
-            sequence.take_row(row);
-            entering.push((at, row, sequence.all_slots()));
+            self.rows.resize(self.rows.len().max(first + n), None);
+            self.rows[first..first + n].fill(Some(sequence.ticket));
+            sequence.take_row(first);
+            let search = sequence.beams().map(BeamStep::start);
+            let slots = (0..n).map(|lane| sequence.all_slots(lane)).collect();
+            entering.push(Entering {
+                at,
+                first,
+                choices: sequence.encoded(),
+                slots,
+                search: search.unwrap_or_default(),
+            });
         }
         let edits: Vec<(usize, Option<Entry>)> = entering
             .iter()
-            .map(|(at, row, slots)| {
-                let sequence = &sequences[*at];
-                let entry = Entry {
-                    tokens: &sequence.lanes[0].tokens,
-                    slots,
-                    choice: &sequence.choice,
-                };
-                (*row, Some(entry))
-            })
+            .flat_map(|entering| entering.entries(&sequences[entering.at]))
             .collect();
         self.decode.edit(&edits)
+    }
+
+    /// The first of so many neighbouring rows that nobody has.
+    fn free_rows(&self, n: usize) -> usize {
+        let behind = self
+            .rows
+            .iter()
+            .rposition(Option::is_some)
+            .map_or(0, |last| last + 1);
+        let is_free = |first: &usize| self.rows[*first..*first + n].iter().all(Option::is_none);
+        (0..behind.saturating_sub(n - 1))
+            .find(is_free)
+            .unwrap_or(behind)
+    }
+
+    /// Moves all sequences to the first rows, and makes room.
+    fn move_together(&mut self, sequences: &mut [Row], wanted: LoopRoom) -> Result<(), CudaError> {
+        let wanted = LoopRoom {
+            rows: wanted.rows.next_power_of_two(),
+            ..wanted
+        };
+        let seated = self.rows.iter().enumerate();
+        let seated = seated.filter_map(|(row, ticket)| ticket.map(|ticket| (row, ticket)));
+        let moves: Vec<(usize, Ticket)> = seated.collect();
+        let rows: Vec<(usize, usize)> = moves
+            .iter()
+            .enumerate()
+            .map(|(to, &(from, _))| (from, to))
+            .collect();
+        self.decode.relocate(wanted, &rows)?;
+        self.must_reseat = false;
+        self.rows = moves.iter().map(|&(_, ticket)| Some(ticket)).collect();
+        for sequence in sequences {
+            let moved = |from: usize| rows.iter().find(|&&(old, _)| old == from);
+            if let Some(&(_, to)) = sequence.row.and_then(moved) {
+                sequence.row = Some(to);
+            }
+        }
+        Ok(())
     }
 
     /// Puts steps on their way while some sequence goes on. Returns how many.
@@ -129,17 +174,22 @@ impl DeviceRows {
         let mut n = 0;
         while !self.must_reseat && self.decode.in_flight() < AHEAD {
             let mut step = Vec::new();
+            let (mut end, mut has_singles, mut has_beams) = (0, false, false);
             for sequence in sequences.iter_mut() {
-                if let Some(row) = sequence.row
+                if let Some(rows) = sequence.device_rows()
                     && sequence.awaits_steps()
                 {
-                    step.push((row, sequence.ticket));
+                    step.push((rows.start, sequence.ticket));
+                    end = end.max(rows.end);
+                    has_beams |= sequence.beams().is_some();
+                    has_singles |= sequence.beams().is_none();
                 }
             }
-            let Some(last) = step.iter().map(|&(row, _)| row).max() else {
+            if step.is_empty() {
                 break;
-            };
-            self.decode.enqueue(last + 1)?;
+            }
+            self.decode
+                .enqueue(end, Behind::of(has_singles, has_beams))?;
             let asked = step.iter().map(|&(_, ticket)| ticket);
             let asked: HashSet<Ticket> = asked.collect();
             let stepped = sequences.iter_mut().filter(|s| asked.contains(&s.ticket));
@@ -169,8 +219,48 @@ impl DeviceRows {
                 continue;
             };
             let (token, value) = chosen[row];
-            advanced.push((at, ticket, sequences[at].accept_computed(token, value)));
+            let sequence = &mut sequences[at];
+            let n_rows = sequence.n_rows();
+            let found = || self.decode.found(row, n_rows);
+            advanced.push((at, ticket, sequence.accept_computed(token, value, found)));
         }
         Ok(advanced)
+    }
+}
+
+/// What a request's rows are to hold.
+struct Entering {
+    /// Its place among the sequences.
+    at: usize,
+    first: usize,
+    choices: Vec<Vec<i32>>,
+    slots: Vec<Vec<u32>>,
+    /// Scores and states of all rows; none without a search.
+    search: (Vec<f32>, Vec<i32>),
+}
+
+impl Entering {
+    fn entries<'a>(
+        &'a self,
+        sequence: &'a Row,
+    ) -> impl Iterator<Item = (usize, Option<Entry<'a>>)> + 'a {
+        let (scores, states) = (&self.search.0, &self.search.1);
+        let of_row = |nth: usize, n: usize, len: usize| match len {
+            0 => 0..0,
+            _ => nth * n..(nth + 1) * n,
+        };
+        self.choices.iter().enumerate().map(move |(nth, choice)| {
+            let entry = Entry {
+                tokens: &sequence.lanes[0].tokens,
+                slots: &self.slots[nth],
+                choice,
+                source: sequence.source_slots(),
+                search: (
+                    &scores[of_row(nth, BeamStep::SCORES, scores.len())],
+                    &states[of_row(nth, BeamStep::STATES, states.len())],
+                ),
+            };
+            (self.first + nth, Some(entry))
+        })
     }
 }

@@ -4,9 +4,9 @@ use super::{Event, Generate, Reason, Ticket, source::Source};
 use crate::{
     kernels::{
         cache::BLOCK,
-        decoding::{Choice, Chosen},
+        decoding::{Beam, Choice, Chosen},
     },
-    search::{BeamSearch, Beams},
+    search::{BeamSearch, Beams, Hypothesis},
 };
 
 /// What a step gives of a row, and whether it is its last.
@@ -23,12 +23,12 @@ pub(super) struct Row {
     blocks: Vec<u32>,
     /// What the model reads before it writes, where it reads something.
     pub(super) source: Option<Source>,
-    /// Its row in the loop of a device that decodes it.
+    /// Its row in the loop of a device that decodes it, the first one of beams.
     pub(super) row: Option<usize>,
     /// New tokens that the device was asked for.
     pub(super) n_asked: usize,
-    /// What such a device is told ([`Choice::encode`]); empty where it cannot be.
-    pub(super) choice: Vec<i32>,
+    /// Whether such a device can be told how it goes on ([`Choice::encode`]).
+    suits_device: bool,
     search: Option<BeamSearch>,
     options: Generate,
 }
@@ -94,7 +94,7 @@ impl Row {
             source,
             row: None,
             n_asked: 0,
-            choice: Vec::new(),
+            suits_device: false,
             search: options.beams.map(BeamSearch::new),
             options,
         };
@@ -102,15 +102,14 @@ impl Row {
             slots: (0..prompt.len()).map(|p| row.own_slot(0, p)).collect(),
             tokens: prompt,
         });
-        if row.search.is_none() {
-            row.choice = row.choice().encode().unwrap_or_default();
-        }
+        row.suits_device = row.choice(0).encode().is_some();
         row
     }
 
-    /// How the single sequence goes on.
-    fn choice(&self) -> Choice {
+    /// How the single sequence goes on, or a beam.
+    fn choice(&self, nth: usize) -> Choice {
         Choice {
+            beam: self.options.beams.map(|of| Beam { of, nth }),
             rules: self.options.rules.clone(),
             sampling: self.options.sampling,
             seed: self.options.seed,
@@ -119,14 +118,34 @@ impl Row {
         }
     }
 
-    /// Whether a device's loop can decode it: no beams, and no longer lists of tokens than the loop takes.
+    /// Whether a device's loop can decode it: no more beams and no longer lists of tokens than the loop takes.
     pub(super) fn suits_device(&self) -> bool {
-        !self.choice.is_empty()
+        self.suits_device
     }
 
     /// Whether such a device can go on with it now.
     pub(super) fn is_ready_for_device(&self) -> bool {
-        self.suits_device() && (self.row.is_some() || self.open() == 1)
+        self.suits_device() && self.is_ready() && (self.row.is_some() || self.open() == 1)
+    }
+
+    /// What such a device is told of each of its rows.
+    pub(super) fn encoded(&self) -> Vec<Vec<i32>> {
+        let choices = (0..self.n_rows()).map(|nth| self.choice(nth).encode());
+        choices.map(Option::unwrap_or_default).collect()
+    }
+
+    /// Rows that it takes in the loop of a device.
+    pub(super) fn n_rows(&self) -> usize {
+        self.options.beams.map_or(1, |beams| beams.n)
+    }
+
+    /// The rows that it has there.
+    pub(super) fn device_rows(&self) -> Option<std::ops::Range<usize>> {
+        self.row.map(|first| first..first + self.n_rows())
+    }
+
+    pub(super) fn beams(&self) -> Option<&Beams> {
+        self.options.beams.as_ref()
     }
 
     /// Tokens that it has in the end at most.
@@ -145,16 +164,29 @@ impl Row {
         self.n_asked = self.lanes[0].tokens.len() - self.n_prompt;
     }
 
-    /// The slots of all positions that the single sequence comes to have; the last token is never in the cache.
-    pub(super) fn all_slots(&self) -> Vec<u32> {
+    /// The slots of all positions that a lane comes to write; the last token is never in the cache.
+    pub(super) fn all_slots(&self, lane: usize) -> Vec<u32> {
         let positions = 0..self.most_tokens() - 1;
-        positions.map(|p| self.own_slot(0, p)).collect()
+        positions.map(|p| self.own_slot(lane, p)).collect()
     }
 
-    /// Goes on by what a device chose.
-    pub(super) fn accept_computed(&mut self, chosen: Chosen, value: f32) -> Advanced {
+    /// Goes on by what a device chose, and by what its search has found where that is done.
+    pub(super) fn accept_computed(
+        &mut self,
+        chosen: Chosen,
+        value: f32,
+        found: impl FnOnce() -> Vec<Hypothesis>,
+    ) -> Advanced {
         self.cached = self.lanes[0].tokens.len();
-        self.accept(chosen, value)
+        match chosen {
+            Chosen::Found => Ok((self.found(found()), true)),
+            Chosen::Token(id) if self.search.is_some() => {
+                // The device knows which beam goes on behind which; here only the number of tokens counts.
+                self.lanes[0].tokens.push(id);
+                Ok((Vec::new(), false))
+            }
+            _ => self.accept(chosen, value),
+        }
     }
 
     /// The seed of all that is drawn for it.
@@ -165,6 +197,11 @@ impl Row {
     /// Whether its next tokens can be computed: its source was, if it has one.
     pub(super) fn is_ready(&self) -> bool {
         self.source.as_ref().is_none_or(Source::is_encoded)
+    }
+
+    /// The slots of its source, where it has one.
+    pub(super) fn source_slots(&self) -> &[u32] {
+        self.source.as_ref().map_or(&[], Source::slots)
     }
 
     /// All blocks that it had.
@@ -220,7 +257,7 @@ impl Row {
 
     /// Adds the token behind a single sequence.
     fn write_on(&mut self, logits: &[f32]) -> Advanced {
-        let (chosen, value) = self.choice().choose(logits, &self.lanes[0].tokens);
+        let (chosen, value) = self.choice(0).choose(logits, &self.lanes[0].tokens);
         self.accept(chosen, value)
     }
 
@@ -229,7 +266,7 @@ impl Row {
         let id = match chosen {
             Chosen::Token(id) => id,
             Chosen::NotANumber => return Err(self.no_number(value as usize)),
-            Chosen::Idle | Chosen::NoToken => return Err(self.no_token()),
+            Chosen::Idle | Chosen::NoToken | Chosen::Found => return Err(self.no_token()),
         };
         let options = &self.options;
         let tokens = &self.lanes[0].tokens;
@@ -286,7 +323,7 @@ impl Row {
         let Some(steps) = steps else {
             return match search.hypotheses().is_empty() {
                 true => Err(self.no_token()),
-                false => Ok((self.found(&search), true)),
+                false => Ok((self.found(search.hypotheses()), true)),
             };
         };
         let position = self.lanes[0].tokens.len();
@@ -303,9 +340,8 @@ impl Row {
     }
 
     /// The events of a search that is done.
-    fn found(&self, search: &BeamSearch) -> Vec<Event> {
+    fn found(&self, hypotheses: Vec<Hypothesis>) -> Vec<Event> {
         let ticket = self.ticket;
-        let hypotheses = search.hypotheses();
         let best = hypotheses.first().map(|h| h.tokens.clone());
         let best = best.unwrap_or_default();
         let reason = match best.last() {

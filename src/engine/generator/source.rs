@@ -85,6 +85,11 @@ impl Source {
         self.blocks
     }
 
+    /// The slot of each of its tokens.
+    pub(super) fn slots(&self) -> &[u32] {
+        &self.slots
+    }
+
     /// Adds it to what a run attends to.
     pub(super) fn attended(&self, by: &mut Sources) {
         by.lens.push(self.slots.len() as u32);
@@ -127,7 +132,7 @@ impl Generator {
         let batch = Batch::from_packed(ids, &lens)?.with_past(past)?;
         let batch = batch.for_part(parts.encode).with_seeds(seeds)?;
         batch.check(&self.limits)?;
-        self.executor.leave(&batch)?;
+        self.executor.fill(&batch)?;
         for at in taken {
             if let Some(source) = &mut self.rows[at].source {
                 source.is_encoded = true;

@@ -153,7 +153,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::Upload(_) | K::PackScan(_) | K::PackTokens(_) => {
             Err("uploading and packing are the runtime's, not a program's".to_owned())
         }
-        K::ChooseToken(_) | K::Advance(_) => {
+        K::ChooseToken(_) | K::Candidates(_) | K::BeamStep(_) | K::Advance(_) => {
             Err("choosing tokens is the runtime's, not a program's".to_owned())
         }
     }?;

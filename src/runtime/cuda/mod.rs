@@ -17,5 +17,7 @@ pub use check::{CheckResult, check_kernel};
 pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
 pub use model::{Code, CudaModel};
-pub use session::{ChosenRows, CudaCache, CudaSession, DecodeLoop, Entry, Part, Timing};
+pub use session::{
+    Behind, ChosenRows, CudaCache, CudaSession, DecodeLoop, Entry, LoopRoom, Part, Timing,
+};
 pub use stopwatch::{Lap, Stopwatch};

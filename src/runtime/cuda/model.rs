@@ -356,8 +356,8 @@ pub struct CudaModel {
     pub(super) weights: Vec<sys::CUdeviceptr>,
     /// Kernels that run before those of the program: the upload of a batch, and the two that pack a padded one.
     pub(super) before: Arc<[Loaded; 3]>,
-    /// Kernels that run behind a step of a program that writes: the choice of tokens, and the next step's batch data.
-    pub(super) decoding: Option<Arc<[Loaded; 2]>>,
+    /// Kernels that run behind a step of a program that writes ([`KernelSpec::decoding`]).
+    pub(super) decoding: Option<Arc<[Loaded; 4]>>,
     arena: Arc<Buffer>,
 }
 
@@ -397,7 +397,15 @@ impl CudaModel {
         let [upload_batch, scan, scatter] = KernelSpec::runtime();
         let before = [load(&upload_batch)?, load(&scan)?, load(&scatter)?];
         let decoding = decoding(&program)
-            .map(|[choose, advance]| Ok::<_, CudaError>([load(&choose)?, load(&advance)?].into()))
+            .map(|[choose, candidates, beams, advance]| {
+                let behind = [
+                    load(&choose)?,
+                    load(&candidates)?,
+                    load(&beams)?,
+                    load(&advance)?,
+                ];
+                Ok::<_, CudaError>(behind.into())
+            })
             .transpose()?;
         let (arena, weights) = upload(&device, &program, source, progress)?;
         Ok(Self {
@@ -492,7 +500,7 @@ impl CudaModel {
 }
 
 /// The kernels that choose tokens, where a program writes.
-fn decoding(program: &Program) -> Option<[KernelSpec; 2]> {
+fn decoding(program: &Program) -> Option<[KernelSpec; 4]> {
     let (_, vocabulary) = program.next_logits()?;
     Some(KernelSpec::decoding(vocabulary, program.dtype))
 }

@@ -11,7 +11,7 @@ use std::{
 
 use cudarc::driver::result;
 
-pub use decode_loop::{ChosenRows, DecodeLoop, Entry};
+pub use decode_loop::{Behind, ChosenRows, DecodeLoop, Entry, LoopRoom};
 use launcher::{Bound, Launcher};
 use staging::{BatchData, Staging};
 pub use timing::Part;

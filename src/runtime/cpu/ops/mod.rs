@@ -287,6 +287,8 @@ pub fn run_in(
         | KernelSpec::PackScan(_)
         | KernelSpec::PackTokens(_)
         | KernelSpec::ChooseToken(_)
+        | KernelSpec::Candidates(_)
+        | KernelSpec::BeamStep(_)
         | KernelSpec::Advance(_) => Err(OpError::Packing { op }),
     }
 }
@@ -346,6 +348,8 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::PackTokens(_) => "pack_tokens",
         KernelSpec::Upload(_) => "upload",
         KernelSpec::ChooseToken(_) => "choose_token",
+        KernelSpec::Candidates(_) => "candidates",
+        KernelSpec::BeamStep(_) => "beam_step",
         KernelSpec::Advance(_) => "advance",
     }
 }

@@ -14,7 +14,10 @@ use super::{
     staging::BatchData,
 };
 use crate::{
-    kernels::decoding::{Advance, Choice, ChooseToken, Chosen},
+    kernels::{
+        beam_search::BeamStep,
+        decoding::{Advance, Beam, Choice, ChooseToken, Chosen},
+    },
     plan::ALIGNMENT,
     program::TensorIndex,
     runtime::{
@@ -27,6 +30,7 @@ use crate::{
         },
         workspace::{NoRoom, Workspace},
     },
+    search::Hypothesis,
     tensor::Extents,
 };
 
@@ -35,9 +39,12 @@ pub struct DecodeLoop {
     launcher: Launcher,
     /// Memory of its own, so that batches of other shapes in between move nothing that a graph names.
     workspace: Workspace<Chunks>,
-    graphs: Graphs,
+    /// By what chooses tokens behind a step.
+    graphs: [Graphs; 3],
     replays: bool,
     logits: TensorIndex,
+    /// The part of the model that writes.
+    part: u32,
     /// Address and blocks of the KV cache, the spare one included.
     cache: (u64, u64),
     table: Option<Table>,
@@ -61,14 +68,50 @@ pub struct Entry<'a> {
     pub slots: &'a [u32],
     /// [`Choice::encode`]
     pub choice: &'a [i32],
+    /// The slots of what it is written from; none where there is nothing.
+    pub source: &'a [u32],
+    /// The scores and states that its search begins with ([`BeamStep::start`]); none where there is no search.
+    pub search: (&'a [f32], &'a [i32]),
 }
 
-/// State of `rows` sequences of up to `width` tokens on the device.
+/// What chooses tokens behind a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// No sequence is a beam.
+    Choice,
+    /// All are.
+    Search,
+    Both,
+}
+
+impl Behind {
+    /// For sequences that are beams or are not; at least one of the two.
+    pub fn of(has_singles: bool, has_beams: bool) -> Self {
+        match (has_singles, has_beams) {
+            (true, true) => Self::Both,
+            (false, true) => Self::Search,
+            _ => Self::Choice,
+        }
+    }
+}
+
+/// Rows, tokens of a sequence and tokens of its source that there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopRoom {
+    pub rows: usize,
+    pub width: usize,
+    pub source_width: usize,
+}
+
+/// State of the sequences on the device.
 struct Table {
-    rows: usize,
-    width: usize,
+    room: LoopRoom,
     memory: Buffer,
     at: Places,
+    /// Tokens of the best sequences of searches, `[rows, width]`, and their scores, numbers of tokens and places `[rows]` when
+    /// a search is done. The device writes them, and the host reads them then.
+    found: Pinned,
+    found_address: u64,
 }
 
 /// Offsets in a table's memory.
@@ -91,9 +134,17 @@ struct Places {
     n_arrived: u64,
     chosen: u64,
     log_probability: u64,
+    n_candidates: u64,
+    candidate_ids: u64,
+    candidate_values: u64,
     requests: u64,
     slots: u64,
     tokens: u64,
+    source_slots: u64,
+    source_starts: u64,
+    source_lens: u64,
+    scores: u64,
+    states: u64,
     step: u64,
     /// A ring that nobody reads.
     unread: u64,
@@ -122,11 +173,16 @@ struct Upload {
 pub type ChosenRows = Vec<(Chosen, f32)>;
 
 impl DecodeLoop {
-    /// A loop on a session's stream, over the sequences in `cache`. `None` where the program writes no tokens.
+    /// A loop of a part of the program on a session's stream, over the sequences in `cache`. `None` where the program writes no
+    /// tokens.
     ///
     /// # Errors
     /// Memory that could not be had.
-    pub fn new(session: &CudaSession, cache: &CudaCache) -> Result<Option<Self>, CudaError> {
+    pub fn new(
+        session: &CudaSession,
+        cache: &CudaCache,
+        part: u32,
+    ) -> Result<Option<Self>, CudaError> {
         let model = &session.launcher.model;
         let program = model.program();
         let (Some(logits), true) = (program.next_logits(), model.decoding.is_some()) else {
@@ -145,7 +201,8 @@ impl DecodeLoop {
                 Planner::new(program, &allocator)?,
                 Chunks::new(model.device.clone()),
             ),
-            graphs: Graphs::default(),
+            graphs: Default::default(),
+            part,
             replays: session.replay != GraphChoice::Off,
             logits: logits.0,
             cache: (cache.memory.start(), cache.blocks),
@@ -163,25 +220,73 @@ impl DecodeLoop {
         self.in_flight.len()
     }
 
-    /// Whether so many rows of sequences of so many tokens have room.
-    pub fn has_room(&self, rows: usize, width: usize) -> bool {
-        self.table
-            .as_ref()
-            .is_some_and(|table| table.rows >= rows && table.width >= width)
+    /// Whether there is so much room.
+    pub fn has_room(&self, wanted: LoopRoom) -> bool {
+        self.table.as_ref().is_some_and(|Table { room, .. }| {
+            room.rows >= wanted.rows
+                && room.width >= wanted.width
+                && room.source_width >= wanted.source_width
+        })
     }
 
-    /// Makes room, of which all rows are then empty. No step may be on its way.
+    /// Gives sequences other rows: each of `moves` goes from a row to one that is no later, in the order of the rows, and all
+    /// other rows are empty then. Makes as much room as is wanted. No step may be on its way.
     ///
     /// # Errors
-    /// Memory that could not be had; there is no room then.
-    pub fn make_room(&mut self, rows: usize, width: usize) -> Result<(), CudaError> {
-        self.graphs.clear();
-        self.table = None;
-        let table = Table::new(&self.launcher, rows, width)?;
-        self.table = Some(table);
-        // Uploads of the constructor were synchronous; this one says the steps so far.
-        self.step_from_host()?;
-        self.refresh()
+    /// Memory that could not be had, and failures of the driver; sequences are where they were then.
+    pub fn relocate(
+        &mut self,
+        wanted: LoopRoom,
+        moves: &[(usize, usize)],
+    ) -> Result<(), CudaError> {
+        let grown = match self.has_room(wanted) {
+            true => None,
+            false => Some(self.larger(wanted)?),
+        };
+        // Earlier edits may still be on their way to the rows.
+        let stream = Arc::clone(&self.launcher.stream);
+        let wait = || {
+            let waited = stream.synchronize();
+            waited.during(|| "wait for the sequences of a generator".to_owned())
+        };
+        wait()?;
+        let cu_stream = stream.cu_stream();
+        match (grown, &mut self.table) {
+            (Some(mut table), from) => {
+                if let Some(from) = from {
+                    move_rows(Some(&*from), &mut table, moves, cu_stream)?;
+                    wait()?;
+                }
+                self.graphs.iter_mut().for_each(Graphs::clear);
+                self.table = Some(table);
+                self.step_from_host()?;
+                self.refresh()
+            }
+            (None, Some(table)) => {
+                move_rows(None, table, moves, cu_stream)?;
+                let mut left = vec![true; table.room.rows];
+                moves.iter().for_each(|&(_, to)| left[to] = false);
+                let left = left.into_iter().enumerate().filter(|(_, left)| *left);
+                let left: Vec<_> = left.map(|(row, _)| (row, None)).collect();
+                match left.is_empty() {
+                    true => self.refresh(),
+                    false => self.edit(&left),
+                }
+            }
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// A table that has the room that is wanted, and no less than there is.
+    fn larger(&self, wanted: LoopRoom) -> Result<Table, CudaError> {
+        let now = self.table.as_ref().map(|table| table.room);
+        let most = |of: fn(&LoopRoom) -> usize| of(&wanted).max(now.as_ref().map_or(0, of));
+        let room = LoopRoom {
+            rows: most(|room| room.rows),
+            width: most(|room| room.width),
+            source_width: most(|room| room.source_width),
+        };
+        Table::new(&self.launcher, room)
     }
 
     /// Changes rows before the next step: each gets a sequence, or has none any more.
@@ -196,11 +301,16 @@ impl DecodeLoop {
             return Ok(());
         }
         let width = Choice::WIDTH as usize;
-        let ints =
-            |entry: &Option<Entry>| 1 + entry.map_or(0, |e| width + e.slots.len() + e.tokens.len());
+        let ints = |entry: &Option<Entry>| {
+            1 + entry.map_or(0, |e| {
+                let of_search = e.search.0.len() + e.search.1.len();
+                width + e.slots.len() + e.tokens.len() + 1 + e.source.len() + of_search
+            })
+        };
         let bytes = 4 * edits.iter().map(|(_, entry)| ints(entry)).sum::<usize>();
         let (start, at) = (table.memory.start(), table.at);
-        let row_bytes = 4 * table.width as u64;
+        let row_bytes = 4 * table.room.width as u64;
+        let source_bytes = 4 * table.room.source_width as u64;
         let upload = self.upload_area(bytes)?;
         let (stream, until) = (self.launcher.stream.cu_stream(), self.enqueued + 1);
         let upload = &mut self.uploads[upload];
@@ -231,27 +341,39 @@ impl DecodeLoop {
             copy(of_row(at.slots), &mut { slots })?;
             let tokens = entry.tokens.iter().map(|&id| id as i32);
             copy(of_row(at.tokens), &mut { tokens })?;
+            let n_source = entry.source.len() as i32;
+            copy(at.source_lens + 4 * row, &mut [n_source].into_iter())?;
+            if n_source > 0 {
+                let source = entry.source.iter().map(|&slot| slot as i32);
+                copy(at.source_slots + row * source_bytes, &mut { source })?;
+            }
+            let (scores, states) = entry.search;
+            if !scores.is_empty() {
+                let scores = scores.iter().map(|x| x.to_bits() as i32);
+                copy(at.scores + row * SCORE_BYTES, &mut { scores })?;
+                copy(at.states + row * STATE_BYTES, &mut states.iter().copied())?;
+            }
         }
         self.refresh()
     }
 
-    /// Puts a step of the first `rows` rows on the stream.
+    /// Puts a step of the first `rows` rows on the stream, which chooses tokens as `behind` says.
     ///
     /// # Errors
     /// Memory that could not be had, and failures of the driver; the step is not on its way then.
-    pub fn enqueue(&mut self, rows: usize) -> Result<(), CudaError> {
+    pub fn enqueue(&mut self, rows: usize, behind: Behind) -> Result<(), CudaError> {
         let Some(table) = &self.table else {
             return Ok(());
         };
-        let rows = rounded_rows(rows).min(table.rows);
-        let extents = table.extents(rows, self.cache.1);
+        let rows = rounded_rows(rows).min(table.room.rows);
+        let extents = table.extents(rows, self.cache.1, self.part);
         let (model, chunks) = (&self.launcher.model, &mut self.workspace);
         let room = chunks.make_room(model.program(), &extents);
         let (plan, _) = match room {
             Ok(room) => room,
             Err(NoRoom::Plan(error)) => return Err(error.into()),
             Err(NoRoom::Memory { bytes, source }) => {
-                self.graphs.clear();
+                self.graphs.iter_mut().for_each(Graphs::clear);
                 return Err(advise(source, model, chunks.planner(), bytes, &extents));
             }
         };
@@ -266,13 +388,13 @@ impl DecodeLoop {
         };
         let key = (extents, false);
         if !self.replays {
-            self.launch(table, &extents, &site)?;
-        } else if !self.graphs.replay(&key, &site)? {
-            let launch = || self.launch(table, &extents, &site);
+            self.launch(table, &extents, &site, behind)?;
+        } else if !self.graphs[behind as usize].replay(&key, &site)? {
+            let launch = || self.launch(table, &extents, &site, behind);
             let graph = capture(&self.launcher.stream, THREAD, launch)?;
             graph.upload().during(|| "upload a graph".to_owned())?;
             graph.launch().during(|| "launch a graph".to_owned())?;
-            self.graphs.keep(key, &site, graph);
+            self.graphs[behind as usize].keep(key, &site, graph);
         }
         self.enqueued += 1;
         self.in_flight.push_back(rows);
@@ -308,6 +430,27 @@ impl DecodeLoop {
         Ok(Some(rows))
     }
 
+    /// The sequences that a search over these rows has found, the best first, when it said that it is done.
+    pub fn found(&self, first: usize, beams: usize) -> Vec<Hypothesis> {
+        let Some(table) = &self.table else {
+            return Vec::new();
+        };
+        let LoopRoom { rows, width, .. } = table.room;
+        let ints: &[i32] = bytemuck::cast_slice(&table.found.as_slice()[..found_bytes(table.room)]);
+        // SAFETY: as in `Ring::step`.
+        let read = |at: usize| unsafe { std::ptr::read_volatile(&ints[at]) };
+        let behind = |array: usize, row: usize| read(rows * width + array * rows + row);
+        let all = (first..first + beams).map(|row| {
+            let n = (behind(1, row).max(0) as usize).min(width);
+            let from = (first + behind(2, row).max(0) as usize).min(rows - 1) * width;
+            Hypothesis {
+                tokens: (from..from + n).map(|at| read(at) as u32).collect(),
+                score: f32::from_bits(behind(0, row) as u32),
+            }
+        });
+        Hypothesis::sorted(all.collect())
+    }
+
     /// An error that work on the stream has met.
     fn check(&self) -> Result<(), CudaError> {
         use cudarc::driver::{DriverError, sys::CUresult};
@@ -320,7 +463,13 @@ impl DecodeLoop {
     }
 
     /// Launches a step: the program, the choice of tokens, and the batch data of the next step.
-    fn launch(&self, table: &Table, extents: &Extents, site: &Site) -> Result<(), CudaError> {
+    fn launch(
+        &self,
+        table: &Table,
+        extents: &Extents,
+        site: &Site,
+        behind: Behind,
+    ) -> Result<(), CudaError> {
         let data = table.data();
         let bound = Bound {
             extents,
@@ -333,7 +482,7 @@ impl DecodeLoop {
         let program = model.program();
         self.launcher
             .steps(&bound, program.steps.len(), &|_| true)?;
-        let Some([choose, _]) = model.decoding.as_deref() else {
+        let Some([choose, candidates, beams, _]) = model.decoding.as_deref() else {
             return Ok(());
         };
         let slot = program
@@ -341,9 +490,9 @@ impl DecodeLoop {
             .position(|(index, _)| index == self.logits);
         let at = slot.map(|slot| site.plan.placements[slot]);
         let logits = at.map_or(0, |at| bound.chunks.at(at.chunk as usize, at.offset));
-        let (start, at) = (table.memory.start(), table.at);
-        let of = |offset: u64| start + offset;
-        let args = [
+        let (memory, at) = (table.memory.start(), table.at);
+        let of = |offset: u64| memory + offset;
+        let begin = [
             logits,
             of(at.requests),
             of(at.known),
@@ -353,13 +502,51 @@ impl DecodeLoop {
             of(at.sum_of_group),
             of(at.raw_of_group),
             of(at.n_arrived),
-            of(at.chosen),
-            of(at.log_probability),
         ];
         let stream = self.launcher.stream.cu_stream();
-        // SAFETY: the table has all of these for these extents.
-        unsafe {
-            choose.launch(stream, extents, &args, "the choice", self.launcher.start)?;
+        let start = self.launcher.start;
+        if behind != Behind::Search {
+            let end = [of(at.chosen), of(at.log_probability)];
+            let args = [&begin[..], &end].concat();
+            // SAFETY: the table has all of these for these extents.
+            unsafe { choose.launch(stream, extents, &args, "the choice", start) }?;
+        }
+        if behind != Behind::Choice {
+            let end = [
+                of(at.n_candidates),
+                of(at.candidate_ids),
+                of(at.candidate_values),
+            ];
+            let args = [&begin[..], &end].concat();
+            let (rows, width) = (table.room.rows as u64, table.room.width as u64);
+            let found = |array: u64| table.found_address + 4 * rows * (width + array);
+            let of_search = [
+                of(at.requests),
+                of(at.known),
+                of(at.slot_starts),
+                end[0],
+                end[1],
+                end[2],
+                of(at.scores),
+                of(at.states),
+                of(at.tokens),
+                of(at.slots),
+                of(at.chosen),
+                of(at.log_probability),
+                of(at.scores),
+                of(at.states),
+                of(at.tokens),
+                of(at.slots),
+                table.found_address,
+                found(0),
+                found(1),
+                found(2),
+            ];
+            // SAFETY: the table has all of these for these extents; a search reads what it overwrites before.
+            unsafe {
+                candidates.launch(stream, extents, &args, "the candidates", start)?;
+                beams.launch(stream, extents, &of_search, "the beams", start)?;
+            }
         }
         let ring = self.ring.address;
         self.advance(
@@ -377,7 +564,7 @@ impl DecodeLoop {
         let Some(table) = &self.table else {
             return Ok(());
         };
-        let extents = table.extents(table.rows, self.cache.1);
+        let extents = table.extents(table.room.rows, self.cache.1, self.part);
         let at = table.at;
         let unread = table.memory.start() + at.unread;
         self.advance(
@@ -399,7 +586,7 @@ impl DecodeLoop {
         ring: u64,
         start: Start,
     ) -> Result<(), CudaError> {
-        let Some([_, advance]) = self.launcher.model.decoding.as_deref() else {
+        let Some([.., advance]) = self.launcher.model.decoding.as_deref() else {
             return Ok(());
         };
         let (first, at) = (table.memory.start(), table.at);
@@ -496,7 +683,12 @@ impl Ring {
 }
 
 impl Table {
-    fn new(launcher: &Launcher, rows: usize, width: usize) -> Result<Self, CudaError> {
+    fn new(launcher: &Launcher, room: LoopRoom) -> Result<Self, CudaError> {
+        let LoopRoom {
+            rows,
+            width,
+            source_width,
+        } = room;
         let mut end = 0u64;
         let mut place = |ints: usize| {
             let at = end;
@@ -521,9 +713,17 @@ impl Table {
             n_arrived: place(rows),
             chosen: place(rows),
             log_probability: place(rows),
+            n_candidates: place(rows),
+            candidate_ids: place(rows * Beam::MOST_CANDIDATES),
+            candidate_values: place(rows * Beam::MOST_CANDIDATES),
             requests: place(rows * Choice::WIDTH as usize),
             slots: place(rows * width),
             tokens: place(rows * width),
+            source_slots: place(rows * source_width),
+            source_starts: place(rows),
+            source_lens: place(rows),
+            scores: place(rows * BeamStep::SCORES),
+            states: place(rows * BeamStep::STATES),
             step: place(1),
             // A step's number in front of it.
             unread: place(64 + RING_BYTES as usize / 4),
@@ -546,6 +746,7 @@ impl Table {
         let idle = numbers(&|_| Chosen::Idle.code(), rows);
         let cu_lens = numbers(&|row| row as i32, rows + 1);
         let starts = numbers(&|row| (row * width) as i32, rows);
+        let source_starts = numbers(&|row| (row * source_width) as i32, rows);
         let pairs: Vec<i64> = (0..=rows as i64).collect();
         upload(at.ones, bytemuck::cast_slice(&ones))?;
         upload(at.idle, bytemuck::cast_slice(&idle))?;
@@ -553,22 +754,41 @@ impl Table {
         upload(at.n_arrived, bytemuck::cast_slice(&vec![-1i32; rows]))?;
         upload(at.cu_lens, bytemuck::cast_slice(&cu_lens))?;
         upload(at.slot_starts, bytemuck::cast_slice(&starts))?;
+        upload(at.source_starts, bytemuck::cast_slice(&source_starts))?;
         upload(at.pair_offsets, bytemuck::cast_slice(&pairs))?;
         device
             .context()
             .synchronize()
             .during(|| "wait for the sequences of a generator".to_owned())?;
+        let found = Pinned::new(device, found_bytes(room))?;
         Ok(Self {
-            rows,
-            width,
+            room,
             memory,
             at,
+            found_address: found.device_address()?,
+            found,
         })
     }
 
+    /// Where each row's own pieces lie, and how many bytes they have. The first two are as long as the room is wide.
+    fn pieces(&self) -> [(u64, u64); 8] {
+        let (at, room) = (self.at, self.room);
+        [
+            (at.slots, 4 * room.width as u64),
+            (at.tokens, 4 * room.width as u64),
+            (at.source_slots, 4 * room.source_width as u64),
+            (at.source_lens, 4),
+            (at.known, 4),
+            (at.requests, 4 * u64::from(Choice::WIDTH)),
+            (at.scores, SCORE_BYTES),
+            (at.states, STATE_BYTES),
+        ]
+    }
+
     /// The extents of a step: as if each sequence had as many keys as it may.
-    fn extents(&self, rows: usize, blocks: u64) -> Extents {
-        let (n, keys) = (rows as u64, (rows * self.width) as u64);
+    fn extents(&self, rows: usize, blocks: u64, part: u32) -> Extents {
+        let (n, keys) = (rows as u64, (rows * self.room.width) as u64);
+        let source_keys = (rows * self.room.source_width) as u64;
         Extents {
             tokens: n,
             batch: n,
@@ -576,8 +796,10 @@ impl Table {
             pairs: keys,
             slots: keys,
             blocks,
+            source_slots: source_keys,
+            source_pairs: source_keys,
+            part,
             rows: n,
-            ..Extents::default()
         }
     }
 
@@ -595,9 +817,51 @@ impl Table {
             slots: of(at.slots),
             slot_starts: of(at.slot_starts),
             key_lens: of(at.key_lens),
+            source_slots: of(at.source_slots),
+            source_starts: of(at.source_starts),
+            source_lens: of(at.source_lens),
             ..BatchData::default()
         }
     }
+}
+
+/// Bytes of a row's scores and states.
+const SCORE_BYTES: u64 = 4 * BeamStep::SCORES as u64;
+const STATE_BYTES: u64 = 4 * BeamStep::STATES as u64;
+
+/// Bytes of what searches over so many rows find.
+fn found_bytes(room: LoopRoom) -> usize {
+    4 * room.rows * (room.width + 3)
+}
+
+/// Copies rows to others, from another table or, one after another, within one.
+fn move_rows(
+    from: Option<&Table>,
+    to: &mut Table,
+    moves: &[(usize, usize)],
+    stream: cudarc::driver::sys::CUstream,
+) -> Result<(), CudaError> {
+    for &(source, target) in moves {
+        if from.is_none() && source == target {
+            continue;
+        }
+        let (old, new) = (from.unwrap_or(to), &*to);
+        for ((at, bytes), (to_at, to_bytes)) in old.pieces().into_iter().zip(new.pieces()) {
+            if bytes == 0 {
+                continue;
+            }
+            let (source, target) = (source as u64, target as u64);
+            let source = old.memory.start() + at + source * bytes;
+            let target = new.memory.start() + to_at + target * to_bytes;
+            // SAFETY: both tables have these rows, and a row of the new one is no shorter.
+            unsafe { result::memcpy_dtod_async(target, source, bytes as usize, stream) }
+                .during(|| "move a sequence".to_owned())?;
+        }
+        let (width, to_width) = (4 * old.room.width, 4 * new.room.width);
+        let own = old.found.as_slice()[source * width..][..width].to_vec();
+        to.found.as_mut_slice()[target * to_width..][..width].copy_from_slice(&own);
+    }
+    Ok(())
 }
 
 /// Rows of the steps that so many rows are rounded up to, so that few graphs serve all: by at most a quarter.

@@ -1,0 +1,615 @@
+//! Beams on the device: the most probable tokens behind each beam, and the step of a search that takes them.
+//!
+//! The beams of a request lie in neighbouring rows, each with a table of its tokens and one of its slots. A beam that goes on
+//! behind another takes over its tables; keys and values stay where they are.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    decoding::{
+        Beam, Choice, Chosen, Groups, LogitRows, best_of_group, per_row, raw_of_group,
+        sum_of_group, tokens, without_forced,
+    },
+    rows::{one_per, read, read_meta, rows_by, write},
+};
+use crate::{
+    machine::Machine,
+    search::{Beams, EarlyStopping, Ending, Kept, Rules, Standing, largest, log_sum},
+    tensor::{DType, Extents, Symbol},
+};
+
+/// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`Choice::encode`]), `known [batch]`, `tokens [slots]`,
+/// `slot_starts [batch]` → `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`: the most probable tokens
+/// behind each beam that can count ([`Beams::candidates`]), the best first, with their log-probabilities after the request's rules.
+/// Rows without a beam are left out. In the place of the number stands [`Chosen::NotANumber`] where a logit is none, whose token is
+/// the first then. Between the two it leaves what `ChooseToken` leaves of groups of tokens, but a token that is to be
+/// penalised is no group's best: it is looked at by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Candidates {
+    pub vocabulary: u32,
+    pub dtype: DType,
+}
+
+/// Candidates of a row that there is room for.
+const STRIDE: u32 = Beam::MOST_CANDIDATES as u32;
+/// Threads of a CTA that looks for candidates, and CTAs of an SM at once.
+const THREADS: u32 = 256;
+const CTAS_PER_SM: u32 = 3;
+
+impl Candidates {
+    fn rows(&self) -> LogitRows {
+        LogitRows {
+            vocabulary: self.vocabulary,
+            dtype: self.dtype,
+        }
+    }
+
+    fn groups_of_row(&self, logits: &[f32], choice: &Choice, there: &[u32]) -> Groups {
+        let rules = Rules {
+            repetition_penalty: 1.0,
+            ..without_forced(&choice.rules)
+        };
+        let mut ruled = logits.to_vec();
+        rules.apply(&mut ruled, there, choice.n_prompt);
+        if choice.rules.repetition_penalty != 1.0 {
+            there
+                .iter()
+                .for_each(|&id| ruled[id as usize] = f32::NEG_INFINITY);
+        }
+        let temperature = choice.rules.renormalize.then_some(1.0);
+        self.rows().groups(logits, &ruled, temperature, true)
+    }
+}
+
+impl Kernel for Candidates {
+    fn symbol(&self) -> String {
+        format!("candidates_{}_w{}", self.dtype, self.vocabulary)
+    }
+
+    fn template(&self) -> &'static str {
+        "candidates"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut all = self.rows().constants();
+        all.insert("beams", true.into());
+        all.insert("stride", STRIDE.into());
+        all.insert("ctas", CTAS_PER_SM.into());
+        all
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let logits = Fill::Normal {
+            mean: 0.0,
+            deviation: 3.0,
+        };
+        let row = || one_per(Symbol::Batch);
+        let vocabulary = self.vocabulary;
+        let of_rows = rows_by(Symbol::Batch, STRIDE);
+        vec![
+            read(
+                "logits",
+                self.dtype,
+                rows_by(Symbol::Batch, vocabulary),
+                logits,
+            ),
+            requests(vocabulary),
+            per_row("known", Fill::Known),
+            tokens("tokens", vocabulary),
+            read_meta("slot_starts", Meta::SlotStarts, row()),
+            best_of_group(),
+            sum_of_group(),
+            raw_of_group(),
+            write("n_arrived", DType::I32, row()),
+            write("n_candidates", DType::I32, row()),
+            write("candidate_ids", DType::I32, of_rows.clone()),
+            write("candidate_values", DType::F32, of_rows),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
+        let ctas = u64::from(CTAS_PER_SM);
+        self.rows().launch(extents.batch, THREADS, ctas, machine)
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let logits = reads[0].real();
+        let [requests, known, tokens, starts] = [1, 2, 3, 4].map(|i| reads[i].index());
+        let (width, vocabulary) = (Choice::WIDTH as usize, self.vocabulary as usize);
+        let n = extents.batch as usize;
+        let (mut best, mut sum, mut raw) = (Vec::new(), Vec::new(), Vec::new());
+        let mut counts = vec![-1; n];
+        let mut ids = vec![-1; n * Beam::MOST_CANDIDATES];
+        let mut values = vec![f32::NAN; n * Beam::MOST_CANDIDATES];
+        for row in 0..n {
+            let there = &tokens[starts[row] as usize..][..known[row] as usize];
+            let there: Vec<u32> = there.iter().map(|&id| id as u32).collect();
+            let choice = Choice::decode(&requests[row * width..][..width]);
+            let groups = match choice.beam.filter(|_| !there.is_empty()) {
+                None => Groups::none(),
+                Some(beam) => {
+                    let logits = &logits[row * vocabulary..][..vocabulary];
+                    let sum = log_sum(logits);
+                    let mut ruled: Vec<f32> = logits.iter().map(|x| x - sum).collect();
+                    choice.rules.apply(&mut ruled, &there, choice.n_prompt);
+                    let found = largest(&ruled, beam.of.candidates(choice.rules.end.len()));
+                    counts[row] = found.len() as i64;
+                    for (i, (id, x)) in found.into_iter().enumerate() {
+                        ids[row * Beam::MOST_CANDIDATES + i] = i64::from(id);
+                        values[row * Beam::MOST_CANDIDATES + i] = x;
+                    }
+                    self.groups_of_row(logits, &choice, &there)
+                }
+            };
+            best.extend(groups.best);
+            sum.extend(groups.sum);
+            raw.extend(groups.raw);
+        }
+        vec![
+            HostTensor::Index(best),
+            HostTensor::Real(sum),
+            HostTensor::Real(raw),
+            HostTensor::Index(vec![-1; n]),
+            HostTensor::Index(counts),
+            HostTensor::Index(ids),
+            HostTensor::Real(values),
+        ]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        Case::cached()
+            .into_iter()
+            .chain(Case::standard())
+            .chain([Case::new("many", &(1..60).collect::<Vec<u32>>())])
+            .collect()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance {
+            absolute: 4e-5,
+            relative: 1e-5,
+            reason: "f32 sums of up to 256 exponentials of differences of up to 30, each rounded to 2^-24 of it, for two logarithms; tokens are equal",
+        }
+    }
+}
+
+/// `requests`, `known [batch]`, `slot_starts [batch]`, `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`
+/// ([`Candidates`]), `scores_before [batch, 2]`, `states_before [batch, 4]`, `tokens_before [slots]`, `slots_before [slots]` →
+/// `chosen [batch]`, `log_probability [batch]`, `scores`, `states`, `tokens`, `slots`, `found [slots]`, `found_scores`,
+/// `found_lens`, `found_places [batch]`: a step of [`Standing`] for each request with beams. What is read before and written after
+/// may be the same memory.
+///
+/// A beam's scores are those of the beam and of the best sequence in its place; its states, whether that one has ended, how many
+/// tokens it has, the row among the request's that has them in `found`, and whether its group is done. `tokens` and `slots` are
+/// written from the prompt on, and only while the search goes on. The last three are written when it is done; `found` before.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BeamStep;
+
+impl BeamStep {
+    /// Numbers of `scores` and of `states` for a row.
+    pub const SCORES: usize = 2;
+    pub const STATES: usize = 4;
+    /// Threads of a CTA: each has a number of every beam in the memory of the candidates.
+    const THREADS: u32 = 128;
+    /// A vocabulary for checks.
+    const VOCABULARY: u32 = 1003;
+
+    /// What a search begins with, by row: its scores and its states.
+    pub fn start(beams: &Beams) -> (Vec<f32>, Vec<i32>) {
+        let standing = Standing::new(beams);
+        let scores = standing.running.iter().zip(&standing.best);
+        let scores = scores.flat_map(|(&running, &(best, _))| [running, best]);
+        let states = (0..beams.n as i32).flat_map(|place| [0, 0, place, 0]);
+        (scores.collect(), states.collect())
+    }
+}
+
+fn requests(vocabulary: u32) -> Param {
+    read(
+        "requests",
+        DType::I32,
+        rows_by(Symbol::Batch, Choice::WIDTH),
+        Fill::Beams(BeamData::Requests { vocabulary }),
+    )
+}
+
+impl Kernel for BeamStep {
+    fn symbol(&self) -> String {
+        "beam_step".into()
+    }
+
+    fn template(&self) -> &'static str {
+        "beam_step"
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::from([
+            ("width", Choice::WIDTH.into()),
+            ("stride", STRIDE.into()),
+            ("most_beams", (Beam::MOST as u64).into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let row = || one_per(Symbol::Batch);
+        let by = |n: usize| rows_by(Symbol::Batch, n as u32);
+        let slots = || one_per(Symbol::Slots);
+        let fill = |data| Fill::Beams(data);
+        let values = Fill::Normal {
+            mean: -4.0,
+            deviation: 2.0,
+        };
+        let vocabulary = Self::VOCABULARY;
+        vec![
+            requests(vocabulary),
+            per_row("known", Fill::Known),
+            read_meta("slot_starts", Meta::SlotStarts, row()),
+            per_row("n_candidates", fill(BeamData::Counts)),
+            read(
+                "candidate_ids",
+                DType::I32,
+                by(Beam::MOST_CANDIDATES),
+                fill(BeamData::Ids { vocabulary }),
+            ),
+            read(
+                "candidate_values",
+                DType::F32,
+                by(Beam::MOST_CANDIDATES),
+                values,
+            ),
+            read(
+                "scores_before",
+                DType::F32,
+                by(Self::SCORES),
+                fill(BeamData::Scores),
+            ),
+            read(
+                "states_before",
+                DType::I32,
+                by(Self::STATES),
+                fill(BeamData::States),
+            ),
+            tokens("tokens_before", vocabulary),
+            read_meta("slots_before", Meta::Slots, slots()),
+            write("chosen", DType::I32, row()),
+            write("log_probability", DType::F32, row()),
+            write("scores", DType::F32, by(Self::SCORES)),
+            write("states", DType::I32, by(Self::STATES)),
+            write("tokens", DType::I32, slots()),
+            write("slots", DType::I32, slots()),
+            write("found", DType::I32, slots()),
+            write("found_scores", DType::F32, row()),
+            write("found_lens", DType::I32, row()),
+            write("found_places", DType::I32, row()),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        Launch::of_ctas(extents.batch, Self::THREADS, 0)
+    }
+
+    fn threads(&self) -> u32 {
+        Self::THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [requests, known, starts, counts, ids] = [0, 1, 2, 3, 4].map(|i| reads[i].index());
+        let (values, scores_before) = (reads[5].real(), reads[6].real());
+        let [states_before, tokens_before, slots_before] = [7, 8, 9].map(|i| reads[i].index());
+        let width = Choice::WIDTH as usize;
+        let n_rows = extents.batch as usize;
+        // Whole numbers that are not written stay −1, others NaN.
+        let [mut chosen, mut lens, mut places] = [(); 3].map(|()| vec![-1i64; n_rows]);
+        let [mut logs, mut found_scores] = [(); 2].map(|()| vec![f32::NAN; n_rows]);
+        let mut scores = vec![f32::NAN; n_rows * Self::SCORES];
+        let mut states = vec![-1; n_rows * Self::STATES];
+        let [mut tokens, mut slots, mut found] = [(); 3].map(|()| vec![-1; tokens_before.len()]);
+        for first in 0..n_rows {
+            let n_known = known[first] as usize;
+            if n_known == 0 {
+                chosen[first] = Chosen::Idle.code().into();
+                continue;
+            }
+            let choice = Choice::decode(&requests[first * width..][..width]);
+            let Some(Beam { of, nth: 0 }) = choice.beam else {
+                continue;
+            };
+            let rows = first..first + of.n;
+            let not_a_number = i64::from(Chosen::NotANumber.code());
+            if let Some(row) = rows.clone().find(|&row| counts[row] == not_a_number) {
+                chosen[rows.clone()].fill(not_a_number);
+                logs[rows].fill(ids[row * Beam::MOST_CANDIDATES] as f32);
+                continue;
+            }
+            let state = |row: usize, at: usize| states_before[row * Self::STATES + at];
+            let of_group = of.n / of.groups;
+            let mut standing = Standing {
+                running: rows
+                    .clone()
+                    .map(|row| scores_before[Self::SCORES * row])
+                    .collect(),
+                best: rows
+                    .clone()
+                    .map(|row| (scores_before[Self::SCORES * row + 1], state(row, 0) != 0))
+                    .collect(),
+                done: rows
+                    .clone()
+                    .step_by(of_group)
+                    .map(|row| state(row, 3) != 0)
+                    .collect(),
+            };
+            let of_row = |row: usize| -> Vec<(u32, f32)> {
+                let from = row * Beam::MOST_CANDIDATES;
+                let all = ids[from..].iter().zip(&values[from..]);
+                let all = all.take(counts[row] as usize);
+                all.map(|(&id, &x)| (id as u32, x)).collect()
+            };
+            let ending = Ending {
+                ends: &choice.rules.end,
+                n_new: n_known + 1 - choice.n_prompt,
+                most: choice.rules.max_new_tokens,
+            };
+            let stepped = standing.step(&of, rows.clone().map(of_row).collect(), ending);
+            let tokens_of = |row: usize| {
+                let start = starts[row] as usize;
+                &tokens_before[start + choice.n_prompt..start + n_known]
+            };
+            let mut used: Vec<i64> = Vec::new();
+            for kept in &stepped.kept {
+                if let Kept::Before(place) = kept {
+                    used.push(state(first + place, 2));
+                }
+            }
+            for (i, kept) in stepped.kept.iter().enumerate() {
+                let row = first + i;
+                let own = &mut states[row * Self::STATES..][..Self::STATES];
+                own[0] = i64::from(standing.best[i].1);
+                (own[1], own[2]) = match *kept {
+                    Kept::Before(place) => (state(first + place, 1), state(first + place, 2)),
+                    Kept::New(step) => {
+                        // The first place of the group that nothing is in.
+                        let of_group = i / of_group * of_group..(i / of_group + 1) * of_group;
+                        let free = of_group.map(|place| place as i64);
+                        let place = free.into_iter().find(|place| !used.contains(place));
+                        let place = place.expect("there are as many places as sequences");
+                        used.push(place);
+                        let to = starts[first + place as usize] as usize;
+                        let before = tokens_of(first + step.parent);
+                        found[to..to + before.len()].copy_from_slice(before);
+                        found[to + before.len()] = step.token.into();
+                        (ending.n_new as i64, place)
+                    }
+                };
+                own[3] = i64::from(standing.done[i / of_group]);
+                scores[row * Self::SCORES] = standing.running[i];
+                scores[row * Self::SCORES + 1] = standing.best[i].0;
+                logs[row] = standing.running[i];
+            }
+            let any = rows.clone().any(|row| states[row * Self::STATES + 1] > 0);
+            for (row, step) in rows.clone().zip(&stepped.steps) {
+                if standing.is_done() {
+                    let end = if any { Chosen::Found } else { Chosen::NoToken };
+                    chosen[row] = end.code().into();
+                    found_scores[row] = scores[row * Self::SCORES + 1];
+                    lens[row] = states[row * Self::STATES + 1];
+                    places[row] = states[row * Self::STATES + 2];
+                    continue;
+                }
+                chosen[row] = step.token.into();
+                let to = starts[row] as usize + choice.n_prompt;
+                let from = starts[first + step.parent] as usize + choice.n_prompt;
+                let n = n_known - choice.n_prompt;
+                tokens[to..to + n].copy_from_slice(&tokens_before[from..from + n]);
+                slots[to..to + n].copy_from_slice(&slots_before[from..from + n]);
+            }
+        }
+        vec![
+            HostTensor::Index(chosen),
+            HostTensor::Real(logs),
+            HostTensor::Real(scores),
+            HostTensor::Index(states),
+            HostTensor::Index(tokens),
+            HostTensor::Index(slots),
+            HostTensor::Index(found),
+            HostTensor::Real(found_scores),
+            HostTensor::Index(lens),
+            HostTensor::Index(places),
+        ]
+    }
+
+    /// All beams of a request have as many tokens.
+    fn cases(&self) -> Vec<Case> {
+        let of = |name, rows: usize, known: u32| Case {
+            cached: vec![known; rows],
+            ..Case::new(name, &vec![1; rows])
+        };
+        vec![
+            of("idle", 6, 0),
+            of("first", 101, 1),
+            of("later", 202, 37),
+            of("long", 47, 300),
+        ]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance {
+            absolute: 1e-6,
+            relative: 1e-6,
+            reason: "sums of two numbers, and a quotient by a power that is rounded twice",
+        }
+    }
+}
+
+/// What a check knows of beams: rows in teams of several sizes, with plain ones between.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum BeamData {
+    /// A [`Choice`] for each row.
+    Requests { vocabulary: u32 },
+    /// Candidates of each beam: mostly all, fewer, none, and what is no number.
+    Counts,
+    /// Their tokens, all different.
+    Ids { vocabulary: u32 },
+    /// Scores in the middle of a search.
+    Scores,
+    /// States in the middle of a search.
+    States,
+}
+
+impl BeamData {
+    /// For each row the number of its team, and its place there.
+    fn teams(n: usize) -> Vec<(usize, Option<Beam>)> {
+        let mut rows = Vec::new();
+        for team in 0.. {
+            let sizes = [
+                (4, 1),
+                (0, 1),
+                (2, 1),
+                (3, 3),
+                (16, 1),
+                (6, 2),
+                (1, 1),
+                (5, 1),
+            ];
+            let (size, groups) = sizes[team % sizes.len()];
+            if rows.len() + size.max(1) > n {
+                break;
+            }
+            if size == 0 {
+                rows.push((team, None));
+            }
+            let of = Beams {
+                n: size,
+                groups,
+                diversity: if groups > 1 { 0.7 } else { 0.0 },
+                length_penalty: [1.0, 0.6, 0.0, -0.5, 2.0][team % 5],
+                early_stopping: [
+                    EarlyStopping::Heuristic,
+                    EarlyStopping::Yes,
+                    EarlyStopping::Never,
+                ][team % 3],
+            };
+            rows.extend((0..size).map(|nth| (team, Some(Beam { of, nth }))));
+        }
+        rows.resize(n, (usize::MAX, None));
+        rows
+    }
+
+    pub(super) fn make(self, case: &Case) -> HostTensor {
+        let rows = Self::teams(case.lens.len());
+        let known = Fill::known(case);
+        let of_rows = rows.into_iter().zip(known).enumerate();
+        let ends = |team: usize| {
+            if team % 4 == 2 {
+                vec![5, 6, 7]
+            } else {
+                vec![5]
+            }
+        };
+        match self {
+            Self::Requests { vocabulary } => {
+                let choices = of_rows.flat_map(|(_, ((team, beam), known))| {
+                    let id = |n: u32| n % vocabulary;
+                    let is_last = team % 5 == 4;
+                    let n_prompt = match team % 4 {
+                        1 => known as usize,
+                        _ => known as usize / 2,
+                    };
+                    let mut rules = Rules {
+                        end: ends(team).into_iter().map(id).collect(),
+                        renormalize: team.is_multiple_of(2),
+                        max_new_tokens: match is_last {
+                            true => known as usize + 1 - n_prompt,
+                            false => 1 << 20,
+                        },
+                        ..Rules::default()
+                    };
+                    match team % 7 {
+                        0 => rules.repetition_penalty = 1.3,
+                        1 => (rules.no_repeat_ngram, rules.repetition_penalty) = (2, 0.7),
+                        2 => rules.min_length = 1 << 20,
+                        3 => rules.suppressed = (0..40).map(|n| id(17 * n + 1)).collect(),
+                        4 => rules.forced_last = vec![id(3), id(9)],
+                        5 => rules.suppressed_first = vec![id(1)],
+                        _ => {}
+                    }
+                    let choice = Choice {
+                        rules,
+                        sampling: None,
+                        seed: 0,
+                        n_prompt,
+                        log_probability: false,
+                        beam,
+                    };
+                    choice.encode().expect("its lists are short")
+                });
+                HostTensor::Index(choices.map(i64::from).collect())
+            }
+            Self::Counts => {
+                let counts = of_rows.map(|(row, ((team, beam), _))| {
+                    let all = beam.map_or(0, |b| b.of.candidates(ends(team).len()) as i64);
+                    match (team % 9, row % 3) {
+                        (3, 0) => all / 2,
+                        (5, _) => 0,
+                        (7, 1) => Chosen::NotANumber.code().into(),
+                        _ => all,
+                    }
+                });
+                HostTensor::Index(counts.collect())
+            }
+            Self::Ids { vocabulary } => {
+                let ids = of_rows.flat_map(|(row, _)| {
+                    (0..STRIDE).map(move |i| i64::from((37 * i + 5 + 11 * row as u32) % vocabulary))
+                });
+                HostTensor::Index(ids.collect())
+            }
+            Self::Scores => {
+                let scores = of_rows.flat_map(|(_, ((team, beam), _))| {
+                    let nth = beam.map_or(0, |beam| beam.nth);
+                    let is_dead = team % 4 == 1 && nth > 0;
+                    let running = if is_dead {
+                        -1e9
+                    } else {
+                        -1.0 - 0.37 * nth as f32
+                    };
+                    [running, Self::best(team, nth).0]
+                });
+                HostTensor::Real(scores.collect())
+            }
+            Self::States => {
+                let states = of_rows.flat_map(|(_, ((team, beam), _))| {
+                    let (nth, of_group) = beam.map_or((0, 1), |b| (b.nth, b.of.n / b.of.groups));
+                    let ended = Self::best(team, nth).1;
+                    // The places of a group are turned round.
+                    let place = nth / of_group * of_group + of_group - 1 - nth % of_group;
+                    let is_done = nth >= of_group && team.is_multiple_of(2);
+                    let length = if ended { 1 + nth as i64 } else { 0 };
+                    [i64::from(ended), length, place as i64, i64::from(is_done)]
+                });
+                HostTensor::Index(states.collect())
+            }
+        }
+    }
+
+    /// The best sequence in a place: its score, and whether it has ended.
+    fn best(team: usize, nth: usize) -> (f32, bool) {
+        let n_ended = team % 5;
+        match nth < n_ended {
+            true => (-0.8 - 0.3 * nth as f32, true),
+            false => (-1e9, false),
+        }
+    }
+}
+
+/// A vocabulary smaller than a warp, odd ones, and common ones.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let of =
+        |dtype| [7, 1003, 50257, 58_101].map(|vocabulary| Candidates { vocabulary, dtype }.into());
+    let dtypes = [DType::F32, DType::F16, DType::BF16];
+    let candidates = dtypes.into_iter().flat_map(of);
+    candidates.chain([BeamStep.into()]).collect()
+}

@@ -1,0 +1,178 @@
+    // The best token of each group of a row's logits, by all CTAs of the row; the one that arrives last goes on.
+    const unsigned int row = blockIdx.y, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const float infinite = __int_as_float(0x7f800000);
+    const Request& request = reinterpret_cast<const Request*>(requests)[row];
+    const int n_known = __ldg(known + row);
+    const int* there = tokens + __ldg(slot_starts + row);
+    const int* list = request.ids;
+    const int *suppressed = list + request.n_end, *suppressed_first = suppressed + request.n_suppressed;
+    const int *forced_first = suppressed_first + request.n_suppressed_first, *forced_last = forced_first + request.n_forced_first;
+    const bool is_first = n_known == request.n_prompt, is_last = n_known + 1 == request.most;
+
+    // The bitmaps are made of what is known before the logits.
+    const bool penalises = n_known > 0 && request.repetition_penalty != 1.0f;
+    const bool no_end = n_known < request.least && request.n_end > 0;
+    const bool forbids = n_known > 0 && (request.ngram > 0 || no_end || request.n_suppressed > 0 || (is_first && request.n_suppressed_first > 0));
+    if (penalises || forbids) {
+        for (unsigned int i = thread; i < WORDS; i += THREADS) seen[i] = forbidden[i] = 0;
+        __syncthreads();
+        auto set = [](unsigned int* bitmap, int id) {
+            if (static_cast<unsigned int>(id) < VOCABULARY) atomicOr(bitmap + id / 32, 1u << id % 32);
+        };
+        if (penalises) {
+            for (int i = thread; i < n_known; i += THREADS) set(seen, there[i]);
+        }
+        if (request.ngram > 0) {
+            const int n = request.ngram;
+            const int* last = there + n_known - (n - 1);
+            for (int i = thread; i + n <= n_known; i += THREADS) {
+                int equal = 0;
+                while (equal < n - 1 && there[i + equal] == last[equal]) ++equal;
+                if (equal == n - 1) set(forbidden, there[i + n - 1]);
+            }
+        }
+        if (no_end) {
+            for (int i = thread; i < request.n_end; i += THREADS) set(forbidden, list[i]);
+        }
+        for (int i = thread; i < request.n_suppressed; i += THREADS) set(forbidden, suppressed[i]);
+        if (is_first) {
+            for (int i = thread; i < request.n_suppressed_first; i += THREADS) set(forbidden, suppressed_first[i]);
+        }
+        __syncthreads();
+    }
+    griddepcontrol_wait();
+{% if beams %}
+    if (n_known == 0 || request.n_beams == 0) return;  // uniform over the row
+{% else %}
+    if (n_known == 0) {  // uniform over the row
+        if (blockIdx.x == 0 && thread == 0) chosen[row] = IDLE;
+        return;
+    }
+    if (request.n_beams > 0) return;
+{% endif %}
+    const T* from = logits + static_cast<unsigned long long>(row) * VOCABULARY;
+    auto ruled = [&](unsigned int id, float x) {
+{% if beams %}
+        // What is there is penalised by its log-probability, which is known later, so that it counts apart.
+        if (penalises && seen[id / 32] >> id % 32 & 1u) return -infinite;
+{% else %}
+        if (penalises && seen[id / 32] >> id % 32 & 1u) {
+            x = x < 0.0f ? x * request.repetition_penalty : x / request.repetition_penalty;
+        }
+{% endif %}
+        return forbids && forbidden[id / 32] >> id % 32 & 1u ? -infinite : x;
+    };
+{% if beams %}
+    const bool weighs = request.flags & RENORMALIZES;  // the mass of all tokens is needed
+    constexpr bool logs = true;
+    constexpr float temperature = 1.0f;
+{% else %}
+    const bool logs = request.flags & LOG_PROBABILITY, samples = request.flags & SAMPLES;
+    const unsigned int top_k = request.top_k;
+    const bool weighs = samples && top_k == 0;  // the mass of all tokens is needed
+    const float temperature = request.temperature;
+{% endif %}
+
+    // The best token of each group of this CTA. Sums of exponentials are over that of the largest logit so far.
+    constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : 8;  // accesses
+    for (unsigned int piece = warp * gridDim.x + blockIdx.x; piece < PIECES; piece += WARPS * gridDim.x) {
+        const unsigned int begin = piece * PIECE + lane * N;
+        unsigned int best_id = begin, wrong_id = VOCABULARY;
+        float raw_max = -infinite, raw_sum = 0.0f, top = -infinite, sum = 0.0f;
+        for (unsigned int k = 0; k < PACKS && begin + k * 32 * N < VOCABULARY; k += AT_ONCE) {
+            Pack<T, N> packs[AT_ONCE];
+            auto first_of = [&](unsigned int i) { return k + i < PACKS ? begin + (k + i) * 32 * N : VOCABULARY; };
+#pragma unroll
+            for (unsigned int i = 0; i < AT_ONCE; ++i) {
+                if (first_of(i) < VOCABULARY) packs[i] = load_pack<N>(from + first_of(i));
+            }
+            float x[AT_ONCE * N];
+            const float raw_before = raw_max, top_before = top;
+#pragma unroll
+            for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
+                const unsigned int first = first_of(i / N), id = first + i % N;
+                x[i] = -infinite;
+                if (first >= VOCABULARY) continue;
+                x[i] = to_float(packs[i / N].at[i % N]);
+                // The later reads of a row whose logits are wrong do not matter.
+                if (!(x[i] < infinite)) wrong_id = min(wrong_id, id);
+                raw_max = fmaxf(raw_max, x[i]);
+                const float y = ruled(id, x[i]);
+                // Of equal logits the lower id stays.
+                if (y > top) top = y, best_id = id;
+                if (!logs) x[i] = y;
+            }
+            if (logs && raw_max > -infinite) {
+                raw_sum *= expf(raw_before - raw_max);
+#pragma unroll
+                for (unsigned int i = 0; i < AT_ONCE * N; ++i) raw_sum += expf(x[i] - raw_max);
+            }
+            if (weighs && top > -infinite) {
+                sum *= expf(top_before / temperature - top / temperature);
+#pragma unroll
+                for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
+                    const unsigned int first = first_of(i / N);
+                    const float y = logs && first < VOCABULARY ? ruled(first + i % N, x[i]) : x[i];
+                    sum += expf(y / temperature - top / temperature);
+                }
+            }
+        }
+        const unsigned int at = row * MOST_GROUPS + piece * 32 + lane;
+        const bool is_wrong = wrong_id < VOCABULARY;
+        const Mass best = static_cast<Mass>(is_wrong ? KEY_OF_WRONG : key_of(top)) << 32 | (0xffffffffu - (is_wrong ? wrong_id : best_id));
+        // A group of no token is below all others.
+        best_of_group[at] = begin < VOCABULARY ? static_cast<long long>(best) : 0;
+        if (begin < VOCABULARY && logs) raw_of_group[2 * at] = raw_max, raw_of_group[2 * at + 1] = raw_sum;
+        if (begin < VOCABULARY && weighs) sum_of_group[at] = sum;
+    }
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) {
+        // Counts from -1, to which the last one sets it back.
+        const unsigned int arrived = atomicAdd(reinterpret_cast<unsigned int*>(n_arrived + row), 1u) + 2u;
+        is_last_cta = arrived == gridDim.x;
+        if (is_last_cta) n_arrived[row] = -1;
+    }
+    __syncthreads();
+    if (!is_last_cta) return;
+    __threadfence();
+
+    if (thread == 0) n_found = n_groups_left = found = 0;
+    Mass best = 0;
+    for (unsigned int group = thread; group < MOST_GROUPS; group += THREADS) {
+        const Mass of_group = group < GROUPS ? static_cast<Mass>(__ldcg(best_of_group + row * MOST_GROUPS + group)) : 0;
+        bests[group] = of_group >> 32;
+        best = Larger::of(best, of_group);
+    }
+    const Mass top_of_all = all_reduce<Larger>(best, parts);
+    unsigned int top_key = top_of_all >> 32;
+    if (top_key == KEY_OF_WRONG) {
+        if (thread == 0) {
+            const unsigned int id = 0xffffffffu - static_cast<unsigned int>(top_of_all);
+{% if beams %}
+            n_candidates[row] = NOT_A_NUMBER;
+            candidate_ids[row * STRIDE] = static_cast<int>(id);
+{% else %}
+            chosen[row] = NOT_A_NUMBER;
+            log_probability[row] = static_cast<float>(id);
+{% endif %}
+        }
+        return;
+    }
+    float log_sum = 0.0f;
+    if (logs) {
+        float top = -infinite;
+        const float* raw = raw_of_group + 2 * row * MOST_GROUPS;
+        for (unsigned int group = thread; group < GROUPS; group += THREADS) {
+            if (bests[group] > 0) top = fmaxf(top, __ldcg(raw + 2 * group));
+        }
+        top = of_key(static_cast<unsigned int>(all_reduce<Larger>(key_of(top), parts)));
+        Mass sum = 0;
+        for (unsigned int group = thread; group < GROUPS; group += THREADS) {
+            if (bests[group] == 0) continue;
+            const float share = __ldcg(raw + 2 * group + 1) * expf(__ldcg(raw + 2 * group) - top);
+            sum += __float2ull_rn(share * 1099511627776.0f);
+        }
+        sum = all_reduce<Added>(sum, parts);
+        log_sum = top + logf(static_cast<float>(sum) / 1099511627776.0f);
+    }

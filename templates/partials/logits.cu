@@ -1,0 +1,142 @@
+// Rows of logits in the order of numbers, and reductions over a CTA.
+using T = {{ storage }};
+using Mass = unsigned long long;
+constexpr unsigned int THREADS = {{ threads }};
+constexpr unsigned int WARPS = THREADS / 32;
+constexpr unsigned int VOCABULARY = {{ vocabulary }};
+constexpr unsigned int N = {{ vector }};                            // logits of an access
+constexpr unsigned int WORDS = (VOCABULARY + 31) / 32;              // of a bitmap
+constexpr unsigned int MOST_GROUPS = {{ most_groups }};
+constexpr unsigned int PACKS = {{ packs }};                          // accesses of a lane to a group
+// A warp reads a piece of the row at once: each of its lanes has a group, every 32nd access of the piece.
+constexpr unsigned int PIECE = 32 * N * PACKS, PIECES = (VOCABULARY + PIECE - 1) / PIECE, GROUPS = 32 * PIECES;
+constexpr unsigned int GROUPS_AT_ONCE = 4;                          // whose candidates a warp gathers together
+constexpr unsigned int PACKS_OF_LANE = (PACKS + 31) / 32;           // where a warp reads a group
+constexpr unsigned int MOST_CANDIDATES = {{ most_candidates }};
+constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // the largest k that groups bound
+constexpr unsigned int ALL_LANES = 0xffffffffu;
+
+// Whole numbers in the order of the numbers; -0 is 0.
+__device__ __forceinline__ unsigned int key_of(float x) {
+    const unsigned int bits = __float_as_uint(x + 0.0f);
+    return bits ^ (static_cast<unsigned int>(static_cast<int>(bits) >> 31) | 0x80000000u);
+}
+__device__ __forceinline__ float of_key(unsigned int key) {
+    return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+constexpr unsigned int KEY_OF_NOTHING = 0x007fffffu;  // -∞
+constexpr unsigned int KEY_OF_WRONG = 0xffffffffu;    // NaN or ∞
+
+struct Larger {
+    static __device__ __forceinline__ Mass of(Mass a, Mass b) { return a > b ? a : b; }
+};
+struct Added {
+    static __device__ __forceinline__ Mass of(Mass a, Mass b) { return a + b; }
+};
+
+// Every thread gets the result over the CTA.
+template <typename Op> __device__ __forceinline__ Mass all_reduce(Mass value, Mass* parts) {
+    for (int offset = 16; offset > 0; offset /= 2) value = Op::of(value, __shfl_xor_sync(ALL_LANES, value, offset));
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = parts[threadIdx.x % WARPS];
+    for (unsigned int offset = WARPS / 2; offset > 0; offset /= 2) value = Op::of(value, __shfl_xor_sync(ALL_LANES, value, offset));
+    __syncthreads();  // the next reduction may overwrite `parts`
+    return value;
+}
+
+// The sum over the lanes up to this one.
+__device__ __forceinline__ Mass sum_up_to_lane(Mass value) {
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const Mass other = __shfl_up_sync(ALL_LANES, value, offset);
+        if (threadIdx.x % 32 >= offset) value += other;
+    }
+    return value;
+}
+
+// Calls `visit(id, logit)` for each token of the thread.
+template <typename Visit> __device__ __forceinline__ void each(const T* row, Visit visit) {
+#pragma unroll 4
+    for (unsigned int i = threadIdx.x * N; i < VOCABULARY; i += THREADS * N) {
+        const Pack<T, N> pack = load_pack<N>(row + i);
+#pragma unroll
+        for (int j = 0; j < N; ++j) visit(i + j, to_float(pack.at[j]));
+    }
+}
+
+// The largest key at which all tokens from there on count `needed` together, if `weigh(key, logit)` is what a token counts.
+template <typename Ruled, typename Weigh>
+__device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mass needed, Mass* parts) {
+    unsigned int threshold = 0;
+    for (int shift = 30; shift >= 0; shift -= 2) {
+        Mass sums[3] = {};
+        each(row, [&](unsigned int id, float x) {
+            x = ruled(id, x);
+            const unsigned int key = key_of(x);
+            if (key <= KEY_OF_NOTHING || key >> shift <= threshold >> shift) return;
+            const Mass weight = weigh(key, x);
+#pragma unroll
+            for (unsigned int i = 0; i < 3; ++i) sums[i] += key >= (threshold | (i + 1) << shift) ? weight : 0;
+        });
+#pragma unroll
+        for (int i = 0; i < 3; ++i) sums[i] = all_reduce<Added>(sums[i], parts);
+        // The sums fall as the thresholds rise.
+        threshold |= static_cast<unsigned int>((sums[0] >= needed) + (sums[1] >= needed) + (sums[2] >= needed)) << shift;
+    }
+    return threshold;
+}
+
+// The k-th largest of the maxima of 2k or more merged groups, which no more than the k-th largest logit can be, or 0. Every
+// thread gets it; `merged` has room for 4k, and `found` is 0 before.
+__device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests, unsigned int k, unsigned int* merged, unsigned int* found) {
+    unsigned int n = 64;
+    while (n < 2 * k) n *= 2;
+    for (unsigned int i = threadIdx.x; i < n; i += THREADS) {
+        unsigned int largest = 0;
+        for (unsigned int group = i; group < MOST_GROUPS; group += n) largest = max(largest, bests[group]);
+        merged[i] = largest;
+    }
+    __syncthreads();
+    for (unsigned int i = threadIdx.x; i < n; i += THREADS) {
+        const unsigned int key = merged[i];
+        unsigned int before = 0;
+#pragma unroll 8
+        for (unsigned int j = 0; j < n; ++j) before += merged[j] > key || (merged[j] == key && j < i);
+        if (before == k - 1) *found = key;
+    }
+    __syncthreads();
+    return *found;
+}
+
+// Calls `visit(id, logit)` for each token of these groups, by the warps of the CTA.
+template <typename Group, typename Visit>
+__device__ __forceinline__ void each_of_groups(const T* row, const Group* groups, unsigned int n, Visit visit) {
+    const unsigned int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (unsigned int i = warp; i < n; i += WARPS * GROUPS_AT_ONCE) {
+        Pack<T, N> packs[GROUPS_AT_ONCE][PACKS_OF_LANE];
+        // The first token of an access, or none.
+        auto first_of = [&](unsigned int g, unsigned int k) {
+            const unsigned int at = i + g * WARPS, nth = k * 32 + lane;
+            if (at >= n || nth >= PACKS) return VOCABULARY;
+            const unsigned int group = static_cast<unsigned int>(groups[at]);
+            return group / 32 * PIECE + (nth * 32 + group % 32) * N;
+        };
+#pragma unroll
+        for (unsigned int g = 0; g < GROUPS_AT_ONCE; ++g) {
+#pragma unroll
+            for (unsigned int k = 0; k < PACKS_OF_LANE; ++k) {
+                if (first_of(g, k) < VOCABULARY) packs[g][k] = load_pack<N>(row + first_of(g, k));
+            }
+        }
+#pragma unroll
+        for (unsigned int g = 0; g < GROUPS_AT_ONCE; ++g) {
+#pragma unroll
+            for (unsigned int k = 0; k < PACKS_OF_LANE; ++k) {
+                const unsigned int first = first_of(g, k);
+                if (first >= VOCABULARY) continue;
+#pragma unroll
+                for (unsigned int j = 0; j < N; ++j) visit(first + j, to_float(packs[g][k].at[j]));
+            }
+        }
+    }
+}
