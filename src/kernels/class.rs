@@ -55,6 +55,7 @@ impl KernelSpec {
         match self {
             Self::Gemm(_)
             | Self::GemmWgmma(_)
+            | Self::GemmSplitK(_)
             | Self::GemmResidualLayerNorm(_)
             | Self::GemmResidualRowStats(_)
             | Self::DeferredLayerNormGemm(_)
@@ -118,6 +119,7 @@ impl KernelSpec {
         match self {
             Self::Gemm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmWgmma(k) => product(k.n, k.k, Symbol::Rows),
+            Self::GemmSplitK(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualLayerNorm(k) => product(k.n, k.k, Symbol::Rows),
             Self::GemmResidualRowStats(k) => product(k.n, k.k, Symbol::Rows),
             Self::DeferredLayerNormGemm(k) => product(k.n, k.k, Symbol::Rows),

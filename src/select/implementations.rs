@@ -1,11 +1,11 @@
 //! Implementations of one site, or of several neighbours fused: one file each, and a line in [`ALL`].
 
 mod deferred_norm;
-mod gemm;
 mod gate;
+mod gemm;
 mod gemm_norm;
-mod norm_between;
 mod norm;
+mod norm_between;
 
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};

@@ -105,10 +105,7 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
         link(Site::LayerNorm(LayerNorm::new(width, 1e-5, dtype)), true),
         link(linear(inner, width, gelu), false),
     ];
-    vec![
-        (Chain { links: gated }, 3),
-        (Chain { links: activated }, 2),
-    ]
+    vec![(Chain { links: gated }, 3), (Chain { links: activated }, 2)]
 }
 
 pub(super) fn question<'a>(chains: &'a [(Chain, usize)], machine: &'a Machine) -> Question<'a> {

@@ -153,7 +153,14 @@ impl GemmStream {
         if instructions != Instructions::Hopper {
             return Vec::new();
         }
-        let with = |&tile: &StreamTile| Self { tile, ..self.clone() }.check().is_ok();
+        let with = |&tile: &StreamTile| {
+            Self {
+                tile,
+                ..self.clone()
+            }
+            .check()
+            .is_ok()
+        };
         StreamTile::candidates().filter(with).collect()
     }
 
@@ -177,7 +184,9 @@ impl GemmStream {
             && (1..=2).contains(&tile.per_sm);
         // A depth beyond this would overflow the sizes below.
         if !is_tile || k > 1 << 20 || tile.splits > k.div_ceil(BLOCK_K) {
-            return Err(format!("{tile:?} is no tile of the GEMM that streams a weight of depth {k}: it has 8 to 128 rows, a multiple of 8, and 64 products or more for each of 1 to 8 splits"));
+            return Err(format!(
+                "{tile:?} is no tile of the GEMM that streams a weight of depth {k}: it has 8 to 128 rows, a multiple of 8, and 64 products or more for each of 1 to 8 splits"
+            ));
         }
         if self.layout().is_none() {
             return Err(format!(
@@ -244,7 +253,9 @@ impl GemmStream {
     }
 
     fn x_rows(&self) -> Size {
-        let more = self.behind().map_or(0, |(_, centred)| Self::more_rows(centred));
+        let more = self
+            .behind()
+            .map_or(0, |(_, centred)| Self::more_rows(centred));
         &Size::from(Symbol::Rows) + &more.into()
     }
 
@@ -257,7 +268,8 @@ impl GemmStream {
 
     /// Threads that read row statistics, by warps.
     fn stats_threads(&self) -> u32 {
-        self.behind().map_or(0, |_| 32 * self.tile.rows.div_ceil(64))
+        self.behind()
+            .map_or(0, |_| 32 * self.tile.rows.div_ceil(64))
     }
 
     fn layout(&self) -> Option<Layout> {
@@ -340,9 +352,14 @@ impl Kernel for GemmStream {
 
     fn definition(&self) -> String {
         let kind = |centred| if centred { "layernorm" } else { "rms_norm" };
+        // With gamma and beta behind its rows it is defined for one tile of them, and has cases of its own.
         let before = match self.norm {
             StreamNorm::Behind { eps, centred } => {
-                format!("scaled_{}_eps{}_", kind(centred), word(eps))
+                let most = match centred {
+                    true => format!("rows{}_", self.tile.rows),
+                    false => String::new(),
+                };
+                format!("scaled_{}_eps{}_{most}", kind(centred), word(eps))
             }
             _ => String::new(),
         };
@@ -522,7 +539,11 @@ impl Kernel for GemmStream {
         } = self.tile;
         let machine_sms = u64::from(machine.sms);
         // Registers of a thread: accumulators, residuals, and the rest.
-        let residuals = if self.epilogue.residual { tile_rows / 4 } else { 0 };
+        let residuals = if self.epilogue.residual {
+            tile_rows / 4
+        } else {
+            0
+        };
         let registers = (layout.mma_n / 2 + residuals + 52).next_multiple_of(8);
         let by_registers = machine.registers_per_sm / (registers * self.threads());
         let by_shared = machine.ctas_by_shared(layout.shared_bytes() + STATICS);
@@ -595,7 +616,10 @@ impl Kernel for GemmStream {
         let (mut of_product, more) = (reads.to_vec(), reads.len());
         let normal;
         if let Some((eps, centred)) = self.behind() {
-            let stats = of_product.pop().expect("row statistics are read last").real();
+            let stats = of_product
+                .pop()
+                .expect("row statistics are read last")
+                .real();
             normal = HostTensor::Real(stream_normals(
                 reads[0].real(),
                 stats,
@@ -746,14 +770,29 @@ pub fn representative() -> Vec<KernelSpec> {
             let before = StreamNorm::Before { centred };
             let behind = StreamNorm::Behind { eps: 1e-5, centred };
             let with = |norm, gemm| GemmStream { norm, ..gemm };
-            add(with(before, of(768, 1000, dtype, bias.with_residual())), true);
-            add(with(before, of(328, 328, dtype, plain.with_residual())), true);
+            add(
+                with(before, of(768, 1000, dtype, bias.with_residual())),
+                true,
+            );
+            add(
+                with(before, of(328, 328, dtype, plain.with_residual())),
+                true,
+            );
             add(with(behind, of(1000, 768, dtype, gelu)), true);
             add(with(behind, of(328, 328, dtype, plain)), true);
-            let gate = |gemm| GemmStream { gated: true, ..gemm };
+            let gate = |gemm| GemmStream {
+                gated: true,
+                ..gemm
+            };
             add(gate(with(behind, of(1000, 328, dtype, silu(false)))), true);
         }
-        add(GemmStream { gated: true, ..of(3080, 328, dtype, silu(true)) }, true);
+        add(
+            GemmStream {
+                gated: true,
+                ..of(3080, 328, dtype, silu(true))
+            },
+            true,
+        );
     }
     kernels
 }
@@ -784,7 +823,10 @@ mod tests {
             };
             assert_eq!(kernel.check(), Ok(()));
             let bytes = kernel.checked_layout().shared_bytes();
-            assert!(machine.ctas_by_shared(bytes) >= kernel.tile.per_sm, "{kernel:?}");
+            assert!(
+                machine.ctas_by_shared(bytes) >= kernel.tile.per_sm,
+                "{kernel:?}"
+            );
         }
     }
 
@@ -804,12 +846,18 @@ mod tests {
     fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
         let refused = |gemm: GemmStream| gemm.check().expect_err("refused");
         assert_eq!(
-            refused(GemmStream { k: 770, ..gemm(8, 1) }),
+            refused(GemmStream {
+                k: 770,
+                ..gemm(8, 1)
+            }),
             "no GEMM streams a weight of 768 columns and 770 products in f16: it takes products in multiples of 8, in f16 or bf16"
         );
         for (rows, splits) in [(0, 1), (12, 1), (136, 1), (8, 0), (8, 9)] {
             let message = refused(gemm(rows, splits));
-            assert!(message.contains("is no tile of the GEMM that streams"), "{message}");
+            assert!(
+                message.contains("is no tile of the GEMM that streams"),
+                "{message}"
+            );
         }
         let added = GemmStream {
             epilogue: Epilogue::default().with_residual(),
@@ -832,10 +880,9 @@ mod tests {
         assert_eq!(scaled.len(), 3 * 2);
         let normal = stream_normals(&scaled, &row_stats, 1, 2, 1e-12, true);
         assert_eq!(normal, [-1.5, 1.0]);
-        // A mean square of 5.
-        let (scaled, row_stats) = stream_scaled(&rows, &gamma_and_beta[..1]);
+        // A mean square of 25.
+        let (scaled, row_stats) = stream_scaled(&[1.0, 7.0], &gamma_and_beta[..1]);
         let normal = stream_normals(&scaled, &row_stats, 1, 2, 0.0, false);
-        let deviation = 5f32.sqrt();
-        assert_eq!(normal, [2.0 / deviation, 3.0 / deviation]);
+        assert_eq!(normal, [0.4, 1.4]);
     }
 }

@@ -234,7 +234,8 @@ impl WgmmaTile {
             }
             false => 0.0,
         };
-        let estimate = cost.launch + bytes * cost.stage_byte + of_busiest * cost.tile + work + waits;
+        let estimate =
+            cost.launch + bytes * cost.stage_byte + of_busiest * cost.tile + work + waits;
         estimate.max(cost.launch + f64::from(n) * f64::from(k) * 2.0 / cost.dram)
     }
 

@@ -61,7 +61,12 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     };
     let more_rows = GemmStream::more_rows(centred);
     let scaled = scratch("scaled", dtype, n.into(), more_rows);
-    let stats = scratch("row_stats", DType::F32, GemmResidualRowStats::stats_of(n), 0);
+    let stats = scratch(
+        "row_stats",
+        DType::F32,
+        GemmResidualRowStats::stats_of(n),
+        0,
+    );
     let launches = vec![
         Launch {
             // In the place of the norm, the first that reads the sum, where its gamma is known.
@@ -70,7 +75,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
                 .chain(operands(1, 1..2 + usize::from(centred)))
                 .chain([Operand::Value(0), scaled, stats])
                 .collect(),
-            candidates: streaming(&first, machine),
+            candidates: streaming(&first, machine, |_| true),
         },
         Launch {
             site: sites - 1,
@@ -79,7 +84,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
                 .chain(operands(2, 1..2 + epilogue_behind.operands()))
                 .chain([stats, Operand::Value(sites - 1)])
                 .collect(),
-            candidates: streaming(&second, machine),
+            candidates: streaming(&second, machine, |_| true),
         },
     ];
     let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());

@@ -10,8 +10,8 @@ use super::parallel::SharedOut;
 use super::simd::{self, Pointwise, with_activation};
 use super::{OpError, Read, Sums, rows};
 use crate::kernels::gemm::{
-    Activation, DeferredLayerNormGemm, Gemm, GemmResidualLayerNorm, GemmResidualRowStats, GemmStream,
-    StreamNorm, normalised, scaled_and_row_stats, stream_normals, stream_scaled,
+    Activation, DeferredLayerNormGemm, Gemm, GemmResidualLayerNorm, GemmResidualRowStats,
+    GemmStream, StreamNorm, normalised, scaled_and_row_stats, stream_normals, stream_scaled,
 };
 
 /// A strided matrix operand: element `(i, j)` is at `i·row + j·col`.
@@ -539,10 +539,9 @@ pub(super) fn gemm_stream(
     let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
     let plain = spec.plain();
     let (x_rows, behind) = match spec.norm {
-        StreamNorm::Behind { eps, centred } => (
-            rows + GemmStream::more_rows(centred),
-            Some((eps, centred)),
-        ),
+        StreamNorm::Behind { eps, centred } => {
+            (rows + GemmStream::more_rows(centred), Some((eps, centred)))
+        }
         _ => (rows, None),
     };
     let mut x = args.real("x", &[x_rows, k])?;
@@ -599,7 +598,11 @@ pub(super) fn gemm_stream(
                 bytes: 2 * size_of_val(&*out) as u64,
             })?;
         products.resize(2 * out.len(), 0.0);
-        gemm(&plain, sums, Args::new(op, extents, &of_gemm, &mut products))?;
+        gemm(
+            &plain,
+            sums,
+            Args::new(op, extents, &of_gemm, &mut products),
+        )?;
         return rows::gate(&gate, Args::new(op, extents, &[Read::Real(&products)], out));
     }
     gemm(&plain, sums, Args::new(op, extents, &of_gemm, out))?;
