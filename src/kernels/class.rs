@@ -55,6 +55,7 @@ impl KernelSpec {
         match self {
             Self::Gemm(_)
             | Self::GemmWgmma(_)
+            | Self::GemmSplitK(_)
             | Self::GemmResidualLayerNorm(_)
             | Self::GemmResidualRowStats(_)
             | Self::DeferredLayerNormGemm(_)
@@ -115,6 +116,7 @@ impl KernelSpec {
             Self::GemmResidualRowStats(k) => Some([k.n, k.k]),
             Self::DeferredLayerNormGemm(k) => Some([k.n, k.k]),
             Self::GemmStream(k) => Some([k.plain().n, k.k]),
+            Self::GemmSplitK(k) => Some([k.n, k.k]),
             _ => None,
         }
     }

@@ -18,7 +18,7 @@ pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
 pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_row_stats::GemmResidualRowStats;
-pub use split_k::SplitKTile;
+pub use split_k::{GemmSplitK, SplitKTile};
 pub use stream::{GemmStream, StreamNorm, StreamTile};
 pub use wgmma::{GemmWgmma, WgmmaTile};
 pub(crate) use {

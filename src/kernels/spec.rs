@@ -37,7 +37,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, GemmWgmma, GemmResidualLayerNorm, GemmResidualRowStats,
+    Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
     DeferredLayerNormGemm, GemmStream, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,

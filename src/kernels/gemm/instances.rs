@@ -1,5 +1,8 @@
 use super::{Activation, Epilogue, Gemm, Tile};
-use crate::{kernels::KernelSpec, tensor::DType};
+use crate::{
+    kernels::{Instructions, KernelSpec},
+    tensor::DType,
+};
 
 /// Instances that cover every tile, every epilogue, and sizes that divide by nothing.
 pub fn representative() -> Vec<KernelSpec> {
@@ -51,6 +54,7 @@ pub fn representative() -> Vec<KernelSpec> {
         }
     }
     kernels.extend(super::wgmma::representative());
+    kernels.extend(super::split_k::representative());
     kernels.extend(super::residual_layernorm::representative());
     kernels.extend(super::residual_row_stats::representative());
     kernels.extend(super::deferred_layernorm::representative());
@@ -58,7 +62,7 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels
 }
 
-/// Sizes on which the GEMMs for small M are checked.
+/// Sizes on which the GEMMs for small M and those of one tile per CTA are checked.
 pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));
@@ -71,4 +75,17 @@ pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
     [DType::F16, DType::BF16]
         .into_iter()
         .flat_map(move |dtype| sizes.map(|(n, k, epilogue)| (n, k, dtype, epilogue)))
+}
+
+/// Every tile of one kind of Hopper kernel at [`odd_sizes`].
+pub(super) fn at_odd_sizes<T>(
+    tiles: impl Fn(u32, u32, DType, Instructions) -> Vec<T>,
+    kernel: impl Fn((u32, u32, DType, Epilogue), T) -> KernelSpec,
+) -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for sizes @ (n, k, dtype, _) in odd_sizes() {
+        let tiles = tiles(n, k, dtype, Instructions::Hopper);
+        kernels.extend(tiles.into_iter().map(|tile| kernel(sizes, tile)));
+    }
+    kernels
 }

@@ -1,10 +1,15 @@
-//! Tiles of the GEMMs for small M on Hopper that LayerNorm lies between: swap-AB, with split-K over the CTAs of a cluster.
+//! The GEMM for small M on Hopper: swap-AB, with split-K over the CTAs of a cluster.
 
 use serde::{Deserialize, Serialize};
 
+use super::{Epilogue, Gemm, GemmWgmma, instances::at_odd_sizes};
 use crate::{
-    kernels::{Constants, RowOrder, TensorMap},
+    kernels::{
+        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
+        TensorMap, Tolerance,
+    },
     machine::{Hopper, Machine},
+    tensor::{DType, Extents},
 };
 
 /// The tile of the GEMM for small M.
@@ -14,6 +19,18 @@ pub struct SplitKTile {
     pub tokens: u32,
     /// CTAs of a cluster, which share k: 1 to 8, the portable cluster size.
     pub splits: u32,
+}
+
+/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
+/// Hopper, made for small M. `n` and `k` are multiples of 8: rows of a tensor map start at
+/// multiples of 16 bytes. All that a CTA reads is in shared memory at once, which limits k.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GemmSplitK {
+    pub n: u32,
+    pub k: u32,
+    pub dtype: DType,
+    pub epilogue: Epilogue,
+    pub tile: SplitKTile,
 }
 
 /// Rows of the weight in a tile, the M side of an MMA, and elements of k in a step: 128 bytes, the span
@@ -32,6 +49,18 @@ pub(super) const SHARED_LIMIT: u32 = 226 * 1024;
 pub(super) const PARTIAL_BYTES: u32 = THREADS * 16;
 
 impl SplitKTile {
+    /// The tiles that a GEMM may have, fewest tokens first. Fewer tokens are [`GemmStream`](super::GemmStream)'s.
+    pub const CANDIDATES: [SplitKTile; 8] = [
+        SplitKTile::new(48, 1),
+        SplitKTile::new(48, 2),
+        SplitKTile::new(48, 4),
+        SplitKTile::new(48, 8),
+        SplitKTile::new(64, 1),
+        SplitKTile::new(64, 2),
+        SplitKTile::new(64, 4),
+        SplitKTile::new(64, 8),
+    ];
+
     pub const fn new(tokens: u32, splits: u32) -> Self {
         Self { tokens, splits }
     }
@@ -74,6 +103,13 @@ impl SplitKTile {
                 * (weight_bytes * cost.weight_byte + x_bytes * cost.x_byte + zeros * cost.zero_byte)
             + ctas as f64 * (weight_bytes + x_bytes) * cost.l2_byte
             + reduction
+    }
+
+    /// The most rows whose clusters are all resident at once: a further wave would begin with nothing on its way.
+    pub fn most_rows_at_once(self, n: u32, k: u32, machine: &Machine) -> u64 {
+        let per_sm = u64::from(machine.ctas_by_shared(self.shared_bytes(k)));
+        let tiles = machine.clusters_at_once(self.splits) * per_sm / u64::from(n.div_ceil(BLOCK_N));
+        (tiles * u64::from(self.tokens)).min(self.most_rows())
     }
 
     /// CTAs of a launch.
@@ -139,9 +175,193 @@ impl SplitKTile {
         vec![map(x, self.tokens), map("weight", BLOCK_N)]
     }
 
+    /// Whether the tile serves a GEMM of depth k.
+    pub(super) fn fits(self, k: u32) -> bool {
+        self.shares(k) && self.shared_bytes(k) <= SHARED_LIMIT
+    }
+
     /// Whether there is a step of k for each CTA of a cluster.
     pub(super) const fn shares(self, k: u32) -> bool {
         // A depth beyond this would overflow the sizes above, and fits nowhere.
         k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K)
+    }
+}
+
+impl GemmSplitK {
+    /// The tiles that serve a GEMM on a card with `instructions`, fewest tokens first.
+    pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<SplitKTile> {
+        if !GemmWgmma::serves(n, k, dtype) || instructions != Instructions::Hopper {
+            return Vec::new();
+        }
+        SplitKTile::CANDIDATES
+            .into_iter()
+            .filter(|tile| tile.fits(k))
+            .collect()
+    }
+
+    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        let SplitKTile { tokens, splits } = self.tile;
+        GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
+        if !tokens.is_multiple_of(8) || !(8..=256).contains(&tokens) || !(1..=8).contains(&splits) {
+            return Err(format!(
+                "{:?} is no tile of the split-K GEMM: it has 8 to 256 tokens, a multiple of 8, and 1 to 8 splits",
+                self.tile
+            ));
+        }
+        if !self.tile.fits(self.k) {
+            return Err(format!(
+                "{:?} does not fit {} products: every CTA needs 64 of them, and all of a CTA's must be in shared memory",
+                self.tile, self.k
+            ));
+        }
+        Ok(())
+    }
+
+    /// The same GEMM for any card, which is its definition.
+    pub fn plain(&self) -> Gemm {
+        Gemm::of(self.n, self.k, self.dtype, self.epilogue)
+    }
+}
+
+impl Kernel for GemmSplitK {
+    fn symbol(&self) -> String {
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        self.plain().definition()
+    }
+
+    fn template(&self) -> &'static str {
+        "gemm_split_k"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = self.plain().constants();
+        constants.retain(|name, _| {
+            [
+                "storage",
+                "n",
+                "k",
+                "bias",
+                "residual",
+                "activation",
+                "precise",
+            ]
+            .contains(name)
+        });
+        constants.extend(self.tile.constants());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        self.plain().params()
+    }
+
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        self.tile.tensor_maps("x")
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        let ctas = self.tile.ctas(extents.rows, self.n);
+        Launch::of_ctas(ctas, THREADS, self.tile.shared_bytes(self.k))
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        Some(self.tile.cycles(rows, self.n, self.k, machine))
+    }
+
+    fn most_rows(&self) -> Option<u64> {
+        Some(self.tile.most_rows())
+    }
+
+    fn threads(&self) -> u32 {
+        THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        self.plain().reference(extents, reads)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.plain().tolerance()
+    }
+}
+
+/// Every tile, with epilogues, and sizes that divide by 8 and nothing else.
+pub fn representative() -> Vec<KernelSpec> {
+    at_odd_sizes(GemmSplitK::tiles, |(n, k, dtype, epilogue), tile| {
+        KernelSpec::from(GemmSplitK {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::gemm::instances::odd_sizes;
+
+    fn gemm(n: u32, k: u32, dtype: DType, tokens: u32, splits: u32) -> GemmSplitK {
+        GemmSplitK {
+            n,
+            k,
+            dtype,
+            epilogue: Epilogue::default(),
+            tile: SplitKTile { tokens, splits },
+        }
+    }
+
+    #[test]
+    fn every_tile_is_valid_and_fits_the_shared_memory() {
+        for (n, k, dtype, _) in odd_sizes() {
+            for tile in GemmSplitK::tiles(n, k, dtype, Instructions::Hopper) {
+                assert_eq!(gemm(n, k, dtype, tile.tokens, tile.splits).check(), Ok(()));
+                assert!(tile.shared_bytes(k) <= SHARED_LIMIT);
+            }
+        }
+        assert!(GemmSplitK::tiles(768, 768, DType::F16, Instructions::Ampere).is_empty());
+        assert!(GemmSplitK::tiles(770, 768, DType::F16, Instructions::Hopper).is_empty());
+        assert!(GemmSplitK::tiles(768, 1 << 16, DType::F16, Instructions::Hopper).is_empty());
+    }
+
+    #[test]
+    fn a_launch_has_a_cluster_for_every_tile() {
+        let extents = Extents::of(&[100]).expect("a batch");
+        let launch =
+            gemm(1000, 768, DType::F16, 64, 4).launch(&extents, &crate::machine::testing::hopper());
+        assert_eq!(launch.grid, [2 * 16 * 4, 1, 1]);
+        // Three steps of 64 weights and 64 tokens, and accumulators of two octets from four CTAs.
+        let bytes = 1024 + 3 * (64 + 64) * 128 + 2 * 4 * 2048;
+        assert_eq!(launch.shared_bytes, bytes);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+        let refused = |gemm: GemmSplitK| gemm.check().expect_err("refused");
+        assert_eq!(
+            refused(gemm(770, 768, DType::F16, 16, 1)),
+            "no Hopper GEMM for 770 columns and 768 products in f16: it takes multiples of 8 in f16 or bf16"
+        );
+        for (tokens, splits) in [(0, 1), (12, 1), (264, 1), (16, 0), (16, 9)] {
+            let message = refused(gemm(768, 768, DType::F16, tokens, splits));
+            assert!(
+                message.contains("is no tile of the split-K GEMM"),
+                "{message}"
+            );
+        }
+        for (k, splits) in [(768, 1), (64, 2)] {
+            let message = refused(gemm(768, k, DType::BF16, 256, splits));
+            assert!(message.contains("does not fit"), "{message}");
+        }
     }
 }

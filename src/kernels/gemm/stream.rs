@@ -352,9 +352,14 @@ impl Kernel for GemmStream {
 
     fn definition(&self) -> String {
         let kind = |centred| if centred { "layernorm" } else { "rms_norm" };
+        // With gamma and beta behind its rows it is defined for one tile of them, and has cases of its own.
         let before = match self.norm {
             StreamNorm::Behind { eps, centred } => {
-                format!("scaled_{}_eps{}_", kind(centred), word(eps))
+                let most = match centred {
+                    true => format!("rows{}_", self.tile.rows),
+                    false => String::new(),
+                };
+                format!("scaled_{}_eps{}_{most}", kind(centred), word(eps))
             }
             _ => String::new(),
         };
@@ -875,10 +880,9 @@ mod tests {
         assert_eq!(scaled.len(), 3 * 2);
         let normal = stream_normals(&scaled, &row_stats, 1, 2, 1e-12, true);
         assert_eq!(normal, [-1.5, 1.0]);
-        // A mean square of 5.
-        let (scaled, row_stats) = stream_scaled(&rows, &gamma_and_beta[..1]);
+        // A mean square of 25.
+        let (scaled, row_stats) = stream_scaled(&[1.0, 7.0], &gamma_and_beta[..1]);
         let normal = stream_normals(&scaled, &row_stats, 1, 2, 0.0, false);
-        let deviation = 5f32.sqrt();
-        assert_eq!(normal, [2.0 / deviation, 3.0 / deviation]);
+        assert_eq!(normal, [0.4, 1.4]);
     }
 }

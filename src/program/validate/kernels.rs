@@ -27,6 +27,9 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::GemmWgmma(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
             .map(|()| k.dtype),
+        K::GemmSplitK(k) => check_gemm(&k.plain())
+            .and_then(|()| k.check())
+            .map(|()| k.dtype),
         K::GemmResidualLayerNorm(k) => check_gemm(&k.unfused().0)
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))

@@ -2,9 +2,10 @@
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
-    kernels::gemm::{GemmStream, GemmWgmma, StreamNorm, StreamTile},
+    kernels::gemm::{Epilogue, GemmStream, GemmWgmma, StreamNorm, StreamTile},
     machine::Machine,
     select::site::{Link, Site},
+    tensor::DType,
 };
 
 pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
@@ -34,7 +35,7 @@ pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implement
         operands: operands(0, 0..2 + epilogue.operands())
             .chain([Operand::Value(1)])
             .collect(),
-        candidates: streaming(&kernel, machine)
+        candidates: streaming(&kernel, machine, |_| true)
             .into_iter()
             .chain(persistent(&kernel, machine))
             .collect(),
@@ -99,12 +100,7 @@ fn persistent(of: &GemmStream, machine: &Machine) -> impl Iterator<Item = Candid
 }
 
 /// The GEMM of a linear layer; its tile is any.
-pub(super) fn streamed(
-    n: u32,
-    k: u32,
-    dtype: crate::tensor::DType,
-    epilogue: crate::kernels::gemm::Epilogue,
-) -> GemmStream {
+pub(super) fn streamed(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> GemmStream {
     GemmStream {
         n,
         k,
@@ -116,10 +112,15 @@ pub(super) fn streamed(
     }
 }
 
-/// The kernel with every tile that serves it.
-pub(super) fn streaming(kernel: &GemmStream, machine: &Machine) -> Vec<Candidate> {
+/// The kernel with every tile that serves it and that is wanted.
+pub(super) fn streaming(
+    kernel: &GemmStream,
+    machine: &Machine,
+    is_wanted: impl Fn(&StreamTile) -> bool,
+) -> Vec<Candidate> {
     let tiles = kernel.tiles(machine.instructions).into_iter();
     tiles
+        .filter(is_wanted)
         .map(|tile| {
             Candidate::new(GemmStream {
                 tile,

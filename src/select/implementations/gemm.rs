@@ -6,7 +6,7 @@ use super::{
     operands,
 };
 use crate::{
-    kernels::gemm::{Gemm, GemmWgmma, Tile},
+    kernels::gemm::{Gemm, GemmSplitK, GemmWgmma, SplitKTile, StreamTile, Tile},
     machine::Machine,
     select::site::{Link, Site},
 };
@@ -48,6 +48,27 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             tile,
         })
     });
+    let at_once = |tile: SplitKTile| tile.most_rows_at_once(n, k, machine);
+    let split_k = GemmSplitK::tiles(n, k, dtype, on);
+    // Where a CTA has room for all that it reads, no ring is needed, whose MMAs wait for each other.
+    let has_room = split_k
+        .iter()
+        .any(|&tile| tile.splits == 1 && at_once(tile) > 0);
+    let streams = move |tile: &StreamTile| !has_room || tile.splits > 1 || tile.rows <= 32;
+    let split_k = split_k.into_iter().filter_map(|tile| {
+        let most = at_once(tile);
+        let kernel = GemmSplitK {
+            n,
+            k,
+            dtype,
+            epilogue,
+            tile,
+        };
+        (most > 0).then(|| Candidate {
+            kernel: kernel.into(),
+            most_rows: Some(most),
+        })
+    });
     let launch = Launch {
         site: 0,
         operands: operands(0, 0..2 + epilogue.operands())
@@ -55,7 +76,12 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             .collect(),
         candidates: any
             .chain(persistent)
-            .chain(streaming(&streamed(n, k, dtype, epilogue), machine))
+            .chain(split_k)
+            .chain(streaming(
+                &streamed(n, k, dtype, epilogue),
+                machine,
+                streams,
+            ))
             .collect(),
     };
     Some(Implementation {

@@ -75,7 +75,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
                 .chain(operands(1, 1..2 + usize::from(centred)))
                 .chain([Operand::Value(0), scaled, stats])
                 .collect(),
-            candidates: streaming(&first, machine),
+            candidates: streaming(&first, machine, |_| true),
         },
         Launch {
             site: sites - 1,
@@ -84,7 +84,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
                 .chain(operands(2, 1..2 + epilogue_behind.operands()))
                 .chain([stats, Operand::Value(sites - 1)])
                 .collect(),
-            candidates: streaming(&second, machine),
+            candidates: streaming(&second, machine, |_| true),
         },
     ];
     let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());

@@ -241,6 +241,7 @@ pub fn run_in(
             Some(gate) => gemm::gemm_stream(&gate, sums, args, None),
             None => gemm::gemm(&k.plain(), sums, args),
         },
+        KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Combine(k) => rows::combine(k, args),
@@ -296,7 +297,7 @@ pub fn run_in(
 /// The kernel's stem, as in its template's name.
 fn name(spec: &KernelSpec) -> &'static str {
     match spec {
-        KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) => "gemm",
+        KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) | KernelSpec::GemmSplitK(_) => "gemm",
         KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
         KernelSpec::GemmStream(_) => "gemm_stream",
         KernelSpec::GemmResidualRowStats(_) => "gemm_residual_row_stats",
