@@ -80,10 +80,6 @@ impl Kernel for Candidates {
     }
 
     fn params(&self) -> Vec<Param> {
-        let logits = Fill::Normal {
-            mean: 0.0,
-            deviation: 3.0,
-        };
         let row = || one_per(Symbol::Batch);
         let vocabulary = self.vocabulary;
         let of_rows = rows_by(Symbol::Batch, STRIDE);
@@ -92,7 +88,7 @@ impl Kernel for Candidates {
                 "logits",
                 self.dtype,
                 rows_by(Symbol::Batch, vocabulary),
-                logits,
+                Fill::Logits { vocabulary },
             ),
             requests(vocabulary),
             per_row("known", Fill::Known),
@@ -502,7 +498,7 @@ impl BeamData {
     pub(super) fn make(self, case: &Case) -> HostTensor {
         let rows = Self::teams(case.lens.len());
         let known = Fill::known(case);
-        let of_rows = rows.into_iter().zip(known).enumerate();
+        let of_rows = rows.into_iter().zip(known);
         let ends = |team: usize| {
             if team % 4 == 2 {
                 vec![5, 6, 7]
@@ -512,7 +508,7 @@ impl BeamData {
         };
         match self {
             Self::Requests { vocabulary } => {
-                let choices = of_rows.flat_map(|(_, ((team, beam), known))| {
+                let choices = of_rows.flat_map(|((team, beam), known)| {
                     let id = |n: u32| n % vocabulary;
                     let is_last = team % 5 == 4;
                     let n_prompt = match team % 4 {
@@ -550,7 +546,7 @@ impl BeamData {
                 HostTensor::Index(choices.map(i64::from).collect())
             }
             Self::Counts => {
-                let counts = of_rows.map(|(row, ((team, beam), _))| {
+                let counts = of_rows.enumerate().map(|(row, ((team, beam), _))| {
                     let all = beam.map_or(0, |b| b.of.candidates(ends(team).len()) as i64);
                     match (team % 9, row % 3) {
                         (3, 0) => all / 2,
@@ -562,13 +558,13 @@ impl BeamData {
                 HostTensor::Index(counts.collect())
             }
             Self::Ids { vocabulary } => {
-                let ids = of_rows.flat_map(|(row, _)| {
+                let ids = of_rows.enumerate().flat_map(|(row, _)| {
                     (0..STRIDE).map(move |i| i64::from((37 * i + 5 + 11 * row as u32) % vocabulary))
                 });
                 HostTensor::Index(ids.collect())
             }
             Self::Scores => {
-                let scores = of_rows.flat_map(|(_, ((team, beam), _))| {
+                let scores = of_rows.flat_map(|((team, beam), _)| {
                     let nth = beam.map_or(0, |beam| beam.nth);
                     let is_dead = team % 4 == 1 && nth > 0;
                     let running = if is_dead {
@@ -581,7 +577,7 @@ impl BeamData {
                 HostTensor::Real(scores.collect())
             }
             Self::States => {
-                let states = of_rows.flat_map(|(_, ((team, beam), _))| {
+                let states = of_rows.flat_map(|((team, beam), _)| {
                     let (nth, of_group) = beam.map_or((0, 1), |b| (b.nth, b.of.n / b.of.groups));
                     let ended = Self::best(team, nth).1;
                     // The places of a group are turned round.

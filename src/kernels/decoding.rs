@@ -397,7 +397,7 @@ impl LogitRows {
 
     pub(super) fn constants(self) -> Constants {
         Constants::from([
-            ("storage", storage(self.dtype).into()),
+            ("storage", storage(self.dtype)),
             ("vocabulary", self.vocabulary.into()),
             ("vector", self.vector().into()),
             ("packs", self.packs().into()),

@@ -69,6 +69,8 @@ pub enum Fill {
     Below(u32),
     /// Data that describes the batch.
     Meta(Meta),
+    /// A row of logits for each sequence: normal values, in every third row rounded, so that many are equal.
+    Logits { vocabulary: u32 },
     /// A [`Choice`](decoding::Choice) for each sequence.
     Choices { vocabulary: u32 },
     /// Tokens that are known of each sequence.

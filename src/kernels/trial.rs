@@ -136,6 +136,19 @@ impl Fill {
                     .collect(),
             ),
             Fill::Meta(meta) => HostTensor::Index(meta.make(n, case, state)),
+            Fill::Logits { vocabulary } => HostTensor::Real(
+                (0..n)
+                    .map(|i| {
+                        let x = 3.0 * normal(state);
+                        let is_rounded = i / vocabulary as usize % 3 == 2;
+                        dtype.round(if is_rounded {
+                            4.0 * (x / 4.0).round()
+                        } else {
+                            x
+                        })
+                    })
+                    .collect(),
+            ),
             Fill::Choices { vocabulary } => HostTensor::Index(Self::choices(case, vocabulary)),
             Fill::Known => HostTensor::Index(Self::known(case)),
             Fill::Beams(data) => data.make(case),

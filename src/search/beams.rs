@@ -188,8 +188,9 @@ impl Standing {
                 continue;
             }
             let mut candidates: Vec<Candidate> = Vec::new();
-            for beam in group * of_group..(group + 1) * of_group {
-                for (token, x) in &mut tokens[beam] {
+            let own = tokens.iter_mut().enumerate();
+            for (beam, own) in own.skip(group * of_group).take(of_group) {
+                for (token, x) in own {
                     for _ in taken.iter().filter(|&id| id == token) {
                         *x -= options.diversity;
                     }
