@@ -16,7 +16,7 @@ use crate::{
         f32_literal,
         rows::{read, word},
     },
-    machine::{Hopper, Machine},
+    machine::{Hopper, Machine, SMALL_M},
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
@@ -598,13 +598,13 @@ impl Kernel for GemmStream {
     }
 
     /// Gamma and beta are behind the last row of x, which the only tile of rows has; otherwise two tiles, as more read the
-    /// weight too often.
+    /// weight too often, and no more rows than were timed.
     fn most_rows(&self) -> Option<u64> {
-        let tiles = match self.behind() {
-            Some((_, true)) => 1,
-            _ => 2,
-        };
-        Some(tiles * u64::from(self.tile.rows))
+        let rows = u64::from(self.tile.rows);
+        Some(match self.behind() {
+            Some((_, true)) => rows,
+            _ => (2 * rows).min(SMALL_M),
+        })
     }
 
     fn threads(&self) -> u32 {
@@ -650,14 +650,16 @@ impl Kernel for GemmStream {
 
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
+        if self.norm == StreamNorm::None && !self.gated {
+            return cases; // Those of its definition, which any GEMM has.
+        }
         // Octets and tiles of rows that are whole, partial and empty, and gamma and beta in one octet or two.
         let rows = [7, 8, 15, 30, 31, 32, 33, 62, 64, 65, 127, 128];
         cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
-        let most = self.most_rows();
-        cases.retain(|case| {
-            let tokens: u64 = case.lens.iter().map(|&len| u64::from(len)).sum();
-            most.is_none_or(|most| tokens <= most)
-        });
+        if let Some((_, true)) = self.behind() {
+            let tokens = |case: &Case| case.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
+            cases.retain(|case| tokens(case) <= u64::from(self.tile.rows));
+        }
         cases
     }
 
