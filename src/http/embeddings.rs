@@ -50,7 +50,9 @@ pub(super) fn inputs(param: &'static str, value: &Value) -> Result<Vec<Text>, Fa
                     Value::Array(values) => match ids(values) {
                         Some(ids) => Text::Ids(ids),
                         None => {
-                            return wrong(format!("a list whose item {at} is no list of token ids"));
+                            return wrong(format!(
+                                "a list whose item {at} is no list of token ids"
+                            ));
                         }
                     },
                     other => return wrong(format!("a list whose item {at} is {}", kind(other))),

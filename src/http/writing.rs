@@ -95,7 +95,7 @@ impl Asked {
             let is_neutral = value.is_null()
                 || *value == json!(false)
                 || value.as_f64().is_some_and(|v| neutral.parse() == Ok(v))
-                || value.to_string() == neutral
+                || serde_json::from_str::<Value>(neutral).is_ok_and(|neutral| neutral == *value)
                 || matches!(value, Value::Object(o) if o.is_empty())
                 || matches!(value, Value::Array(a) if a.is_empty());
             if !is_neutral {

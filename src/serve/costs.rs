@@ -28,7 +28,8 @@ pub fn measure(
     let batch = |tokens: u64, length: u64| {
         let length = length.min(longest).min(tokens).max(1);
         let mut lens = vec![length as u32; (tokens / length) as usize];
-        lens.extend((tokens % length > 0).then_some((tokens % length) as u32));
+        let rest = (tokens % length) as u32;
+        lens.extend((rest > 0).then_some(rest));
         let ids = (0..tokens).map(|i| limits.token_id(i.wrapping_mul(2_654_435_761)));
         Batch::from_packed(ids.collect(), &lens)
     };

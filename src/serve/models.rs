@@ -37,7 +37,7 @@ pub struct ModelChoice {
 /// What a model does.
 pub enum Kind {
     Service(Service),
-    Writer(Writer),
+    Writer(Box<Writer>),
 }
 
 /// A model that is ready.
@@ -91,7 +91,7 @@ impl Model {
                 name: choice.name,
                 device: engine.device().to_string(),
                 dtype: engine.program().dtype,
-                kind: Kind::Writer(writer),
+                kind: Kind::Writer(Box::new(writer)),
                 costs: None,
                 since,
             });
