@@ -213,6 +213,7 @@ fn each_error_has_its_status_and_says_what_to_do() {
         ("/v1/embeddings", "{\"input\": \"x\", \"dimensions\": -1}"),
         ("/v1/embeddings", "{}"),
         ("/v1/embeddings", "{\"input\": []}"),
+        ("/v1/embeddings", "{\"input\": [\"x\", \"\"]}"),
         ("/v1/embeddings", "{\"input\": [1, \"x\"]}"),
         ("/v1/embeddings", "{\"input\": [\"x\", 1]}"),
         ("/v1/embeddings", "{\"input\": [[1], [-1]]}"),

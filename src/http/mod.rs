@@ -9,7 +9,7 @@
 //! | `POST /v1/rerank` | Jina's and Cohere's shape |
 //! | `GET /v1/models`, `/health`, `/ready`, `/metrics` | |
 //!
-//! A route is a line in [`Route::of`] and a function; what it answers to errors is [`error::Style`]. Every body is within a limit
+//! A route is a line in `Route::ALL` and a function; what it answers to errors is its `Style`. Every body is within a limit
 //! and a time, and nothing that comes from outside panics.
 
 mod auth;

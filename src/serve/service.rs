@@ -383,10 +383,16 @@ impl Service {
         Ok(replies)
     }
 
-    /// Ids are checked at the door, so that a wrong one does not fail the batch of others.
+    /// What is empty, and ids, are checked at the door, so that a wrong one does not fail the batch of others.
     fn check(&self, index: usize, text: &Text) -> Result<(), ServeError> {
-        let Text::Ids(ids) = text else {
-            return Ok(());
+        let ids = match text {
+            Text::Ids(ids) => ids,
+            Text::One(text) if text.is_empty() => {
+                let problem =
+                    format!("input {index} is an empty text; expected at least one character");
+                return Err(ServeError::invalid("input", problem));
+            }
+            Text::One(_) | Text::Pair(..) => return Ok(()),
         };
         let limits = self.shared.limits;
         let wrong = |at: usize, problem: String| {
