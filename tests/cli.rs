@@ -84,6 +84,8 @@ fn every_subcommand_has_help() {
         "tune",
         "plan",
         "run",
+        "generate",
+        "simulate",
         "verify",
         "doctor",
         "kernels",

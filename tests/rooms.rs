@@ -9,13 +9,14 @@ use std::{
 use gemmule::machine::Machine;
 
 /// Top to bottom. `names` and `files` are helpers without dependencies that any room may use.
-const ORDER: [&str; 19] = [
+const ORDER: [&str; 21] = [
     "names", "files", "search", "tensor", "machine", "kernels", "graph", "model", "passes", "plan",
-    "schedule", "simulate", "codegen", "select", "program", "jit", "runtime", "engine", "cli",
+    "schedule", "simulate", "codegen", "select", "program", "jit", "runtime", "engine", "serve",
+    "http", "cli",
 ];
 
 /// Rooms that a room must not name although they are above it.
-const FORBIDDEN: [(&str, &[&str]); 12] = [
+const FORBIDDEN: [(&str, &[&str]); 14] = [
     ("search", &["names", "files"]),
     ("machine", &["files", "tensor"]),
     ("model", &["passes", "plan"]),
@@ -31,6 +32,14 @@ const FORBIDDEN: [(&str, &[&str]); 12] = [
         "simulate",
         &[
             "names", "files", "search", "machine", "kernels", "graph", "model", "passes", "plan",
+        ],
+    ),
+    ("serve", &["kernels", "graph", "passes"]),
+    (
+        "http",
+        &[
+            "kernels", "graph", "passes", "plan", "codegen", "select", "program", "jit", "runtime",
+            "engine",
         ],
     ),
     ("codegen", &["graph", "model", "passes", "plan"]),

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     EngineError,
     engine::{
-        ChatTemplate, Event, Folder, Generate, Message, Reason, TextEncoder, Written,
+        ChatTemplate, Event, Folder, Generate, GrowingText, Message, Reason, TextEncoder, Written,
         generation_config,
     },
     search::{Beams, EarlyStopping, Sampling},
@@ -156,42 +156,6 @@ impl From<Early> for EarlyStopping {
     }
 }
 
-/// A text in the making.
-#[derive(Default)]
-struct Text {
-    tokens: Vec<u32>,
-    text: String,
-    /// Bytes that were shown.
-    shown: usize,
-    stopped: bool,
-}
-
-impl Text {
-    /// The text up to where a stop begins, if one is there.
-    fn cut(&mut self, stops: &[String]) -> bool {
-        let found = stops
-            .iter()
-            .filter_map(|stop| self.text.find(stop.as_str()));
-        if let Some(at) = found.min() {
-            self.text.truncate(at);
-            self.stopped = true;
-        }
-        self.stopped
-    }
-
-    /// What may be shown now: nothing that later tokens may change, and no beginning of a stop.
-    fn ready(&self, stops: &[String]) -> usize {
-        let whole = self.text.trim_end_matches('\u{fffd}').len();
-        let begun = |stop: &String| {
-            let ends = (1..stop.len()).rev().filter(|&n| stop.is_char_boundary(n));
-            let mut ends = ends.filter(|&n| self.text.ends_with(&stop[..n]));
-            ends.next().unwrap_or(0)
-        };
-        let held = stops.iter().map(begun).max().unwrap_or(0);
-        whole.min(self.text.len() - held).max(self.shown)
-    }
-}
-
 pub(super) fn run(args: Args) -> Outcome {
     let prompts = match &args.prompts_file {
         Some(file) => lines(file)?,
@@ -236,7 +200,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
     let cache = engine.cache_bytes_needed(&lens, &options)?;
-    let mut texts: Vec<Text> = prompts.iter().map(|_| Text::default()).collect();
+    let mut texts: Vec<GrowingText> = prompts.iter().map(|_| GrowingText::default()).collect();
     let mut problem: Option<Report> = None;
     // What is written from a source, and an answer, does not go on from the prompt.
     let goes_on = !engine.has_source() && !args.chat;
@@ -356,7 +320,7 @@ fn failures(written: &[Written]) -> ExitCode {
 }
 
 /// Prints what has become certain of a text.
-fn show(text: &mut Text, stops: &[String]) -> Result<(), Report> {
+fn show(text: &mut GrowingText, stops: &[String]) -> Result<(), Report> {
     let to = match text.stopped {
         true => text.text.len().max(text.shown),
         false => text.ready(stops),
@@ -369,36 +333,7 @@ fn show(text: &mut Text, stops: &[String]) -> Result<(), Report> {
     Ok(())
 }
 
-fn show_rest(text: &Text) -> Result<(), Report> {
+fn show_rest(text: &GrowingText) -> Result<(), Report> {
     print(text.text.get(text.shown..).unwrap_or_default())?;
     print("\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn text(all: &str) -> Text {
-        Text {
-            text: all.to_owned(),
-            ..Text::default()
-        }
-    }
-
-    #[test]
-    fn a_stop_cuts_the_text_where_it_begins() {
-        let stops = ["\n\n".to_owned(), "END".to_owned()];
-        let mut cut = text("one END two\n\n");
-        assert!(cut.cut(&stops));
-        assert_eq!(cut.text, "one ");
-        assert!(!text("one EN").cut(&stops));
-    }
-
-    #[test]
-    fn what_may_become_a_stop_or_another_character_is_held_back() {
-        let stops = ["END".to_owned()];
-        assert_eq!(text("one EN").ready(&stops), 4);
-        assert_eq!(text("one ENt").ready(&stops), 7);
-        assert_eq!(text("é\u{fffd}").ready(&stops), 2);
-    }
 }

@@ -21,6 +21,8 @@ mod plan;
 mod progress;
 mod run;
 mod score;
+#[cfg(feature = "server")]
+mod serve;
 mod shown;
 mod simulate;
 mod translate;
@@ -89,6 +91,9 @@ enum Command {
     Translate(translate::Args),
     /// Say how probable texts are: log-probabilities and perplexity
     Score(score::Args),
+    /// Serve models over HTTP: embeddings, scores, texts
+    #[cfg(feature = "server")]
+    Serve(Box<serve::Args>),
     /// Compare schedulers of requests on made-up or recorded load, with costs of a device that need not be there
     Simulate(simulate::Args),
     /// Compare a model with stored results of another implementation
@@ -129,6 +134,8 @@ fn run(command: Command) -> Outcome {
         Command::Generate(args) => generate::run(args),
         Command::Translate(args) => translate::run(args),
         Command::Score(args) => score::run(args),
+        #[cfg(feature = "server")]
+        Command::Serve(args) => serve::run(*args),
         Command::Simulate(args) => simulate::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Kernels(command) => kernels::run(command),

@@ -209,6 +209,10 @@ pub enum EngineError {
         /// In words.
         first: String,
     },
+    #[error(
+        "the thread that runs batches has ended, by a panic that was shown above; build the session anew"
+    )]
+    PipelineEnded,
     #[error("`{file}` is no reference: {problem}")]
     Reference { file: PathBuf, problem: String },
     #[error(
@@ -235,6 +239,16 @@ pub enum EngineError {
     Cpu(#[from] CpuError),
     #[error(transparent)]
     Cuda(#[from] CudaError),
+}
+
+impl EngineError {
+    /// Whether a batch failed as there was no memory for it. A smaller one may run.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(
+            self,
+            Self::Cpu(CpuError::OutOfMemory { .. }) | Self::Cuda(CudaError::OutOfMemory { .. })
+        )
+    }
 }
 
 impl From<ReadError> for EngineError {

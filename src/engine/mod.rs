@@ -26,8 +26,10 @@ mod error;
 mod finite;
 mod folder;
 mod generator;
+mod growing;
 mod model_file;
 mod padding;
+mod pipeline;
 mod text;
 mod threads;
 mod timings;
@@ -49,8 +51,10 @@ pub use folder::{Folder, Prompt, Score};
 pub use generator::{
     AdmitError, Event, Generate, Generator, Reason, Request, Ticket, Written, generation_config,
 };
+pub use growing::GrowingText;
 pub use model_file::{ModelFile, description};
-pub use text::TextEncoder;
+pub use pipeline::{Pending, Pipeline};
+pub use text::{Encoded, Input, TextEncoder};
 pub use threads::threads;
 pub use timings::{
     TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,

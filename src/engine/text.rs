@@ -22,6 +22,24 @@ pub struct TextEncoder {
     has_segments: bool,
 }
 
+/// A text, or a pair of texts, as a server takes them one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input<'a> {
+    Text(&'a str),
+    /// As a cross-encoder takes them: a query and a document.
+    Pair(&'a str, &'a str),
+}
+
+/// Token ids of one sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoded {
+    pub ids: Vec<u32>,
+    /// Segment ids, one for each token, where they are not all 0 and the model has segments.
+    pub types: Option<Vec<u32>>,
+    /// Whether the text was longer than the checkpoint takes, and was cut.
+    pub is_cut: bool,
+}
+
 /// Why there is no tokenizer.json: many published models for translation have SentencePiece's files instead.
 fn missing(folder: &Path) -> String {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -206,6 +224,37 @@ impl TextEncoder {
             EncodeInput::from((a, b))
         });
         self.batch(pairs)
+    }
+
+    /// Token ids and segment ids of one input, behind a prompt. Unlike [`encode`](Self::encode) it keeps no offsets, which
+    /// takes a third of the time, and leaves it to the caller what a text that is cut means.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses or panics on, and those of [`Folder::prompt`].
+    pub fn encode_one(&self, input: Input<'_>, prompt: Prompt) -> Result<Encoded, EngineError> {
+        let prompt = self.folder.prompt(prompt)?;
+        let input = match (input, prompt) {
+            (Input::Text(text), "") => EncodeInput::from(text),
+            (Input::Text(text), _) => EncodeInput::from(format!("{prompt}{text}")),
+            (Input::Pair(a, b), _) => EncodeInput::from((format!("{prompt}{a}"), b.to_owned())),
+        };
+        let encoding = contain(|| self.tokenizer.encode_fast(input, true))
+            .map_err(|problem| EngineError::TokenizerPanic {
+                file: self.file.clone(),
+                index: 0,
+                problem,
+            })?
+            .map_err(|e| EngineError::Text {
+                index: 0,
+                problem: e.to_string(),
+            })?;
+        let types = encoding.get_type_ids();
+        let has_types = self.has_segments && types.iter().any(|&t| t != 0);
+        Ok(Encoded {
+            ids: encoding.get_ids().to_vec(),
+            types: has_types.then(|| types.to_vec()),
+            is_cut: !encoding.get_overflowing().is_empty(),
+        })
     }
 
     fn encoding(&self, index: usize, input: EncodeInput<'_>) -> Result<Encoding, EngineError> {

@@ -36,8 +36,8 @@ const AGEING: u64 = 4;
 /// 1. A request whose deadline is past, or would be past if it ran alone now, is refused; where more than two batches wait, also
 ///    one whose deadline would be past at the end of a full batch.
 /// 2. The budget is the fewest tokens whose rate is within 3 % of the best that the costs know, for sequences of the mean length
-///    of what waits, or within half a percent where more than two batches wait; at most what the lane has memory for, and,
-///    unless so many wait, at most half of the tightest time that is left to a deadline.
+///    of what waits, or within half a percent where more than two such batches wait and none has a deadline; at most what the
+///    lane has memory for, and, unless so many wait, at most half of the tightest time that is left to a deadline.
 /// 3. Requests with less time left than two batches take go first, the earliest deadline first; then the highest class, where
 ///    waiting raises a request by a class each four times the latency that is aimed at; of a class, tenants take turns by
 ///    tokens (deficit round robin), each in order of arrival. A request that does not fit is passed over for one of the next 64
@@ -228,6 +228,11 @@ impl Packed {
             view.costs.bytes(Layout::Packed, &extents) <= lane.bytes
         };
         // With more waiting than two batches, smaller ones would have more requests miss their deadlines, not fewer.
+        // A batch that takes longer than others may wait is for load without deadlines.
+        let full = match self.soonest.is_empty() {
+            true => full,
+            false => lean,
+        };
         let is_behind = self.waits(view, 2 * full);
         let mut budget = match is_behind {
             true => full,

@@ -1,0 +1,212 @@
+//! `gemmule serve`: models behind HTTP.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener},
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use miette::{IntoDiagnostic, Report, miette};
+
+use super::{Outcome, say, simulate::Chosen, write_file};
+use crate::{
+    DType, DeviceChoice, EngineError,
+    files::{self, Kind},
+    http::{HttpChoice, Keys, Server},
+    schedule::{CostTable, scheduler},
+    serve::{Model, ModelChoice, Models},
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// A checkpoint folder (several times for several models)
+    #[arg(long, value_name = "DIR", required = true)]
+    weights: Vec<PathBuf>,
+    /// The name that a model is asked for by, one for each --weights; by default its folder's
+    #[arg(long, value_name = "NAME")]
+    name: Vec<String>,
+    /// Where to answer
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// 0 for any that is free
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU
+    #[arg(long)]
+    dtype: Option<DType>,
+    /// Results that do not depend on what else is in a batch, not by a bit
+    #[arg(long)]
+    invariant: bool,
+    /// Which requests run next; `gemmule simulate --scheduler all` compares them
+    #[arg(long, value_name = "NAME", default_value = "packed")]
+    scheduler: String,
+    #[command(flatten)]
+    settings: Chosen,
+    /// What batches cost, from this table; by default they are measured for three seconds. For one model
+    #[arg(long, value_name = "FILE")]
+    costs: Option<PathBuf>,
+    /// Write the table of costs here, for --costs and `gemmule simulate`. For one model
+    #[arg(long, value_name = "FILE")]
+    write_costs: Option<PathBuf>,
+    /// Memory for the intermediate tensors of a batch, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 30)]
+    batch_bytes: u64,
+    /// Memory for keys and values of each model that writes, in bytes; by default eight texts of all positions
+    #[arg(long, value_name = "BYTES")]
+    kv_bytes: Option<u64>,
+    /// Refuse requests when what waits takes longer than this, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 2000)]
+    queue_ms: u64,
+    /// How long a request is of use that does not say so itself, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 60_000)]
+    timeout_ms: u64,
+    /// Threads that tokenize; by default half of the cores, at most 8
+    #[arg(long, value_name = "N")]
+    tokenizers: Option<usize>,
+    /// Only those may ask who have a key: a name and the key's SHA-256 a line
+    #[arg(long, value_name = "FILE")]
+    api_keys: Option<PathBuf>,
+    /// The largest body that is read, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
+    body_bytes: usize,
+    /// How long requests are taken on after SIGTERM, so that balancers see that /ready fails, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 5000)]
+    drain_delay_ms: u64,
+    /// How long requests that run have then, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 25_000)]
+    drain_limit_ms: u64,
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let names = names(&args)?;
+    let table = match &args.costs {
+        Some(file) => {
+            let text = files::text(file, Kind::Costs).map_err(EngineError::from)?;
+            let table = CostTable::parse(&text);
+            Some(table.map_err(|e| miette!("`{}`: {e}", file.display()))?)
+        }
+        None => None,
+    };
+    let keys = match &args.api_keys {
+        Some(file) => {
+            let text = files::text(file, Kind::Config).map_err(EngineError::from)?;
+            Some(Keys::parse(&text).map_err(|e| miette!("`{}`: {e}", file.display()))?)
+        }
+        None => None,
+    };
+    // The socket is taken first: a port that is in use is known before models are loaded.
+    let address = SocketAddr::new(args.host, args.port);
+    let socket = TcpListener::bind(address)
+        .map_err(|e| miette!("{address} cannot be listened on: {e}; choose another --port"))?;
+    let settings = args.settings.settings()?;
+    let mut models = Vec::new();
+    for (folder, name) in args.weights.iter().zip(names) {
+        let began = Instant::now();
+        let model = Model::open(ModelChoice {
+            folder: folder.clone(),
+            name,
+            device: args.device,
+            dtype: args.dtype,
+            invariant: args.invariant,
+            scheduler: scheduler(&args.scheduler, &settings).into_diagnostic()?,
+            costs: table.clone(),
+            batch_bytes: args.batch_bytes,
+            cache_bytes: args.kv_bytes,
+            queue: Duration::from_millis(args.queue_ms),
+            tokenizers: args.tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
+        })?;
+        say(&format!(
+            "{}: {}, {}, ready after {:.1} s",
+            model.name,
+            model.device,
+            model.dtype,
+            began.elapsed().as_secs_f64()
+        ));
+        models.push(model);
+    }
+    if let Some(file) = &args.write_costs {
+        let costs = models.first().and_then(|model| model.costs.as_ref());
+        let costs = costs.ok_or_else(|| {
+            miette!("a model that writes has no table of costs; leave --write-costs out")
+        })?;
+        write_file(file, costs.to_ron().into_diagnostic()?.as_bytes())?;
+    }
+    let example = example(&models);
+    let choice = HttpChoice {
+        most_body: args.body_bytes,
+        timeout: Duration::from_millis(args.timeout_ms.max(1)),
+        keys,
+        drain_delay: Duration::from_millis(args.drain_delay_ms),
+        drain_limit: Duration::from_millis(args.drain_limit_ms),
+        threads: (cores / 2).clamp(1, 8),
+        ..HttpChoice::default()
+    };
+    let server = Server::start(socket, Models::new(models), choice).into_diagnostic()?;
+    let address = server.address();
+    say(&format!("listening on http://{address}"));
+    if let Some((route, body)) = example {
+        say(&format!("try: curl http://{address}{route} -d '{body}'"));
+    }
+    server.run_until_signal().into_diagnostic()?;
+    say("shut down");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A name for each model, all different.
+fn names(args: &Args) -> Result<Vec<String>, Report> {
+    let n = args.weights.len();
+    if !args.name.is_empty() && args.name.len() != n {
+        return Err(miette!(
+            "there are {n} --weights and {} --name; give one name for each, or none",
+            args.name.len()
+        ));
+    }
+    if n > 1 && (args.costs.is_some() || args.write_costs.is_some()) {
+        return Err(miette!(
+            "a table of costs is of one model, and there are {n}; leave --costs and --write-costs out"
+        ));
+    }
+    let names = match args.name.is_empty() {
+        true => args
+            .weights
+            .iter()
+            .map(|folder| Model::name_of(folder))
+            .collect(),
+        false => args.name.clone(),
+    };
+    for (at, name) in names.iter().enumerate() {
+        if names[..at].contains(name) {
+            return Err(miette!(
+                "two models are called `{name}`; tell them apart by --name"
+            ));
+        }
+    }
+    Ok(names)
+}
+
+/// A request that shows what the first model does.
+fn example(models: &[Model]) -> Option<(&'static str, String)> {
+    let model = models.first()?;
+    let name = serde_json::Value::from(model.name.as_str());
+    Some(match &model.kind {
+        crate::serve::Kind::Service(service) if service.is_scoring() => (
+            "/v1/rerank",
+            format!(
+                r#"{{"model": {name}, "query": "how tall is the tower?", "documents": ["It is 330 m high.", "It rains."]}}"#
+            ),
+        ),
+        crate::serve::Kind::Service(_) => (
+            "/v1/embeddings",
+            format!(r#"{{"model": {name}, "input": ["a first sentence"]}}"#),
+        ),
+        crate::serve::Kind::Writer(_) => (
+            "/v1/completions",
+            format!(r#"{{"model": {name}, "prompt": "One cold morning", "stream": true}}"#),
+        ),
+    })
+}

@@ -1,0 +1,156 @@
+//! What the routes of embeddings and scores have in common.
+
+use serde_json::Value;
+
+use super::error::Failure;
+use crate::serve::{Answer, ServeError, Service, Submit, Text};
+
+/// Answers for inputs, in their order. All or none: an input that fails is the request's failure.
+pub(super) async fn computed(
+    service: &Service,
+    inputs: Vec<Text>,
+    submit: Submit,
+) -> Result<Vec<Answer>, Failure> {
+    let mut answers = Vec::with_capacity(inputs.len());
+    // Replies that are left behind by an error are dropped, which cancels them.
+    for reply in service.submit(inputs, submit)? {
+        answers.push(reply.await?);
+    }
+    Ok(answers)
+}
+
+/// `input` as OpenAI's clients send it: a text, a list of texts, token ids, or a list of lists of them.
+pub(super) fn inputs(param: &'static str, value: &Value) -> Result<Vec<Text>, Failure> {
+    let wrong = |what: String| {
+        let expected =
+            "expected a text, a list of texts, token ids or a list of lists of token ids";
+        Err(Failure::invalid(
+            param,
+            format!("`{param}` is {what}; {expected}"),
+        ))
+    };
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    let ids = |values: &[Value]| values.iter().map(id).collect::<Option<Vec<u32>>>();
+    let list = match value {
+        Value::String(text) => return Ok(vec![Text::One(text.clone())]),
+        Value::Array(list) => list,
+        other => return wrong(kind(other).to_owned()),
+    };
+    match list.first() {
+        None => wrong("an empty list".to_owned()),
+        Some(Value::Number(_)) => match ids(list) {
+            Some(ids) => Ok(vec![Text::Ids(ids)]),
+            None => wrong("a list of numbers that are not all token ids".to_owned()),
+        },
+        Some(_) => {
+            let mut inputs = Vec::with_capacity(list.len());
+            for (at, value) in list.iter().enumerate() {
+                inputs.push(match value {
+                    Value::String(text) => Text::One(text.clone()),
+                    Value::Array(values) => match ids(values) {
+                        Some(ids) => Text::Ids(ids),
+                        None => {
+                            return wrong(format!(
+                                "a list whose item {at} is no list of token ids"
+                            ));
+                        }
+                    },
+                    other => return wrong(format!("a list whose item {at} is {}", kind(other))),
+                });
+            }
+            Ok(inputs)
+        }
+    }
+}
+
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "missing",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The first values of an embedding, of unit length again, as models are trained for that (Matryoshka).
+pub(super) fn shortened(
+    mut values: Vec<f32>,
+    dimensions: Option<usize>,
+) -> Result<Vec<f32>, Failure> {
+    let Some(n) = dimensions else {
+        return Ok(values);
+    };
+    let width = values.len();
+    if n == 0 || n > width {
+        let problem = format!("`dimensions` is {n}; expected from 1 to {width}, the model's own");
+        return Err(Failure::invalid("dimensions", problem));
+    }
+    if n < width {
+        values.truncate(n);
+        normalize(&mut values);
+    }
+    Ok(values)
+}
+
+/// Divides a vector by its length, unless that is zero.
+pub(super) fn normalize(values: &mut [f32]) {
+    let square: f64 = values.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
+    let length = square.sqrt();
+    if length > 0.0 {
+        values
+            .iter_mut()
+            .for_each(|v| *v = (f64::from(*v) / length) as f32);
+    }
+}
+
+/// Values as little-endian f32 in base64 (RFC 4648, section 4), as the official client asks for them.
+pub(super) fn base64(values: &[f32]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let at = |i: usize| u32::from(three.get(i).copied().unwrap_or(0));
+        let bits = at(0) << 16 | at(1) << 8 | at(2);
+        for digit in 0..4 {
+            match digit <= three.len() {
+                true => text.push(char::from(DIGITS[(bits >> (18 - 6 * digit) & 63) as usize])),
+                false => text.push('='),
+            }
+        }
+    }
+    text
+}
+
+/// A score a document, the best first.
+pub(super) async fn ranked(
+    service: &Service,
+    query: &str,
+    documents: &[String],
+    submit: Submit,
+) -> Result<(Vec<(usize, f32)>, usize), Failure> {
+    if documents.is_empty() {
+        let problem = "there is no document; expected at least one".to_owned();
+        return Err(Failure::invalid("documents", problem));
+    }
+    if service.width() != 1 {
+        let problem = format!(
+            "the model has {} labels, and a rank has one score",
+            service.width()
+        );
+        return Err(ServeError::Invalid {
+            param: "model",
+            problem,
+        }
+        .into());
+    }
+    let pair = |document: &String| Text::Pair(query.to_owned(), document.clone());
+    let answers = computed(service, documents.iter().map(pair).collect(), submit).await?;
+    let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    let score = |answer: &Answer| answer.values.first().copied().unwrap_or(0.0);
+    let mut ranks: Vec<(usize, f32)> = answers.iter().map(score).enumerate().collect();
+    // Equal scores keep the documents' order.
+    ranks.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    Ok((ranks, tokens))
+}

@@ -1,0 +1,186 @@
+//! Errors as the clients of each API read them.
+
+use std::time::Duration;
+
+use hyper::{
+    Method, Response, StatusCode,
+    header::{ALLOW, HeaderName, HeaderValue, RETRY_AFTER},
+};
+use serde_json::json;
+
+use super::{Body, json};
+use crate::serve::ServeError;
+
+/// The shape of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    /// `{"error": {"message", "type", "param", "code"}}`
+    OpenAi,
+    /// `{"error", "error_type"}`, with TEI's codes.
+    Tei,
+}
+
+/// Why a request has no answer, and with which status.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    status: StatusCode,
+    code: &'static str,
+    param: Option<String>,
+    message: String,
+    retry_after: Option<Duration>,
+    allow: Option<Method>,
+}
+
+impl Failure {
+    fn new(status: StatusCode, code: &'static str, message: String) -> Self {
+        Self {
+            status,
+            code,
+            param: None,
+            message,
+            retry_after: None,
+            allow: None,
+        }
+    }
+
+    pub fn invalid(param: &str, message: String) -> Self {
+        Self {
+            param: Some(param.to_owned()),
+            ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+        }
+    }
+
+    pub fn key(message: &str) -> Self {
+        let status = StatusCode::UNAUTHORIZED;
+        Self::new(status, "invalid_api_key", message.to_owned())
+    }
+
+    pub fn no_route(path: &str) -> Self {
+        let path: String = path.chars().take(80).collect();
+        let message = format!(
+            "there is no route `{path}`; there are {}",
+            super::Route::ALL.map(|(_, name, _)| name).join(", ")
+        );
+        Self::new(StatusCode::NOT_FOUND, "not_found", message)
+    }
+
+    pub fn method(found: &Method, expected: &Method) -> Self {
+        let message = format!("this route is asked by {expected}, not by {found}");
+        Self {
+            allow: Some(expected.clone()),
+            ..Self::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                message,
+            )
+        }
+    }
+
+    pub fn large_body(most: usize) -> Self {
+        let message = format!("the body has more than {most} bytes; split the request");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+    }
+
+    pub fn slow_body(within: Duration) -> Self {
+        let seconds = within.as_secs_f64();
+        let message = format!("the body did not come within {seconds} s; send it faster");
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    }
+
+    pub fn broken_body(problem: &str) -> Self {
+        let message = format!("the body broke off: {problem}");
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    pub fn json(error: &serde_json::Error) -> Self {
+        let message = format!("the body is no JSON that this route takes: {error}");
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    pub fn not_ready(why: &'static str) -> Self {
+        ServeError::NotReady { why }.into()
+    }
+
+    pub fn response(self, style: Style) -> Response<Body> {
+        let Self {
+            status,
+            code,
+            param,
+            message,
+            ..
+        } = &self;
+        let kind = match status.as_u16() {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            400..500 => "invalid_request_error",
+            _ => "server_error",
+        };
+        let mut response = match style {
+            Style::OpenAi => json(
+                *status,
+                &json!({"error": {"message": message, "type": kind, "param": param, "code": code}}),
+            ),
+            Style::Tei => {
+                // TEI's names and codes.
+                let (status, kind) = match (status.as_u16(), *code) {
+                    (400, "invalid_request") => (StatusCode::UNPROCESSABLE_ENTITY, "tokenizer"),
+                    (413, _) => (*status, "validation"),
+                    (429, _) => (*status, "overloaded"),
+                    (503, _) => (*status, "unhealthy"),
+                    (500, _) => (StatusCode::FAILED_DEPENDENCY, "backend"),
+                    _ => (*status, *code),
+                };
+                json(status, &json!({"error": message, "error_type": kind}))
+            }
+        };
+        let headers = response.headers_mut();
+        if let Some(after) = self.retry_after {
+            let seconds = after.as_secs_f64().ceil().max(1.0) as u64;
+            let ms = after.as_millis().max(1) as u64;
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+            let name = HeaderName::from_static("retry-after-ms");
+            headers.insert(name, HeaderValue::from(ms));
+        }
+        let allow = self
+            .allow
+            .and_then(|m| HeaderValue::from_str(m.as_str()).ok());
+        if let Some(allow) = allow {
+            headers.insert(ALLOW, allow);
+        }
+        response
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        let message = error.to_string();
+        let (status, code) = match &error {
+            ServeError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid_request"),
+            ServeError::TooLong { .. } | ServeError::TooLarge { .. } => {
+                (StatusCode::PAYLOAD_TOO_LARGE, "too_large")
+            }
+            ServeError::Overloaded { .. } | ServeError::Hopeless => {
+                (StatusCode::TOO_MANY_REQUESTS, "overloaded")
+            }
+            ServeError::Deadline => (StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded"),
+            ServeError::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_ready"),
+            ServeError::NoModel { .. } => (StatusCode::NOT_FOUND, "model_not_found"),
+            ServeError::UnsupportedTask { .. } => (StatusCode::NOT_FOUND, "unsupported_task"),
+            ServeError::Internal(_) | ServeError::Engine(_) => {
+                tracing::error!("{message}");
+                (StatusCode::INTERNAL_SERVER_ERROR, "internal")
+            }
+        };
+        let mut failure = Self::new(status, code, message);
+        match error {
+            ServeError::Invalid { param, .. } => failure.param = Some(param.to_owned()),
+            ServeError::Overloaded { retry_after } => failure.retry_after = Some(retry_after),
+            ServeError::Hopeless | ServeError::NotReady { .. } => {
+                failure.retry_after = Some(Duration::from_secs(1));
+            }
+            _ => {}
+        }
+        failure
+    }
+}

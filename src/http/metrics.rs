@@ -1,0 +1,199 @@
+//! Counts in Prometheus's text format.
+
+use std::{
+    fmt::Write,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use hyper::{Response, StatusCode};
+
+use super::{App, Body, Route, of_type};
+use crate::serve::{Histogram, Model};
+
+const CODES: [u16; 14] = [
+    200, 400, 401, 404, 405, 408, 413, 422, 424, 429, 500, 503, 504, 0,
+];
+
+/// Answers by route and status.
+#[derive(Default)]
+pub(super) struct Counts {
+    routes: [[AtomicU64; CODES.len()]; Route::ALL.len() + 1],
+    seconds: [Histogram; Route::ALL.len() + 1],
+}
+
+impl Counts {
+    pub fn add(&self, route: Route, status: StatusCode, took: Duration) {
+        let route = route as usize;
+        let known = CODES.iter().position(|&code| code == status.as_u16());
+        let code = known.unwrap_or(CODES.len() - 1);
+        self.routes[route][code].fetch_add(1, Ordering::Relaxed);
+        self.seconds[route].add(took.as_secs_f64());
+    }
+}
+
+struct Page(String);
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(
+            self.0,
+            "# HELP gemmule_{name} {help}\n# TYPE gemmule_{name} {kind}"
+        );
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        let labels: Vec<String> = labels
+            .iter()
+            .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
+            .collect();
+        let labels = match labels.is_empty() {
+            true => String::new(),
+            false => format!("{{{}}}", labels.join(",")),
+        };
+        let _ = writeln!(self.0, "gemmule_{name}{labels} {value}");
+    }
+
+    fn histogram(&mut self, name: &str, labels: &[(&str, &str)], of: &Histogram) {
+        let (ends, count, sum) = of.read();
+        let with = |end: &str, page: &mut Self, n: u64| {
+            let mut labels = labels.to_vec();
+            labels.push(("le", end));
+            page.line(&format!("{name}_bucket"), &labels, n as f64);
+        };
+        for (end, n) in ends {
+            with(&end.to_string(), self, n);
+        }
+        with("+Inf", self, count);
+        self.line(&format!("{name}_sum"), labels, sum);
+        self.line(&format!("{name}_count"), labels, count as f64);
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+pub(super) fn response(app: &App) -> Response<Body> {
+    let mut page = Page(String::new());
+    page.head("requests_total", "counter", "Answers by route and status.");
+    let routes = || {
+        Route::ALL
+            .iter()
+            .map(|(route, ..)| *route)
+            .chain([Route::Unknown])
+    };
+    for route in routes() {
+        for (at, code) in CODES.iter().enumerate() {
+            let n = app.counts.routes[route as usize][at].load(Ordering::Relaxed);
+            if n > 0 {
+                let labels = [("route", route.name()), ("code", &code.to_string())];
+                page.line("requests_total", &labels, n as f64);
+            }
+        }
+    }
+    page.head(
+        "request_seconds",
+        "histogram",
+        "Time to the head of an answer.",
+    );
+    for route in routes() {
+        let seconds = &app.counts.seconds[route as usize];
+        if seconds.read().1 > 0 {
+            page.histogram("request_seconds", &[("route", route.name())], seconds);
+        }
+    }
+    page.head(
+        "stage_seconds",
+        "histogram",
+        "Time of requests and batches by stage.",
+    );
+    for model in app.models.iter() {
+        let metrics = model.metrics();
+        let stages = [
+            ("tokenize", &metrics.tokenize),
+            ("queue", &metrics.queue),
+            ("device", &metrics.device),
+        ];
+        for (stage, histogram) in stages {
+            let labels = [("model", model.name.as_str()), ("stage", stage)];
+            page.histogram("stage_seconds", &labels, histogram);
+        }
+    }
+    type Value = fn(&Model) -> &AtomicU64;
+    let values: [(&str, &str, &str, Value); 8] = [
+        (
+            "tokens_total",
+            "counter",
+            "Tokens that were computed or written.",
+            |m| &m.metrics().tokens,
+        ),
+        ("batches_total", "counter", "Batches that ran.", |m| {
+            &m.metrics().batches
+        }),
+        (
+            "batch_sequences_total",
+            "counter",
+            "Sequences of these batches.",
+            |m| &m.metrics().batch_sequences,
+        ),
+        (
+            "failed_batches_total",
+            "counter",
+            "Batches that failed.",
+            |m| &m.metrics().failed_batches,
+        ),
+        (
+            "cancelled_total",
+            "counter",
+            "Requests whose senders left before they ran.",
+            |m| &m.metrics().cancelled,
+        ),
+        ("queue_tokens", "gauge", "Tokens that wait.", |m| {
+            &m.metrics().queue_tokens
+        }),
+        ("queue_requests", "gauge", "Inputs that wait.", |m| {
+            &m.metrics().queue_requests
+        }),
+        (
+            "estimate_permille",
+            "gauge",
+            "Time of the last batch over its estimate, in thousandths.",
+            |m| &m.metrics().estimate_ratio,
+        ),
+    ];
+    for (name, kind, help, value) in values {
+        page.head(name, kind, help);
+        for model in app.models.iter() {
+            let value = value(model).load(Ordering::Relaxed);
+            page.line(name, &[("model", &model.name)], value as f64);
+        }
+    }
+    page.head(
+        "refused_total",
+        "counter",
+        "Inputs that were refused, by reason.",
+    );
+    for model in app.models.iter() {
+        let metrics = model.metrics();
+        let reasons = [
+            ("expired", &metrics.expired),
+            ("hopeless", &metrics.hopeless),
+            ("too_large", &metrics.too_large),
+            ("overloaded", &metrics.overloaded),
+        ];
+        for (reason, n) in reasons {
+            let labels = [("model", model.name.as_str()), ("reason", reason)];
+            page.line("refused_total", &labels, n.load(Ordering::Relaxed) as f64);
+        }
+    }
+    page.head("ready", "gauge", "Whether new requests are welcome.");
+    page.line("ready", &[], f64::from(u8::from(app.models.is_ready())));
+    of_type(
+        StatusCode::OK,
+        "text/plain; version=0.0.4",
+        page.0.into_bytes(),
+    )
+}

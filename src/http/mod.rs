@@ -1,0 +1,310 @@
+//! The protocols of a server: the routes of OpenAI's API, of text-embeddings-inference (TEI), and those that a balancer and
+//! Prometheus ask.
+//!
+//! | route | |
+//! |---|---|
+//! | `POST /v1/embeddings` | a text, a list, token ids, lists of them; `float` or `base64`; `dimensions` |
+//! | `POST /v1/completions`, `POST /v1/chat/completions` | whole, or as server-sent events |
+//! | `POST /embed`, `/predict`, `/rerank`, `GET /info` | TEI's shapes |
+//! | `POST /v1/rerank` | Jina's and Cohere's shape |
+//! | `GET /v1/models`, `/health`, `/ready`, `/metrics` | |
+//!
+//! A route is a line in `Route::ALL` and a function; what it answers to errors is its `Style`. Every body is within a limit
+//! and a time, and nothing that comes from outside panics.
+
+mod auth;
+mod body;
+mod embeddings;
+mod error;
+mod health;
+mod metrics;
+mod openai;
+mod server;
+mod tei;
+#[cfg(test)]
+mod tests;
+mod writing;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use http_body_util::{BodyExt, Limited};
+use hyper::{
+    HeaderMap, Method, Request, Response, StatusCode,
+    body::{Body as _, Incoming},
+    header::{CONTENT_TYPE, HeaderValue},
+};
+
+pub use auth::{Keys, KeysError};
+pub use server::Server;
+
+use crate::serve::{Models, ServeError, Submit};
+use body::Body;
+use error::{Failure, Style};
+use metrics::Counts;
+
+/// How a server speaks.
+#[derive(Clone, Debug)]
+pub struct HttpChoice {
+    /// Bytes of a body at most.
+    pub most_body: usize,
+    /// How long a request is of use where it does not say so itself.
+    pub timeout: Duration,
+    /// How long a client may take to send headers, and a body.
+    pub header_time: Duration,
+    pub body_time: Duration,
+    /// Who may ask; `None` for everybody.
+    pub keys: Option<Keys>,
+    /// How long requests are taken on after the server has said that it is not ready.
+    pub drain_delay: Duration,
+    /// How long requests that run have then.
+    pub drain_limit: Duration,
+    /// Threads for connections.
+    pub threads: usize,
+}
+
+impl Default for HttpChoice {
+    fn default() -> Self {
+        Self {
+            most_body: 8 << 20,
+            timeout: Duration::from_secs(60),
+            header_time: Duration::from_secs(10),
+            body_time: Duration::from_secs(30),
+            keys: None,
+            drain_delay: Duration::from_secs(5),
+            drain_limit: Duration::from_secs(25),
+            threads: 2,
+        }
+    }
+}
+
+/// What all connections share.
+struct App {
+    models: Models,
+    choice: HttpChoice,
+    counts: Counts,
+    next_id: AtomicU64,
+    /// The first digits of ids, which tell servers and starts apart.
+    started: u64,
+}
+
+/// What is asked, by path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    Embeddings,
+    Completions,
+    ChatCompletions,
+    Embed,
+    Predict,
+    TeiRerank,
+    Rerank,
+    Info,
+    Models,
+    Health,
+    Ready,
+    Metrics,
+    Unknown,
+}
+
+impl Route {
+    const ALL: [(Route, &'static str, Method); 12] = [
+        (Route::Embeddings, "/v1/embeddings", Method::POST),
+        (Route::Completions, "/v1/completions", Method::POST),
+        (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
+        (Route::Embed, "/embed", Method::POST),
+        (Route::Predict, "/predict", Method::POST),
+        (Route::TeiRerank, "/rerank", Method::POST),
+        (Route::Rerank, "/v1/rerank", Method::POST),
+        (Route::Info, "/info", Method::GET),
+        (Route::Models, "/v1/models", Method::GET),
+        (Route::Health, "/health", Method::GET),
+        (Route::Ready, "/ready", Method::GET),
+        (Route::Metrics, "/metrics", Method::GET),
+    ];
+
+    fn of(path: &str) -> (Self, Method) {
+        let found = Self::ALL.into_iter().find(|(_, known, _)| *known == path);
+        found.map_or((Self::Unknown, Method::GET), |(route, _, method)| {
+            (route, method)
+        })
+    }
+
+    fn name(self) -> &'static str {
+        let found = Self::ALL.iter().find(|(route, ..)| *route == self);
+        found.map_or("other", |(_, name, _)| name)
+    }
+
+    fn style(self) -> Style {
+        match self {
+            Self::Embed | Self::Predict | Self::TeiRerank | Self::Info => Style::Tei,
+            _ => Style::OpenAi,
+        }
+    }
+
+    /// Whether those ask it who have no key: balancers and monitors.
+    fn is_open(self) -> bool {
+        matches!(self, Self::Health | Self::Ready | Self::Metrics)
+    }
+}
+
+type Answered = Result<Response<Body>, Failure>;
+
+impl App {
+    /// Answers a request, whatever is in it.
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        let began = Instant::now();
+        let (route, method) = Route::of(request.uri().path());
+        let style = route.style();
+        let id = self.request_id(request.headers());
+        let answered = match request.method() == method || route == Route::Unknown {
+            true => self.routed(route, request, began).await,
+            false => Err(Failure::method(request.method(), &method)),
+        };
+        let mut response = match answered {
+            Ok(response) => response,
+            Err(failure) => failure.response(style),
+        };
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert("x-request-id", id);
+        }
+        self.counts.add(route, response.status(), began.elapsed());
+        response
+    }
+
+    async fn routed(&self, route: Route, request: Request<Incoming>, began: Instant) -> Answered {
+        let tenant = match (&self.choice.keys, route.is_open()) {
+            (Some(keys), false) => keys.tenant(request.headers())?,
+            _ => 0,
+        };
+        match route {
+            Route::Health => return Ok(health::health()),
+            Route::Ready => return health::ready(&self.models),
+            Route::Metrics => return Ok(metrics::response(self)),
+            Route::Models => return Ok(openai::models(&self.models)),
+            Route::Info => return tei::info(&self.models),
+            Route::Unknown => return Err(Failure::no_route(request.uri().path())),
+            _ => {}
+        }
+        let timeout = self.timeout(request.headers())?;
+        let submit = Submit {
+            truncate: false,
+            within: Some(timeout),
+            class: class(request.headers())?,
+            tenant,
+        };
+        let body = self.body(request).await?;
+        let left = timeout.saturating_sub(began.elapsed());
+        let answer = async {
+            match route {
+                Route::Embeddings => openai::embeddings(self, &body, submit).await,
+                Route::Completions => writing::completions(self, &body).await,
+                Route::ChatCompletions => writing::chat(self, &body).await,
+                Route::Embed => tei::embed(self, &body, submit).await,
+                Route::Predict => tei::predict(self, &body, submit).await,
+                Route::TeiRerank => tei::rerank(self, &body, submit).await,
+                _ => openai::rerank(self, &body, submit).await,
+            }
+        };
+        // What is given up cancels what waits for it.
+        match tokio::time::timeout(left, answer).await {
+            Ok(answered) => answered,
+            Err(_) => Err(ServeError::Deadline.into()),
+        }
+    }
+
+    /// The body of a request, within its limit and time.
+    async fn body(&self, request: Request<Incoming>) -> Result<Vec<u8>, Failure> {
+        let most = self.choice.most_body;
+        let hint = request.body().size_hint().lower();
+        if hint > most as u64 {
+            return Err(Failure::large_body(most));
+        }
+        let body = Limited::new(request.into_body(), most).collect();
+        match tokio::time::timeout(self.choice.body_time, body).await {
+            Ok(Ok(body)) => Ok(body.to_bytes().to_vec()),
+            Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+                Err(Failure::large_body(most))
+            }
+            Ok(Err(error)) => Err(Failure::broken_body(&error.to_string())),
+            Err(_) => Err(Failure::slow_body(self.choice.body_time)),
+        }
+    }
+
+    /// The time that an answer is of use.
+    fn timeout(&self, headers: &HeaderMap) -> Result<Duration, Failure> {
+        for name in ["x-request-timeout-ms", "x-envoy-expected-rq-timeout-ms"] {
+            let Some(value) = headers.get(name) else {
+                continue;
+            };
+            let ms = value
+                .to_str()
+                .ok()
+                .and_then(|text| text.trim().parse().ok());
+            let ms = ms
+                .filter(|ms| (1..=86_400_000).contains(ms))
+                .ok_or_else(|| {
+                    let problem = format!(
+                        "the header {name} is no number of milliseconds from 1 to 86400000"
+                    );
+                    Failure::invalid(name, problem)
+                })?;
+            return Ok(Duration::from_millis(ms));
+        }
+        Ok(self.choice.timeout)
+    }
+
+    /// The id that the client gave, if it is one, or a new one.
+    fn request_id(&self, headers: &HeaderMap) -> String {
+        let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+        match given.filter(|id| (1..=128).contains(&id.len())) {
+            Some(id) => id.to_owned(),
+            None => self.new_id("req"),
+        }
+    }
+
+    fn new_id(&self, kind: &str) -> String {
+        let n = self.next_id.fetch_add(1, Ordering::Relaxed);
+        format!("{kind}-{:012x}{n:08x}", self.started & 0xffff_ffff_ffff)
+    }
+}
+
+/// What a request matters beside others.
+fn class(headers: &HeaderMap) -> Result<u8, Failure> {
+    let Some(value) = headers.get("x-priority") else {
+        return Ok(0);
+    };
+    let class = value
+        .to_str()
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    class.ok_or_else(|| {
+        let problem = "the header x-priority is no whole number from 0 to 255".to_owned();
+        Failure::invalid("x-priority", problem)
+    })
+}
+
+/// A response in JSON.
+fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => of_type(status, "application/json", bytes),
+        // Values of this crate are all JSON; a number that is none was refused before.
+        Err(_) => of_type(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "application/json",
+            b"{}".to_vec(),
+        ),
+    }
+}
+
+fn of_type(status: StatusCode, kind: &'static str, bytes: Vec<u8>) -> Response<Body> {
+    let mut response = Response::new(Body::whole(bytes));
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static(kind);
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,70 @@
+use std::{sync::Arc, time::Duration};
+
+use crate::{EngineError, engine::AdmitError, schedule::Refusal};
+
+/// Why a request has no answer. What the sender can mend is told apart from what it cannot.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The request itself is wrong; `param` is the field.
+    #[error("{problem}")]
+    Invalid {
+        param: &'static str,
+        problem: String,
+    },
+    #[error(
+        "input {index} has more than {limit} tokens, the most that the model takes; shorten it, or send \"truncate\": true to have it cut"
+    )]
+    TooLong { index: usize, limit: usize },
+    #[error("input {index} is larger than any batch that the device has memory for; shorten it")]
+    TooLarge { index: usize },
+    #[error(
+        "the server has as much to do as it can answer in time; send the request again after {} ms, or to another server",
+        .retry_after.as_millis()
+    )]
+    Overloaded { retry_after: Duration },
+    #[error(
+        "the request's deadline lies before the time that its answer would take; send it with a later one, or to another server"
+    )]
+    Hopeless,
+    #[error("the request's deadline passed before it ran")]
+    Deadline,
+    #[error("the server is not ready: {why}; another one may answer")]
+    NotReady { why: &'static str },
+    #[error("there is no model `{name}` here; there is {}", known.join(", "))]
+    NoModel { name: String, known: Vec<String> },
+    #[error("the model `{model}` {does}, and this request asks for {asked}; ask another model")]
+    UnsupportedTask {
+        model: String,
+        does: &'static str,
+        asked: &'static str,
+    },
+    /// A mistake on this side.
+    #[error("the server failed: {0}")]
+    Internal(String),
+    #[error("a batch failed: {0}")]
+    Engine(Arc<EngineError>),
+}
+
+impl ServeError {
+    pub(super) fn invalid(param: &'static str, problem: impl Into<String>) -> Self {
+        Self::Invalid {
+            param,
+            problem: problem.into(),
+        }
+    }
+
+    /// The error of an input that was refused by the scheduler.
+    pub(super) fn refused(refusal: Refusal, index: usize) -> Self {
+        match refusal {
+            Refusal::Expired => Self::Deadline,
+            Refusal::Hopeless => Self::Hopeless,
+            Refusal::TooLarge => Self::TooLarge { index },
+        }
+    }
+}
+
+impl From<AdmitError> for ServeError {
+    fn from(error: AdmitError) -> Self {
+        Self::invalid("prompt", error.to_string())
+    }
+}

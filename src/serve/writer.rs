@@ -1,0 +1,422 @@
+//! Writing on from prompts: one thread steps the generator, and requests join and leave between steps.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel},
+    },
+    task::{Context, Poll},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::{Metrics, ServeError};
+use crate::{
+    Engine, EngineError,
+    engine::{
+        AdmitError, ChatTemplate, Event, Generate, Generator, GrowingText, Message, Reason,
+        Request, TextEncoder, Ticket, generation_config,
+    },
+    search::Sampling,
+};
+
+/// What is asked of a writer.
+#[derive(Clone, Debug, Default)]
+pub struct Writing {
+    /// New tokens at most; what is left of the model's positions where it is not given.
+    pub max_tokens: Option<usize>,
+    /// Draws tokens by this temperature; 0 takes the most probable one. Where it is not given, as the model's folder asks.
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub seed: Option<u64>,
+    /// Texts before which the writing ends.
+    pub stop: Vec<String>,
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// By a token that ends sequences, or before a stop.
+    Stop,
+    /// As it has as many tokens as were asked for.
+    Length,
+}
+
+/// What comes of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    /// The next part of the text; parts are never taken back.
+    Text(String),
+    /// The last piece, with the tokens of the prompt and of the text.
+    End {
+        ending: Ending,
+        prompt_tokens: usize,
+        tokens: usize,
+    },
+}
+
+/// The pieces of a text as they come. Dropping it ends the writing.
+pub struct Pieces {
+    pieces: UnboundedReceiver<Result<Piece, ServeError>>,
+    is_cancelled: Arc<AtomicBool>,
+}
+
+impl Pieces {
+    /// The next piece; `None` after the last one, or an error.
+    pub async fn next(&mut self) -> Option<Result<Piece, ServeError>> {
+        self.pieces.recv().await
+    }
+
+    /// As [`next`](Self::next), for bodies of responses.
+    pub fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Piece, ServeError>>> {
+        self.pieces.poll_recv(context)
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        self.is_cancelled.store(true, Ordering::Release);
+    }
+}
+
+/// One model that writes.
+pub struct Writer {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    encoder: Arc<TextEncoder>,
+    template: Option<ChatTemplate>,
+    usual: Generate,
+    positions: Option<u32>,
+    has_source: bool,
+    metrics: Arc<Metrics>,
+}
+
+struct Job {
+    request: Request,
+    stop: Vec<String>,
+    pieces: UnboundedSender<Result<Piece, ServeError>>,
+    is_cancelled: Arc<AtomicBool>,
+}
+
+/// A request that runs.
+struct Row {
+    job: Job,
+    text: GrowingText,
+}
+
+impl Writer {
+    /// Starts a model that was built for writing, with `cache_bytes` for the keys and values of what runs at once.
+    ///
+    /// # Errors
+    /// Settings of the folder that cannot be, memory that cannot be had, and a thread that the system does not give.
+    pub fn start(
+        engine: &Engine,
+        encoder: TextEncoder,
+        cache_bytes: Option<u64>,
+    ) -> Result<Self, EngineError> {
+        let folder = encoder.folder().trunk().to_owned();
+        let usual = generation_config(&folder)?;
+        let positions = engine.limits().longest;
+        let bytes = match cache_bytes {
+            Some(bytes) => bytes,
+            // Eight texts of all positions.
+            None => {
+                let all = positions.unwrap_or(4096) as usize;
+                let new = usual.rules.max_new_tokens.clamp(1, all);
+                engine.cache_bytes_needed(&[(all - new).max(1); 8], &usual)?
+            }
+        };
+        let generator = engine.generator(bytes)?;
+        // A model without a template writes on from prompts alone.
+        let template = ChatTemplate::open(&folder).ok();
+        let (jobs, queue) = channel();
+        let encoder = Arc::new(encoder);
+        let metrics = Arc::new(Metrics::default());
+        let writing = Running {
+            generator,
+            encoder: Arc::clone(&encoder),
+            metrics: Arc::clone(&metrics),
+            rows: HashMap::new(),
+            waiting: None,
+        };
+        let thread = std::thread::Builder::new().name("write".to_owned());
+        let thread = thread.spawn(move || writing.run(&queue));
+        let thread = thread.map_err(|e| EngineError::Threads {
+            problem: e.to_string(),
+        })?;
+        Ok(Self {
+            jobs: Some(jobs),
+            thread: Some(thread),
+            encoder,
+            template,
+            usual,
+            positions,
+            has_source: engine.has_source(),
+            metrics,
+        })
+    }
+
+    /// Whether the folder has a template for conversations.
+    pub fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Writes on from a prompt.
+    ///
+    /// # Errors
+    /// A prompt that is empty or too long, and settings that cannot be.
+    pub fn write(&self, prompt: &str, writing: Writing) -> Result<Pieces, ServeError> {
+        let ids = self.encoder.prompts(&[prompt]);
+        let ids = ids.map_err(|e| ServeError::invalid("prompt", e.to_string()))?;
+        self.go_on(ids.into_iter().next().unwrap_or_default(), writing)
+    }
+
+    /// Answers a conversation.
+    ///
+    /// # Errors
+    /// A model without a template, what the template refuses, and as [`write`](Self::write).
+    pub fn answer(&self, messages: &[Message], writing: Writing) -> Result<Pieces, ServeError> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            ServeError::invalid(
+                "model",
+                "the model has no chat template, as it was not made for conversations; ask /v1/completions",
+            )
+        })?;
+        let wrong = |e: EngineError| ServeError::invalid("messages", e.to_string());
+        let prompt = template.render(messages).map_err(wrong)?;
+        let ids = self.encoder.prompt_as_written(&prompt).map_err(wrong)?;
+        self.go_on(ids, writing)
+    }
+
+    /// Writes on from token ids.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn go_on(&self, prompt: Vec<u32>, writing: Writing) -> Result<Pieces, ServeError> {
+        let mut options = self.usual.clone();
+        let Writing {
+            max_tokens,
+            temperature,
+            top_p,
+            seed,
+            stop,
+        } = writing;
+        if stop.iter().any(String::is_empty) {
+            return Err(ServeError::invalid(
+                "stop",
+                "an empty stop ends every text at once",
+            ));
+        }
+        let before = match self.has_source {
+            true => 1,
+            false => prompt.len(),
+        };
+        let left = self.positions.map(|n| (n as usize).saturating_sub(before));
+        let rules = &mut options.rules;
+        rules.max_new_tokens = match (max_tokens, left) {
+            (Some(n), _) => n,
+            (None, Some(left)) => left.max(1),
+            (None, None) => rules.max_new_tokens,
+        };
+        if temperature == Some(0.0) {
+            options.sampling = None;
+        } else if temperature.is_some() || top_p.is_some() {
+            let usual = options.sampling.unwrap_or(Sampling {
+                top_k: 0,
+                ..Sampling::default()
+            });
+            options.beams = None;
+            options.sampling = Some(Sampling {
+                temperature: temperature.unwrap_or(usual.temperature),
+                top_p: top_p.unwrap_or(usual.top_p),
+                ..usual
+            });
+        }
+        options.seed = seed.unwrap_or_default();
+        let (sender, pieces) = unbounded_channel();
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let job = Job {
+            request: Request { prompt, options },
+            stop,
+            pieces: sender,
+            is_cancelled: Arc::clone(&is_cancelled),
+        };
+        let why = "it is shutting down";
+        let jobs = self.jobs.as_ref().ok_or(ServeError::NotReady { why })?;
+        jobs.send(job).map_err(|_| ServeError::NotReady { why })?;
+        Ok(Pieces {
+            pieces,
+            is_cancelled,
+        })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's side.
+struct Running {
+    generator: Generator,
+    encoder: Arc<TextEncoder>,
+    metrics: Arc<Metrics>,
+    rows: HashMap<Ticket, Row>,
+    /// The first request for which there was no room.
+    waiting: Option<Job>,
+}
+
+impl Running {
+    fn run(mut self, queue: &Receiver<Job>) {
+        loop {
+            if !self.take_in(queue) {
+                return;
+            }
+            let gone = self.rows.iter().filter(|(_, row)| {
+                row.text.stopped || row.job.is_cancelled.load(Ordering::Acquire)
+            });
+            let gone: Vec<Ticket> = gone.map(|(&ticket, _)| ticket).collect();
+            for ticket in gone {
+                self.generator.cancel(ticket);
+                self.rows.remove(&ticket);
+            }
+            if !self.generator.is_busy() {
+                continue;
+            }
+            match self.generator.poll() {
+                Ok(events) => events.into_iter().for_each(|event| self.tell(event)),
+                Err(error) => {
+                    // The step was of all of them.
+                    let error = Arc::new(error);
+                    for (ticket, row) in std::mem::take(&mut self.rows) {
+                        self.generator.cancel(ticket);
+                        let error = ServeError::Engine(Arc::clone(&error));
+                        let _ = row.job.pieces.send(Err(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Admits what has come and has room. `false` when nobody can ask any more and all is written.
+    fn take_in(&mut self, queue: &Receiver<Job>) -> bool {
+        loop {
+            let job = match self.waiting.take() {
+                Some(job) => job,
+                None if self.rows.is_empty() && !self.generator.is_busy() => {
+                    match queue.recv_timeout(Duration::from_secs(3600)) {
+                        Ok(job) => job,
+                        Err(RecvTimeoutError::Timeout) => continue,
+                        Err(RecvTimeoutError::Disconnected) => return false,
+                    }
+                }
+                None => match queue.try_recv() {
+                    Ok(job) => job,
+                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+                },
+            };
+            if job.is_cancelled.load(Ordering::Acquire) {
+                Metrics::count(&self.metrics.cancelled, 1);
+                continue;
+            }
+            match self.generator.admit(job.request.clone()) {
+                Ok(ticket) => {
+                    let text = GrowingText::default();
+                    self.rows.insert(ticket, Row { job, text });
+                }
+                Err(AdmitError::Full { .. }) => {
+                    self.waiting = Some(job);
+                    return true;
+                }
+                Err(error) => {
+                    let _ = job.pieces.send(Err(error.into()));
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        let ticket = event.ticket();
+        let Some(row) = self.rows.get_mut(&ticket) else {
+            return;
+        };
+        match event {
+            Event::Token { id, .. } => {
+                if row.text.stopped {
+                    return;
+                }
+                row.text.tokens.push(id);
+                Metrics::count(&self.metrics.tokens, 1);
+                match self.encoder.decode(&row.text.tokens) {
+                    Ok(text) => row.text.text = text,
+                    Err(error) => {
+                        let error = ServeError::Engine(Arc::new(error));
+                        let _ = row.job.pieces.send(Err(error));
+                        row.text.stopped = true;
+                        return;
+                    }
+                }
+                let stopped = row.text.cut(&row.job.stop);
+                row.show(stopped);
+                if stopped {
+                    row.end(Ending::Stop);
+                }
+            }
+            Event::Found { .. } => {}
+            Event::Done { reason, .. } => {
+                let Some(mut row) = self.rows.remove(&ticket) else {
+                    return;
+                };
+                row.show(true);
+                row.end(match reason {
+                    Reason::Length => Ending::Length,
+                    Reason::End | Reason::Cancelled => Ending::Stop,
+                });
+            }
+            Event::Failed { problem, .. } => {
+                if let Some(row) = self.rows.remove(&ticket) {
+                    let _ = row.job.pieces.send(Err(ServeError::Internal(problem)));
+                }
+            }
+        }
+    }
+}
+
+impl Row {
+    /// Sends what has become certain of the text, at its end all.
+    fn show(&mut self, is_over: bool) {
+        let text = &mut self.text;
+        let to = match is_over {
+            true => text.text.len().max(text.shown),
+            false => text.ready(&self.job.stop),
+        };
+        let piece = text.text.get(text.shown..to).unwrap_or_default();
+        if !piece.is_empty() {
+            let _ = self.job.pieces.send(Ok(Piece::Text(piece.to_owned())));
+            text.shown = to;
+        }
+    }
+
+    fn end(&self, ending: Ending) {
+        let _ = self.job.pieces.send(Ok(Piece::End {
+            ending,
+            prompt_tokens: self.job.request.prompt.len(),
+            tokens: self.text.tokens.len(),
+        }));
+    }
+}
