@@ -44,7 +44,6 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             k,
             dtype,
             epilogue,
-            gated: false,
             tile,
         })
     });

@@ -237,10 +237,7 @@ pub fn run_in(
     let args = Args::new(op, extents, reads, out);
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, sums, args),
-        KernelSpec::GemmWgmma(k) => match k.with_gate() {
-            Some(gate) => gemm::gemm_stream(&gate, sums, args, None),
-            None => gemm::gemm(&k.plain(), sums, args),
-        },
+        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
         KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
