@@ -20,7 +20,7 @@ fn programs() -> Vec<(String, Program)> {
     for (name, model, config) in shipped_configs().expect("the configs are sound") {
         let model = description(model).expect("it is shipped");
         // Grouped and short attention is full attention.
-        let is_full = name != "gpt2" && name != "t5-small";
+        let is_full = name != "gpt2";
         for (machine, attention, without) in [
             (usual(), AttentionChoice::Auto, &all[..0]),
             (hopper(), AttentionChoice::Auto, &all[..0]),

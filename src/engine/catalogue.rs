@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Published sizes: name, description, config.
-const CONFIGS: [(&str, &str, &str); 13] = [
+const CONFIGS: [(&str, &str, &str); 8] = [
     (
         "bert-base",
         "bert",
@@ -86,61 +86,11 @@ const CONFIGS: [(&str, &str, &str); 13] = [
             "/models/configs/gpt2.json"
         )),
     ),
-    (
-        "opus-mt-en-de",
-        "marian",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/opus-mt-en-de.json"
-        )),
-    ),
-    (
-        "bart-base",
-        "bart",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/bart-base.json"
-        )),
-    ),
-    (
-        "mbart-large-50",
-        "mbart",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/mbart-large-50.json"
-        )),
-    ),
-    (
-        "m2m100-418m",
-        "m2m_100",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/m2m100-418m.json"
-        )),
-    ),
-    (
-        "t5-small",
-        "t5",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/t5-small.json"
-        )),
-    ),
 ];
 
 /// Sizes of which the project answers for the fused programs in 16 bits only: what else it launches for them
 /// differs from that of other sizes in widths alone.
 const FUSED_ONLY: [&str; 1] = ["bert-large"];
-
-/// Sizes of which the project answers for the fused programs in f16 only: those of models that write from a source, whose
-/// products are those of other models in other sizes.
-const F16_ONLY: [&str; 5] = [
-    "opus-mt-en-de",
-    "bart-base",
-    "mbart-large-50",
-    "m2m100-418m",
-    "t5-small",
-];
 
 /// Name, description and `config.json` of the models that come with the crate.
 pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, EngineError> {
@@ -212,9 +162,6 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                 fitted.collect::<Vec<_>>()
             }) {
                 if FUSED_ONLY.contains(&name) && (!fused || dtype == DType::F32) {
-                    continue;
-                }
-                if F16_ONLY.contains(&name) && (!fused || dtype != DType::F16) {
                     continue;
                 }
                 let mut options = CompileOptions {
