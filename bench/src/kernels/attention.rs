@@ -161,9 +161,13 @@ fn contenders(
         ("mha_wgmma", wgmma),
         ("mha_online", Some(attention.0.clone().into())),
     ];
-    for (label, kernel) in alone {
+    // A kernel of the same name differs in its tile, which the pick has for these rows.
+    for (name, kernel) in alone
+        .into_iter()
+        .filter(|(name, _)| *name != label(&picked))
+    {
         if let Some(kernel) = kernel.filter(|kernel| *kernel != picked) {
-            all.push(Contender::other(label, merged(Chain::of(kernel))));
+            all.push(Contender::other(name, merged(Chain::of(kernel))));
         }
     }
     // Not every size of heads has grouped GEMMs.

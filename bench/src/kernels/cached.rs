@@ -124,6 +124,7 @@ fn label(kernel: &KernelSpec) -> &'static str {
             4 => "mha_decode by clusters of 4",
             _ => "mha_decode by clusters of 8",
         },
+        KernelSpec::MhaPrefill(k) if k.tile.is_some() => "mha_prefill by WGMMA",
         KernelSpec::MhaPrefill(_) => "mha_prefill",
         _ => "mha_cached",
     }

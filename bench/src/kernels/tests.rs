@@ -222,7 +222,10 @@ fn the_request_says_what_the_script_reads() {
     for (op, fields) in [
         ("softmax", &["batch", "length", "heads"][..]),
         ("layernorm", &["rows", "width"]),
-        ("attention", &["lens", "heads", "head"]),
+        (
+            "attention",
+            &["lens", "heads", "kv_heads", "head", "causal"],
+        ),
         (
             "cached_attention",
             &["heads", "kv_heads", "head", "sequences", "new", "keys"],
@@ -301,7 +304,7 @@ fn every_problem_is_in_one_figure_and_figures_draw() {
     let rows = rows(&problems, &laps, &[], DType::F16);
     let figures = figures(&problems, &rows, "a card", DType::F16);
     let n_groups: usize = figures.iter().map(|(_, f)| f.groups.len()).sum();
-    assert_eq!((figures.len(), n_groups), (8, problems.len()));
+    assert_eq!((figures.len(), n_groups), (9, problems.len()));
     for (name, figure) in figures {
         assert!(figure.svg().unwrap().starts_with("<svg"), "{name}");
     }
