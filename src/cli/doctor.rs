@@ -3,7 +3,7 @@ use std::process::ExitCode;
 use super::{Outcome, human, print, table};
 use crate::{
     EngineError,
-    engine::threads,
+    engine::Threads,
     jit::{DiskCache, Nvrtc, Target},
     machine::{Fit, Machine, Served},
     runtime::cuda::probe,
@@ -148,13 +148,15 @@ pub(super) fn run() -> Outcome {
             rows.add_row(["cache".to_owned(), "none".to_owned(), error.to_string()]);
         }
     }
-    let (threads, advice) = match threads() {
+    let (threads, advice) = match Threads::usual() {
         Ok(n) => (Some(n), String::new()),
-        Err(error) => (None, error.to_string()),
+        Err(error) => (None, EngineError::from(error).to_string()),
     };
     rows.add_row([
         "CPU".to_owned(),
-        threads.map_or_else(String::new, |n| format!("{n} threads")),
+        threads.map_or_else(String::new, |threads| {
+            format!("{} threads", threads.count())
+        }),
         advice,
     ]);
     print(&format!("{rows}\nwhere NVRTC was looked for:\n{log}"))?;

@@ -3,6 +3,7 @@
 use std::{
     cell::OnceCell,
     collections::BTreeSet,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
 };
 
@@ -262,6 +263,10 @@ pub struct Runnable {
     /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU
     #[arg(long)]
     dtype: Option<DType>,
+    /// Threads that a CPU computes on; by default as many as this process may run at once, by its affinity and the quota of
+    /// its control group
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
     #[command(flatten)]
     choices: Choices,
     #[command(flatten)]
@@ -303,6 +308,11 @@ impl From<Graphs> for GraphChoice {
 }
 
 impl Runnable {
+    /// The outputs that were asked for.
+    pub fn outputs(&self) -> Option<Vec<String>> {
+        self.choices.outputs()
+    }
+
     /// MODEL, or the folder that stands for it.
     pub fn name(&self) -> &str {
         named(self.model.as_deref(), self.weights.as_deref())
@@ -329,6 +339,9 @@ impl Runnable {
         }
         if let Some(dtype) = self.dtype {
             builder = builder.dtype(dtype);
+        }
+        if let Some(n) = self.threads {
+            builder = builder.threads(n);
         }
         if let Some(outputs) = self.choices.outputs() {
             builder = builder.outputs(outputs);

@@ -1,5 +1,6 @@
 use std::{
     collections::BTreeSet,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -25,7 +26,7 @@ use crate::{
     runtime::{
         AllocatorChoice, GraphChoice, Planner,
         batch::Limits,
-        cpu::CpuModel,
+        cpu::{CpuModel, Threads},
         cuda::{CudaModel, Device},
         weights::{Checkpoint, RandomWeights, WeightSource},
     },
@@ -117,6 +118,7 @@ pub struct Builder {
     cached: bool,
     no_joint_launches: bool,
     unused_layers: bool,
+    threads: Option<NonZeroUsize>,
     progress: Progress,
 }
 
@@ -144,6 +146,7 @@ impl Builder {
             cached: false,
             no_joint_launches: false,
             unused_layers: false,
+            threads: None,
             progress: Box::new(|_, _, _| ()),
         }
     }
@@ -283,6 +286,13 @@ impl Builder {
         self
     }
 
+    /// Threads that a CPU computes on, in a pool that engines of the same number share; by default those of the pool that the
+    /// caller is in, else as many as the process may run at once ([`Threads::usual`]).
+    pub fn threads(mut self, threads: NonZeroUsize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
     /// Called as kernels are compiled and weights are loaded.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
@@ -291,7 +301,15 @@ impl Builder {
 
     /// Compiles the model and loads its weights.
     pub fn build(self) -> Result<Engine, EngineError> {
-        let device = self.device.resolve()?;
+        let mut device = self.device.resolve()?;
+        let threads = match self.threads {
+            Some(n) => Threads::of(n)?,
+            None => Threads::usual()?,
+        };
+        match &mut device {
+            DeviceName::Cpu { n_threads } => *n_threads = threads.count(),
+            DeviceName::Cuda(_) => self.check_for_cuda(&device)?,
+        }
         let mut times = LoadTimes::default();
         let began = Instant::now();
         let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
@@ -323,7 +341,7 @@ impl Builder {
         let backend = match &device {
             DeviceName::Cpu { .. } => {
                 let began = Instant::now();
-                let model = CpuModel::load(program, &*source, &weights_done)?;
+                let model = CpuModel::load(program, threads, &*source, &weights_done)?;
                 times.weights = began.elapsed();
                 Backend::Cpu(model.into())
             }
@@ -351,6 +369,18 @@ impl Builder {
             times,
             chosen_by,
         })
+    }
+
+    /// Whether nothing is asked for that only a CPU computes.
+    fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
+        let asked = [("--threads", self.threads.is_some())];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            None => Ok(()),
+            Some((option, _)) => Err(EngineError::CpuOnly {
+                option,
+                device: device.to_string(),
+            }),
+        }
     }
 
     /// The program with what a run must know of it; from a file also its code.

@@ -11,7 +11,11 @@ use crate::{
     passes::PassError,
     program::{AttentionChoice, LowerError, SizeOverflow},
     runtime::{
-        PlannerError, batch::BatchError, cpu::CpuError, cuda::CudaError, weights::CheckpointError,
+        PlannerError,
+        batch::BatchError,
+        cpu::{CpuError, ThreadsError},
+        cuda::CudaError,
+        weights::CheckpointError,
     },
 };
 
@@ -196,9 +200,17 @@ pub enum EngineError {
         problem: String,
     },
     #[error(
-        "the threads that work is shared out to cannot be started: {problem}; lower RAYON_NUM_THREADS, or raise the limit on processes (`ulimit -u`) or on memory"
+        "the threads that work is shared out to cannot be started: {problem}; ask for fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory"
     )]
     Threads { problem: String },
+    #[error(
+        "{option} says how a CPU computes, and the engine is for {device}; leave it out, or ask for the device `cpu`"
+    )]
+    CpuOnly {
+        /// As the command line calls it.
+        option: &'static str,
+        device: String,
+    },
     #[error(
         "the output `{output}` holds {n_bad} values of {n_values} that are NaN or infinite, the first in {first}; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16"
     )]
@@ -263,5 +275,11 @@ impl From<ReadError> for EngineError {
 impl From<ModelError> for EngineError {
     fn from(error: ModelError) -> Self {
         Self::Model(Box::new(error))
+    }
+}
+
+impl From<ThreadsError> for EngineError {
+    fn from(ThreadsError { problem }: ThreadsError) -> Self {
+        Self::Threads { problem }
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     runtime::{
         AllocatorChoice, Output,
         batch::{Batch, Limits, Past, Sources},
-        cpu::{CpuCache, CpuSession},
+        cpu::{CpuCache, CpuSession, Threads},
         cuda::{CudaCache, CudaSession, DecodeLoop},
     },
     search::{Beams, Hypothesis, Rules, Sampling},
@@ -154,6 +154,8 @@ pub struct Generator {
     /// Sequences on a device; before the executor, whose memory it uses.
     device: Option<DeviceRows>,
     executor: Executor,
+    /// Where a CPU computes.
+    threads: Option<Threads>,
     limits: Limits,
     blocks: Blocks,
     block_bytes: u64,
@@ -231,6 +233,7 @@ impl Engine {
         Ok(Generator {
             device,
             executor,
+            threads: self.cpu_threads(),
             limits: self.limits,
             blocks: Blocks::new(n_blocks as u32),
             block_bytes,
@@ -241,6 +244,14 @@ impl Engine {
             steps: 0,
             parts,
         })
+    }
+
+    /// The threads that a CPU runs on.
+    fn cpu_threads(&self) -> Option<Threads> {
+        match &self.backend {
+            Backend::Cpu(model) => Some(model.threads().clone()),
+            Backend::Cuda(_) => None,
+        }
     }
 
     /// Whether the model writes from a source, as one that translates, and not on from a prompt.
@@ -503,8 +514,16 @@ impl Generator {
         if self.device.is_some() {
             self.step_on_device()?;
         } else if !self.rows.is_empty() {
-            self.encode()?;
-            self.step(|_| true)?;
+            let threads = self.threads.clone();
+            let mut step = || {
+                self.encode()?;
+                self.step(|_| true)
+            };
+            // The rules and draws of a step are shared out as its products are.
+            match threads {
+                Some(threads) => threads.run(step)?,
+                None => step()?,
+            }
         }
         Ok(self.events.drain(..).collect())
     }

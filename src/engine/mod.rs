@@ -31,7 +31,6 @@ mod model_file;
 mod padding;
 mod pipeline;
 mod text;
-mod threads;
 mod timings;
 mod tune;
 mod verify;
@@ -55,7 +54,6 @@ pub use growing::GrowingText;
 pub use model_file::{ModelFile, description};
 pub use pipeline::{Pending, Pipeline};
 pub use text::{Encoded, Input, TextEncoder};
-pub use threads::threads;
 pub use timings::{
     TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,
 };
@@ -63,7 +61,7 @@ pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Reference, ReferenceCase};
 pub use weights::{check_layers, open_checkpoint};
 
-pub use crate::program::Padding;
+pub use crate::{program::Padding, runtime::cpu::Threads};
 
 use crate::{
     machine::{Fit, Machine, Served},
@@ -184,7 +182,7 @@ impl DeviceChoice {
     /// The device that this choice means on this machine.
     pub fn resolve(self) -> Result<DeviceName, EngineError> {
         // Loading for a device shares work out too.
-        let n_threads = threads()?;
+        let n_threads = Threads::usual()?.count();
         let cpu = || DeviceName::Cpu { n_threads };
         match self {
             Self::Cpu => Ok(cpu()),

@@ -16,10 +16,6 @@ use super::{
 };
 use crate::{EngineError, engine::Engine};
 
-/// Before each set, ours and the peers': under lasting load the card is at the limit of its power and its
-/// clock falls, so that a set would be slower for what ran before it.
-const REST: Duration = Duration::from_millis(500);
-
 /// The model, the sets, and how often they are run.
 #[derive(clap::Args)]
 pub struct Args {
@@ -39,6 +35,10 @@ pub struct Args {
     pub json: Option<PathBuf>,
     #[arg(long, default_value_t = 8)]
     pub warm_up: usize,
+    /// Rest so long before each set, ours and the peers': under lasting load a card is at the limit of its power and its
+    /// clock falls, so that a set would be slower for what ran before it
+    #[arg(long, value_name = "MS", default_value_t = 500)]
+    rest_ms: u64,
     #[arg(long, default_value_t = 60, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub runs: usize,
     /// Go through all sets so often; a set's time is the median of its rounds
@@ -92,7 +92,7 @@ impl Args {
             Some(sets) => sets,
             None => sets::named(sets::load(self.workloads.as_deref())?, &self.sets)?,
         };
-        let engine = Runnable::build(self.model.builder()?.outputs(["last_hidden_state"]))?;
+        let engine = Runnable::build(self.model.builder()?.outputs(self.outputs()))?;
         let (sets, skipped) = served(sets, engine.limits().longest);
         let started = match sets.first() {
             Some(set) => first_result(&engine, set)?,
@@ -104,6 +104,12 @@ impl Args {
             skipped,
             started,
         })
+    }
+
+    /// What is computed, by default the last hidden state.
+    fn outputs(&self) -> Vec<String> {
+        let usual = || vec!["last_hidden_state".to_owned()];
+        self.model.outputs().unwrap_or_else(usual)
     }
 
     /// The config.json with the model's sizes.
@@ -122,7 +128,7 @@ impl Ready {
         for round in 0..args.rounds {
             for (nth, set) in self.sets.iter().enumerate() {
                 let batch = set.batch(&self.engine.limits())?;
-                std::thread::sleep(REST);
+                std::thread::sleep(Duration::from_millis(args.rest_ms));
                 let timing = session.time(&batch, args.warm_up, args.runs)?;
                 rounds[nth].push(Row {
                     set: set.name.clone(),
@@ -156,9 +162,11 @@ impl Ready {
             rounds => format!("{rounds} rounds of "),
         };
         let mut lines = vec![format!(
-            "{}, {}; median of {rounds}{runs} runs after half a second of rest and {warm_up} to warm up, ids to last hidden state{beside}",
+            "{}, {}; median of {rounds}{runs} runs after {} ms of rest and {warm_up} to warm up, ids to {}{beside}",
             engine.device(),
             engine.program().dtype,
+            args.rest_ms,
+            args.outputs().join(", ").replace('_', " "),
         )];
         lines.extend(engine.chosen_by().map(|by| format!("kernels: {by}")));
         lines.push(self.started.clone());

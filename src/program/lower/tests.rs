@@ -17,7 +17,7 @@ use crate::{
     runtime::{
         AllocatorChoice,
         batch::Batch,
-        cpu::{CpuModel, CpuSession},
+        cpu::{CpuModel, CpuSession, Threads},
         weights::{CheckpointError, WeightSource},
     },
     tensor::DType,
@@ -324,7 +324,8 @@ fn what_inference_accepts_lowers_and_runs_as_the_interpreter_says() {
         }
     }
     let program = lower(&graph, &options(DType::F32, &usual)).expect("it lowers");
-    let model = CpuModel::load(program, &Interpreted, &|_, _| ()).expect("it loads");
+    let threads = Threads::usual().expect("threads");
+    let model = CpuModel::load(program, threads, &Interpreted, &|_, _| ()).expect("it loads");
     let mut session =
         CpuSession::new(Arc::new(model), &AllocatorChoice::default()).expect("a session");
     let plain = interpret::Batch::new(&LENS);

@@ -3,6 +3,10 @@
 
 mod chunks;
 pub mod ops;
+mod threads;
+mod weights;
+
+pub use threads::{Threads, ThreadsError};
 
 use std::{
     sync::Arc,
@@ -10,12 +14,13 @@ use std::{
 };
 
 use chunks::Chunks;
-use ops::{OpError, Read, Sums};
+use ops::{OpError, Read};
+use weights::Weights;
 
 use super::{
     AllocatorChoice, MemoryUse, MemoryWork, Output, Planner, PlannerError,
     batch::Batch,
-    weights::{CheckpointError, WeightSource, evaluate},
+    weights::{CheckpointError, WeightSource},
     workspace::{ChunkOwner, NoRoom, Workspace},
 };
 use crate::{
@@ -70,29 +75,32 @@ fn copied(output: &str, values: &[f32]) -> Result<Vec<f32>, CpuError> {
 /// A program with its weights in host memory.
 pub struct CpuModel {
     program: Program,
-    /// By tensor index; empty where the tensor is no weight.
-    weights: Vec<Vec<f32>>,
+    weights: Weights,
+    threads: Threads,
 }
 
 impl CpuModel {
-    /// Loads the weights of `program`; `progress` gets the tensors done and their number.
+    /// Loads the weights of `program`, which `threads` will run; `progress` gets the tensors done and their number.
     pub fn load(
         program: Program,
+        threads: Threads,
         source: &dyn WeightSource,
-        progress: &dyn Fn(usize, usize),
+        progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self, CpuError> {
         if program.dtype != DType::F32 {
             return Err(CpuError::DType(program.dtype));
         }
-        let mut weights = Vec::with_capacity(program.tensors.len());
-        for (i, tensor) in program.tensors.iter().enumerate() {
-            weights.push(match &tensor.place {
-                Place::Weight(expr) => evaluate(expr, source)?,
-                _ => Vec::new(),
-            });
-            progress(i + 1, program.tensors.len());
-        }
-        Ok(Self { program, weights })
+        let weights = threads.run(|| Weights::load(&program, source, progress))?;
+        Ok(Self {
+            program,
+            weights,
+            threads,
+        })
+    }
+
+    /// The threads that its sessions run on.
+    pub fn threads(&self) -> &Threads {
+        &self.threads
     }
 
     pub fn program(&self) -> &Program {
@@ -221,12 +229,23 @@ impl CpuSession {
     pub fn run_observed(
         &mut self,
         batch: &Batch,
-        observe: impl FnMut(&KernelSpec, Duration),
+        observe: impl FnMut(&KernelSpec, Duration) + Send,
     ) -> Result<Vec<Output>, CpuError> {
         self.run_on(batch, &mut [], observe)
     }
 
     fn run_on(
+        &mut self,
+        batch: &Batch,
+        cache: &mut [f32],
+        observe: impl FnMut(&KernelSpec, Duration) + Send,
+    ) -> Result<Vec<Output>, CpuError> {
+        let threads = self.model.threads.clone();
+        threads.run(|| self.run_here(batch, cache, observe))
+    }
+
+    /// On the calling thread, which shares work out to the others of its pool.
+    fn run_here(
         &mut self,
         batch: &Batch,
         cache: &mut [f32],
@@ -286,7 +305,7 @@ impl CpuSession {
     /// Bytes held now.
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {
-            weights: self.model.program.weight_bytes(),
+            weights: self.model.weights.bytes(),
             activations: self.workspace.chunks().bytes(),
             batch_data: self.batch_data,
         }
@@ -363,11 +382,13 @@ impl<'a> Run<'a> {
         let (reads, writes) = step
             .operands
             .split_at(step.operands.len().saturating_sub(n_writes));
+        let multiplied = ops::weight_of(kernel).map(|(at, _)| at);
         let reads: Vec<Read<'_>> = reads
             .iter()
-            .map(|&operand| match &program.tensors[operand].place {
+            .enumerate()
+            .map(|(at, &operand)| match &program.tensors[operand].place {
                 Place::Batch(meta) => self.data.read(*meta),
-                Place::Weight(_) => Read::Real(&self.model.weights[operand]),
+                Place::Weight(_) => self.model.weights.read(operand, multiplied == Some(at)),
                 // SAFETY: the step writes `writes` only, whose bytes no other operand of it shares.
                 // A step reads the cache or adds to it, never both.
                 Place::Planned { .. } | Place::Cached(_) => {
@@ -381,15 +402,9 @@ impl<'a> Run<'a> {
             // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
             .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
             .collect();
-        let sums = match program.invariant {
-            true => Sums::Invariant,
-            false => Sums::Fastest,
-        };
-        ops::run_in(sums, kernel, &extents, &reads, &mut writes).map_err(|source| {
-            CpuError::Step {
-                step: step.name.clone(),
-                source,
-            }
+        ops::run(kernel, &extents, &reads, &mut writes).map_err(|source| CpuError::Step {
+            step: step.name.clone(),
+            source,
         })?;
         Ok(Some(kernel))
     }

@@ -1,6 +1,6 @@
 //! Takes a kernel's arguments in order, and checks each against the kernel and the batch.
 
-use super::{OpError, Read};
+use super::{OpError, Read, linear::Weight};
 use crate::kernels::attention::HeadView;
 use crate::tensor::Extents;
 
@@ -81,6 +81,24 @@ impl<'r, 'w> Args<'r, 'w> {
                 self.check_len(param, elements(shape), x.len())?;
                 Ok(x)
             }
+            other => Err(self.wrong_type(param, "f32", other)),
+        }
+    }
+
+    /// The next argument: the weight `[n, k]` of a linear layer.
+    pub fn weight(&mut self, param: &'static str, shape: &[u64; 2]) -> Result<Weight<'r>, OpError> {
+        match self.next(param)? {
+            Read::Real(x) => {
+                self.check_len(param, elements(shape), x.len())?;
+                Ok(Weight::Rows(x))
+            }
+            Read::Packed(packed) if packed.shape() == *shape => Ok(Weight::Packed(packed)),
+            Read::Packed(packed) => Err(OpError::PackedShape {
+                op: self.op,
+                param,
+                expected: *shape,
+                found: packed.shape(),
+            }),
             other => Err(self.wrong_type(param, "f32", other)),
         }
     }

@@ -8,8 +8,8 @@ use rayon::prelude::*;
 
 use super::OpError;
 use super::args::{Args, Heads, Sequence};
-use super::gemm::{Into, Operand, multiply};
 use super::parallel::SharedOut;
+use super::product::{Into, Operand, multiply};
 use super::simd::{self, Running, Times};
 use crate::kernels::attention::*;
 

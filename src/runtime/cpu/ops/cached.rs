@@ -5,9 +5,9 @@ use super::args::{Args, Sequence};
 use super::attention::{
     Distances, MAX_KEYS, OnlineSoftmax, ScaleRows, biases, blocks, rows_of, transposed,
 };
-use super::gemm::{Into, Operand, multiply};
 use super::parallel::SharedOut;
 use super::parallel::for_row_blocks;
+use super::product::{Into, Operand, multiply};
 use super::rotary::turn;
 use super::rows::RmsRows;
 use super::simd::{self, Running};

@@ -9,9 +9,11 @@ mod args;
 mod attention;
 mod cached;
 mod gemm;
+mod linear;
 mod long_attention;
 mod parallel;
 mod pooling;
+mod product;
 mod rotary;
 mod rows;
 mod simd;
@@ -19,6 +21,8 @@ mod simd;
 mod tests;
 
 use args::Args;
+
+pub use linear::PackedWeight;
 
 use crate::kernels::{KernelSpec, attention::SoftmaxMask};
 use crate::tensor::Extents;
@@ -28,6 +32,8 @@ use crate::tensor::Extents;
 pub enum Read<'a> {
     /// Activations and weights.
     Real(&'a [f32]),
+    /// The weight of a linear layer.
+    Packed(&'a PackedWeight),
     /// Ids and sequence starts.
     I32(&'a [i32]),
     /// Pair offsets.
@@ -38,6 +44,7 @@ impl Read<'_> {
     fn kind(&self) -> &'static str {
         match self {
             Read::Real(_) => "f32",
+            Read::Packed(_) => "a packed weight",
             Read::I32(_) => "i32",
             Read::I64(_) => "i64",
         }
@@ -77,6 +84,13 @@ pub enum OpError {
         "{op}: the {bytes} bytes of host memory for what it computes in between could not be had; send fewer tokens at once"
     )]
     OutOfMemory { op: &'static str, bytes: u64 },
+    #[error("{op}: `{param}` was packed as {found:?}; expected {expected:?}")]
+    PackedShape {
+        op: &'static str,
+        param: &'static str,
+        expected: [u64; 2],
+        found: [u64; 2],
+    },
     #[error("{op}: `{param}` has {found} elements; expected {expected}")]
     Length {
         op: &'static str,
@@ -170,27 +184,6 @@ pub fn run(
     reads: &[Read<'_>],
     writes: &mut [&mut [f32]],
 ) -> Result<(), OpError> {
-    run_in(Sums::Fastest, spec, extents, reads, writes)
-}
-
-/// The order in which GEMMs of weights sum. What else there is sums each row in an order that depends on its own
-/// sequence alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sums {
-    /// By the number of rows, whichever is fastest.
-    Fastest,
-    /// The same for every row, however many there are.
-    Invariant,
-}
-
-/// As [`run`], with the sums in this order.
-pub fn run_in(
-    sums: Sums,
-    spec: &KernelSpec,
-    extents: &Extents,
-    reads: &[Read<'_>],
-    writes: &mut [&mut [f32]],
-) -> Result<(), OpError> {
     let op = name(spec);
     let found = writes.len();
     let wrong = |expected| OpError::Writes {
@@ -209,13 +202,13 @@ pub fn run_in(
             return Err(wrong("two tensors"));
         };
         let args = Args::new(op, extents, reads, scaled);
-        return gemm::gemm_residual_row_stats(k, sums, args, row_stats);
+        return gemm::gemm_residual_row_stats(k, args, row_stats);
     }
     if let KernelSpec::DeferredLayerNormGemm(k) = spec {
         let [normal, out] = writes else {
             return Err(wrong("two tensors"));
         };
-        return gemm::deferred_layer_norm_gemm(k, sums, Args::new(op, extents, reads, out), normal);
+        return gemm::deferred_layer_norm_gemm(k, Args::new(op, extents, reads, out), normal);
     }
     if let KernelSpec::GemmStream(k) = spec {
         let (out, more) = match writes {
@@ -223,7 +216,7 @@ pub fn run_in(
             [out, scaled, row_stats] => (out, Some((&mut **scaled, &mut **row_stats))),
             _ => return Err(wrong("one tensor, or three before a norm")),
         };
-        return gemm::gemm_stream(k, sums, Args::new(op, extents, reads, out), more);
+        return gemm::gemm_stream(k, Args::new(op, extents, reads, out), more);
     }
     if let KernelSpec::PrepareAttention(k) = spec {
         let [queries, keys] = writes else {
@@ -236,10 +229,10 @@ pub fn run_in(
     };
     let args = Args::new(op, extents, reads, out);
     match spec {
-        KernelSpec::Gemm(k) => gemm::gemm(k, sums, args),
-        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), sums, args),
-        KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), sums, args),
-        KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, sums, args),
+        KernelSpec::Gemm(k) => gemm::gemm(k, args),
+        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), args),
+        KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), args),
+        KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Combine(k) => rows::combine(k, args),
         KernelSpec::RmsNorm(k) => rows::rms_norm(k, args),
@@ -289,6 +282,31 @@ pub fn run_in(
         | KernelSpec::BeamStep(_)
         | KernelSpec::Advance(_) => Err(OpError::Packing { op }),
     }
+}
+
+/// Where a linear layer's weight is among the tensors that a kernel reads, with its rows and columns.
+pub(super) fn weight_of(spec: &KernelSpec) -> Option<(usize, [u32; 2])> {
+    let plain;
+    let gemm = match spec {
+        KernelSpec::Gemm(k) => k,
+        KernelSpec::GemmWgmma(k) => {
+            plain = k.plain();
+            &plain
+        }
+        KernelSpec::GemmSplitK(k) => {
+            plain = k.plain();
+            &plain
+        }
+        KernelSpec::GemmStream(k) => {
+            plain = k.plain();
+            &plain
+        }
+        KernelSpec::GemmResidualLayerNorm(k) => return Some((1, [k.n, k.k])),
+        KernelSpec::GemmResidualRowStats(k) => return Some((1, [k.n, k.k])),
+        KernelSpec::DeferredLayerNormGemm(k) => return Some((4, [k.n, k.k])),
+        _ => return None,
+    };
+    Some((1, [gemm.n, gemm.k]))
 }
 
 /// The kernel's stem, as in its template's name.

@@ -3,8 +3,8 @@
 use pulp::{Scalar, Simd, WithSimd};
 
 use super::*;
-use crate::runtime::cpu::ops::gemm::DotRows;
 use crate::runtime::cpu::ops::parallel::SharedOut;
+use crate::runtime::cpu::ops::product::DotRows;
 use crate::runtime::cpu::ops::simd::{self, GeluExact, GeluTanh, Pointwise, Running, Silu, Tanh};
 
 fn on_every_instruction_set<Op: WithSimd + Clone>(op: Op) -> Vec<(&'static str, Op::Output)> {
@@ -202,9 +202,10 @@ impl WithSimd for Dots<'_> {
             x: self.x,
             weight: self.weight,
             rows: self.rows,
+            cols: self.cols,
             k: self.k,
             out: SharedOut::new(&mut out),
-            first_col: 0,
+            at: 0,
             stride: self.cols,
         };
         op.with_simd(simd);

@@ -1,0 +1,107 @@
+//! The weights of a model in host memory, each in the forms that its readers need.
+
+use std::collections::HashMap;
+
+use super::{
+    super::weights::{CheckpointError, WeightSource, evaluate},
+    ops::{self, PackedWeight, Read},
+};
+use crate::{
+    graph::WeightExpr,
+    program::{Place, Program},
+};
+
+/// One weight. A weight that linear layers alone read is held packed alone.
+#[derive(Default)]
+struct Held {
+    rows: Vec<f32>,
+    packed: Option<PackedWeight>,
+}
+
+/// All weights of a program; those of equal value are held once.
+pub(super) struct Weights {
+    held: Vec<Held>,
+    /// Of each tensor of the program, the place in `held`; 0, which holds nothing, where it is no weight.
+    at: Vec<usize>,
+}
+
+/// What the steps do with a weight.
+#[derive(Clone, Copy, Default)]
+struct Readers {
+    /// Its rows and columns, where a linear layer multiplies by it.
+    multiplied: Option<[u32; 2]>,
+    otherwise: bool,
+}
+
+impl Weights {
+    /// Reads and packs the weights of `program`; `progress` gets the tensors done and their number.
+    ///
+    /// # Errors
+    /// As [`WeightSource::read`].
+    pub fn load(
+        program: &Program,
+        source: &dyn WeightSource,
+        progress: &dyn Fn(usize, usize),
+    ) -> Result<Self, CheckpointError> {
+        let mut places: HashMap<&WeightExpr, usize> = HashMap::new();
+        let mut at = vec![0; program.tensors.len()];
+        for (tensor, at) in program.tensors.iter().zip(&mut at) {
+            if let Place::Weight(expr) = &tensor.place {
+                let next = places.len() + 1;
+                *at = *places.entry(expr).or_insert(next);
+            }
+        }
+        let mut readers = vec![Readers::default(); places.len() + 1];
+        for step in &program.steps {
+            for kernel in step.dispatch.choices() {
+                let weight = ops::weight_of(&program.kernels[*kernel]);
+                for (operand, &tensor) in step.operands.iter().enumerate() {
+                    let readers = &mut readers[at[tensor]];
+                    match weight {
+                        // The sums of an invariant program are in the order of dot products.
+                        Some((index, shape)) if index == operand && !program.invariant => {
+                            readers.multiplied = Some(shape);
+                        }
+                        _ => readers.otherwise = true,
+                    }
+                }
+            }
+        }
+        let mut held: Vec<Held> = readers.iter().map(|_| Held::default()).collect();
+        let n_tensors = program.tensors.len();
+        for (done, (tensor, &at)) in program.tensors.iter().zip(&at).enumerate() {
+            if let Place::Weight(expr) = &tensor.place
+                && places.remove(expr).is_some()
+            {
+                let rows = evaluate(expr, source)?;
+                let readers = readers[at];
+                held[at].packed = readers
+                    .multiplied
+                    .map(|[n, k]| PackedWeight::new(&rows, n as usize, k as usize));
+                if readers.otherwise {
+                    held[at].rows = rows;
+                }
+            }
+            progress(done + 1, n_tensors);
+        }
+        Ok(Self { held, at })
+    }
+
+    /// A tensor that is a weight, for a linear layer or for another reader.
+    pub fn read(&self, tensor: usize, multiplied: bool) -> Read<'_> {
+        let held = &self.held[self.at[tensor]];
+        match &held.packed {
+            Some(packed) if multiplied => Read::Packed(packed),
+            _ => Read::Real(&held.rows),
+        }
+    }
+
+    /// Bytes that all take, packed and as stored.
+    pub fn bytes(&self) -> u64 {
+        let bytes = |held: &Held| {
+            size_of_val(held.rows.as_slice()) as u64
+                + held.packed.as_ref().map_or(0, PackedWeight::bytes)
+        };
+        self.held.iter().map(bytes).sum()
+    }
+}
