@@ -533,7 +533,13 @@ fn ran(artifact: Artifact, batch: &gemmule::Batch) -> bool {
     if Any.check(&stored).is_err() || batch.check(&artifact.limits).is_err() {
         return false;
     }
-    let Ok(model) = CpuModel::load(program, gemmule::engine::Threads::usual().unwrap(), &Any, &|_, _| ()) else {
+    let Ok(model) = CpuModel::load(
+        program,
+        gemmule::engine::Threads::usual().unwrap(),
+        Default::default(),
+        &Any,
+        &|_, _| (),
+    ) else {
         return false;
     };
     CpuSession::new(model.into(), &gemmule::AllocatorChoice::default())

@@ -298,7 +298,14 @@ fn by_length(dtype: DType) -> Program {
 }
 
 fn run(program: &Program, lens: &[u32], allocator: &AllocatorChoice) -> Vec<Output> {
-    let model = CpuModel::load(program.clone(), gemmule::engine::Threads::usual().unwrap(), &WEIGHTS, &|_, _| ()).unwrap();
+    let model = CpuModel::load(
+        program.clone(),
+        gemmule::engine::Threads::usual().unwrap(),
+        Default::default(),
+        &WEIGHTS,
+        &|_, _| (),
+    )
+    .unwrap();
     let mut session = CpuSession::new(Arc::new(model), allocator).unwrap();
     session.run(&batch(lens)).unwrap()
 }

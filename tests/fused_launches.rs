@@ -232,7 +232,14 @@ fn in_f32(program: &Program) -> Program {
 }
 
 fn session(program: &Program) -> CpuSession {
-    let model = CpuModel::load(in_f32(program), gemmule::engine::Threads::usual().unwrap(), &WEIGHTS, &|_, _| ()).expect("it loads");
+    let model = CpuModel::load(
+        in_f32(program),
+        gemmule::engine::Threads::usual().unwrap(),
+        Default::default(),
+        &WEIGHTS,
+        &|_, _| (),
+    )
+    .expect("it loads");
     CpuSession::new(model.into(), &AllocatorChoice::default()).expect("a session")
 }
 

@@ -101,7 +101,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     let measured = Measured {
         model: args.subject.name()?,
         device: fused.device().to_string(),
-        dtype: fused.program().dtype.to_string(),
+        dtype: fused.precision().to_string(),
         warm_up: args.warm_up,
         runs: args.runs,
         rows,

@@ -128,7 +128,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         && !ready.sets.is_empty()
     {
         let request = Request {
-            dtype: engine.program().dtype.name(),
+            dtype: engine.precision().to_string(),
             config: config.clone(),
             contenders: args.peer_variants.iter().map(|v| v.name()).collect(),
             warm_up: args.ours.warm_up,
@@ -164,7 +164,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         };
         let title = format!(
             "Encoder by {by}: {}, {}",
-            engine.program().dtype,
+            engine.precision(),
             engine.device()
         );
         write_file(file, draw(&rows, title).svg()?.as_bytes())?;

@@ -165,13 +165,13 @@ pub(crate) fn run(args: Args) -> Outcome {
     let measured = Measured {
         model: args.subject.name()?,
         device: last.device().to_string(),
-        dtype: last.program().dtype.to_string(),
+        dtype: last.precision().to_string(),
         warm_up: args.warm_up,
         runs: args.runs,
         rungs: RUNGS.iter().map(describe).collect(),
         rows,
     };
-    measured.show(Bound::of(last.program().dtype))?;
+    measured.show(Bound::of(last.precision()))?;
     if let Some(file) = &args.json {
         write_json(file, &measured)?;
     }
@@ -218,7 +218,7 @@ fn climb(engines: &[Engine], set: &Set, args: &Args) -> Result<Vec<Row>, Report>
                 speedup: first / ms,
                 cosine: comparison.cosine,
                 max_difference: comparison.max,
-                agrees: Bound::of(engine.program().dtype).holds(&comparison),
+                agrees: Bound::of(engine.precision()).holds(&comparison),
             }
         })
         .collect())

@@ -69,7 +69,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     print(&format!(
         "{}, {}, {}; one run of each request, ids to last hidden state\n",
         engine.device(),
-        engine.program().dtype,
+        engine.precision(),
         requests.in_words(),
     ))?;
     if let Some(file) = &args.json {

@@ -263,7 +263,7 @@ pub(super) fn run(args: Args) -> Outcome {
             .collect();
         print_json(&json!({
             "device": engine.device().to_string(),
-            "dtype": engine.program().dtype.name(),
+            "dtype": engine.precision().to_string(),
             "texts": all,
             "seconds": {"first": first.as_secs_f64(), "all": took.as_secs_f64()},
             "bytes": {"cache": cache},
@@ -295,7 +295,7 @@ pub(super) fn run(args: Args) -> Outcome {
     say(&format!(
         "{}, {}: {tokens} tokens, {speed}; KV cache {}; {}",
         engine.device(),
-        engine.program().dtype,
+        engine.precision(),
         human(cache),
         (0..prompts.len())
             .map(reason)

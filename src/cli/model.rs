@@ -19,7 +19,7 @@ use crate::{
     jit::Target,
     machine::Machine,
     program::AttentionChoice,
-    runtime::{GraphChoice, weights::RandomWeights},
+    runtime::{GraphChoice, cpu::ops::Products, weights::RandomWeights},
 };
 
 use super::{memory::Memory, progress::Bars};
@@ -260,9 +260,14 @@ pub struct Runnable {
     /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU
+    /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU, which has bf16 for the products of linear layers, where it
+    /// has the instructions, and no f16
     #[arg(long)]
     dtype: Option<DType>,
+    /// Compute the products of linear layers in 8-bit integers, on a CPU: weights with a scale for each row, found at load,
+    /// activations with one for each of theirs
+    #[arg(long, value_enum, value_name = "KIND")]
+    quantize: Option<Quantize>,
     /// Threads that a CPU computes on; by default as many as this process may run at once, by its affinity and the quota of
     /// its control group
     #[arg(long, value_name = "N")]
@@ -284,6 +289,12 @@ pub struct Runnable {
     /// What a CUDA device replays instead of launching kernel by kernel. Results are the same
     #[arg(long, value_enum, value_name = "KIND", default_value_t = Graphs::Buckets)]
     graphs: Graphs,
+}
+
+/// What `--quantize` knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Quantize {
+    Int8,
 }
 
 /// As [`GraphChoice`].
@@ -339,6 +350,9 @@ impl Runnable {
         }
         if let Some(dtype) = self.dtype {
             builder = builder.dtype(dtype);
+        }
+        if let Some(Quantize::Int8) = self.quantize {
+            builder = builder.products(Products::Int8);
         }
         if let Some(n) = self.threads {
             builder = builder.threads(n);

@@ -63,7 +63,7 @@ pub(super) fn run(args: Args) -> Outcome {
             .collect();
         let mut report = json!({
             "device": engine.device().to_string(),
-            "dtype": engine.program().dtype.name(),
+            "dtype": engine.precision().to_string(),
             "lens": batch.lens(),
             "outputs": values,
             "seconds": {"first": first.as_secs_f64(), "again": again.as_secs_f64()},
@@ -185,6 +185,6 @@ fn times(engine: &Engine, encoding: Duration, first: Duration, again: Duration) 
     format!(
         "{rows}\ndevice: {}, {}\n{chosen}",
         engine.device(),
-        engine.program().dtype
+        engine.precision()
     )
 }

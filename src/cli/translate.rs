@@ -165,7 +165,7 @@ pub(super) fn run(args: Args) -> Outcome {
     say(&format!(
         "{}, {}: {total} texts, {tokens} tokens in {took:.1} s, {:.0} tokens/s",
         engine.device(),
-        engine.program().dtype,
+        engine.precision(),
         f64::from(tokens) / took.max(1e-9)
     ));
     Ok(match failed {

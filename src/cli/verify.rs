@@ -15,7 +15,7 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Outcome {
     let reference = Reference::read(&args.reference)?;
     let engine = Runnable::build(args.model.builder()?.intermediates(reference.names()))?;
-    let bound = Bound::of(engine.program().dtype);
+    let bound = Bound::of(engine.precision());
     let mut session = engine.session()?;
     let mut rows = table(&["case", "value", "max error", "mean error", "cosine", ""]);
     let mut failed = 0;
@@ -41,7 +41,7 @@ pub(super) fn run(args: Args) -> Outcome {
     print(&format!(
         "{rows}\n{}, {}; bounds: max error {:e} on rows of unit length, {:e} on others (times the largest value above 1); cosine {} on rows of {} values or more\n",
         engine.device(),
-        engine.program().dtype,
+        engine.precision(),
         bound.unit,
         bound.max,
         bound.cosine,

@@ -26,7 +26,7 @@ use crate::{
     runtime::{
         AllocatorChoice, GraphChoice, Planner,
         batch::Limits,
-        cpu::{CpuModel, Threads},
+        cpu::{CpuModel, Threads, ops::Products},
         cuda::{CudaModel, Device},
         weights::{Checkpoint, RandomWeights, WeightSource},
     },
@@ -107,6 +107,7 @@ pub struct Builder {
     without: BTreeSet<String>,
     device: DeviceChoice,
     dtype: Option<DType>,
+    products: Option<Products>,
     tune: TuneMode,
     timings: Option<PathBuf>,
     allocator: AllocatorChoice,
@@ -135,6 +136,7 @@ impl Builder {
             without: BTreeSet::new(),
             device: DeviceChoice::Auto,
             dtype: None,
+            products: None,
             tune: TuneMode::Off,
             timings: None,
             allocator: AllocatorChoice::default(),
@@ -198,9 +200,16 @@ impl Builder {
         self
     }
 
-    /// Storage type of weights and activations; by default f16 on CUDA and f32 on the CPU.
+    /// Storage type of weights and activations; by default f16 on CUDA and f32 on the CPU. On the CPU bf16 stands for
+    /// [`Products::Bf16`].
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
+        self
+    }
+
+    /// How the linear layers compute products, on a CPU; by default as the storage type says.
+    pub fn products(mut self, products: Products) -> Self {
+        self.products = Some(products);
         self
     }
 
@@ -306,6 +315,7 @@ impl Builder {
             Some(n) => Threads::of(n)?,
             None => Threads::usual()?,
         };
+        let (_, products) = self.computes_in(&device)?;
         match &mut device {
             DeviceName::Cpu { n_threads } => *n_threads = threads.count(),
             DeviceName::Cuda(_) => self.check_for_cuda(&device)?,
@@ -341,7 +351,7 @@ impl Builder {
         let backend = match &device {
             DeviceName::Cpu { .. } => {
                 let began = Instant::now();
-                let model = CpuModel::load(program, threads, &*source, &weights_done)?;
+                let model = CpuModel::load(program, threads, products, &*source, &weights_done)?;
                 times.weights = began.elapsed();
                 Backend::Cpu(model.into())
             }
@@ -371,9 +381,27 @@ impl Builder {
         })
     }
 
+    /// The storage type of the program, and how a CPU computes products.
+    fn computes_in(&self, device: &DeviceName) -> Result<(DType, Products), EngineError> {
+        let dtype = self.dtype.unwrap_or_else(|| default_dtype(device));
+        match (device, dtype, self.products) {
+            (DeviceName::Cuda(_), ..) => Ok((dtype, Products::F32)),
+            (DeviceName::Cpu { .. }, DType::BF16, None | Some(Products::Bf16)) => {
+                Ok((DType::F32, Products::Bf16))
+            }
+            (DeviceName::Cpu { .. }, DType::BF16, Some(products)) => {
+                Err(EngineError::TwoPrecisions { products })
+            }
+            (DeviceName::Cpu { .. }, ..) => Ok((dtype, self.products.unwrap_or_default())),
+        }
+    }
+
     /// Whether nothing is asked for that only a CPU computes.
     fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
-        let asked = [("--threads", self.threads.is_some())];
+        let asked = [
+            ("--threads", self.threads.is_some()),
+            ("--quantize", self.products.is_some()),
+        ];
         match asked.into_iter().find(|(_, asked)| *asked) {
             None => Ok(()),
             Some((option, _)) => Err(EngineError::CpuOnly {
@@ -405,7 +433,9 @@ impl Builder {
                 });
             }
             let mut artifact = read.map_or_else(|| Artifact::read(file), |a| Ok(a.clone()))?;
-            if let Some(asked) = self.dtype.filter(|&d| d != artifact.program.dtype) {
+            let (asked, _) = self.computes_in(device)?;
+            let asked = self.dtype.map(|_| asked);
+            if let Some(asked) = asked.filter(|&d| d != artifact.program.dtype) {
                 return Err(EngineError::ArtifactDType {
                     file: file.clone(),
                     stored: artifact.program.dtype.to_string(),
@@ -444,7 +474,7 @@ impl Builder {
             intermediates: self.intermediates.clone(),
             modules: modules_of(folder),
             without: self.without.clone(),
-            dtype: self.dtype.unwrap_or_else(|| default_dtype(device)),
+            dtype: self.computes_in(device)?.0,
             timings: None,
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),

@@ -13,7 +13,7 @@ use crate::{
     runtime::{
         PlannerError,
         batch::BatchError,
-        cpu::{CpuError, ThreadsError},
+        cpu::{CpuError, ThreadsError, ops::Products},
         cuda::CudaError,
         weights::CheckpointError,
     },
@@ -203,6 +203,10 @@ pub enum EngineError {
         "the threads that work is shared out to cannot be started: {problem}; ask for fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory"
     )]
     Threads { problem: String },
+    #[error(
+        "bf16 was asked for as storage type and {products} for products; on a CPU the storage type says how products are computed: ask for one of the two"
+    )]
+    TwoPrecisions { products: Products },
     #[error(
         "{option} says how a CPU computes, and the engine is for {device}; leave it out, or ask for the device `cpu`"
     )]

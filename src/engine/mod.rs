@@ -58,10 +58,13 @@ pub use timings::{
     TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,
 };
 pub use tune::{TuneMode, Tuner};
-pub use verify::{Bound, Comparison, Reference, ReferenceCase};
+pub use verify::{Bound, Comparison, Precision, Reference, ReferenceCase};
 pub use weights::{check_layers, open_checkpoint};
 
-pub use crate::{program::Padding, runtime::cpu::Threads};
+pub use crate::{
+    program::Padding,
+    runtime::cpu::{Threads, ops::Products},
+};
 
 use crate::{
     machine::{Fit, Machine, Served},
@@ -360,6 +363,14 @@ impl Engine {
 
     pub fn device(&self) -> &DeviceName {
         &self.device
+    }
+
+    /// What the factors of its products are rounded to.
+    pub fn precision(&self) -> Precision {
+        match &self.backend {
+            Backend::Cpu(model) => model.products().into(),
+            Backend::Cuda(model) => model.program().dtype.into(),
+        }
     }
 
     /// The checkpoint's folder that the weights came from, if they did.

@@ -4,14 +4,14 @@
 //! and values by name, F32; with `rows` (I64), values per token hold these rows only, and their
 //! last dimension may be cut. Several cases are told apart by a prefix and a dot: `tiny.ids`.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, fmt, path::Path};
 
 use safetensors::{Dtype, SafeTensors};
 
 use super::{EngineError, Session};
 use crate::{
     files::{self, Kind},
-    runtime::{Output, batch::Batch, weights::decode},
+    runtime::{Output, batch::Batch, cpu::ops::Products, weights::decode},
     tensor::DType,
 };
 
@@ -50,7 +50,47 @@ pub struct Comparison {
     pub unit_rows: bool,
 }
 
-/// What a storage type is held to.
+/// What the factors of an engine's products are rounded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    F32,
+    F16,
+    Bf16,
+    Int8,
+}
+
+impl From<DType> for Precision {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => Self::F16,
+            DType::BF16 => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
+}
+
+impl From<Products> for Precision {
+    fn from(products: Products) -> Self {
+        match products {
+            Products::F32 => Self::F32,
+            Products::Bf16 => Self::Bf16,
+            Products::Int8 => Self::Int8,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        })
+    }
+}
+
+/// What a precision is held to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// Largest difference of rows of unit length, such as normalised embeddings.
@@ -78,20 +118,26 @@ impl Bound {
     pub const WIDE: usize = 32;
 
     /// f32 rounds once per value; f16 and bf16 round at every launch, with 11 and 8 bits, and what
-    /// follows a pooler's dense layer amplifies that.
-    pub fn of(dtype: DType) -> Self {
-        match dtype {
-            DType::F16 => Self {
+    /// follows a pooler's dense layer amplifies that. int8 rounds each factor to 8 bits, of which the largest of its row
+    /// takes the most.
+    pub fn of(precision: impl Into<Precision>) -> Self {
+        match precision.into() {
+            Precision::F16 => Self {
                 unit: 5e-3,
                 max: 1.5e-2,
                 cosine: 0.9999,
             },
-            DType::BF16 => Self {
+            Precision::Bf16 => Self {
                 unit: 5e-2,
                 max: 1.2e-1,
                 cosine: 0.999,
             },
-            _ => Self {
+            Precision::Int8 => Self {
+                unit: 1e-1,
+                max: 2.5e-1,
+                cosine: 0.985,
+            },
+            Precision::F32 => Self {
                 unit: 1e-4,
                 max: 1e-4,
                 cosine: 0.999_99,

@@ -164,7 +164,7 @@ impl Ready {
         let mut lines = vec![format!(
             "{}, {}; median of {rounds}{runs} runs after {} ms of rest and {warm_up} to warm up, ids to {}{beside}",
             engine.device(),
-            engine.program().dtype,
+            engine.precision(),
             args.rest_ms,
             args.outputs().join(", ").replace('_', " "),
         )];

@@ -152,7 +152,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     print(&format!(
         "{}, {}; {} tokens of prompt, {} new, {}; the host's clock, median of the steps after the first token\n",
         engine.device(),
-        engine.program().dtype,
+        engine.precision(),
         args.prompt_tokens,
         args.new,
         match (options.sampling, args.beams) {

@@ -17,7 +17,7 @@ use crate::{
     runtime::{
         AllocatorChoice,
         batch::Batch,
-        cpu::{CpuModel, CpuSession, Threads},
+        cpu::{CpuModel, CpuSession, Threads, ops::Products},
         weights::{CheckpointError, WeightSource},
     },
     tensor::DType,
@@ -325,7 +325,8 @@ fn what_inference_accepts_lowers_and_runs_as_the_interpreter_says() {
     }
     let program = lower(&graph, &options(DType::F32, &usual)).expect("it lowers");
     let threads = Threads::usual().expect("threads");
-    let model = CpuModel::load(program, threads, &Interpreted, &|_, _| ()).expect("it loads");
+    let model = CpuModel::load(program, threads, Products::F32, &Interpreted, &|_, _| ())
+        .expect("it loads");
     let mut session =
         CpuSession::new(Arc::new(model), &AllocatorChoice::default()).expect("a session");
     let plain = interpret::Batch::new(&LENS);

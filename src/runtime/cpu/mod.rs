@@ -14,7 +14,7 @@ use std::{
 };
 
 use chunks::Chunks;
-use ops::{OpError, Read};
+use ops::{OpError, Products, Read};
 use weights::Weights;
 
 use super::{
@@ -36,6 +36,10 @@ pub enum CpuError {
         "the CPU executor computes in f32, but the program stores {0}; ask for f32, or for a CUDA device"
     )]
     DType(DType),
+    #[error(
+        "this CPU has no instructions for products in {0} (expected AVX-512 BF16); compute in f32 or int8"
+    )]
+    Products(Products),
     #[error(transparent)]
     Weights(#[from] CheckpointError),
     #[error(transparent)]
@@ -77,6 +81,7 @@ pub struct CpuModel {
     program: Program,
     weights: Weights,
     threads: Threads,
+    products: Products,
 }
 
 impl CpuModel {
@@ -84,18 +89,28 @@ impl CpuModel {
     pub fn load(
         program: Program,
         threads: Threads,
+        products: Products,
         source: &dyn WeightSource,
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Self, CpuError> {
         if program.dtype != DType::F32 {
             return Err(CpuError::DType(program.dtype));
         }
-        let weights = threads.run(|| Weights::load(&program, source, progress))?;
+        if !products.is_supported() {
+            return Err(CpuError::Products(products));
+        }
+        let weights = threads.run(|| Weights::load(&program, products, source, progress))?;
         Ok(Self {
             program,
             weights,
             threads,
+            products,
         })
+    }
+
+    /// How its linear layers compute products.
+    pub fn products(&self) -> Products {
+        self.products
     }
 
     /// The threads that its sessions run on.

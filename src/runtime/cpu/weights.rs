@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{
     super::weights::{CheckpointError, WeightSource, evaluate},
-    ops::{self, PackedWeight, Read},
+    ops::{self, PackedWeight, Products, Read},
 };
 use crate::{
     graph::WeightExpr,
@@ -40,6 +40,7 @@ impl Weights {
     /// As [`WeightSource::read`].
     pub fn load(
         program: &Program,
+        products: Products,
         source: &dyn WeightSource,
         progress: &dyn Fn(usize, usize),
     ) -> Result<Self, CheckpointError> {
@@ -51,6 +52,8 @@ impl Weights {
                 *at = *places.entry(expr).or_insert(next);
             }
         }
+        // An invariant program's f32 sums are in the order of dot products, which need no packing.
+        let packs = products != Products::F32 || !program.invariant;
         let mut readers = vec![Readers::default(); places.len() + 1];
         for step in &program.steps {
             for kernel in step.dispatch.choices() {
@@ -58,8 +61,7 @@ impl Weights {
                 for (operand, &tensor) in step.operands.iter().enumerate() {
                     let readers = &mut readers[at[tensor]];
                     match weight {
-                        // The sums of an invariant program are in the order of dot products.
-                        Some((index, shape)) if index == operand && !program.invariant => {
+                        Some((index, shape)) if index == operand && packs => {
                             readers.multiplied = Some(shape);
                         }
                         _ => readers.otherwise = true,
@@ -77,7 +79,7 @@ impl Weights {
                 let readers = readers[at];
                 held[at].packed = readers
                     .multiplied
-                    .map(|[n, k]| PackedWeight::new(&rows, n as usize, k as usize));
+                    .map(|[n, k]| PackedWeight::new(&rows, n as usize, k as usize, products));
                 if readers.otherwise {
                     held[at].rows = rows;
                 }

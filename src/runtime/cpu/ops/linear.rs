@@ -4,6 +4,9 @@
 //! A weight is packed once, when a model is loaded, for the instructions of the CPU at hand. A weight that lies in memory as
 //! it was stored is multiplied by dot products, which compute a row in the same order whatever the other rows are.
 
+#[cfg(target_arch = "x86_64")]
+mod bf16;
+mod int8;
 mod panels;
 
 use std::fmt;
@@ -28,6 +31,44 @@ pub struct PackedWeight {
 
 enum Form {
     F32(panels::Panels),
+    #[cfg(target_arch = "x86_64")]
+    Bf16(bf16::Bf16),
+    Int8(int8::Int8),
+}
+
+/// How linear layers compute products on the CPU. Sums of products are f32 or exact, and everything else is f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Products {
+    #[default]
+    F32,
+    /// Both factors are rounded to bf16. Only some CPUs have instructions for that.
+    Bf16,
+    /// 8-bit integers: a weight has a scale for each row of its output, which is found when it is loaded, an activation one for
+    /// each of its rows, found when it is multiplied. Both are symmetric around 0.
+    Int8,
+}
+
+impl Products {
+    /// Whether the CPU at hand has the instructions.
+    pub fn is_supported(self) -> bool {
+        match self {
+            Self::F32 | Self::Int8 => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Bf16 => bf16::is_supported(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Bf16 => false,
+        }
+    }
+}
+
+impl fmt::Display for Products {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        })
+    }
 }
 
 impl fmt::Debug for PackedWeight {
@@ -41,9 +82,18 @@ impl PackedWeight {
     ///
     /// # Panics
     /// When it has not.
-    pub fn new(weight: &[f32], n: usize, k: usize) -> Self {
+    pub fn new(weight: &[f32], n: usize, k: usize, products: Products) -> Self {
         assert_eq!(weight.len(), n * k, "the weight has n rows of k elements");
-        let form = Form::F32(panels::Panels::new(weight, k));
+        let form = match products {
+            Products::F32 => Form::F32(panels::Panels::new(weight, k)),
+            #[cfg(target_arch = "x86_64")]
+            Products::Bf16 => Form::Bf16(bf16::Bf16::new(weight, n, k)),
+            #[cfg(not(target_arch = "x86_64"))]
+            Products::Bf16 => {
+                unreachable!("who asks for bf16 products has asked whether there are any")
+            }
+            Products::Int8 => Form::Int8(int8::Int8::new(weight, n, k)),
+        };
         Self { n, k, form }
     }
 
@@ -51,6 +101,9 @@ impl PackedWeight {
     pub fn bytes(&self) -> u64 {
         match &self.form {
             Form::F32(panels) => panels.bytes(),
+            #[cfg(target_arch = "x86_64")]
+            Form::Bf16(panels) => panels.bytes(),
+            Form::Int8(panels) => panels.bytes(self.n, self.k),
         }
     }
 
@@ -95,6 +148,25 @@ pub(super) struct Linear<'a> {
     pub finish: Finish<'a>,
 }
 
+/// How a result is cut into blocks.
+#[derive(Clone, Copy)]
+struct Cut {
+    rows: usize,
+    cols: usize,
+    /// Whether more than one thread is worth waking.
+    parallel: bool,
+}
+
+impl Cut {
+    /// Calls `task` with every number below `n`.
+    fn for_each(&self, n: usize, task: impl Fn(usize) + Send + Sync) {
+        match self.parallel {
+            true => (0..n).into_par_iter().for_each(task),
+            false => (0..n).for_each(task),
+        }
+    }
+}
+
 /// A block of the result, which one task writes.
 #[derive(Clone, Copy)]
 struct Block {
@@ -111,6 +183,9 @@ impl Linear<'_> {
             Weight::Rows(weight) => self.dot(weight, out),
             Weight::Packed(packed) => match &packed.form {
                 Form::F32(panels) => panels.multiply(self, out),
+                #[cfg(target_arch = "x86_64")]
+                Form::Bf16(panels) => panels.multiply(self, out),
+                Form::Int8(panels) => panels.multiply(self, out),
             },
         }
     }
@@ -120,7 +195,8 @@ impl Linear<'_> {
         /// Rows and columns of a block, whose parts of both operands stay in cache.
         const BLOCK: [usize; 2] = [64, 96];
         let k = self.k;
-        self.blocks(out, BLOCK, |out, block| {
+        let cut = self.cut(out.len() / self.n, BLOCK);
+        self.blocks(out, cut, |out, block| {
             simd::dispatch(DotRows {
                 x: &self.x[block.row * k..][..block.rows * k],
                 weight: &weight[block.col * k..][..block.cols * k],
@@ -134,52 +210,91 @@ impl Linear<'_> {
         });
     }
 
-    /// Calls `multiply`, which writes the products of a block, and applies the epilogue, for all blocks of the result, on as
-    /// many threads as are worth waking. A block has at most so many rows and columns; those of the same rows follow one
-    /// another, so that these stay in cache.
-    fn blocks(
+    /// Calls `part` for the layer on some of its rows after others, with their number and their part of the result, so that what
+    /// is computed of activations takes little memory whatever the batch.
+    fn by_chunks(&self, out: &mut [f32], part: impl Fn(&Linear<'_>, usize, &mut [f32])) {
+        const ROWS: usize = 4096;
+        let (n, k) = (self.n, self.k);
+        for (i, out) in out.chunks_mut(ROWS * n).enumerate() {
+            let (first, rows) = (i * ROWS, out.len() / n);
+            let residual = self.finish.residual.map(|r| &r[first * n..][..rows * n]);
+            let layer = Linear {
+                x: &self.x[first * k..][..rows * k],
+                finish: Finish {
+                    residual,
+                    ..self.finish
+                },
+                ..*self
+            };
+            part(&layer, rows, out);
+        }
+    }
+
+    /// What `make` gives of the activations of each row of blocks.
+    fn of_rows<T: Send>(
         &self,
-        out: &mut [f32],
-        [most_rows, most_cols]: [usize; 2],
-        multiply: impl Fn(SharedOut<'_>, Block) + Sync,
-    ) {
+        rows: usize,
+        cut: Cut,
+        make: impl Fn(&[f32]) -> T + Send + Sync,
+    ) -> Vec<T> {
+        let make = |i: usize| {
+            let first = i * cut.rows;
+            make(&self.x[first * self.k..][..cut.rows.min(rows - first) * self.k])
+        };
+        let n = rows.div_ceil(cut.rows);
+        match cut.parallel {
+            true => (0..n).into_par_iter().map(make).collect(),
+            false => (0..n).map(make).collect(),
+        }
+    }
+
+    /// How a result of so many rows is cut into blocks of at most so many rows and columns.
+    fn cut(&self, rows: usize, [most_rows, cols]: [usize; 2]) -> Cut {
         /// Multiplications below which one thread is faster than several. Where rows are few, reading the weight takes as
         /// long as the products of four rows.
         const MIN_PARALLEL: usize = 1 << 18;
         /// Rows at least of a block: fewer take longer by the row.
         const MIN_ROWS: usize = 32;
-        let rows = out.len() / self.n;
         let threads = match rows.max(4) * self.n * self.k < MIN_PARALLEL {
             true => 1,
             false => rayon::current_num_threads(),
         };
-        let over_cols = self.n.div_ceil(most_cols);
         // A few blocks per thread: one that is late leaves work for the others to take.
         let over_rows = match threads {
             1 => 1,
-            _ => (4 * threads).div_ceil(over_cols),
+            _ => (4 * threads).div_ceil(self.n.div_ceil(cols)),
         };
         let over_rows = over_rows
             .min(rows.div_ceil(MIN_ROWS))
             .max(rows.div_ceil(most_rows));
-        let most_rows = rows.div_ceil(over_rows).next_multiple_of(8);
+        Cut {
+            rows: rows.div_ceil(over_rows).next_multiple_of(8),
+            cols,
+            parallel: threads > 1,
+        }
+    }
+
+    /// Calls `multiply`, which writes the products of a block, and applies the epilogue, for all blocks of the result. Those of
+    /// the same rows follow one another, so that these stay in cache.
+    fn blocks(
+        &self,
+        out: &mut [f32],
+        cut: Cut,
+        multiply: impl Fn(SharedOut<'_>, Block) + Send + Sync,
+    ) {
+        let (rows, over_cols) = (out.len() / self.n, self.n.div_ceil(cut.cols));
         let out = SharedOut::new(out);
-        let block = |i: usize| {
-            let (row, col) = (i / over_cols * most_rows, i % over_cols * most_cols);
+        cut.for_each(rows.div_ceil(cut.rows) * over_cols, |i| {
+            let (row, col) = (i / over_cols * cut.rows, i % over_cols * cut.cols);
             let block = Block {
                 row,
-                rows: most_rows.min(rows - row),
+                rows: cut.rows.min(rows - row),
                 col,
-                cols: most_cols.min(self.n - col),
+                cols: cut.cols.min(self.n - col),
             };
             multiply(out, block);
             self.finish(out, block);
-        };
-        let n_blocks = rows.div_ceil(most_rows) * over_cols;
-        match threads {
-            1 => (0..n_blocks).for_each(block),
-            _ => (0..n_blocks).into_par_iter().for_each(block),
-        }
+        });
     }
 
     /// Where a block starts in the result.

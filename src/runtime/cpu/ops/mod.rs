@@ -22,7 +22,7 @@ mod tests;
 
 use args::Args;
 
-pub use linear::PackedWeight;
+pub use linear::{PackedWeight, Products};
 
 use crate::kernels::{KernelSpec, attention::SoftmaxMask};
 use crate::tensor::Extents;

@@ -35,7 +35,8 @@ impl Panels {
     /// Writes the layer's result.
     pub fn multiply(&self, layer: &Linear<'_>, out: &mut [f32]) {
         let k = layer.k;
-        layer.blocks(out, [ROWS, COLS], |out, block| {
+        let cut = layer.cut(out.len() / layer.n, [ROWS, COLS]);
+        layer.blocks(out, cut, |out, block| {
             let x = Operand {
                 data: &layer.x[block.row * k..],
                 row: k,
