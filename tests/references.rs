@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine,
-    engine::{Bound, Comparison, Reference, TextEncoder},
+    engine::{Bound, Comparison, Products, Reference, TextEncoder},
     runtime::weights::RandomWeights,
 };
 
@@ -42,6 +42,15 @@ fn minilm() -> PathBuf {
 }
 
 fn compare(name: &str, description: &str, without: &[&str]) -> Vec<Comparison> {
+    compare_in(Products::F32, name, description, without)
+}
+
+fn compare_in(
+    products: Products,
+    name: &str,
+    description: &str,
+    without: &[&str],
+) -> Vec<Comparison> {
     let reference =
         Reference::read(&folder().join(format!("{name}.safetensors"))).expect("a reference");
     let engine = Engine::builder(description)
@@ -50,6 +59,7 @@ fn compare(name: &str, description: &str, without: &[&str]) -> Vec<Comparison> {
         .outputs(reference.names())
         .without(without.iter().copied())
         .device(DeviceChoice::Cpu)
+        .products(products)
         .build()
         .expect("the model loads");
     let mut session = engine.session().expect("a session");
@@ -103,6 +113,39 @@ matches_reference! {
     modernbert_with_odd_sizes_matches: "modernbert_h320a5" is "modernbert";
     modernbert_with_heads_of_20_matches: "modernbert_head20" is "modernbert";
     nomic_bert_with_odd_sizes_matches: "nomic_bert_h320a5" is "nomic_bert";
+}
+
+/// What the products of linear layers are rounded to, and the bounds that are said of it.
+#[test]
+fn rounded_products_are_within_the_bounds_of_their_precision() {
+    for products in [Products::Bf16, Products::Int8] {
+        if !products.is_supported() {
+            eprintln!("this CPU has no products in {products}: they were not tested");
+            continue;
+        }
+        for (name, description) in [
+            ("bert_h320a5", "bert"),
+            ("roberta_h320a5", "roberta"),
+            ("gpt2_h320a5", "gpt2"),
+            ("qwen3_h192a6", "qwen3"),
+            ("t5_head20", "t5"),
+            ("modernbert_h320a5", "modernbert"),
+            ("nomic_bert_h320a5", "nomic_bert"),
+        ] {
+            let comparisons = compare_in(products, name, description, &[]);
+            for c in &comparisons {
+                println!(
+                    "{products} {name} {}: {:.1e} of {:.1}, cosine {:.5}",
+                    c.name, c.max, c.largest, c.cosine
+                );
+            }
+            let bad: Vec<_> = comparisons
+                .iter()
+                .filter(|c| !Bound::of(products).holds(c))
+                .collect();
+            assert!(bad.is_empty(), "{products}: {bad:#?}");
+        }
+    }
 }
 
 #[test]

@@ -135,7 +135,7 @@ impl Bound {
             Precision::Int8 => Self {
                 unit: 1e-1,
                 max: 2.5e-1,
-                cosine: 0.985,
+                cosine: 0.97,
             },
             Precision::F32 => Self {
                 unit: 1e-4,

@@ -18,8 +18,8 @@ const MIN_PARALLEL: usize = 1 << 17;
 
 /// Queries that a task takes at once, and keys that it meets them with: the scores between them stay
 /// in the second-level cache, whatever the length of the sequence.
-const MAX_QUERIES: usize = 128;
-pub(super) const MAX_KEYS: usize = 512;
+const MAX_QUERIES: usize = 256;
+pub(super) const MAX_KEYS: usize = 256;
 
 /// Some queries of one sequence.
 #[derive(Clone, Copy)]

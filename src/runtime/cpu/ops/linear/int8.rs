@@ -28,6 +28,15 @@ thread_local! {
     static EXECUTOR: Executor = Executor::default();
 }
 
+/// The largest integer of a weight. Where the CPU adds two products in 16 bits, a bit less keeps these from overflowing:
+/// 2 · 255 · 63 is below 2¹⁵.
+pub(super) fn largest() -> i8 {
+    match EXECUTOR.with(Executor::may_saturate) {
+        true => 63,
+        false => 127,
+    }
+}
+
 /// A weight `[n, k]` as panels of its rows.
 pub(super) struct Int8 {
     panels: Vec<PackedBMatrix<i8>>,
@@ -45,11 +54,7 @@ struct Column {
 
 impl Int8 {
     pub fn new(weight: &[f32], n: usize, k: usize) -> Self {
-        // Where the CPU adds two products in 16 bits, a bit less of the weight keeps these from overflowing.
-        let largest = match EXECUTOR.with(Executor::may_saturate) {
-            true => 63.0,
-            false => 127.0,
-        };
+        let largest = f32::from(largest());
         let mut columns = Vec::with_capacity(n);
         let mut integers = vec![0_i8; n * k];
         for row in 0..n {
@@ -70,7 +75,9 @@ impl Int8 {
             let rows = NdTensorView::from_data([cols, k], &integers[first * k..][..cols * k]);
             EXECUTOR.with(|executor| executor.prepack_b(rows.transposed()))
         };
-        let firsts: Vec<usize> = (0..n).step_by(COLS).collect();
+        // A weight of no depth has nothing to pack.
+        let packed = if k == 0 { 0 } else { n };
+        let firsts: Vec<usize> = (0..packed).step_by(COLS).collect();
         Self {
             panels: firsts.into_par_iter().map(panel).collect(),
             columns,

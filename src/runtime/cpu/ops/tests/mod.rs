@@ -3,6 +3,7 @@
 mod attention;
 mod errors;
 mod gemm;
+mod linear;
 mod long_attention;
 mod pooling;
 mod prepared;
