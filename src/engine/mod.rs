@@ -314,7 +314,18 @@ impl Engine {
         })
     }
 
-    /// Bytes of intermediate tensors that a batch needs of a new session, without running it.
+    /// Bytes that the weights take, once for all sessions: on a CPU as they were packed for it, and also as they were stored
+    /// where other steps than linear layers read them.
+    pub fn weight_bytes(&self) -> u64 {
+        match &self.backend {
+            Backend::Cpu(model) => model.weight_bytes(),
+            Backend::Cuda(model) => model.weight_bytes(),
+        }
+    }
+
+    /// Bytes of intermediate tensors that a batch needs of a new session, without running it. [`Engine::weight_bytes`] come
+    /// on top, once. A CPU that computes in bf16 or int8 holds the rounded activations of up to 4,096 rows of one layer
+    /// besides.
     ///
     /// # Errors
     /// A batch beyond the declared maximum, where there is one.

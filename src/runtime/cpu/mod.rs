@@ -108,6 +108,11 @@ impl CpuModel {
         })
     }
 
+    /// Bytes that its weights take, packed and as stored.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.bytes()
+    }
+
     /// How its linear layers compute products.
     pub fn products(&self) -> Products {
         self.products
@@ -320,7 +325,7 @@ impl CpuSession {
     /// Bytes held now.
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {
-            weights: self.model.weights.bytes(),
+            weights: self.model.weight_bytes(),
             activations: self.workspace.chunks().bytes(),
             batch_data: self.batch_data,
         }

@@ -54,33 +54,33 @@ struct Column {
 
 impl Int8 {
     pub fn new(weight: &[f32], n: usize, k: usize) -> Self {
-        let largest = f32::from(largest());
-        let mut columns = Vec::with_capacity(n);
-        let mut integers = vec![0_i8; n * k];
-        for row in 0..n {
-            let (from, to) = (&weight[row * k..][..k], &mut integers[row * k..][..k]);
-            let scale = largest_of(from) / largest;
-            let factor = reciprocal(scale);
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = (from * factor).round_ties_even() as i8;
-            }
-            let sum: i32 = to.iter().map(|&p| i32::from(p)).sum();
-            columns.push(Column {
-                scale,
-                surplus: ZERO * sum,
-            });
-        }
         let panel = |first: usize| {
-            let cols = COLS.min(n - first);
-            let rows = NdTensorView::from_data([cols, k], &integers[first * k..][..cols * k]);
-            EXECUTOR.with(|executor| executor.prepack_b(rows.transposed()))
+            let rows = COLS.min(n - first);
+            let (mut integers, mut scales) = (vec![0_i8; rows * k], vec![0.0; rows]);
+            simd::dispatch(Round {
+                x: &weight[first * k..][..rows * k],
+                k,
+                largest: largest().into(),
+                integer: |p: i32| p as i8,
+                integers: &mut integers,
+                scales: &mut scales,
+            });
+            let matrix = NdTensorView::from_data([rows, k], integers.as_slice());
+            let packed = EXECUTOR.with(|executor| executor.prepack_b(matrix.transposed()));
+            let column = |(row, &scale): (&[i8], &f32)| Column {
+                scale,
+                surplus: ZERO * row.iter().map(|&p| i32::from(p)).sum::<i32>(),
+            };
+            let columns: Vec<Column> = zip(integers.chunks(k), &scales).map(column).collect();
+            (packed, columns)
         };
         // A weight of no depth has nothing to pack.
         let packed = if k == 0 { 0 } else { n };
         let firsts: Vec<usize> = (0..packed).step_by(COLS).collect();
+        let (panels, columns): (Vec<_>, Vec<_>) = firsts.into_par_iter().map(panel).unzip();
         Self {
-            panels: firsts.into_par_iter().map(panel).collect(),
-            columns,
+            panels,
+            columns: columns.concat(),
         }
     }
 
@@ -142,6 +142,8 @@ impl Activations {
         simd::dispatch(Round {
             x,
             k,
+            largest: 127.0,
+            integer: |q: i32| q.wrapping_add(ZERO) as u8,
             integers: &mut integers,
             scales: &mut scales,
         });
@@ -153,14 +155,18 @@ impl Activations {
     }
 }
 
-struct Round<'a> {
+/// Rounds rows of `k` numbers to integers of up to `largest`, and finds their scales.
+struct Round<'a, T, F> {
     x: &'a [f32],
     k: usize,
-    integers: &'a mut [u8],
+    largest: f32,
+    /// What an integer, of which the low 8 bits count, is stored as.
+    integer: F,
+    integers: &'a mut [T],
     scales: &'a mut [f32],
 }
 
-impl WithSimd for Round<'_> {
+impl<T, F: Fn(i32) -> T> WithSimd for Round<'_, T, F> {
     type Output = ();
 
     #[inline(always)]
@@ -172,10 +178,10 @@ impl WithSimd for Round<'_> {
             self.integers.chunks_exact_mut(self.k),
         );
         for ((x, integers), scale) in zip(rows, self.scales) {
-            *scale = largest_of(x) / 127.0;
+            *scale = largest_of(x) / self.largest;
             let factor = reciprocal(*scale);
             for (to, from) in zip(integers, x) {
-                *to = (from * factor + ROUND).to_bits().wrapping_add(ZERO as u32) as u8;
+                *to = (self.integer)((from * factor + ROUND).to_bits().cast_signed());
             }
         }
     }
