@@ -11,9 +11,10 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::TextEncoder,
+    engine::{Generate, TextEncoder},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, Settings, scheduler},
+    search::Rules,
     serve::{Model, ModelChoice, Models},
 };
 use serde_json::{Value, json};
@@ -35,8 +36,8 @@ fn costs() -> CostTable {
     table
 }
 
-fn model(name: &str, invariant: bool, queue: Duration) -> Model {
-    Model::open(ModelChoice {
+fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
+    ModelChoice {
         folder: checkpoint(name),
         name: name.to_owned(),
         device: DeviceChoice::Cpu,
@@ -48,16 +49,24 @@ fn model(name: &str, invariant: bool, queue: Duration) -> Model {
         cache_bytes: None,
         queue,
         tokenizers: 1,
-    })
-    .unwrap()
+        all_tokens: true,
+    }
+}
+
+fn model(name: &str, invariant: bool, queue: Duration) -> Model {
+    Model::open(choice(name, invariant, queue)).unwrap()
 }
 
 fn serving(models: &[&str], choice: HttpChoice) -> Server {
     let models = models
         .iter()
         .map(|name| model(name, true, Duration::from_secs(10)));
+    serving_models(models.collect(), choice)
+}
+
+fn serving_models(models: Vec<Model>, choice: HttpChoice) -> Server {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    Server::start(socket, Models::new(models.collect()), choice).unwrap()
+    Server::start(socket, Models::new(models), choice).unwrap()
 }
 
 fn quick() -> HttpChoice {
@@ -231,9 +240,30 @@ fn each_error_has_its_status_and_says_what_to_do() {
         ),
         ("/v1/embeddings", long.as_str()),
         ("/embed", "{\"inputs\": {}}"),
+        ("/embed", "{\"inputs\": \"x\", \"prompt_name\": \"query\"}"),
+        ("/similarity", "{\"inputs\": {\"sentences\": [\"x\"]}}"),
+        (
+            "/similarity",
+            "{\"inputs\": {\"source_sentence\": \"x\", \"sentences\": []}}",
+        ),
+        ("/tokenize", "{\"inputs\": [1, 2]}"),
+        ("/decode", "{\"ids\": [4000000]}"),
+        ("/decode", "{\"ids\": \"x\"}"),
+        ("/v2/rerank", "{\"query\": \"x\", \"documents\": [\"x\"]}"),
+        (
+            "/v2/rerank",
+            "{\"model\": \"ce-one\", \"query\": \"x\", \"documents\": [\"x\"], \"top_n\": 0}",
+        ),
         ("/predict", "{\"inputs\": [[\"a\", \"b\", \"c\"]]}"),
         ("/rerank", "{\"query\": \"x\", \"texts\": []}"),
-        ("/v1/completions", "{\"prompt\": \"x\", \"n\": 2}"),
+        ("/v1/completions", "{\"prompt\": \"x\", \"n\": 0}"),
+        ("/v1/completions", "{\"prompt\": \"x\", \"best_of\": 2}"),
+        ("/v1/completions", "{\"prompt\": \"x\", \"logprobs\": true}"),
+        ("/v1/completions", "{\"prompt\": \"x\", \"logprobs\": 21}"),
+        (
+            "/v1/completions",
+            "{\"prompt\": \"x\", \"top_logprobs\": 2}",
+        ),
         ("/v1/completions", "{\"prompt\": \"\"}"),
         (
             "/v1/completions",
@@ -336,6 +366,278 @@ fn texts_come_whole_and_as_events_and_end_before_a_stop() {
 }
 
 #[test]
+fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
+    let server = serving(&["writer"], quick());
+    let to = server.address();
+    let prompt = "One cold morning Ben walked to the f";
+    let asked = json!({
+        "prompt": prompt, "max_tokens": 12, "n": 2, "temperature": 0.9, "seed": 5, "logprobs": 3,
+    });
+    let (status, whole) = post(to, "/v1/completions", &asked);
+    assert_eq!(status, 200, "{whole}");
+    assert_eq!(whole["choices"].as_array().unwrap().len(), 2);
+    assert_ne!(whole["choices"][0]["text"], whole["choices"][1]["text"]);
+    // The prompt counts once, and both texts do.
+    let alone =
+        json!({"prompt": prompt, "max_tokens": 12, "temperature": 0.9, "seed": 6, "logprobs": 0});
+    let (_, second) = post(to, "/v1/completions", &alone);
+    assert_eq!(second["choices"][0]["text"], whole["choices"][1]["text"]);
+    let usage = |of: &Value, what: &str| of["usage"][what].as_u64().unwrap();
+    assert_eq!(
+        usage(&whole, "prompt_tokens"),
+        usage(&second, "prompt_tokens")
+    );
+    assert_eq!(usage(&whole, "completion_tokens"), 24);
+    for choice in whole["choices"].as_array().unwrap() {
+        let scores = &choice["logprobs"];
+        let tokens: Vec<&str> = scores["tokens"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| t.as_str().unwrap())
+            .collect();
+        assert_eq!(tokens.concat(), choice["text"].as_str().unwrap());
+        let values = floats(&scores["token_logprobs"]);
+        let mut offset = 0;
+        for (at, token) in tokens.iter().enumerate() {
+            assert_eq!(scores["text_offset"][at], offset);
+            offset += token.chars().count();
+            let most = scores["top_logprobs"][at].as_object().unwrap();
+            assert!((3..=4).contains(&most.len()), "{most:?}");
+            assert_eq!(most[*token].as_f64().unwrap() as f32, values[at]);
+            let sum: f64 = most.values().map(|v| v.as_f64().unwrap().exp()).sum();
+            assert!(sum <= 1.0 + 1e-4 && values[at] <= 0.0);
+        }
+    }
+    let only = second["choices"][0]["logprobs"]["top_logprobs"][0].as_object();
+    assert_eq!(only.unwrap().len(), 1);
+    // The engine says the same of what it writes.
+    let engine = Engine::from_checkpoint(checkpoint("writer")).device(DeviceChoice::Cpu);
+    let engine = engine.invariant(true).generating().build().unwrap();
+    let encoder = TextEncoder::open(&checkpoint("writer")).unwrap();
+    let options = Generate {
+        rules: Rules {
+            max_new_tokens: 12,
+            ..Rules::default()
+        },
+        log_probabilities: true,
+        ..Generate::default()
+    };
+    let on = |_, _: &_| std::ops::ControlFlow::Continue(());
+    let written = engine
+        .generate(&encoder.prompts(&[prompt]).unwrap(), &options, on)
+        .unwrap();
+    let asked = json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 0});
+    let (_, greedy) = post(to, "/v1/completions", &asked);
+    let values = floats(&greedy["choices"][0]["logprobs"]["token_logprobs"]);
+    assert_eq!(values, written[0].log_probabilities);
+    // Events have the same texts and numbers, by index.
+    let mut asked = json!({
+        "prompt": prompt, "max_tokens": 12, "n": 2, "temperature": 0.9, "seed": 5, "logprobs": 3, "stream": true,
+    });
+    for with_usage in [false, true] {
+        asked["stream_options"] = json!({"include_usage": with_usage});
+        let (_, _, body) = ask_with(to, "POST", "/v1/completions", "", &asked.to_string());
+        let events: Vec<Value> = body
+            .split("\n\n")
+            .filter_map(|e| serde_json::from_str(e.strip_prefix("data: ")?).ok())
+            .collect();
+        for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {
+            let own = || events.iter().filter(|e| e["choices"][0]["index"] == index);
+            let text: String = own()
+                .map(|e| e["choices"][0]["text"].as_str().unwrap())
+                .collect();
+            assert_eq!(text, choice["text"]);
+            let values =
+                own().filter_map(|e| e["choices"][0]["logprobs"]["token_logprobs"].as_array());
+            let values: Vec<Value> = values.flatten().cloned().collect();
+            assert_eq!(Value::Array(values), choice["logprobs"]["token_logprobs"]);
+        }
+        assert_eq!(events[0].get("usage").is_some(), with_usage);
+        let last = events.last().unwrap();
+        assert_eq!(last["usage"] == whole["usage"], with_usage);
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+/// A copy of the small writer with a template for conversations.
+fn chatting() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(checkpoint("writer")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let template = "{% for message in messages %}{{ message.content }} {% endfor %}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    folder
+}
+
+#[test]
+fn conversations_are_answered_with_scores_and_in_several_ways() {
+    let folder = chatting();
+    let mut choice = choice("writer", true, Duration::from_secs(10));
+    choice.folder = folder.path().to_owned();
+    let server = serving_models(vec![Model::open(choice).unwrap()], quick());
+    let to = server.address();
+    let mut asked = json!({
+        "messages": [{"role": "user", "content": "One cold morning Ben walked to"}],
+        "max_tokens": 8, "logprobs": true, "top_logprobs": 2, "n": 2, "temperature": 0,
+    });
+    let (status, whole) = post(to, "/v1/chat/completions", &asked);
+    assert_eq!(status, 200, "{whole}");
+    let choices = whole["choices"].as_array().unwrap();
+    assert_eq!(
+        (choices.len(), &choices[0]["message"]),
+        (2, &choices[1]["message"])
+    );
+    let content = choices[0]["logprobs"]["content"].as_array().unwrap();
+    let text: String = content
+        .iter()
+        .map(|t| t["token"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, choices[0]["message"]["content"]);
+    for token in content {
+        // The most probable token was taken.
+        assert_eq!(token["top_logprobs"][0]["token"], token["token"]);
+        assert_eq!(token["top_logprobs"][0]["logprob"], token["logprob"]);
+        assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 2);
+        let bytes: Vec<u8> = serde_json::from_value(token["bytes"].clone()).unwrap();
+        assert_eq!(bytes, token["token"].as_str().unwrap().as_bytes());
+    }
+    asked["stream"] = json!(true);
+    let (_, _, body) = ask_with(to, "POST", "/v1/chat/completions", "", &asked.to_string());
+    let events: Vec<Value> = body
+        .split("\n\n")
+        .filter_map(|e| serde_json::from_str(e.strip_prefix("data: ")?).ok())
+        .collect();
+    for index in 0..2 {
+        let own = || events.iter().filter(|e| e["choices"][0]["index"] == index);
+        let text: String = own()
+            .filter_map(|e| e["choices"][0]["delta"]["content"].as_str())
+            .collect();
+        assert_eq!(text, choices[0]["message"]["content"]);
+        assert_eq!(
+            own().next().unwrap()["choices"][0]["delta"]["role"],
+            "assistant"
+        );
+        assert_eq!(
+            own().last().unwrap()["choices"][0]["finish_reason"],
+            "length"
+        );
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn raw_rows_all_tokens_cosines_and_tokens_are_those_of_the_engine() {
+    let server = serving(&["st-mean"], quick());
+    let to = server.address();
+    let (_, all) = post(to, "/v1/embeddings", &json!({"input": TEXTS}));
+    let rows: Vec<Vec<f32>> = (0..3)
+        .map(|at| floats(&all["data"][at]["embedding"]))
+        .collect();
+    let mut stream = connect(to);
+    let body = json!({"input": TEXTS}).to_string();
+    let head = format!(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\naccept: application/octet-stream\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    let end = bytes
+        .windows(4)
+        .position(|four| four == b"\r\n\r\n")
+        .unwrap();
+    let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+    let four = bytes[end + 4..].chunks_exact(4);
+    let raw: Vec<f32> = four
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    assert_eq!(raw, rows.concat());
+    let tokens = all["usage"]["total_tokens"].as_u64().unwrap();
+    for line in [
+        "x-rows: 3".to_owned(),
+        format!("x-width: {}", rows[0].len()),
+        format!("x-tokens: {tokens}"),
+    ] {
+        assert!(head.contains(&line), "{head}");
+    }
+
+    let engine = Engine::from_checkpoint(checkpoint("st-mean")).device(DeviceChoice::Cpu);
+    let engine = engine
+        .invariant(true)
+        .outputs(["last_hidden_state"])
+        .build()
+        .unwrap();
+    let encoder = TextEncoder::open(&checkpoint("st-mean")).unwrap();
+    let batch = encoder.encode(&TEXTS).unwrap();
+    let outputs = engine.session().unwrap().run(&batch).unwrap();
+    let (status, states) = post(to, "/embed_all", &json!({"inputs": TEXTS}));
+    assert_eq!(status, 200, "{states}");
+    for (at, len) in batch.lens().iter().enumerate() {
+        let own: Vec<f32> = states[at]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(floats)
+            .collect();
+        assert_eq!(states[at].as_array().unwrap().len(), *len as usize);
+        assert_eq!(own, outputs.sequence("last_hidden_state", at).unwrap());
+    }
+
+    let asked = json!({"inputs": {"source_sentence": TEXTS[0], "sentences": [TEXTS[1], TEXTS[0]]}});
+    let (status, cosines) = post(to, "/similarity", &asked);
+    assert_eq!(status, 200, "{cosines}");
+    let dot: f32 = rows[0].iter().zip(&rows[1]).map(|(a, b)| a * b).sum();
+    let cosines = floats(&cosines);
+    assert!((cosines[0] - dot).abs() < 1e-5 && (cosines[1] - 1.0).abs() < 1e-6);
+
+    let text = "The Tower, is high é";
+    let (_, cut) = post(to, "/tokenize", &json!({"inputs": [text]}));
+    let cut = cut[0].as_array().unwrap();
+    let ids: Vec<u64> = cut.iter().map(|t| t["id"].as_u64().unwrap()).collect();
+    let expected: Vec<u64> = encoder
+        .encode(&[text])
+        .unwrap()
+        .token_ids()
+        .iter()
+        .map(|&id| id as u64)
+        .collect();
+    assert_eq!(ids, expected);
+    assert!(cut[0]["special"] == true && cut[0]["start"].is_null());
+    let token = &cut[1];
+    let (start, stop) = (
+        token["start"].as_u64().unwrap(),
+        token["stop"].as_u64().unwrap(),
+    );
+    assert_eq!(token["text"], text[start as usize..stop as usize]);
+    let (_, bare) = post(
+        to,
+        "/tokenize",
+        &json!({"inputs": text, "add_special_tokens": false}),
+    );
+    assert_eq!(bare[0].as_array().unwrap().len(), cut.len() - 2);
+    // However long a text is, all of its tokens come.
+    let (_, long) = post(to, "/tokenize", &json!({"inputs": "word ".repeat(2000)}));
+    assert!(long[0].as_array().unwrap().len() > 2000);
+    let ids = encoder.prompts(&["the tower is high"]).unwrap().remove(0);
+    let (_, texts) = post(to, "/decode", &json!({"ids": [ids]}));
+    assert_eq!(texts, json!([encoder.decode(&ids).unwrap()]));
+    let (_, texts) = post(
+        to,
+        "/decode",
+        &json!({"ids": ids, "skip_special_tokens": false}),
+    );
+    assert!(texts[0].as_str().unwrap().contains("[CLS]"), "{texts}");
+    let (status, one) = get(to, "/v1/models/st%2Dmean");
+    assert!(status == 200 && one.contains("\"id\":\"st-mean\""), "{one}");
+    let (status, head, text) = ask_with(to, "HEAD", "/health", "", "");
+    assert_eq!((status, text.as_str()), (200, ""), "{head}");
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
 fn pairs_are_ranked_as_they_score() {
     let server = serving(&["ce-one"], quick());
     let to = server.address();
@@ -364,6 +666,29 @@ fn pairs_are_ranked_as_they_score() {
         let index = ours["index"].as_u64().unwrap() as usize;
         assert_eq!(ours["document"]["text"], documents[index]);
     }
+    let asked = json!({"model": "ce-one", "query": "tower", "documents": documents, "top_n": 2});
+    let (_, cohere) = post(to, "/v2/rerank", &asked);
+    for (ours, jina) in cohere["results"].as_array().unwrap().iter().zip(results) {
+        assert_eq!(ours["relevance_score"], jina["relevance_score"]);
+        assert_eq!(ours["index"], jina["index"]);
+    }
+    assert_eq!(cohere["meta"]["api_version"]["version"], "2");
+    // A document that is cut to a token scores as that token's text does.
+    let text = "tower of stone";
+    let (_, cut) = post(
+        to,
+        "/tokenize",
+        &json!({"inputs": text, "add_special_tokens": false}),
+    );
+    let end = cut[0][0]["stop"].as_u64().unwrap() as usize;
+    let one =
+        json!({"model": "ce-one", "query": "tower", "documents": [text], "max_tokens_per_doc": 1});
+    let short = json!({"model": "ce-one", "query": "tower", "documents": [&text[..end]]});
+    let (one, short) = (
+        post(to, "/v2/rerank", &one).1,
+        post(to, "/v2/rerank", &short).1,
+    );
+    assert_eq!(one["results"], short["results"]);
     let pairs: Vec<[&str; 2]> = documents.iter().map(|d| ["tower", *d]).collect();
     let (_, predicted) = post(to, "/predict", &json!({"inputs": pairs}));
     for row in tei.as_array().unwrap() {

@@ -41,6 +41,9 @@ pub(super) struct Args {
     /// Results that do not depend on what else is in a batch, not by a bit
     #[arg(long)]
     invariant: bool,
+    /// Keep the vectors of all tokens, for /embed_all; models without modules of sentence-transformers have them anyway
+    #[arg(long)]
+    all_tokens: bool,
     /// Which requests run next; `gemmule simulate --scheduler all` compares them
     #[arg(long, value_name = "NAME", default_value = "packed")]
     scheduler: String,
@@ -119,6 +122,7 @@ pub(super) fn run(args: Args) -> Outcome {
             cache_bytes: args.kv_bytes,
             queue: Duration::from_millis(args.queue_ms),
             tokenizers: args.tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
+            all_tokens: args.all_tokens,
         })?;
         say(&format!(
             "{}: {}, {}, ready after {:.1} s",

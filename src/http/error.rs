@@ -18,6 +18,8 @@ pub(super) enum Style {
     OpenAi,
     /// `{"error", "error_type"}`, with TEI's codes.
     Tei,
+    /// `{"message"}`
+    Cohere,
 }
 
 /// Why a request has no answer, and with which status.
@@ -121,6 +123,7 @@ impl Failure {
                 *status,
                 &json!({"error": {"message": message, "type": kind, "param": param, "code": code}}),
             ),
+            Style::Cohere => json(*status, &json!({"message": message})),
             Style::Tei => {
                 // TEI's names and codes.
                 let (status, kind) = match (status.as_u16(), *code) {

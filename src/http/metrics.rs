@@ -77,6 +77,7 @@ fn escaped(text: &str) -> String {
 }
 
 pub(super) fn response(app: &App) -> Response<Body> {
+    let models = app.models.all();
     let mut page = Page(String::new());
     page.head("requests_total", "counter", "Answers by route and status.");
     let routes = || {
@@ -110,7 +111,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
         "histogram",
         "Time of requests and batches by stage.",
     );
-    for model in app.models.iter() {
+    for model in models.iter() {
         let metrics = model.metrics();
         let stages = [
             ("tokenize", &metrics.tokenize),
@@ -166,7 +167,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     ];
     for (name, kind, help, value) in values {
         page.head(name, kind, help);
-        for model in app.models.iter() {
+        for model in models.iter() {
             let value = value(model).load(Ordering::Relaxed);
             page.line(name, &[("model", &model.name)], value as f64);
         }
@@ -176,7 +177,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
         "counter",
         "Inputs that were refused, by reason.",
     );
-    for model in app.models.iter() {
+    for model in models.iter() {
         let metrics = model.metrics();
         let reasons = [
             ("expired", &metrics.expired),

@@ -18,6 +18,6 @@ pub use metrics::{Histogram, Metrics};
 pub use models::{Kind, Model, ModelChoice, Models};
 pub use service::{Answer, Reply, Service, ServiceChoice, Submit};
 pub use tokenize::Text;
-pub use writer::{Ending, Piece, Pieces, Writer, Writing};
+pub use writer::{Ending, Piece, Pieces, Scored, Writer, Writing};
 
 pub use crate::engine::Message;

@@ -2,15 +2,18 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
 use super::{Metrics, ServeError, Service, ServiceChoice, Writer, measure};
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
-    engine::{Folder, TextEncoder},
-    model::Description,
+    engine::{Folder, TextEncoder, TextToken},
+    model::{Description, EMBEDDING, STATES},
     program::NEXT_LOGITS,
     schedule::{CostTable, Scheduler},
 };
@@ -32,6 +35,8 @@ pub struct ModelChoice {
     pub cache_bytes: Option<u64>,
     pub queue: Duration,
     pub tokenizers: usize,
+    /// Whether an embedding model also gives the vectors of all tokens. Those whose folders say nothing of pooling do anyway.
+    pub all_tokens: bool,
 }
 
 /// What a model does.
@@ -55,7 +60,8 @@ pub struct Model {
 
 /// All models of a server, and whether it takes requests.
 pub struct Models {
-    models: Vec<Model>,
+    /// Who answers a request holds its model, so that one that is replaced goes on until its last answer.
+    models: RwLock<Arc<Vec<Arc<Model>>>>,
     is_ready: AtomicBool,
 }
 
@@ -78,6 +84,7 @@ impl Model {
         };
         let folder = Folder::open(&choice.folder)?;
         let description = Description::for_config(folder.config()?)?;
+        let usual = description.outputs_for(folder.config()?);
         let writes = description.output_names().contains(&NEXT_LOGITS);
         let writing = match folder.modules() {
             None if writes => Some(builder().generating().build()?),
@@ -96,7 +103,11 @@ impl Model {
                 since,
             });
         }
-        let engine = builder().build()?;
+        let embeds = folder.modules().is_some() || usual.contains(&EMBEDDING);
+        let engine = match choice.all_tokens && embeds {
+            true => builder().outputs([EMBEDDING, STATES]).build()?,
+            false => builder().build()?,
+        };
         let costs = match choice.costs {
             Some(costs) => costs,
             None => measure(&engine, &mut engine.session()?, MEASURING)?,
@@ -133,6 +144,61 @@ impl Model {
         }
     }
 
+    /// What embeds or scores.
+    ///
+    /// # Errors
+    /// A model that writes.
+    pub fn service(&self) -> Result<&Service, ServeError> {
+        match &self.kind {
+            Kind::Service(service) => Ok(service),
+            Kind::Writer(_) => Err(self.unsupported("embeddings or scores")),
+        }
+    }
+
+    /// What writes.
+    ///
+    /// # Errors
+    /// A model that embeds or scores.
+    pub fn writer(&self) -> Result<&Writer, ServeError> {
+        match &self.kind {
+            Kind::Writer(writer) => Ok(writer),
+            Kind::Service(_) => Err(self.unsupported("texts")),
+        }
+    }
+
+    /// What cuts texts into tokens.
+    pub fn encoder(&self) -> &TextEncoder {
+        match &self.kind {
+            Kind::Service(service) => service.encoder(),
+            Kind::Writer(writer) => writer.encoder(),
+        }
+    }
+
+    /// All tokens of a text, with those that the tokenizer adds or without.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, String> {
+        let tokens = self.encoder().tokens(text, adds_special);
+        tokens.map_err(|e| e.to_string())
+    }
+
+    /// The text of tokens, with special ones if they are not skipped.
+    ///
+    /// # Errors
+    /// The first token that the model does not have, and what else is wrong with them.
+    pub fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String, String> {
+        let encoder = self.encoder();
+        if let Some(at) = ids.iter().position(|&id| !encoder.knows(id)) {
+            return Err(format!(
+                "token {at} is {}, which the model does not have",
+                ids[at]
+            ));
+        }
+        let text = encoder.decode_with(ids, skips_special);
+        text.map_err(|e| e.to_string())
+    }
+
     fn does(&self) -> &'static str {
         match &self.kind {
             Kind::Service(service) if service.is_scoring() => "scores pairs of texts",
@@ -152,14 +218,16 @@ impl Model {
 
 impl Models {
     pub fn new(models: Vec<Model>) -> Self {
+        let models = models.into_iter().map(Arc::new).collect();
         Self {
-            models,
+            models: RwLock::new(Arc::new(models)),
             is_ready: AtomicBool::new(true),
         }
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Model> {
-        self.models.iter()
+    /// All models as they are now.
+    pub fn all(&self) -> Arc<Vec<Arc<Model>>> {
+        Arc::clone(&self.models.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether new requests are welcome.
@@ -172,23 +240,23 @@ impl Models {
         self.is_ready.store(false, Ordering::Release);
     }
 
-    /// The model of this name; without one, the only model that does what is asked, or the first.
-    fn named(
+    /// The model of this name; without one, the first that does what is asked, or the first.
+    ///
+    /// # Errors
+    /// A name that no model has.
+    pub fn named(
         &self,
         name: Option<&str>,
         does: impl Fn(&Model) -> bool,
-    ) -> Result<&Model, ServeError> {
+    ) -> Result<Arc<Model>, ServeError> {
+        let models = self.all();
         let found = match name {
-            Some(name) => self.models.iter().find(|model| model.name == name),
-            None => self
-                .models
-                .iter()
-                .find(|model| does(model))
-                .or(self.models.first()),
+            Some(name) => models.iter().find(|model| model.name == name),
+            None => models.iter().find(|model| does(model)).or(models.first()),
         };
-        found.ok_or_else(|| ServeError::NoModel {
+        found.cloned().ok_or_else(|| ServeError::NoModel {
             name: name.unwrap_or_default().to_owned(),
-            known: self.models.iter().map(|model| model.name.clone()).collect(),
+            known: models.iter().map(|model| model.name.clone()).collect(),
         })
     }
 
@@ -196,13 +264,13 @@ impl Models {
     ///
     /// # Errors
     /// A name that no model has, and a model that does something else.
-    pub fn embedding(&self, name: Option<&str>) -> Result<(&Model, &Service), ServeError> {
+    pub fn embedding(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is =
             |model: &Model| matches!(&model.kind, Kind::Service(service) if !service.is_scoring());
         let model = self.named(name, is)?;
-        match &model.kind {
-            Kind::Service(service) if !service.is_scoring() => Ok((model, service)),
-            _ => Err(model.unsupported("embeddings")),
+        match is(&model) {
+            true => Ok(model),
+            false => Err(model.unsupported("embeddings")),
         }
     }
 
@@ -210,13 +278,13 @@ impl Models {
     ///
     /// # Errors
     /// As [`embedding`](Self::embedding).
-    pub fn scoring(&self, name: Option<&str>) -> Result<(&Model, &Service), ServeError> {
+    pub fn scoring(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is =
             |model: &Model| matches!(&model.kind, Kind::Service(service) if service.is_scoring());
         let model = self.named(name, is)?;
-        match &model.kind {
-            Kind::Service(service) if service.is_scoring() => Ok((model, service)),
-            _ => Err(model.unsupported("scores")),
+        match is(&model) {
+            true => Ok(model),
+            false => Err(model.unsupported("scores")),
         }
     }
 
@@ -224,12 +292,12 @@ impl Models {
     ///
     /// # Errors
     /// As [`embedding`](Self::embedding).
-    pub fn writing(&self, name: Option<&str>) -> Result<(&Model, &Writer), ServeError> {
+    pub fn writing(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is = |model: &Model| matches!(&model.kind, Kind::Writer(_));
         let model = self.named(name, is)?;
-        match &model.kind {
-            Kind::Writer(writer) => Ok((model, writer)),
-            Kind::Service(_) => Err(model.unsupported("texts")),
+        match is(&model) {
+            true => Ok(model),
+            false => Err(model.unsupported("texts")),
         }
     }
 }

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Batch, Engine, EngineError, Outputs,
     engine::{Encoded, LOGITS, Pending, Pipeline, TextEncoder},
-    model::EMBEDDING,
+    model::{EMBEDDING, STATES},
     runtime::batch::Limits,
     schedule::{CostTable, Costs, Desk, Micros, Planned, Scheduler, Waiting},
 };
@@ -52,12 +52,14 @@ pub struct Submit {
     pub within: Option<Duration>,
     pub class: u8,
     pub tenant: u32,
+    /// Whether the answer has the vectors of all tokens, one after another, and not one for the input.
+    pub all_tokens: bool,
 }
 
 /// The result for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// An embedding, or scores by label.
+    /// An embedding, scores by label, or the vectors of all tokens.
     pub values: Vec<f32>,
     /// Tokens that were computed for it.
     pub tokens: usize,
@@ -84,6 +86,7 @@ struct Entry {
     answer: oneshot::Sender<Result<Answer, ServeError>>,
     index: usize,
     arrived: Instant,
+    all_tokens: bool,
 }
 
 struct State {
@@ -121,6 +124,7 @@ pub struct Service {
     threads: Vec<JoinHandle<()>>,
     output: &'static str,
     width: usize,
+    has_states: bool,
 }
 
 impl Shared {
@@ -168,6 +172,7 @@ impl Shared {
                 answer,
                 index,
                 arrived,
+                all_tokens: submit.all_tokens,
             },
         );
         self.count_waiting(&state);
@@ -232,6 +237,7 @@ impl Service {
             name: EMBEDDING.to_owned(),
             known: names().map(str::to_owned).collect(),
         })?;
+        let has_states = names().any(|name| name == STATES);
         let mut session = engine.session()?;
         let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
         let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
@@ -284,7 +290,13 @@ impl Service {
             threads,
             output,
             width,
+            has_states,
         })
+    }
+
+    /// Whether it gives the vectors of all tokens.
+    pub fn has_states(&self) -> bool {
+        self.has_states
     }
 
     /// Whether it scores pairs or texts by label, as cross-encoders and classifiers do, instead of embedding texts.
@@ -318,6 +330,10 @@ impl Service {
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         for (index, text) in inputs.iter().enumerate() {
             self.check(index, text)?;
+        }
+        if submit.all_tokens && !self.has_states {
+            let problem = "the model was not loaded for the vectors of all tokens; start the server with --all-tokens, or ask for embeddings";
+            return Err(ServeError::invalid("model", problem));
         }
         let is_short = inputs.len() <= FEW && inputs.iter().all(|text| text.bytes() < SHORT);
         let arrived = Instant::now();
@@ -633,7 +649,13 @@ impl Collect {
         let width = output.values.len() / members.len().max(1);
         let score = |x: &f32| self.score.map_or(*x, |score| score.of(*x));
         let rows = output.values.chunks_exact(width.max(1));
-        Ok(rows.map(|row| row.iter().map(score).collect()).collect())
+        let mut rows: Vec<Vec<f32>> = rows.map(|row| row.iter().map(score).collect()).collect();
+        for (at, (_, entry)) in members.iter().enumerate() {
+            if entry.all_tokens {
+                rows[at] = outputs.sequence(STATES, at)?.to_vec();
+            }
+        }
+        Ok(rows)
     }
 }
 

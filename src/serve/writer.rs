@@ -35,6 +35,21 @@ pub struct Writing {
     pub seed: Option<u64>,
     /// Texts before which the writing ends.
     pub stop: Vec<String>,
+    /// Lets each token come with its log-probability and those of so many of the most probable ones.
+    pub log_probabilities: Option<usize>,
+}
+
+/// A token of a text with its log-probability, before rules and sampling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    /// Its text; U+FFFD where its bytes are no whole characters.
+    pub text: String,
+    pub log_probability: f32,
+    /// The most probable tokens in its place, the most probable first.
+    pub most_probable: Vec<(String, f32)>,
+    /// Where it begins in the whole text, in bytes, and in characters.
+    pub start: usize,
+    pub offset: usize,
 }
 
 /// Why a text ended.
@@ -49,8 +64,8 @@ pub enum Ending {
 /// What comes of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
-    /// The next part of the text; parts are never taken back.
-    Text(String),
+    /// The next part of the text, with the tokens that begin in it where they were asked for; parts are never taken back.
+    Text { text: String, tokens: Vec<Scored> },
     /// The last piece, with the tokens of the prompt and of the text.
     End {
         ending: Ending,
@@ -109,6 +124,8 @@ struct Job {
 struct Row {
     job: Job,
     text: GrowingText,
+    /// Tokens that no piece had yet.
+    scored: Vec<Scored>,
 }
 
 impl Writer {
@@ -172,6 +189,10 @@ impl Writer {
         &self.metrics
     }
 
+    pub fn encoder(&self) -> &TextEncoder {
+        &self.encoder
+    }
+
     /// Writes on from a prompt.
     ///
     /// # Errors
@@ -211,6 +232,7 @@ impl Writer {
             top_p,
             seed,
             stop,
+            log_probabilities,
         } = writing;
         if stop.iter().any(String::is_empty) {
             return Err(ServeError::invalid(
@@ -242,6 +264,15 @@ impl Writer {
                 top_p: top_p.unwrap_or(usual.top_p),
                 ..usual
             });
+        }
+        if let Some(n) = log_probabilities {
+            if options.beams.is_some() {
+                return Err(ServeError::invalid(
+                    "logprobs",
+                    "the model searches beams, whose tokens have no log-probabilities; leave `logprobs` out, or send a `temperature`",
+                ));
+            }
+            (options.log_probabilities, options.most_probable) = (true, n);
         }
         options.seed = seed.unwrap_or_default();
         let (sender, pieces) = unbounded_channel();
@@ -336,8 +367,12 @@ impl Running {
             }
             match self.generator.admit(job.request.clone()) {
                 Ok(ticket) => {
-                    let text = GrowingText::default();
-                    self.rows.insert(ticket, Row { job, text });
+                    let row = Row {
+                        job,
+                        text: GrowingText::default(),
+                        scored: Vec::new(),
+                    };
+                    self.rows.insert(ticket, row);
                 }
                 Err(AdmitError::Full { .. }) => {
                     self.waiting = Some(job);
@@ -356,14 +391,23 @@ impl Running {
             return;
         };
         match event {
-            Event::Token { id, .. } => {
+            Event::Token {
+                id,
+                log_probability,
+                most_probable,
+                ..
+            } => {
                 if row.text.stopped {
                     return;
                 }
-                row.text.tokens.push(id);
+                let step = Step {
+                    id,
+                    log_probability,
+                    most_probable,
+                };
                 Metrics::count(&self.metrics.tokens, 1);
-                match self.encoder.decode(&row.text.tokens) {
-                    Ok(text) => row.text.text = text,
+                match row.grow(&self.encoder, step) {
+                    Ok(()) => {}
                     Err(error) => {
                         let error = ServeError::Engine(Arc::new(error));
                         let _ = row.job.pieces.send(Err(error));
@@ -397,7 +441,44 @@ impl Running {
     }
 }
 
+/// A token as the generator tells it.
+struct Step {
+    id: u32,
+    log_probability: Option<f32>,
+    most_probable: Vec<(u32, f32)>,
+}
+
 impl Row {
+    /// Adds a token to the text.
+    fn grow(&mut self, encoder: &TextEncoder, step: Step) -> Result<(), EngineError> {
+        let prompt = &self.job.request.prompt;
+        let before = self.text.tokens.last().or(prompt.last()).copied();
+        let start = self.text.text.trim_end_matches('\u{fffd}').len();
+        self.text.tokens.push(step.id);
+        self.text.text = encoder.decode(&self.text.tokens)?;
+        let ends = self.job.request.options.rules.ends(step.id);
+        if let Some(log_probability) = step.log_probability.filter(|_| !ends) {
+            let behind = |id: u32| encoder.text_behind(before, id);
+            let most_probable = step.most_probable.into_iter();
+            self.scored.push(Scored {
+                text: behind(step.id)?,
+                log_probability,
+                most_probable: most_probable
+                    .map(|(id, value)| Ok((behind(id)?, value)))
+                    .collect::<Result<_, EngineError>>()?,
+                start,
+                offset: self
+                    .text
+                    .text
+                    .get(..start)
+                    .unwrap_or_default()
+                    .chars()
+                    .count(),
+            });
+        }
+        Ok(())
+    }
+
     /// Sends what has become certain of the text, at its end all.
     fn show(&mut self, is_over: bool) {
         let text = &mut self.text;
@@ -407,7 +488,13 @@ impl Row {
         };
         let piece = text.text.get(text.shown..to).unwrap_or_default();
         if !piece.is_empty() {
-            let _ = self.job.pieces.send(Ok(Piece::Text(piece.to_owned())));
+            // What lies behind a stop is not shown, and its tokens neither.
+            let n = self.scored.partition_point(|token| token.start < to);
+            let piece = Piece::Text {
+                text: piece.to_owned(),
+                tokens: self.scored.drain(..n).collect(),
+            };
+            let _ = self.job.pieces.send(Ok(piece));
             text.shown = to;
         }
     }
