@@ -2,9 +2,14 @@
 #![cfg(feature = "server")]
 
 use std::{
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -15,7 +20,7 @@ use gemmule::{
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, Settings, scheduler},
     search::Rules,
-    serve::{Model, ModelChoice, Models},
+    serve::{Devices, Model, ModelChoice, Models},
 };
 use serde_json::{Value, json};
 
@@ -40,7 +45,7 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
     ModelChoice {
         folder: checkpoint(name),
         name: name.to_owned(),
-        device: DeviceChoice::Cpu,
+        devices: vec![DeviceChoice::Cpu],
         dtype: None,
         invariant,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
@@ -50,6 +55,8 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         queue,
         tokenizers: 1,
         all_tokens: true,
+        share: None,
+        previous: None,
     }
 }
 
@@ -211,7 +218,7 @@ fn decoded(base64: &str) -> Vec<f32> {
 fn each_error_has_its_status_and_says_what_to_do() {
     let server = serving(&["st-mean", "writer", "ce-one"], quick());
     let to = server.address();
-    let deep = format!("{{\"input\": {}1", "[".repeat(100_000));
+    let deep = format!("{{\"input\": {}1", "[".repeat(1_000_000));
     let long = format!(
         "{{\"model\": \"st-mean\", \"input\": \"{}\"}}",
         "word ".repeat(2_000)
@@ -884,4 +891,522 @@ fn clients_that_leave_are_forgotten_and_a_drain_answers_all_that_came() {
         assert_eq!(answer["data"].as_array().unwrap().len(), 200);
     }
     assert!(TcpStream::connect(to).is_err());
+}
+
+/// A copy of a checkpoint in whose table of words the first number of a token's row is NaN.
+fn poisoned(name: &str, token: u32) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&checkpoint(name), folder.path());
+    let file = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+    let table = header
+        .as_object()
+        .unwrap()
+        .iter()
+        .find(|(name, _)| name.ends_with("word_embeddings.weight"));
+    let table = table.unwrap().1;
+    let at = 8 + n + table["data_offsets"][0].as_u64().unwrap() as usize;
+    let row = 4 * table["shape"][1].as_u64().unwrap() as usize;
+    let at = at + token as usize * row;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    folder
+}
+
+fn copy(from: &Path, to: &Path) {
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        let target = to.join(file.file_name());
+        match file.file_type().unwrap().is_dir() {
+            true => {
+                std::fs::create_dir_all(&target).unwrap();
+                copy(&file.path(), &target);
+            }
+            false => drop(std::fs::copy(file.path(), target).unwrap()),
+        }
+    }
+}
+
+#[test]
+fn a_poisonous_member_fails_alone() {
+    let encoder = TextEncoder::open(&checkpoint("st-mean")).unwrap();
+    let ids = encoder.prompts(&["rain"]).unwrap().remove(0);
+    let folder = poisoned("st-mean", ids[1]);
+    let mut choice = choice("st-mean", true, Duration::from_secs(10));
+    choice.folder = folder.path().to_owned();
+    let server = serving_models(vec![Model::open(choice).unwrap()], quick());
+    let to = server.address();
+    let good = |text: &str| {
+        floats(&post(to, "/v1/embeddings", &json!({"input": text})).1["data"][0]["embedding"])
+    };
+    let texts = ["a small bird", "the tower is high", "a high tower", "words"];
+    let expected: Vec<Vec<f32>> = texts.iter().map(|text| good(text)).collect();
+    // While a large list runs, the others wait for one batch.
+    let large = thread::spawn(move || {
+        post(
+            to,
+            "/v1/embeddings",
+            &json!({"input": vec!["some words"; 2_000]}),
+        )
+        .0
+    });
+    thread::sleep(Duration::from_millis(20));
+    let bad = thread::spawn(move || {
+        let openai = ask_with(to, "POST", "/v1/embeddings", "", "{\"input\": \"rain\"}");
+        let tei = ask_with(to, "POST", "/embed", "", "{\"inputs\": \"rain\"}");
+        let similar = "{\"inputs\": {\"source_sentence\": \"rain\", \"sentences\": [\"words\"]}}";
+        let similar = ask_with(to, "POST", "/similarity", "", similar);
+        [openai, tei, similar]
+    });
+    let others: Vec<_> = texts
+        .iter()
+        .map(|text| {
+            let text = text.to_string();
+            thread::spawn(move || post(to, "/v1/embeddings", &json!({"input": text})))
+        })
+        .collect();
+    for (other, expected) in others.into_iter().zip(&expected) {
+        let (status, answer) = other.join().unwrap();
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(&floats(&answer["data"][0]["embedding"]), expected);
+    }
+    assert_eq!(large.join().unwrap(), 200);
+    let [openai, tei, similar] = bad.join().unwrap();
+    let problem = "a batch failed: the output `sentence_embedding` holds ";
+    assert!(
+        openai.0 == 500 && openai.2.contains(problem),
+        "{}",
+        openai.2
+    );
+    assert!(openai.2.contains("\"code\":\"internal\""), "{}", openai.2);
+    assert!(
+        tei.0 == 424 && tei.2.contains("\"error_type\":\"backend\""),
+        "{}",
+        tei.2
+    );
+    assert_eq!(similar.0, 424);
+    // A token's vector is looked at like any other output.
+    let (status, _, text) = ask_with(to, "POST", "/embed_all", "", "{\"inputs\": \"rain\"}");
+    assert_eq!(status, 424, "{text}");
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
+    let choice = HttpChoice {
+        header_time: Duration::from_millis(400),
+        body_time: Duration::from_millis(400),
+        ..quick()
+    };
+    let server = serving(&["st-mean"], choice);
+    let to = server.address();
+    // Both would take far longer than they are given.
+    let slow = |head: &'static str, rest: &'static str| {
+        let mut stream = connect(to);
+        stream.write_all(head.as_bytes()).unwrap();
+        let answer = stream.try_clone().unwrap();
+        thread::spawn(move || {
+            for byte in rest.bytes().cycle().take(400) {
+                if stream.write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        answer
+    };
+    let began = Instant::now();
+    let headers = slow("POST /v1/embeddings HTTP/1.1\r\n", "x");
+    let body = slow(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000\r\n\r\n",
+        " ",
+    );
+    let tei = slow(
+        "POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000\r\n\r\n",
+        " ",
+    );
+    let many = json!({"input": vec!["x"; 100_000], "dimensions": 1});
+    let (status, answer) = post(to, "/v1/embeddings", &many);
+    let data = answer["data"].as_array().unwrap();
+    assert_eq!((status, data.len()), (200, 100_000));
+    assert!(
+        data.iter()
+            .all(|row| row["embedding"] == data[0]["embedding"])
+    );
+    let mut answer = [0; 12];
+    for mut stream in [body, tei] {
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 408");
+    }
+    let mut rest = Vec::new();
+    let mut headers = headers;
+    let _ = headers.read_to_end(&mut rest);
+    assert!(
+        rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"),
+        "{rest:?}"
+    );
+    assert!(began.elapsed() < Duration::from_secs(20));
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn every_status_that_the_document_has_is_one_that_is_given() {
+    let server = serving(&["st-mean", "ce-one", "writer"], quick());
+    let to = server.address();
+    let document: Value = serde_json::from_str(&get(to, "/openapi.json").1).unwrap();
+    // Those that the server gives by itself, whatever the route: other tests see them, of each style of errors.
+    let anywhere: [&str; 8] = ["401", "408", "413", "424", "429", "500", "503", "504"];
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let statuses = operation["responses"].as_object().unwrap();
+            let asked = |path: &str, body: &str| {
+                ask_with(to, &method.to_uppercase(), path, "", body)
+                    .0
+                    .to_string()
+            };
+            let mut seen = vec![asked(path, "[")];
+            if path.ends_with("{model}") {
+                seen.push(asked("/v1/models/st-mean", ""));
+            }
+            // No model here does all of it, so that one of these bodies is refused by its model.
+            for model in ["st-mean", "ce-one", "writer", "none"] {
+                let body = json!({
+                    "model": model, "input": "x", "inputs": "x", "prompt": "x", "query": "x", "texts": ["x"], "documents": ["x"],
+                    "messages": [{"role": "user", "content": "x"}], "ids": [5], "max_tokens": 1,
+                });
+                seen.push(asked(path, &body.to_string()));
+            }
+            let similar = json!({"inputs": {"source_sentence": "x", "sentences": ["x"]}});
+            seen.push(asked(path, &similar.to_string()));
+            for status in &seen {
+                assert!(statuses.contains_key(status), "{path} gave {status}");
+            }
+            for status in statuses.keys() {
+                let is_given = seen.contains(status) || anywhere.contains(&status.as_str());
+                // Conversations need a template, and TEI's routes ask the first model that does what they do.
+                let is_known = path == "/v1/chat/completions" || status == "404";
+                assert!(is_given || is_known, "{path} {status} {seen:?}");
+            }
+        }
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn models_are_replaced_without_a_lost_request() {
+    let open = |folder: &str| {
+        let mut choice = choice(folder, true, Duration::from_secs(10));
+        choice.name = "served".to_owned();
+        Model::open(choice).unwrap()
+    };
+    let vector = |folder: &str| {
+        let server = serving_models(vec![open(folder)], quick());
+        let (_, answer) = post(
+            server.address(),
+            "/v1/embeddings",
+            &json!({"input": TEXTS[1]}),
+        );
+        server.shut_down(Duration::ZERO);
+        floats(&answer["data"][0]["embedding"])
+    };
+    let [first, second] = ["st-mean", "st-cls"].map(vector);
+    assert_ne!(first, second);
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let breaks = Arc::clone(&is_broken);
+    let models = Models::reloadable(vec![open("st-mean")], move |previous| {
+        assert_eq!(previous[0].name, "served");
+        match breaks.load(Ordering::Relaxed) {
+            true => Err("its folder is gone".to_owned()),
+            false => Ok(vec![open("st-cls")]),
+        }
+    });
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start(socket, models, quick()).unwrap();
+    let admin = server
+        .listen_admin(TcpListener::bind("127.0.0.1:0").unwrap())
+        .unwrap();
+    let to = server.address();
+    let (is_over, was_replaced) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let (is_over, was_replaced) = (Arc::clone(&is_over), Arc::clone(&was_replaced));
+            let (first, second) = (first.clone(), second.clone());
+            thread::spawn(move || {
+                let mut n = [0; 2];
+                while !is_over.load(Ordering::Relaxed) {
+                    let was_new = was_replaced.load(Ordering::SeqCst);
+                    let (status, answer) = post(
+                        to,
+                        "/v1/embeddings",
+                        &json!({"input": TEXTS, "model": "served"}),
+                    );
+                    assert_eq!(status, 200, "{answer}");
+                    let row = floats(&answer["data"][1]["embedding"]);
+                    let is_new = row == second;
+                    assert!(is_new || row == first && !was_new);
+                    n[usize::from(is_new)] += 1;
+                }
+                n
+            })
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(200));
+    is_broken.store(true, Ordering::Relaxed);
+    let (status, refused) = post(admin, "/admin/reload", &json!({}));
+    assert_eq!(status, 500);
+    assert_eq!(
+        refused["error"]["message"],
+        "the models stay as they are: its folder is gone"
+    );
+    is_broken.store(false, Ordering::Relaxed);
+    let (status, reloaded) = post(admin, "/admin/reload", &json!({}));
+    assert_eq!((status, &reloaded["models"]), (200, &json!(["served"])));
+    was_replaced.store(true, Ordering::SeqCst);
+    thread::sleep(Duration::from_millis(200));
+    is_over.store(true, Ordering::Relaxed);
+    let counts = clients.into_iter().map(|client| client.join().unwrap());
+    let sum = counts.fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
+    assert!(sum[0] > 0 && sum[1] > 0, "{sum:?}");
+    // Commands are for those who run the server, on their own socket.
+    assert_eq!(post(to, "/admin/reload", &json!({})).0, 404);
+    assert_eq!(get(admin, "/admin/reload").0, 405);
+    assert_eq!(get(admin, "/v1/models").0, 404);
+    server.shut_down(Duration::ZERO);
+    let server = serving(&["st-mean"], quick());
+    let admin = server
+        .listen_admin(TcpListener::bind("127.0.0.1:0").unwrap())
+        .unwrap();
+    let (status, fixed) = post(admin, "/admin/reload", &json!({}));
+    assert_eq!(status, 404);
+    assert_eq!(
+        fixed["error"]["message"],
+        "this server was started with models that it cannot load again"
+    );
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn models_take_turns_and_a_model_takes_several_devices() {
+    let devices = Arc::new(Devices::default());
+    let mut models = Vec::new();
+    for (name, n) in [("st-mean", 2), ("ce-one", 1), ("writer", 1)] {
+        let mut choice = choice(name, true, Duration::from_secs(10));
+        choice.devices = vec![DeviceChoice::Cpu; n];
+        choice.share = Some((Arc::clone(&devices), 1.0));
+        models.push(Model::open(choice).unwrap());
+    }
+    let server = serving_models(models, quick());
+    let to = server.address();
+    let asked = [
+        ("/v1/embeddings", json!({"input": vec!["some words"; 500]})),
+        (
+            "/rerank",
+            json!({"query": "tower", "texts": vec!["a high tower"; 200]}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "One", "max_tokens": 20, "temperature": 0}),
+        ),
+    ];
+    let alone = asked.clone().map(|(path, body)| post(to, path, &body).1);
+    let clients: Vec<_> = (0..9)
+        .map(|at| {
+            let (path, body) = asked[at % 3].clone();
+            thread::spawn(move || post(to, path, &body))
+        })
+        .collect();
+    for (at, client) in clients.into_iter().enumerate() {
+        let (status, answer) = client.join().unwrap();
+        assert_eq!(status, 200, "{answer}");
+        match at % 3 {
+            0 => assert_eq!(answer["data"], alone[0]["data"]),
+            1 => assert_eq!(answer, alone[1]),
+            _ => assert_eq!(answer["choices"], alone[2]["choices"]),
+        }
+    }
+    server.shut_down(Duration::ZERO);
+    let mut choice = choice("writer", true, Duration::from_secs(10));
+    choice.devices = vec![DeviceChoice::Cpu; 2];
+    let error = Model::open(choice).map(|_| ()).unwrap_err().to_string();
+    assert!(
+        error.ends_with("writes texts, which one device does; name one device for it"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_status_page_asks_for_counts_that_are_there() {
+    let server = serving(&["st-mean", "writer"], quick());
+    let to = server.address();
+    assert_eq!(post(to, "/v1/embeddings", &json!({"input": TEXTS})).0, 200);
+    assert_eq!(post(to, "/v1/embeddings", &json!({})).0, 400);
+    let (status, head, page) = ask_with(to, "GET", "/", "", "");
+    assert!(
+        status == 200 && head.contains("text/html") && head.contains("content-security-policy")
+    );
+    assert!(!page.contains("http://") && !page.contains("https://"));
+    let counts: Value = serde_json::from_str(&get(to, "/status.json").1).unwrap();
+    assert_eq!(counts["answers"], json!({"200": 1, "400": 1}));
+    assert_eq!(
+        (&counts["seconds"]["count"], &counts["ready"]),
+        (&json!(2), &json!(true))
+    );
+    assert_eq!(counts["models"][0]["sequences"], 3);
+    assert_eq!(counts["models"][1]["does"], "writes texts");
+    assert!(counts["models"][1]["full_batch"].is_null());
+    assert!(counts["models"][0]["full_batch"].as_u64().unwrap() >= 32);
+    server.shut_down(Duration::ZERO);
+}
+
+/// A server in a process of its own, which ends with this.
+struct Process {
+    child: Child,
+    to: SocketAddr,
+    said: Arc<Mutex<String>>,
+}
+
+impl Process {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_gemmule"))
+            .args(["serve", "--port", "0"])
+            .args(arguments)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = Arc::new(Mutex::new(String::new()));
+        let (lines, heard) = (
+            BufReader::new(child.stderr.take().unwrap()),
+            Arc::clone(&said),
+        );
+        thread::spawn(move || {
+            for line in lines.lines().map_while(Result::ok) {
+                *heard.lock().unwrap() += &(line + "\n");
+            }
+        });
+        let mut process = Self {
+            child,
+            to: SocketAddr::from(([127, 0, 0, 1], 0)),
+            said,
+        };
+        let url = process.hears("listening on http://");
+        process.to = url.parse().unwrap();
+        process
+    }
+
+    /// What stands behind these words in a line, when there is one.
+    fn hears(&self, words: &str) -> String {
+        let began = Instant::now();
+        loop {
+            let said = self.said.lock().unwrap().clone();
+            if let Some((_, rest)) = said.split_once(words)
+                && rest.contains('\n')
+            {
+                return rest.lines().next().unwrap_or_default().to_owned();
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "{said}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill")
+            .args([&format!("-{name}"), &pid])
+            .status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("serve.ron");
+    std::fs::write(folder.path().join("costs.ron"), costs().to_ron().unwrap()).unwrap();
+    let write = |checkpoints: &[&str]| {
+        let models = checkpoints.iter().map(|name| {
+            let weights = checkpoint(name);
+            format!("(weights: {weights:?}, devices: [\"cpu\"], invariant: true, costs: \"costs.ron\"),\n")
+        });
+        std::fs::write(
+            &file,
+            format!("(models: [\n{}])", models.collect::<String>()),
+        )
+        .unwrap();
+    };
+    write(&["st-mean"]);
+    let file = file.to_str().unwrap();
+    let process = Process::start(&[
+        "--config",
+        file,
+        "--drain-delay-ms",
+        "700",
+        "--admin-port",
+        "0",
+    ]);
+    let to = process.to;
+    let names = || -> Vec<String> {
+        let models: Value = serde_json::from_str(&get(to, "/v1/models").1).unwrap();
+        let models = models["data"].as_array().unwrap().iter();
+        models
+            .map(|model| model["id"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(names(), ["st-mean"]);
+    write(&["st-mean", "ce-one"]);
+    process.signal("HUP");
+    process.hears("the models are loaded anew");
+    let began = Instant::now();
+    while names() != ["st-mean", "ce-one"] {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        thread::sleep(Duration::from_millis(10));
+    }
+    // What cannot be read leaves all as it was.
+    std::fs::write(file, "(models: [\n  (weight: \"x\")])").unwrap();
+    let admin = process.hears("commands on http://");
+    let admin = admin.trim_end_matches("/admin/reload").parse().unwrap();
+    let (status, refused) = post(admin, "/admin/reload", &json!({}));
+    assert_eq!(status, 500);
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(
+        message.contains("serve.ron`: line 2, column ") && message.contains("`weight`"),
+        "{message}"
+    );
+    assert_eq!(names(), ["st-mean", "ce-one"]);
+
+    let clients: Vec<_> = (0..6)
+        .map(|_| {
+            thread::spawn(move || {
+                let mut n = 0;
+                // As a balancer does, it sends no more when the server is not ready.
+                while get(to, "/ready").0 == 200 {
+                    let (status, answer) =
+                        post(to, "/v1/embeddings", &json!({"input": vec!["words"; 100]}));
+                    assert_eq!(status, 200, "{answer}");
+                    assert_eq!(answer["data"].as_array().unwrap().len(), 100);
+                    n += 1;
+                }
+                n
+            })
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(300));
+    process.signal("TERM");
+    let n: usize = clients
+        .into_iter()
+        .map(|client| client.join().unwrap())
+        .sum();
+    assert!(n > 0);
+    process.hears("shut down");
 }

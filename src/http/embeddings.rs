@@ -78,11 +78,13 @@ pub(super) fn neutral_only(
         || matches!(value, Value::Array(a) if a.is_empty());
     match is_neutral {
         true => Ok(()),
-        false => {
-            let problem = format!("`{name}` is not computed here; leave it out");
-            Err(Failure::invalid(name, problem))
-        }
+        false => Err(not_computed(name)),
     }
+}
+
+/// A field that would change the result, and does not here.
+pub(super) fn not_computed(name: &str) -> Failure {
+    Failure::invalid(name, format!("`{name}` is not computed here; leave it out"))
 }
 
 pub(super) fn kind(value: &Value) -> &'static str {

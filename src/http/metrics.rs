@@ -32,6 +32,36 @@ impl Counts {
     }
 }
 
+/// Answers by status, and the times of requests as [`Histogram::read`] gives them.
+type OfRequests = (Vec<(u16, u64)>, (Vec<(f64, u64)>, u64, f64));
+
+impl Counts {
+    /// What was answered to requests, without those of balancers, monitors and the status page.
+    pub fn of_requests(&self) -> OfRequests {
+        let routes = Route::ALL.iter().map(|(route, ..)| *route);
+        let routes: Vec<Route> = routes
+            .filter(|route| !route.is_open())
+            .chain([Route::Unknown])
+            .collect();
+        let answers = CODES.iter().enumerate().map(|(at, &code)| {
+            let n = routes
+                .iter()
+                .map(|&route| self.routes[route as usize][at].load(Ordering::Relaxed));
+            (code, n.sum())
+        });
+        let answers = answers.filter(|&(_, n)| n > 0).collect();
+        let (mut ends, mut count, mut sum) = Histogram::default().read();
+        for route in routes {
+            let of = self.seconds[route as usize].read();
+            ends.iter_mut()
+                .zip(of.0)
+                .for_each(|(all, own)| all.1 += own.1);
+            (count, sum) = (count + of.1, sum + of.2);
+        }
+        (answers, (ends, count, sum))
+    }
+}
+
 struct Page(String);
 
 impl Page {

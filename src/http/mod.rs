@@ -8,6 +8,7 @@
 //! | `POST /embed`, `/embed_all`, `/predict`, `/rerank`, `/similarity`, `/tokenize`, `/decode`, `GET /info` | TEI's shapes |
 //! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's shapes |
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
+//! | `GET /`, `/status.json` | the status page, and what it shows |
 //!
 //! A route is a line in `Route::ALL` and a function; what it answers to errors is its `Style`, and what it takes and gives is
 //! told to clients in `openapi.rs`. Every body is within a limit and a time, and nothing that comes from outside panics.
@@ -21,6 +22,7 @@ mod metrics;
 mod openai;
 mod openapi;
 mod server;
+mod status;
 mod tei;
 #[cfg(test)]
 mod tests;
@@ -90,6 +92,7 @@ struct App {
     choice: HttpChoice,
     counts: Counts,
     next_id: AtomicU64,
+    began: Instant,
     /// The first digits of ids, which tell servers and starts apart.
     started: u64,
 }
@@ -116,11 +119,13 @@ enum Route {
     Ready,
     Metrics,
     OpenApi,
+    Page,
+    Status,
     Unknown,
 }
 
 impl Route {
-    const ALL: [(Route, &'static str, Method); 19] = [
+    const ALL: [(Route, &'static str, Method); 21] = [
         (Route::Embeddings, "/v1/embeddings", Method::POST),
         (Route::Completions, "/v1/completions", Method::POST),
         (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
@@ -140,6 +145,8 @@ impl Route {
         (Route::Ready, "/ready", Method::GET),
         (Route::Metrics, "/metrics", Method::GET),
         (Route::OpenApi, "/openapi.json", Method::GET),
+        (Route::Page, "/", Method::GET),
+        (Route::Status, "/status.json", Method::GET),
     ];
 
     /// The route of a path, its method, and what stands in the path's variable place.
@@ -181,7 +188,7 @@ impl Route {
     fn is_open(self) -> bool {
         matches!(
             self,
-            Self::Health | Self::Ready | Self::Metrics | Self::OpenApi
+            Self::Health | Self::Ready | Self::Metrics | Self::OpenApi | Self::Page | Self::Status
         )
     }
 }
@@ -222,6 +229,8 @@ impl App {
             Route::Ready => return health::ready(&self.models),
             Route::Metrics => return Ok(metrics::response(self)),
             Route::OpenApi => return Ok(json(StatusCode::OK, &openapi::document())),
+            Route::Page => return Ok(status::page()),
+            Route::Status => return Ok(status::counts(self)),
             Route::Models => return Ok(openai::models(&self.models)),
             Route::Model => {
                 let (.., name) = Route::of(request.uri().path());

@@ -105,7 +105,12 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     let key = (401, "There is no key, or it is not known.");
     let wrong = "The request is wrong; the message says what is, and how to mend it.";
     match route {
-        Route::Health | Route::Metrics | Route::OpenApi | Route::Unknown => Vec::new(),
+        Route::Health
+        | Route::Metrics
+        | Route::OpenApi
+        | Route::Page
+        | Route::Status
+        | Route::Unknown => Vec::new(),
         Route::Ready => vec![(503, "The server is loading or about to end.")],
         Route::Models | Route::Info => vec![key],
         Route::Model => vec![key, (404, "There is no such model.")],
@@ -148,6 +153,10 @@ fn text() -> Value {
     json!({"type": "string"})
 }
 
+fn some_text() -> Value {
+    json!({"type": "string", "minLength": 1})
+}
+
 fn whole(least: u64) -> Value {
     json!({"type": "integer", "minimum": least})
 }
@@ -178,7 +187,7 @@ fn only(values: Value) -> Value {
 }
 
 fn direction() -> Value {
-    only(json!([null, false, "Right"]))
+    only(json!([null, "Right"]))
 }
 
 fn described(route: Route) -> Described {
@@ -269,12 +278,12 @@ fn described(route: Route) -> Described {
                 &["inputs"],
                 json!({
                     "inputs": {"anyOf": [
-                        text(),
-                        {"type": "array", "items": text(), "minItems": 1, "maxItems": 2},
+                        some_text(),
+                        {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2},
                         {"type": "array", "minItems": 1, "items":
-                            {"type": "array", "items": text(), "minItems": 1, "maxItems": 2}},
+                            {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2}},
                     ]},
-                    "truncate": yes_or_no(), "raw_scores": only(json!([null, false])),
+                    "truncate": yes_or_no(), "raw_scores": only(json!([false])),
                     "truncation_direction": direction(),
                 }),
             )),
@@ -287,7 +296,7 @@ fn described(route: Route) -> Described {
                 json!({
                     "query": text(), "texts": {"type": "array", "items": text(), "minItems": 1},
                     "truncate": yes_or_no(), "return_text": yes_or_no(),
-                    "raw_scores": only(json!([null, false])), "truncation_direction": direction(),
+                    "raw_scores": only(json!([false])), "truncation_direction": direction(),
                 }),
             )),
             json_answer(list(object(
@@ -301,8 +310,8 @@ fn described(route: Route) -> Described {
                 &["inputs"],
                 json!({
                     "inputs": object(&["source_sentence", "sentences"], json!({
-                        "source_sentence": text(),
-                        "sentences": {"type": "array", "items": text(), "minItems": 1},
+                        "source_sentence": some_text(),
+                        "sentences": {"type": "array", "items": some_text(), "minItems": 1},
                     })),
                     "parameters": or_null(object(&[], json!({
                         "truncate": yes_or_no(), "prompt_name": only(json!([null])),
@@ -412,6 +421,32 @@ fn described(route: Route) -> Described {
             None,
             json_answer(json!({"type": "object"})),
         ),
+        Route::Page => of("The status page", None, vec![("text/html", text())]),
+        Route::Status => of(
+            "Counts since the start, as the status page shows them",
+            None,
+            json_answer(object(
+                &[
+                    "version",
+                    "ready",
+                    "uptime_seconds",
+                    "answers",
+                    "seconds",
+                    "models",
+                ],
+                json!({
+                    "version": text(), "ready": yes_or_no(), "uptime_seconds": number(),
+                    "answers": {"type": "object", "additionalProperties": whole(0)},
+                    "seconds": object(&["ends", "below", "count", "sum"], json!({
+                        "ends": list(number()), "below": list(whole(0)), "count": whole(0), "sum": number(),
+                    })),
+                    "models": list(object(&["name", "does", "device", "dtype"], json!({
+                        "name": text(), "does": text(), "device": text(), "dtype": text(),
+                        "full_batch": or_null(whole(1)),
+                    }))),
+                }),
+            )),
+        ),
         Route::Unknown => of("Nothing", None, Vec::new()),
     }
 }
@@ -456,8 +491,8 @@ fn schemas() -> Value {
     let scores = json!({"type": ["object", "null"]});
     json!({
         "Input": {"anyOf": [
-            {"type": "string", "minLength": 1},
-            {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+            some_text(),
+            {"type": "array", "minItems": 1, "items": some_text()},
             {"type": "array", "minItems": 1, "items": whole(0)},
             {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": whole(0)}},
         ]},

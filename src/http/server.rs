@@ -5,10 +5,13 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::{Arc, atomic::AtomicU64},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    task::Poll,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{
+    Method, Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn,
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
@@ -20,7 +23,15 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{App, HttpChoice, metrics::Counts};
+use serde_json::json;
+
+use super::{
+    App, Body, HttpChoice,
+    error::{Failure, Style},
+    json,
+    metrics::Counts,
+    on_thread,
+};
 use crate::serve::Models;
 
 /// A server that answers, until it is shut down.
@@ -54,6 +65,7 @@ impl Server {
             choice,
             counts: Counts::default(),
             next_id: AtomicU64::new(0),
+            began: Instant::now(),
             started: started.map_or(0, |since| since.as_micros() as u64),
         });
         let graceful = Arc::new(GracefulShutdown::new());
@@ -106,7 +118,37 @@ impl Server {
         self.address
     }
 
-    /// Waits for SIGTERM or SIGINT, then shuts down: `/ready` says so at once, requests are taken on for the drain's delay, and
+    /// Takes commands on another socket, which is for those who run the server: `POST /admin/reload` loads the models anew, and
+    /// answers when the last request of the old ones is answered.
+    ///
+    /// # Errors
+    /// A socket that cannot be used.
+    pub fn listen_admin(&self, socket: TcpListener) -> io::Result<SocketAddr> {
+        socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?;
+        let listener = {
+            let _inside = self.runtime.enter();
+            Listener::from_std(socket)?
+        };
+        let app = Arc::clone(&self.app);
+        self.runtime.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let app = Arc::clone(&app);
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let app = Arc::clone(&app);
+                    async move { Ok::<_, Infallible>(app.command(&request).await) }
+                });
+                let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(Duration::from_secs(10))
+                    .serve_connection(TokioIo::new(stream), service);
+                tokio::spawn(connection);
+            }
+        });
+        Ok(address)
+    }
+
+    /// Waits for SIGTERM or SIGINT, loading the models anew by SIGHUP; then shuts down: `/ready` says so at once, requests are taken on for the drain's delay, and
     /// those that run then have the drain's limit.
     ///
     /// # Errors
@@ -115,15 +157,26 @@ impl Server {
         self.runtime.block_on(async {
             let mut term = signal(SignalKind::terminate())?;
             let mut int = signal(SignalKind::interrupt())?;
-            std::future::poll_fn(|context| {
-                let either = [term.poll_recv(context), int.poll_recv(context)];
-                match either.iter().any(std::task::Poll::is_ready) {
-                    true => std::task::Poll::Ready(()),
-                    false => std::task::Poll::Pending,
+            let mut hangup = signal(SignalKind::hangup())?;
+            loop {
+                let ends = std::future::poll_fn(|context| {
+                    let either = [term.poll_recv(context), int.poll_recv(context)];
+                    if either.iter().any(Poll::is_ready) {
+                        return Poll::Ready(true);
+                    }
+                    hangup.poll_recv(context).map(|_| false)
+                });
+                if ends.await {
+                    return io::Result::Ok(());
                 }
-            })
-            .await;
-            io::Result::Ok(())
+                let app = Arc::clone(&self.app);
+                // Not waited for: it may be told to end in the meantime.
+                drop(tokio::task::spawn_blocking(move || {
+                    if let Err(error) = app.models.reload() {
+                        tracing::error!("{error}");
+                    }
+                }));
+            }
         })?;
         let delay = self.app.choice.drain_delay;
         self.shut_down(delay);
@@ -152,5 +205,30 @@ impl Server {
             }
         });
         self.runtime.shutdown_timeout(Duration::from_secs(1));
+    }
+}
+
+impl App {
+    /// Does what those ask who run the server.
+    async fn command(self: Arc<Self>, request: &Request<Incoming>) -> Response<Body> {
+        const PATH: &str = "/admin/reload";
+        let done = match (request.uri().path(), request.method()) {
+            (PATH, &Method::POST) => {
+                let began = Instant::now();
+                let app = Arc::clone(&self);
+                let reloaded = on_thread(move || app.models.reload()).await;
+                let reloaded = reloaded.and_then(|done| done.map_err(|e| Failure::reload(&e)));
+                reloaded.map(|names| {
+                    let seconds = began.elapsed().as_secs_f64();
+                    json(
+                        StatusCode::OK,
+                        &json!({"models": names, "seconds": seconds}),
+                    )
+                })
+            }
+            (PATH, method) => Err(Failure::method(method, &Method::POST)),
+            _ => Err(Failure::no_command(PATH)),
+        };
+        done.unwrap_or_else(|failure| failure.response(Style::OpenAi))
     }
 }

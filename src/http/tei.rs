@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     Answered, App, Body,
-    embeddings::{computed, inputs, kind, neutral_only, normalize, ranked, shortened},
+    embeddings::{computed, inputs, kind, normalize, not_computed, ranked, shortened},
     error::Failure,
     json, on_thread,
 };
@@ -27,20 +27,36 @@ pub(super) struct Embed {
     #[serde(default)]
     dimensions: Option<usize>,
     #[serde(default)]
-    prompt_name: Value,
+    prompt_name: Option<String>,
     #[serde(default)]
-    truncation_direction: Value,
+    truncation_direction: Option<String>,
 }
 
 /// Prompts and the side that is cut are the folder's affair.
-fn usual_text(prompt_name: &Value, truncation_direction: &Value) -> Result<(), Failure> {
-    neutral_only("prompt_name", prompt_name, "null")?;
-    neutral_only("truncation_direction", truncation_direction, "\"Right\"")
+fn usual_text(prompt: Option<&str>, direction: Option<&str>) -> Result<(), Failure> {
+    let asked = [
+        ("prompt_name", prompt),
+        ("truncation_direction", direction.filter(|&d| d != "Right")),
+    ];
+    match asked.into_iter().find(|(_, value)| value.is_some()) {
+        None => Ok(()),
+        Some((name, _)) => Err(not_computed(name)),
+    }
+}
+
+fn usual_scores(are_raw: bool) -> Result<(), Failure> {
+    match are_raw {
+        true => Err(not_computed("raw_scores")),
+        false => Ok(()),
+    }
 }
 
 pub(super) async fn embed(app: &App, body: &[u8], submit: Submit) -> Answered {
     let asked: Embed = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_text(&asked.prompt_name, &asked.truncation_direction)?;
+    usual_text(
+        asked.prompt_name.as_deref(),
+        asked.truncation_direction.as_deref(),
+    )?;
     let model = app.models.embedding(None)?;
     let service = model.service()?;
     shortened(vec![0.0; service.width()], asked.dimensions)?;
@@ -75,15 +91,18 @@ pub(super) struct EmbedAll {
     #[serde(default)]
     truncate: bool,
     #[serde(default)]
-    prompt_name: Value,
+    prompt_name: Option<String>,
     #[serde(default)]
-    truncation_direction: Value,
+    truncation_direction: Option<String>,
 }
 
 /// The vectors of all tokens, special ones included, before pooling.
 pub(super) async fn embed_all(app: &App, body: &[u8], submit: Submit) -> Answered {
     let asked: EmbedAll = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_text(&asked.prompt_name, &asked.truncation_direction)?;
+    usual_text(
+        asked.prompt_name.as_deref(),
+        asked.truncation_direction.as_deref(),
+    )?;
     let model = app.models.embedding(None)?;
     let submit = Submit {
         truncate: asked.truncate,
@@ -119,16 +138,19 @@ pub(super) struct Parameters {
     #[serde(default)]
     truncate: bool,
     #[serde(default)]
-    prompt_name: Value,
+    prompt_name: Option<String>,
     #[serde(default)]
-    truncation_direction: Value,
+    truncation_direction: Option<String>,
 }
 
 /// The cosine of the angle between a text and each other one.
 pub(super) async fn similarity(app: &App, body: &[u8], submit: Submit) -> Answered {
     let asked: Similarity = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     let parameters = asked.parameters.unwrap_or_default();
-    usual_text(&parameters.prompt_name, &parameters.truncation_direction)?;
+    usual_text(
+        parameters.prompt_name.as_deref(),
+        parameters.truncation_direction.as_deref(),
+    )?;
     let Compared {
         source_sentence,
         sentences,
@@ -166,13 +188,13 @@ pub(super) struct Tokenize {
     #[serde(default = "yes")]
     add_special_tokens: bool,
     #[serde(default)]
-    prompt_name: Value,
+    prompt_name: Option<String>,
 }
 
 /// The tokens of texts, whatever the model does with them.
 pub(super) async fn tokenize(app: &App, body: &[u8]) -> Answered {
     let asked: Tokenize = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    neutral_only("prompt_name", &asked.prompt_name, "null")?;
+    usual_text(asked.prompt_name.as_deref(), None)?;
     let model = app.models.named(None, |_| true)?;
     let texts: Vec<String> = inputs("inputs", &asked.inputs)?
         .into_iter()
@@ -243,9 +265,9 @@ pub(super) struct Predict {
     #[serde(default)]
     truncate: bool,
     #[serde(default)]
-    raw_scores: Value,
+    raw_scores: bool,
     #[serde(default)]
-    truncation_direction: Value,
+    truncation_direction: Option<String>,
 }
 
 /// A text, `[query, document]`, or a list of one-element or two-element lists.
@@ -280,8 +302,8 @@ fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
 
 pub(super) async fn predict(app: &App, body: &[u8], submit: Submit) -> Answered {
     let asked: Predict = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    neutral_only("raw_scores", &asked.raw_scores, "false")?;
-    usual_text(&Value::Null, &asked.truncation_direction)?;
+    usual_scores(asked.raw_scores)?;
+    usual_text(None, asked.truncation_direction.as_deref())?;
     let model = app.models.scoring(None)?;
     let service = model.service()?;
     let (inputs, is_list) = predicted(&asked.inputs)?;
@@ -317,15 +339,15 @@ pub(super) struct Rerank {
     #[serde(default)]
     return_text: bool,
     #[serde(default)]
-    raw_scores: Value,
+    raw_scores: bool,
     #[serde(default)]
-    truncation_direction: Value,
+    truncation_direction: Option<String>,
 }
 
 pub(super) async fn rerank(app: &App, body: &[u8], submit: Submit) -> Answered {
     let asked: Rerank = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    neutral_only("raw_scores", &asked.raw_scores, "false")?;
-    usual_text(&Value::Null, &asked.truncation_direction)?;
+    usual_scores(asked.raw_scores)?;
+    usual_text(None, asked.truncation_direction.as_deref())?;
     let model = app.models.scoring(None)?;
     let service = model.service()?;
     let submit = Submit {

@@ -17,7 +17,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    Metrics, ServeError, Text,
+    Metrics, Seat, ServeError, Text, Turn,
     tokenize::{Pool, encode},
 };
 use crate::{
@@ -41,6 +41,8 @@ pub struct ServiceChoice {
     /// Requests are refused when what waits would take longer than this.
     pub queue: Duration,
     pub tokenizers: usize,
+    /// Its place among the models of each engine's device, in their order; none where it has the devices to itself.
+    pub seats: Vec<Seat>,
 }
 
 /// What comes with inputs.
@@ -115,6 +117,15 @@ struct Launched {
     members: Vec<(u64, Entry)>,
     estimate: Micros,
     launched: Instant,
+    /// The device's time, until the batch is done.
+    turn: Option<Turn>,
+}
+
+/// A device as the launch thread sees it.
+struct Launcher {
+    pipeline: Arc<Pipeline>,
+    launched: Sender<Launched>,
+    seat: Option<Seat>,
 }
 
 /// One model that computes embeddings or scores.
@@ -214,12 +225,14 @@ struct NewEntry {
 }
 
 impl Service {
-    /// Starts the threads of a model that computes embeddings or scores.
+    /// Starts the threads of a model that computes embeddings or scores. Its engines are of one checkpoint on a device each, and
+    /// take of one queue.
     ///
     /// # Errors
     /// A model with neither output, and threads that the system does not give.
     pub fn start(
         engine: &Engine,
+        others: &[Engine],
         encoder: TextEncoder,
         choice: ServiceChoice,
     ) -> Result<Self, EngineError> {
@@ -248,7 +261,7 @@ impl Service {
         });
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                desk: Desk::new(&[choice.batch_bytes], 2),
+                desk: Desk::new(&vec![choice.batch_bytes; 1 + others.len()], 2),
                 scheduler: choice.scheduler,
                 entries: HashMap::new(),
                 untokenized: 0,
@@ -262,14 +275,29 @@ impl Service {
             metrics: Metrics::default(),
             encoder,
         });
-        let pipeline = Arc::new(Pipeline::new(session)?);
-        let (launched, results) = channel();
-        let collect = Collect {
-            shared: Arc::clone(&shared),
-            pipeline: Arc::clone(&pipeline),
-            output,
-            score,
-        };
+        let mut sessions = vec![session];
+        for engine in others {
+            sessions.push(engine.session()?);
+        }
+        let mut seats = choice.seats.into_iter();
+        let (mut launchers, mut collectors) = (Vec::new(), Vec::new());
+        for (lane, session) in sessions.into_iter().enumerate() {
+            let pipeline = Arc::new(Pipeline::new(session)?);
+            let (launched, results) = channel();
+            launchers.push(Launcher {
+                pipeline: Arc::clone(&pipeline),
+                launched,
+                seat: seats.next(),
+            });
+            let collect = Collect {
+                shared: Arc::clone(&shared),
+                pipeline,
+                lane,
+                output,
+                score,
+            };
+            collectors.push((collect, results));
+        }
         let launch = Arc::clone(&shared);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.to_owned());
@@ -277,13 +305,13 @@ impl Service {
                 problem: e.to_string(),
             })
         };
-        let threads = vec![
-            spawn(
-                "launch",
-                Box::new(move || run_launch(&launch, &pipeline, &launched)),
-            )?,
-            spawn("collect", Box::new(move || collect.run(&results)))?,
-        ];
+        let mut threads = vec![spawn(
+            "launch",
+            Box::new(move || run_launch(&launch, &launchers)),
+        )?];
+        for (collect, results) in collectors {
+            threads.push(spawn("collect", Box::new(move || collect.run(&results)))?);
+        }
         Ok(Self {
             shared,
             pool: Pool::new(choice.tokenizers)?,
@@ -449,7 +477,7 @@ impl Drop for Service {
 }
 
 /// Asks the scheduler whenever something has changed, and gives its batches to the executor.
-fn run_launch(shared: &Shared, pipeline: &Pipeline, launched: &Sender<Launched>) {
+fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     let mut state = shared.lock();
     loop {
         let now = shared.now();
@@ -483,13 +511,19 @@ fn run_launch(shared: &Shared, pipeline: &Pipeline, launched: &Sender<Launched>)
             let batches: Vec<_> = decision.run.iter().map(|p| take(&mut state, p)).collect();
             shared.count_waiting(&state);
             drop(state);
-            for (members, estimate) in batches {
-                let pending = batch_of(&members).and_then(|batch| pipeline.submit(batch));
-                let sent = launched.send(Launched {
+            for (lane, members, estimate) in batches {
+                let Some(lane) = lanes.get(lane) else {
+                    continue;
+                };
+                // Other models' batches come first here where they have had less of the device.
+                let turn = lane.seat.as_ref().map(|seat| seat.take(estimate));
+                let pending = batch_of(&members).and_then(|batch| lane.pipeline.submit(batch));
+                let sent = lane.launched.send(Launched {
                     pending,
                     members,
                     estimate,
                     launched: Instant::now(),
+                    turn,
                 });
                 if sent.is_err() {
                     return;
@@ -515,11 +549,11 @@ fn run_launch(shared: &Shared, pipeline: &Pipeline, launched: &Sender<Launched>)
 }
 
 /// The requests of a batch, which wait no more.
-fn take(state: &mut State, planned: &Planned) -> (Vec<(u64, Entry)>, Micros) {
+fn take(state: &mut State, planned: &Planned) -> (usize, Vec<(u64, Entry)>, Micros) {
     let members = planned
         .ids()
         .filter_map(|id| Some((id, state.entries.remove(&id)?)));
-    (members.collect(), planned.estimate)
+    (planned.lane, members.collect(), planned.estimate)
 }
 
 fn fail_all(state: &mut State, problem: &str) {
@@ -556,6 +590,7 @@ fn batch_of(members: &[(u64, Entry)]) -> Result<Batch, EngineError> {
 struct Collect {
     shared: Arc<Shared>,
     pipeline: Arc<Pipeline>,
+    lane: usize,
     output: &'static str,
     score: Option<crate::engine::Score>,
 }
@@ -568,6 +603,7 @@ impl Collect {
                 members,
                 estimate,
                 launched,
+                turn,
             } = batch;
             let ids: Vec<u64> = members.iter().map(|(id, _)| *id).collect();
             let metrics = &self.shared.metrics;
@@ -576,6 +612,7 @@ impl Collect {
                 metrics.queue.add(waited.as_secs_f64());
             }
             let outputs = pending.and_then(Pending::wait);
+            drop(turn);
             let took = launched.elapsed().as_secs_f64();
             metrics.device.add(took);
             Metrics::count(&metrics.batches, 1);
@@ -588,7 +625,7 @@ impl Collect {
             let State {
                 desk, scheduler, ..
             } = &mut *state;
-            desk.finished(now, 0, &ids, true, &mut **scheduler);
+            desk.finished(now, self.lane, &ids, true, &mut **scheduler);
             drop(state);
             self.shared.changed.notify_one();
         }
@@ -613,14 +650,18 @@ impl Collect {
         let n = members.len();
         if error.is_out_of_memory() {
             let mut state = self.shared.lock();
-            let bytes = state.desk.lanes().first().map_or(0, |lane| lane.bytes);
+            let bytes = state
+                .desk
+                .lanes()
+                .get(self.lane)
+                .map_or(0, |lane| lane.bytes);
             let needed = batch_of(&members).map_or(bytes, |batch| {
                 let extents = batch.extents();
                 self.shared
                     .costs
                     .bytes(crate::schedule::Layout::Packed, &extents)
             });
-            state.desk.set_bytes(0, bytes.min(needed) / 4 * 3);
+            state.desk.set_bytes(self.lane, bytes.min(needed) / 4 * 3);
         }
         if n <= 1 || matches!(error, EngineError::PipelineEnded) {
             let error = Arc::new(error);

@@ -9,18 +9,19 @@ use std::{
     },
     task::{Context, Poll},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::{Metrics, ServeError};
+use super::{Metrics, Seat, ServeError};
 use crate::{
     Engine, EngineError,
     engine::{
         AdmitError, ChatTemplate, Event, Generate, Generator, GrowingText, Message, Reason,
         Request, TextEncoder, Ticket, generation_config,
     },
+    schedule::Micros,
     search::Sampling,
 };
 
@@ -129,7 +130,8 @@ struct Row {
 }
 
 impl Writer {
-    /// Starts a model that was built for writing, with `cache_bytes` for the keys and values of what runs at once.
+    /// Starts a model that was built for writing, with `cache_bytes` for the keys and values of what runs at once, and its place
+    /// among the models of its device, if there are others.
     ///
     /// # Errors
     /// Settings of the folder that cannot be, memory that cannot be had, and a thread that the system does not give.
@@ -137,6 +139,7 @@ impl Writer {
         engine: &Engine,
         encoder: TextEncoder,
         cache_bytes: Option<u64>,
+        seat: Option<Seat>,
     ) -> Result<Self, EngineError> {
         let folder = encoder.folder().trunk().to_owned();
         let usual = generation_config(&folder)?;
@@ -162,6 +165,8 @@ impl Writer {
             metrics: Arc::clone(&metrics),
             rows: HashMap::new(),
             waiting: None,
+            seat,
+            step: Micros(1_000),
         };
         let thread = std::thread::Builder::new().name("write".to_owned());
         let thread = thread.spawn(move || writing.run(&queue));
@@ -310,6 +315,9 @@ struct Running {
     rows: HashMap<Ticket, Row>,
     /// The first request for which there was no room.
     waiting: Option<Job>,
+    seat: Option<Seat>,
+    /// What the last step took.
+    step: Micros,
 }
 
 impl Running {
@@ -329,7 +337,12 @@ impl Running {
             if !self.generator.is_busy() {
                 continue;
             }
-            match self.generator.poll() {
+            let turn = self.seat.as_ref().map(|seat| seat.take(self.step));
+            let began = Instant::now();
+            let polled = self.generator.poll();
+            self.step = Micros(began.elapsed().as_micros() as u64);
+            drop(turn);
+            match polled {
                 Ok(events) => events.into_iter().for_each(|event| self.tell(event)),
                 Err(error) => {
                     // The step was of all of them.
