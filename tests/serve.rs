@@ -87,7 +87,7 @@ fn quick() -> HttpChoice {
 fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).unwrap();
     stream
-        .set_read_timeout(Some(Duration::from_secs(20)))
+        .set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
     stream
 }
@@ -908,9 +908,11 @@ fn poisoned(name: &str, token: u32) -> tempfile::TempDir {
         .find(|(name, _)| name.ends_with("word_embeddings.weight"));
     let table = table.unwrap().1;
     let at = 8 + n + table["data_offsets"][0].as_u64().unwrap() as usize;
-    let row = 4 * table["shape"][1].as_u64().unwrap() as usize;
+    assert_eq!(table["dtype"], "F16");
+    let row = 2 * table["shape"][1].as_u64().unwrap() as usize;
     let at = at + token as usize * row;
-    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    // A NaN of 16 bits.
+    bytes[at..at + 2].copy_from_slice(&0x7e00_u16.to_le_bytes());
     std::fs::write(&file, bytes).unwrap();
     folder
 }
@@ -932,8 +934,12 @@ fn copy(from: &Path, to: &Path) {
 #[test]
 fn a_poisonous_member_fails_alone() {
     let encoder = TextEncoder::open(&checkpoint("st-mean")).unwrap();
-    let ids = encoder.prompts(&["rain"]).unwrap().remove(0);
-    let folder = poisoned("st-mean", ids[1]);
+    let texts = ["a small bird", "the tower is high", "a high tower", "words"];
+    let ids = |texts: &[&str]| encoder.prompts(texts).unwrap().concat();
+    // A token that no other text has.
+    let others = [ids(&texts), ids(&["some words"])].concat();
+    let own = ids(&["rain"]).into_iter().find(|id| !others.contains(id));
+    let folder = poisoned("st-mean", own.unwrap());
     let mut choice = choice("st-mean", true, Duration::from_secs(10));
     choice.folder = folder.path().to_owned();
     let server = serving_models(vec![Model::open(choice).unwrap()], quick());
@@ -941,7 +947,6 @@ fn a_poisonous_member_fails_alone() {
     let good = |text: &str| {
         floats(&post(to, "/v1/embeddings", &json!({"input": text})).1["data"][0]["embedding"])
     };
-    let texts = ["a small bird", "the tower is high", "a high tower", "words"];
     let expected: Vec<Vec<f32>> = texts.iter().map(|text| good(text)).collect();
     // While a large list runs, the others wait for one batch.
     let large = thread::spawn(move || {
@@ -1000,7 +1005,8 @@ fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
         body_time: Duration::from_millis(400),
         ..quick()
     };
-    let server = serving(&["st-mean"], choice);
+    let models = vec![model("st-mean", false, Duration::from_secs(60))];
+    let server = serving_models(models, choice);
     let to = server.address();
     // Both would take far longer than they are given.
     let slow = |head: &'static str, rest: &'static str| {
@@ -1017,7 +1023,6 @@ fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
         });
         answer
     };
-    let began = Instant::now();
     let headers = slow("POST /v1/embeddings HTTP/1.1\r\n", "x");
     let body = slow(
         "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000\r\n\r\n",
@@ -1047,7 +1052,6 @@ fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
         rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"),
         "{rest:?}"
     );
-    assert!(began.elapsed() < Duration::from_secs(20));
     server.shut_down(Duration::ZERO);
 }
 
@@ -1351,7 +1355,7 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
         "--config",
         file,
         "--drain-delay-ms",
-        "700",
+        "2000",
         "--admin-port",
         "0",
     ]);
@@ -1385,15 +1389,29 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
     );
     assert_eq!(names(), ["st-mean", "ce-one"]);
 
+    // Who is let in is answered; who comes too late is told so before it has sent anything.
+    let ask = move |text: &str| {
+        let mut stream = TcpStream::connect(to).ok()?;
+        stream.write_all(text.as_bytes()).unwrap();
+        Some(read(stream))
+    };
     let clients: Vec<_> = (0..6)
         .map(|_| {
             thread::spawn(move || {
+                let body = json!({"input": vec!["words"; 100]}).to_string();
+                let length = body.len();
+                let asked = format!(
+                    "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+                );
+                let ready = "GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
                 let mut n = 0;
                 // As a balancer does, it sends no more when the server is not ready.
-                while get(to, "/ready").0 == 200 {
-                    let (status, answer) =
-                        post(to, "/v1/embeddings", &json!({"input": vec!["words"; 100]}));
+                while ask(ready).is_some_and(|(status, ..)| status == 200) {
+                    let Some((status, _, answer)) = ask(&asked) else {
+                        break;
+                    };
                     assert_eq!(status, 200, "{answer}");
+                    let answer: Value = serde_json::from_str(&answer).unwrap();
                     assert_eq!(answer["data"].as_array().unwrap().len(), 100);
                     n += 1;
                 }
@@ -1409,4 +1427,81 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
         .sum();
     assert!(n > 0);
     process.hears("shut down");
+}
+
+#[test]
+fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers_refuse_what_is_too_much()
+ {
+    let mut slow = choice("st-mean", false, Duration::from_secs(100));
+    let mut table = costs();
+    table.overhead = 1e6;
+    slow.costs = Some(table);
+    let models = vec![
+        Model::open(slow).unwrap(),
+        model("writer", false, Duration::from_secs(10)),
+    ];
+    let server = serving_models(models, quick());
+    let to = server.address();
+    let header = "x-request-timeout-ms: 300\r\n";
+    for (path, body, text) in [
+        (
+            "/v1/embeddings",
+            "{\"input\": \"x\"}",
+            "\"code\":\"overloaded\"",
+        ),
+        (
+            "/embed",
+            "{\"inputs\": \"x\"}",
+            "\"error_type\":\"overloaded\"",
+        ),
+    ] {
+        let (status, head, told) = ask_with(to, "POST", path, header, body);
+        assert_eq!(status, 429, "{told}");
+        assert!(head.contains("retry-after: 1"), "{head}");
+        assert!(told.contains("the request's deadline lies before the time that its answer would take; send it with a later one, or to another server"), "{told}");
+        assert!(told.contains(text), "{told}");
+    }
+    let body = json!({"prompt": "One", "n": 128, "max_tokens": 40, "temperature": 1});
+    let (status, _, told) = ask_with(
+        to,
+        "POST",
+        "/v1/completions",
+        "x-request-timeout-ms: 2\r\n",
+        &body.to_string(),
+    );
+    assert_eq!(status, 504, "{told}");
+    assert!(
+        told.contains(
+            "the request's deadline passed before there was an answer; send it with a later one"
+        ),
+        "{told}"
+    );
+    assert!(told.contains("\"code\":\"deadline_exceeded\""), "{told}");
+    // A list of more texts than may wait is refused as it comes.
+    let many = json!({"prompt": vec!["One"; 3_000], "max_tokens": 40});
+    let (status, head, told) = ask_with(to, "POST", "/v1/completions", "", &many.to_string());
+    assert_eq!(status, 429, "{told}");
+    assert!(
+        head.contains("retry-after-ms: 1000") && told.contains("rate_limit_error"),
+        "{told}"
+    );
+    // Who has gone waits no more.
+    let began = Instant::now();
+    while !get(to, "/metrics")
+        .1
+        .contains("gemmule_queue_requests{model=\"writer\"} 0\n")
+    {
+        assert!(began.elapsed() < Duration::from_secs(30));
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(
+        post(
+            to,
+            "/v1/completions",
+            &json!({"prompt": "One", "max_tokens": 2})
+        )
+        .0,
+        200
+    );
+    server.shut_down(Duration::ZERO);
 }

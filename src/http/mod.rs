@@ -14,6 +14,7 @@
 //! told to clients in `openapi.rs`. Every body is within a limit and a time, and nothing that comes from outside panics.
 
 mod auth;
+mod bodies;
 mod body;
 mod embeddings;
 mod error;
@@ -33,7 +34,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use http_body_util::{BodyExt, Limited};
@@ -44,6 +45,8 @@ use hyper::{
 };
 
 pub use auth::{Keys, KeysError};
+#[doc(hidden)]
+pub use bodies::Bodies;
 pub use server::Server;
 
 use crate::serve::{Models, ServeError, Submit};
@@ -196,6 +199,18 @@ impl Route {
 type Answered = Result<Response<Body>, Failure>;
 
 impl App {
+    fn new(models: Models, choice: HttpChoice) -> Self {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            models,
+            choice,
+            counts: Counts::default(),
+            next_id: AtomicU64::new(0),
+            began: Instant::now(),
+            started: started.map_or(0, |since| since.as_micros() as u64),
+        }
+    }
+
     /// Answers a request, whatever is in it.
     async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let began = Instant::now();
@@ -251,26 +266,28 @@ impl App {
         let is_raw = openai::wants_raw(request.headers());
         let body = self.body(request).await?;
         let left = timeout.saturating_sub(began.elapsed());
-        let answer = async {
-            match route {
-                Route::Embeddings => openai::embeddings(self, &body, submit, is_raw).await,
-                Route::Completions => writing::completions(self, &body).await,
-                Route::ChatCompletions => writing::chat(self, &body).await,
-                Route::Embed => tei::embed(self, &body, submit).await,
-                Route::EmbedAll => tei::embed_all(self, &body, submit).await,
-                Route::Similarity => tei::similarity(self, &body, submit).await,
-                Route::Tokenize => tei::tokenize(self, &body).await,
-                Route::Decode => tei::decode(self, &body).await,
-                Route::Predict => tei::predict(self, &body, submit).await,
-                Route::TeiRerank => tei::rerank(self, &body, submit).await,
-                Route::RerankV2 => openai::rerank_v2(self, &body, submit).await,
-                _ => openai::rerank(self, &body, submit).await,
-            }
-        };
         // What is given up cancels what waits for it.
-        match tokio::time::timeout(left, answer).await {
+        match tokio::time::timeout(left, self.of_body(route, &body, submit, is_raw)).await {
             Ok(answered) => answered,
             Err(_) => Err(ServeError::Deadline.into()),
+        }
+    }
+
+    /// Answers a request that has a body.
+    async fn of_body(&self, route: Route, body: &[u8], submit: Submit, is_raw: bool) -> Answered {
+        match route {
+            Route::Embeddings => openai::embeddings(self, body, submit, is_raw).await,
+            Route::Completions => writing::completions(self, body).await,
+            Route::ChatCompletions => writing::chat(self, body).await,
+            Route::Embed => tei::embed(self, body, submit).await,
+            Route::EmbedAll => tei::embed_all(self, body, submit).await,
+            Route::Similarity => tei::similarity(self, body, submit).await,
+            Route::Tokenize => tei::tokenize(self, body).await,
+            Route::Decode => tei::decode(self, body).await,
+            Route::Predict => tei::predict(self, body, submit).await,
+            Route::TeiRerank => tei::rerank(self, body, submit).await,
+            Route::RerankV2 => openai::rerank_v2(self, body, submit).await,
+            _ => openai::rerank(self, body, submit).await,
         }
     }
 

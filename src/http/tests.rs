@@ -1,12 +1,19 @@
+use std::{path::Path, sync::Arc, time::Duration};
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    Route,
+    Bodies, Body, Route,
     embeddings::{base64, inputs, normalize, shortened},
+    error::{Failure, Style},
     openai, openapi, tei, unescaped,
 };
-use crate::serve::Text;
+use crate::{
+    DeviceChoice,
+    schedule::{CostTable, Settings, scheduler},
+    serve::{Model, ModelChoice, Models, ServeError, Text},
+};
 
 #[test]
 fn base64_is_that_of_the_standard() {
@@ -140,5 +147,194 @@ fn the_document_has_every_route_and_the_fields_that_are_read() {
             document["components"]["schemas"][name].is_object(),
             "{name}"
         );
+    }
+}
+
+#[test]
+fn each_error_has_a_status_and_a_text_in_each_style() {
+    let seconds = Duration::from_secs;
+    let errors: Vec<Failure> = [
+        ServeError::invalid("input", "`input` is missing"),
+        ServeError::TooLong {
+            index: 2,
+            limit: 512,
+        },
+        ServeError::TooLarge { index: 0 },
+        ServeError::Overloaded {
+            retry_after: Duration::from_millis(1300),
+        },
+        ServeError::Hopeless,
+        ServeError::Deadline,
+        ServeError::NotReady {
+            why: "it is shutting down",
+        },
+        ServeError::NoModel {
+            name: "a".to_owned(),
+            known: vec!["b".to_owned(), "c".to_owned()],
+        },
+        ServeError::UnsupportedTask {
+            model: "b".to_owned(),
+            does: "embeds texts",
+            asked: "scores",
+        },
+        ServeError::Internal("a thread panicked".to_owned()),
+    ]
+    .into_iter()
+    .map(Failure::from)
+    .chain([
+        Failure::key("there is no API key; send `Authorization: Bearer KEY`"),
+        Failure::key("the API key is not known here"),
+        Failure::large_body(8 << 20),
+        Failure::slow_body(seconds(30)),
+        Failure::broken_body("connection closed"),
+        Failure::method(&hyper::Method::GET, &hyper::Method::POST),
+    ])
+    .collect();
+    let mut shown = String::new();
+    for error in errors {
+        for style in [Style::OpenAi, Style::Tei, Style::Cohere] {
+            let response = error.clone().response(style);
+            let headers = response.headers().iter();
+            let headers = headers.filter(|(name, _)| *name != "content-type");
+            let headers: Vec<String> = headers
+                .map(|(name, value)| format!(" {name}: {}", value.to_str().unwrap()))
+                .collect();
+            let status = response.status().as_u16();
+            let Body::Whole(Some(bytes)) = response.into_body() else {
+                panic!("an error has a body")
+            };
+            let body = String::from_utf8(bytes.to_vec()).unwrap();
+            shown += &format!("{status}{}\n{body}\n", headers.concat());
+        }
+        shown += "\n";
+    }
+    insta::assert_snapshot!(shown);
+}
+
+fn small(name: &str) -> Model {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
+    Model::open(ModelChoice {
+        folder: root.join("tests/checkpoints").join(name),
+        name: name.to_owned(),
+        devices: vec![DeviceChoice::Cpu],
+        dtype: None,
+        invariant: false,
+        scheduler: scheduler("packed", &Settings::default()).unwrap(),
+        costs: Some(costs),
+        batch_bytes: 1 << 30,
+        cache_bytes: None,
+        queue: Duration::from_secs(60),
+        tokenizers: 1,
+        all_tokens: true,
+        share: None,
+        previous: None,
+    })
+    .unwrap()
+}
+
+/// Values that fields have by mistake, and some that they may have.
+fn values() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        prop_oneof![
+            Just(0_i64),
+            Just(1),
+            Just(2),
+            Just(-1),
+            Just(40_000),
+            any::<i64>()
+        ]
+        .prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        prop_oneof![
+            Just(""),
+            Just("x"),
+            Just("st-mean"),
+            Just("float"),
+            Just("base64"),
+            Just("a tower")
+        ]
+        .prop_map(Value::from),
+        "\\PC{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        let key = prop_oneof![
+            Just("text"),
+            Just("role"),
+            Just("content"),
+            Just("source_sentence"),
+            Just("sentences"),
+            Just("type")
+        ];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(key.prop_map(str::to_owned), inner, 0..4)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+#[test]
+fn no_body_breaks_a_route() {
+    let bodies = Bodies::new(Models::new(
+        ["st-mean", "ce-one", "writer"].map(small).into(),
+    ))
+    .unwrap();
+    let bodies = Arc::new(bodies);
+    let paths: Vec<&str> = Bodies::paths().collect();
+    let names = [
+        "model",
+        "input",
+        "inputs",
+        "prompt",
+        "messages",
+        "query",
+        "texts",
+        "documents",
+        "ids",
+        "dimensions",
+        "truncate",
+        "n",
+        "logprobs",
+        "top_logprobs",
+        "stop",
+        "seed",
+        "stream",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "top_n",
+        "max_tokens_per_doc",
+        "stream_options",
+        "encoding_format",
+        "parameters",
+    ];
+    let fields = prop::collection::btree_map(prop::sample::select(names.to_vec()), values(), 0..5);
+    let damage = prop::option::of((any::<prop::sample::Index>(), any::<u8>()));
+    let config = ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    proptest!(config, |(path in prop::sample::select(paths), fields in fields, damage in damage)| {
+        let mut body = serde_json::to_vec(&fields).unwrap();
+        if let Some((at, byte)) = damage {
+            let at = at.index(body.len());
+            body[at] = byte;
+        }
+        // What is sound gets an answer, and what is not an error; both are in the document.
+        bodies.post(path, &body);
+    });
+    for (path, body) in [
+        ("/v1/embeddings", json!({"input": "x"})),
+        (
+            "/v1/completions",
+            json!({"prompt": "One", "max_tokens": 2, "stream": true}),
+        ),
+        ("/predict", json!({"inputs": "x"})),
+    ] {
+        assert_eq!(bodies.post(path, body.to_string().as_bytes()).0, 200);
     }
 }

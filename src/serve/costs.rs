@@ -85,10 +85,10 @@ pub fn measure(
     Ok(table)
 }
 
-/// Tokens of sequences of 128 from which on larger batches are hardly faster by the token: the fewest whose rate is within 3 % of
-/// the best.
+/// Tokens of sequences of 128 from which on larger batches are hardly faster by the token: the fewest whose rate is within half
+/// a percent of the best.
 pub fn full_batch(costs: &CostTable) -> u64 {
-    let sizes = (0..=10).map(|octave| FIRST << octave);
+    let sizes = (1..=10).map(|octave| FIRST << octave);
     let rates = sizes.map(|tokens| {
         let extents = Extents {
             pairs: tokens * tokens.min(128),
@@ -99,6 +99,6 @@ pub fn full_batch(costs: &CostTable) -> u64 {
     });
     let rates: Vec<(u64, f64)> = rates.collect();
     let best = rates.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
-    let full = rates.iter().find(|&&(_, rate)| rate >= 0.97 * best);
+    let full = rates.iter().find(|&&(_, rate)| rate >= 0.995 * best);
     full.map_or(FIRST, |&(tokens, _)| tokens)
 }

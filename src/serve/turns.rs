@@ -145,9 +145,15 @@ mod tests {
         let others = turns.join(1.0);
         let held = [others.take(Micros(0)), others.take(Micros(0))];
         let (sender, order) = channel();
-        let threads: Vec<_> = (0..shares.len())
-            .map(|model| {
-                let seat = turns.join(shares[model]);
+        let seats: Vec<Arc<Seat>> = shares
+            .iter()
+            .map(|&share| Arc::new(turns.join(share)))
+            .collect();
+        // Two of each, as a model has one batch that waits behind the one that runs.
+        let threads: Vec<_> = (0..2 * shares.len())
+            .map(|at| {
+                let model = at / 2;
+                let seat = Arc::clone(&seats[model]);
                 let (cost, sender) = (Micros(costs[model]), sender.clone());
                 thread::spawn(move || {
                     for _ in 0..n {
@@ -161,14 +167,8 @@ mod tests {
             })
             .collect();
         drop(sender);
-        while turns
-            .lock()
-            .models
-            .values()
-            .filter(|c| c.waiting > 0)
-            .count()
-            < shares.len()
-        {
+        let all_wait = || turns.lock().models.values().map(|c| c.waiting).sum::<u32>();
+        while all_wait() < 2 * shares.len() as u32 {
             thread::yield_now();
         }
         drop(held);
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn each_model_has_its_share_of_the_time() {
         // The first has batches of four times the length: it gets a turn for four of the other's.
-        let order = order(&[1.0, 1.0], &[4_000, 1_000], 40);
+        let order = order(&[1.0, 1.0], &[4_000, 1_000], 20);
         let first = order.iter().take(30).filter(|&&model| model == 0).count();
         assert!((4..=9).contains(&first), "{order:?}");
         assert_eq!(order.len(), 80);
@@ -199,6 +199,7 @@ mod tests {
         drop(idle);
         drop(busy.take(Micros(1)));
         drop(turn);
-        assert_eq!((turns.lock().running, turns.lock().models.len()), (0, 1));
+        let state = turns.lock();
+        assert_eq!((state.running, state.models.len()), (0, 1));
     }
 }

@@ -25,6 +25,9 @@ use crate::{
     search::Sampling,
 };
 
+/// Texts that wait at most; who asks for one more is told to come again.
+const MOST_WAITING: u64 = 1024;
+
 /// What is asked of a writer.
 #[derive(Clone, Debug, Default)]
 pub struct Writing {
@@ -201,7 +204,7 @@ impl Writer {
     /// Writes on from a prompt.
     ///
     /// # Errors
-    /// A prompt that is empty or too long, and settings that cannot be.
+    /// A prompt that is empty or too long, settings that cannot be, and too many texts that wait.
     pub fn write(&self, prompt: &str, writing: Writing) -> Result<Pieces, ServeError> {
         let ids = self.encoder.prompts(&[prompt]);
         let ids = ids.map_err(|e| ServeError::invalid("prompt", e.to_string()))?;
@@ -290,6 +293,13 @@ impl Writer {
         };
         let why = "it is shutting down";
         let jobs = self.jobs.as_ref().ok_or(ServeError::NotReady { why })?;
+        let waiting = &self.metrics.queue_requests;
+        if waiting.load(Ordering::Relaxed) >= MOST_WAITING {
+            Metrics::count(&self.metrics.overloaded, 1);
+            let retry_after = Duration::from_secs(1);
+            return Err(ServeError::Overloaded { retry_after });
+        }
+        Metrics::count(waiting, 1);
         jobs.send(job).map_err(|_| ServeError::NotReady { why })?;
         Ok(Pieces {
             pieces,
@@ -376,6 +386,7 @@ impl Running {
             };
             if job.is_cancelled.load(Ordering::Acquire) {
                 Metrics::count(&self.metrics.cancelled, 1);
+                self.waits_no_more();
                 continue;
             }
             match self.generator.admit(job.request.clone()) {
@@ -386,6 +397,7 @@ impl Running {
                         scored: Vec::new(),
                     };
                     self.rows.insert(ticket, row);
+                    self.waits_no_more();
                 }
                 Err(AdmitError::Full { .. }) => {
                     self.waiting = Some(job);
@@ -393,9 +405,14 @@ impl Running {
                 }
                 Err(error) => {
                     let _ = job.pieces.send(Err(error.into()));
+                    self.waits_no_more();
                 }
             }
         }
+    }
+
+    fn waits_no_more(&self) {
+        self.metrics.queue_requests.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn tell(&mut self, event: Event) {
