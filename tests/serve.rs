@@ -528,7 +528,7 @@ fn conversations_are_answered_with_scores_and_in_several_ways() {
             "assistant"
         );
         assert_eq!(
-            own().last().unwrap()["choices"][0]["finish_reason"],
+            own().next_back().unwrap()["choices"][0]["finish_reason"],
             "length"
         );
     }
@@ -1503,5 +1503,49 @@ fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers
         .0,
         200
     );
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn words_are_weighed_where_a_model_does_that() {
+    let server = serving(&["st-mean"], quick());
+    let (status, _, told) = ask_with(
+        server.address(),
+        "POST",
+        "/embed_sparse",
+        "",
+        "{\"inputs\": \"x\"}",
+    );
+    assert_eq!(status, 404);
+    let expected = "the model `st-mean` embeds texts, and this request asks for weights of words; ask another model";
+    assert!(
+        told.contains(expected) && told.contains("\"error_type\":\"unsupported_task\""),
+        "{told}"
+    );
+    server.shut_down(Duration::ZERO);
+    let folder = checkpoint("st-splade");
+    if !folder.is_dir() {
+        return;
+    }
+    let mut choice = choice("st-splade", true, Duration::from_secs(10));
+    choice.all_tokens = false;
+    let server = serving_models(vec![Model::open(choice).unwrap()], quick());
+    let to = server.address();
+    let engine = Engine::from_checkpoint(&folder).device(DeviceChoice::Cpu);
+    let engine = engine.invariant(true).build().unwrap();
+    let batch = TextEncoder::open(&folder).unwrap().encode(&TEXTS).unwrap();
+    let outputs = engine.session().unwrap().run(&batch).unwrap();
+    let (status, rows) = post(to, "/embed_sparse", &json!({"inputs": TEXTS}));
+    assert_eq!(status, 200, "{rows}");
+    for at in 0..TEXTS.len() {
+        let expected = outputs.sequence("sparse", at).unwrap().iter().enumerate();
+        let expected = expected.filter(|&(_, &value)| value != 0.0);
+        let expected: Vec<Value> = expected
+            .map(|(index, &value)| json!({"index": index, "value": value}))
+            .collect();
+        assert!(!expected.is_empty());
+        assert_eq!(rows[at], Value::Array(expected));
+    }
+    assert_eq!(post(to, "/v1/embeddings", &json!({"input": "x"})).0, 404);
     server.shut_down(Duration::ZERO);
 }

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `POST /v1/embeddings` | a text, a list, token ids, lists of them; `float`, `base64` or raw bytes; `dimensions` |
 //! | `POST /v1/completions`, `POST /v1/chat/completions` | whole, or as server-sent events; `n`, `logprobs` |
-//! | `POST /embed`, `/embed_all`, `/predict`, `/rerank`, `/similarity`, `/tokenize`, `/decode`, `GET /info` | TEI's shapes |
+//! | `POST /embed`, `/embed_all`, `/embed_sparse`, `/predict`, `/rerank`, `/similarity`, `/tokenize`, `/decode`, `GET /info` | TEI's shapes |
 //! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's shapes |
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
 //! | `GET /`, `/status.json` | the status page, and what it shows |
@@ -49,7 +49,7 @@ pub use auth::{Keys, KeysError};
 pub use bodies::Bodies;
 pub use server::Server;
 
-use crate::serve::{Models, ServeError, Submit};
+use crate::serve::{Models, ServeError, Submit, Wanted};
 use body::Body;
 use error::{Failure, Style};
 use metrics::Counts;
@@ -108,6 +108,7 @@ enum Route {
     ChatCompletions,
     Embed,
     EmbedAll,
+    EmbedSparse,
     Predict,
     TeiRerank,
     Similarity,
@@ -128,12 +129,13 @@ enum Route {
 }
 
 impl Route {
-    const ALL: [(Route, &'static str, Method); 21] = [
+    const ALL: [(Route, &'static str, Method); 22] = [
         (Route::Embeddings, "/v1/embeddings", Method::POST),
         (Route::Completions, "/v1/completions", Method::POST),
         (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
         (Route::Embed, "/embed", Method::POST),
         (Route::EmbedAll, "/embed_all", Method::POST),
+        (Route::EmbedSparse, "/embed_sparse", Method::POST),
         (Route::Predict, "/predict", Method::POST),
         (Route::TeiRerank, "/rerank", Method::POST),
         (Route::Similarity, "/similarity", Method::POST),
@@ -176,6 +178,7 @@ impl Route {
         match self {
             Self::Embed
             | Self::EmbedAll
+            | Self::EmbedSparse
             | Self::Predict
             | Self::TeiRerank
             | Self::Similarity
@@ -261,7 +264,7 @@ impl App {
             within: Some(timeout),
             class: class(request.headers())?,
             tenant,
-            all_tokens: false,
+            wanted: Wanted::Usual,
         };
         let is_raw = openai::wants_raw(request.headers());
         let body = self.body(request).await?;
@@ -281,6 +284,7 @@ impl App {
             Route::ChatCompletions => writing::chat(self, body).await,
             Route::Embed => tei::embed(self, body, submit).await,
             Route::EmbedAll => tei::embed_all(self, body, submit).await,
+            Route::EmbedSparse => tei::embed_sparse(self, body, submit).await,
             Route::Similarity => tei::similarity(self, body, submit).await,
             Route::Tokenize => tei::tokenize(self, body).await,
             Route::Decode => tei::decode(self, body).await,

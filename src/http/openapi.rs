@@ -261,15 +261,17 @@ fn described(route: Route) -> Described {
             )),
             json_answer(list(list(number()))),
         ),
+        Route::EmbedSparse => of(
+            "Weighs the entries of the vocabulary, as SPLADE does (TEI)",
+            Some(all_of_texts()),
+            json_answer(list(list(object(
+                &["index", "value"],
+                json!({"index": whole(0), "value": number()}),
+            )))),
+        ),
         Route::EmbedAll => of(
             "The vectors of all tokens (TEI)",
-            Some(object(
-                &["inputs"],
-                json!({
-                    "inputs": named("Input"), "truncate": yes_or_no(), "prompt_name": only(json!([null])),
-                    "truncation_direction": direction(),
-                }),
-            )),
+            Some(all_of_texts()),
             json_answer(list(list(list(number())))),
         ),
         Route::Predict => of(
@@ -449,6 +451,16 @@ fn described(route: Route) -> Described {
         ),
         Route::Unknown => of("Nothing", None, Vec::new()),
     }
+}
+
+fn all_of_texts() -> Value {
+    object(
+        &["inputs"],
+        json!({
+            "inputs": named("Input"), "truncate": yes_or_no(), "prompt_name": only(json!([null])),
+            "truncation_direction": direction(),
+        }),
+    )
 }
 
 fn state() -> Value {

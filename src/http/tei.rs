@@ -10,7 +10,7 @@ use super::{
     error::Failure,
     json, on_thread,
 };
-use crate::serve::{Answer, Kind, Models, Submit, Text};
+use crate::serve::{Answer, Kind, Models, Submit, Text, Wanted};
 
 fn yes() -> bool {
     true
@@ -106,7 +106,7 @@ pub(super) async fn embed_all(app: &App, body: &[u8], submit: Submit) -> Answere
     let model = app.models.embedding(None)?;
     let submit = Submit {
         truncate: asked.truncate,
-        all_tokens: true,
+        wanted: Wanted::AllTokens,
         ..submit
     };
     let inputs = inputs("inputs", &asked.inputs)?;
@@ -117,6 +117,32 @@ pub(super) async fn embed_all(app: &App, body: &[u8], submit: Submit) -> Answere
         answer.values.chunks_exact(width.max(1)).collect()
     });
     let rows: Vec<Vec<&[f32]>> = rows.collect();
+    Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
+}
+
+/// The entries of the vocabulary that a text weighs, with their weights.
+pub(super) async fn embed_sparse(app: &App, body: &[u8], submit: Submit) -> Answered {
+    let asked: EmbedAll = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
+    usual_text(
+        asked.prompt_name.as_deref(),
+        asked.truncation_direction.as_deref(),
+    )?;
+    let model = app.models.sparse(None)?;
+    let submit = Submit {
+        truncate: asked.truncate,
+        wanted: Wanted::Sparse,
+        ..submit
+    };
+    let inputs = inputs("inputs", &asked.inputs)?;
+    let answers = computed(model.service()?, inputs, submit).await?;
+    let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    let row = |answer: &Answer| -> Vec<Value> {
+        let weights = answer.values.iter().enumerate();
+        let weights = weights.filter(|&(_, &value)| value != 0.0);
+        let weights = weights.map(|(index, &value)| json!({"index": index, "value": value}));
+        weights.collect()
+    };
+    let rows: Vec<Vec<Value>> = answers.iter().map(row).collect();
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 

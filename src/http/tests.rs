@@ -128,6 +128,7 @@ fn the_document_has_every_route_and_the_fields_that_are_read() {
         ("/v2/rerank", fields::<openai::RerankV2>()),
         ("/embed", fields::<tei::Embed>()),
         ("/embed_all", fields::<tei::EmbedAll>()),
+        ("/embed_sparse", fields::<tei::EmbedAll>()),
         ("/predict", fields::<tei::Predict>()),
         ("/rerank", fields::<tei::Rerank>()),
         ("/similarity", fields::<tei::Similarity>()),

@@ -19,7 +19,7 @@ pub use costs::{full_batch, measure};
 pub use error::ServeError;
 pub use metrics::{Histogram, Metrics};
 pub use models::{Kind, Model, ModelChoice, Models, ReloadError};
-pub use service::{Answer, Reply, Service, ServiceChoice, Submit};
+pub use service::{Answer, Reply, SPARSE, Service, ServiceChoice, Submit, Wanted};
 pub use tokenize::Text;
 pub use turns::{Devices, Seat, Turn, Turns};
 pub use writer::{Ending, Piece, Pieces, Scored, Writer, Writing};

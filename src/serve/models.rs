@@ -260,7 +260,8 @@ impl Model {
     pub fn does(&self) -> &'static str {
         match &self.kind {
             Kind::Service(service) if service.is_scoring() => "scores pairs of texts",
-            Kind::Service(_) => "embeds texts",
+            Kind::Service(service) if service.is_embedding() => "embeds texts",
+            Kind::Service(_) => "weighs words of texts",
             Kind::Writer(_) => "writes texts",
         }
     }
@@ -359,11 +360,25 @@ impl Models {
     /// A name that no model has, and a model that does something else.
     pub fn embedding(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is =
-            |model: &Model| matches!(&model.kind, Kind::Service(service) if !service.is_scoring());
+            |model: &Model| matches!(&model.kind, Kind::Service(service) if service.is_embedding());
         let model = self.named(name, is)?;
         match is(&model) {
             true => Ok(model),
             false => Err(model.unsupported("embeddings")),
+        }
+    }
+
+    /// A model that weighs the entries of its vocabulary.
+    ///
+    /// # Errors
+    /// As [`embedding`](Self::embedding).
+    pub fn sparse(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        let is =
+            |model: &Model| matches!(&model.kind, Kind::Service(service) if service.has_sparse());
+        let model = self.named(name, is)?;
+        match is(&model) {
+            true => Ok(model),
+            false => Err(model.unsupported("weights of words")),
         }
     }
 

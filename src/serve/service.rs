@@ -32,6 +32,21 @@ use crate::{
 const SHORT: usize = 256;
 const FEW: usize = 4;
 
+/// The output of models that weigh the entries of their vocabulary, as SPLADE does: `[batch, vocabulary]`, mostly 0.
+pub const SPARSE: &str = "sparse";
+
+/// Which of a model's outputs an answer has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// The embedding, or the scores.
+    #[default]
+    Usual,
+    /// The vectors of all tokens, one after another.
+    AllTokens,
+    /// A weight for each entry of the vocabulary.
+    Sparse,
+}
+
 /// How a service works.
 pub struct ServiceChoice {
     pub scheduler: Box<dyn Scheduler>,
@@ -54,14 +69,13 @@ pub struct Submit {
     pub within: Option<Duration>,
     pub class: u8,
     pub tenant: u32,
-    /// Whether the answer has the vectors of all tokens, one after another, and not one for the input.
-    pub all_tokens: bool,
+    pub wanted: Wanted,
 }
 
 /// The result for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// An embedding, scores by label, or the vectors of all tokens.
+    /// An embedding or scores by label, or what else was [`Wanted`].
     pub values: Vec<f32>,
     /// Tokens that were computed for it.
     pub tokens: usize,
@@ -88,7 +102,7 @@ struct Entry {
     answer: oneshot::Sender<Result<Answer, ServeError>>,
     index: usize,
     arrived: Instant,
-    all_tokens: bool,
+    wanted: Wanted,
 }
 
 struct State {
@@ -136,6 +150,7 @@ pub struct Service {
     output: &'static str,
     width: usize,
     has_states: bool,
+    has_sparse: bool,
 }
 
 impl Shared {
@@ -183,7 +198,7 @@ impl Shared {
                 answer,
                 index,
                 arrived,
-                all_tokens: submit.all_tokens,
+                wanted: submit.wanted,
             },
         );
         self.count_waiting(&state);
@@ -243,7 +258,7 @@ impl Service {
                 .iter()
                 .map(|(name, _)| name.as_str())
         };
-        let output = [EMBEDDING, LOGITS]
+        let output = [EMBEDDING, LOGITS, SPARSE]
             .into_iter()
             .find(|name| names().any(|n| n == *name));
         let output = output.ok_or_else(|| EngineError::NoOutput {
@@ -255,6 +270,10 @@ impl Service {
         let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
         let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
         let width = outputs.get(output)?.values.len();
+        // A weight for each token, as other models give it, is not one for each entry.
+        let vocabulary = engine.limits().vocabulary as usize;
+        let sparse = outputs.get(SPARSE).map(|output| output.values.len());
+        let has_sparse = sparse.is_ok_and(|n| n == vocabulary);
         let score = (output == LOGITS).then(|| {
             let folder = encoder.folder();
             folder.score(width as u64)
@@ -319,12 +338,18 @@ impl Service {
             output,
             width,
             has_states,
+            has_sparse,
         })
     }
 
-    /// Whether it gives the vectors of all tokens.
-    pub fn has_states(&self) -> bool {
-        self.has_states
+    /// Whether it embeds texts.
+    pub fn is_embedding(&self) -> bool {
+        self.output == EMBEDDING
+    }
+
+    /// Whether it weighs the entries of its vocabulary, beside other outputs or alone.
+    pub fn has_sparse(&self) -> bool {
+        self.has_sparse
     }
 
     /// Whether it scores pairs or texts by label, as cross-encoders and classifiers do, instead of embedding texts.
@@ -359,7 +384,7 @@ impl Service {
         for (index, text) in inputs.iter().enumerate() {
             self.check(index, text)?;
         }
-        if submit.all_tokens && !self.has_states {
+        if submit.wanted == Wanted::AllTokens && !self.has_states {
             let problem = "the model was not loaded for the vectors of all tokens; start the server with --all-tokens, or ask for embeddings";
             return Err(ServeError::invalid("model", problem));
         }
@@ -692,8 +717,10 @@ impl Collect {
         let rows = output.values.chunks_exact(width.max(1));
         let mut rows: Vec<Vec<f32>> = rows.map(|row| row.iter().map(score).collect()).collect();
         for (at, (_, entry)) in members.iter().enumerate() {
-            if entry.all_tokens {
-                rows[at] = outputs.sequence(STATES, at)?.to_vec();
+            match entry.wanted {
+                Wanted::Usual => {}
+                Wanted::AllTokens => rows[at] = outputs.sequence(STATES, at)?.to_vec(),
+                Wanted::Sparse => rows[at] = outputs.sequence(SPARSE, at)?.to_vec(),
             }
         }
         Ok(rows)

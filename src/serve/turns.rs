@@ -32,8 +32,9 @@ struct State {
 struct Clock {
     at: f64,
     share: f64,
-    /// Threads of the model that wait.
+    /// Threads of the model that wait, and turns that it has.
     waiting: u32,
+    running: u32,
 }
 
 /// A model's place among those of a device.
@@ -43,7 +44,10 @@ pub struct Seat {
 }
 
 /// A turn, which ends when it is dropped.
-pub struct Turn(Arc<Turns>);
+pub struct Turn {
+    turns: Arc<Turns>,
+    model: u64,
+}
 
 impl Turns {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -59,6 +63,7 @@ impl Turns {
             at: state.now,
             share,
             waiting: 0,
+            running: 0,
         };
         state.models.insert(model, clock);
         Seat {
@@ -83,10 +88,9 @@ impl Seat {
         let mut state = self.turns.lock();
         let now = state.now;
         if let Some(clock) = state.models.get_mut(&self.model) {
-            clock.at = match clock.waiting {
-                0 => clock.at.max(now),
-                _ => clock.at,
-            };
+            if clock.waiting + clock.running == 0 {
+                clock.at = clock.at.max(now);
+            }
             clock.waiting += 1;
         }
         while state.running >= PLACES || state.next().is_some_and(|next| next != self.model) {
@@ -96,6 +100,7 @@ impl Seat {
         state.running += 1;
         if let Some(clock) = state.models.get_mut(&self.model) {
             clock.waiting -= 1;
+            clock.running += 1;
             let began = clock.at;
             clock.at += cost.seconds() / clock.share;
             state.now = began;
@@ -103,7 +108,10 @@ impl Seat {
         drop(state);
         // There may be another place, for another model.
         self.turns.changed.notify_all();
-        Turn(Arc::clone(&self.turns))
+        Turn {
+            turns: Arc::clone(&self.turns),
+            model: self.model,
+        }
     }
 }
 
@@ -116,8 +124,14 @@ impl Drop for Seat {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.0.lock().running -= 1;
-        self.0.changed.notify_all();
+        let mut state = self.turns.lock();
+        state.running -= 1;
+        // It may have gone since.
+        if let Some(clock) = state.models.get_mut(&self.model) {
+            clock.running -= 1;
+        }
+        drop(state);
+        self.turns.changed.notify_all();
     }
 }
 
