@@ -145,7 +145,15 @@ fn the_clients_of_openai_hugging_face_langchain_and_cohere_work_and_the_document
                 "--max-time",
                 "20",
             ])
-            .args(["--seed", "1", "--no-shrink", "--warnings", "off"])
+            .args([
+                "--seed",
+                "1",
+                "--no-shrink",
+                "--warnings",
+                "off",
+                "--request-timeout",
+                "60",
+            ])
             .env("HYPOTHESIS_STORAGE_DIRECTORY", folder.path())
             .current_dir(folder.path()),
     );
