@@ -130,7 +130,7 @@ use std::collections::BTreeMap;
 
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
-pub use modules::{EMBEDDING, Module, Pooling, STATES};
+pub use modules::{EMBEDDING, Module, Pooling};
 
 use crate::graph::{Graph, WeightNames};
 use error::{File, quoted, suggest};

@@ -9,7 +9,7 @@ use crate::{
 /// The output that modules compute.
 pub const EMBEDDING: &str = "sentence_embedding";
 /// The output of a description that they start from.
-pub const STATES: &str = "last_hidden_state";
+pub(super) const STATES: &str = "last_hidden_state";
 
 /// `torch.nn.functional.normalize`, which is what `Normalize` calls, keeps the division sound by this.
 const NORMALIZE_EPS: f32 = 1e-12;

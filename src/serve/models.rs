@@ -9,11 +9,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{Devices, Metrics, ServeError, Service, ServiceChoice, Writer, measure};
+use super::{
+    Devices, Metrics, ServeError, Service, ServiceChoice, Writer, measure, service::STATES,
+};
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
     engine::{Folder, TextEncoder, TextToken},
-    model::{Description, EMBEDDING, STATES},
+    model::{Description, EMBEDDING},
     program::NEXT_LOGITS,
     schedule::{CostTable, Scheduler},
 };

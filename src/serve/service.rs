@@ -23,7 +23,7 @@ use super::{
 use crate::{
     Batch, Engine, EngineError, Outputs,
     engine::{Encoded, LOGITS, Pending, Pipeline, TextEncoder},
-    model::{EMBEDDING, STATES},
+    model::EMBEDDING,
     runtime::batch::Limits,
     schedule::{CostTable, Costs, Desk, Micros, Planned, Scheduler, Waiting},
 };
@@ -32,6 +32,8 @@ use crate::{
 const SHORT: usize = 256;
 const FEW: usize = 4;
 
+/// The output of descriptions that has a row for each token, before pooling.
+pub(super) const STATES: &str = "last_hidden_state";
 /// The output of models that weigh the entries of their vocabulary, as SPLADE does: `[batch, vocabulary]`, mostly 0.
 pub const SPARSE: &str = "sparse";
 
