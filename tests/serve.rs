@@ -2,19 +2,25 @@
 #![cfg(feature = "server")]
 
 use std::{
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::TextEncoder,
+    engine::{Generate, TextEncoder},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, Settings, scheduler},
-    serve::{Model, ModelChoice, Models},
+    search::Rules,
+    serve::{Devices, Model, ModelChoice, Models},
 };
 use serde_json::{Value, json};
 
@@ -35,11 +41,11 @@ fn costs() -> CostTable {
     table
 }
 
-fn model(name: &str, invariant: bool, queue: Duration) -> Model {
-    Model::open(ModelChoice {
+fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
+    ModelChoice {
         folder: checkpoint(name),
         name: name.to_owned(),
-        device: DeviceChoice::Cpu,
+        devices: vec![DeviceChoice::Cpu],
         dtype: None,
         invariant,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
@@ -48,16 +54,26 @@ fn model(name: &str, invariant: bool, queue: Duration) -> Model {
         cache_bytes: None,
         queue,
         tokenizers: 1,
-    })
-    .unwrap()
+        all_tokens: true,
+        share: None,
+        previous: None,
+    }
+}
+
+fn model(name: &str, invariant: bool, queue: Duration) -> Model {
+    Model::open(choice(name, invariant, queue)).unwrap()
 }
 
 fn serving(models: &[&str], choice: HttpChoice) -> Server {
     let models = models
         .iter()
         .map(|name| model(name, true, Duration::from_secs(10)));
+    serving_models(models.collect(), choice)
+}
+
+fn serving_models(models: Vec<Model>, choice: HttpChoice) -> Server {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    Server::start(socket, Models::new(models.collect()), choice).unwrap()
+    Server::start(socket, Models::new(models), choice).unwrap()
 }
 
 fn quick() -> HttpChoice {
@@ -71,7 +87,7 @@ fn quick() -> HttpChoice {
 fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).unwrap();
     stream
-        .set_read_timeout(Some(Duration::from_secs(20)))
+        .set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
     stream
 }
@@ -202,7 +218,7 @@ fn decoded(base64: &str) -> Vec<f32> {
 fn each_error_has_its_status_and_says_what_to_do() {
     let server = serving(&["st-mean", "writer", "ce-one"], quick());
     let to = server.address();
-    let deep = format!("{{\"input\": {}1", "[".repeat(100_000));
+    let deep = format!("{{\"input\": {}1", "[".repeat(1_000_000));
     let long = format!(
         "{{\"model\": \"st-mean\", \"input\": \"{}\"}}",
         "word ".repeat(2_000)
@@ -231,9 +247,30 @@ fn each_error_has_its_status_and_says_what_to_do() {
         ),
         ("/v1/embeddings", long.as_str()),
         ("/embed", "{\"inputs\": {}}"),
+        ("/embed", "{\"inputs\": \"x\", \"prompt_name\": \"query\"}"),
+        ("/similarity", "{\"inputs\": {\"sentences\": [\"x\"]}}"),
+        (
+            "/similarity",
+            "{\"inputs\": {\"source_sentence\": \"x\", \"sentences\": []}}",
+        ),
+        ("/tokenize", "{\"inputs\": [1, 2]}"),
+        ("/decode", "{\"ids\": [4000000]}"),
+        ("/decode", "{\"ids\": \"x\"}"),
+        ("/v2/rerank", "{\"query\": \"x\", \"documents\": [\"x\"]}"),
+        (
+            "/v2/rerank",
+            "{\"model\": \"ce-one\", \"query\": \"x\", \"documents\": [\"x\"], \"top_n\": 0}",
+        ),
         ("/predict", "{\"inputs\": [[\"a\", \"b\", \"c\"]]}"),
         ("/rerank", "{\"query\": \"x\", \"texts\": []}"),
-        ("/v1/completions", "{\"prompt\": \"x\", \"n\": 2}"),
+        ("/v1/completions", "{\"prompt\": \"x\", \"n\": 0}"),
+        ("/v1/completions", "{\"prompt\": \"x\", \"best_of\": 2}"),
+        ("/v1/completions", "{\"prompt\": \"x\", \"logprobs\": true}"),
+        ("/v1/completions", "{\"prompt\": \"x\", \"logprobs\": 21}"),
+        (
+            "/v1/completions",
+            "{\"prompt\": \"x\", \"top_logprobs\": 2}",
+        ),
         ("/v1/completions", "{\"prompt\": \"\"}"),
         (
             "/v1/completions",
@@ -336,6 +373,278 @@ fn texts_come_whole_and_as_events_and_end_before_a_stop() {
 }
 
 #[test]
+fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
+    let server = serving(&["writer"], quick());
+    let to = server.address();
+    let prompt = "One cold morning Ben walked to the f";
+    let asked = json!({
+        "prompt": prompt, "max_tokens": 12, "n": 2, "temperature": 0.9, "seed": 5, "logprobs": 3,
+    });
+    let (status, whole) = post(to, "/v1/completions", &asked);
+    assert_eq!(status, 200, "{whole}");
+    assert_eq!(whole["choices"].as_array().unwrap().len(), 2);
+    assert_ne!(whole["choices"][0]["text"], whole["choices"][1]["text"]);
+    // The prompt counts once, and both texts do.
+    let alone =
+        json!({"prompt": prompt, "max_tokens": 12, "temperature": 0.9, "seed": 6, "logprobs": 0});
+    let (_, second) = post(to, "/v1/completions", &alone);
+    assert_eq!(second["choices"][0]["text"], whole["choices"][1]["text"]);
+    let usage = |of: &Value, what: &str| of["usage"][what].as_u64().unwrap();
+    assert_eq!(
+        usage(&whole, "prompt_tokens"),
+        usage(&second, "prompt_tokens")
+    );
+    assert_eq!(usage(&whole, "completion_tokens"), 24);
+    for choice in whole["choices"].as_array().unwrap() {
+        let scores = &choice["logprobs"];
+        let tokens: Vec<&str> = scores["tokens"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| t.as_str().unwrap())
+            .collect();
+        assert_eq!(tokens.concat(), choice["text"].as_str().unwrap());
+        let values = floats(&scores["token_logprobs"]);
+        let mut offset = 0;
+        for (at, token) in tokens.iter().enumerate() {
+            assert_eq!(scores["text_offset"][at], offset);
+            offset += token.chars().count();
+            let most = scores["top_logprobs"][at].as_object().unwrap();
+            assert!((3..=4).contains(&most.len()), "{most:?}");
+            assert_eq!(most[*token].as_f64().unwrap() as f32, values[at]);
+            let sum: f64 = most.values().map(|v| v.as_f64().unwrap().exp()).sum();
+            assert!(sum <= 1.0 + 1e-4 && values[at] <= 0.0);
+        }
+    }
+    let only = second["choices"][0]["logprobs"]["top_logprobs"][0].as_object();
+    assert_eq!(only.unwrap().len(), 1);
+    // The engine says the same of what it writes.
+    let engine = Engine::from_checkpoint(checkpoint("writer")).device(DeviceChoice::Cpu);
+    let engine = engine.invariant(true).generating().build().unwrap();
+    let encoder = TextEncoder::open(&checkpoint("writer")).unwrap();
+    let options = Generate {
+        rules: Rules {
+            max_new_tokens: 12,
+            ..Rules::default()
+        },
+        log_probabilities: true,
+        ..Generate::default()
+    };
+    let on = |_, _: &_| std::ops::ControlFlow::Continue(());
+    let written = engine
+        .generate(&encoder.prompts(&[prompt]).unwrap(), &options, on)
+        .unwrap();
+    let asked = json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 0});
+    let (_, greedy) = post(to, "/v1/completions", &asked);
+    let values = floats(&greedy["choices"][0]["logprobs"]["token_logprobs"]);
+    assert_eq!(values, written[0].log_probabilities);
+    // Events have the same texts and numbers, by index.
+    let mut asked = json!({
+        "prompt": prompt, "max_tokens": 12, "n": 2, "temperature": 0.9, "seed": 5, "logprobs": 3, "stream": true,
+    });
+    for with_usage in [false, true] {
+        asked["stream_options"] = json!({"include_usage": with_usage});
+        let (_, _, body) = ask_with(to, "POST", "/v1/completions", "", &asked.to_string());
+        let events: Vec<Value> = body
+            .split("\n\n")
+            .filter_map(|e| serde_json::from_str(e.strip_prefix("data: ")?).ok())
+            .collect();
+        for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {
+            let own = || events.iter().filter(|e| e["choices"][0]["index"] == index);
+            let text: String = own()
+                .map(|e| e["choices"][0]["text"].as_str().unwrap())
+                .collect();
+            assert_eq!(text, choice["text"]);
+            let values =
+                own().filter_map(|e| e["choices"][0]["logprobs"]["token_logprobs"].as_array());
+            let values: Vec<Value> = values.flatten().cloned().collect();
+            assert_eq!(Value::Array(values), choice["logprobs"]["token_logprobs"]);
+        }
+        assert_eq!(events[0].get("usage").is_some(), with_usage);
+        let last = events.last().unwrap();
+        assert_eq!(last["usage"] == whole["usage"], with_usage);
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+/// A copy of the small writer with a template for conversations.
+fn chatting() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(checkpoint("writer")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let template = "{% for message in messages %}{{ message.content }} {% endfor %}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    folder
+}
+
+#[test]
+fn conversations_are_answered_with_scores_and_in_several_ways() {
+    let folder = chatting();
+    let mut choice = choice("writer", true, Duration::from_secs(10));
+    choice.folder = folder.path().to_owned();
+    let server = serving_models(vec![Model::open(choice).unwrap()], quick());
+    let to = server.address();
+    let mut asked = json!({
+        "messages": [{"role": "user", "content": "One cold morning Ben walked to"}],
+        "max_tokens": 8, "logprobs": true, "top_logprobs": 2, "n": 2, "temperature": 0,
+    });
+    let (status, whole) = post(to, "/v1/chat/completions", &asked);
+    assert_eq!(status, 200, "{whole}");
+    let choices = whole["choices"].as_array().unwrap();
+    assert_eq!(
+        (choices.len(), &choices[0]["message"]),
+        (2, &choices[1]["message"])
+    );
+    let content = choices[0]["logprobs"]["content"].as_array().unwrap();
+    let text: String = content
+        .iter()
+        .map(|t| t["token"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, choices[0]["message"]["content"]);
+    for token in content {
+        // The most probable token was taken.
+        assert_eq!(token["top_logprobs"][0]["token"], token["token"]);
+        assert_eq!(token["top_logprobs"][0]["logprob"], token["logprob"]);
+        assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 2);
+        let bytes: Vec<u8> = serde_json::from_value(token["bytes"].clone()).unwrap();
+        assert_eq!(bytes, token["token"].as_str().unwrap().as_bytes());
+    }
+    asked["stream"] = json!(true);
+    let (_, _, body) = ask_with(to, "POST", "/v1/chat/completions", "", &asked.to_string());
+    let events: Vec<Value> = body
+        .split("\n\n")
+        .filter_map(|e| serde_json::from_str(e.strip_prefix("data: ")?).ok())
+        .collect();
+    for index in 0..2 {
+        let own = || events.iter().filter(|e| e["choices"][0]["index"] == index);
+        let text: String = own()
+            .filter_map(|e| e["choices"][0]["delta"]["content"].as_str())
+            .collect();
+        assert_eq!(text, choices[0]["message"]["content"]);
+        assert_eq!(
+            own().next().unwrap()["choices"][0]["delta"]["role"],
+            "assistant"
+        );
+        assert_eq!(
+            own().next_back().unwrap()["choices"][0]["finish_reason"],
+            "length"
+        );
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn raw_rows_all_tokens_cosines_and_tokens_are_those_of_the_engine() {
+    let server = serving(&["st-mean"], quick());
+    let to = server.address();
+    let (_, all) = post(to, "/v1/embeddings", &json!({"input": TEXTS}));
+    let rows: Vec<Vec<f32>> = (0..3)
+        .map(|at| floats(&all["data"][at]["embedding"]))
+        .collect();
+    let mut stream = connect(to);
+    let body = json!({"input": TEXTS}).to_string();
+    let head = format!(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\naccept: application/octet-stream\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    let end = bytes
+        .windows(4)
+        .position(|four| four == b"\r\n\r\n")
+        .unwrap();
+    let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+    let four = bytes[end + 4..].chunks_exact(4);
+    let raw: Vec<f32> = four
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    assert_eq!(raw, rows.concat());
+    let tokens = all["usage"]["total_tokens"].as_u64().unwrap();
+    for line in [
+        "x-rows: 3".to_owned(),
+        format!("x-width: {}", rows[0].len()),
+        format!("x-tokens: {tokens}"),
+    ] {
+        assert!(head.contains(&line), "{head}");
+    }
+
+    let engine = Engine::from_checkpoint(checkpoint("st-mean")).device(DeviceChoice::Cpu);
+    let engine = engine
+        .invariant(true)
+        .outputs(["last_hidden_state"])
+        .build()
+        .unwrap();
+    let encoder = TextEncoder::open(&checkpoint("st-mean")).unwrap();
+    let batch = encoder.encode(&TEXTS).unwrap();
+    let outputs = engine.session().unwrap().run(&batch).unwrap();
+    let (status, states) = post(to, "/embed_all", &json!({"inputs": TEXTS}));
+    assert_eq!(status, 200, "{states}");
+    for (at, len) in batch.lens().iter().enumerate() {
+        let own: Vec<f32> = states[at]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(floats)
+            .collect();
+        assert_eq!(states[at].as_array().unwrap().len(), *len as usize);
+        assert_eq!(own, outputs.sequence("last_hidden_state", at).unwrap());
+    }
+
+    let asked = json!({"inputs": {"source_sentence": TEXTS[0], "sentences": [TEXTS[1], TEXTS[0]]}});
+    let (status, cosines) = post(to, "/similarity", &asked);
+    assert_eq!(status, 200, "{cosines}");
+    let dot: f32 = rows[0].iter().zip(&rows[1]).map(|(a, b)| a * b).sum();
+    let cosines = floats(&cosines);
+    assert!((cosines[0] - dot).abs() < 1e-5 && (cosines[1] - 1.0).abs() < 1e-6);
+
+    let text = "The Tower, is high é";
+    let (_, cut) = post(to, "/tokenize", &json!({"inputs": [text]}));
+    let cut = cut[0].as_array().unwrap();
+    let ids: Vec<u64> = cut.iter().map(|t| t["id"].as_u64().unwrap()).collect();
+    let expected: Vec<u64> = encoder
+        .encode(&[text])
+        .unwrap()
+        .token_ids()
+        .iter()
+        .map(|&id| id as u64)
+        .collect();
+    assert_eq!(ids, expected);
+    assert!(cut[0]["special"] == true && cut[0]["start"].is_null());
+    let token = &cut[1];
+    let (start, stop) = (
+        token["start"].as_u64().unwrap(),
+        token["stop"].as_u64().unwrap(),
+    );
+    assert_eq!(token["text"], text[start as usize..stop as usize]);
+    let (_, bare) = post(
+        to,
+        "/tokenize",
+        &json!({"inputs": text, "add_special_tokens": false}),
+    );
+    assert_eq!(bare[0].as_array().unwrap().len(), cut.len() - 2);
+    // However long a text is, all of its tokens come.
+    let (_, long) = post(to, "/tokenize", &json!({"inputs": "word ".repeat(2000)}));
+    assert!(long[0].as_array().unwrap().len() > 2000);
+    let ids = encoder.prompts(&["the tower is high"]).unwrap().remove(0);
+    let (_, texts) = post(to, "/decode", &json!({"ids": [ids]}));
+    assert_eq!(texts, json!([encoder.decode(&ids).unwrap()]));
+    let (_, texts) = post(
+        to,
+        "/decode",
+        &json!({"ids": ids, "skip_special_tokens": false}),
+    );
+    assert!(texts[0].as_str().unwrap().contains("[CLS]"), "{texts}");
+    let (status, one) = get(to, "/v1/models/st%2Dmean");
+    assert!(status == 200 && one.contains("\"id\":\"st-mean\""), "{one}");
+    let (status, head, text) = ask_with(to, "HEAD", "/health", "", "");
+    assert_eq!((status, text.as_str()), (200, ""), "{head}");
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
 fn pairs_are_ranked_as_they_score() {
     let server = serving(&["ce-one"], quick());
     let to = server.address();
@@ -364,6 +673,29 @@ fn pairs_are_ranked_as_they_score() {
         let index = ours["index"].as_u64().unwrap() as usize;
         assert_eq!(ours["document"]["text"], documents[index]);
     }
+    let asked = json!({"model": "ce-one", "query": "tower", "documents": documents, "top_n": 2});
+    let (_, cohere) = post(to, "/v2/rerank", &asked);
+    for (ours, jina) in cohere["results"].as_array().unwrap().iter().zip(results) {
+        assert_eq!(ours["relevance_score"], jina["relevance_score"]);
+        assert_eq!(ours["index"], jina["index"]);
+    }
+    assert_eq!(cohere["meta"]["api_version"]["version"], "2");
+    // A document that is cut to a token scores as that token's text does.
+    let text = "tower of stone";
+    let (_, cut) = post(
+        to,
+        "/tokenize",
+        &json!({"inputs": text, "add_special_tokens": false}),
+    );
+    let end = cut[0][0]["stop"].as_u64().unwrap() as usize;
+    let one =
+        json!({"model": "ce-one", "query": "tower", "documents": [text], "max_tokens_per_doc": 1});
+    let short = json!({"model": "ce-one", "query": "tower", "documents": [&text[..end]]});
+    let (one, short) = (
+        post(to, "/v2/rerank", &one).1,
+        post(to, "/v2/rerank", &short).1,
+    );
+    assert_eq!(one["results"], short["results"]);
     let pairs: Vec<[&str; 2]> = documents.iter().map(|d| ["tower", *d]).collect();
     let (_, predicted) = post(to, "/predict", &json!({"inputs": pairs}));
     for row in tei.as_array().unwrap() {
@@ -559,4 +891,670 @@ fn clients_that_leave_are_forgotten_and_a_drain_answers_all_that_came() {
         assert_eq!(answer["data"].as_array().unwrap().len(), 200);
     }
     assert!(TcpStream::connect(to).is_err());
+}
+
+/// A copy of a checkpoint in whose table of words the first number of a token's row is NaN.
+fn poisoned(name: &str, token: u32) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&checkpoint(name), folder.path());
+    let file = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+    let table = header
+        .as_object()
+        .unwrap()
+        .iter()
+        .find(|(name, _)| name.ends_with("word_embeddings.weight"));
+    let table = table.unwrap().1;
+    let at = 8 + n + table["data_offsets"][0].as_u64().unwrap() as usize;
+    assert_eq!(table["dtype"], "F16");
+    let row = 2 * table["shape"][1].as_u64().unwrap() as usize;
+    let at = at + token as usize * row;
+    // A NaN of 16 bits.
+    bytes[at..at + 2].copy_from_slice(&0x7e00_u16.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    folder
+}
+
+fn copy(from: &Path, to: &Path) {
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        let target = to.join(file.file_name());
+        match file.file_type().unwrap().is_dir() {
+            true => {
+                std::fs::create_dir_all(&target).unwrap();
+                copy(&file.path(), &target);
+            }
+            false => drop(std::fs::copy(file.path(), target).unwrap()),
+        }
+    }
+}
+
+#[test]
+fn a_poisonous_member_fails_alone() {
+    let encoder = TextEncoder::open(&checkpoint("st-mean")).unwrap();
+    let texts = ["a small bird", "the tower is high", "a high tower", "words"];
+    let ids = |texts: &[&str]| encoder.prompts(texts).unwrap().concat();
+    // A token that no other text has.
+    let others = [ids(&texts), ids(&["some words"])].concat();
+    let own = ids(&["rain"]).into_iter().find(|id| !others.contains(id));
+    let folder = poisoned("st-mean", own.unwrap());
+    let mut choice = choice("st-mean", true, Duration::from_secs(10));
+    choice.folder = folder.path().to_owned();
+    let server = serving_models(vec![Model::open(choice).unwrap()], quick());
+    let to = server.address();
+    let good = |text: &str| {
+        floats(&post(to, "/v1/embeddings", &json!({"input": text})).1["data"][0]["embedding"])
+    };
+    let expected: Vec<Vec<f32>> = texts.iter().map(|text| good(text)).collect();
+    // While a large list runs, the others wait for one batch.
+    let large = thread::spawn(move || {
+        post(
+            to,
+            "/v1/embeddings",
+            &json!({"input": vec!["some words"; 2_000]}),
+        )
+        .0
+    });
+    thread::sleep(Duration::from_millis(20));
+    let bad = thread::spawn(move || {
+        let openai = ask_with(to, "POST", "/v1/embeddings", "", "{\"input\": \"rain\"}");
+        let tei = ask_with(to, "POST", "/embed", "", "{\"inputs\": \"rain\"}");
+        let similar = "{\"inputs\": {\"source_sentence\": \"rain\", \"sentences\": [\"words\"]}}";
+        let similar = ask_with(to, "POST", "/similarity", "", similar);
+        [openai, tei, similar]
+    });
+    let others: Vec<_> = texts
+        .iter()
+        .map(|text| {
+            let text = text.to_string();
+            thread::spawn(move || post(to, "/v1/embeddings", &json!({"input": text})))
+        })
+        .collect();
+    for (other, expected) in others.into_iter().zip(&expected) {
+        let (status, answer) = other.join().unwrap();
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(&floats(&answer["data"][0]["embedding"]), expected);
+    }
+    assert_eq!(large.join().unwrap(), 200);
+    let [openai, tei, similar] = bad.join().unwrap();
+    let problem = "a batch failed: the output `sentence_embedding` holds ";
+    assert!(
+        openai.0 == 500 && openai.2.contains(problem),
+        "{}",
+        openai.2
+    );
+    assert!(openai.2.contains("\"code\":\"internal\""), "{}", openai.2);
+    assert!(
+        tei.0 == 424 && tei.2.contains("\"error_type\":\"backend\""),
+        "{}",
+        tei.2
+    );
+    assert_eq!(similar.0, 424);
+    // A token's vector is looked at like any other output.
+    let (status, _, text) = ask_with(to, "POST", "/embed_all", "", "{\"inputs\": \"rain\"}");
+    assert_eq!(status, 424, "{text}");
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
+    let choice = HttpChoice {
+        header_time: Duration::from_millis(400),
+        body_time: Duration::from_millis(400),
+        ..quick()
+    };
+    let models = vec![model("st-mean", false, Duration::from_secs(60))];
+    let server = serving_models(models, choice);
+    let to = server.address();
+    // Both would take far longer than they are given.
+    let slow = |head: &'static str, rest: &'static str| {
+        let mut stream = connect(to);
+        stream.write_all(head.as_bytes()).unwrap();
+        let answer = stream.try_clone().unwrap();
+        thread::spawn(move || {
+            for byte in rest.bytes().cycle().take(400) {
+                if stream.write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        answer
+    };
+    let headers = slow("POST /v1/embeddings HTTP/1.1\r\n", "x");
+    let body = slow(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000\r\n\r\n",
+        " ",
+    );
+    let tei = slow(
+        "POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000\r\n\r\n",
+        " ",
+    );
+    let many = json!({"input": vec!["x"; 100_000], "dimensions": 1});
+    let (status, answer) = post(to, "/v1/embeddings", &many);
+    let data = answer["data"].as_array().unwrap();
+    assert_eq!((status, data.len()), (200, 100_000));
+    assert!(
+        data.iter()
+            .all(|row| row["embedding"] == data[0]["embedding"])
+    );
+    let mut answer = [0; 12];
+    for mut stream in [body, tei] {
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 408");
+    }
+    let mut rest = Vec::new();
+    let mut headers = headers;
+    let _ = headers.read_to_end(&mut rest);
+    assert!(
+        rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"),
+        "{rest:?}"
+    );
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn every_status_that_the_document_has_is_one_that_is_given() {
+    let server = serving(&["st-mean", "ce-one", "writer"], quick());
+    let to = server.address();
+    let document: Value = serde_json::from_str(&get(to, "/openapi.json").1).unwrap();
+    // Those that the server gives by itself, whatever the route: other tests see them, of each style of errors.
+    let anywhere: [&str; 8] = ["401", "408", "413", "424", "429", "500", "503", "504"];
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let statuses = operation["responses"].as_object().unwrap();
+            let asked = |path: &str, body: &str| {
+                ask_with(to, &method.to_uppercase(), path, "", body)
+                    .0
+                    .to_string()
+            };
+            let mut seen = vec![asked(path, "[")];
+            if path.ends_with("{model}") {
+                seen.push(asked("/v1/models/st-mean", ""));
+            }
+            // No model here does all of it, so that one of these bodies is refused by its model.
+            for model in ["st-mean", "ce-one", "writer", "none"] {
+                let body = json!({
+                    "model": model, "input": "x", "inputs": "x", "prompt": "x", "query": "x", "texts": ["x"], "documents": ["x"],
+                    "messages": [{"role": "user", "content": "x"}], "ids": [5], "max_tokens": 1,
+                });
+                seen.push(asked(path, &body.to_string()));
+            }
+            let similar = json!({"inputs": {"source_sentence": "x", "sentences": ["x"]}});
+            seen.push(asked(path, &similar.to_string()));
+            for status in &seen {
+                assert!(statuses.contains_key(status), "{path} gave {status}");
+            }
+            for status in statuses.keys() {
+                let is_given = seen.contains(status) || anywhere.contains(&status.as_str());
+                // Conversations need a template, and TEI's routes ask the first model that does what they do.
+                // None of these models weighs words.
+                let is_known = ["/v1/chat/completions", "/embed_sparse"].contains(&path.as_str())
+                    || status == "404";
+                assert!(is_given || is_known, "{path} {status} {seen:?}");
+            }
+        }
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn models_are_replaced_without_a_lost_request() {
+    let open = |folder: &str| {
+        let mut choice = choice(folder, true, Duration::from_secs(10));
+        choice.name = "served".to_owned();
+        Model::open(choice).unwrap()
+    };
+    let vector = |folder: &str| {
+        let server = serving_models(vec![open(folder)], quick());
+        let (_, answer) = post(
+            server.address(),
+            "/v1/embeddings",
+            &json!({"input": TEXTS[1]}),
+        );
+        server.shut_down(Duration::ZERO);
+        floats(&answer["data"][0]["embedding"])
+    };
+    let [first, second] = ["st-mean", "st-cls"].map(vector);
+    assert_ne!(first, second);
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let breaks = Arc::clone(&is_broken);
+    let models = Models::reloadable(vec![open("st-mean")], move |previous| {
+        assert_eq!(previous[0].name, "served");
+        match breaks.load(Ordering::Relaxed) {
+            true => Err("its folder is gone".to_owned()),
+            false => Ok(vec![open("st-cls")]),
+        }
+    });
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start(socket, models, quick()).unwrap();
+    let admin = server
+        .listen_admin(TcpListener::bind("127.0.0.1:0").unwrap())
+        .unwrap();
+    let to = server.address();
+    let (is_over, was_replaced) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let (is_over, was_replaced) = (Arc::clone(&is_over), Arc::clone(&was_replaced));
+            let (first, second) = (first.clone(), second.clone());
+            thread::spawn(move || {
+                let mut n = [0; 2];
+                while !is_over.load(Ordering::Relaxed) {
+                    let was_new = was_replaced.load(Ordering::SeqCst);
+                    let (status, answer) = post(
+                        to,
+                        "/v1/embeddings",
+                        &json!({"input": TEXTS, "model": "served"}),
+                    );
+                    assert_eq!(status, 200, "{answer}");
+                    let row = floats(&answer["data"][1]["embedding"]);
+                    let is_new = row == second;
+                    assert!(is_new || row == first && !was_new);
+                    n[usize::from(is_new)] += 1;
+                }
+                n
+            })
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(200));
+    is_broken.store(true, Ordering::Relaxed);
+    let (status, refused) = post(admin, "/admin/reload", &json!({}));
+    assert_eq!(status, 500);
+    assert_eq!(
+        refused["error"]["message"],
+        "the models stay as they are: its folder is gone"
+    );
+    is_broken.store(false, Ordering::Relaxed);
+    let (status, reloaded) = post(admin, "/admin/reload", &json!({}));
+    assert_eq!((status, &reloaded["models"]), (200, &json!(["served"])));
+    was_replaced.store(true, Ordering::SeqCst);
+    thread::sleep(Duration::from_millis(200));
+    is_over.store(true, Ordering::Relaxed);
+    let counts = clients.into_iter().map(|client| client.join().unwrap());
+    let sum = counts.fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
+    assert!(sum[0] > 0 && sum[1] > 0, "{sum:?}");
+    // Commands are for those who run the server, on their own socket.
+    assert_eq!(post(to, "/admin/reload", &json!({})).0, 404);
+    assert_eq!(get(admin, "/admin/reload").0, 405);
+    assert_eq!(get(admin, "/v1/models").0, 404);
+    server.shut_down(Duration::ZERO);
+    let server = serving(&["st-mean"], quick());
+    let admin = server
+        .listen_admin(TcpListener::bind("127.0.0.1:0").unwrap())
+        .unwrap();
+    let (status, fixed) = post(admin, "/admin/reload", &json!({}));
+    assert_eq!(status, 404);
+    assert_eq!(
+        fixed["error"]["message"],
+        "this server was started with models that it cannot load again"
+    );
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn models_take_turns_and_a_model_takes_several_devices() {
+    let devices = Arc::new(Devices::default());
+    let mut models = Vec::new();
+    for (name, n) in [("st-mean", 2), ("ce-one", 1), ("writer", 1)] {
+        let mut choice = choice(name, true, Duration::from_secs(10));
+        choice.devices = vec![DeviceChoice::Cpu; n];
+        choice.share = Some((Arc::clone(&devices), 1.0));
+        models.push(Model::open(choice).unwrap());
+    }
+    let server = serving_models(models, quick());
+    let to = server.address();
+    let asked = [
+        ("/v1/embeddings", json!({"input": vec!["some words"; 500]})),
+        (
+            "/rerank",
+            json!({"query": "tower", "texts": vec!["a high tower"; 200]}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "One", "max_tokens": 20, "temperature": 0}),
+        ),
+    ];
+    let alone = asked.clone().map(|(path, body)| post(to, path, &body).1);
+    let clients: Vec<_> = (0..9)
+        .map(|at| {
+            let (path, body) = asked[at % 3].clone();
+            thread::spawn(move || post(to, path, &body))
+        })
+        .collect();
+    for (at, client) in clients.into_iter().enumerate() {
+        let (status, answer) = client.join().unwrap();
+        assert_eq!(status, 200, "{answer}");
+        match at % 3 {
+            0 => assert_eq!(answer["data"], alone[0]["data"]),
+            1 => assert_eq!(answer, alone[1]),
+            _ => assert_eq!(answer["choices"], alone[2]["choices"]),
+        }
+    }
+    server.shut_down(Duration::ZERO);
+    let mut choice = choice("writer", true, Duration::from_secs(10));
+    choice.devices = vec![DeviceChoice::Cpu; 2];
+    let error = Model::open(choice).map(|_| ()).unwrap_err().to_string();
+    assert!(
+        error.ends_with("writes texts, which one device does; name one device for it"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_status_page_asks_for_counts_that_are_there() {
+    let server = serving(&["st-mean", "writer"], quick());
+    let to = server.address();
+    assert_eq!(post(to, "/v1/embeddings", &json!({"input": TEXTS})).0, 200);
+    assert_eq!(post(to, "/v1/embeddings", &json!({})).0, 400);
+    let (status, head, page) = ask_with(to, "GET", "/", "", "");
+    assert!(
+        status == 200 && head.contains("text/html") && head.contains("content-security-policy")
+    );
+    assert!(!page.contains("http://") && !page.contains("https://"));
+    let counts: Value = serde_json::from_str(&get(to, "/status.json").1).unwrap();
+    assert_eq!(counts["answers"], json!({"200": 1, "400": 1}));
+    assert_eq!(
+        (&counts["seconds"]["count"], &counts["ready"]),
+        (&json!(2), &json!(true))
+    );
+    assert_eq!(counts["models"][0]["sequences"], 3);
+    assert_eq!(counts["models"][1]["does"], "writes texts");
+    assert!(counts["models"][1]["full_batch"].is_null());
+    assert!(counts["models"][0]["full_batch"].as_u64().unwrap() >= 32);
+    server.shut_down(Duration::ZERO);
+}
+
+/// A server in a process of its own, which ends with this.
+struct Process {
+    child: Child,
+    to: SocketAddr,
+    said: Arc<Mutex<String>>,
+}
+
+impl Process {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_gemmule"))
+            .args(["serve", "--port", "0"])
+            .args(arguments)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = Arc::new(Mutex::new(String::new()));
+        let (lines, heard) = (
+            BufReader::new(child.stderr.take().unwrap()),
+            Arc::clone(&said),
+        );
+        thread::spawn(move || {
+            for line in lines.lines().map_while(Result::ok) {
+                *heard.lock().unwrap() += &(line + "\n");
+            }
+        });
+        let mut process = Self {
+            child,
+            to: SocketAddr::from(([127, 0, 0, 1], 0)),
+            said,
+        };
+        let url = process.hears("listening on http://");
+        process.to = url.parse().unwrap();
+        process
+    }
+
+    /// What stands behind these words in a line, when there is one.
+    fn hears(&self, words: &str) -> String {
+        let began = Instant::now();
+        loop {
+            let said = self.said.lock().unwrap().clone();
+            if let Some((_, rest)) = said.split_once(words)
+                && rest.contains('\n')
+            {
+                return rest.lines().next().unwrap_or_default().to_owned();
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "{said}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill")
+            .args([&format!("-{name}"), &pid])
+            .status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("serve.ron");
+    std::fs::write(folder.path().join("costs.ron"), costs().to_ron().unwrap()).unwrap();
+    let write = |checkpoints: &[&str]| {
+        let models = checkpoints.iter().map(|name| {
+            let weights = checkpoint(name);
+            format!("(weights: {weights:?}, devices: [\"cpu\"], invariant: true, costs: \"costs.ron\"),\n")
+        });
+        std::fs::write(
+            &file,
+            format!("(models: [\n{}])", models.collect::<String>()),
+        )
+        .unwrap();
+    };
+    write(&["st-mean"]);
+    let file = file.to_str().unwrap();
+    let process = Process::start(&[
+        "--config",
+        file,
+        "--drain-delay-ms",
+        "2000",
+        "--admin-port",
+        "0",
+    ]);
+    let to = process.to;
+    let names = || -> Vec<String> {
+        let models: Value = serde_json::from_str(&get(to, "/v1/models").1).unwrap();
+        let models = models["data"].as_array().unwrap().iter();
+        models
+            .map(|model| model["id"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(names(), ["st-mean"]);
+    write(&["st-mean", "ce-one"]);
+    process.signal("HUP");
+    process.hears("the models are loaded anew");
+    let began = Instant::now();
+    while names() != ["st-mean", "ce-one"] {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        thread::sleep(Duration::from_millis(10));
+    }
+    // What cannot be read leaves all as it was.
+    std::fs::write(file, "(models: [\n  (weight: \"x\")])").unwrap();
+    let admin = process.hears("commands on http://");
+    let admin = admin.trim_end_matches("/admin/reload").parse().unwrap();
+    let (status, refused) = post(admin, "/admin/reload", &json!({}));
+    assert_eq!(status, 500);
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(
+        message.contains("serve.ron`: line 2, column ") && message.contains("`weight`"),
+        "{message}"
+    );
+    assert_eq!(names(), ["st-mean", "ce-one"]);
+
+    // Who is let in is answered; who comes too late is told so before it has sent anything.
+    let ask = move |text: &str| {
+        let mut stream = TcpStream::connect(to).ok()?;
+        stream.write_all(text.as_bytes()).unwrap();
+        Some(read(stream))
+    };
+    let clients: Vec<_> = (0..6)
+        .map(|_| {
+            thread::spawn(move || {
+                let body = json!({"input": vec!["words"; 100]}).to_string();
+                let length = body.len();
+                let asked = format!(
+                    "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+                );
+                let ready = "GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+                let mut n = 0;
+                // As a balancer does, it sends no more when the server is not ready.
+                while ask(ready).is_some_and(|(status, ..)| status == 200) {
+                    let Some((status, _, answer)) = ask(&asked) else {
+                        break;
+                    };
+                    assert_eq!(status, 200, "{answer}");
+                    let answer: Value = serde_json::from_str(&answer).unwrap();
+                    assert_eq!(answer["data"].as_array().unwrap().len(), 100);
+                    n += 1;
+                }
+                n
+            })
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(300));
+    process.signal("TERM");
+    let n: usize = clients
+        .into_iter()
+        .map(|client| client.join().unwrap())
+        .sum();
+    assert!(n > 0);
+    process.hears("shut down");
+}
+
+#[test]
+fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers_refuse_what_is_too_much()
+ {
+    let mut slow = choice("st-mean", false, Duration::from_secs(100));
+    let mut table = costs();
+    table.overhead = 1e6;
+    slow.costs = Some(table);
+    let models = vec![
+        Model::open(slow).unwrap(),
+        model("writer", false, Duration::from_secs(10)),
+    ];
+    let server = serving_models(models, quick());
+    let to = server.address();
+    let header = "x-request-timeout-ms: 300\r\n";
+    for (path, body, text) in [
+        (
+            "/v1/embeddings",
+            "{\"input\": \"x\"}",
+            "\"code\":\"overloaded\"",
+        ),
+        (
+            "/embed",
+            "{\"inputs\": \"x\"}",
+            "\"error_type\":\"overloaded\"",
+        ),
+    ] {
+        let (status, head, told) = ask_with(to, "POST", path, header, body);
+        assert_eq!(status, 429, "{told}");
+        assert!(head.contains("retry-after: 1"), "{head}");
+        assert!(told.contains("the request's deadline lies before the time that its answer would take; send it with a later one, or to another server"), "{told}");
+        assert!(told.contains(text), "{told}");
+    }
+    let body = json!({"prompt": "One", "n": 128, "max_tokens": 40, "temperature": 1});
+    let (status, _, told) = ask_with(
+        to,
+        "POST",
+        "/v1/completions",
+        "x-request-timeout-ms: 2\r\n",
+        &body.to_string(),
+    );
+    assert_eq!(status, 504, "{told}");
+    assert!(
+        told.contains(
+            "the request's deadline passed before there was an answer; send it with a later one"
+        ),
+        "{told}"
+    );
+    assert!(told.contains("\"code\":\"deadline_exceeded\""), "{told}");
+    // A list of more texts than may wait is refused as it comes.
+    let many = json!({"prompt": vec!["One"; 3_000], "max_tokens": 40});
+    let (status, head, told) = ask_with(to, "POST", "/v1/completions", "", &many.to_string());
+    assert_eq!(status, 429, "{told}");
+    assert!(
+        head.contains("retry-after-ms: 1000") && told.contains("rate_limit_error"),
+        "{told}"
+    );
+    // Who has gone waits no more.
+    let began = Instant::now();
+    while !get(to, "/metrics")
+        .1
+        .contains("gemmule_queue_requests{model=\"writer\"} 0\n")
+    {
+        assert!(began.elapsed() < Duration::from_secs(30));
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(
+        post(
+            to,
+            "/v1/completions",
+            &json!({"prompt": "One", "max_tokens": 2})
+        )
+        .0,
+        200
+    );
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn words_are_weighed_where_a_model_does_that() {
+    let server = serving(&["st-mean"], quick());
+    let (status, _, told) = ask_with(
+        server.address(),
+        "POST",
+        "/embed_sparse",
+        "",
+        "{\"inputs\": \"x\"}",
+    );
+    assert_eq!(status, 404);
+    let expected = "the model `st-mean` embeds texts, and this request asks for weights of words; ask another model";
+    assert!(
+        told.contains(expected) && told.contains("\"error_type\":\"unsupported_task\""),
+        "{told}"
+    );
+    server.shut_down(Duration::ZERO);
+    let folder = checkpoint("st-splade");
+    if !folder.is_dir() {
+        return;
+    }
+    let mut choice = choice("st-splade", true, Duration::from_secs(10));
+    choice.all_tokens = false;
+    let server = serving_models(vec![Model::open(choice).unwrap()], quick());
+    let to = server.address();
+    let engine = Engine::from_checkpoint(&folder).device(DeviceChoice::Cpu);
+    let engine = engine.invariant(true).build().unwrap();
+    let batch = TextEncoder::open(&folder).unwrap().encode(&TEXTS).unwrap();
+    let outputs = engine.session().unwrap().run(&batch).unwrap();
+    let (status, rows) = post(to, "/embed_sparse", &json!({"inputs": TEXTS}));
+    assert_eq!(status, 200, "{rows}");
+    for at in 0..TEXTS.len() {
+        let expected = outputs.sequence("sparse", at).unwrap().iter().enumerate();
+        let expected = expected.filter(|&(_, &value)| value != 0.0);
+        let expected: Vec<(u64, f32)> = expected
+            .map(|(index, &value)| (index as u64, value))
+            .collect();
+        assert!(!expected.is_empty());
+        let told = rows[at].as_array().unwrap().iter();
+        let told = told.map(|entry| {
+            (
+                entry["index"].as_u64().unwrap(),
+                entry["value"].as_f64().unwrap() as f32,
+            )
+        });
+        assert_eq!(told.collect::<Vec<(u64, f32)>>(), expected);
+    }
+    assert_eq!(post(to, "/v1/embeddings", &json!({"input": "x"})).0, 404);
+    server.shut_down(Duration::ZERO);
 }

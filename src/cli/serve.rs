@@ -1,9 +1,10 @@
 //! `gemmule serve`: models behind HTTP.
 
 use std::{
-    net::{IpAddr, SocketAddr, TcpListener},
-    path::PathBuf,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -15,14 +16,19 @@ use crate::{
     files::{self, Kind},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, scheduler},
-    serve::{Model, ModelChoice, Models},
+    serve::{Devices, Model, ModelChoice, ModelConfig, Models, ServeConfig},
 };
 
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// A checkpoint folder (several times for several models)
-    #[arg(long, value_name = "DIR", required = true)]
+    #[arg(long, value_name = "DIR", required_unless_present = "config")]
     weights: Vec<PathBuf>,
+    /// Models, their devices, names and limits, in RON, as `examples/serve.ron`
+    #[arg(long, value_name = "FILE", conflicts_with_all = [
+        "weights", "name", "device", "dtype", "invariant", "costs", "write_costs", "all_tokens",
+    ])]
+    config: Option<PathBuf>,
     /// The name that a model is asked for by, one for each --weights; by default its folder's
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
@@ -32,6 +38,9 @@ pub(super) struct Args {
     /// 0 for any that is free
     #[arg(long, default_value_t = 8080)]
     port: u16,
+    /// Take commands on this port of 127.0.0.1: POST /admin/reload loads the models anew, as SIGHUP does
+    #[arg(long, value_name = "PORT")]
+    admin_port: Option<u16>,
     /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -41,6 +50,9 @@ pub(super) struct Args {
     /// Results that do not depend on what else is in a batch, not by a bit
     #[arg(long)]
     invariant: bool,
+    /// Keep the vectors of all tokens, for /embed_all; models without modules of sentence-transformers have them anyway
+    #[arg(long)]
+    all_tokens: bool,
     /// Which requests run next; `gemmule simulate --scheduler all` compares them
     #[arg(long, value_name = "NAME", default_value = "packed")]
     scheduler: String,
@@ -83,15 +95,6 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Outcome {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let names = names(&args)?;
-    let table = match &args.costs {
-        Some(file) => {
-            let text = files::text(file, Kind::Costs).map_err(EngineError::from)?;
-            let table = CostTable::parse(&text);
-            Some(table.map_err(|e| miette!("`{}`: {e}", file.display()))?)
-        }
-        None => None,
-    };
     let keys = match &args.api_keys {
         Some(file) => {
             let text = files::text(file, Kind::Config).map_err(EngineError::from)?;
@@ -103,40 +106,33 @@ pub(super) fn run(args: Args) -> Outcome {
     let address = SocketAddr::new(args.host, args.port);
     let socket = TcpListener::bind(address)
         .map_err(|e| miette!("{address} cannot be listened on: {e}; choose another --port"))?;
-    let settings = args.settings.settings()?;
-    let mut models = Vec::new();
-    for (folder, name) in args.weights.iter().zip(names) {
-        let began = Instant::now();
-        let model = Model::open(ModelChoice {
-            folder: folder.clone(),
-            name,
-            device: args.device,
-            dtype: args.dtype,
-            invariant: args.invariant,
-            scheduler: scheduler(&args.scheduler, &settings).into_diagnostic()?,
-            costs: table.clone(),
-            batch_bytes: args.batch_bytes,
-            cache_bytes: args.kv_bytes,
-            queue: Duration::from_millis(args.queue_ms),
-            tokenizers: args.tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
-        })?;
-        say(&format!(
-            "{}: {}, {}, ready after {:.1} s",
-            model.name,
-            model.device,
-            model.dtype,
-            began.elapsed().as_secs_f64()
-        ));
-        models.push(model);
-    }
+    let admin = match args.admin_port {
+        Some(port) => {
+            let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+            let socket = TcpListener::bind(address).map_err(|e| {
+                miette!("{address} cannot be listened on: {e}; choose another --admin-port")
+            })?;
+            Some(socket)
+        }
+        None => None,
+    };
+    let args = Arc::new(args);
+    let (again, devices) = (Arc::clone(&args), Arc::new(Devices::default()));
+    let models = open(&args, &[], &devices)?;
+    let models = Models::reloadable(models, move |previous| {
+        let models = open(&again, previous, &devices).map_err(|e| format!("{e:#}"))?;
+        say("the models are loaded anew");
+        Ok(models)
+    });
     if let Some(file) = &args.write_costs {
-        let costs = models.first().and_then(|model| model.costs.as_ref());
+        let all = models.all();
+        let costs = all.first().and_then(|model| model.costs.as_ref());
         let costs = costs.ok_or_else(|| {
             miette!("a model that writes has no table of costs; leave --write-costs out")
         })?;
         write_file(file, costs.to_ron().into_diagnostic()?.as_bytes())?;
     }
-    let example = example(&models);
+    let example = example(&models.all());
     let choice = HttpChoice {
         most_body: args.body_bytes,
         timeout: Duration::from_millis(args.timeout_ms.max(1)),
@@ -146,7 +142,11 @@ pub(super) fn run(args: Args) -> Outcome {
         threads: (cores / 2).clamp(1, 8),
         ..HttpChoice::default()
     };
-    let server = Server::start(socket, Models::new(models), choice).into_diagnostic()?;
+    let server = Server::start(socket, models, choice).into_diagnostic()?;
+    if let Some(socket) = admin {
+        let address = server.listen_admin(socket).into_diagnostic()?;
+        say(&format!("commands on http://{address}/admin/reload"));
+    }
     let address = server.address();
     say(&format!("listening on http://{address}"));
     if let Some((route, body)) = example {
@@ -157,8 +157,79 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A name for each model, all different.
-fn names(args: &Args) -> Result<Vec<String>, Report> {
+/// The models as the arguments ask for them, or their file. Both folders and file are read anew each time.
+fn open(
+    args: &Args,
+    previous: &[Arc<Model>],
+    devices: &Arc<Devices>,
+) -> Result<Vec<Model>, Report> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let settings = args.settings.settings()?;
+    let configs = configs(args)?;
+    let is_alone = configs.len() == 1;
+    let mut models: Vec<Model> = Vec::new();
+    for config in configs {
+        let began = Instant::now();
+        let name = config
+            .name
+            .unwrap_or_else(|| Model::name_of(&config.weights));
+        if models.iter().any(|model| model.name == name) {
+            return Err(miette!(
+                "two models are called `{name}`; tell them apart by --name, or `name` in the file"
+            ));
+        }
+        let costs = config.costs.as_deref().map(costs).transpose()?;
+        let chosen = config.scheduler.as_deref().unwrap_or(&args.scheduler);
+        let queue = config.queue_ms.unwrap_or(args.queue_ms);
+        let tokenizers = config.tokenizers.or(args.tokenizers);
+        let model = Model::open(ModelChoice {
+            folder: config.weights,
+            devices: config.devices,
+            dtype: config.dtype,
+            invariant: config.invariant,
+            scheduler: scheduler(chosen, &settings).into_diagnostic()?,
+            costs,
+            batch_bytes: config.batch_bytes.unwrap_or(args.batch_bytes),
+            cache_bytes: config.kv_bytes.or(args.kv_bytes),
+            queue: Duration::from_millis(queue),
+            tokenizers: tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
+            all_tokens: config.all_tokens,
+            share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
+            previous: previous.iter().find(|model| model.name == name).cloned(),
+            name,
+        })?;
+        say(&format!(
+            "{}: {}, {}, ready after {:.1} s",
+            model.name,
+            model.device,
+            model.dtype,
+            began.elapsed().as_secs_f64()
+        ));
+        models.push(model);
+    }
+    Ok(models)
+}
+
+fn costs(file: &Path) -> Result<CostTable, Report> {
+    let text = files::text(file, Kind::Costs).map_err(EngineError::from)?;
+    let table = CostTable::parse(&text);
+    table.map_err(|e| miette!("`{}`: {e}", file.display()))
+}
+
+/// What each model is given.
+fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
+    if let Some(file) = &args.config {
+        let text = files::text(file, Kind::Config).map_err(EngineError::from)?;
+        let config = ServeConfig::parse(&text);
+        let mut config = config.map_err(|e| miette!("`{}`: {e}", file.display()))?;
+        // Paths are the file's, wherever the server was started.
+        let beside = file.parent().unwrap_or(Path::new(""));
+        for model in &mut config.models {
+            model.weights = beside.join(&model.weights);
+            model.costs = model.costs.take().map(|costs| beside.join(costs));
+        }
+        return Ok(config.models);
+    }
     let n = args.weights.len();
     if !args.name.is_empty() && args.name.len() != n {
         return Err(miette!(
@@ -171,26 +242,25 @@ fn names(args: &Args) -> Result<Vec<String>, Report> {
             "a table of costs is of one model, and there are {n}; leave --costs and --write-costs out"
         ));
     }
-    let names = match args.name.is_empty() {
-        true => args
-            .weights
-            .iter()
-            .map(|folder| Model::name_of(folder))
-            .collect(),
-        false => args.name.clone(),
-    };
-    for (at, name) in names.iter().enumerate() {
-        if names[..at].contains(name) {
-            return Err(miette!(
-                "two models are called `{name}`; tell them apart by --name"
-            ));
-        }
-    }
-    Ok(names)
+    let configs = args
+        .weights
+        .iter()
+        .enumerate()
+        .map(|(at, folder)| ModelConfig {
+            weights: folder.clone(),
+            name: args.name.get(at).cloned(),
+            devices: vec![args.device],
+            dtype: args.dtype,
+            invariant: args.invariant,
+            costs: args.costs.clone(),
+            all_tokens: args.all_tokens,
+            ..ModelConfig::default()
+        });
+    Ok(configs.collect())
 }
 
 /// A request that shows what the first model does.
-fn example(models: &[Model]) -> Option<(&'static str, String)> {
+fn example(models: &[Arc<Model>]) -> Option<(&'static str, String)> {
     let model = models.first()?;
     let name = serde_json::Value::from(model.name.as_str());
     Some(match &model.kind {

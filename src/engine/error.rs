@@ -200,6 +200,11 @@ pub enum EngineError {
         problem: String,
     },
     #[error(
+        "`{}` writes texts, which one device does; name one device for it",
+        folder.display()
+    )]
+    OneDevice { folder: PathBuf },
+    #[error(
         "the threads that work is shared out to cannot be started: {problem}; ask for fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory"
     )]
     Threads { problem: String },

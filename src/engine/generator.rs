@@ -45,6 +45,8 @@ pub struct Generate {
     pub seed: u64,
     /// Whether each token comes with its log-probability.
     pub log_probabilities: bool,
+    /// How many of the most probable tokens come with each that has a log-probability. The host chooses the tokens then.
+    pub most_probable: usize,
     /// The token before the first new one, in models that write from a source.
     pub decoder_start: Option<u32>,
 }
@@ -78,6 +80,8 @@ pub enum Event {
         ticket: Ticket,
         id: u32,
         log_probability: Option<f32>,
+        /// The most probable tokens in its place, with their log-probabilities, as many as were asked for.
+        most_probable: Vec<(u32, f32)>,
     },
     /// What a search of beams found, the best first; its tokens follow.
     Found {

@@ -53,7 +53,7 @@ pub use generator::{
 pub use growing::GrowingText;
 pub use model_file::{ModelFile, description};
 pub use pipeline::{Pending, Pipeline};
-pub use text::{Encoded, Input, TextEncoder};
+pub use text::{Encoded, Input, TextEncoder, TextToken};
 pub use timings::{
     TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,
 };

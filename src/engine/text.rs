@@ -1,4 +1,7 @@
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
 
 use tokenizers::{
     EncodeInput, Encoding, NormalizerWrapper, Tokenizer, TruncationDirection, TruncationParams,
@@ -15,6 +18,8 @@ use crate::{
 /// case, and what stands before them.
 pub struct TextEncoder {
     tokenizer: Tokenizer,
+    /// The same one without a limit, made when somebody wants to see all tokens of a text.
+    unlimited: OnceLock<Tokenizer>,
     folder: Folder,
     /// For messages.
     file: PathBuf,
@@ -38,6 +43,18 @@ pub struct Encoded {
     pub types: Option<Vec<u32>>,
     /// Whether the text was longer than the checkpoint takes, and was cut.
     pub is_cut: bool,
+}
+
+/// A token of a text, as people look at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextToken {
+    pub id: u32,
+    /// What stands in the text, or the token's own name where it is special.
+    pub text: String,
+    /// Whether the tokenizer added it.
+    pub is_special: bool,
+    /// Where it stands, in bytes; `None` for special ones.
+    pub span: Option<(usize, usize)>,
 }
 
 /// Why there is no tokenizer.json: many published models for translation have SentencePiece's files instead.
@@ -132,6 +149,7 @@ impl TextEncoder {
             .map_err(|e| broken(e.to_string()))?;
         Ok(Self {
             tokenizer,
+            unlimited: OnceLock::new(),
             folder,
             file,
             has_segments,
@@ -193,12 +211,25 @@ impl TextEncoder {
         self.tokenizer.token_to_id(token)
     }
 
+    /// Whether a token has this id.
+    pub fn knows(&self, id: u32) -> bool {
+        self.tokenizer.id_to_token(id).is_some()
+    }
+
     /// The text of tokens, without special ones. What is not whole yet, as bytes of a character may be, is U+FFFD.
     ///
     /// # Errors
     /// Tokens that the tokenizer does not know or panics on.
     pub fn decode(&self, ids: &[u32]) -> Result<String, EngineError> {
-        let decoded = contain(|| self.tokenizer.decode(ids, true));
+        self.decode_with(ids, true)
+    }
+
+    /// As [`decode`](Self::decode), with special tokens if they are not skipped.
+    ///
+    /// # Errors
+    /// As `decode`.
+    pub fn decode_with(&self, ids: &[u32], skips_special: bool) -> Result<String, EngineError> {
+        let decoded = contain(|| self.tokenizer.decode(ids, skips_special));
         let broken = |problem: String| EngineError::Tokenizer {
             file: self.file.clone(),
             problem,
@@ -206,6 +237,51 @@ impl TextEncoder {
         decoded
             .map_err(|panic| broken(format!("the tokenizers crate panics on tokens: {panic}")))?
             .map_err(|e| broken(e.to_string()))
+    }
+
+    /// The text of a token behind another one, special ones included; some tokenizers drop a space at a text's beginning.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn text_behind(&self, before: Option<u32>, id: u32) -> Result<String, EngineError> {
+        let Some(before) = before else {
+            return self.decode_with(&[id], false);
+        };
+        let first = self.decode_with(&[before], false)?;
+        let both = self.decode_with(&[before, id], false)?;
+        Ok(match both.strip_prefix(&first) {
+            Some(text) => text.to_owned(),
+            // Bytes of one character, which become whole together.
+            None => self.decode_with(&[id], false)?,
+        })
+    }
+
+    /// All tokens of a text, however long it is, with the special ones that the tokenizer adds or without. No prompt stands
+    /// before it.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses or panics on.
+    pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, EngineError> {
+        let tokenizer = self.unlimited.get_or_init(|| {
+            let mut tokenizer = self.tokenizer.clone();
+            // Only a limit can be refused.
+            let _ = tokenizer.with_truncation(None);
+            tokenizer
+        });
+        let encoding = self.contained(0, || tokenizer.encode(text, adds_special))?;
+        let marks = encoding.get_special_tokens_mask().iter();
+        let names = encoding.get_tokens().iter().zip(encoding.get_offsets());
+        let ids = encoding.get_ids().iter().zip(marks);
+        let tokens = ids.zip(names).map(|((&id, &mark), (name, &span))| {
+            let written = (mark == 0).then(|| text.get(span.0..span.1)).flatten();
+            TextToken {
+                id,
+                text: written.unwrap_or(name).to_owned(),
+                is_special: mark != 0,
+                span: (mark == 0).then_some(span),
+            }
+        });
+        Ok(tokens.collect())
     }
 
     /// Token ids and segment ids of pairs of texts, as a cross-encoder takes them: a query and a document. Of a pair that is
@@ -268,7 +344,16 @@ impl TextEncoder {
         input: EncodeInput<'_>,
         adds_special: bool,
     ) -> Result<Encoding, EngineError> {
-        contain(|| self.tokenizer.encode(input, adds_special))
+        self.contained(index, || self.tokenizer.encode(input, adds_special))
+    }
+
+    /// What the tokenizers crate makes of an input, whatever it does.
+    fn contained(
+        &self,
+        index: usize,
+        encode: impl FnOnce() -> tokenizers::Result<Encoding>,
+    ) -> Result<Encoding, EngineError> {
+        contain(encode)
             .map_err(|problem| EngineError::TokenizerPanic {
                 file: self.file.clone(),
                 index,

@@ -63,6 +63,30 @@ pub(super) fn inputs(param: &'static str, value: &Value) -> Result<Vec<Text>, Fa
     }
 }
 
+/// Refuses what would change the result and is not computed; `neutral`, in JSON, is the value that asks for nothing, as are
+/// null, false and what is empty.
+pub(super) fn neutral_only(
+    name: &'static str,
+    value: &Value,
+    neutral: &str,
+) -> Result<(), Failure> {
+    let is_neutral = value.is_null()
+        || *value == Value::Bool(false)
+        || value.as_f64().is_some_and(|v| neutral.parse() == Ok(v))
+        || serde_json::from_str::<Value>(neutral).is_ok_and(|neutral| neutral == *value)
+        || matches!(value, Value::Object(o) if o.is_empty())
+        || matches!(value, Value::Array(a) if a.is_empty());
+    match is_neutral {
+        true => Ok(()),
+        false => Err(not_computed(name)),
+    }
+}
+
+/// A field that would change the result, and does not here.
+pub(super) fn not_computed(name: &str) -> Failure {
+    Failure::invalid(name, format!("`{name}` is not computed here; leave it out"))
+}
+
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "missing",

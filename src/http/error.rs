@@ -9,7 +9,7 @@ use hyper::{
 use serde_json::json;
 
 use super::{Body, json};
-use crate::serve::ServeError;
+use crate::serve::{ReloadError, ServeError};
 
 /// The shape of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(super) enum Style {
     OpenAi,
     /// `{"error", "error_type"}`, with TEI's codes.
     Tei,
+    /// `{"message"}`
+    Cohere,
 }
 
 /// Why a request has no answer, and with which status.
@@ -64,6 +66,11 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
+    pub fn no_command(known: &str) -> Self {
+        let message = format!("there is no such command; there is POST {known}");
+        Self::new(StatusCode::NOT_FOUND, "not_found", message)
+    }
+
     pub fn method(found: &Method, expected: &Method) -> Self {
         let message = format!("this route is asked by {expected}, not by {found}");
         Self {
@@ -97,6 +104,15 @@ impl Failure {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
+    pub fn reload(error: &ReloadError) -> Self {
+        let (status, code) = match error {
+            ReloadError::Fixed => (StatusCode::NOT_FOUND, "not_reloadable"),
+            ReloadError::Busy => (StatusCode::CONFLICT, "busy"),
+            ReloadError::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
+        };
+        Self::new(status, code, error.to_string())
+    }
+
     pub fn not_ready(why: &'static str) -> Self {
         ServeError::NotReady { why }.into()
     }
@@ -121,6 +137,7 @@ impl Failure {
                 *status,
                 &json!({"error": {"message": message, "type": kind, "param": param, "code": code}}),
             ),
+            Style::Cohere => json(*status, &json!({"message": message})),
             Style::Tei => {
                 // TEI's names and codes.
                 let (status, kind) = match (status.as_u16(), *code) {

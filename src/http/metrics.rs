@@ -32,6 +32,36 @@ impl Counts {
     }
 }
 
+/// Answers by status, and the times of requests as [`Histogram::read`] gives them.
+type OfRequests = (Vec<(u16, u64)>, (Vec<(f64, u64)>, u64, f64));
+
+impl Counts {
+    /// What was answered to requests, without those of balancers, monitors and the status page.
+    pub fn of_requests(&self) -> OfRequests {
+        let routes = Route::ALL.iter().map(|(route, ..)| *route);
+        let routes: Vec<Route> = routes
+            .filter(|route| !route.is_open())
+            .chain([Route::Unknown])
+            .collect();
+        let answers = CODES.iter().enumerate().map(|(at, &code)| {
+            let n = routes
+                .iter()
+                .map(|&route| self.routes[route as usize][at].load(Ordering::Relaxed));
+            (code, n.sum())
+        });
+        let answers = answers.filter(|&(_, n)| n > 0).collect();
+        let (mut ends, mut count, mut sum) = Histogram::default().read();
+        for route in routes {
+            let of = self.seconds[route as usize].read();
+            ends.iter_mut()
+                .zip(of.0)
+                .for_each(|(all, own)| all.1 += own.1);
+            (count, sum) = (count + of.1, sum + of.2);
+        }
+        (answers, (ends, count, sum))
+    }
+}
+
 struct Page(String);
 
 impl Page {
@@ -77,6 +107,7 @@ fn escaped(text: &str) -> String {
 }
 
 pub(super) fn response(app: &App) -> Response<Body> {
+    let models = app.models.all();
     let mut page = Page(String::new());
     page.head("requests_total", "counter", "Answers by route and status.");
     let routes = || {
@@ -110,7 +141,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
         "histogram",
         "Time of requests and batches by stage.",
     );
-    for model in app.models.iter() {
+    for model in models.iter() {
         let metrics = model.metrics();
         let stages = [
             ("tokenize", &metrics.tokenize),
@@ -166,7 +197,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     ];
     for (name, kind, help, value) in values {
         page.head(name, kind, help);
-        for model in app.models.iter() {
+        for model in models.iter() {
             let value = value(model).load(Ordering::Relaxed);
             page.line(name, &[("model", &model.name)], value as f64);
         }
@@ -176,7 +207,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
         "counter",
         "Inputs that were refused, by reason.",
     );
-    for model in app.models.iter() {
+    for model in models.iter() {
         let metrics = model.metrics();
         let reasons = [
             ("expired", &metrics.expired),

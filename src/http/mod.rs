@@ -3,23 +3,27 @@
 //!
 //! | route | |
 //! |---|---|
-//! | `POST /v1/embeddings` | a text, a list, token ids, lists of them; `float` or `base64`; `dimensions` |
-//! | `POST /v1/completions`, `POST /v1/chat/completions` | whole, or as server-sent events |
-//! | `POST /embed`, `/predict`, `/rerank`, `GET /info` | TEI's shapes |
-//! | `POST /v1/rerank` | Jina's and Cohere's shape |
-//! | `GET /v1/models`, `/health`, `/ready`, `/metrics` | |
+//! | `POST /v1/embeddings` | a text, a list, token ids, lists of them; `float`, `base64` or raw bytes; `dimensions` |
+//! | `POST /v1/completions`, `POST /v1/chat/completions` | whole, or as server-sent events; `n`, `logprobs` |
+//! | `POST /embed`, `/embed_all`, `/embed_sparse`, `/predict`, `/rerank`, `/similarity`, `/tokenize`, `/decode`, `GET /info` | TEI's shapes |
+//! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's shapes |
+//! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
+//! | `GET /`, `/status.json` | the status page, and what it shows |
 //!
-//! A route is a line in `Route::ALL` and a function; what it answers to errors is its `Style`. Every body is within a limit
-//! and a time, and nothing that comes from outside panics.
+//! A route is a line in `Route::ALL` and a function; what it answers to errors is its `Style`, and what it takes and gives is
+//! told to clients in `openapi.rs`. Every body is within a limit and a time, and nothing that comes from outside panics.
 
 mod auth;
+mod bodies;
 mod body;
 mod embeddings;
 mod error;
 mod health;
 mod metrics;
 mod openai;
+mod openapi;
 mod server;
+mod status;
 mod tei;
 #[cfg(test)]
 mod tests;
@@ -30,7 +34,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use http_body_util::{BodyExt, Limited};
@@ -41,9 +45,11 @@ use hyper::{
 };
 
 pub use auth::{Keys, KeysError};
+#[doc(hidden)]
+pub use bodies::Bodies;
 pub use server::Server;
 
-use crate::serve::{Models, ServeError, Submit};
+use crate::serve::{Models, ServeError, Submit, Wanted};
 use body::Body;
 use error::{Failure, Style};
 use metrics::Counts;
@@ -89,6 +95,7 @@ struct App {
     choice: HttpChoice,
     counts: Counts,
     next_id: AtomicU64,
+    began: Instant,
     /// The first digits of ids, which tell servers and starts apart.
     started: u64,
 }
@@ -100,38 +107,66 @@ enum Route {
     Completions,
     ChatCompletions,
     Embed,
+    EmbedAll,
+    EmbedSparse,
     Predict,
     TeiRerank,
+    Similarity,
+    Tokenize,
+    Decode,
     Rerank,
+    RerankV2,
     Info,
     Models,
+    Model,
     Health,
     Ready,
     Metrics,
+    OpenApi,
+    Page,
+    Status,
     Unknown,
 }
 
 impl Route {
-    const ALL: [(Route, &'static str, Method); 12] = [
+    const ALL: [(Route, &'static str, Method); 22] = [
         (Route::Embeddings, "/v1/embeddings", Method::POST),
         (Route::Completions, "/v1/completions", Method::POST),
         (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
         (Route::Embed, "/embed", Method::POST),
+        (Route::EmbedAll, "/embed_all", Method::POST),
+        (Route::EmbedSparse, "/embed_sparse", Method::POST),
         (Route::Predict, "/predict", Method::POST),
         (Route::TeiRerank, "/rerank", Method::POST),
+        (Route::Similarity, "/similarity", Method::POST),
+        (Route::Tokenize, "/tokenize", Method::POST),
+        (Route::Decode, "/decode", Method::POST),
         (Route::Rerank, "/v1/rerank", Method::POST),
+        (Route::RerankV2, "/v2/rerank", Method::POST),
         (Route::Info, "/info", Method::GET),
         (Route::Models, "/v1/models", Method::GET),
+        (Route::Model, "/v1/models/{model}", Method::GET),
         (Route::Health, "/health", Method::GET),
         (Route::Ready, "/ready", Method::GET),
         (Route::Metrics, "/metrics", Method::GET),
+        (Route::OpenApi, "/openapi.json", Method::GET),
+        (Route::Page, "/", Method::GET),
+        (Route::Status, "/status.json", Method::GET),
     ];
 
-    fn of(path: &str) -> (Self, Method) {
-        let found = Self::ALL.into_iter().find(|(_, known, _)| *known == path);
-        found.map_or((Self::Unknown, Method::GET), |(route, _, method)| {
-            (route, method)
-        })
+    /// The route of a path, its method, and what stands in the path's variable place.
+    fn of(path: &str) -> (Self, Method, &str) {
+        for (route, known, method) in Self::ALL {
+            match known.split_once('{') {
+                None if known == path => return (route, method, ""),
+                Some((before, _)) => match path.strip_prefix(before) {
+                    Some(rest) if !rest.is_empty() => return (route, method, rest),
+                    _ => {}
+                },
+                None => {}
+            }
+        }
+        (Self::Unknown, Method::GET, "")
     }
 
     fn name(self) -> &'static str {
@@ -141,27 +176,53 @@ impl Route {
 
     fn style(self) -> Style {
         match self {
-            Self::Embed | Self::Predict | Self::TeiRerank | Self::Info => Style::Tei,
+            Self::Embed
+            | Self::EmbedAll
+            | Self::EmbedSparse
+            | Self::Predict
+            | Self::TeiRerank
+            | Self::Similarity
+            | Self::Tokenize
+            | Self::Decode
+            | Self::Info => Style::Tei,
+            Self::RerankV2 => Style::Cohere,
             _ => Style::OpenAi,
         }
     }
 
     /// Whether those ask it who have no key: balancers and monitors.
     fn is_open(self) -> bool {
-        matches!(self, Self::Health | Self::Ready | Self::Metrics)
+        matches!(
+            self,
+            Self::Health | Self::Ready | Self::Metrics | Self::OpenApi | Self::Page | Self::Status
+        )
     }
 }
 
 type Answered = Result<Response<Body>, Failure>;
 
 impl App {
+    fn new(models: Models, choice: HttpChoice) -> Self {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            models,
+            choice,
+            counts: Counts::default(),
+            next_id: AtomicU64::new(0),
+            began: Instant::now(),
+            started: started.map_or(0, |since| since.as_micros() as u64),
+        }
+    }
+
     /// Answers a request, whatever is in it.
     async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let began = Instant::now();
-        let (route, method) = Route::of(request.uri().path());
+        let (route, method, _) = Route::of(request.uri().path());
         let style = route.style();
         let id = self.request_id(request.headers());
-        let answered = match request.method() == method || route == Route::Unknown {
+        // Who asks for a head alone is answered as if it asked for all; hyper leaves the body out.
+        let is_head = request.method() == Method::HEAD && method == Method::GET;
+        let answered = match request.method() == method || is_head || route == Route::Unknown {
             true => self.routed(route, request, began).await,
             false => Err(Failure::method(request.method(), &method)),
         };
@@ -185,7 +246,14 @@ impl App {
             Route::Health => return Ok(health::health()),
             Route::Ready => return health::ready(&self.models),
             Route::Metrics => return Ok(metrics::response(self)),
+            Route::OpenApi => return Ok(json(StatusCode::OK, &openapi::document())),
+            Route::Page => return Ok(status::page()),
+            Route::Status => return Ok(status::counts(self)),
             Route::Models => return Ok(openai::models(&self.models)),
+            Route::Model => {
+                let (.., name) = Route::of(request.uri().path());
+                return openai::model(&self.models, &unescaped(name));
+            }
             Route::Info => return tei::info(&self.models),
             Route::Unknown => return Err(Failure::no_route(request.uri().path())),
             _ => {}
@@ -196,24 +264,34 @@ impl App {
             within: Some(timeout),
             class: class(request.headers())?,
             tenant,
+            wanted: Wanted::Usual,
         };
+        let is_raw = openai::wants_raw(request.headers());
         let body = self.body(request).await?;
         let left = timeout.saturating_sub(began.elapsed());
-        let answer = async {
-            match route {
-                Route::Embeddings => openai::embeddings(self, &body, submit).await,
-                Route::Completions => writing::completions(self, &body).await,
-                Route::ChatCompletions => writing::chat(self, &body).await,
-                Route::Embed => tei::embed(self, &body, submit).await,
-                Route::Predict => tei::predict(self, &body, submit).await,
-                Route::TeiRerank => tei::rerank(self, &body, submit).await,
-                _ => openai::rerank(self, &body, submit).await,
-            }
-        };
         // What is given up cancels what waits for it.
-        match tokio::time::timeout(left, answer).await {
+        match tokio::time::timeout(left, self.of_body(route, &body, submit, is_raw)).await {
             Ok(answered) => answered,
             Err(_) => Err(ServeError::Deadline.into()),
+        }
+    }
+
+    /// Answers a request that has a body.
+    async fn of_body(&self, route: Route, body: &[u8], submit: Submit, is_raw: bool) -> Answered {
+        match route {
+            Route::Embeddings => openai::embeddings(self, body, submit, is_raw).await,
+            Route::Completions => writing::completions(self, body).await,
+            Route::ChatCompletions => writing::chat(self, body).await,
+            Route::Embed => tei::embed(self, body, submit).await,
+            Route::EmbedAll => tei::embed_all(self, body, submit).await,
+            Route::EmbedSparse => tei::embed_sparse(self, body, submit).await,
+            Route::Similarity => tei::similarity(self, body, submit).await,
+            Route::Tokenize => tei::tokenize(self, body).await,
+            Route::Decode => tei::decode(self, body).await,
+            Route::Predict => tei::predict(self, body, submit).await,
+            Route::TeiRerank => tei::rerank(self, body, submit).await,
+            Route::RerankV2 => openai::rerank_v2(self, body, submit).await,
+            _ => openai::rerank(self, body, submit).await,
         }
     }
 
@@ -267,6 +345,12 @@ impl App {
         }
     }
 
+    /// A seed that no other request has.
+    fn new_seed(&self) -> u64 {
+        let n = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.started.wrapping_add(n)
+    }
+
     fn new_id(&self, kind: &str) -> String {
         let n = self.next_id.fetch_add(1, Ordering::Relaxed);
         format!("{kind}-{:012x}{n:08x}", self.started & 0xffff_ffff_ffff)
@@ -286,6 +370,37 @@ fn class(headers: &HeaderMap) -> Result<u8, Failure> {
         let problem = "the header x-priority is no whole number from 0 to 255".to_owned();
         Failure::invalid("x-priority", problem)
     })
+}
+
+/// What `%2F` and its like stand for in a path.
+fn unescaped(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, behind)) = rest.split_first() {
+        let digits = behind
+            .get(..2)
+            .and_then(|two| std::str::from_utf8(two).ok());
+        let escaped = digits.and_then(|two| u8::from_str_radix(two, 16).ok());
+        match escaped.filter(|_| byte == b'%') {
+            Some(escaped) => {
+                bytes.push(escaped);
+                rest = &behind[2..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = behind;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Does what takes long on a thread where no connection waits for it.
+async fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| ServeError::Internal(e.to_string()).into())
 }
 
 /// A response in JSON.

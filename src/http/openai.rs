@@ -1,8 +1,11 @@
 //! OpenAI's routes of embeddings and models, and the reranking of Jina and Cohere.
 
-use std::time::UNIX_EPOCH;
+use std::{sync::Arc, time::UNIX_EPOCH};
 
-use hyper::{Response, StatusCode};
+use hyper::{
+    HeaderMap, Response, StatusCode,
+    header::{ACCEPT, HeaderValue},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -10,13 +13,13 @@ use super::{
     Answered, App, Body,
     embeddings::{base64, computed, inputs, ranked, shortened},
     error::Failure,
-    json,
+    json, of_type, on_thread,
 };
-use crate::serve::{Models, Submit};
+use crate::serve::{Answer, Model, Models, Submit};
 
 /// Fields that say nothing of the result, as `user`, are left out.
 #[derive(Deserialize)]
-struct Asked {
+pub(super) struct Asked {
     #[serde(default)]
     model: Option<String>,
     #[serde(default)]
@@ -58,7 +61,17 @@ struct Usage {
     total_tokens: usize,
 }
 
-pub(super) async fn embeddings(app: &App, body: &[u8], submit: Submit) -> Answered {
+/// The type of raw vectors: rows of little-endian f32, one after another.
+pub(super) const RAW: &str = "application/octet-stream";
+
+/// Whether a client takes raw vectors, and says so first.
+pub(super) fn wants_raw(headers: &HeaderMap) -> bool {
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let first = accept.and_then(|text| text.split([',', ';']).next());
+    first.is_some_and(|kind| kind.trim().eq_ignore_ascii_case(RAW))
+}
+
+pub(super) async fn embeddings(app: &App, body: &[u8], submit: Submit, is_raw: bool) -> Answered {
     let asked: Asked = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     let is_base64 = match asked.encoding_format.as_deref() {
         None | Some("float") => false,
@@ -68,7 +81,8 @@ pub(super) async fn embeddings(app: &App, body: &[u8], submit: Submit) -> Answer
             return Err(Failure::invalid("encoding_format", problem));
         }
     };
-    let (model, service) = app.models.embedding(asked.model.as_deref())?;
+    let model = app.models.embedding(asked.model.as_deref())?;
+    let service = model.service()?;
     // What is wrong with this is known before anything runs.
     shortened(vec![0.0; service.width()], asked.dimensions)?;
     let submit = Submit {
@@ -77,6 +91,9 @@ pub(super) async fn embeddings(app: &App, body: &[u8], submit: Submit) -> Answer
     };
     let answers = computed(service, inputs("input", &asked.input)?, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    if is_raw {
+        return raw(answers, asked.dimensions, tokens);
+    }
     let mut data = Vec::with_capacity(answers.len());
     for (index, answer) in answers.into_iter().enumerate() {
         let values = shortened(answer.values, asked.dimensions)?;
@@ -101,17 +118,39 @@ pub(super) async fn embeddings(app: &App, body: &[u8], submit: Submit) -> Answer
     Ok(json(StatusCode::OK, &embeddings))
 }
 
+/// Vectors as their bytes; the headers say how many there are, how wide they are, and the tokens that were computed.
+fn raw(answers: Vec<Answer>, dimensions: Option<usize>, tokens: usize) -> Answered {
+    let n = answers.len();
+    let mut bytes = Vec::new();
+    for answer in answers {
+        let values = shortened(answer.values, dimensions)?;
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+    let width = bytes.len() / 4 / n.max(1);
+    let mut response = of_type(StatusCode::OK, RAW, bytes);
+    for (name, value) in [("x-rows", n), ("x-width", width), ("x-tokens", tokens)] {
+        let value = HeaderValue::from(value as u64);
+        response.headers_mut().insert(name, value);
+    }
+    Ok(response)
+}
+
+fn described(model: &Model) -> Value {
+    let since = model.since.duration_since(UNIX_EPOCH).unwrap_or_default();
+    json!({
+        "id": model.name, "object": "model", "created": since.as_secs(), "owned_by": "gemmule",
+    })
+}
+
 pub(super) fn models(models: &Models) -> Response<Body> {
-    let data: Vec<Value> = models
-        .iter()
-        .map(|model| {
-            let since = model.since.duration_since(UNIX_EPOCH).unwrap_or_default();
-            json!({
-                "id": model.name, "object": "model", "created": since.as_secs(), "owned_by": "gemmule",
-            })
-        })
-        .collect();
+    let models = models.all();
+    let data: Vec<Value> = models.iter().map(|model| described(model)).collect();
     json(StatusCode::OK, &json!({"object": "list", "data": data}))
+}
+
+pub(super) fn model(models: &Models, name: &str) -> Answered {
+    let model = models.named(Some(name), |_| true)?;
+    Ok(json(StatusCode::OK, &described(&model)))
 }
 
 /// What is ranked: a text, or an object with one.
@@ -123,7 +162,7 @@ enum Document {
 }
 
 #[derive(Deserialize)]
-struct Rerank {
+pub(super) struct Rerank {
     #[serde(default)]
     model: Option<String>,
     query: String,
@@ -138,7 +177,8 @@ struct Rerank {
 
 pub(super) async fn rerank(app: &App, body: &[u8], submit: Submit) -> Answered {
     let asked: Rerank = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let (model, service) = app.models.scoring(asked.model.as_deref())?;
+    let model = app.models.scoring(asked.model.as_deref())?;
+    let service = model.service()?;
     let text = |document| match document {
         Document::Text(text) | Document::Object { text } => text,
     };
@@ -161,6 +201,74 @@ pub(super) async fn rerank(app: &App, body: &[u8], submit: Submit) -> Answered {
     let answer = json!({
         "id": app.new_id("rerank"), "model": model.name, "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    });
+    Ok(json(StatusCode::OK, &answer))
+}
+
+/// Cohere's second shape. Documents are always cut, as there.
+#[derive(Deserialize)]
+pub(super) struct RerankV2 {
+    model: String,
+    query: String,
+    documents: Vec<String>,
+    #[serde(default)]
+    top_n: Option<usize>,
+    #[serde(default)]
+    max_tokens_per_doc: Option<usize>,
+}
+
+/// The tokens of a document that are read, where a request does not say so.
+const USUAL_TOKENS: usize = 4096;
+
+pub(super) async fn rerank_v2(app: &App, body: &[u8], submit: Submit) -> Answered {
+    let asked: RerankV2 = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
+    let model = app.models.scoring(Some(&asked.model))?;
+    let service = model.service()?;
+    for (name, value) in [
+        ("top_n", asked.top_n),
+        ("max_tokens_per_doc", asked.max_tokens_per_doc),
+    ] {
+        if value == Some(0) {
+            let problem = format!("`{name}` is 0; expected at least 1");
+            return Err(Failure::invalid(name, problem));
+        }
+    }
+    let most = asked.max_tokens_per_doc.unwrap_or(USUAL_TOKENS);
+    let mut documents = asked.documents;
+    // Pairs are cut to the model's own limit anyway; a token has at least a byte.
+    let limit = service.longest().map_or(usize::MAX, |n| n as usize);
+    if most < limit && documents.iter().any(|document| document.len() > most) {
+        let model = Arc::clone(&model);
+        documents = on_thread(move || {
+            let cut = documents.into_iter().map(|document| {
+                let tokens = model.tokens(&document, false)?;
+                let end = tokens.get(most).and_then(|token| token.span);
+                match end.and_then(|(end, _)| document.get(..end)) {
+                    Some(cut) => Ok(cut.to_owned()),
+                    None => Ok(document),
+                }
+            });
+            cut.collect::<Result<Vec<String>, String>>()
+        })
+        .await?
+        .map_err(|problem| Failure::invalid("documents", problem))?;
+    }
+    let submit = Submit {
+        truncate: true,
+        ..submit
+    };
+    let (ranks, tokens) = ranked(service, &asked.query, &documents, submit).await?;
+    let results: Vec<Value> = ranks
+        .into_iter()
+        .take(asked.top_n.unwrap_or(usize::MAX))
+        .map(|(index, score)| json!({"index": index, "relevance_score": score}))
+        .collect();
+    let answer = json!({
+        "id": app.new_id("rerank"), "results": results,
+        "meta": {
+            "api_version": {"version": "2"}, "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": tokens},
+        },
     });
     Ok(json(StatusCode::OK, &answer))
 }

@@ -2,25 +2,36 @@
 
 use std::{
     convert::Infallible,
+    future::{Future, poll_fn},
     io,
     net::{SocketAddr, TcpListener},
-    sync::{Arc, atomic::AtomicU64},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+    time::{Duration, Instant},
 };
 
-use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
+use hyper::{
+    Method, Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn,
 };
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
 use tokio::{
-    net::TcpListener as Listener,
+    net::{TcpListener as Listener, TcpStream},
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
     task::JoinHandle,
 };
 
-use super::{App, HttpChoice, metrics::Counts};
+use super::{
+    App, Body, HttpChoice,
+    error::{Failure, Style},
+    json, on_thread,
+};
 use crate::serve::Models;
 
 /// A server that answers, until it is shut down.
@@ -28,10 +39,15 @@ pub struct Server {
     runtime: Runtime,
     app: Arc<App>,
     address: SocketAddr,
-    graceful: Arc<GracefulShutdown>,
+    /// Whether connections are to end.
+    stop: watch::Sender<bool>,
+    /// Gives nothing, until all connections have ended.
+    closed: mpsc::Receiver<()>,
     accepting: JoinHandle<()>,
 }
 
+/// How long a connection may be without a request when the server ends.
+const FIRST_REQUEST: Duration = Duration::from_millis(500);
 /// Where headers may be this long together, in bytes.
 const MOST_HEADERS: usize = 64 << 10;
 
@@ -48,25 +64,26 @@ impl Server {
             .build()?;
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
-        let started = SystemTime::now().duration_since(UNIX_EPOCH);
-        let app = Arc::new(App {
-            models,
-            choice,
-            counts: Counts::default(),
-            next_id: AtomicU64::new(0),
-            started: started.map_or(0, |since| since.as_micros() as u64),
-        });
-        let graceful = Arc::new(GracefulShutdown::new());
-        let (shared, watched) = (Arc::clone(&app), Arc::clone(&graceful));
+        let app = Arc::new(App::new(models, choice));
+        let (stop, stopped) = watch::channel(false);
+        let (open, closed) = mpsc::channel(1);
+        let shared = Arc::clone(&app);
         let listener = {
             let _inside = runtime.enter();
             Listener::from_std(socket)?
         };
         let accepting = runtime.spawn(async move {
             loop {
-                let stream = match listener.accept().await {
-                    Ok((stream, _)) => stream,
-                    Err(error) => {
+                let mut ends = pin!(ends(stopped.clone()));
+                // Who has come already is taken, however soon it is to stop.
+                let accepted = poll_fn(|context| match listener.poll_accept(context) {
+                    Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
+                    Poll::Pending => ends.as_mut().poll(context).map(|()| None),
+                });
+                let stream = match accepted.await {
+                    None => return,
+                    Some(Ok((stream, _))) => stream,
+                    Some(Err(error)) => {
                         // Too many open files, mostly: others close soon.
                         tracing::warn!("a connection is not taken: {error}");
                         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -74,21 +91,11 @@ impl Server {
                     }
                 };
                 let _ = stream.set_nodelay(true);
-                let app = Arc::clone(&shared);
-                let header_time = app.choice.header_time;
-                let service = service_fn(move |request: Request<Incoming>| {
-                    let app = Arc::clone(&app);
-                    async move { Ok::<_, Infallible>(app.answer(request).await) }
-                });
-                let connection = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(header_time)
-                    .max_buf_size(MOST_HEADERS)
-                    .serve_connection(TokioIo::new(stream), service);
-                let answering = watched.watch(connection);
+                let (app, open) = (Arc::clone(&shared), open.clone());
+                let stopped = stopped.clone();
                 tokio::spawn(async move {
-                    // What breaks a connection is its client's affair.
-                    let _ = answering.await;
+                    serve(app, stream, stopped).await;
+                    drop(open);
                 });
             }
         });
@@ -96,7 +103,8 @@ impl Server {
             runtime,
             app,
             address,
-            graceful,
+            stop,
+            closed,
             accepting,
         })
     }
@@ -106,7 +114,37 @@ impl Server {
         self.address
     }
 
-    /// Waits for SIGTERM or SIGINT, then shuts down: `/ready` says so at once, requests are taken on for the drain's delay, and
+    /// Takes commands on another socket, which is for those who run the server: `POST /admin/reload` loads the models anew, and
+    /// answers when the last request of the old ones is answered.
+    ///
+    /// # Errors
+    /// A socket that cannot be used.
+    pub fn listen_admin(&self, socket: TcpListener) -> io::Result<SocketAddr> {
+        socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?;
+        let listener = {
+            let _inside = self.runtime.enter();
+            Listener::from_std(socket)?
+        };
+        let app = Arc::clone(&self.app);
+        self.runtime.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let app = Arc::clone(&app);
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let app = Arc::clone(&app);
+                    async move { Ok::<_, Infallible>(app.command(&request).await) }
+                });
+                let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(Duration::from_secs(10))
+                    .serve_connection(TokioIo::new(stream), service);
+                tokio::spawn(connection);
+            }
+        });
+        Ok(address)
+    }
+
+    /// Waits for SIGTERM or SIGINT, loading the models anew by SIGHUP; then shuts down: `/ready` says so at once, requests are taken on for the drain's delay, and
     /// those that run then have the drain's limit.
     ///
     /// # Errors
@@ -115,15 +153,26 @@ impl Server {
         self.runtime.block_on(async {
             let mut term = signal(SignalKind::terminate())?;
             let mut int = signal(SignalKind::interrupt())?;
-            std::future::poll_fn(|context| {
-                let either = [term.poll_recv(context), int.poll_recv(context)];
-                match either.iter().any(std::task::Poll::is_ready) {
-                    true => std::task::Poll::Ready(()),
-                    false => std::task::Poll::Pending,
+            let mut hangup = signal(SignalKind::hangup())?;
+            loop {
+                let ends = poll_fn(|context| {
+                    let either = [term.poll_recv(context), int.poll_recv(context)];
+                    if either.iter().any(Poll::is_ready) {
+                        return Poll::Ready(true);
+                    }
+                    hangup.poll_recv(context).map(|_| false)
+                });
+                if ends.await {
+                    return io::Result::Ok(());
                 }
-            })
-            .await;
-            io::Result::Ok(())
+                let app = Arc::clone(&self.app);
+                // Not waited for: it may be told to end in the meantime.
+                drop(tokio::task::spawn_blocking(move || {
+                    if let Err(error) = app.models.reload() {
+                        tracing::error!("{error}");
+                    }
+                }));
+            }
         })?;
         let delay = self.app.choice.drain_delay;
         self.shut_down(delay);
@@ -135,22 +184,81 @@ impl Server {
     pub fn shut_down(self, delay: Duration) {
         let limit = self.app.choice.drain_limit;
         self.app.models.retire();
-        let (accepting, graceful) = (self.accepting, self.graceful);
+        let (accepting, mut closed) = (self.accepting, self.closed);
         self.runtime.block_on(async move {
             tokio::time::sleep(delay).await;
-            accepting.abort();
-            // When it has ended, nobody else watches connections.
+            let _ = self.stop.send(true);
             let _ = accepting.await;
-            let Some(graceful) = Arc::into_inner(graceful) else {
-                return;
-            };
-            if tokio::time::timeout(limit, graceful.shutdown())
-                .await
-                .is_err()
-            {
+            if tokio::time::timeout(limit, closed.recv()).await.is_err() {
                 tracing::warn!("requests that still run after {limit:?} are broken off");
             }
         });
         self.runtime.shutdown_timeout(Duration::from_secs(1));
+    }
+}
+
+/// Ends when connections are to end.
+async fn ends(mut stopped: watch::Receiver<bool>) {
+    // Without a server there is nobody to serve for.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+/// Answers the requests of a connection until it ends, by its client or as the server does.
+async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>) {
+    let has_asked = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&has_asked);
+    let header_time = app.choice.header_time;
+    let service = service_fn(move |request: Request<Incoming>| {
+        asked.store(true, Ordering::Relaxed);
+        let app = Arc::clone(&app);
+        async move { Ok::<_, Infallible>(app.answer(request).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(header_time)
+        .max_buf_size(MOST_HEADERS)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    let mut ends = pin!(async {
+        ends(stopped).await;
+        // A new connection has its request on the way, and would be closed without an answer.
+        let began = Instant::now();
+        while !has_asked.load(Ordering::Relaxed) && began.elapsed() < FIRST_REQUEST {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    // What has come is read before the end is looked at. What breaks a connection is its client's affair.
+    let is_over = poll_fn(|context| match connection.as_mut().poll(context) {
+        Poll::Ready(_) => Poll::Ready(true),
+        Poll::Pending => ends.as_mut().poll(context).map(|()| false),
+    });
+    if !is_over.await {
+        connection.as_mut().graceful_shutdown();
+        let _ = connection.await;
+    }
+}
+
+impl App {
+    /// Does what those ask who run the server.
+    async fn command(self: Arc<Self>, request: &Request<Incoming>) -> Response<Body> {
+        const PATH: &str = "/admin/reload";
+        let done = match (request.uri().path(), request.method()) {
+            (PATH, &Method::POST) => {
+                let began = Instant::now();
+                let app = Arc::clone(&self);
+                let reloaded = on_thread(move || app.models.reload()).await;
+                let reloaded = reloaded.and_then(|done| done.map_err(|e| Failure::reload(&e)));
+                reloaded.map(|names| {
+                    let seconds = began.elapsed().as_secs_f64();
+                    json(
+                        StatusCode::OK,
+                        &json!({"models": names, "seconds": seconds}),
+                    )
+                })
+            }
+            (PATH, method) => Err(Failure::method(method, &Method::POST)),
+            _ => Err(Failure::no_command(PATH)),
+        };
+        done.unwrap_or_else(|failure| failure.response(Style::OpenAi))
     }
 }

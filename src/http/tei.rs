@@ -1,23 +1,23 @@
 //! The routes of text-embeddings-inference (TEI).
 
-use hyper::StatusCode;
+use hyper::{Response, StatusCode, header::HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Answered, App,
-    embeddings::{computed, inputs, kind, normalize, ranked, shortened},
+    Answered, App, Body,
+    embeddings::{computed, inputs, kind, normalize, not_computed, ranked, shortened},
     error::Failure,
-    json,
+    json, on_thread,
 };
-use crate::serve::{Kind, Models, Submit, Text};
+use crate::serve::{Answer, Kind, Models, Submit, Text, Wanted};
 
 fn yes() -> bool {
     true
 }
 
 #[derive(Deserialize)]
-struct Embed {
+pub(super) struct Embed {
     #[serde(default)]
     inputs: Value,
     #[serde(default)]
@@ -26,17 +26,46 @@ struct Embed {
     normalize: bool,
     #[serde(default)]
     dimensions: Option<usize>,
+    #[serde(default)]
+    prompt_name: Option<String>,
+    #[serde(default)]
+    truncation_direction: Option<String>,
+}
+
+/// Prompts and the side that is cut are the folder's affair.
+fn usual_text(prompt: Option<&str>, direction: Option<&str>) -> Result<(), Failure> {
+    let asked = [
+        ("prompt_name", prompt),
+        ("truncation_direction", direction.filter(|&d| d != "Right")),
+    ];
+    match asked.into_iter().find(|(_, value)| value.is_some()) {
+        None => Ok(()),
+        Some((name, _)) => Err(not_computed(name)),
+    }
+}
+
+fn usual_scores(are_raw: bool) -> Result<(), Failure> {
+    match are_raw {
+        true => Err(not_computed("raw_scores")),
+        false => Ok(()),
+    }
 }
 
 pub(super) async fn embed(app: &App, body: &[u8], submit: Submit) -> Answered {
     let asked: Embed = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let (_, service) = app.models.embedding(None)?;
+    usual_text(
+        asked.prompt_name.as_deref(),
+        asked.truncation_direction.as_deref(),
+    )?;
+    let model = app.models.embedding(None)?;
+    let service = model.service()?;
     shortened(vec![0.0; service.width()], asked.dimensions)?;
     let submit = Submit {
         truncate: asked.truncate,
         ..submit
     };
     let answers = computed(service, inputs("inputs", &asked.inputs)?, submit).await?;
+    let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let mut rows = Vec::with_capacity(answers.len());
     for answer in answers {
         let mut values = shortened(answer.values, asked.dimensions)?;
@@ -45,15 +74,226 @@ pub(super) async fn embed(app: &App, body: &[u8], submit: Submit) -> Answered {
         }
         rows.push(values);
     }
-    Ok(json(StatusCode::OK, &rows))
+    Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
+}
+
+/// Says how many tokens were computed, where a body has no place for it.
+fn with_tokens(mut response: Response<Body>, tokens: usize) -> Response<Body> {
+    let value = HeaderValue::from(tokens as u64);
+    response.headers_mut().insert("x-compute-tokens", value);
+    response
 }
 
 #[derive(Deserialize)]
-struct Predict {
+pub(super) struct EmbedAll {
     #[serde(default)]
     inputs: Value,
     #[serde(default)]
     truncate: bool,
+    #[serde(default)]
+    prompt_name: Option<String>,
+    #[serde(default)]
+    truncation_direction: Option<String>,
+}
+
+/// The vectors of all tokens, special ones included, before pooling.
+pub(super) async fn embed_all(app: &App, body: &[u8], submit: Submit) -> Answered {
+    let asked: EmbedAll = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
+    usual_text(
+        asked.prompt_name.as_deref(),
+        asked.truncation_direction.as_deref(),
+    )?;
+    let model = app.models.embedding(None)?;
+    let submit = Submit {
+        truncate: asked.truncate,
+        wanted: Wanted::AllTokens,
+        ..submit
+    };
+    let inputs = inputs("inputs", &asked.inputs)?;
+    let answers = computed(model.service()?, inputs, submit).await?;
+    let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    let rows = answers.iter().map(|answer| {
+        let width = answer.values.len() / answer.tokens.max(1);
+        answer.values.chunks_exact(width.max(1)).collect()
+    });
+    let rows: Vec<Vec<&[f32]>> = rows.collect();
+    Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
+}
+
+/// The entries of the vocabulary that a text weighs, with their weights.
+pub(super) async fn embed_sparse(app: &App, body: &[u8], submit: Submit) -> Answered {
+    let asked: EmbedAll = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
+    usual_text(
+        asked.prompt_name.as_deref(),
+        asked.truncation_direction.as_deref(),
+    )?;
+    let model = app.models.sparse(None)?;
+    let submit = Submit {
+        truncate: asked.truncate,
+        wanted: Wanted::Sparse,
+        ..submit
+    };
+    let inputs = inputs("inputs", &asked.inputs)?;
+    let answers = computed(model.service()?, inputs, submit).await?;
+    let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    let row = |answer: &Answer| -> Vec<Value> {
+        let weights = answer.values.iter().enumerate();
+        let weights = weights.filter(|&(_, &value)| value != 0.0);
+        let weights = weights.map(|(index, &value)| json!({"index": index, "value": value}));
+        weights.collect()
+    };
+    let rows: Vec<Vec<Value>> = answers.iter().map(row).collect();
+    Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
+}
+
+#[derive(Deserialize)]
+pub(super) struct Similarity {
+    inputs: Compared,
+    #[serde(default)]
+    parameters: Option<Parameters>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Compared {
+    source_sentence: String,
+    sentences: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+pub(super) struct Parameters {
+    #[serde(default)]
+    truncate: bool,
+    #[serde(default)]
+    prompt_name: Option<String>,
+    #[serde(default)]
+    truncation_direction: Option<String>,
+}
+
+/// The cosine of the angle between a text and each other one.
+pub(super) async fn similarity(app: &App, body: &[u8], submit: Submit) -> Answered {
+    let asked: Similarity = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
+    let parameters = asked.parameters.unwrap_or_default();
+    usual_text(
+        parameters.prompt_name.as_deref(),
+        parameters.truncation_direction.as_deref(),
+    )?;
+    let Compared {
+        source_sentence,
+        sentences,
+    } = asked.inputs;
+    if sentences.is_empty() {
+        let problem = "`sentences` is an empty list; expected at least one text".to_owned();
+        return Err(Failure::invalid("sentences", problem));
+    }
+    let model = app.models.embedding(None)?;
+    let submit = Submit {
+        truncate: parameters.truncate,
+        ..submit
+    };
+    let texts = [source_sentence].into_iter().chain(sentences);
+    let inputs = texts.map(Text::One).collect();
+    let mut answers = computed(model.service()?, inputs, submit).await?;
+    let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    answers.iter_mut().for_each(|a| normalize(&mut a.values));
+    let Some((source, others)) = answers.split_first() else {
+        return Err(Failure::not_ready("it has no answer"));
+    };
+    let cosine = |other: &Answer| -> f32 {
+        let both = source.values.iter().zip(&other.values);
+        both.map(|(&a, &b)| f64::from(a) * f64::from(b))
+            .sum::<f64>() as f32
+    };
+    let cosines: Vec<f32> = others.iter().map(cosine).collect();
+    Ok(with_tokens(json(StatusCode::OK, &cosines), tokens))
+}
+
+#[derive(Deserialize)]
+pub(super) struct Tokenize {
+    #[serde(default)]
+    inputs: Value,
+    #[serde(default = "yes")]
+    add_special_tokens: bool,
+    #[serde(default)]
+    prompt_name: Option<String>,
+}
+
+/// The tokens of texts, whatever the model does with them.
+pub(super) async fn tokenize(app: &App, body: &[u8]) -> Answered {
+    let asked: Tokenize = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
+    usual_text(asked.prompt_name.as_deref(), None)?;
+    let model = app.models.named(None, |_| true)?;
+    let texts: Vec<String> = inputs("inputs", &asked.inputs)?
+        .into_iter()
+        .map(|input| match input {
+            Text::One(text) => Ok(text),
+            Text::Pair(..) | Text::Ids(_) => {
+                let problem = "`inputs` has token ids; expected a text or a list of texts";
+                Err(Failure::invalid("inputs", problem.to_owned()))
+            }
+        })
+        .collect::<Result<_, _>>()?;
+    let rows = on_thread(move || {
+        let rows = texts.iter().map(|text| {
+            let tokens = model.tokens(text, asked.add_special_tokens)?.into_iter();
+            let tokens = tokens.map(|token| {
+                let (start, stop) = token.span.unzip();
+                json!({
+                    "id": token.id, "text": token.text, "special": token.is_special,
+                    "start": start, "stop": stop,
+                })
+            });
+            Ok(tokens.collect())
+        });
+        rows.collect::<Result<Vec<Vec<Value>>, String>>()
+    });
+    let rows = rows.await?;
+    let rows = rows.map_err(|problem| Failure::invalid("inputs", problem))?;
+    Ok(json(StatusCode::OK, &rows))
+}
+
+#[derive(Deserialize)]
+pub(super) struct Decode {
+    #[serde(default)]
+    ids: Value,
+    #[serde(default = "yes")]
+    skip_special_tokens: bool,
+}
+
+/// The texts of token ids.
+pub(super) async fn decode(app: &App, body: &[u8]) -> Answered {
+    let asked: Decode = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
+    let model = app.models.named(None, |_| true)?;
+    let all: Vec<Vec<u32>> = inputs("ids", &asked.ids)?
+        .into_iter()
+        .map(|input| match input {
+            Text::Ids(ids) => Ok(ids),
+            Text::Pair(..) | Text::One(_) => {
+                let problem = "`ids` has texts; expected token ids or a list of lists of them";
+                Err(Failure::invalid("ids", problem.to_owned()))
+            }
+        })
+        .collect::<Result<_, _>>()?;
+    let texts = on_thread(move || {
+        let texts = all
+            .iter()
+            .map(|ids| model.decode(ids, asked.skip_special_tokens));
+        texts.collect::<Result<Vec<String>, String>>()
+    });
+    let texts = texts.await?;
+    let texts = texts.map_err(|problem| Failure::invalid("ids", problem))?;
+    Ok(json(StatusCode::OK, &texts))
+}
+
+#[derive(Deserialize)]
+pub(super) struct Predict {
+    #[serde(default)]
+    inputs: Value,
+    #[serde(default)]
+    truncate: bool,
+    #[serde(default)]
+    raw_scores: bool,
+    #[serde(default)]
+    truncation_direction: Option<String>,
 }
 
 /// A text, `[query, document]`, or a list of one-element or two-element lists.
@@ -88,13 +328,17 @@ fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
 
 pub(super) async fn predict(app: &App, body: &[u8], submit: Submit) -> Answered {
     let asked: Predict = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let (_, service) = app.models.scoring(None)?;
+    usual_scores(asked.raw_scores)?;
+    usual_text(None, asked.truncation_direction.as_deref())?;
+    let model = app.models.scoring(None)?;
+    let service = model.service()?;
     let (inputs, is_list) = predicted(&asked.inputs)?;
     let submit = Submit {
         truncate: asked.truncate,
         ..submit
     };
     let answers = computed(service, inputs, submit).await?;
+    let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let labels = answers.iter().map(|answer| {
         let mut scores: Vec<(usize, f32)> = answer.values.iter().copied().enumerate().collect();
         scores.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -102,43 +346,52 @@ pub(super) async fn predict(app: &App, body: &[u8], submit: Submit) -> Answered 
         Value::Array(scores.iter().map(score).collect())
     });
     let mut labels: Vec<Value> = labels.collect();
-    Ok(match (is_list, labels.pop()) {
+    let response = match (is_list, labels.pop()) {
         (false, Some(only)) => json(StatusCode::OK, &only),
         (_, last) => {
             labels.extend(last);
             json(StatusCode::OK, &labels)
         }
-    })
+    };
+    Ok(with_tokens(response, tokens))
 }
 
 #[derive(Deserialize)]
-struct Rerank {
+pub(super) struct Rerank {
     query: String,
     texts: Vec<String>,
     #[serde(default)]
     truncate: bool,
     #[serde(default)]
     return_text: bool,
+    #[serde(default)]
+    raw_scores: bool,
+    #[serde(default)]
+    truncation_direction: Option<String>,
 }
 
 pub(super) async fn rerank(app: &App, body: &[u8], submit: Submit) -> Answered {
     let asked: Rerank = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let (_, service) = app.models.scoring(None)?;
+    usual_scores(asked.raw_scores)?;
+    usual_text(None, asked.truncation_direction.as_deref())?;
+    let model = app.models.scoring(None)?;
+    let service = model.service()?;
     let submit = Submit {
         truncate: asked.truncate,
         ..submit
     };
-    let (ranks, _) = ranked(service, &asked.query, &asked.texts, submit).await?;
+    let (ranks, tokens) = ranked(service, &asked.query, &asked.texts, submit).await?;
     let rank = |(index, score)| match asked.return_text {
         true => json!({"index": index, "score": score, "text": asked.texts[index]}),
         false => json!({"index": index, "score": score}),
     };
     let ranks: Vec<Value> = ranks.into_iter().map(rank).collect();
-    Ok(json(StatusCode::OK, &ranks))
+    Ok(with_tokens(json(StatusCode::OK, &ranks), tokens))
 }
 
 pub(super) fn info(models: &Models) -> Answered {
-    let Some(model) = models.iter().next() else {
+    let all = models.all();
+    let Some(model) = all.first() else {
         return Err(Failure::not_ready("it has no model"));
     };
     let (kind, longest) = match &model.kind {

@@ -1,8 +1,19 @@
+use std::{path::Path, sync::Arc, time::Duration};
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::embeddings::{base64, inputs, normalize, shortened};
-use crate::serve::Text;
+use super::{
+    Bodies, Body, Route,
+    embeddings::{base64, inputs, normalize, shortened},
+    error::{Failure, Style},
+    openai, openapi, tei, unescaped,
+};
+use crate::{
+    DeviceChoice,
+    schedule::{CostTable, Settings, scheduler},
+    serve::{Model, ModelChoice, Models, ServeError, Text},
+};
 
 #[test]
 fn base64_is_that_of_the_standard() {
@@ -56,4 +67,275 @@ fn a_vector_of_zeros_stays_one() {
     let mut zeros = [0.0; 3];
     normalize(&mut zeros);
     assert_eq!(zeros, [0.0; 3]);
+}
+
+/// Notes the fields that a body asks for, and reads nothing.
+struct Fields<'a>(&'a mut Vec<&'static str>);
+
+impl<'de> serde::Deserializer<'de> for Fields<'_> {
+    type Error = serde::de::value::Error;
+
+    fn deserialize_any<V: serde::de::Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(serde::de::Error::custom("only the fields are wanted"))
+    }
+
+    fn deserialize_struct<V: serde::de::Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        self.0.extend(fields);
+        self.deserialize_any(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+fn fields<T: serde::de::DeserializeOwned>() -> Vec<&'static str> {
+    let mut fields = Vec::new();
+    assert!(T::deserialize(Fields(&mut fields)).is_err());
+    fields.sort_unstable();
+    fields
+}
+
+#[test]
+fn the_document_has_every_route_and_the_fields_that_are_read() {
+    let document = openapi::document();
+    let of = |path: &str| {
+        &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    };
+    for (route, path, method) in Route::ALL {
+        let operation = &document["paths"][path][method.as_str().to_lowercase()];
+        assert_eq!(operation["operationId"], format!("{route:?}"));
+        assert_eq!(
+            operation["requestBody"].is_object(),
+            method == hyper::Method::POST,
+            "{path}"
+        );
+        let sample = path.replace("{model}", "a%2Fb");
+        assert_eq!(
+            Route::of(&sample),
+            (route, method, if sample == path { "" } else { "a%2Fb" })
+        );
+    }
+    for (path, read) in [
+        ("/v1/embeddings", fields::<openai::Asked>()),
+        ("/v1/rerank", fields::<openai::Rerank>()),
+        ("/v2/rerank", fields::<openai::RerankV2>()),
+        ("/embed", fields::<tei::Embed>()),
+        ("/embed_all", fields::<tei::EmbedAll>()),
+        ("/embed_sparse", fields::<tei::EmbedAll>()),
+        ("/predict", fields::<tei::Predict>()),
+        ("/rerank", fields::<tei::Rerank>()),
+        ("/similarity", fields::<tei::Similarity>()),
+        ("/tokenize", fields::<tei::Tokenize>()),
+        ("/decode", fields::<tei::Decode>()),
+    ] {
+        let mut told: Vec<&String> = of(path)["properties"].as_object().unwrap().keys().collect();
+        told.sort_unstable();
+        assert_eq!(told, read, "{path}");
+    }
+    assert_eq!(unescaped("a%2Fb%zz%"), "a/b%zz%");
+    // Every reference has its shape.
+    let text = document.to_string();
+    for part in text.split("#/components/schemas/").skip(1) {
+        let name = part.split('"').next().unwrap();
+        assert!(
+            document["components"]["schemas"][name].is_object(),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn each_error_has_a_status_and_a_text_in_each_style() {
+    let seconds = Duration::from_secs;
+    let errors: Vec<Failure> = [
+        ServeError::invalid("input", "`input` is missing"),
+        ServeError::TooLong {
+            index: 2,
+            limit: 512,
+        },
+        ServeError::TooLarge { index: 0 },
+        ServeError::Overloaded {
+            retry_after: Duration::from_millis(1300),
+        },
+        ServeError::Hopeless,
+        ServeError::Deadline,
+        ServeError::NotReady {
+            why: "it is shutting down",
+        },
+        ServeError::NoModel {
+            name: "a".to_owned(),
+            known: vec!["b".to_owned(), "c".to_owned()],
+        },
+        ServeError::UnsupportedTask {
+            model: "b".to_owned(),
+            does: "embeds texts",
+            asked: "scores",
+        },
+        ServeError::Internal("a thread panicked".to_owned()),
+    ]
+    .into_iter()
+    .map(Failure::from)
+    .chain([
+        Failure::key("there is no API key; send `Authorization: Bearer KEY`"),
+        Failure::key("the API key is not known here"),
+        Failure::large_body(8 << 20),
+        Failure::slow_body(seconds(30)),
+        Failure::broken_body("connection closed"),
+        Failure::method(&hyper::Method::GET, &hyper::Method::POST),
+    ])
+    .collect();
+    let mut shown = String::new();
+    for error in errors {
+        for style in [Style::OpenAi, Style::Tei, Style::Cohere] {
+            let response = error.clone().response(style);
+            let headers = response.headers().iter();
+            let headers = headers.filter(|(name, _)| *name != "content-type");
+            let headers: Vec<String> = headers
+                .map(|(name, value)| format!(" {name}: {}", value.to_str().unwrap()))
+                .collect();
+            let status = response.status().as_u16();
+            let Body::Whole(Some(bytes)) = response.into_body() else {
+                panic!("an error has a body")
+            };
+            let body = String::from_utf8(bytes.to_vec()).unwrap();
+            shown += &format!("{status}{}\n{body}\n", headers.concat());
+        }
+        shown += "\n";
+    }
+    insta::assert_snapshot!(shown);
+}
+
+fn small(name: &str) -> Model {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
+    Model::open(ModelChoice {
+        folder: root.join("tests/checkpoints").join(name),
+        name: name.to_owned(),
+        devices: vec![DeviceChoice::Cpu],
+        dtype: None,
+        invariant: false,
+        scheduler: scheduler("packed", &Settings::default()).unwrap(),
+        costs: Some(costs),
+        batch_bytes: 1 << 30,
+        cache_bytes: None,
+        queue: Duration::from_secs(60),
+        tokenizers: 1,
+        all_tokens: true,
+        share: None,
+        previous: None,
+    })
+    .unwrap()
+}
+
+/// Values that fields have by mistake, and some that they may have.
+fn values() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        prop_oneof![
+            Just(0_i64),
+            Just(1),
+            Just(2),
+            Just(-1),
+            Just(40_000),
+            any::<i64>()
+        ]
+        .prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        prop_oneof![
+            Just(""),
+            Just("x"),
+            Just("st-mean"),
+            Just("float"),
+            Just("base64"),
+            Just("a tower")
+        ]
+        .prop_map(Value::from),
+        "\\PC{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        let key = prop_oneof![
+            Just("text"),
+            Just("role"),
+            Just("content"),
+            Just("source_sentence"),
+            Just("sentences"),
+            Just("type")
+        ];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(key.prop_map(str::to_owned), inner, 0..4)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+#[test]
+fn no_body_breaks_a_route() {
+    let bodies = Bodies::new(Models::new(
+        ["st-mean", "ce-one", "writer"].map(small).into(),
+    ))
+    .unwrap();
+    let bodies = Arc::new(bodies);
+    let paths: Vec<&str> = Bodies::paths().collect();
+    let names = [
+        "model",
+        "input",
+        "inputs",
+        "prompt",
+        "messages",
+        "query",
+        "texts",
+        "documents",
+        "ids",
+        "dimensions",
+        "truncate",
+        "n",
+        "logprobs",
+        "top_logprobs",
+        "stop",
+        "seed",
+        "stream",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "top_n",
+        "max_tokens_per_doc",
+        "stream_options",
+        "encoding_format",
+        "parameters",
+    ];
+    let fields = prop::collection::btree_map(prop::sample::select(names.to_vec()), values(), 0..5);
+    let damage = prop::option::of((any::<prop::sample::Index>(), any::<u8>()));
+    let config = ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    proptest!(config, |(path in prop::sample::select(paths), fields in fields, damage in damage)| {
+        let mut body = serde_json::to_vec(&fields).unwrap();
+        if let Some((at, byte)) = damage {
+            let at = at.index(body.len());
+            body[at] = byte;
+        }
+        // What is sound gets an answer, and what is not an error; both are in the document.
+        bodies.post(path, &body);
+    });
+    for (path, body) in [
+        ("/v1/embeddings", json!({"input": "x"})),
+        (
+            "/v1/completions",
+            json!({"prompt": "One", "max_tokens": 2, "stream": true}),
+        ),
+        ("/predict", json!({"inputs": "x"})),
+    ] {
+        assert_eq!(bodies.post(path, body.to_string().as_bytes()).0, 200);
+    }
 }

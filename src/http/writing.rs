@@ -15,11 +15,11 @@ use serde_json::{Map, Value, json};
 use super::{
     Answered, App,
     body::{Body, Events},
-    embeddings::{inputs, kind},
+    embeddings::{inputs, kind, neutral_only},
     error::Failure,
     json,
 };
-use crate::serve::{Ending, Message, Piece, Pieces, Text, Writing};
+use crate::serve::{Ending, Message, Piece, Pieces, Scored, ServeError, Text, Writing};
 
 #[derive(Deserialize)]
 struct Asked {
@@ -45,6 +45,14 @@ struct Asked {
     stream: Option<bool>,
     #[serde(default)]
     stream_options: Option<StreamOptions>,
+    /// How many texts go on from each prompt.
+    #[serde(default)]
+    n: Option<usize>,
+    /// A number in completions, true or false in conversations.
+    #[serde(default)]
+    logprobs: Value,
+    #[serde(default)]
+    top_logprobs: Option<usize>,
     /// What is left, of which some would change the result.
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -64,11 +72,8 @@ struct Said {
 }
 
 /// What would change the result and is not computed, with the value that asks for nothing.
-const NOT_COMPUTED: [(&str, &str); 15] = [
-    ("n", "1"),
+const NOT_COMPUTED: [(&str, &str); 12] = [
     ("best_of", "1"),
-    ("logprobs", "null"),
-    ("top_logprobs", "null"),
     ("echo", "false"),
     ("suffix", "null"),
     ("presence_penalty", "0"),
@@ -84,29 +89,67 @@ const NOT_COMPUTED: [(&str, &str); 15] = [
 
 /// New tokens of a completion that says nothing of them, as OpenAI has it.
 const USUAL_TOKENS: usize = 16;
+/// Texts of one prompt at most, and alternatives of a token, as OpenAI has it.
+const MOST_TEXTS: usize = 128;
+const MOST_ALTERNATIVES: usize = 20;
+/// What stands for the logarithm of 0, which JSON cannot say.
+const LEAST: f32 = -9999.0;
 
 impl Asked {
     fn parse(body: &[u8]) -> Result<Self, Failure> {
         let asked: Self = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
         for (name, neutral) in NOT_COMPUTED {
-            let Some(value) = asked.others.get(name) else {
-                continue;
-            };
-            let is_neutral = value.is_null()
-                || *value == json!(false)
-                || value.as_f64().is_some_and(|v| neutral.parse() == Ok(v))
-                || serde_json::from_str::<Value>(neutral).is_ok_and(|neutral| neutral == *value)
-                || matches!(value, Value::Object(o) if o.is_empty())
-                || matches!(value, Value::Array(a) if a.is_empty());
-            if !is_neutral {
-                let problem = format!("`{name}` is not computed here; leave it out");
-                return Err(Failure::invalid(name, problem));
+            if let Some(value) = asked.others.get(name) {
+                neutral_only(name, value, neutral)?;
             }
         }
         Ok(asked)
     }
 
-    fn writing(&self, usual_tokens: Option<usize>) -> Result<Writing, Failure> {
+    /// The texts that go on from each prompt.
+    fn n(&self) -> Result<usize, Failure> {
+        let n = self.n.unwrap_or(1);
+        match (1..=MOST_TEXTS).contains(&n) {
+            true => Ok(n),
+            false => {
+                let problem = format!("`n` is {n}; expected from 1 to {MOST_TEXTS}");
+                Err(Failure::invalid("n", problem))
+            }
+        }
+    }
+
+    /// How many alternatives come with each token's log-probability, if that was asked for.
+    fn alternatives(&self, is_chat: bool) -> Result<Option<usize>, Failure> {
+        let (param, asked) = match (is_chat, &self.logprobs) {
+            (_, Value::Null) => ("top_logprobs", None),
+            (true, Value::Bool(false)) => ("top_logprobs", None),
+            (true, Value::Bool(true)) => ("top_logprobs", Some(self.top_logprobs.unwrap_or(0))),
+            (false, Value::Number(n)) if n.is_u64() => {
+                ("logprobs", n.as_u64().and_then(|n| usize::try_from(n).ok()))
+            }
+            (_, other) => {
+                let expected = match is_chat {
+                    true => "true or false",
+                    false => "a whole number",
+                };
+                let problem = format!("`logprobs` is {other}; expected {expected}");
+                return Err(Failure::invalid("logprobs", problem));
+            }
+        };
+        if asked.is_none() && self.top_logprobs.is_some() {
+            let problem = "`top_logprobs` says how many come with `logprobs`, a conversation's; send `\"logprobs\": true` there, and in completions a number".to_owned();
+            return Err(Failure::invalid("top_logprobs", problem));
+        }
+        match asked.filter(|&n| n > MOST_ALTERNATIVES) {
+            None => Ok(asked),
+            Some(n) => {
+                let problem = format!("`{param}` is {n}; expected at most {MOST_ALTERNATIVES}");
+                Err(Failure::invalid(param, problem))
+            }
+        }
+    }
+
+    fn writing(&self, is_chat: bool) -> Result<Writing, Failure> {
         let stop = match &self.stop {
             Value::Null => Vec::new(),
             Value::String(stop) => vec![stop.clone()],
@@ -127,11 +170,12 @@ impl Asked {
             max_tokens: self
                 .max_completion_tokens
                 .or(self.max_tokens)
-                .or(usual_tokens),
+                .or((!is_chat).then_some(USUAL_TOKENS)),
             temperature: self.temperature,
             top_p: self.top_p,
             seed: self.seed.map(|seed| seed as u64),
             stop,
+            log_probabilities: self.alternatives(is_chat)?,
         })
     }
 
@@ -179,6 +223,7 @@ struct Head {
     created: u64,
     is_chat: bool,
     with_usage: bool,
+    with_scores: bool,
 }
 
 impl Head {
@@ -193,35 +238,102 @@ impl Head {
                 .stream_options
                 .as_ref()
                 .is_some_and(|o| o.include_usage),
+            with_scores: !matches!(asked.logprobs, Value::Null | Value::Bool(false)),
         }
     }
 
-    fn object(&self, kind: &str, choices: Value) -> Value {
-        json!({
-            "id": self.id, "object": kind, "created": self.created, "model": self.model,
-            "choices": choices,
-        })
+    fn kind(&self, is_part: bool) -> &'static str {
+        match (self.is_chat, is_part) {
+            (true, true) => "chat.completion.chunk",
+            (true, false) => "chat.completion",
+            (false, _) => "text_completion",
+        }
     }
 
-    fn chunk(&self, text: Option<&str>, ending: Option<Ending>) -> Value {
-        let reason = ending.map(reason);
-        let choice = match (self.is_chat, text) {
-            (true, Some(text)) => {
-                json!({"index": 0, "delta": {"content": text}, "logprobs": null, "finish_reason": reason})
+    fn object(&self, is_part: bool, choices: Value) -> Value {
+        let mut object = json!({
+            "id": self.id, "object": self.kind(is_part), "created": self.created, "model": self.model,
+            "choices": choices,
+        });
+        if is_part && self.with_usage {
+            object["usage"] = Value::Null;
+        }
+        object
+    }
+
+    /// A part of a text, of those that a request asked for the one of this index.
+    fn chunk(
+        &self,
+        index: usize,
+        part: Option<(&str, &[Scored])>,
+        ending: Option<Ending>,
+    ) -> Value {
+        let scores = part.map_or(Value::Null, |(_, tokens)| self.scores(tokens));
+        let mut choice = json!({
+            "index": index, "logprobs": scores, "finish_reason": ending.map(reason),
+        });
+        match (self.is_chat, part) {
+            (true, Some((text, _))) => choice["delta"] = json!({"content": text}),
+            (true, None) => choice["delta"] = json!({}),
+            (false, part) => choice["text"] = json!(part.map_or("", |(text, _)| text)),
+        }
+        self.object(true, json!([choice]))
+    }
+
+    /// A whole text.
+    fn choice(&self, index: usize, done: &Done) -> Value {
+        let mut choice = json!({
+            "index": index, "logprobs": self.scores(&done.tokens), "finish_reason": reason(done.ending),
+        });
+        match self.is_chat {
+            true => {
+                choice["message"] =
+                    json!({"role": "assistant", "content": done.text, "refusal": null});
             }
-            (true, None) => {
-                json!({"index": 0, "delta": {}, "logprobs": null, "finish_reason": reason})
-            }
-            (false, text) => {
-                let text = text.unwrap_or_default();
-                json!({"index": 0, "text": text, "logprobs": null, "finish_reason": reason})
-            }
+            false => choice["text"] = json!(done.text),
+        }
+        choice
+    }
+
+    /// The log-probabilities of tokens, where they were asked for.
+    fn scores(&self, tokens: &[Scored]) -> Value {
+        let number = |value: f32| value.max(LEAST);
+        if !self.with_scores {
+            return Value::Null;
+        }
+        if self.is_chat {
+            let one = |text: &str, value: f32| {
+                // A part of a character has no text, and its bytes are not known.
+                let bytes = (!text.contains('\u{fffd}')).then(|| text.as_bytes().to_vec());
+                json!({"token": text, "logprob": number(value), "bytes": bytes})
+            };
+            let each = tokens.iter().map(|token| {
+                let mut entry = one(&token.text, token.log_probability);
+                let most = token.most_probable.iter();
+                entry["top_logprobs"] = most.map(|(text, value)| one(text, *value)).collect();
+                entry
+            });
+            return json!({"content": each.collect::<Vec<Value>>(), "refusal": null});
+        }
+        let most = |token: &Scored| {
+            let most = token
+                .most_probable
+                .iter()
+                .map(|(text, value)| (text, *value));
+            // The chosen token is always among them.
+            let all = [(&token.text, token.log_probability)]
+                .into_iter()
+                .chain(most);
+            let all = all.map(|(text, value)| (text.clone(), json!(number(value))));
+            Value::Object(all.collect())
         };
-        let kind = match self.is_chat {
-            true => "chat.completion.chunk",
-            false => "text_completion",
-        };
-        self.object(kind, json!([choice]))
+        let tokens = || tokens.iter();
+        json!({
+            "tokens": tokens().map(|token| token.text.as_str()).collect::<Vec<_>>(),
+            "token_logprobs": tokens().map(|token| number(token.log_probability)).collect::<Vec<_>>(),
+            "top_logprobs": tokens().map(most).collect::<Vec<_>>(),
+            "text_offset": tokens().map(|token| token.offset).collect::<Vec<_>>(),
+        })
     }
 }
 
@@ -238,43 +350,31 @@ fn usage(prompt: usize, tokens: usize) -> Value {
 
 pub(super) async fn completions(app: &App, body: &[u8]) -> Answered {
     let asked = Asked::parse(body)?;
-    let (model, writer) = app.models.writing(asked.model.as_deref())?;
+    let model = app.models.writing(asked.model.as_deref())?;
+    let writer = model.writer()?;
     let prompts = inputs("prompt", &asked.prompt)?;
-    let writing = asked.writing(Some(USUAL_TOKENS))?;
-    let head = Head::new(app, &model.name, false, &asked);
+    let (n, writing) = (asked.n()?, asked.writing(false)?);
     if asked.streams() && prompts.len() != 1 {
         let problem = format!("there are {} prompts; a stream is of one", prompts.len());
         return Err(Failure::invalid("prompt", problem));
     }
-    let mut all = Vec::with_capacity(prompts.len());
-    for prompt in prompts {
-        all.push(match prompt {
-            Text::Ids(ids) => writer.go_on(ids, writing.clone())?,
-            Text::One(text) | Text::Pair(text, _) => writer.write(&text, writing.clone())?,
-        });
+    let mut all = Vec::with_capacity(prompts.len() * n);
+    for prompt in &prompts {
+        for nth in 0..n {
+            let writing = seeded(app, &writing, nth);
+            all.push(match prompt {
+                Text::Ids(ids) => writer.go_on(ids.clone(), writing)?,
+                Text::One(text) | Text::Pair(text, _) => writer.write(text, writing)?,
+            });
+        }
     }
-    if asked.streams() {
-        return match all.pop() {
-            Some(pieces) => streamed(head, pieces).await,
-            None => Err(Failure::invalid("prompt", "there is no prompt".to_owned())),
-        };
-    }
-    let (mut choices, mut prompt, mut tokens) = (Vec::new(), 0, 0);
-    for (index, pieces) in all.into_iter().enumerate() {
-        let (text, ending, used) = whole(pieces).await?;
-        (prompt, tokens) = (prompt + used.0, tokens + used.1);
-        choices.push(json!({
-            "index": index, "text": text, "logprobs": null, "finish_reason": reason(ending),
-        }));
-    }
-    let mut answer = head.object("text_completion", Value::Array(choices));
-    answer["usage"] = usage(prompt, tokens);
-    Ok(json(StatusCode::OK, &answer))
+    answered(Head::new(app, &model.name, false, &asked), &asked, n, all).await
 }
 
 pub(super) async fn chat(app: &App, body: &[u8]) -> Answered {
     let mut asked = Asked::parse(body)?;
-    let (model, writer) = app.models.writing(asked.model.as_deref())?;
+    let model = app.models.writing(asked.model.as_deref())?;
+    let writer = model.writer()?;
     let said = asked
         .messages
         .take()
@@ -288,55 +388,106 @@ pub(super) async fn chat(app: &App, body: &[u8]) -> Answered {
         .enumerate()
         .map(|(at, said)| said.message(at));
     let messages = messages.collect::<Result<Vec<Message>, Failure>>()?;
-    let writing = asked.writing(None)?;
-    let head = Head::new(app, &model.name, true, &asked);
-    let pieces = writer.answer(&messages, writing)?;
-    if asked.streams() {
-        return streamed(head, pieces).await;
+    let (n, writing) = (asked.n()?, asked.writing(true)?);
+    let mut all = Vec::with_capacity(n);
+    for nth in 0..n {
+        all.push(writer.answer(&messages, seeded(app, &writing, nth))?);
     }
-    let (text, ending, (prompt, tokens)) = whole(pieces).await?;
-    let choice = json!({
-        "index": 0, "message": {"role": "assistant", "content": text, "refusal": null},
-        "logprobs": null, "finish_reason": reason(ending),
-    });
-    let mut answer = head.object("chat.completion", json!([choice]));
+    answered(Head::new(app, &model.name, true, &asked), &asked, n, all).await
+}
+
+/// What the nth text of a prompt is drawn by. One seed gives the same texts again; without one they differ from request to
+/// request.
+fn seeded(app: &App, writing: &Writing, nth: usize) -> Writing {
+    let seed = match writing.seed {
+        Some(seed) => seed.wrapping_add(nth as u64),
+        None => app.new_seed(),
+    };
+    Writing {
+        seed: Some(seed),
+        ..writing.clone()
+    }
+}
+
+/// Texts, `n` of each prompt, as they were asked for.
+async fn answered(head: Head, asked: &Asked, n: usize, all: Vec<Pieces>) -> Answered {
+    if asked.streams() {
+        return streamed(head, all).await;
+    }
+    let (mut choices, mut prompt, mut tokens) = (Vec::with_capacity(all.len()), 0, 0);
+    for (index, pieces) in all.into_iter().enumerate() {
+        let done = whole(pieces).await?;
+        // A prompt counts once, however many texts go on from it.
+        prompt += if index % n == 0 { done.used.0 } else { 0 };
+        tokens += done.used.1;
+        choices.push(head.choice(index, &done));
+    }
+    let mut answer = head.object(false, Value::Array(choices));
     answer["usage"] = usage(prompt, tokens);
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// A text when it is done, with how it ended and the tokens of prompt and text.
-async fn whole(mut pieces: Pieces) -> Result<(String, Ending, (usize, usize)), Failure> {
-    let mut text = String::new();
+/// A text that is done, with the tokens of its prompt and its own.
+struct Done {
+    text: String,
+    tokens: Vec<Scored>,
+    ending: Ending,
+    used: (usize, usize),
+}
+
+/// A text when it is done.
+async fn whole(mut pieces: Pieces) -> Result<Done, Failure> {
+    let (mut all, mut scored) = (String::new(), Vec::new());
     while let Some(piece) = pieces.next().await {
         match piece? {
-            Piece::Text(part) => text += &part,
+            Piece::Text { text, tokens } => {
+                all += &text;
+                scored.extend(tokens);
+            }
             Piece::End {
                 ending,
                 prompt_tokens,
                 tokens,
-            } => return Ok((text, ending, (prompt_tokens, tokens))),
+            } => {
+                return Ok(Done {
+                    text: all,
+                    tokens: scored,
+                    ending,
+                    used: (prompt_tokens, tokens),
+                });
+            }
         }
     }
     Err(Failure::not_ready("it ended before the text did"))
 }
 
 /// Pieces as server-sent events. The first is waited for, so that what is wrong with the request has its own status.
-async fn streamed(head: Head, mut pieces: Pieces) -> Answered {
-    let first = match pieces.next().await {
-        Some(piece) => piece?,
-        None => return Err(Failure::not_ready("it ended before the text began")),
+async fn streamed(head: Head, mut all: Vec<Pieces>) -> Answered {
+    let first = match all.first_mut() {
+        Some(pieces) => pieces.next().await,
+        None => None,
     };
-    let role = head.is_chat.then(|| {
-        let choice = json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null});
-        event(&head.object("chat.completion.chunk", json!([choice])))
-    });
+    let first = first.unwrap_or_else(|| {
+        let why = "it ended before the text began";
+        Err(ServeError::NotReady { why })
+    })?;
     let mut stream = Stream {
+        ready: Vec::new(),
+        n_open: all.len(),
+        all: all.into_iter().map(Some).collect(),
+        used: (0, 0),
         head,
-        pieces,
-        ready: role.unwrap_or_default(),
-        is_over: false,
     };
-    stream.take(Ok(first));
+    for index in 0..stream.all.len() {
+        if stream.head.is_chat {
+            let choice = json!({
+                "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
+            });
+            let begin = stream.head.object(true, json!([choice]));
+            stream.ready.extend(event(&begin));
+        }
+    }
+    stream.take(0, Ok(first));
     let mut response = Response::new(Body::Events(Box::new(stream)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -350,45 +501,55 @@ fn event(value: &Value) -> Vec<u8> {
 
 struct Stream {
     head: Head,
-    pieces: Pieces,
+    /// The texts by index; `None` for those that are done.
+    all: Vec<Option<Pieces>>,
+    n_open: usize,
+    /// Tokens of the prompt and of all texts.
+    used: (usize, usize),
     /// What is to be sent next.
     ready: Vec<u8>,
-    is_over: bool,
 }
 
 impl Stream {
-    fn take(&mut self, piece: Result<Piece, crate::serve::ServeError>) {
+    fn take(&mut self, index: usize, piece: Result<Piece, ServeError>) {
         match piece {
-            Ok(Piece::Text(text)) => self
-                .ready
-                .extend(event(&self.head.chunk(Some(&text), None))),
+            Ok(Piece::Text { text, tokens }) => {
+                let part = Some((text.as_str(), tokens.as_slice()));
+                self.ready
+                    .extend(event(&self.head.chunk(index, part, None)));
+            }
             Ok(Piece::End {
                 ending,
                 prompt_tokens,
                 tokens,
             }) => {
                 self.ready
-                    .extend(event(&self.head.chunk(None, Some(ending))));
-                if self.head.with_usage {
-                    let kind = match self.head.is_chat {
-                        true => "chat.completion.chunk",
-                        false => "text_completion",
-                    };
-                    let mut last = self.head.object(kind, json!([]));
-                    last["usage"] = usage(prompt_tokens, tokens);
-                    self.ready.extend(event(&last));
+                    .extend(event(&self.head.chunk(index, None, Some(ending))));
+                self.used = (prompt_tokens, self.used.1 + tokens);
+                self.all[index] = None;
+                self.n_open -= 1;
+                if self.n_open == 0 {
+                    self.end();
                 }
-                self.ready.extend(b"data: [DONE]\n\n");
-                self.is_over = true;
             }
             // The status was sent; clients read an error from the stream.
             Err(error) => {
                 let error =
                     json!({"error": {"message": error.to_string(), "type": "server_error"}});
                 self.ready.extend(event(&error));
-                self.is_over = true;
+                self.all.clear();
+                self.n_open = 0;
             }
         }
+    }
+
+    fn end(&mut self) {
+        if self.head.with_usage {
+            let mut last = self.head.object(true, json!([]));
+            last["usage"] = usage(self.used.0, self.used.1);
+            self.ready.extend(event(&last));
+        }
+        self.ready.extend(b"data: [DONE]\n\n");
     }
 }
 
@@ -398,13 +559,21 @@ impl Events for Stream {
             if !self.ready.is_empty() {
                 return Poll::Ready(Some(std::mem::take(&mut self.ready)));
             }
-            if self.is_over {
+            if self.n_open == 0 {
                 return Poll::Ready(None);
             }
-            match self.pieces.poll_next(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(piece)) => self.take(piece),
-                Poll::Ready(None) => self.is_over = true,
+            for index in 0..self.all.len() {
+                let Some(pieces) = self.all.get_mut(index).and_then(Option::as_mut) else {
+                    continue;
+                };
+                if let Poll::Ready(piece) = pieces.poll_next(context) {
+                    let why = "it ended before the text did";
+                    let piece = piece.unwrap_or(Err(ServeError::NotReady { why }));
+                    self.take(index, piece);
+                }
+            }
+            if self.ready.is_empty() {
+                return Poll::Pending;
             }
         }
     }

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::{
     Batch, Engine, EngineError, Session,
-    schedule::{CostTable, Grid},
+    schedule::{CostTable, Costs, Grid, Layout},
+    tensor::Extents,
 };
 
 /// Tokens of the first batch that is measured.
@@ -82,4 +83,22 @@ pub fn measure(
     table.bytes.fixed = fixed as u64;
     (table.bytes.per_token, table.bytes.per_pair) = (per_token, per_pair);
     Ok(table)
+}
+
+/// Tokens of sequences of 128 from which on larger batches are hardly faster by the token: the fewest whose rate is within half
+/// a percent of the best.
+pub fn full_batch(costs: &CostTable) -> u64 {
+    let sizes = (1..=10).map(|octave| FIRST << octave);
+    let rates = sizes.map(|tokens| {
+        let extents = Extents {
+            pairs: tokens * tokens.min(128),
+            ..Layout::Packed.computed([tokens as u32])
+        };
+        let time = costs.time(Layout::Packed, &extents);
+        (tokens, tokens as f64 / time.seconds().max(1e-9))
+    });
+    let rates: Vec<(u64, f64)> = rates.collect();
+    let best = rates.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
+    let full = rates.iter().find(|&&(_, rate)| rate >= 0.995 * best);
+    full.map_or(FIRST, |&(tokens, _)| tokens)
 }

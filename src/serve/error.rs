@@ -26,7 +26,7 @@ pub enum ServeError {
         "the request's deadline lies before the time that its answer would take; send it with a later one, or to another server"
     )]
     Hopeless,
-    #[error("the request's deadline passed before it ran")]
+    #[error("the request's deadline passed before there was an answer; send it with a later one")]
     Deadline,
     #[error("the server is not ready: {why}; another one may answer")]
     NotReady { why: &'static str },
@@ -46,7 +46,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    pub(super) fn invalid(param: &'static str, problem: impl Into<String>) -> Self {
+    pub(crate) fn invalid(param: &'static str, problem: impl Into<String>) -> Self {
         Self::Invalid {
             param,
             problem: problem.into(),

@@ -4,20 +4,24 @@
 //! launch thread asks the scheduler through the [`Desk`](crate::schedule::Desk) and gives batches to the executor; the collect
 //! thread waits for results and answers. A [`Writer`] writes on from prompts. Both are asked through [`Models`], by name.
 
+mod config;
 mod costs;
 mod error;
 mod metrics;
 mod models;
 mod service;
 mod tokenize;
+mod turns;
 mod writer;
 
-pub use costs::measure;
+pub use config::{ModelConfig, ServeConfig, ServeConfigError};
+pub use costs::{full_batch, measure};
 pub use error::ServeError;
 pub use metrics::{Histogram, Metrics};
-pub use models::{Kind, Model, ModelChoice, Models};
-pub use service::{Answer, Reply, Service, ServiceChoice, Submit};
+pub use models::{Kind, Model, ModelChoice, Models, ReloadError};
+pub use service::{Answer, Reply, SPARSE, Service, ServiceChoice, Submit, Wanted};
 pub use tokenize::Text;
-pub use writer::{Ending, Piece, Pieces, Writer, Writing};
+pub use turns::{Devices, Seat, Turn, Turns};
+pub use writer::{Ending, Piece, Pieces, Scored, Writer, Writing};
 
 pub use crate::engine::Message;

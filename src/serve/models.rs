@@ -2,15 +2,20 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
-use super::{Metrics, ServeError, Service, ServiceChoice, Writer, measure};
+use super::{
+    Devices, Metrics, ServeError, Service, ServiceChoice, Writer, measure, service::STATES,
+};
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
-    engine::{Folder, TextEncoder},
-    model::Description,
+    engine::{Folder, TextEncoder, TextToken},
+    model::{Description, EMBEDDING},
     program::NEXT_LOGITS,
     schedule::{CostTable, Scheduler},
 };
@@ -20,7 +25,9 @@ pub struct ModelChoice {
     pub folder: PathBuf,
     /// By which it is asked for.
     pub name: String,
-    pub device: DeviceChoice,
+    /// Where it runs; one that embeds or scores may do so on several devices, each with all of its weights; by
+    /// default on what is at hand.
+    pub devices: Vec<DeviceChoice>,
     pub dtype: Option<DType>,
     pub invariant: bool,
     pub scheduler: Box<dyn Scheduler>,
@@ -32,6 +39,12 @@ pub struct ModelChoice {
     pub cache_bytes: Option<u64>,
     pub queue: Duration,
     pub tokenizers: usize,
+    /// Whether an embedding model also gives the vectors of all tokens. Those whose folders say nothing of pooling do anyway.
+    pub all_tokens: bool,
+    /// Its share of the devices' time, beside other models; `None` where it has them to itself.
+    pub share: Option<(Arc<Devices>, f64)>,
+    /// The model that it replaces. What batches cost is then not measured again beside that one's work, if they are alike.
+    pub previous: Option<Arc<Model>>,
 }
 
 /// What a model does.
@@ -51,12 +64,30 @@ pub struct Model {
     pub costs: Option<CostTable>,
     /// When it was loaded.
     pub since: SystemTime,
+    config: serde_json::Value,
 }
 
 /// All models of a server, and whether it takes requests.
 pub struct Models {
-    models: Vec<Model>,
+    /// Who answers a request holds its model, so that one that is replaced goes on until its last answer.
+    models: RwLock<Arc<Vec<Arc<Model>>>>,
     is_ready: AtomicBool,
+    open: Option<Open>,
+    reloading: Mutex<()>,
+}
+
+/// Loads all models anew, beside those that serve.
+type Open = Box<dyn Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync>;
+
+/// Why models are as they were.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReloadError {
+    #[error("this server was started with models that it cannot load again")]
+    Fixed,
+    #[error("the models are being loaded already; ask again when that is done")]
+    Busy,
+    #[error("the models stay as they are: {problem}")]
+    Failed { problem: String },
 }
 
 /// How long costs are measured.
@@ -69,24 +100,41 @@ impl Model {
     /// # Errors
     /// What loading fails with.
     pub fn open(choice: ModelChoice) -> Result<Self, EngineError> {
-        let builder = || {
-            let mut builder = Engine::from_checkpoint(&choice.folder).device(choice.device);
+        let builder = |device: DeviceChoice| {
+            let mut builder = Engine::from_checkpoint(&choice.folder).device(device);
             if let Some(dtype) = choice.dtype {
                 builder = builder.dtype(dtype);
             }
             builder.invariant(choice.invariant)
         };
+        let devices = match choice.devices.is_empty() {
+            true => vec![DeviceChoice::Auto],
+            false => choice.devices.clone(),
+        };
         let folder = Folder::open(&choice.folder)?;
         let description = Description::for_config(folder.config()?)?;
+        let usual = description.outputs_for(folder.config()?);
         let writes = description.output_names().contains(&NEXT_LOGITS);
         let writing = match folder.modules() {
-            None if writes => Some(builder().generating().build()?),
+            None if writes => match devices.as_slice() {
+                &[device] => Some(builder(device).generating().build()?),
+                _ => {
+                    return Err(EngineError::OneDevice {
+                        folder: choice.folder.clone(),
+                    });
+                }
+            },
             _ => None,
         };
         let since = SystemTime::now();
+        let config = folder.config()?.clone();
+        let seat = |engine: &Engine| {
+            let (devices, share) = choice.share.as_ref()?;
+            Some(devices.turns(&engine.device().to_string()).join(*share))
+        };
         if let Some(engine) = writing {
             let encoder = TextEncoder::for_prompts(folder)?;
-            let writer = Writer::start(&engine, encoder, choice.cache_bytes)?;
+            let writer = Writer::start(&engine, encoder, choice.cache_bytes, seat(&engine))?;
             return Ok(Self {
                 name: choice.name,
                 device: engine.device().to_string(),
@@ -94,12 +142,32 @@ impl Model {
                 kind: Kind::Writer(Box::new(writer)),
                 costs: None,
                 since,
+                config,
             });
         }
-        let engine = builder().build()?;
-        let costs = match choice.costs {
+        let embeds = folder.modules().is_some() || usual.contains(&EMBEDDING);
+        let engines = devices
+            .iter()
+            .map(|&device| match choice.all_tokens && embeds {
+                true => builder(device).outputs([EMBEDDING, STATES]).build(),
+                false => builder(device).build(),
+            });
+        let engines = engines.collect::<Result<Vec<Engine>, EngineError>>()?;
+        let (engine, others) = engines.split_first().expect("there is a device");
+        let names = engines.iter().map(|engine| engine.device().to_string());
+        let device = names.collect::<Vec<String>>().join(", ");
+        let like = |previous: &Arc<Self>| {
+            let is_alike = previous.config == config
+                && previous.device == device
+                && previous.dtype == engine.program().dtype;
+            previous.costs.clone().filter(|_| is_alike)
+        };
+        let known = choice
+            .costs
+            .or_else(|| choice.previous.as_ref().and_then(like));
+        let costs = match known {
             Some(costs) => costs,
-            None => measure(&engine, &mut engine.session()?, MEASURING)?,
+            None => measure(engine, &mut engine.session()?, MEASURING)?,
         };
         let service = ServiceChoice {
             scheduler: choice.scheduler,
@@ -107,15 +175,17 @@ impl Model {
             batch_bytes: choice.batch_bytes,
             queue: choice.queue,
             tokenizers: choice.tokenizers,
+            seats: engines.iter().filter_map(seat).collect(),
         };
-        let service = Service::start(&engine, TextEncoder::of(folder)?, service)?;
+        let service = Service::start(engine, others, TextEncoder::of(folder)?, service)?;
         Ok(Self {
             name: choice.name,
-            device: engine.device().to_string(),
+            device,
             dtype: engine.program().dtype,
             kind: Kind::Service(service),
             costs: Some(costs),
             since,
+            config,
         })
     }
 
@@ -133,10 +203,67 @@ impl Model {
         }
     }
 
-    fn does(&self) -> &'static str {
+    /// What embeds or scores.
+    ///
+    /// # Errors
+    /// A model that writes.
+    pub fn service(&self) -> Result<&Service, ServeError> {
+        match &self.kind {
+            Kind::Service(service) => Ok(service),
+            Kind::Writer(_) => Err(self.unsupported("embeddings or scores")),
+        }
+    }
+
+    /// What writes.
+    ///
+    /// # Errors
+    /// A model that embeds or scores.
+    pub fn writer(&self) -> Result<&Writer, ServeError> {
+        match &self.kind {
+            Kind::Writer(writer) => Ok(writer),
+            Kind::Service(_) => Err(self.unsupported("texts")),
+        }
+    }
+
+    /// What cuts texts into tokens.
+    pub fn encoder(&self) -> &TextEncoder {
+        match &self.kind {
+            Kind::Service(service) => service.encoder(),
+            Kind::Writer(writer) => writer.encoder(),
+        }
+    }
+
+    /// All tokens of a text, with those that the tokenizer adds or without.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, String> {
+        let tokens = self.encoder().tokens(text, adds_special);
+        tokens.map_err(|e| e.to_string())
+    }
+
+    /// The text of tokens, with special ones if they are not skipped.
+    ///
+    /// # Errors
+    /// The first token that the model does not have, and what else is wrong with them.
+    pub fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String, String> {
+        let encoder = self.encoder();
+        if let Some(at) = ids.iter().position(|&id| !encoder.knows(id)) {
+            return Err(format!(
+                "token {at} is {}, which the model does not have",
+                ids[at]
+            ));
+        }
+        let text = encoder.decode_with(ids, skips_special);
+        text.map_err(|e| e.to_string())
+    }
+
+    /// What it does, in words.
+    pub fn does(&self) -> &'static str {
         match &self.kind {
             Kind::Service(service) if service.is_scoring() => "scores pairs of texts",
-            Kind::Service(_) => "embeds texts",
+            Kind::Service(service) if service.is_embedding() => "embeds texts",
+            Kind::Service(_) => "weighs words of texts",
             Kind::Writer(_) => "writes texts",
         }
     }
@@ -152,14 +279,51 @@ impl Model {
 
 impl Models {
     pub fn new(models: Vec<Model>) -> Self {
+        let models = models.into_iter().map(Arc::new).collect();
         Self {
-            models,
+            models: RwLock::new(Arc::new(models)),
             is_ready: AtomicBool::new(true),
+            open: None,
+            reloading: Mutex::new(()),
         }
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Model> {
-        self.models.iter()
+    /// Models that can be loaded again, by `open`, which is given those that serve.
+    pub fn reloadable(
+        models: Vec<Model>,
+        open: impl Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            open: Some(Box::new(open)),
+            ..Self::new(models)
+        }
+    }
+
+    /// Loads all models anew beside those that serve, and lets them take their place. Requests that run end where they began.
+    /// Returns the names.
+    ///
+    /// # Errors
+    /// Models that cannot be loaded; those that serve go on then.
+    pub fn reload(&self) -> Result<Vec<String>, ReloadError> {
+        let open = self.open.as_ref().ok_or(ReloadError::Fixed)?;
+        let _only = self.reloading.try_lock().map_err(|_| ReloadError::Busy)?;
+        let models = open(&self.all()).map_err(|problem| ReloadError::Failed { problem })?;
+        let names = models.iter().map(|model| model.name.clone()).collect();
+        let models = Arc::new(models.into_iter().map(Arc::new).collect());
+        let old = {
+            let mut current = self.models.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *current, models)
+        };
+        // A model waits for its threads when it goes: here, and not where the last of its requests is answered.
+        while Arc::strong_count(&old) > 1 || old.iter().any(|model| Arc::strong_count(model) > 1) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(names)
+    }
+
+    /// All models as they are now.
+    pub fn all(&self) -> Arc<Vec<Arc<Model>>> {
+        Arc::clone(&self.models.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether new requests are welcome.
@@ -172,23 +336,23 @@ impl Models {
         self.is_ready.store(false, Ordering::Release);
     }
 
-    /// The model of this name; without one, the only model that does what is asked, or the first.
-    fn named(
+    /// The model of this name; without one, the first that does what is asked, or the first.
+    ///
+    /// # Errors
+    /// A name that no model has.
+    pub fn named(
         &self,
         name: Option<&str>,
         does: impl Fn(&Model) -> bool,
-    ) -> Result<&Model, ServeError> {
+    ) -> Result<Arc<Model>, ServeError> {
+        let models = self.all();
         let found = match name {
-            Some(name) => self.models.iter().find(|model| model.name == name),
-            None => self
-                .models
-                .iter()
-                .find(|model| does(model))
-                .or(self.models.first()),
+            Some(name) => models.iter().find(|model| model.name == name),
+            None => models.iter().find(|model| does(model)).or(models.first()),
         };
-        found.ok_or_else(|| ServeError::NoModel {
+        found.cloned().ok_or_else(|| ServeError::NoModel {
             name: name.unwrap_or_default().to_owned(),
-            known: self.models.iter().map(|model| model.name.clone()).collect(),
+            known: models.iter().map(|model| model.name.clone()).collect(),
         })
     }
 
@@ -196,13 +360,27 @@ impl Models {
     ///
     /// # Errors
     /// A name that no model has, and a model that does something else.
-    pub fn embedding(&self, name: Option<&str>) -> Result<(&Model, &Service), ServeError> {
+    pub fn embedding(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is =
-            |model: &Model| matches!(&model.kind, Kind::Service(service) if !service.is_scoring());
+            |model: &Model| matches!(&model.kind, Kind::Service(service) if service.is_embedding());
         let model = self.named(name, is)?;
-        match &model.kind {
-            Kind::Service(service) if !service.is_scoring() => Ok((model, service)),
-            _ => Err(model.unsupported("embeddings")),
+        match is(&model) {
+            true => Ok(model),
+            false => Err(model.unsupported("embeddings")),
+        }
+    }
+
+    /// A model that weighs the entries of its vocabulary.
+    ///
+    /// # Errors
+    /// As [`embedding`](Self::embedding).
+    pub fn sparse(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        let is =
+            |model: &Model| matches!(&model.kind, Kind::Service(service) if service.has_sparse());
+        let model = self.named(name, is)?;
+        match is(&model) {
+            true => Ok(model),
+            false => Err(model.unsupported("weights of words")),
         }
     }
 
@@ -210,13 +388,13 @@ impl Models {
     ///
     /// # Errors
     /// As [`embedding`](Self::embedding).
-    pub fn scoring(&self, name: Option<&str>) -> Result<(&Model, &Service), ServeError> {
+    pub fn scoring(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is =
             |model: &Model| matches!(&model.kind, Kind::Service(service) if service.is_scoring());
         let model = self.named(name, is)?;
-        match &model.kind {
-            Kind::Service(service) if service.is_scoring() => Ok((model, service)),
-            _ => Err(model.unsupported("scores")),
+        match is(&model) {
+            true => Ok(model),
+            false => Err(model.unsupported("scores")),
         }
     }
 
@@ -224,12 +402,12 @@ impl Models {
     ///
     /// # Errors
     /// As [`embedding`](Self::embedding).
-    pub fn writing(&self, name: Option<&str>) -> Result<(&Model, &Writer), ServeError> {
+    pub fn writing(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is = |model: &Model| matches!(&model.kind, Kind::Writer(_));
         let model = self.named(name, is)?;
-        match &model.kind {
-            Kind::Writer(writer) => Ok((model, writer)),
-            Kind::Service(_) => Err(model.unsupported("texts")),
+        match is(&model) {
+            true => Ok(model),
+            false => Err(model.unsupported("texts")),
         }
     }
 }

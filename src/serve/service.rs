@@ -17,7 +17,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    Metrics, ServeError, Text,
+    Metrics, Seat, ServeError, Text, Turn,
     tokenize::{Pool, encode},
 };
 use crate::{
@@ -32,6 +32,23 @@ use crate::{
 const SHORT: usize = 256;
 const FEW: usize = 4;
 
+/// The output of descriptions that has a row for each token, before pooling.
+pub(super) const STATES: &str = "last_hidden_state";
+/// The output of models that weigh the entries of their vocabulary, as SPLADE does: `[batch, vocabulary]`, mostly 0.
+pub const SPARSE: &str = "sparse";
+
+/// Which of a model's outputs an answer has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// The embedding, or the scores.
+    #[default]
+    Usual,
+    /// The vectors of all tokens, one after another.
+    AllTokens,
+    /// A weight for each entry of the vocabulary.
+    Sparse,
+}
+
 /// How a service works.
 pub struct ServiceChoice {
     pub scheduler: Box<dyn Scheduler>,
@@ -41,6 +58,8 @@ pub struct ServiceChoice {
     /// Requests are refused when what waits would take longer than this.
     pub queue: Duration,
     pub tokenizers: usize,
+    /// Its place among the models of each engine's device, in their order; none where it has the devices to itself.
+    pub seats: Vec<Seat>,
 }
 
 /// What comes with inputs.
@@ -52,12 +71,13 @@ pub struct Submit {
     pub within: Option<Duration>,
     pub class: u8,
     pub tenant: u32,
+    pub wanted: Wanted,
 }
 
 /// The result for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// An embedding, or scores by label.
+    /// An embedding or scores by label, or what else was [`Wanted`].
     pub values: Vec<f32>,
     /// Tokens that were computed for it.
     pub tokens: usize,
@@ -84,6 +104,7 @@ struct Entry {
     answer: oneshot::Sender<Result<Answer, ServeError>>,
     index: usize,
     arrived: Instant,
+    wanted: Wanted,
 }
 
 struct State {
@@ -112,6 +133,15 @@ struct Launched {
     members: Vec<(u64, Entry)>,
     estimate: Micros,
     launched: Instant,
+    /// The device's time, until the batch is done.
+    turn: Option<Turn>,
+}
+
+/// A device as the launch thread sees it.
+struct Launcher {
+    pipeline: Arc<Pipeline>,
+    launched: Sender<Launched>,
+    seat: Option<Seat>,
 }
 
 /// One model that computes embeddings or scores.
@@ -121,6 +151,8 @@ pub struct Service {
     threads: Vec<JoinHandle<()>>,
     output: &'static str,
     width: usize,
+    has_states: bool,
+    has_sparse: bool,
 }
 
 impl Shared {
@@ -168,6 +200,7 @@ impl Shared {
                 answer,
                 index,
                 arrived,
+                wanted: submit.wanted,
             },
         );
         self.count_waiting(&state);
@@ -209,12 +242,14 @@ struct NewEntry {
 }
 
 impl Service {
-    /// Starts the threads of a model that computes embeddings or scores.
+    /// Starts the threads of a model that computes embeddings or scores. Its engines are of one checkpoint on a device each, and
+    /// take of one queue.
     ///
     /// # Errors
     /// A model with neither output, and threads that the system does not give.
     pub fn start(
         engine: &Engine,
+        others: &[Engine],
         encoder: TextEncoder,
         choice: ServiceChoice,
     ) -> Result<Self, EngineError> {
@@ -225,24 +260,29 @@ impl Service {
                 .iter()
                 .map(|(name, _)| name.as_str())
         };
-        let output = [EMBEDDING, LOGITS]
+        let output = [EMBEDDING, LOGITS, SPARSE]
             .into_iter()
             .find(|name| names().any(|n| n == *name));
         let output = output.ok_or_else(|| EngineError::NoOutput {
             name: EMBEDDING.to_owned(),
             known: names().map(str::to_owned).collect(),
         })?;
+        let has_states = names().any(|name| name == STATES);
         let mut session = engine.session()?;
         let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
         let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
         let width = outputs.get(output)?.values.len();
+        // A weight for each token, as other models give it, is not one for each entry.
+        let vocabulary = engine.limits().vocabulary as usize;
+        let sparse = outputs.get(SPARSE).map(|output| output.values.len());
+        let has_sparse = sparse.is_ok_and(|n| n == vocabulary);
         let score = (output == LOGITS).then(|| {
             let folder = encoder.folder();
             folder.score(width as u64)
         });
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                desk: Desk::new(&[choice.batch_bytes], 2),
+                desk: Desk::new(&vec![choice.batch_bytes; 1 + others.len()], 2),
                 scheduler: choice.scheduler,
                 entries: HashMap::new(),
                 untokenized: 0,
@@ -256,14 +296,29 @@ impl Service {
             metrics: Metrics::default(),
             encoder,
         });
-        let pipeline = Arc::new(Pipeline::new(session)?);
-        let (launched, results) = channel();
-        let collect = Collect {
-            shared: Arc::clone(&shared),
-            pipeline: Arc::clone(&pipeline),
-            output,
-            score,
-        };
+        let mut sessions = vec![session];
+        for engine in others {
+            sessions.push(engine.session()?);
+        }
+        let mut seats = choice.seats.into_iter();
+        let (mut launchers, mut collectors) = (Vec::new(), Vec::new());
+        for (lane, session) in sessions.into_iter().enumerate() {
+            let pipeline = Arc::new(Pipeline::new(session)?);
+            let (launched, results) = channel();
+            launchers.push(Launcher {
+                pipeline: Arc::clone(&pipeline),
+                launched,
+                seat: seats.next(),
+            });
+            let collect = Collect {
+                shared: Arc::clone(&shared),
+                pipeline,
+                lane,
+                output,
+                score,
+            };
+            collectors.push((collect, results));
+        }
         let launch = Arc::clone(&shared);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.to_owned());
@@ -271,20 +326,32 @@ impl Service {
                 problem: e.to_string(),
             })
         };
-        let threads = vec![
-            spawn(
-                "launch",
-                Box::new(move || run_launch(&launch, &pipeline, &launched)),
-            )?,
-            spawn("collect", Box::new(move || collect.run(&results)))?,
-        ];
+        let mut threads = vec![spawn(
+            "launch",
+            Box::new(move || run_launch(&launch, &launchers)),
+        )?];
+        for (collect, results) in collectors {
+            threads.push(spawn("collect", Box::new(move || collect.run(&results)))?);
+        }
         Ok(Self {
             shared,
             pool: Pool::new(choice.tokenizers)?,
             threads,
             output,
             width,
+            has_states,
+            has_sparse,
         })
+    }
+
+    /// Whether it embeds texts.
+    pub fn is_embedding(&self) -> bool {
+        self.output == EMBEDDING
+    }
+
+    /// Whether it weighs the entries of its vocabulary, beside other outputs or alone.
+    pub fn has_sparse(&self) -> bool {
+        self.has_sparse
     }
 
     /// Whether it scores pairs or texts by label, as cross-encoders and classifiers do, instead of embedding texts.
@@ -318,6 +385,10 @@ impl Service {
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         for (index, text) in inputs.iter().enumerate() {
             self.check(index, text)?;
+        }
+        if submit.wanted == Wanted::AllTokens && !self.has_states {
+            let problem = "the model was not loaded for the vectors of all tokens; start the server with --all-tokens, or ask for embeddings";
+            return Err(ServeError::invalid("model", problem));
         }
         let is_short = inputs.len() <= FEW && inputs.iter().all(|text| text.bytes() < SHORT);
         let arrived = Instant::now();
@@ -433,7 +504,7 @@ impl Drop for Service {
 }
 
 /// Asks the scheduler whenever something has changed, and gives its batches to the executor.
-fn run_launch(shared: &Shared, pipeline: &Pipeline, launched: &Sender<Launched>) {
+fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     let mut state = shared.lock();
     loop {
         let now = shared.now();
@@ -467,13 +538,19 @@ fn run_launch(shared: &Shared, pipeline: &Pipeline, launched: &Sender<Launched>)
             let batches: Vec<_> = decision.run.iter().map(|p| take(&mut state, p)).collect();
             shared.count_waiting(&state);
             drop(state);
-            for (members, estimate) in batches {
-                let pending = batch_of(&members).and_then(|batch| pipeline.submit(batch));
-                let sent = launched.send(Launched {
+            for (lane, members, estimate) in batches {
+                let Some(lane) = lanes.get(lane) else {
+                    continue;
+                };
+                // Other models' batches come first here where they have had less of the device.
+                let turn = lane.seat.as_ref().map(|seat| seat.take(estimate));
+                let pending = batch_of(&members).and_then(|batch| lane.pipeline.submit(batch));
+                let sent = lane.launched.send(Launched {
                     pending,
                     members,
                     estimate,
                     launched: Instant::now(),
+                    turn,
                 });
                 if sent.is_err() {
                     return;
@@ -499,11 +576,11 @@ fn run_launch(shared: &Shared, pipeline: &Pipeline, launched: &Sender<Launched>)
 }
 
 /// The requests of a batch, which wait no more.
-fn take(state: &mut State, planned: &Planned) -> (Vec<(u64, Entry)>, Micros) {
+fn take(state: &mut State, planned: &Planned) -> (usize, Vec<(u64, Entry)>, Micros) {
     let members = planned
         .ids()
         .filter_map(|id| Some((id, state.entries.remove(&id)?)));
-    (members.collect(), planned.estimate)
+    (planned.lane, members.collect(), planned.estimate)
 }
 
 fn fail_all(state: &mut State, problem: &str) {
@@ -540,6 +617,7 @@ fn batch_of(members: &[(u64, Entry)]) -> Result<Batch, EngineError> {
 struct Collect {
     shared: Arc<Shared>,
     pipeline: Arc<Pipeline>,
+    lane: usize,
     output: &'static str,
     score: Option<crate::engine::Score>,
 }
@@ -552,6 +630,7 @@ impl Collect {
                 members,
                 estimate,
                 launched,
+                turn,
             } = batch;
             let ids: Vec<u64> = members.iter().map(|(id, _)| *id).collect();
             let metrics = &self.shared.metrics;
@@ -560,6 +639,7 @@ impl Collect {
                 metrics.queue.add(waited.as_secs_f64());
             }
             let outputs = pending.and_then(Pending::wait);
+            drop(turn);
             let took = launched.elapsed().as_secs_f64();
             metrics.device.add(took);
             Metrics::count(&metrics.batches, 1);
@@ -572,7 +652,7 @@ impl Collect {
             let State {
                 desk, scheduler, ..
             } = &mut *state;
-            desk.finished(now, 0, &ids, true, &mut **scheduler);
+            desk.finished(now, self.lane, &ids, true, &mut **scheduler);
             drop(state);
             self.shared.changed.notify_one();
         }
@@ -597,14 +677,18 @@ impl Collect {
         let n = members.len();
         if error.is_out_of_memory() {
             let mut state = self.shared.lock();
-            let bytes = state.desk.lanes().first().map_or(0, |lane| lane.bytes);
+            let bytes = state
+                .desk
+                .lanes()
+                .get(self.lane)
+                .map_or(0, |lane| lane.bytes);
             let needed = batch_of(&members).map_or(bytes, |batch| {
                 let extents = batch.extents();
                 self.shared
                     .costs
                     .bytes(crate::schedule::Layout::Packed, &extents)
             });
-            state.desk.set_bytes(0, bytes.min(needed) / 4 * 3);
+            state.desk.set_bytes(self.lane, bytes.min(needed) / 4 * 3);
         }
         if n <= 1 || matches!(error, EngineError::PipelineEnded) {
             let error = Arc::new(error);
@@ -633,7 +717,15 @@ impl Collect {
         let width = output.values.len() / members.len().max(1);
         let score = |x: &f32| self.score.map_or(*x, |score| score.of(*x));
         let rows = output.values.chunks_exact(width.max(1));
-        Ok(rows.map(|row| row.iter().map(score).collect()).collect())
+        let mut rows: Vec<Vec<f32>> = rows.map(|row| row.iter().map(score).collect()).collect();
+        for (at, (_, entry)) in members.iter().enumerate() {
+            match entry.wanted {
+                Wanted::Usual => {}
+                Wanted::AllTokens => rows[at] = outputs.sequence(STATES, at)?.to_vec(),
+                Wanted::Sparse => rows[at] = outputs.sequence(SPARSE, at)?.to_vec(),
+            }
+        }
+        Ok(rows)
     }
 }
 

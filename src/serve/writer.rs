@@ -9,20 +9,24 @@ use std::{
     },
     task::{Context, Poll},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::{Metrics, ServeError};
+use super::{Metrics, Seat, ServeError};
 use crate::{
     Engine, EngineError,
     engine::{
         AdmitError, ChatTemplate, Event, Generate, Generator, GrowingText, Message, Reason,
         Request, TextEncoder, Ticket, generation_config,
     },
+    schedule::Micros,
     search::Sampling,
 };
+
+/// Texts that wait at most; who asks for one more is told to come again.
+const MOST_WAITING: u64 = 1024;
 
 /// What is asked of a writer.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +39,21 @@ pub struct Writing {
     pub seed: Option<u64>,
     /// Texts before which the writing ends.
     pub stop: Vec<String>,
+    /// Lets each token come with its log-probability and those of so many of the most probable ones.
+    pub log_probabilities: Option<usize>,
+}
+
+/// A token of a text with its log-probability, before rules and sampling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    /// Its text; U+FFFD where its bytes are no whole characters.
+    pub text: String,
+    pub log_probability: f32,
+    /// The most probable tokens in its place, the most probable first.
+    pub most_probable: Vec<(String, f32)>,
+    /// Where it begins in the whole text, in bytes, and in characters.
+    pub start: usize,
+    pub offset: usize,
 }
 
 /// Why a text ended.
@@ -49,8 +68,8 @@ pub enum Ending {
 /// What comes of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
-    /// The next part of the text; parts are never taken back.
-    Text(String),
+    /// The next part of the text, with the tokens that begin in it where they were asked for; parts are never taken back.
+    Text { text: String, tokens: Vec<Scored> },
     /// The last piece, with the tokens of the prompt and of the text.
     End {
         ending: Ending,
@@ -109,10 +128,13 @@ struct Job {
 struct Row {
     job: Job,
     text: GrowingText,
+    /// Tokens that no piece had yet.
+    scored: Vec<Scored>,
 }
 
 impl Writer {
-    /// Starts a model that was built for writing, with `cache_bytes` for the keys and values of what runs at once.
+    /// Starts a model that was built for writing, with `cache_bytes` for the keys and values of what runs at once, and its place
+    /// among the models of its device, if there are others.
     ///
     /// # Errors
     /// Settings of the folder that cannot be, memory that cannot be had, and a thread that the system does not give.
@@ -120,6 +142,7 @@ impl Writer {
         engine: &Engine,
         encoder: TextEncoder,
         cache_bytes: Option<u64>,
+        seat: Option<Seat>,
     ) -> Result<Self, EngineError> {
         let folder = encoder.folder().trunk().to_owned();
         let usual = generation_config(&folder)?;
@@ -145,6 +168,8 @@ impl Writer {
             metrics: Arc::clone(&metrics),
             rows: HashMap::new(),
             waiting: None,
+            seat,
+            step: Micros(1_000),
         };
         let thread = std::thread::Builder::new().name("write".to_owned());
         let thread = thread.spawn(move || writing.run(&queue));
@@ -172,10 +197,14 @@ impl Writer {
         &self.metrics
     }
 
+    pub fn encoder(&self) -> &TextEncoder {
+        &self.encoder
+    }
+
     /// Writes on from a prompt.
     ///
     /// # Errors
-    /// A prompt that is empty or too long, and settings that cannot be.
+    /// A prompt that is empty or too long, settings that cannot be, and too many texts that wait.
     pub fn write(&self, prompt: &str, writing: Writing) -> Result<Pieces, ServeError> {
         let ids = self.encoder.prompts(&[prompt]);
         let ids = ids.map_err(|e| ServeError::invalid("prompt", e.to_string()))?;
@@ -211,6 +240,7 @@ impl Writer {
             top_p,
             seed,
             stop,
+            log_probabilities,
         } = writing;
         if stop.iter().any(String::is_empty) {
             return Err(ServeError::invalid(
@@ -243,6 +273,15 @@ impl Writer {
                 ..usual
             });
         }
+        if let Some(n) = log_probabilities {
+            if options.beams.is_some() {
+                return Err(ServeError::invalid(
+                    "logprobs",
+                    "the model searches beams, whose tokens have no log-probabilities; leave `logprobs` out, or send a `temperature`",
+                ));
+            }
+            (options.log_probabilities, options.most_probable) = (true, n);
+        }
         options.seed = seed.unwrap_or_default();
         let (sender, pieces) = unbounded_channel();
         let is_cancelled = Arc::new(AtomicBool::new(false));
@@ -254,6 +293,13 @@ impl Writer {
         };
         let why = "it is shutting down";
         let jobs = self.jobs.as_ref().ok_or(ServeError::NotReady { why })?;
+        let waiting = &self.metrics.queue_requests;
+        if waiting.load(Ordering::Relaxed) >= MOST_WAITING {
+            Metrics::count(&self.metrics.overloaded, 1);
+            let retry_after = Duration::from_secs(1);
+            return Err(ServeError::Overloaded { retry_after });
+        }
+        Metrics::count(waiting, 1);
         jobs.send(job).map_err(|_| ServeError::NotReady { why })?;
         Ok(Pieces {
             pieces,
@@ -279,6 +325,9 @@ struct Running {
     rows: HashMap<Ticket, Row>,
     /// The first request for which there was no room.
     waiting: Option<Job>,
+    seat: Option<Seat>,
+    /// What the last step took.
+    step: Micros,
 }
 
 impl Running {
@@ -298,7 +347,12 @@ impl Running {
             if !self.generator.is_busy() {
                 continue;
             }
-            match self.generator.poll() {
+            let turn = self.seat.as_ref().map(|seat| seat.take(self.step));
+            let began = Instant::now();
+            let polled = self.generator.poll();
+            self.step = Micros(began.elapsed().as_micros() as u64);
+            drop(turn);
+            match polled {
                 Ok(events) => events.into_iter().for_each(|event| self.tell(event)),
                 Err(error) => {
                     // The step was of all of them.
@@ -332,12 +386,18 @@ impl Running {
             };
             if job.is_cancelled.load(Ordering::Acquire) {
                 Metrics::count(&self.metrics.cancelled, 1);
+                self.waits_no_more();
                 continue;
             }
             match self.generator.admit(job.request.clone()) {
                 Ok(ticket) => {
-                    let text = GrowingText::default();
-                    self.rows.insert(ticket, Row { job, text });
+                    let row = Row {
+                        job,
+                        text: GrowingText::default(),
+                        scored: Vec::new(),
+                    };
+                    self.rows.insert(ticket, row);
+                    self.waits_no_more();
                 }
                 Err(AdmitError::Full { .. }) => {
                     self.waiting = Some(job);
@@ -345,9 +405,14 @@ impl Running {
                 }
                 Err(error) => {
                     let _ = job.pieces.send(Err(error.into()));
+                    self.waits_no_more();
                 }
             }
         }
+    }
+
+    fn waits_no_more(&self) {
+        self.metrics.queue_requests.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn tell(&mut self, event: Event) {
@@ -356,14 +421,23 @@ impl Running {
             return;
         };
         match event {
-            Event::Token { id, .. } => {
+            Event::Token {
+                id,
+                log_probability,
+                most_probable,
+                ..
+            } => {
                 if row.text.stopped {
                     return;
                 }
-                row.text.tokens.push(id);
+                let step = Step {
+                    id,
+                    log_probability,
+                    most_probable,
+                };
                 Metrics::count(&self.metrics.tokens, 1);
-                match self.encoder.decode(&row.text.tokens) {
-                    Ok(text) => row.text.text = text,
+                match row.grow(&self.encoder, step) {
+                    Ok(()) => {}
                     Err(error) => {
                         let error = ServeError::Engine(Arc::new(error));
                         let _ = row.job.pieces.send(Err(error));
@@ -397,7 +471,44 @@ impl Running {
     }
 }
 
+/// A token as the generator tells it.
+struct Step {
+    id: u32,
+    log_probability: Option<f32>,
+    most_probable: Vec<(u32, f32)>,
+}
+
 impl Row {
+    /// Adds a token to the text.
+    fn grow(&mut self, encoder: &TextEncoder, step: Step) -> Result<(), EngineError> {
+        let prompt = &self.job.request.prompt;
+        let before = self.text.tokens.last().or(prompt.last()).copied();
+        let start = self.text.text.trim_end_matches('\u{fffd}').len();
+        self.text.tokens.push(step.id);
+        self.text.text = encoder.decode(&self.text.tokens)?;
+        let ends = self.job.request.options.rules.ends(step.id);
+        if let Some(log_probability) = step.log_probability.filter(|_| !ends) {
+            let behind = |id: u32| encoder.text_behind(before, id);
+            let most_probable = step.most_probable.into_iter();
+            self.scored.push(Scored {
+                text: behind(step.id)?,
+                log_probability,
+                most_probable: most_probable
+                    .map(|(id, value)| Ok((behind(id)?, value)))
+                    .collect::<Result<_, EngineError>>()?,
+                start,
+                offset: self
+                    .text
+                    .text
+                    .get(..start)
+                    .unwrap_or_default()
+                    .chars()
+                    .count(),
+            });
+        }
+        Ok(())
+    }
+
     /// Sends what has become certain of the text, at its end all.
     fn show(&mut self, is_over: bool) {
         let text = &mut self.text;
@@ -407,7 +518,13 @@ impl Row {
         };
         let piece = text.text.get(text.shown..to).unwrap_or_default();
         if !piece.is_empty() {
-            let _ = self.job.pieces.send(Ok(Piece::Text(piece.to_owned())));
+            // What lies behind a stop is not shown, and its tokens neither.
+            let n = self.scored.partition_point(|token| token.start < to);
+            let piece = Piece::Text {
+                text: piece.to_owned(),
+                tokens: self.scored.drain(..n).collect(),
+            };
+            let _ = self.job.pieces.send(Ok(piece));
             text.shown = to;
         }
     }

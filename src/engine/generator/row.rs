@@ -6,7 +6,7 @@ use crate::{
         cache::BLOCK,
         decoding::{Beam, Choice, Chosen},
     },
-    search::{BeamSearch, Beams, Hypothesis},
+    search::{BeamSearch, Beams, Hypothesis, largest, log_sum},
 };
 
 /// What a step gives of a row, and whether it is its last.
@@ -27,7 +27,7 @@ pub(super) struct Row {
     pub(super) row: Option<usize>,
     /// New tokens that the device was asked for.
     pub(super) n_asked: usize,
-    /// Whether such a device can be told how it goes on ([`Choice::encode`]).
+    /// Whether such a device can be told how it goes on ([`Choice::encode`]), and tells all that is asked.
     suits_device: bool,
     search: Option<BeamSearch>,
     options: Generate,
@@ -102,7 +102,7 @@ impl Row {
             slots: (0..prompt.len()).map(|p| row.own_slot(0, p)).collect(),
             tokens: prompt,
         });
-        row.suits_device = row.choice(0).encode().is_some();
+        row.suits_device = row.choice(0).encode().is_some() && row.options.most_probable == 0;
         row
     }
 
@@ -185,7 +185,7 @@ impl Row {
                 self.lanes[0].tokens.push(id);
                 Ok((Vec::new(), false))
             }
-            _ => self.accept(chosen, value),
+            _ => self.accept(chosen, value, Vec::new()),
         }
     }
 
@@ -258,11 +258,15 @@ impl Row {
     /// Adds the token behind a single sequence.
     fn write_on(&mut self, logits: &[f32]) -> Advanced {
         let (chosen, value) = self.choice(0).choose(logits, &self.lanes[0].tokens);
-        self.accept(chosen, value)
+        let most_probable = match chosen {
+            Chosen::Token(_) => most_probable(logits, self.options.most_probable),
+            _ => Vec::new(),
+        };
+        self.accept(chosen, value, most_probable)
     }
 
-    /// Adds a token that was chosen, with its log-probability.
-    fn accept(&mut self, chosen: Chosen, value: f32) -> Advanced {
+    /// Adds a token that was chosen, with its log-probability and those of the most probable ones.
+    fn accept(&mut self, chosen: Chosen, value: f32, most_probable: Vec<(u32, f32)>) -> Advanced {
         let id = match chosen {
             Chosen::Token(id) => id,
             Chosen::NotANumber => return Err(self.no_number(value as usize)),
@@ -275,6 +279,7 @@ impl Row {
             ticket,
             id,
             log_probability: options.log_probabilities.then_some(value),
+            most_probable,
         }];
         let slot = (tokens.len() + 1 < self.n_prompt + options.rules.max_new_tokens)
             .then(|| self.own_slot(0, tokens.len()));
@@ -352,6 +357,7 @@ impl Row {
             ticket,
             id,
             log_probability: None,
+            most_probable: Vec::new(),
         });
         [Event::Found { ticket, hypotheses }]
             .into_iter()
@@ -359,4 +365,14 @@ impl Row {
             .chain([Event::Done { ticket, reason }])
             .collect()
     }
+}
+
+/// The `n` most probable tokens with their log-probabilities, the most probable first.
+fn most_probable(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
+    if n == 0 {
+        return Vec::new();
+    }
+    let sum = log_sum(logits);
+    let all = largest(logits, n).into_iter();
+    all.map(|(id, logit)| (id, logit - sum)).collect()
 }

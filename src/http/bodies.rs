@@ -1,0 +1,67 @@
+//! The routes without connections, for those who try bodies by the million (`fuzz/`).
+
+use std::{future::poll_fn, io};
+
+use hyper::Method;
+use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+
+use super::{App, Body, HttpChoice, Route, openapi};
+use crate::serve::{Models, Submit};
+
+/// Models that are asked by bodies alone.
+pub struct Bodies {
+    runtime: Runtime,
+    app: App,
+    document: Value,
+}
+
+impl Bodies {
+    /// # Errors
+    /// A runtime that the system does not give.
+    pub fn new(models: Models) -> io::Result<Self> {
+        Ok(Self {
+            runtime: Builder::new_current_thread().enable_all().build()?,
+            app: App::new(models, HttpChoice::default()),
+            document: openapi::document(),
+        })
+    }
+
+    /// The paths of routes that read a body.
+    pub fn paths() -> impl Iterator<Item = &'static str> {
+        let routes = Route::ALL.into_iter();
+        let posts = routes.filter(|(.., method)| *method == Method::POST);
+        posts.map(|(_, path, _)| path)
+    }
+
+    /// Status and body of the answer to a body, which are what the document says.
+    ///
+    /// # Panics
+    /// An answer that the document does not have, and one in JSON that is none.
+    pub fn post(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
+        let (route, ..) = Route::of(path);
+        let submit = Submit::default();
+        self.runtime.block_on(async {
+            let answered = self.app.of_body(route, body, submit, false).await;
+            let response = answered.unwrap_or_else(|failure| failure.response(route.style()));
+            let status = response.status().as_u16();
+            let told = &self.document["paths"][path]["post"]["responses"];
+            assert!(told[status.to_string()].is_object(), "{path} gave {status}");
+            let bytes = match response.into_body() {
+                Body::Whole(bytes) => {
+                    let bytes = bytes.map_or_else(Vec::new, |bytes| bytes.to_vec());
+                    assert!(serde_json::from_slice::<Value>(&bytes).is_ok());
+                    bytes
+                }
+                Body::Events(mut events) => {
+                    let mut bytes = Vec::new();
+                    while let Some(part) = poll_fn(|context| events.poll(context)).await {
+                        bytes.extend(part);
+                    }
+                    bytes
+                }
+            };
+            (status, bytes)
+        })
+    }
+}

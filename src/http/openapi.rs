@@ -1,0 +1,547 @@
+//! What the routes take and give, as an OpenAPI 3.1 document: made of `Route::ALL`, so that none is missing.
+//!
+//! It is written by hand, because most bodies are unions (a text, a list, ids) that a derive would not see either. Tests hold the
+//! fields of bodies to those that are read, and send what the document allows and forbids (schemathesis).
+
+use serde_json::{Value, json};
+
+use super::{Route, error::Style};
+
+/// What a client should know of a route.
+struct Described {
+    summary: &'static str,
+    /// The schema of its body, where it reads one.
+    body: Option<Value>,
+    /// The types of its answers, with their schemas.
+    answers: Vec<(&'static str, Value)>,
+}
+
+/// The document.
+pub(super) fn document() -> Value {
+    let mut paths = json!({});
+    for (route, path, method) in Route::ALL {
+        paths[path][method.as_str().to_lowercase()] = operation(route, path);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "gemmule",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "Embeddings, scores and texts of transformers, by the routes of OpenAI, text-embeddings-inference, Jina and Cohere.",
+        },
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": schemas(),
+        },
+    })
+}
+
+fn operation(route: Route, path: &str) -> Value {
+    let described = described(route);
+    let mut parameters = Vec::new();
+    if path.contains('{') {
+        parameters.push(json!({
+            "name": "model", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1},
+        }));
+    }
+    if described.body.is_some() {
+        let header = |name: &str, about: &str, least: u64, most: u64| {
+            json!({
+                "name": name, "in": "header", "description": about,
+                "schema": {"type": "integer", "minimum": least, "maximum": most},
+            })
+        };
+        parameters.push(header(
+            "x-request-timeout-ms",
+            "How long the answer is of use; a request that cannot be answered by then is refused at once.",
+            1,
+            86_400_000,
+        ));
+        parameters.push(header(
+            "x-priority",
+            "What the request matters beside others; more goes first.",
+            0,
+            255,
+        ));
+    }
+    let content = |kinds: &[(&str, Value)]| {
+        let kinds = kinds.iter();
+        let kinds = kinds.map(|(kind, schema)| (kind.to_string(), json!({"schema": schema})));
+        Value::Object(kinds.collect())
+    };
+    let mut responses = json!({
+        "200": {"description": "The answer.", "content": content(&described.answers)},
+    });
+    let error = match route.style() {
+        Style::OpenAi => "Error",
+        Style::Tei => "TeiError",
+        Style::Cohere => "CohereError",
+    };
+    for (status, about) in statuses(route) {
+        responses[status.to_string()] = json!({
+            "description": about, "content": content(&[("application/json", named(error))]),
+        });
+    }
+    let mut operation = json!({
+        "operationId": format!("{route:?}"),
+        "summary": described.summary,
+        "parameters": parameters,
+        "responses": responses,
+    });
+    if let Some(body) = described.body {
+        operation["requestBody"] =
+            json!({"required": true, "content": content(&[("application/json", body)])});
+    }
+    if !route.is_open() {
+        // Servers without a list of keys ask for none.
+        operation["security"] = json!([{"key": []}, {}]);
+    }
+    operation
+}
+
+/// The statuses of errors of a route, beside 405, which every path gives to other methods.
+fn statuses(route: Route) -> Vec<(u16, &'static str)> {
+    let key = (401, "There is no key, or it is not known.");
+    let wrong = "The request is wrong; the message says what is, and how to mend it.";
+    match route {
+        Route::Health
+        | Route::Metrics
+        | Route::OpenApi
+        | Route::Page
+        | Route::Status
+        | Route::Unknown => Vec::new(),
+        Route::Ready => vec![(503, "The server is loading or about to end.")],
+        Route::Models | Route::Info => vec![key],
+        Route::Model => vec![key, (404, "There is no such model.")],
+        _ => {
+            let mut all = vec![
+                key,
+                (404, "There is no such model, or it does something else."),
+                (408, "The body did not come in time."),
+                (413, "The body is too large, or an input is too long."),
+                (
+                    429,
+                    "There is too much to do; `Retry-After` says when to ask again.",
+                ),
+                (503, "The server is about to end; another one may answer."),
+                (504, "The deadline passed."),
+            ];
+            all.extend(match route.style() {
+                Style::Tei => [(422, wrong), (424, "A batch failed.")],
+                _ => [(400, wrong), (500, "A batch failed.")],
+            });
+            all
+        }
+    }
+}
+
+fn named(schema: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{schema}")})
+}
+
+fn list(of: Value) -> Value {
+    json!({"type": "array", "items": of})
+}
+
+/// An object with some fields that must be there; others may be sent, and are not read.
+fn object(required: &[&str], properties: Value) -> Value {
+    json!({"type": "object", "required": required, "properties": properties})
+}
+
+fn text() -> Value {
+    json!({"type": "string"})
+}
+
+fn some_text() -> Value {
+    json!({"type": "string", "minLength": 1})
+}
+
+fn whole(least: u64) -> Value {
+    json!({"type": "integer", "minimum": least})
+}
+
+fn number() -> Value {
+    json!({"type": "number"})
+}
+
+fn yes_or_no() -> Value {
+    json!({"type": "boolean"})
+}
+
+fn or_null(mut schema: Value) -> Value {
+    if let Some(kind) = schema.get("type").cloned() {
+        schema["type"] = json!([kind, "null"]);
+        return schema;
+    }
+    json!({"anyOf": [schema, {"type": "null"}]})
+}
+
+fn json_answer(schema: Value) -> Vec<(&'static str, Value)> {
+    vec![("application/json", schema)]
+}
+
+/// Only these values: others would change the result, and are refused.
+fn only(values: Value) -> Value {
+    json!({"enum": values})
+}
+
+fn direction() -> Value {
+    only(json!([null, "Right"]))
+}
+
+fn described(route: Route) -> Described {
+    let of = |summary, body, answers| Described {
+        summary,
+        body,
+        answers,
+    };
+    match route {
+        Route::Embeddings => of(
+            "Embeds texts (OpenAI)",
+            Some(object(
+                &["input"],
+                json!({
+                    "model": or_null(text()),
+                    "input": named("Input"),
+                    "encoding_format": only(json!([null, "float", "base64"])),
+                    "dimensions": or_null(whole(1)),
+                    "truncate": yes_or_no(),
+                }),
+            )),
+            vec![
+                ("application/json", named("Embeddings")),
+                (
+                    super::openai::RAW,
+                    json!({"type": "string", "format": "binary", "description": "Rows of little-endian f32, where `Accept` asks for them; the headers x-rows, x-width and x-tokens say how many."}),
+                ),
+            ],
+        ),
+        Route::Completions => of(
+            "Writes on from prompts (OpenAI)",
+            Some({
+                let mut body = writing();
+                body["required"] = json!(["prompt"]);
+                body["properties"]["prompt"] = named("Input");
+                body["properties"]["logprobs"] =
+                    or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
+                body
+            }),
+            vec![
+                ("application/json", named("Texts")),
+                ("text/event-stream", text()),
+            ],
+        ),
+        Route::ChatCompletions => of(
+            "Answers conversations (OpenAI)",
+            Some({
+                let mut body = writing();
+                body["required"] = json!(["messages"]);
+                body["properties"]["messages"] =
+                    json!({"type": "array", "minItems": 1, "items": named("Message")});
+                body["properties"]["logprobs"] = or_null(yes_or_no());
+                body["properties"]["top_logprobs"] =
+                    or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
+                body
+            }),
+            vec![
+                ("application/json", named("Texts")),
+                ("text/event-stream", text()),
+            ],
+        ),
+        Route::Embed => of(
+            "Embeds texts (TEI)",
+            Some(object(
+                &["inputs"],
+                json!({
+                    "inputs": named("Input"), "truncate": yes_or_no(), "normalize": yes_or_no(),
+                    "dimensions": or_null(whole(1)), "prompt_name": only(json!([null])),
+                    "truncation_direction": direction(),
+                }),
+            )),
+            json_answer(list(list(number()))),
+        ),
+        Route::EmbedSparse => of(
+            "Weighs the entries of the vocabulary, as SPLADE does (TEI)",
+            Some(all_of_texts()),
+            json_answer(list(list(object(
+                &["index", "value"],
+                json!({"index": whole(0), "value": number()}),
+            )))),
+        ),
+        Route::EmbedAll => of(
+            "The vectors of all tokens (TEI)",
+            Some(all_of_texts()),
+            json_answer(list(list(list(number())))),
+        ),
+        Route::Predict => of(
+            "Scores texts or pairs by label (TEI)",
+            Some(object(
+                &["inputs"],
+                json!({
+                    "inputs": {"anyOf": [
+                        some_text(),
+                        {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2},
+                        {"type": "array", "minItems": 1, "items":
+                            {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2}},
+                    ]},
+                    "truncate": yes_or_no(), "raw_scores": only(json!([false])),
+                    "truncation_direction": direction(),
+                }),
+            )),
+            json_answer(json!({"anyOf": [list(named("Label")), list(list(named("Label")))]})),
+        ),
+        Route::TeiRerank => of(
+            "Ranks texts by a query (TEI)",
+            Some(object(
+                &["query", "texts"],
+                json!({
+                    "query": text(), "texts": {"type": "array", "items": text(), "minItems": 1},
+                    "truncate": yes_or_no(), "return_text": yes_or_no(),
+                    "raw_scores": only(json!([false])), "truncation_direction": direction(),
+                }),
+            )),
+            json_answer(list(object(
+                &["index", "score"],
+                json!({"index": whole(0), "score": number(), "text": text()}),
+            ))),
+        ),
+        Route::Similarity => of(
+            "The cosine of a text with others (TEI)",
+            Some(object(
+                &["inputs"],
+                json!({
+                    "inputs": object(&["source_sentence", "sentences"], json!({
+                        "source_sentence": some_text(),
+                        "sentences": {"type": "array", "items": some_text(), "minItems": 1},
+                    })),
+                    "parameters": or_null(object(&[], json!({
+                        "truncate": yes_or_no(), "prompt_name": only(json!([null])),
+                        "truncation_direction": direction(),
+                    }))),
+                }),
+            )),
+            json_answer(list(number())),
+        ),
+        Route::Tokenize => of(
+            "The tokens of texts (TEI)",
+            Some(object(
+                &["inputs"],
+                json!({
+                    "inputs": {"anyOf": [text(), {"type": "array", "items": text(), "minItems": 1}]},
+                    "add_special_tokens": yes_or_no(), "prompt_name": only(json!([null])),
+                }),
+            )),
+            json_answer(list(list(named("Token")))),
+        ),
+        Route::Decode => of(
+            "The texts of tokens (TEI)",
+            Some(object(
+                &["ids"],
+                json!({
+                    "ids": {"anyOf": [
+                        {"type": "array", "items": whole(0), "minItems": 1},
+                        {"type": "array", "items": list(whole(0)), "minItems": 1},
+                    ]},
+                    "skip_special_tokens": yes_or_no(),
+                }),
+            )),
+            json_answer(list(text())),
+        ),
+        Route::Rerank => of(
+            "Ranks documents by a query (Jina, Cohere's first version)",
+            Some(object(
+                &["query", "documents"],
+                json!({
+                    "model": or_null(text()), "query": text(),
+                    "documents": {"type": "array", "minItems": 1, "items": {"anyOf": [
+                        text(), object(&["text"], json!({"text": text()})),
+                    ]}},
+                    "top_n": or_null(whole(0)), "return_documents": yes_or_no(), "truncate": yes_or_no(),
+                }),
+            )),
+            json_answer(object(
+                &["id", "model", "results", "usage"],
+                json!({
+                    "id": text(), "model": text(), "usage": named("Usage"),
+                    "results": list(object(&["index", "relevance_score"], json!({
+                        "index": whole(0), "relevance_score": number(),
+                        "document": object(&["text"], json!({"text": text()})),
+                    }))),
+                }),
+            )),
+        ),
+        Route::RerankV2 => of(
+            "Ranks documents by a query (Cohere)",
+            Some(object(
+                &["model", "query", "documents"],
+                json!({
+                    "model": text(), "query": text(),
+                    "documents": {"type": "array", "minItems": 1, "items": text()},
+                    "top_n": or_null(whole(1)), "max_tokens_per_doc": or_null(whole(1)),
+                }),
+            )),
+            json_answer(object(
+                &["id", "results", "meta"],
+                json!({
+                    "id": text(), "meta": {"type": "object"},
+                    "results": list(object(&["index", "relevance_score"], json!({
+                        "index": whole(0), "relevance_score": number(),
+                    }))),
+                }),
+            )),
+        ),
+        Route::Info => of(
+            "The first model (TEI)",
+            None,
+            json_answer(object(
+                &["model_id", "model_dtype", "model_type", "version"],
+                json!({
+                    "model_id": text(), "model_dtype": text(), "model_type": {"type": "object"},
+                    "max_input_length": or_null(whole(0)), "version": text(), "device": text(),
+                }),
+            )),
+        ),
+        Route::Models => of(
+            "The models (OpenAI)",
+            None,
+            json_answer(object(
+                &["object", "data"],
+                json!({"object": text(), "data": list(named("Model"))}),
+            )),
+        ),
+        Route::Model => of("A model (OpenAI)", None, json_answer(named("Model"))),
+        Route::Health => of("Whether the process is alive", None, json_answer(state())),
+        Route::Ready => of(
+            "Whether new requests are welcome",
+            None,
+            json_answer(state()),
+        ),
+        Route::Metrics => of("Counts for Prometheus", None, vec![("text/plain", text())]),
+        Route::OpenApi => of(
+            "This document",
+            None,
+            json_answer(json!({"type": "object"})),
+        ),
+        Route::Page => of("The status page", None, vec![("text/html", text())]),
+        Route::Status => of(
+            "Counts since the start, as the status page shows them",
+            None,
+            json_answer(object(
+                &[
+                    "version",
+                    "ready",
+                    "uptime_seconds",
+                    "answers",
+                    "seconds",
+                    "models",
+                ],
+                json!({
+                    "version": text(), "ready": yes_or_no(), "uptime_seconds": number(),
+                    "answers": {"type": "object", "additionalProperties": whole(0)},
+                    "seconds": object(&["ends", "below", "count", "sum"], json!({
+                        "ends": list(number()), "below": list(whole(0)), "count": whole(0), "sum": number(),
+                    })),
+                    "models": list(object(&["name", "does", "device", "dtype"], json!({
+                        "name": text(), "does": text(), "device": text(), "dtype": text(),
+                        "full_batch": or_null(whole(1)),
+                    }))),
+                }),
+            )),
+        ),
+        Route::Unknown => of("Nothing", None, Vec::new()),
+    }
+}
+
+fn all_of_texts() -> Value {
+    object(
+        &["inputs"],
+        json!({
+            "inputs": named("Input"), "truncate": yes_or_no(), "prompt_name": only(json!([null])),
+            "truncation_direction": direction(),
+        }),
+    )
+}
+
+fn state() -> Value {
+    object(&["status"], json!({"status": text()}))
+}
+
+/// What both routes of texts take.
+fn writing() -> Value {
+    let neutral = |neutral: Value| only(json!([null, false, neutral]));
+    object(
+        &[],
+        json!({
+            "model": or_null(text()),
+            "max_tokens": or_null(whole(1)),
+            "max_completion_tokens": or_null(whole(1)),
+            "temperature": or_null(json!({"type": "number", "minimum": 0})),
+            "top_p": or_null(json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1})),
+            "seed": or_null(json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX})),
+            "n": or_null(json!({"type": "integer", "minimum": 1, "maximum": 128})),
+            "stop": {"anyOf": [
+                {"type": "null"}, {"type": "string", "minLength": 1},
+                {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}},
+            ]},
+            "stream": or_null(yes_or_no()),
+            "stream_options": or_null(object(&[], json!({"include_usage": yes_or_no()}))),
+            "presence_penalty": neutral(json!(0)),
+            "frequency_penalty": neutral(json!(0)),
+        }),
+    )
+}
+
+/// Shapes that have a name.
+fn schemas() -> Value {
+    let error = |code: Value| {
+        object(
+            &["message", "type", "param", "code"],
+            json!({"message": text(), "type": text(), "param": or_null(text()), "code": code}),
+        )
+    };
+    let scores = json!({"type": ["object", "null"]});
+    json!({
+        "Input": {"anyOf": [
+            some_text(),
+            {"type": "array", "minItems": 1, "items": some_text()},
+            {"type": "array", "minItems": 1, "items": whole(0)},
+            {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": whole(0)}},
+        ]},
+        "Embeddings": object(&["object", "data", "model", "usage"], json!({
+            "object": text(), "model": text(), "usage": named("Usage"),
+            "data": list(object(&["object", "index", "embedding"], json!({
+                "object": text(), "index": whole(0), "embedding": {"anyOf": [list(number()), text()]},
+            }))),
+        })),
+        "Usage": object(&["prompt_tokens", "total_tokens"], json!({
+            "prompt_tokens": whole(0), "completion_tokens": whole(0), "total_tokens": whole(0),
+        })),
+        "Message": object(&["role", "content"], json!({
+            "role": text(),
+            "content": {"anyOf": [
+                {"type": ["string", "null"]},
+                list(object(&["type", "text"], json!({"type": {"const": "text"}, "text": text()}))),
+            ]},
+        })),
+        "Texts": object(&["id", "object", "created", "model", "choices", "usage"], json!({
+            "id": text(), "object": text(), "created": whole(0), "model": text(), "usage": named("Usage"),
+            "choices": list(object(&["index", "finish_reason", "logprobs"], json!({
+                "index": whole(0), "finish_reason": only(json!(["stop", "length"])), "logprobs": scores,
+                "text": text(),
+                "message": object(&["role", "content"], json!({"role": text(), "content": text()})),
+            }))),
+        })),
+        "Label": object(&["label", "score"], json!({"label": text(), "score": number()})),
+        "Token": object(&["id", "text", "special", "start", "stop"], json!({
+            "id": whole(0), "text": text(), "special": yes_or_no(),
+            "start": or_null(whole(0)), "stop": or_null(whole(0)),
+        })),
+        "Model": object(&["id", "object", "created", "owned_by"], json!({
+            "id": text(), "object": text(), "created": whole(0), "owned_by": text(),
+        })),
+        "Error": object(&["error"], json!({"error": error(text())})),
+        "TeiError": object(&["error", "error_type"], json!({"error": text(), "error_type": text()})),
+        "CohereError": object(&["message"], json!({"message": text()})),
+    })
+}

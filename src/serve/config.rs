@@ -1,0 +1,194 @@
+//! `serve.ron`: which models are served, on which devices, by which names and within which limits.
+
+use std::{path::PathBuf, str::FromStr};
+
+use serde::{Deserialize, Deserializer, de::Error as _};
+
+use crate::{
+    DType, DeviceChoice,
+    schedule::{self, Settings},
+};
+
+/// A model as a file asks for it. What is not given is as on the command line.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// The checkpoint's folder; beside the file, if it is no absolute path.
+    pub weights: PathBuf,
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Where it runs, each with all of its weights; `auto` by default.
+    #[serde(default, deserialize_with = "devices")]
+    pub devices: Vec<DeviceChoice>,
+    #[serde(default, deserialize_with = "parsed")]
+    pub dtype: Option<DType>,
+    #[serde(default)]
+    pub invariant: bool,
+    #[serde(default, deserialize_with = "scheduler")]
+    pub scheduler: Option<String>,
+    /// What batches cost, from this table.
+    #[serde(default)]
+    pub costs: Option<PathBuf>,
+    #[serde(default)]
+    pub batch_bytes: Option<u64>,
+    #[serde(default)]
+    pub kv_bytes: Option<u64>,
+    #[serde(default)]
+    pub queue_ms: Option<u64>,
+    #[serde(default)]
+    pub tokenizers: Option<usize>,
+    #[serde(default)]
+    pub all_tokens: bool,
+    /// Its share of a device's time beside other models'; 1 by default.
+    #[serde(default, deserialize_with = "share")]
+    pub share: Option<f64>,
+}
+
+/// All models of a file.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename = "Serve")]
+pub struct ServeConfig {
+    pub models: Vec<ModelConfig>,
+}
+
+/// What is wrong with a file of models.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ServeConfigError {
+    #[error("line {line}, column {column}: {problem}")]
+    Syntax {
+        line: usize,
+        column: usize,
+        problem: String,
+    },
+    #[error("there is no model in it; expected at least one in `models`")]
+    Empty,
+    #[error("models {first} and {second} are both called `{name}`; give one another `name`")]
+    Twice {
+        name: String,
+        first: usize,
+        second: usize,
+    },
+}
+
+impl ServeConfig {
+    /// Reads the file's text.
+    ///
+    /// # Errors
+    /// Text that is no such file, with its place, an empty list, and a name that two models are given.
+    pub fn parse(text: &str) -> Result<Self, ServeConfigError> {
+        let options = ron::Options::default()
+            .with_default_extension(ron::extensions::Extensions::IMPLICIT_SOME);
+        let config: Self = options
+            .from_str(text)
+            .map_err(|error| ServeConfigError::Syntax {
+                line: error.span.start.line,
+                column: error.span.start.col,
+                problem: error.code.to_string(),
+            })?;
+        if config.models.is_empty() {
+            return Err(ServeConfigError::Empty);
+        }
+        for (second, model) in config.models.iter().enumerate() {
+            let same = |other: &ModelConfig| model.name.is_some() && other.name == model.name;
+            if let Some(first) = config.models[..second].iter().position(same) {
+                let name = model.name.clone().unwrap_or_default();
+                return Err(ServeConfigError::Twice {
+                    name,
+                    first,
+                    second,
+                });
+            }
+        }
+        Ok(config)
+    }
+}
+
+/// What is written as a text and has a type; its mistake has the text's place.
+fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    let value = text.map(|text| text.parse().map_err(D::Error::custom));
+    value.transpose()
+}
+
+struct Device(DeviceChoice);
+
+impl<'de> Deserialize<'de> for Device {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(D::Error::custom)
+    }
+}
+
+fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceChoice>, D::Error> {
+    let devices = Vec::<Device>::deserialize(deserializer)?;
+    Ok(devices.into_iter().map(|device| device.0).collect())
+}
+
+fn scheduler<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let name = Option::<String>::deserialize(deserializer)?;
+    if let Some(name) = &name {
+        schedule::scheduler(name, &Settings::default()).map_err(D::Error::custom)?;
+    }
+    Ok(name)
+}
+
+fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    let share = Option::<f64>::deserialize(deserializer)?;
+    match share.filter(|share| !(0.001..=1000.0).contains(share)) {
+        None => Ok(share),
+        Some(wrong) => Err(D::Error::custom(format!(
+            "`share` is {wrong}; expected a number from 0.001 to 1000"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_says_what_each_model_is_given() {
+        let text = r#"(models: [
+            (weights: "minilm", name: "small", devices: ["cuda:0", "cuda:1"], dtype: "bf16", queue_ms: 500, share: 2),
+            (weights: "/data/writer", kv_bytes: 1000000, scheduler: "dp"),
+        ])"#;
+        let config = ServeConfig::parse(text).unwrap();
+        assert_eq!(
+            config.models[0].devices,
+            [DeviceChoice::Cuda(0), DeviceChoice::Cuda(1)]
+        );
+        assert_eq!(config.models[0].dtype, Some(DType::BF16));
+        assert_eq!(
+            (config.models[0].share, config.models[1].share),
+            (Some(2.0), None)
+        );
+        assert_eq!(config.models[1].scheduler.as_deref(), Some("dp"));
+        assert_eq!(
+            ServeConfig::parse(include_str!("../../examples/serve.ron")).map(|c| c.models.len()),
+            Ok(2)
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_has_its_place() {
+        let texts = [
+            "(models: [",
+            "(models: [])",
+            "(models: [(weights: \"a\",\n  device: \"cpu\")])",
+            "(models: [(weights: \"a\",\n  devices: [\"gpu\"])])",
+            "(models: [(weights: \"a\", dtype: \"f8\")])",
+            "(models: [(weights: \"a\", scheduler: \"pakced\")])",
+            "(models: [(weights: \"a\", share: 0)])",
+            "(models: [(weights: \"a\", queue_ms: -1)])",
+            "(models: [(name: \"a\")])",
+            "(models: [(weights: \"a\", name: \"x\"), (weights: \"b\", name: \"x\")])",
+        ];
+        let shown: Vec<String> = texts
+            .iter()
+            .map(|text| format!("{text}\n{}\n", ServeConfig::parse(text).unwrap_err()))
+            .collect();
+        insta::assert_snapshot!(shown.join("\n"));
+    }
+}

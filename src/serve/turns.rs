@@ -1,0 +1,219 @@
+//! Turns of models that share a device: each gets its share of the time, whoever asks more.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::schedule::Micros;
+
+/// Batches of all models that a device takes at once: one that runs, and one that waits behind it.
+const PLACES: u32 = 2;
+
+/// The turns of a device.
+///
+/// Start-time fair queueing (Goyal, Vin and Cheng 1996): a model's clock runs by the time of its batches over its share, and who
+/// waits with the earliest clock is next. One that had nothing to do begins where the others are, and saves nothing up.
+#[derive(Default)]
+pub struct Turns {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    models: BTreeMap<u64, Clock>,
+    next: u64,
+    running: u32,
+    /// The clock of the model that had a turn last.
+    now: f64,
+}
+
+struct Clock {
+    at: f64,
+    share: f64,
+    /// Threads of the model that wait, and turns that it has.
+    waiting: u32,
+    running: u32,
+}
+
+/// A model's place among those of a device.
+pub struct Seat {
+    turns: Arc<Turns>,
+    model: u64,
+}
+
+/// A turn, which ends when it is dropped.
+pub struct Turn {
+    turns: Arc<Turns>,
+    model: u64,
+}
+
+impl Turns {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a model take part; of two models the one with twice the share has twice the time.
+    pub fn join(self: &Arc<Self>, share: f64) -> Seat {
+        let mut state = self.lock();
+        let model = state.next;
+        state.next += 1;
+        let clock = Clock {
+            at: state.now,
+            share,
+            waiting: 0,
+            running: 0,
+        };
+        state.models.insert(model, clock);
+        Seat {
+            turns: Arc::clone(self),
+            model,
+        }
+    }
+}
+
+impl State {
+    /// Who is next, of those that wait.
+    fn next(&self) -> Option<u64> {
+        let waiting = self.models.iter().filter(|(_, clock)| clock.waiting > 0);
+        let next = waiting.min_by(|a, b| a.1.at.total_cmp(&b.1.at));
+        next.map(|(&model, _)| model)
+    }
+}
+
+impl Seat {
+    /// Waits for a turn of about so long.
+    pub fn take(&self, cost: Micros) -> Turn {
+        let mut state = self.turns.lock();
+        let now = state.now;
+        if let Some(clock) = state.models.get_mut(&self.model) {
+            if clock.waiting + clock.running == 0 {
+                clock.at = clock.at.max(now);
+            }
+            clock.waiting += 1;
+        }
+        while state.running >= PLACES || state.next().is_some_and(|next| next != self.model) {
+            let waited = self.turns.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        state.running += 1;
+        if let Some(clock) = state.models.get_mut(&self.model) {
+            clock.waiting -= 1;
+            clock.running += 1;
+            let began = clock.at;
+            clock.at += cost.seconds() / clock.share;
+            state.now = began;
+        }
+        drop(state);
+        // There may be another place, for another model.
+        self.turns.changed.notify_all();
+        Turn {
+            turns: Arc::clone(&self.turns),
+            model: self.model,
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.turns.lock().models.remove(&self.model);
+        self.turns.changed.notify_all();
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut state = self.turns.lock();
+        state.running -= 1;
+        // It may have gone since.
+        if let Some(clock) = state.models.get_mut(&self.model) {
+            clock.running -= 1;
+        }
+        drop(state);
+        self.turns.changed.notify_all();
+    }
+}
+
+/// The turns of all devices, by what they are called.
+#[derive(Default)]
+pub struct Devices(Mutex<HashMap<String, Arc<Turns>>>);
+
+impl Devices {
+    pub fn turns(&self, device: &str) -> Arc<Turns> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(device.to_owned()).or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc::channel, thread, time::Duration};
+
+    use super::*;
+
+    /// Whose turns they were, when each of the models always has another batch.
+    fn order(shares: &[f64], costs: &[u64], n: usize) -> Vec<usize> {
+        let turns = Arc::new(Turns::default());
+        // Nobody begins before all wait.
+        let others = turns.join(1.0);
+        let held = [others.take(Micros(0)), others.take(Micros(0))];
+        let (sender, order) = channel();
+        let seats: Vec<Arc<Seat>> = shares
+            .iter()
+            .map(|&share| Arc::new(turns.join(share)))
+            .collect();
+        // Two of each, as a model has one batch that waits behind the one that runs.
+        let threads: Vec<_> = (0..2 * shares.len())
+            .map(|at| {
+                let model = at / 2;
+                let seat = Arc::clone(&seats[model]);
+                let (cost, sender) = (Micros(costs[model]), sender.clone());
+                thread::spawn(move || {
+                    for _ in 0..n {
+                        let turn = seat.take(cost);
+                        let _ = sender.send(model);
+                        // Others come to wait in the meantime.
+                        thread::sleep(Duration::from_millis(2));
+                        drop(turn);
+                    }
+                })
+            })
+            .collect();
+        drop(sender);
+        let all_wait = || turns.lock().models.values().map(|c| c.waiting).sum::<u32>();
+        while all_wait() < 2 * shares.len() as u32 {
+            thread::yield_now();
+        }
+        drop(held);
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        order.into_iter().collect()
+    }
+
+    #[test]
+    fn each_model_has_its_share_of_the_time() {
+        // The first has batches of four times the length: it gets a turn for four of the other's.
+        let order = order(&[1.0, 1.0], &[4_000, 1_000], 20);
+        let first = order.iter().take(30).filter(|&&model| model == 0).count();
+        assert!((4..=9).contains(&first), "{order:?}");
+        assert_eq!(order.len(), 80);
+    }
+
+    #[test]
+    fn who_had_nothing_to_do_saves_nothing_up_and_who_goes_frees_the_others() {
+        let turns = Arc::new(Turns::default());
+        let (busy, idle) = (turns.join(1.0), turns.join(1.0));
+        for _ in 0..100 {
+            drop(busy.take(Micros(1_000)));
+        }
+        drop(idle.take(Micros(1_000)));
+        let at = |seat: &Seat| turns.lock().models[&seat.model].at;
+        assert!((at(&idle) - at(&busy)).abs() < 2e-3);
+        let turn = idle.take(Micros(1));
+        drop(idle);
+        drop(busy.take(Micros(1)));
+        drop(turn);
+        let state = turns.lock();
+        assert_eq!((state.running, state.models.len()), (0, 1));
+    }
+}
