@@ -103,6 +103,16 @@ matches_reference! {
     modernbert_with_odd_sizes_matches: "modernbert_h320a5" is "modernbert";
     modernbert_with_heads_of_20_matches: "modernbert_head20" is "modernbert";
     nomic_bert_with_odd_sizes_matches: "nomic_bert_h320a5" is "nomic_bert";
+    xlm_roberta_xl_with_odd_sizes_matches: "xlm_roberta_xl_h320a5" is "xlm_roberta_xl";
+    gte_with_a_scaled_base_matches: "gte_h320a5" is "gte";
+    gte_with_mixed_scaling_and_without_types_matches: "gte_head20" is "gte";
+    jina_bert_with_odd_sizes_matches: "jina_bert_h320a5" is "jina_bert";
+    jina_bert_with_normalised_queries_and_twelve_heads_matches: "jina_bert_later" is "jina_bert";
+    a_text_tower_inside_of_another_config_matches: "clip_text_h320a5" is "clip_text";
+    a_text_tower_of_its_own_matches: "clip_text_head20" is "clip_text";
+    gemma_in_both_directions_matches: "gemma3_text_h320a5" is "gemma3_text";
+    gemma_in_one_direction_matches: "gemma3_text_causal" is "gemma3_text";
+    weights_and_vectors_of_tokens_match: "bge_m3_h60a3" is "roberta";
 }
 
 #[test]

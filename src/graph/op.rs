@@ -31,6 +31,8 @@ pub enum WeightExpr {
     },
     /// The slope of each head, `[heads]`, computed and in no checkpoint.
     Slopes { heads: u64 },
+    /// A tensor of the checkpoint, to each element of which 1 is added.
+    PlusOne { name: String, dims: Vec<u64> },
     /// A vector of zeros, such as the bias of a norm that has none.
     Zeros { n: u64 },
     /// Tensors stacked along their first dimension.
@@ -162,7 +164,7 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
 impl WeightExpr {
     pub fn dims(&self) -> Vec<u64> {
         match self {
-            WeightExpr::Stored { dims, .. } => dims.clone(),
+            WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
             WeightExpr::Sinusoid { rows, width, .. } => vec![*rows, *width],
             WeightExpr::RelativeBias { dims, buckets, .. } => {
@@ -183,7 +185,9 @@ impl WeightExpr {
     /// The stored tensors that take part, in order.
     pub fn stored(&self) -> Vec<(&str, &[u64])> {
         match self {
-            WeightExpr::Stored { name, dims } | WeightExpr::Transposed { name, dims } => {
+            WeightExpr::Stored { name, dims }
+            | WeightExpr::Transposed { name, dims }
+            | WeightExpr::PlusOne { name, dims } => {
                 vec![(name, dims)]
             }
             WeightExpr::RelativeBias { name, dims, .. } => vec![(name, dims)],

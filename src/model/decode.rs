@@ -12,7 +12,7 @@ use super::{
         When, activation,
     },
 };
-use operator::{OPERATORS, operator};
+use operator::{OPERATORS, operator, spelling};
 
 /// `Model(…)`.
 pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
@@ -414,14 +414,22 @@ fn repeat<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<Repeat> {
 
 fn when<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<When> {
     let owner = call.name.clone();
-    let known = ["key", "is", "holds", "name", "body", "otherwise"];
+    let known = ["key", "is", "absent", "holds", "name", "body", "otherwise"];
     let args = call.named(r, &known)?;
     let test = match (args.optional("key"), args.optional("holds")) {
         (Some(key), None) => Test::Key {
-            key: r.string("`key`", key)?,
+            key: spelling(r, "`key`", key)?,
             is: one_or_more(r, "`is`", args.required(r, "is")?, |p| constant(r, p))?,
+            absent: args
+                .optional("absent")
+                .map(|p| condition(r, p))
+                .transpose()?,
         },
-        (None, Some(holds)) if args.optional("is").is_none() => Test::Holds(condition(r, holds)?),
+        (None, Some(holds))
+            if args.optional("is").is_none() && args.optional("absent").is_none() =>
+        {
+            Test::Holds(condition(r, holds)?)
+        }
         _ => {
             let problem = Problem::Form {
                 what: "`When`".to_owned(),

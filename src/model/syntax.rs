@@ -110,8 +110,11 @@ pub(super) struct When {
 pub(super) enum Test {
     /// The key of config.json has one of these values; absent and null are the value `null`.
     Key {
-        key: At<String>,
+        /// With indices of the loops around.
+        key: At<Spelling>,
         is: Vec<serde_json::Value>,
+        /// What decides where the key is not there.
+        absent: Option<At<Condition>>,
     },
     Holds(At<Condition>),
 }
@@ -215,6 +218,8 @@ pub(super) enum Operator {
         eps: At<Expr>,
         /// Equal parts of a row, each normalised by itself.
         heads: Option<At<Expr>>,
+        /// Whether 1 is added to the weight.
+        plus_one: bool,
     },
     Rotary {
         x: At<String>,
@@ -471,7 +476,7 @@ pub(super) fn activation(name: &str) -> Option<Activation> {
 }
 
 /// Published names of activations.
-pub(super) const ACTIVATIONS: [(&str, Activation); 9] = [
+pub(super) const ACTIVATIONS: [(&str, Activation); 10] = [
     ("gelu", Activation::GeluExact),
     ("gelu_python", Activation::GeluExact),
     ("gelu_new", Activation::GeluTanh),
@@ -481,6 +486,7 @@ pub(super) const ACTIVATIONS: [(&str, Activation); 9] = [
     ("tanh", Activation::Tanh),
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),
+    ("quick_gelu", Activation::QuickGelu),
 ];
 
 /// Inputs of a model, by the names that descriptions use.

@@ -433,7 +433,7 @@ fn check_size(size: &Size) -> Result<(), String> {
 /// The dimensions of a weight, if its parts can be stacked.
 fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     let dims = match expr {
-        WeightExpr::Stored { dims, .. } => dims.clone(),
+        WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
         WeightExpr::Transposed { dims, .. } => match dims.as_slice() {
             &[rows, columns] => vec![columns, rows],
             _ => return Err("is transposed and no matrix".to_owned()),

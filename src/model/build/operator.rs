@@ -116,11 +116,18 @@ impl Builder<'_> {
                 weight,
                 eps,
                 heads,
+                plus_one,
             } => {
                 let x = self.value(x)?;
                 let heads = heads.as_ref().map_or(Ok(1), |heads| values.size(heads))?;
                 let part = self.part_of(&full, "rms_norm", x, heads, place)?;
-                let operands = vec![x, self.weight(weight, &[part.into()])?];
+                let weight = match plus_one {
+                    true => self.tensor(weight, &[part.into()], |name, dims| {
+                        WeightExpr::PlusOne { name, dims }
+                    })?,
+                    false => self.weight(weight, &[part.into()])?,
+                };
+                let operands = vec![x, weight];
                 let eps = values.eps(eps)?;
                 let from = 0;
                 (Op::RmsNorm { eps, heads, from }, operands)

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The primitive operators.
-pub(super) const OPERATORS: [&str; 29] = [
+pub(super) const OPERATORS: [&str; 31] = [
     "embedding",
     "linear",
     "add_bias",
@@ -42,6 +42,8 @@ pub(super) const OPERATORS: [&str; 29] = [
     "cache",
     "same",
     "draw",
+    "quick_gelu",
+    "log1p_relu",
 ];
 
 /// The table of an embedding: `table`, or `sinusoid` for one that is computed.
@@ -93,7 +95,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "columns" => &["x", "from", "width"],
         "add_bias" => &["x", "bias"],
         "add" | "multiply" => &["a", "b"],
-        "rms_norm" => &["x", "weight", "eps", "heads"],
+        "rms_norm" => &["x", "weight", "eps", "heads", "plus_one"],
         "rotary" => &["x", "heads", "width", "theta", "scaling"],
         "scale" => &["x", "by"],
         "gelu" => &["x", "form"],
@@ -168,6 +170,8 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "relu" => activate(Activation::Relu),
         "tanh" => activate(Activation::Tanh),
         "silu" => activate(Activation::Silu),
+        "quick_gelu" => activate(Activation::QuickGelu),
+        "log1p_relu" => activate(Activation::Log1pRelu),
         "multiply" => Ok(Operator::Multiply {
             a: value("a")?,
             b: value("b")?,
@@ -187,6 +191,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             weight: weight("weight")?,
             eps: size("eps")?,
             heads: optional("heads")?,
+            plus_one: flag("plus_one")?,
         }),
         "rotary" => Ok(Operator::Rotary {
             x: value("x")?,
@@ -281,15 +286,25 @@ fn ids<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Meta>> {
 }
 
 fn pattern<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Pattern>> {
-    let what = "a weight's name";
-    let spellings = one_or_more(r, what, piece, |p| {
-        let name = r.string(what, p)?;
-        // Places inside braces are those of the file; without braces there is none to tell.
-        let start = match name.value.contains(['{', '}']) {
-            true => plain(r, what, what, p)?.1,
-            false => p.span().start,
-        };
-        Spelling::parse(&name.value, start).map_err(|expected| r.form(what, &expected, p))
+    let spellings = one_or_more(r, "a weight's name", piece, |p| {
+        Ok(spelling(r, "a weight's name", p)?.value)
     })?;
     Ok(At::new(Pattern(spellings), piece.span()))
+}
+
+/// A name with indices in braces.
+pub(super) fn spelling<'a>(
+    r: Reader<'a>,
+    what: &'static str,
+    piece: Piece<'a>,
+) -> Decoded<At<Spelling>> {
+    let name = r.string(what, piece)?;
+    // Places inside braces are those of the file; without braces there is none to tell.
+    let start = match name.value.contains(['{', '}']) {
+        true => plain(r, what, what, piece)?.1,
+        false => piece.span().start,
+    };
+    let parsed = Spelling::parse(&name.value, start);
+    let parsed = parsed.map_err(|expected| r.form(what, &expected, piece))?;
+    Ok(At::new(parsed, piece.span()))
 }

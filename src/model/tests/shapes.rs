@@ -169,6 +169,8 @@ fn the_countable_names_are_the_names_of_operators() {
         Activation::Relu,
         Activation::Tanh,
         Activation::Silu,
+        Activation::QuickGelu,
+        Activation::Log1pRelu,
     ];
     let mut ops = vec![
         Op::Embedding { offset: 0 },

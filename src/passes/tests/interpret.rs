@@ -132,6 +132,9 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             (0..*heads).flat_map(of_head).collect()
         }
         WeightExpr::Slopes { heads } => (0..*heads).map(|head| slope(head, *heads)).collect(),
+        WeightExpr::PlusOne { name, dims } => (0..dims.iter().product())
+            .map(|i| stored(name, i) + 1.0)
+            .collect(),
         WeightExpr::Zeros { n } => vec![0.0; *n as usize],
         WeightExpr::ConcatRows(parts) => parts.iter().flat_map(weight).collect(),
     }
@@ -147,6 +150,8 @@ fn activate(activation: Activation, x: f64) -> f64 {
         Activation::Relu => x.max(0.0),
         Activation::Tanh => x.tanh(),
         Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+        Activation::Log1pRelu => x.max(0.0).ln_1p(),
     }
 }
 

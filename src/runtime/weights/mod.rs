@@ -96,6 +96,11 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             out.extend((0..*heads).map(|head| slope(head, *heads) as f32));
             Ok(out)
         }
+        WeightExpr::PlusOne { name, dims } => {
+            let mut stored = source.read(name, dims)?;
+            stored.iter_mut().for_each(|w| *w += 1.0);
+            Ok(stored)
+        }
         WeightExpr::Zeros { n } => {
             let mut out = room("a vector of zeros", *n)?;
             out.extend((0..*n).map(|_| 0.0));
