@@ -40,9 +40,11 @@ from collections import Counter
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 import numpy as np, safetensors.torch, torch, transformers as tf
 import sentence_transformers as st
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.cross_encoder.modules import LogitScore
 from tokenizers import Tokenizer, pre_tokenizers
 
 CORPUS = """
@@ -484,7 +486,83 @@ def st_electra(folder):
     encode(folder, SIMPLE)
 
 
+def st_qwen(folder):
+    """As Qwen3-Embedding is published: the last token, which the tokenizer adds, and instructions for queries."""
+    tok = roberta_tokenizer()
+    config = tf.Qwen3Config(**sizes(tok, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
+    sentence(folder, tok, tf.Qwen3Model(config), Pooling(HIDDEN, "lasttoken"), Normalize(), prompts=PROMPTS)
+    encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"})])
+
+
+def st_gemma(folder):
+    """As EmbeddingGemma is published: two projections behind the mean."""
+    tok = roberta_tokenizer()
+    config = tf.Gemma3TextConfig(**sizes(tok, num_hidden_layers=3, num_key_value_heads=1, head_dim=16, sliding_window=12, use_bidirectional_attention=True,
+                                         query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"]))
+    dense = lambda i, o: Dense(i, o, bias=False, activation_function=torch.nn.Identity())
+    sentence(folder, tok, tf.Gemma3TextModel(config), Pooling(HIDDEN, "mean"), dense(HIDDEN, 48), dense(48, HIDDEN), Normalize(), prompts=PROMPTS)
+    # A window of 12 tokens reaches 6 to either side, and longer texts are cut to 24.
+    encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "document"})])
+
+
+def st_m3(folder):
+    """As BGE-M3 is published, with the layers of its other outputs converted to safetensors."""
+    tok = xlmr_tokenizer()
+    sentence(folder, tok, tf.XLMRobertaModel(robertas(tf.XLMRobertaConfig, tok)), Pooling(HIDDEN, "cls"), Normalize())
+    older(folder, limit=POSITIONS)
+    layers = {"sparse_linear": torch.nn.Linear(HIDDEN, 1), "colbert_linear": torch.nn.Linear(HIDDEN, HIDDEN)}
+    for name, layer in layers.items():
+        draw(layer, name)
+        safetensors.torch.save_file(dict(layer.state_dict()), os.path.join(folder, f"{name}.safetensors"))
+        layer.float()
+    model = encode(folder, SIMPLE[:1])
+    runs = read(folder, "expected.json")["runs"]
+    runs = [run | {"values": np.array(run["values"], dtype=np.float32)} for run in runs]
+    ids = [model.tokenizer(text)["input_ids"] for text in SHORT]
+    h = torch.cat([model[0].model(torch.tensor([i])).last_hidden_state[0] for i in ids])
+    outputs = {"sparse": torch.relu(layers["sparse_linear"](h)), "colbert": torch.nn.functional.normalize(layers["colbert_linear"](h), dim=-1)}
+    for output, values in outputs.items():
+        runs.append({"texts": SHORT, "output": output, "shape": list(values.shape), "values": plain(values), "ids": ids})
+    record(folder, runs)
+
+
+def st_splade(folder):
+    tok = bert_tokenizer()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.BertForMaskedLM(bert(tok)))
+        trunk = Transformer(path, transformer_task="fill-mask", model_kwargs={"dtype": torch.float16})
+        SparseEncoder(modules=[trunk, SpladePooling("max")], device="cpu").save(folder, create_model_card=False)
+    model = SparseEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32})
+    runs = []
+    for texts in (TEXTS, LONG):
+        values = plain(model.encode(texts, convert_to_sparse_tensor=False))
+        ids, _ = ids_and_types(model.preprocess(texts))
+        check(values)
+        check_ids(folder, model.max_seq_length, texts, ids)
+        runs.append({"texts": texts, "output": "sparse", "shape": list(values.shape), "values": values, "ids": ids})
+    record(folder, runs)
+
+
 # Cross encoders.
+
+
+def ce_qwen(folder):
+    """As Qwen3-Reranker is published: the logits of two tokens. A pair is one text, as the model card writes it."""
+    tok = roberta_tokenizer()
+    config = tf.Qwen3Config(**sizes(tok, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
+    tok.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.Qwen3ForCausalLM(config))
+        trunk = Transformer(path, transformer_task="text-generation", model_kwargs={"dtype": torch.float16})
+        CrossEncoder(modules=[trunk, LogitScore(30, 31)], device="cpu").save(folder, create_model_card=False)
+    model = tf.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = [tok(text)["input_ids"] for text in TEXTS]
+    logits = torch.stack([model(torch.tensor([i])).logits[0, -1] for i in ids])
+    values = plain((logits[:, 30] - logits[:, 31])[:, None])
+    check(values)
+    record(folder, [{"texts": TEXTS, "output": "sequence_logits", "shape": list(values.shape), "values": values, "ids": ids}])
 
 
 def ce_one(folder):

@@ -15,7 +15,7 @@ import transformers as tf
 
 SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129]}
-PREFIXES = ("bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "transformer.", "model.", "text_model.")
+PREFIXES = ("deberta.", "bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.")
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
     "The model description is turned into CUDA source.",
@@ -59,7 +59,8 @@ def fill(model, deviation=DEVIATION):
         if shared and name.endswith("embed_tokens.weight") or (name.endswith("embed_positions.weight") and "Sinus" in type(model.get_submodule(name.removesuffix(".weight"))).__name__):
             continue
         bare = name
-        for prefix in PREFIXES:
+        # DistilBERT's layers are called so where GPT-2 has its trunk's prefix.
+        for prefix in PREFIXES + (("transformer.",) if model.config.model_type == "gpt2" else ()):
             bare = bare.removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
         values = mean + np.float32(deviation) * normal(bare, p.numel())
@@ -514,6 +515,59 @@ def bge_m3(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
     write_config(out, name, cfg)
 
 
+def deberta(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, **more):
+    cfg = tf.DebertaV2Config(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner, num_labels=3,
+                             relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm", attn_implementation="eager", **more)
+    trunk, sequence, token = (fill(m(cfg)) for m in (tf.DebertaV2Model, tf.DebertaV2ForSequenceClassification, tf.DebertaV2ForTokenClassification))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        o, mask = run(trunk, ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+        tensors[f"{lens_name}.pooler_output"] = sequence.pooler(o.last_hidden_state).numpy()
+        tensors[f"{lens_name}.sequence_logits"] = run(sequence, ids, lens)[0].logits.numpy()
+        tensors[f"{lens_name}.token_logits"] = run(token, ids, lens)[0].logits[mask][rows_of(lens)].numpy()
+    kept = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool)) and k not in ("transformers_version", "dtype", "_attn_implementation")}
+    written(out, name, tensors, kept | dict(pos_att_type=more["pos_att_type"], id2label={str(i): f"LABEL_{i}" for i in range(3)}))
+
+
+def own_encoder(out, name, lens_names):
+    """What `examples/own_encoder.ron` describes, with its config.json, as a ModernBERT."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    rope = lambda theta: dict(rope_type="default", rope_theta=theta)
+    cfg = tf.ModernBertConfig(vocab_size=503, hidden_size=60, num_attention_heads=3, num_hidden_layers=6, intermediate_size=100, layer_types=kinds, local_attention=48,
+                              rope_parameters=dict(full_attention=rope(80000.0), sliding_attention=rope(5000.0)), hidden_activation="silu",
+                              pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2, attn_implementation="eager")
+    model = fill(tf.ModernBertModel(cfg))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, 503, sum(lens))
+        o, mask = run(model, ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+
+
+def ranker(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers=2, vocab=503, labels=1):
+    """A decoder as an encoder: the state of the last token, of unit length, and logits of it."""
+    cfg = tf.Qwen3Config(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head, num_hidden_layers=layers,
+                         intermediate_size=inner, max_position_embeddings=2048, num_labels=labels, pad_token_id=0, tie_word_embeddings=True, attn_implementation="eager")
+    trunk, head_of, writer = (fill(m(cfg)) for m in (tf.Qwen3Model, tf.Qwen3ForSequenceClassification, tf.Qwen3ForCausalLM))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        o, mask = run(trunk, ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+        last = o.last_hidden_state[torch.arange(len(lens)), torch.tensor(lens) - 1]
+        tensors[f"{lens_name}.sentence_embedding"] = torch.nn.functional.normalize(last, dim=1).numpy()
+        tensors[f"{lens_name}.sequence_logits"] = run(head_of, ids, lens)[0].logits.numpy()
+        tensors[f"{lens_name}.next_token_logits"] = writer.lm_head(last).numpy()
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    write_config(out, name, cfg, id2label={str(i): f"LABEL_{i}" for i in range(labels)})
+
+
 def t5_encoder(out, name, lens_names, vocab=503, **sizes):
     """States of an encoder alone."""
     cfg = tf.T5Config(vocab_size=vocab, attn_implementation="eager", **sizes)
@@ -633,6 +687,14 @@ if __name__ == "__main__":
           use_bidirectional_attention=True, query_pre_attn_scalar=40, layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
           rope_parameters=dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=300000.0), sliding_attention=dict(rope_type="default", rope_theta=5000.0)))
     gemma(a.out, "gemma3_text_causal", ["tiny", "mixed"], hidden=60, heads=4, kv_heads=2, head=256, inner=100, layers=3, sliding_window=24, sliding_window_pattern=2)
+    deberta(a.out, "deberta_v2_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000, pos_att_type="p2c|c2p", position_buckets=48,
+            max_position_embeddings=512, position_biased_input=False, type_vocab_size=0)
+    deberta(a.out, "deberta_v2_head20", ["tiny", "mixed"], hidden=60, heads=3, inner=100, pos_att_type=["c2p", "p2c"], position_buckets=-1,
+            max_position_embeddings=512, position_biased_input=True, type_vocab_size=2, embedding_size=36)
+    deberta(a.out, "deberta_v2_near", ["tiny", "mixed"], hidden=60, heads=3, inner=100, pos_att_type=["c2p", "p2c"], position_buckets=15,
+            max_position_embeddings=40, position_biased_input=False, type_vocab_size=0)
+    own_encoder(a.out, "own_encoder", ["one_token", "tiny", "mixed"])
+    ranker(a.out, "qwen3_ranker", ["one_token", "tiny", "mixed"], hidden=96, heads=4, kv_heads=2, head=40, inner=200)
     bge_m3(a.out, "bge_m3_h60a3", ["tiny", "mixed"], hidden=60, heads=3, inner=100)
     for head, heads in ((32, 4), (80, 4), (96, 2), (128, 2)):
         random_model(a.out, f"bert_head{head}", "bert", ["tiny", "mixed"], hidden=head * heads, heads=heads, inner=512, layers=2)

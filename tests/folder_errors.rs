@@ -177,6 +177,50 @@ fn dense_modules_are_held_to_their_weights() {
 }
 
 #[test]
+fn what_vocabularies_and_tokens_weigh_is_read_as_it_is_computed() {
+    let with = |changes: Value| {
+        let folder = copy("st-splade");
+        change(&folder, "1_SpladePooling/config.json", changes);
+        refused(&folder)
+    };
+    assert_snapshot!(with(json!({"pooling_strategy": "sum"})));
+    assert_snapshot!(with(json!({"activation_function": "softplus"})));
+    // A pickle runs code when it is read, so it is not.
+    let folder = copy("st-m3");
+    let file = folder.file("sparse_linear.safetensors");
+    std::fs::rename(&file, file.with_extension("pt")).expect("it is there");
+    let built = |output: &str| {
+        let built = Engine::from_checkpoint(folder.path())
+            .device(DeviceChoice::Cpu)
+            .outputs([output])
+            .build();
+        built.map_err(|e| folder.text(&e))
+    };
+    assert_snapshot!(built("sparse").err().expect("it is refused"));
+    built("colbert").expect("its file is there");
+    built("sentence_embedding").expect("it reads neither");
+    std::fs::remove_file(file.with_extension("pt")).expect("it is there");
+    assert_snapshot!(built("sparse").err().expect("it is refused"));
+}
+
+#[test]
+fn a_pair_is_no_input_of_a_model_that_reads_conversations() {
+    let encoder = TextEncoder::open(&published("ce-qwen")).expect("a tokenizer");
+    let error = encoder.encode_pairs(&[("a query", "a document")], Prompt::Default);
+    let root = published("").display().to_string();
+    let error = error.expect_err("it is refused").to_string();
+    assert_snapshot!(error.replace(&root, "[checkpoints]/"));
+    let with = |changes: Value| {
+        let folder = copy("ce-qwen");
+        change(&folder, "1_LogitScore/config.json", changes);
+        refused(&folder)
+    };
+    assert_snapshot!(with(json!({"true_token_id": null})));
+    assert_snapshot!(with(json!({"false_token_id": -1})));
+    assert_snapshot!(with(json!({"true_token_id": 100_000})));
+}
+
+#[test]
 fn prompts_go_by_their_names() {
     let encoder = TextEncoder::open(&published("st-mean")).expect("a tokenizer");
     let error = |prompt| {

@@ -14,7 +14,7 @@ use super::{
     error::{At, File, ModelError, Problem, words},
     expect::Expectation,
     expr::Expr,
-    modules::{EMBEDDING, Module, states},
+    modules::{Module, computed, states},
     need::needed,
     syntax::{Ast, Count, INPUTS, PartOf, Pattern},
 };
@@ -54,10 +54,11 @@ pub(super) fn model(
         expectations: Vec::new(),
     };
     // What modules compute is not the description's value of that name.
-    let pooled = !modules.is_empty() && outputs.contains(&EMBEDDING);
+    let computed = computed(modules).filter(|name| outputs.contains(name));
+    let pooled = computed.is_some();
     let described = |name: &At<String>| {
         let name = name.value.as_str();
-        outputs.contains(&name) && !(pooled && name == EMBEDDING)
+        outputs.contains(&name) && computed != Some(name)
     };
     builder.expect(&ast.expect);
     let asked = |part: &PartOf| part.outputs.iter().any(|(name, _)| described(name));
@@ -73,7 +74,7 @@ pub(super) fn model(
         let outputs = part.outputs.iter().filter(|(name, _)| described(name));
         let outputs: Vec<_> = outputs.collect();
         let wanted = outputs.iter().map(|(_, value)| value);
-        let pooled = states(ast)
+        let pooled = states(ast, modules)
             .filter(|value| pooled && part.outputs.iter().any(|(_, v)| v.span == value.span));
         let wanted = wanted.chain(pooled).map(|value| value.value.as_str());
         let body = needed(&part.body, wanted, leaves);
@@ -82,6 +83,14 @@ pub(super) fn model(
         builder.body(body)?;
         for (output, value) in outputs {
             let id = builder.value(value)?;
+            if matches!(builder.graph.op(id), Op::Weight(_)) {
+                let problem = Problem::OutOfRange {
+                    what: format!("the output `{}`", output.value),
+                    found: "a table of the checkpoint".to_owned(),
+                    expected: "a value that is computed".to_owned(),
+                };
+                return Err(file.error(problem, &value.span, "nothing computes it"));
+            }
             builder.graph.add_output(output.value.as_str(), id);
         }
     }
@@ -89,9 +98,9 @@ pub(super) fn model(
     if names.len() > 1 {
         builder.graph.set_parts(names);
     }
-    if pooled {
+    if let Some(output) = computed {
         let id = builder.modules(ast, modules)?;
-        builder.graph.add_output(EMBEDDING, id);
+        builder.graph.add_output(output, id);
     }
     let folders = modules.iter().filter_map(Module::weights);
     let folders = folders.filter(|_| pooled).map(str::to_owned).collect();

@@ -172,11 +172,16 @@ fn constant<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<serde_json::Value> {
         "false" => false.into(),
         "null" => serde_json::Value::Null,
         _ if is_string(piece) => r.string("`is`", piece)?.value.into(),
-        number => match (number.parse::<u64>(), number.parse::<f64>()) {
-            (Ok(whole), _) => whole.into(),
-            (_, Ok(real)) if real.is_finite() => real.into(),
+        // A list of its own stands in a list of what may be.
+        list if list.starts_with('[') && !list[1..].contains('[') => {
+            each(r, "`is`", piece, |p| constant(r, p))?.into()
+        }
+        number => match (number.parse::<u64>(), number.parse::<i64>(), number.parse::<f64>()) {
+            (Ok(whole), ..) => whole.into(),
+            (_, Ok(negative), _) => negative.into(),
+            (.., Ok(real)) if real.is_finite() => real.into(),
             _ => {
-                let expected = "a string, `true`, `false`, `null` or a number";
+                let expected = "a string, `true`, `false`, `null`, a number or a list of these";
                 return Err(r.form("`is`", expected, piece));
             }
         },

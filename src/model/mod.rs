@@ -130,7 +130,7 @@ use std::collections::BTreeMap;
 
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
-pub use modules::{EMBEDDING, Module, Pooling};
+pub use modules::{EMBEDDING, LOGITS, Module, Pooling, SPARSE, computed};
 
 use crate::graph::{Graph, WeightNames};
 use error::{File, quoted, suggest};
@@ -216,11 +216,11 @@ impl Description {
         self.build_with(config, outputs, &[])
     }
 
-    /// As [`build`](Self::build), with the output [`EMBEDDING`] as these modules compute it of the output
+    /// As [`build`](Self::build), with the output that these modules [compute](computed), most often [`EMBEDDING`] of the output
     /// `last_hidden_state`, and by default that one alone. Without modules it is what the description says.
     ///
     /// # Errors
-    /// As `build`, a description without the output `last_hidden_state`, and modules whose widths do not fit.
+    /// As `build`, a description without the output that they start from, and modules whose widths do not fit.
     pub fn build_with(
         &self,
         config: &serde_json::Value,
@@ -228,9 +228,9 @@ impl Description {
         modules: &[Module],
     ) -> Result<Model, ModelError> {
         self.check_model_type(config)?;
-        let default = match modules {
-            [] => self.outputs_for(config),
-            _ => vec![EMBEDDING],
+        let default = match computed(modules) {
+            None => self.outputs_for(config),
+            Some(output) => vec![output],
         };
         let outputs = self.choose(outputs.unwrap_or(&default), modules)?;
         build::model(&self.file, &self.ast, config, &outputs, modules)
@@ -243,9 +243,7 @@ impl Description {
         modules: &[Module],
     ) -> Result<Vec<&'o str>, ModelError> {
         let mut known = self.output_names();
-        if !modules.is_empty() && !known.contains(&EMBEDDING) {
-            known.push(EMBEDDING);
-        }
+        known.extend(computed(modules).filter(|output| !known.contains(output)));
         let mut chosen = Vec::new();
         for &name in asked {
             if !known.contains(&name) {

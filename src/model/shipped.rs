@@ -26,6 +26,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "mpnet",
     "nomic_bert",
     "gte",
+    "deberta_v2",
     "modernbert",
     "gemma3_text",
     "clip_text",

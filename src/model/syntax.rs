@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     graph::Sinusoid,
-    kernels::{Meta, gemm::Activation},
+    kernels::{Meta, attention::Side, gemm::Activation},
 };
 
 /// A description as written, each part with its place.
@@ -254,6 +254,20 @@ pub(super) enum Operator {
         b: At<String>,
         transpose_b: bool,
     },
+    /// Rows of a table of the checkpoint by distance, as a value.
+    PositionTable {
+        table: At<Pattern>,
+        width: At<Expr>,
+        span: At<Expr>,
+        /// The distance whose logarithm has the last row; no logarithms, where `None`.
+        reach: Option<At<Expr>>,
+    },
+    RelativeScores {
+        x: At<String>,
+        table: At<String>,
+        heads: At<Expr>,
+        of: Side,
+    },
     Softmax {
         x: At<String>,
         /// Whether a query attends to the keys up to its own only.
@@ -303,7 +317,10 @@ impl Operator {
     /// The values that the operator reads.
     pub fn values(&self) -> Vec<&At<String>> {
         match self {
-            Operator::Embedding { .. } | Operator::Remembered { .. } => Vec::new(),
+            Operator::Embedding { .. }
+            | Operator::Remembered { .. }
+            | Operator::PositionTable { .. } => Vec::new(),
+            Operator::RelativeScores { x, table, .. } => vec![x, table],
             Operator::Concat { of } => of.iter().collect(),
             Operator::Add { a, b }
             | Operator::Multiply { a, b }
@@ -347,7 +364,12 @@ impl Operator {
                 .chain(skips)
                 .collect(),
             Operator::Linear { out, .. } => vec![out],
-            Operator::SplitHeads { heads, .. } | Operator::Cache { heads, .. } => vec![heads],
+            Operator::SplitHeads { heads, .. }
+            | Operator::Cache { heads, .. }
+            | Operator::RelativeScores { heads, .. } => vec![heads],
+            Operator::PositionTable {
+                width, span, reach, ..
+            } => [width, span].into_iter().chain(reach).collect(),
             Operator::Remembered { heads, width, .. } => vec![heads, width],
             Operator::Columns { from, width, .. } => vec![from, width],
             Operator::Rotary { heads, width, .. } => vec![heads, width],
@@ -390,6 +412,7 @@ impl Operator {
                 bias: Some(ByDistance::Relative { table, .. }),
                 ..
             } => vec![table],
+            Operator::PositionTable { table, .. } => vec![table],
             Operator::Cache { name, .. } | Operator::Remembered { name, .. } => vec![name],
             _ => Vec::new(),
         }

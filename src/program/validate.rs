@@ -447,6 +447,13 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             None => return Err(format!("has {} buckets in {} rows", buckets.n, dims[0])),
             Some((found, expected)) => return Err(format!("has {found}, expected {expected}")),
         },
+        WeightExpr::Positions {
+            dims, positions, ..
+        } => match positions.problem() {
+            None if dims[0] == 2 * u64::from(positions.span) => expr.dims(),
+            None => return Err(format!("spans {} in {} rows", positions.span, dims[0])),
+            Some((found, expected)) => return Err(format!("has {found}, expected {expected}")),
+        },
         WeightExpr::Slopes { heads } => vec![*heads],
         WeightExpr::Zeros { n } => vec![*n],
         WeightExpr::ConcatRows(parts) => {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Builder;
 use crate::{
-    graph::{Buckets, NodeId, Op, WeightExpr},
+    graph::{Buckets, NodeId, Op, Positions, WeightExpr},
     kernels::{
         Meta,
         attention::{Bias, ByDistance, HeadView},
@@ -202,6 +202,43 @@ impl Builder<'_> {
                     .matmul(&operands, *transpose_b)
                     .ok_or_else(|| self.no_product(&full, &operands, *transpose_b, place))?;
                 (op, operands)
+            }
+            Operator::PositionTable {
+                table,
+                width,
+                span,
+                reach,
+            } => {
+                let positions = Positions {
+                    span: values.size(span)?,
+                    reach: reach.as_ref().map(|r| values.size(r)).transpose()?,
+                };
+                if let Some((found, expected)) = positions.problem() {
+                    let problem = Problem::OutOfRange {
+                        what: "a table of positions".to_owned(),
+                        found,
+                        expected,
+                    };
+                    return Err(self.file.error(problem, &span.span, "no such table"));
+                }
+                let dims = [2 * u64::from(positions.span), values.size(width)?.into()];
+                return self.tensor(table, &dims, |name, _| WeightExpr::Positions {
+                    name,
+                    dims,
+                    positions,
+                });
+            }
+            Operator::RelativeScores {
+                x,
+                table,
+                heads,
+                of,
+            } => {
+                let (x, heads) = (self.value(x)?, values.size(heads)?);
+                let head = self.part_of(&full, "relative_scores", x, heads, place)?;
+                let of = *of;
+                let op = Op::RelativeScores { heads, head, of };
+                (op, vec![x, self.value(table)?])
             }
             Operator::Softmax {
                 x,

@@ -3,7 +3,7 @@
 use super::{each, expression, one_or_more, plain, word};
 use crate::{
     graph::{MAX_PARTS, Sinusoid},
-    kernels::{Meta, gemm::Activation},
+    kernels::{Meta, attention::Side, gemm::Activation},
     model::{
         error::{At, Problem, suggest},
         reader::{Args, Piece, Reader},
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The primitive operators.
-pub(super) const OPERATORS: [&str; 31] = [
+pub(super) const OPERATORS: [&str; 33] = [
     "embedding",
     "linear",
     "add_bias",
@@ -44,6 +44,8 @@ pub(super) const OPERATORS: [&str; 31] = [
     "draw",
     "quick_gelu",
     "log1p_relu",
+    "position_table",
+    "relative_scores",
 ];
 
 /// The table of an embedding: `table`, or `sinusoid` for one that is computed.
@@ -107,6 +109,8 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "l2_normalize" => &["x", "eps"],
         "concat" => &["of"],
         "draw" => &["mean", "log_variance"],
+        "position_table" => &["table", "width", "span", "reach"],
+        "relative_scores" => &["x", "table", "heads", "of"],
         _ => &["x"],
     };
     let args = call.named(r, fields)?;
@@ -227,6 +231,25 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             a: value("a")?,
             b: value("b")?,
             transpose_b: flag("transpose_b")?,
+        }),
+        "position_table" => Ok(Operator::PositionTable {
+            table: weight("table")?,
+            width: size("width")?,
+            span: size("span")?,
+            reach: optional("reach")?,
+        }),
+        "relative_scores" => Ok(Operator::RelativeScores {
+            x: value("x")?,
+            table: value("table")?,
+            heads: size("heads")?,
+            of: {
+                let piece = args.required(r, "of")?;
+                match piece.text {
+                    "query" => Side::Query,
+                    "key" => Side::Key,
+                    _ => return Err(r.form("`of` of `relative_scores`", "`query` or `key`", piece)),
+                }
+            },
         }),
         "softmax" => Ok(Operator::Softmax {
             x: value("x")?,
