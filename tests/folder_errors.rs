@@ -141,12 +141,12 @@ fn modules_that_are_not_known_are_named() {
         );
         refused(&folder)
     };
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense and Normalize");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense, Normalize, SpladePooling and LogitScore");
     assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is no folder beside it");
     assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is no folder beside it");
     assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is no folder beside it");
     assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense and Normalize");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense, Normalize, SpladePooling and LogitScore");
     folder.write("modules.json", "[]");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it lists no module");
     folder.write(

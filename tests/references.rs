@@ -158,7 +158,7 @@ fn texts_are_as_long_as_32768_tokens() {
         let outputs = session.run(batch).expect("it runs");
         outputs.get("last_hidden_state").expect("it was asked for").values.clone()
     };
-    let ids: Vec<i32> = (0..LONG as i32).map(|i| 5 + (i * 7919) % 90).collect();
+    let ids: Vec<u32> = (0..LONG as u32).map(|i| 5 + (i * 7919) % 90).collect();
     let whole = Batch::from_sequences(&[ids.clone()]).expect("a batch");
     let sizes = |more: serde_json::Value| {
         let mut config = serde_json::json!({
