@@ -409,9 +409,9 @@ def gte(out, name, lens_names, hidden, heads, inner, types=2, layers=2, vocab=50
         max_position_embeddings=8192, unpad_inputs=False, use_memory_efficient_attention=False, id2label={str(i): f"LABEL_{i}" for i in range(3)}))
 
 
-def jina(out, name, lens_names, hidden, heads, inner, feed_forward="geglu", later=False, layers=2, vocab=503):
-    """States of JinaBERT v2, which transformers does not have: written from the equations of the code that is published with it. Weights
-    are drawn by the names that the description gives first, whichever version a checkpoint is of."""
+def jina_states(ids, drawn, hidden, heads, inner, feed_forward, later, layers, vocab):
+    """States of JinaBERT v2, which transformers does not have: written from the equations of the code that is published with it.
+    `drawn` gives tensors by the names of the first version."""
     eps, f = 1e-12, torch.nn.functional
     both = lambda name, *dims: (drawn(f"{name}.weight", *dims), drawn(f"{name}.bias", dims[0]))
     linear = lambda x, name, n: f.linear(x, *both(name, n, x.shape[-1]))
@@ -422,27 +422,31 @@ def jina(out, name, lens_names, hidden, heads, inner, feed_forward="geglu", late
         first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
         return first if power == n else first + slopes(2 * power)[0::2][:n - power]
 
-    def model(ids):
-        n, head = len(ids), hidden // heads
-        x = f.embedding(ids, drawn("embeddings.word_embeddings.weight", vocab, hidden)) + drawn("embeddings.token_type_embeddings.weight", 2, hidden)[0]
-        x = norm(x, "embeddings.LayerNorm")
-        distance = (torch.arange(n)[:, None] - torch.arange(n)[None]).abs()
-        bias = -torch.tensor(slopes(heads))[:, None, None] * distance
-        for i in range(layers):
-            at = f"encoder.layer.{i}."
-            q, k, v = (linear(x, f"{at}attention.self.{w}", hidden) for w in ("query", "key", "value"))
-            if later:
-                q, k = norm(q, at + "attention.self.layer_norm_q"), norm(k, at + "attention.self.layer_norm_k")
-            q, k, v = (w.view(n, heads, head).transpose(0, 1) for w in (q, k, v))
-            p = torch.softmax(q @ k.transpose(1, 2) / head ** 0.5 + bias, -1)
-            projected = linear((p @ v).transpose(0, 1).reshape(n, hidden), at + "attention.output.dense", hidden)
-            x = norm(projected + x, at + "attention.output.LayerNorm")
-            halves = f.linear(x, drawn(at + ("mlp.up_gated_layer.weight" if later else "mlp.gated_layers.weight"), 2 * inner, hidden))
-            gate, up = (halves[:, inner:], halves[:, :inner]) if later else (halves[:, :inner], halves[:, inner:])
-            inside = (torch.relu if feed_forward == "reglu" else f.gelu)(gate) * up
-            x = norm(linear(inside, at + "mlp.wo", hidden) + x, at + "mlp.layernorm")
-        return x
+    n, head = len(ids), hidden // heads
+    x = f.embedding(ids, drawn("embeddings.word_embeddings.weight", vocab, hidden)) + drawn("embeddings.token_type_embeddings.weight", 2, hidden)[0]
+    x = norm(x, "embeddings.LayerNorm")
+    distance = (torch.arange(n)[:, None] - torch.arange(n)[None]).abs()
+    bias = -torch.tensor(slopes(heads))[:, None, None] * distance
+    for i in range(layers):
+        at = f"encoder.layer.{i}."
+        q, k, v = (linear(x, f"{at}attention.self.{w}", hidden) for w in ("query", "key", "value"))
+        if later:
+            q, k = norm(q, at + "attention.self.layer_norm_q"), norm(k, at + "attention.self.layer_norm_k")
+        q, k, v = (w.view(n, heads, head).transpose(0, 1) for w in (q, k, v))
+        p = torch.softmax(q @ k.transpose(1, 2) / head ** 0.5 + bias, -1)
+        projected = linear((p @ v).transpose(0, 1).reshape(n, hidden), at + "attention.output.dense", hidden)
+        x = norm(projected + x, at + "attention.output.LayerNorm")
+        halves = f.linear(x, drawn(at + ("mlp.up_gated_layer.weight" if later else "mlp.gated_layers.weight"), 2 * inner, hidden))
+        gate, up = (halves[:, inner:], halves[:, :inner]) if later else (halves[:, :inner], halves[:, inner:])
+        inside = (torch.relu if feed_forward == "reglu" else f.gelu)(gate) * up
+        x = norm(linear(inside, at + "mlp.wo", hidden) + x, at + "mlp.layernorm")
+    return x
 
+
+def jina(out, name, lens_names, hidden, heads, inner, feed_forward="geglu", later=False, layers=2, vocab=503):
+    eps = 1e-12
+    model = lambda ids: jina_states(ids, drawn, hidden, heads, inner, feed_forward, later, layers, vocab)
+    linear = lambda x, name, n: torch.nn.functional.linear(x, drawn(f"{name}.weight", n, x.shape[-1]), drawn(f"{name}.bias", n))
     tensors = {}
     for lens_name in lens_names:
         lens = LENS[lens_name]

@@ -207,5 +207,10 @@ as_published! {
     token_classes_by_electra: "hf-electra-token", 2 runs;
     a_generator: "hf-electra-mlm", 2 runs;
     three_groups_of_two_layers: "hf-albert-groups", 3 runs;
+    biases_by_distance_where_config_says_bert: "hf-jina", 1 runs;
+    biases_by_distance_and_normalised_queries: "hf-jina-later", 1 runs;
+    one_projection_of_queries_keys_and_values: "hf-gte", 3 runs;
+    disentangled_attention: "hf-deberta", 3 runs;
+    the_text_tower_of_a_whole: "hf-clip", 2 runs;
     a_classifier_by_distilbert: "hf-distil-seq", 3 runs;
 }

@@ -37,6 +37,13 @@ pub enum WeightExpr {
     },
     /// The slope of each head, `[heads]`, computed and in no checkpoint.
     Slopes { heads: u64 },
+    /// Rows `from ..` of a matrix of the checkpoint, `dims` of it as it is stored.
+    Rows {
+        name: String,
+        dims: [u64; 2],
+        from: u64,
+        rows: u64,
+    },
     /// A tensor of the checkpoint, to each element of which 1 is added.
     PlusOne { name: String, dims: Vec<u64> },
     /// A vector of zeros, such as the bias of a norm that has none.
@@ -239,6 +246,12 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
     enum Part {
         Stored { name: String, dims: Vec<u64> },
         Transposed { name: String, dims: Vec<u64> },
+        Rows {
+            name: String,
+            dims: [u64; 2],
+            from: u64,
+            rows: u64,
+        },
     }
     let parts = Vec::<Part>::deserialize(from)?;
     Ok(parts
@@ -246,6 +259,17 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
         .map(|part| match part {
             Part::Stored { name, dims } => WeightExpr::Stored { name, dims },
             Part::Transposed { name, dims } => WeightExpr::Transposed { name, dims },
+            Part::Rows {
+                name,
+                dims,
+                from,
+                rows,
+            } => WeightExpr::Rows {
+                name,
+                dims,
+                from,
+                rows,
+            },
         })
         .collect())
 }
@@ -255,6 +279,7 @@ impl WeightExpr {
         match self {
             WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
+            WeightExpr::Rows { dims, rows, .. } => vec![*rows, dims[1]],
             WeightExpr::Sinusoid { rows, width, .. } => vec![*rows, *width],
             WeightExpr::RelativeBias { dims, buckets, .. } => {
                 vec![dims[1], 2 * u64::from(buckets.reach) + 1]
@@ -286,6 +311,7 @@ impl WeightExpr {
                 vec![(name, dims)]
             }
             WeightExpr::RelativeBias { name, dims, .. }
+            | WeightExpr::Rows { name, dims, .. }
             | WeightExpr::Positions { name, dims, .. } => vec![(name, dims)],
             WeightExpr::Sinusoid { .. } | WeightExpr::Slopes { .. } | WeightExpr::Zeros { .. } => {
                 Vec::new()

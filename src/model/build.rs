@@ -312,6 +312,37 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// Rows of a matrix `[of, in]`: `out` of them, from one on.
+    fn rows(
+        &mut self,
+        pattern: &At<Pattern>,
+        [out, width]: [u64; 2],
+        (of, from): (u64, u64),
+        place: &Range<usize>,
+    ) -> Result<NodeId, ModelError> {
+        let end = from.saturating_add(out);
+        if end > of {
+            let problem = Problem::OutOfRange {
+                what: "a part of a matrix".to_owned(),
+                found: format!("rows {from} to {end}"),
+                expected: format!("rows of {of}"),
+            };
+            return Err(self.file.error(problem, place, format!("is {of}")));
+        }
+        let rows = |name, dims: [u64; 2]| WeightExpr::Rows {
+            name,
+            dims,
+            from,
+            rows: out,
+        };
+        self.tensor_called(
+            pattern,
+            &[of, width],
+            |name| format!("{name}[{from}..{end}]"),
+            |name, _| rows(name, [of, width]),
+        )
+    }
+
     /// The node of a tensor, made by `expr` where it is new.
     fn tensor(
         &mut self,
@@ -319,12 +350,24 @@ impl<'a> Builder<'a> {
         dims: &[u64],
         expr: impl FnOnce(String, Vec<u64>) -> WeightExpr,
     ) -> Result<NodeId, ModelError> {
+        self.tensor_called(pattern, dims, str::to_owned, expr)
+    }
+
+    /// As [`tensor`](Self::tensor), under another name than the tensor's where the node is of a part of it.
+    fn tensor_called(
+        &mut self,
+        pattern: &At<Pattern>,
+        dims: &[u64],
+        called: impl Fn(&str) -> String,
+        expr: impl FnOnce(String, Vec<u64>) -> WeightExpr,
+    ) -> Result<NodeId, ModelError> {
         let mut names = self.values.names_of(pattern)?.into_iter();
         let name = names.next().unwrap_or_default();
         let others: Vec<String> = names.collect();
         let found = Shape::fixed(dims);
         let expr = expr(name.clone(), dims.to_vec());
-        if let Some((id, before)) = self.weights.get(&name) {
+        let node = called(&name);
+        if let Some((id, before)) = self.weights.get(&node) {
             let stored = self.graph.shape(*id);
             if *self.graph.op(*id) == Op::Weight(expr) {
                 return Ok(*id);
@@ -355,11 +398,11 @@ impl<'a> Builder<'a> {
             };
             return Err(self.file.error(problem, &pattern.span, "too large"));
         }
-        let id = self.add(name.clone(), Op::Weight(expr), &[], &pattern.span)?;
+        let id = self.add(node.clone(), Op::Weight(expr), &[], &pattern.span)?;
         if !others.is_empty() {
-            self.other_names.insert(name.clone(), others);
+            self.other_names.insert(name, others);
         }
-        self.weights.insert(name, (id, pattern.span.clone()));
+        self.weights.insert(node, (id, pattern.span.clone()));
         Ok(id)
     }
 

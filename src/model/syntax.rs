@@ -179,6 +179,8 @@ pub(super) enum Operator {
         out: At<Expr>,
         /// Whether the weight is stored as `[in, out]`.
         in_out: bool,
+        /// The rows that the stored matrix has and the first of them that are the weight's, where it is a part of one.
+        part: Option<(At<Expr>, At<Expr>)>,
     },
     AddBias {
         x: At<String>,
@@ -363,7 +365,11 @@ impl Operator {
                 .chain(offset)
                 .chain(skips)
                 .collect(),
-            Operator::Linear { out, .. } => vec![out],
+            Operator::Linear { out, part, .. } => {
+                let mut sizes = vec![out];
+                sizes.extend(part.iter().flat_map(|(of, from)| [of, from]));
+                sizes
+            }
             Operator::SplitHeads { heads, .. }
             | Operator::Cache { heads, .. }
             | Operator::RelativeScores { heads, .. } => vec![heads],

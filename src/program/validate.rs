@@ -438,6 +438,12 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             &[rows, columns] => vec![columns, rows],
             _ => return Err("is transposed and no matrix".to_owned()),
         },
+        WeightExpr::Rows {
+            dims, from, rows, ..
+        } => match from.checked_add(*rows) {
+            Some(end) if end <= dims[0] && dims[0] <= MAX_ELEMENTS => expr.dims(),
+            _ => return Err(format!("has {rows} rows from {from} on of {}", dims[0])),
+        },
         WeightExpr::Sinusoid { rows, width, .. } => match *width >= 4 && width % 2 == 0 {
             true => vec![*rows, *width],
             false => return Err(format!("has sines and cosines in {width} columns")),

@@ -265,6 +265,15 @@ impl Writer {
                     x.name
                 )
             }
+            _ if self.chance(15) => {
+                let (from, behind) = (self.numbers.below(4), self.numbers.below(3));
+                let of = from + out + behind;
+                let weight = self.weight(&[of, width], "stacked");
+                format!(
+                    "linear(x: \"{}\", out: {out}, weight: \"{weight}\", of: {of}, from: {from})",
+                    x.name
+                )
+            }
             _ => format!(
                 "linear(x: \"{}\", out: {out}, weight: \"{weight}\")",
                 x.name

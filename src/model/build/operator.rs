@@ -57,12 +57,17 @@ impl Builder<'_> {
                 bias,
                 out,
                 in_out,
+                part,
             } => {
                 let (x, out) = (self.value(x)?, values.size(out)?.into());
                 let dims = [out, self.width(&full, "linear", x, place)?];
-                let weight = match in_out {
-                    true => self.transposed(weight, dims)?,
-                    false => self.weight(weight, &dims)?,
+                let weight = match (in_out, part) {
+                    (_, Some((of, from))) => {
+                        let (rows, first) = (values.size(of)?, values.offset(from)?);
+                        self.rows(weight, dims, (rows.into(), first.into()), &of.span)?
+                    }
+                    (true, None) => self.transposed(weight, dims)?,
+                    (false, None) => self.weight(weight, &dims)?,
                 };
                 let epilogue = Epilogue::default();
                 let Some(bias) = bias else {

@@ -92,7 +92,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "embedding" => &[
             "ids", "table", "sinusoid", "rows", "width", "offset", "skips",
         ],
-        "linear" => &["x", "out", "weight", "bias", "stored"],
+        "linear" => &["x", "out", "weight", "bias", "stored", "of", "from"],
         "softmax" => &["x", "causal", "window", "bias"],
         "columns" => &["x", "from", "width"],
         "add_bias" => &["x", "bias"],
@@ -149,6 +149,22 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
                     "in_out" => true,
                     _ => return Err(r.form("`stored` of `linear`", "`out_in` or `in_out`", piece)),
                 },
+            },
+            part: match (args.optional("of"), args.optional("from")) {
+                (Some(of), Some(from)) => {
+                    for field in ["bias", "stored"] {
+                        if let Some(piece) = args.optional(field) {
+                            let expected = "a part of a matrix without bias, stored as `out_in`";
+                            return Err(r.form(&format!("`{field}` beside `of`"), expected, piece));
+                        }
+                    }
+                    Some((expression(r, of)?, expression(r, from)?))
+                }
+                (None, None) => None,
+                (Some(piece), None) | (None, Some(piece)) => {
+                    let expected = "both or neither";
+                    return Err(r.form("`of` and `from` of `linear`", expected, piece));
+                }
             },
         }),
         "add_bias" => Ok(Operator::AddBias {

@@ -15,7 +15,7 @@ fn config() -> Value {
         "intermediate_size": 50, "embedding_size": 16, "pad_token_id": 1,
         "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
         "decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 60,
-        "latent_size": 5, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 50,
+        "latent_size": 5, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 50, "rope_theta": 10000,
         "activation_function": "gelu_new", "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
     })
 }
@@ -49,9 +49,9 @@ const OTHER_LAYERS: [(&str, Option<usize>); 6] = [
     ("nomic_bert", Some(10)),
     ("modernbert", None),
     ("jina_bert", None),
-    ("gte", Some(9)),
-    ("deberta_v2", None),
-    ("gemma3_text", None),
+    ("gte", Some(10)),
+    ("deberta_v2", Some(17)),
+    ("gemma3_text", Some(16)),
 ];
 
 /// Keys that descriptions have different values for.

@@ -142,6 +142,14 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
                 .collect()
         }
         WeightExpr::Slopes { heads } => (0..*heads).map(|head| slope(head, *heads)).collect(),
+        WeightExpr::Rows {
+            name,
+            dims,
+            from,
+            rows,
+        } => (from * dims[1]..(from + rows) * dims[1])
+            .map(|i| stored(name, i))
+            .collect(),
         WeightExpr::PlusOne { name, dims } => (0..dims.iter().product())
             .map(|i| stored(name, i) + 1.0)
             .collect(),

@@ -111,6 +111,18 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             out.extend((0..*heads).map(|head| slope(head, *heads) as f32));
             Ok(out)
         }
+        WeightExpr::Rows {
+            name,
+            dims,
+            from,
+            rows,
+        } => {
+            let mut stored = source.read(name, dims)?;
+            let at = |row: u64| (row * dims[1]) as usize;
+            stored.truncate(at(from + rows));
+            stored.drain(..at(*from));
+            Ok(stored)
+        }
         WeightExpr::PlusOne { name, dims } => {
             let mut stored = source.read(name, dims)?;
             stored.iter_mut().for_each(|w| *w += 1.0);
