@@ -540,7 +540,7 @@ def own_encoder(out, name, lens_names):
     """What `examples/own_encoder.ron` describes, with its config.json, as a ModernBERT."""
     kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     rope = lambda theta: dict(rope_type="default", rope_theta=theta)
-    cfg = tf.ModernBertConfig(vocab_size=503, hidden_size=60, num_attention_heads=3, num_hidden_layers=6, intermediate_size=100, layer_types=kinds, local_attention=48,
+    cfg = tf.ModernBertConfig(vocab_size=503, hidden_size=48, num_attention_heads=3, num_hidden_layers=6, intermediate_size=100, layer_types=kinds, local_attention=48,
                               rope_parameters=dict(full_attention=rope(80000.0), sliding_attention=rope(5000.0)), hidden_activation="silu",
                               pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2, attn_implementation="eager")
     model = fill(tf.ModernBertModel(cfg))
