@@ -765,7 +765,8 @@ def hf_clip(folder):
     model = tf.CLIPModel.from_pretrained(folder, dtype=torch.float32).eval()
     ids = [tok(text)["input_ids"] for text in SHORT]
     states = [model.text_model(torch.tensor([i])) for i in ids]
-    embeds = model.text_projection(torch.cat([o.pooler_output for o in states]))
+    # Of an end with the id 2 transformers takes the largest id's state, as of old checkpoints, whose end has the largest.
+    embeds = model.text_projection(torch.cat([o.last_hidden_state[:, -1] for o in states]))
     runs = [("text_embeds", embeds), ("last_hidden_state", torch.cat([o.last_hidden_state[0] for o in states]))]
     check(plain(embeds))  # First tokens, which see nothing else, are the same.
     record(folder, [{"texts": SHORT, "output": o, "shape": list(v.shape), "values": plain(v), "ids": ids} for o, v in runs])
