@@ -40,7 +40,11 @@ fn example(name: &str, args: &[&str]) -> String {
 
 #[test]
 fn a_description_of_ones_own_runs_and_is_explained_once_for_all_layers_that_are_alike() {
-    let at = |file: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(file);
+    let at = |file: &str| {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("examples")
+            .join(file)
+    };
     let run = |command: &str, more: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_gemmule"))
             .arg(command)
@@ -64,7 +68,10 @@ fn a_description_of_ones_own_runs_and_is_explained_once_for_all_layers_that_are_
     assert!(attention[0].ends_with("× 6"), "{explained}");
     let ids = at("own_encoder_ids.json");
     let ids = ids.to_str().expect("a plain path");
-    let out = run("run", &["--random-weights", "1", "--device", "cpu", "--ids", ids]);
+    let out = run(
+        "run",
+        &["--random-weights", "1", "--device", "cpu", "--ids", ids],
+    );
     assert!(out.contains("sentence_embedding"), "{out}");
 }
 

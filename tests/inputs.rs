@@ -236,7 +236,7 @@ fn names_do_not_steer_a_terminal() {
     let mut config = tiny_config();
     config["hidden_act"] = json!(evil);
     shell.0.write("evil.json", config.to_string());
-    assert_snapshot!(shell.error("gemmule check bert --config evil.json"), @r#"× the activation `a\u{1b}[2J\u{9b}31m\u{202e}b` is not known ╭─[bert.ron:44:17] 43 activations: { 44 "act": [Key("hidden_act"), "gelu"], · ────────┬──────── · ╰── config.json gives `a\u{1b}[2J\u{9b}31m\u{202e}b` 45 }, ╰──── help: another function in its place would be another model; there are `gelu`, `gelu_python`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, `silu` and `swish`"#);
+    assert_snapshot!(shell.error("gemmule check bert --config evil.json"), @r#"× the activation `a\u{1b}[2J\u{9b}31m\u{202e}b` is not known ╭─[bert.ron:44:17] 43 activations: { 44 "act": [Key("hidden_act"), "gelu"], · ────────┬──────── · ╰── config.json gives `a\u{1b}[2J\u{9b}31m\u{202e}b` 45 }, ╰──── help: another function in its place would be another model; there are `gelu`, `gelu_python`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, `silu`, `swish` and `quick_gelu`"#);
     // A description may spell such a name with escapes: its graph is shown, and an error quotes it escaped.
     let named = include_str!("../models/bert.ron")
         .replace("\"embeddings.LayerNorm.bias\"", "\"evil\\u{1b}[2J\\u{9b}\"");

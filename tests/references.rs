@@ -123,18 +123,24 @@ matches_reference! {
 #[test]
 fn a_description_of_ones_own_matches() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
-    let reference = Reference::read(&folder().join("own_encoder.safetensors")).expect("a reference");
+    let reference =
+        Reference::read(&folder().join("own_encoder.safetensors")).expect("a reference");
     for without in [false, true] {
         let passes = gemmule::passes::all();
         let passes = passes.iter().filter(|_| without).map(|pass| pass.name());
-        let engine = Engine::builder(examples.join("own_encoder.ron").to_str().expect("a plain path"))
-            .config(examples.join("own_encoder.json"))
-            .random_weights(WEIGHTS)
-            .outputs(reference.names())
-            .without(passes)
-            .device(DeviceChoice::Cpu)
-            .build()
-            .expect("the model loads");
+        let engine = Engine::builder(
+            examples
+                .join("own_encoder.ron")
+                .to_str()
+                .expect("a plain path"),
+        )
+        .config(examples.join("own_encoder.json"))
+        .random_weights(WEIGHTS)
+        .outputs(reference.names())
+        .without(passes)
+        .device(DeviceChoice::Cpu)
+        .build()
+        .expect("the model loads");
         let mut session = engine.session().expect("a session");
         let compared = reference.cases.iter();
         let compared = compared.flat_map(|case| case.compare(&mut session).expect("the case runs"));
@@ -156,7 +162,11 @@ fn texts_are_as_long_as_32768_tokens() {
             .expect("the model loads");
         let mut session = engine.session().expect("a session");
         let outputs = session.run(batch).expect("it runs");
-        outputs.get("last_hidden_state").expect("it was asked for").values.clone()
+        outputs
+            .get("last_hidden_state")
+            .expect("it was asked for")
+            .values
+            .clone()
     };
     let ids: Vec<u32> = (0..LONG as u32).map(|i| 5 + (i * 7919) % 90).collect();
     let whole = Batch::from_sequences(&[ids.clone()]).expect("a batch");
@@ -165,25 +175,47 @@ fn texts_are_as_long_as_32768_tokens() {
             "vocab_size": 100, "hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
             "num_hidden_layers": 2, "intermediate_size": 8, "type_vocab_size": 2, "max_position_embeddings": LONG,
         });
-        config.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        config
+            .as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().expect("an object").clone());
         config
     };
     // Of causal attention the beginning does not see what follows.
     let config = sizes(serde_json::json!({}));
     let begin = Batch::from_sequences(&[ids[..100].to_vec()]).expect("a batch");
-    let (long, short) = (run("qwen3", config.clone(), &whole), run("qwen3", config, &begin));
+    let (long, short) = (
+        run("qwen3", config.clone(), &whole),
+        run("qwen3", config, &begin),
+    );
     assert_eq!(long.len(), LONG * 8);
-    let off = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let off = |a: &[f32], b: &[f32]| {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max)
+    };
     assert!(off(&long[..800], &short) < 1e-4);
     assert!(long.iter().all(|x| x.is_finite()));
     // Within windows the end does not see what is before, and turns by distances, whose angles are rounded at far positions.
-    let near = [("modernbert", serde_json::json!({"local_attention": 20, "layer_types": ["sliding_attention", "sliding_attention"]})),
-        ("gemma3_text", serde_json::json!({"sliding_window": 20, "use_bidirectional_attention": true, "query_pre_attn_scalar": 8,
-            "layer_types": ["sliding_attention", "sliding_attention"]}))];
+    let near = [
+        (
+            "modernbert",
+            serde_json::json!({"local_attention": 20, "layer_types": ["sliding_attention", "sliding_attention"]}),
+        ),
+        (
+            "gemma3_text",
+            serde_json::json!({"sliding_window": 20, "use_bidirectional_attention": true, "query_pre_attn_scalar": 8,
+            "layer_types": ["sliding_attention", "sliding_attention"]}),
+        ),
+    ];
     let end = Batch::from_sequences(&[ids[LONG - 100..].to_vec()]).expect("a batch");
     for (description, more) in near {
         let config = sizes(more);
-        let (long, short) = (run(description, config.clone(), &whole), run(description, config, &end));
+        let (long, short) = (
+            run(description, config.clone(), &whole),
+            run(description, config, &end),
+        );
         // Two layers reach twenty tokens to either side.
         let off = off(&long[(LONG - 50) * 8..], &short[50 * 8..]);
         assert!(off < 2e-2, "{description}: {off}");

@@ -198,7 +198,10 @@ impl Positions {
                 }
             }
         };
-        bucket.saturating_add(span).clamp(0, 2 * span - 1).unsigned_abs()
+        bucket
+            .saturating_add(span)
+            .clamp(0, 2 * span - 1)
+            .unsigned_abs()
     }
 
     /// The distance from which on all have the last row of their side; `None` where that is too far.
@@ -244,8 +247,14 @@ pub fn slope(head: u64, heads: u64) -> f64 {
 fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
     #[derive(Deserialize)]
     enum Part {
-        Stored { name: String, dims: Vec<u64> },
-        Transposed { name: String, dims: Vec<u64> },
+        Stored {
+            name: String,
+            dims: Vec<u64>,
+        },
+        Transposed {
+            name: String,
+            dims: Vec<u64>,
+        },
         Rows {
             name: String,
             dims: [u64; 2],

@@ -45,7 +45,10 @@ impl WeightNames {
     /// Whether a tensor may lie in a file of its own beside the checkpoint, as `sparse_linear/weight` does in
     /// `sparse_linear.safetensors`.
     pub fn reads_other_files(&self) -> bool {
-        self.others.values().flatten().any(|name| name.contains('/'))
+        self.others
+            .values()
+            .flatten()
+            .any(|name| name.contains('/'))
     }
 }
 

@@ -176,7 +176,11 @@ fn constant<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<serde_json::Value> {
         list if list.starts_with('[') && !list[1..].contains('[') => {
             each(r, "`is`", piece, |p| constant(r, p))?.into()
         }
-        number => match (number.parse::<u64>(), number.parse::<i64>(), number.parse::<f64>()) {
+        number => match (
+            number.parse::<u64>(),
+            number.parse::<i64>(),
+            number.parse::<f64>(),
+        ) {
             (Ok(whole), ..) => whole.into(),
             (_, Ok(negative), _) => negative.into(),
             (.., Ok(real)) if real.is_finite() => real.into(),

@@ -201,7 +201,9 @@ impl Published<'_> {
                 theta.powf(-pair / half) / (a * (pair + 1.0).powf(b)).exp()
             }
         };
-        Ok((0..half as u32).map(|pair| frequency(f64::from(pair))).collect())
+        Ok((0..half as u32)
+            .map(|pair| frequency(f64::from(pair)))
+            .collect())
     }
 
     /// YaRN (Peng et al. 2023).

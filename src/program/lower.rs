@@ -621,10 +621,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         Op::Softmax { causal: false, .. } if padding == Padding::Kept => {
             &[Meta::CuLens, Meta::PairOffsets, Meta::ValidLens]
         }
-        Op::Scores { .. }
-        | Op::RelativeScores { .. }
-        | Op::Softmax { .. }
-        | Op::Context { .. } => {
+        Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             &[Meta::CuLens, Meta::PairOffsets]
         }
         Op::FirstToken

@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{params, storage, unfused, unfused::rounding};
 use crate::{
-    kernels::{Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance},
+    kernels::{
+        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
+    },
     machine::Machine,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };

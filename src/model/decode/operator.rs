@@ -263,7 +263,9 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
                 match piece.text {
                     "query" => Side::Query,
                     "key" => Side::Key,
-                    _ => return Err(r.form("`of` of `relative_scores`", "`query` or `key`", piece)),
+                    _ => {
+                        return Err(r.form("`of` of `relative_scores`", "`query` or `key`", piece));
+                    }
                 }
             },
         }),

@@ -190,7 +190,9 @@ fn a_key_with_an_index_decides_and_a_condition_where_it_is_absent() {
     let kinds = |kinds: Value| {
         let mut config = tiny_config();
         config["kinds"] = kinds;
-        let model = description.build(&config, None).expect("the sizes are right");
+        let model = description
+            .build(&config, None)
+            .expect("the sizes are right");
         let of = |i: u32| match model.graph.text().contains(&format!("layer.{i}.z = tanh")) {
             true => "far",
             false => "near",
@@ -233,7 +235,10 @@ fn a_fixed_scaling_of_the_base_has_the_last_frequency_over_the_factor() {
         let mut config = tiny_config();
         config["rope_scaling"] = scaling;
         let model = description.build(&config, None);
-        let graph = model.map_err(miette::Report::new).expect("the sizes are right").graph;
+        let graph = model
+            .map_err(miette::Report::new)
+            .expect("the sizes are right")
+            .graph;
         let nodes = graph.topological().into_iter();
         let mut turns = nodes.filter_map(|id| match graph.op(id) {
             Op::Rotary { rotation, .. } => Some(rotation.frequencies.clone()),

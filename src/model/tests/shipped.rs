@@ -266,7 +266,11 @@ fn a_checkpoint_is_described_by_its_model_type() {
         assert_eq!(found.expect("it is shipped").name(), name);
     }
     // Some say the type of another model, and by a key that they are none.
-    for (key, name) in [("alibi", "jina_bert"), ("absolute", "bert"), ("relative_key", "bert")] {
+    for (key, name) in [
+        ("alibi", "jina_bert"),
+        ("absolute", "bert"),
+        ("relative_key", "bert"),
+    ] {
         let config = json!({"model_type": "bert", "position_embedding_type": key});
         let found = Description::for_config(&config).expect("it is shipped");
         assert_eq!(found.name(), name);

@@ -465,7 +465,11 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             let shape = grouped(*heads, *kv_heads, *head);
             shape.scores(batch, (reads[0], reads[1]), [*q, *k])
         }
-        Op::RelativeScores { heads, head, of: side } => {
+        Op::RelativeScores {
+            heads,
+            head,
+            of: side,
+        } => {
             let width = (heads * head) as usize;
             let reach = (reads[1].len() / width / 2) as i64;
             let mut out = Vec::new();
