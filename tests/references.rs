@@ -169,7 +169,7 @@ fn texts_are_as_long_as_32768_tokens() {
             .clone()
     };
     let ids: Vec<u32> = (0..LONG as u32).map(|i| 5 + (i * 7919) % 90).collect();
-    let whole = Batch::from_sequences(&[ids.clone()]).expect("a batch");
+    let whole = Batch::from_sequences(std::slice::from_ref(&ids)).expect("a batch");
     let sizes = |more: serde_json::Value| {
         let mut config = serde_json::json!({
             "vocab_size": 100, "hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
