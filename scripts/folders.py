@@ -40,9 +40,11 @@ from collections import Counter
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 import numpy as np, safetensors.torch, torch, transformers as tf
 import sentence_transformers as st
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.cross_encoder.modules import LogitScore
 from tokenizers import Tokenizer, pre_tokenizers
 
 CORPUS = """
@@ -290,6 +292,41 @@ def predict(folder, runs=(({}, PAIRS), ({}, [LONG_PAIR, LONG_SECOND]))):
     return model
 
 
+LATER = [("attention.output.LayerNorm", "layer_norm_1"), ("mlp.wo", "mlp.down_layer"), ("mlp.layernorm", "layer_norm_2")]
+
+
+def jina(folder, later):
+    """JinaBERT as it is published, in one of its two versions, with states by the equations of `reference.py`."""
+    import reference
+
+    tok = bert_tokenizer()
+    n, tensors, random = dict(hidden=HIDDEN, heads=2, inner=48, layers=2), {}, torch.Generator().manual_seed(zlib.crc32(os.path.basename(folder).encode()))
+
+    def drawn(name, *dims):
+        for one, other in LATER if later else []:
+            name = name.replace(one, other)
+        if name not in tensors:
+            norm = len(dims) == 1 and name.endswith("weight")
+            tensors[name] = ((1.0 if norm else 0.0) + (0.1 if len(dims) == 1 else 0.3) * torch.randn(dims, generator=random)).half()
+        return tensors[name].float()
+
+    def states(text):
+        ids = tok(text)["input_ids"]
+        return ids, reference.jina_states(torch.tensor(ids), drawn, feed_forward="geglu", later=later, vocab=len(tok), **n)
+
+    runs = [states(text) for text in SHORT]
+    values = plain(torch.cat([h for _, h in runs]))
+    tok.save_pretrained(folder)
+    safetensors.torch.save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    where = "jinaai/jina-bert-v2-qk-post-norm" if later else "jinaai/jina-bert-implementation"
+    write({"architectures": ["JinaBertForMaskedLM"], "model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu", "vocab_size": len(tok),
+           "hidden_size": HIDDEN, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 48, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+           "max_position_embeddings": POSITIONS, "hidden_act": "gelu", "emb_pooler": "mean", "auto_map": {"AutoModel": f"{where}--modeling_bert.JinaBertModel"}},
+          folder, "config.json")
+    check(values)
+    record(folder, [{"texts": SHORT, "output": "last_hidden_state", "shape": list(values.shape), "values": values, "ids": [ids for ids, _ in runs]}])
+
+
 OUTPUTS = {
     "last_hidden_state": lambda o: o.last_hidden_state[0],
     "pooler_output": lambda o: o.pooler_output,
@@ -315,8 +352,8 @@ def run(folder, *runs):
             ids, types = zip(*((i[0], t[0]) for i, t in map(ids_and_types, features)))
             values = np.concatenate([plain(OUTPUTS[output](model.eval()(**f))) for f in features])
             check(values)
-            # DistilBERT takes no types, though the template of its tokenizer.json gives some.
-            check_ids(folder, POSITIONS, inputs, list(ids), None if model.config.model_type == "distilbert" else list(types))
+            # DistilBERT and DeBERTa take no types, though the template of its tokenizer.json gives some.
+            check_ids(folder, POSITIONS, inputs, list(ids), None if model.config.model_type in ("distilbert", "deberta-v2") else list(types))
             more = {"columns": 64} if output == "mlm_logits" else {}
             out.append({key: inputs, "ids": ids, "types": types, "output": output} | more | {"shape": list(values.shape), "values": values})
     record(folder, out)
@@ -484,7 +521,83 @@ def st_electra(folder):
     encode(folder, SIMPLE)
 
 
+def st_qwen(folder):
+    """As Qwen3-Embedding is published: the last token, which the tokenizer adds, and instructions for queries."""
+    tok = roberta_tokenizer()
+    config = tf.Qwen3Config(**sizes(tok, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
+    sentence(folder, tok, tf.Qwen3Model(config), Pooling(HIDDEN, "lasttoken"), Normalize(), prompts=PROMPTS)
+    encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"})])
+
+
+def st_gemma(folder):
+    """As EmbeddingGemma is published: two projections behind the mean."""
+    tok = roberta_tokenizer()
+    config = tf.Gemma3TextConfig(**sizes(tok, num_hidden_layers=3, num_key_value_heads=1, head_dim=16, sliding_window=12, use_bidirectional_attention=True,
+                                         query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"]))
+    dense = lambda i, o: Dense(i, o, bias=False, activation_function=torch.nn.Identity())
+    sentence(folder, tok, tf.Gemma3TextModel(config), Pooling(HIDDEN, "mean"), dense(HIDDEN, 48), dense(48, HIDDEN), Normalize(), prompts=PROMPTS)
+    # A window of 12 tokens reaches 6 to either side, and longer texts are cut to 24.
+    encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "document"})])
+
+
+def st_m3(folder):
+    """As BGE-M3 is published, with the layers of its other outputs converted to safetensors."""
+    tok = xlmr_tokenizer()
+    sentence(folder, tok, tf.XLMRobertaModel(robertas(tf.XLMRobertaConfig, tok)), Pooling(HIDDEN, "cls"), Normalize())
+    older(folder, limit=POSITIONS)
+    layers = {"sparse_linear": torch.nn.Linear(HIDDEN, 1), "colbert_linear": torch.nn.Linear(HIDDEN, HIDDEN)}
+    for name, layer in layers.items():
+        draw(layer, name)
+        safetensors.torch.save_file(dict(layer.state_dict()), os.path.join(folder, f"{name}.safetensors"))
+        layer.float()
+    model = encode(folder, SIMPLE[:1])
+    runs = read(folder, "expected.json")["runs"]
+    runs = [run | {"values": np.array(run["values"], dtype=np.float32)} for run in runs]
+    ids = [model.tokenizer(text)["input_ids"] for text in SHORT]
+    h = torch.cat([model[0].model(torch.tensor([i])).last_hidden_state[0] for i in ids])
+    outputs = {"sparse": torch.relu(layers["sparse_linear"](h)), "colbert": torch.nn.functional.normalize(layers["colbert_linear"](h), dim=-1)}
+    for output, values in outputs.items():
+        runs.append({"texts": SHORT, "output": output, "shape": list(values.shape), "values": plain(values), "ids": ids})
+    record(folder, runs)
+
+
+def st_splade(folder):
+    tok = bert_tokenizer()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.BertForMaskedLM(bert(tok)))
+        trunk = Transformer(path, transformer_task="fill-mask", model_kwargs={"dtype": torch.float16})
+        SparseEncoder(modules=[trunk, SpladePooling("max")], device="cpu").save(folder, create_model_card=False)
+    model = SparseEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32})
+    runs = []
+    for texts in (TEXTS, LONG):
+        values = plain(model.encode(texts, convert_to_sparse_tensor=False))
+        ids, _ = ids_and_types(model.preprocess(texts))
+        check(values)
+        check_ids(folder, model.max_seq_length, texts, ids)
+        runs.append({"texts": texts, "output": "sparse", "shape": list(values.shape), "values": values, "ids": ids})
+    record(folder, runs)
+
+
 # Cross encoders.
+
+
+def ce_qwen(folder):
+    """As Qwen3-Reranker is published: the logits of two tokens. A pair is one text, as the model card writes it."""
+    tok = roberta_tokenizer()
+    config = tf.Qwen3Config(**sizes(tok, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
+    tok.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.Qwen3ForCausalLM(config))
+        trunk = Transformer(path, transformer_task="text-generation", model_kwargs={"dtype": torch.float16})
+        CrossEncoder(modules=[trunk, LogitScore(30, 31)], device="cpu").save(folder, create_model_card=False)
+    model = tf.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = [tok(text)["input_ids"] for text in TEXTS]
+    logits = torch.stack([model(torch.tensor([i])).logits[0, -1] for i in ids])
+    values = plain((logits[:, 30] - logits[:, 31])[:, None])
+    check(values)
+    record(folder, [{"texts": TEXTS, "output": "sequence_logits", "shape": list(values.shape), "values": values, "ids": ids}])
 
 
 def ce_one(folder):
@@ -619,6 +732,44 @@ def hf_distil_seq(folder):
     tok = bert_tokenizer(model_input_names=["input_ids", "attention_mask"])
     save(folder, tok, tf.DistilBertForSequenceClassification(distilbert(tok, num_labels=3)))
     run(folder, (tf.DistilBertForSequenceClassification, "sequence_logits"), (tf.DistilBertModel, "last_hidden_state"))
+
+
+def hf_jina(folder):
+    jina(folder, later=False)
+
+
+def hf_jina_later(folder):
+    jina(folder, later=True)
+
+
+def hf_gte(folder):
+    tok = bert_tokenizer()
+    save(folder, tok, tf.GteForSequenceClassification(tf.GteConfig(**sizes(tok, type_vocab_size=2, num_labels=3))))
+    run(folder, (tf.GteForSequenceClassification, "sequence_logits"), (tf.GteModel, "last_hidden_state"))
+
+
+def hf_deberta(folder):
+    tok = bert_tokenizer(model_input_names=["input_ids", "attention_mask"])
+    config = tf.DebertaV2Config(**sizes(tok, relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm", pos_att_type=["p2c", "c2p"],
+                                        position_buckets=8, position_biased_input=False, type_vocab_size=0, num_labels=3))
+    save(folder, tok, tf.DebertaV2ForSequenceClassification(config))
+    run(folder, (tf.DebertaV2ForSequenceClassification, "sequence_logits"), (tf.DebertaV2Model, "last_hidden_state"))
+
+
+def hf_clip(folder):
+    """A whole CLIP, whose image tower is not read."""
+    tok = roberta_tokenizer()
+    text = sizes(tok, eos_token_id=tok.eos_token_id, bos_token_id=tok.bos_token_id, pad_token_id=1)
+    image = dict(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16, image_size=8, patch_size=4)
+    save(folder, tok, tf.CLIPModel(tf.CLIPConfig(text_config=text, vision_config=image, projection_dim=24)))
+    model = tf.CLIPModel.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = [tok(text)["input_ids"] for text in SHORT]
+    states = [model.text_model(torch.tensor([i])) for i in ids]
+    # Of an end with the id 2 transformers takes the largest id's state, as of old checkpoints, whose end has the largest.
+    embeds = model.text_projection(torch.cat([o.last_hidden_state[:, -1] for o in states]))
+    runs = [("text_embeds", embeds), ("last_hidden_state", torch.cat([o.last_hidden_state[0] for o in states]))]
+    check(plain(embeds))  # First tokens, which see nothing else, are the same.
+    record(folder, [{"texts": SHORT, "output": o, "shape": list(v.shape), "values": plain(v), "ids": ids} for o, v in runs])
 
 
 if __name__ == "__main__":

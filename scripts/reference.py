@@ -15,7 +15,7 @@ import transformers as tf
 
 SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129]}
-PREFIXES = ("bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "transformer.", "model.")
+PREFIXES = ("deberta.", "bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.")
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
     "The model description is turned into CUDA source.",
@@ -48,6 +48,7 @@ def normal(name, n):
 def fill(model, deviation=DEVIATION):
     """Draws every parameter by its published name, without the trunk's prefix."""
     tied = getattr(model.config, "tie_word_embeddings", False)
+    shared = any(name.endswith("shared.weight") for name in model.state_dict())
     for name, p in model.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
@@ -55,10 +56,11 @@ def fill(model, deviation=DEVIATION):
         if not p.is_floating_point() or name != "decoder.bias" and name.endswith(("decoder.weight", "decoder.bias", "vocab_projector.weight")):
             continue
         # One table serves both sides and the head; sines and cosines are computed.
-        if name.endswith("embed_tokens.weight") or (name.endswith("embed_positions.weight") and "Sinus" in type(model.get_submodule(name.removesuffix(".weight"))).__name__):
+        if shared and name.endswith("embed_tokens.weight") or (name.endswith("embed_positions.weight") and "Sinus" in type(model.get_submodule(name.removesuffix(".weight"))).__name__):
             continue
         bare = name
-        for prefix in PREFIXES:
+        # DistilBERT's layers are called so where GPT-2 has its trunk's prefix.
+        for prefix in PREFIXES + (("transformer.",) if model.config.model_type == "gpt2" else ()):
             bare = bare.removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
         values = mean + np.float32(deviation) * normal(bare, p.numel())
@@ -94,6 +96,7 @@ FAMILIES = {
     "distilbert": (tf.DistilBertConfig, tf.DistilBertModel, tf.DistilBertForSequenceClassification, tf.DistilBertForTokenClassification, tf.DistilBertForMaskedLM),
     "mpnet": (tf.MPNetConfig, tf.MPNetModel, tf.MPNetForSequenceClassification, tf.MPNetForTokenClassification, tf.MPNetForMaskedLM),
     "modernbert": (tf.ModernBertConfig, tf.ModernBertModel, tf.ModernBertForSequenceClassification, tf.ModernBertForTokenClassification, tf.ModernBertForMaskedLM),
+    "xlm_roberta_xl": (tf.XLMRobertaXLConfig, tf.XLMRobertaXLModel, tf.XLMRobertaXLForSequenceClassification, tf.XLMRobertaXLForTokenClassification, tf.XLMRobertaXLForMaskedLM),
     "albert": (tf.AlbertConfig, tf.AlbertModel, tf.AlbertForSequenceClassification, tf.AlbertForTokenClassification, tf.AlbertForMaskedLM),
 }
 
@@ -107,7 +110,7 @@ def config(family, hidden, heads, layers=3, inner=1000, vocab=1003, **more):
         sizes["embedding_size"] = 128
     if family == "modernbert":
         sizes |= dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
-    positions = 514 if family in ("roberta", "mpnet") else 512
+    positions = 514 if family in ("roberta", "mpnet", "xlm_roberta_xl") else 512
     return FAMILIES[family][0](vocab_size=vocab, max_position_embeddings=positions, num_labels=3, attn_implementation="eager", **sizes, **more)
 
 
@@ -134,6 +137,9 @@ def random_model(out, name, family, lens_names, **sizes):
             put("pooler_output", o.pooler_output)
         for key in heads:
             logits = run(models[key], ids, lens)[0].logits
+            if key == "mlm_logits" and family in ("bert", "distilbert", "modernbert"):
+                w = mask[..., None].float()
+                put("sparse", torch.log1p(torch.relu(logits * w)).max(1).values)
             put(key, logits if key == "sequence_logits" else logits[mask][rows][:, :64])
     save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     with open(os.path.join(out, f"{name}.json"), "w") as f:
@@ -338,6 +344,234 @@ def nomic(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, thet
         f.write("\n")
 
 
+def written(out, name, tensors, published):
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    with open(os.path.join(out, f"{name}.json"), "w") as f:
+        json.dump(published, f, indent=1, sort_keys=True)
+        f.write("\n")
+    print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
+
+
+def drawn(published, *dims):
+    mean = np.float32(1.0 if len(dims) == 1 and published.endswith("weight") else 0.0)
+    values = mean + np.float32(DEVIATION) * normal(published, int(np.prod(dims)))
+    return torch.from_numpy(values.reshape(dims))
+
+
+def gte(out, name, lens_names, hidden, heads, inner, types=2, layers=2, vocab=503, theta=20000.0, scaling=None):
+    """States of GTE, whose weights transformers calls otherwise than they are published, and which scales no frequencies as the
+    published code does."""
+    cfg = tf.GteConfig(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner, num_labels=3,
+                       type_vocab_size=types, rope_parameters=dict(rope_type="default", rope_theta=theta), attn_implementation="eager")
+    models = {"trunk": tf.GteModel(cfg, add_pooling_layer=True), "sequence_logits": tf.GteForSequenceClassification(cfg), "token_logits": tf.GteForTokenClassification(cfg)}
+    for model in models.values():
+        model.eval()
+        trunk = getattr(model, "gte", model)
+        put = lambda published, *own: [p.copy_(part) for p, part in zip(own, drawn(published, *[sum(p.shape[0] for p in own), *own[0].shape[1:]]).split([p.shape[0] for p in own]))]
+        if hasattr(model, "classifier"):
+            put("classifier.weight", model.classifier.weight), put("classifier.bias", model.classifier.bias)
+        e = trunk.embeddings
+        put("embeddings.word_embeddings.weight", e.word_embeddings.weight)
+        if types:
+            put("embeddings.token_type_embeddings.weight", e.token_type_embeddings.weight)
+        both = lambda published, *modules: [put(f"{published}.{end}", *(getattr(m, end) for m in modules)) for end in ("weight", "bias")]
+        both("embeddings.LayerNorm", e.LayerNorm)
+        for i, layer in enumerate(trunk.layers):
+            at, a = f"encoder.layer.{i}.", layer.self_attn
+            both(at + "attention.qkv_proj", a.q_proj, a.k_proj, a.v_proj)
+            both(at + "attention.o_proj", a.o_proj)
+            put(at + "mlp.up_gate_proj.weight", layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
+            both(at + "mlp.down_proj", layer.mlp.down_proj)
+            both(at + "attn_ln", layer.post_attention_layernorm)
+            both(at + "mlp_ln", layer.post_mlp_layernorm)
+        if trunk.pooler is not None:
+            both("pooler.dense", trunk.pooler.dense)
+        if scaling:
+            # NTKScalingRotaryEmbedding of Alibaba-NLP/new-impl.
+            pairs, dim, factor, b = torch.arange(0, hidden // heads, 2).double(), hidden // heads, scaling["factor"], scaling.get("mixed_b")
+            f = 1 / (theta * (factor if b is None else 1)) ** (pairs / dim)
+            f = f / factor ** (2 / dim) if b is None else f / torch.exp(np.log(factor) / (dim / 2) ** b * (pairs / 2 + 1) ** b)
+            trunk.rotary_emb.inv_freq.copy_(f.float())
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        o, mask = run(models["trunk"], ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+        tensors[f"{lens_name}.sentence_embedding"] = torch.nn.functional.normalize(o.last_hidden_state[:, 0], dim=1).numpy()
+        tensors[f"{lens_name}.pooler_output"] = o.pooler_output.numpy()
+        tensors[f"{lens_name}.sequence_logits"] = run(models["sequence_logits"], ids, lens)[0].logits.numpy()
+        tensors[f"{lens_name}.token_logits"] = run(models["token_logits"], ids, lens)[0].logits[mask][rows_of(lens)].numpy()
+    written(out, name, tensors, dict(
+        model_type="new", vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
+        type_vocab_size=types, layer_norm_eps=1e-12, layer_norm_type="layer_norm", hidden_act="gelu", position_embedding_type="rope", rope_theta=theta,
+        rope_scaling=scaling and dict(type="ntk", **scaling), pack_qkv=True, logn_attention_scale=False, logn_attention_clip1=False,
+        max_position_embeddings=8192, unpad_inputs=False, use_memory_efficient_attention=False, id2label={str(i): f"LABEL_{i}" for i in range(3)}))
+
+
+def jina_states(ids, drawn, hidden, heads, inner, feed_forward, later, layers, vocab):
+    """States of JinaBERT v2, which transformers does not have: written from the equations of the code that is published with it.
+    `drawn` gives tensors by the names of the first version."""
+    eps, f = 1e-12, torch.nn.functional
+    both = lambda name, *dims: (drawn(f"{name}.weight", *dims), drawn(f"{name}.bias", dims[0]))
+    linear = lambda x, name, n: f.linear(x, *both(name, n, x.shape[-1]))
+    norm = lambda x, name: f.layer_norm(x, x.shape[-1:], *both(name, x.shape[-1]), eps)
+
+    def slopes(n):
+        power = 2 ** int(np.log2(n))
+        first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+        return first if power == n else first + slopes(2 * power)[0::2][:n - power]
+
+    n, head = len(ids), hidden // heads
+    x = f.embedding(ids, drawn("embeddings.word_embeddings.weight", vocab, hidden)) + drawn("embeddings.token_type_embeddings.weight", 2, hidden)[0]
+    x = norm(x, "embeddings.LayerNorm")
+    distance = (torch.arange(n)[:, None] - torch.arange(n)[None]).abs()
+    bias = -torch.tensor(slopes(heads))[:, None, None] * distance
+    for i in range(layers):
+        at = f"encoder.layer.{i}."
+        q, k, v = (linear(x, f"{at}attention.self.{w}", hidden) for w in ("query", "key", "value"))
+        if later:
+            q, k = norm(q, at + "attention.self.layer_norm_q"), norm(k, at + "attention.self.layer_norm_k")
+        q, k, v = (w.view(n, heads, head).transpose(0, 1) for w in (q, k, v))
+        p = torch.softmax(q @ k.transpose(1, 2) / head ** 0.5 + bias, -1)
+        projected = linear((p @ v).transpose(0, 1).reshape(n, hidden), at + "attention.output.dense", hidden)
+        x = norm(projected + x, at + "attention.output.LayerNorm")
+        halves = f.linear(x, drawn(at + ("mlp.up_gated_layer.weight" if later else "mlp.gated_layers.weight"), 2 * inner, hidden))
+        gate, up = (halves[:, inner:], halves[:, :inner]) if later else (halves[:, :inner], halves[:, inner:])
+        inside = (torch.relu if feed_forward == "reglu" else f.gelu)(gate) * up
+        x = norm(linear(inside, at + "mlp.wo", hidden) + x, at + "mlp.layernorm")
+    return x
+
+
+def jina(out, name, lens_names, hidden, heads, inner, feed_forward="geglu", later=False, layers=2, vocab=503):
+    eps = 1e-12
+    model = lambda ids: jina_states(ids, drawn, hidden, heads, inner, feed_forward, later, layers, vocab)
+    linear = lambda x, name, n: torch.nn.functional.linear(x, drawn(f"{name}.weight", n, x.shape[-1]), drawn(f"{name}.bias", n))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        mask = torch.arange(max(lens))[None] < torch.tensor(lens)[:, None]
+        h = torch.zeros(*mask.shape, hidden)
+        h[mask] = torch.cat([model(own) for own in torch.from_numpy(ids).split(lens)])
+        states(tensors, lens_name, ids, lens, h, mask)
+        tensors[f"{lens_name}.pooler_output"] = torch.tanh(linear(h[:, 0], "pooler.dense", hidden)).numpy()
+    where = "jinaai/jina-bert-v2-qk-post-norm" if later else "jinaai/jina-bert-implementation"
+    published = dict(model_type="bert", position_embedding_type="alibi", feed_forward_type=feed_forward, vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers,
+                     num_attention_heads=heads, intermediate_size=inner, type_vocab_size=2, layer_norm_eps=eps, max_position_embeddings=8192, hidden_act="gelu",
+                     emb_pooler="mean", auto_map={"AutoModel": f"{where}--modeling_bert.JinaBertModel"})
+    written(out, name, tensors, published)
+
+
+def clip_text(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, projection=36, nested=False, **more):
+    cfg = tf.CLIPTextConfig(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner,
+                            max_position_embeddings=512, projection_dim=projection, eos_token_id=vocab - 1, attn_implementation="eager", **more)
+    model = fill(tf.CLIPTextModelWithProjection(cfg))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab - 1, sum(lens))
+        ids[np.cumsum(lens) - 1] = vocab - 1
+        o, mask = run(model, ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+        tensors[f"{lens_name}.text_embeds"] = o.text_embeds.numpy()
+        tensors[f"{lens_name}.sentence_embedding"] = torch.nn.functional.normalize(o.text_embeds, dim=1).numpy()
+        tensors[f"{lens_name}.pooler_output"] = run(model.text_model, ids, lens)[0].pooler_output.numpy()
+    keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool)) and k not in ("transformers_version", "dtype", "_attn_implementation")}
+    written(out, name, tensors, dict(model_type="clip", projection_dim=projection, text_config=keep) if nested else keep)
+
+
+def gemma(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers, vocab=503, **more):
+    cfg = tf.Gemma3TextConfig(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head, num_hidden_layers=layers,
+                              intermediate_size=inner, max_position_embeddings=2048, attn_implementation="eager", **more)
+    model = fill(tf.Gemma3TextModel(cfg))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        mask = torch.arange(max(lens))[None] < torch.tensor(lens)[:, None]
+        h = torch.zeros(*mask.shape, hidden)
+        # Each by itself: the mask of padding would be or-ed with that of a window.
+        h[mask] = torch.cat([model(input_ids=own[None]).last_hidden_state[0] for own in torch.from_numpy(ids).split(lens)])
+        states(tensors, lens_name, ids, lens, h, mask)
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool, list, dict)) and k not in ("transformers_version", "dtype", "_attn_implementation", "id2label", "label2id", "architectures")}
+    written(out, name, tensors, {k: v for k, v in keep.items() if k != "layer_types" or "layer_types" in more})
+
+
+def bge_m3(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
+    """Dense, sparse and ColBERT's outputs, as BAAI's FlagEmbedding computes them."""
+    cfg = tf.XLMRobertaConfig(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner,
+                              max_position_embeddings=514, type_vocab_size=1, attn_implementation="eager")
+    model = fill(tf.XLMRobertaModel(cfg, add_pooling_layer=False))
+    linear = lambda x, name, n: torch.nn.functional.linear(x, drawn(f"{name}.weight", n, hidden), drawn(f"{name}.bias", n))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        o, mask = run(model, ids, lens)
+        rows = rows_of(lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+        h = o.last_hidden_state[mask][rows]
+        tensors[f"{lens_name}.sparse"] = torch.relu(linear(h, "sparse_linear", 1)).numpy()
+        tensors[f"{lens_name}.colbert"] = torch.nn.functional.normalize(linear(h, "colbert_linear", hidden), dim=-1).numpy()
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    write_config(out, name, cfg)
+
+
+def deberta(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, **more):
+    cfg = tf.DebertaV2Config(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner, num_labels=3,
+                             relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm", attn_implementation="eager", **more)
+    trunk, sequence, token = (fill(m(cfg)) for m in (tf.DebertaV2Model, tf.DebertaV2ForSequenceClassification, tf.DebertaV2ForTokenClassification))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        o, mask = run(trunk, ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+        tensors[f"{lens_name}.pooler_output"] = sequence.pooler(o.last_hidden_state).numpy()
+        tensors[f"{lens_name}.sequence_logits"] = run(sequence, ids, lens)[0].logits.numpy()
+        tensors[f"{lens_name}.token_logits"] = run(token, ids, lens)[0].logits[mask][rows_of(lens)].numpy()
+    kept = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool)) and k not in ("transformers_version", "dtype", "_attn_implementation")}
+    written(out, name, tensors, kept | dict(pos_att_type=more["pos_att_type"], id2label={str(i): f"LABEL_{i}" for i in range(3)}))
+
+
+def own_encoder(out, name, lens_names):
+    """What `examples/own_encoder.ron` describes, with its config.json, as a ModernBERT."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    rope = lambda theta: dict(rope_type="default", rope_theta=theta)
+    cfg = tf.ModernBertConfig(vocab_size=503, hidden_size=48, num_attention_heads=3, num_hidden_layers=6, intermediate_size=100, layer_types=kinds, local_attention=48,
+                              rope_parameters=dict(full_attention=rope(80000.0), sliding_attention=rope(5000.0)), hidden_activation="silu",
+                              pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2, attn_implementation="eager")
+    model = fill(tf.ModernBertModel(cfg))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, 503, sum(lens))
+        o, mask = run(model, ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+
+
+def ranker(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers=2, vocab=503, labels=1):
+    """A decoder as an encoder: the state of the last token, of unit length, and logits of it."""
+    cfg = tf.Qwen3Config(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head, num_hidden_layers=layers,
+                         intermediate_size=inner, max_position_embeddings=2048, num_labels=labels, pad_token_id=0, tie_word_embeddings=True, attn_implementation="eager")
+    trunk, head_of, writer = (fill(m(cfg)) for m in (tf.Qwen3Model, tf.Qwen3ForSequenceClassification, tf.Qwen3ForCausalLM))
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        o, mask = run(trunk, ids, lens)
+        states(tensors, lens_name, ids, lens, o.last_hidden_state, mask)
+        last = o.last_hidden_state[torch.arange(len(lens)), torch.tensor(lens) - 1]
+        tensors[f"{lens_name}.sentence_embedding"] = torch.nn.functional.normalize(last, dim=1).numpy()
+        tensors[f"{lens_name}.sequence_logits"] = run(head_of, ids, lens)[0].logits.numpy()
+        tensors[f"{lens_name}.next_token_logits"] = writer.lm_head(last).numpy()
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    write_config(out, name, cfg, id2label={str(i): f"LABEL_{i}" for i in range(labels)})
+
+
 def t5_encoder(out, name, lens_names, vocab=503, **sizes):
     """States of an encoder alone."""
     cfg = tf.T5Config(vocab_size=vocab, attn_implementation="eager", **sizes)
@@ -447,6 +681,25 @@ if __name__ == "__main__":
     random_model(a.out, "modernbert_head20", "modernbert", ["tiny", "mixed"], hidden=60, heads=3, inner=100, layers=4, local_attention=128, classifier_pooling="mean")
     random_model(a.out, "mpnet_head20", "mpnet", ["tiny", "mixed"], hidden=60, heads=3, inner=100, layers=2)
     nomic(a.out, "nomic_bert_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
+    gte(a.out, "gte_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000, scaling=dict(factor=8.0))
+    gte(a.out, "gte_head20", ["tiny", "mixed"], hidden=60, heads=3, inner=100, types=0, theta=500000.0, scaling=dict(factor=2.0, mixed_b=0.75))
+    jina(a.out, "jina_bert_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
+    jina(a.out, "jina_bert_later", ["tiny", "mixed"], hidden=72, heads=12, inner=100, feed_forward="reglu", later=True)
+    clip_text(a.out, "clip_text_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000, nested=True)
+    clip_text(a.out, "clip_text_head20", ["tiny"], hidden=60, heads=3, inner=100, hidden_act="gelu")
+    gemma(a.out, "gemma3_text_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, kv_heads=1, head=32, inner=1000, layers=4, sliding_window=61,
+          use_bidirectional_attention=True, query_pre_attn_scalar=40, layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+          rope_parameters=dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=300000.0), sliding_attention=dict(rope_type="default", rope_theta=5000.0)))
+    gemma(a.out, "gemma3_text_causal", ["tiny", "mixed"], hidden=60, heads=4, kv_heads=2, head=256, inner=100, layers=3, sliding_window=24, sliding_window_pattern=2)
+    deberta(a.out, "deberta_v2_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000, pos_att_type="p2c|c2p", position_buckets=48,
+            max_position_embeddings=512, position_biased_input=False, type_vocab_size=0)
+    deberta(a.out, "deberta_v2_head20", ["tiny", "mixed"], hidden=60, heads=3, inner=100, pos_att_type=["c2p", "p2c"], position_buckets=-1,
+            max_position_embeddings=512, position_biased_input=True, type_vocab_size=2, embedding_size=36)
+    deberta(a.out, "deberta_v2_near", ["tiny", "mixed"], hidden=60, heads=3, inner=100, pos_att_type=["c2p", "p2c"], position_buckets=15,
+            max_position_embeddings=40, position_biased_input=False, type_vocab_size=0)
+    own_encoder(a.out, "own_encoder", ["one_token", "tiny", "mixed"])
+    ranker(a.out, "qwen3_ranker", ["one_token", "tiny", "mixed"], hidden=96, heads=4, kv_heads=2, head=40, inner=200)
+    bge_m3(a.out, "bge_m3_h60a3", ["tiny", "mixed"], hidden=60, heads=3, inner=100)
     for head, heads in ((32, 4), (80, 4), (96, 2), (128, 2)):
         random_model(a.out, f"bert_head{head}", "bert", ["tiny", "mixed"], hidden=head * heads, heads=heads, inner=512, layers=2)
     random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")

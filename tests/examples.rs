@@ -39,6 +39,43 @@ fn example(name: &str, args: &[&str]) -> String {
 }
 
 #[test]
+fn a_description_of_ones_own_runs_and_is_explained_once_for_all_layers_that_are_alike() {
+    let at = |file: &str| {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("examples")
+            .join(file)
+    };
+    let run = |command: &str, more: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_gemmule"))
+            .arg(command)
+            .arg(at("own_encoder.ron"))
+            .arg("--config")
+            .arg(at("own_encoder.json"))
+            .args(more)
+            .output()
+            .expect("the program starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command}: {errors}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let explained = run("explain", &[]);
+    // Of six layers, whatever each attends to.
+    let attention: Vec<&str> = explained
+        .lines()
+        .filter(|line| line.contains("by fuse_attention"))
+        .collect();
+    assert_eq!(attention.len(), 1, "{explained}");
+    assert!(attention[0].ends_with("× 6"), "{explained}");
+    let ids = at("own_encoder_ids.json");
+    let ids = ids.to_str().expect("a plain path");
+    let out = run(
+        "run",
+        &["--random-weights", "1", "--device", "cpu", "--ids", ids],
+    );
+    assert!(out.contains("sentence_embedding"), "{out}");
+}
+
+#[test]
 fn sentences_are_embedded_and_the_nearest_is_the_one_that_means_the_same() {
     let folder = minilm();
     let sentences = [

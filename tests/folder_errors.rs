@@ -141,12 +141,12 @@ fn modules_that_are_not_known_are_named() {
         );
         refused(&folder)
     };
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense and Normalize");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense, Normalize, SpladePooling and LogitScore");
     assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is no folder beside it");
     assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is no folder beside it");
     assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is no folder beside it");
     assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense and Normalize");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense, Normalize, SpladePooling and LogitScore");
     folder.write("modules.json", "[]");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it lists no module");
     folder.write(
@@ -174,6 +174,50 @@ fn dense_modules_are_held_to_their_weights() {
     let folder = copy("st-dense");
     std::fs::remove_file(folder.file("2_Dense/model.safetensors")).expect("it was there");
     assert_snapshot!(refused(&folder), @"`[dir]/2_Dense` holds neither `model.safetensors` nor `model.safetensors.index.json`; expected a checkpoint folder as published on the Hugging Face hub");
+}
+
+#[test]
+fn what_vocabularies_and_tokens_weigh_is_read_as_it_is_computed() {
+    let with = |changes: Value| {
+        let folder = copy("st-splade");
+        change(&folder, "1_SpladePooling/config.json", changes);
+        refused(&folder)
+    };
+    assert_snapshot!(with(json!({"pooling_strategy": "sum"})));
+    assert_snapshot!(with(json!({"activation_function": "softplus"})));
+    // A pickle runs code when it is read, so it is not.
+    let folder = copy("st-m3");
+    let file = folder.file("sparse_linear.safetensors");
+    std::fs::rename(&file, file.with_extension("pt")).expect("it is there");
+    let built = |output: &str| {
+        let built = Engine::from_checkpoint(folder.path())
+            .device(DeviceChoice::Cpu)
+            .outputs([output])
+            .build();
+        built.map_err(|e| folder.text(&e))
+    };
+    assert_snapshot!(built("sparse").err().expect("it is refused"));
+    built("colbert").expect("its file is there");
+    built("sentence_embedding").expect("it reads neither");
+    std::fs::remove_file(file.with_extension("pt")).expect("it is there");
+    assert_snapshot!(built("sparse").err().expect("it is refused"));
+}
+
+#[test]
+fn a_pair_is_no_input_of_a_model_that_reads_conversations() {
+    let encoder = TextEncoder::open(&published("ce-qwen")).expect("a tokenizer");
+    let error = encoder.encode_pairs(&[("a query", "a document")], Prompt::Default);
+    let root = published("").display().to_string();
+    let error = error.expect_err("it is refused").to_string();
+    assert_snapshot!(error.replace(&root, "[checkpoints]/"));
+    let with = |changes: Value| {
+        let folder = copy("ce-qwen");
+        change(&folder, "1_LogitScore/config.json", changes);
+        refused(&folder)
+    };
+    assert_snapshot!(with(json!({"true_token_id": null})));
+    assert_snapshot!(with(json!({"false_token_id": -1})));
+    assert_snapshot!(with(json!({"true_token_id": 100_000})));
 }
 
 #[test]

@@ -186,6 +186,11 @@ as_published! {
     sentences_by_distilbert: "st-distil", 3 runs;
     sentences_by_groups_of_shared_layers: "st-albert", 3 runs;
     sentences_by_narrow_embeddings: "st-electra", 3 runs;
+    a_decoder_that_embeds_by_its_last_token: "st-qwen", 4 runs;
+    windows_in_both_directions_and_two_projections: "st-gemma", 4 runs;
+    dense_sparse_and_vectors_of_tokens: "st-m3", 3 runs;
+    weights_of_the_vocabulary: "st-splade", 2 runs;
+    a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 1 runs;
     a_cross_encoder_of_one_label: "ce-one", 2 runs;
     a_cross_encoder_whose_config_has_the_old_key: "ce-identity", 2 runs;
     a_cross_encoder_of_three_labels: "ce-nli", 2 runs;
@@ -202,5 +207,10 @@ as_published! {
     token_classes_by_electra: "hf-electra-token", 2 runs;
     a_generator: "hf-electra-mlm", 2 runs;
     three_groups_of_two_layers: "hf-albert-groups", 3 runs;
+    biases_by_distance_where_config_says_bert: "hf-jina", 1 runs;
+    biases_by_distance_and_normalised_queries: "hf-jina-later", 1 runs;
+    one_projection_of_queries_keys_and_values: "hf-gte", 3 runs;
+    disentangled_attention: "hf-deberta", 3 runs;
+    the_text_tower_of_a_whole: "hf-clip", 2 runs;
     a_classifier_by_distilbert: "hf-distil-seq", 3 runs;
 }

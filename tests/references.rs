@@ -113,6 +113,123 @@ matches_reference! {
     modernbert_with_odd_sizes_matches: "modernbert_h320a5" is "modernbert";
     modernbert_with_heads_of_20_matches: "modernbert_head20" is "modernbert";
     nomic_bert_with_odd_sizes_matches: "nomic_bert_h320a5" is "nomic_bert";
+    xlm_roberta_xl_with_odd_sizes_matches: "xlm_roberta_xl_h320a5" is "xlm_roberta_xl";
+    gte_with_a_scaled_base_matches: "gte_h320a5" is "gte";
+    gte_with_mixed_scaling_and_without_types_matches: "gte_head20" is "gte";
+    jina_bert_with_odd_sizes_matches: "jina_bert_h320a5" is "jina_bert";
+    jina_bert_with_normalised_queries_and_twelve_heads_matches: "jina_bert_later" is "jina_bert";
+    a_text_tower_inside_of_another_config_matches: "clip_text_h320a5" is "clip_text";
+    a_text_tower_of_its_own_matches: "clip_text_head20" is "clip_text";
+    gemma_in_both_directions_matches: "gemma3_text_h320a5" is "gemma3_text";
+    gemma_in_one_direction_matches: "gemma3_text_causal" is "gemma3_text";
+    deberta_with_odd_sizes_matches: "deberta_v2_h320a5" is "deberta_v2";
+    deberta_without_buckets_and_with_positions_matches: "deberta_v2_head20" is "deberta_v2";
+    deberta_with_distances_beyond_its_table_matches: "deberta_v2_near" is "deberta_v2";
+    qwen3_as_an_encoder_and_a_ranker_matches: "qwen3_ranker" is "qwen3";
+    weights_and_vectors_of_tokens_match: "bge_m3_h60a3" is "roberta";
+}
+
+/// A description that is not shipped, as a user writes one.
+#[test]
+fn a_description_of_ones_own_matches() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let reference =
+        Reference::read(&folder().join("own_encoder.safetensors")).expect("a reference");
+    for without in [false, true] {
+        let passes = gemmule::passes::all();
+        let passes = passes.iter().filter(|_| without).map(|pass| pass.name());
+        let engine = Engine::builder(
+            examples
+                .join("own_encoder.ron")
+                .to_str()
+                .expect("a plain path"),
+        )
+        .config(examples.join("own_encoder.json"))
+        .random_weights(WEIGHTS)
+        .outputs(reference.names())
+        .without(passes)
+        .device(DeviceChoice::Cpu)
+        .build()
+        .expect("the model loads");
+        let mut session = engine.session().expect("a session");
+        let compared = reference.cases.iter();
+        let compared = compared.flat_map(|case| case.compare(&mut session).expect("the case runs"));
+        within_bounds(&compared.collect::<Vec<_>>());
+    }
+}
+
+/// No table of positions limits the lengths of models that have none: of 32,768 tokens, what a token sees is what it sees in a short text.
+#[test]
+fn texts_are_as_long_as_32768_tokens() {
+    const LONG: usize = 32_768;
+    let run = |description: &str, config: serde_json::Value, batch: &Batch| {
+        let engine = Engine::builder(description)
+            .config_value(config)
+            .random_weights(WEIGHTS)
+            .outputs(["last_hidden_state"])
+            .device(DeviceChoice::Cpu)
+            .build()
+            .expect("the model loads");
+        let mut session = engine.session().expect("a session");
+        let outputs = session.run(batch).expect("it runs");
+        outputs
+            .get("last_hidden_state")
+            .expect("it was asked for")
+            .values
+            .clone()
+    };
+    let ids: Vec<u32> = (0..LONG as u32).map(|i| 5 + (i * 7919) % 90).collect();
+    let whole = Batch::from_sequences(std::slice::from_ref(&ids)).expect("a batch");
+    let sizes = |more: serde_json::Value| {
+        let mut config = serde_json::json!({
+            "vocab_size": 100, "hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
+            "num_hidden_layers": 2, "intermediate_size": 8, "type_vocab_size": 2, "max_position_embeddings": LONG,
+        });
+        config
+            .as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().expect("an object").clone());
+        config
+    };
+    // Of causal attention the beginning does not see what follows.
+    let config = sizes(serde_json::json!({}));
+    let begin = Batch::from_sequences(&[ids[..100].to_vec()]).expect("a batch");
+    let (long, short) = (
+        run("qwen3", config.clone(), &whole),
+        run("qwen3", config, &begin),
+    );
+    assert_eq!(long.len(), LONG * 8);
+    let off = |a: &[f32], b: &[f32]| {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max)
+    };
+    assert!(off(&long[..800], &short) < 1e-4);
+    assert!(long.iter().all(|x| x.is_finite()));
+    // Within windows the end does not see what is before, and turns by distances, whose angles are rounded at far positions.
+    let near = [
+        (
+            "modernbert",
+            serde_json::json!({"local_attention": 20, "layer_types": ["sliding_attention", "sliding_attention"]}),
+        ),
+        (
+            "gemma3_text",
+            serde_json::json!({"sliding_window": 20, "use_bidirectional_attention": true, "query_pre_attn_scalar": 8,
+            "layer_types": ["sliding_attention", "sliding_attention"]}),
+        ),
+    ];
+    let end = Batch::from_sequences(&[ids[LONG - 100..].to_vec()]).expect("a batch");
+    for (description, more) in near {
+        let config = sizes(more);
+        let (long, short) = (
+            run(description, config.clone(), &whole),
+            run(description, config, &end),
+        );
+        // Two layers reach twenty tokens to either side.
+        let off = off(&long[(LONG - 50) * 8..], &short[50 * 8..]);
+        assert!(off < 2e-2, "{description}: {off}");
+    }
 }
 
 /// What the products of linear layers are rounded to, and the bounds that are said of it.
@@ -162,6 +279,10 @@ fn every_pass_switched_off_gives_the_same() {
         ("qwen3_h192a6", "qwen3"),
         ("t5_head20", "t5"),
         ("modernbert_h320a5", "modernbert"),
+        ("jina_bert_later", "jina_bert"),
+        ("gemma3_text_h320a5", "gemma3_text"),
+        ("deberta_v2_near", "deberta_v2"),
+        ("clip_text_head20", "clip_text"),
     ] {
         within_bounds(&compare(name, description, &all));
     }

@@ -194,6 +194,16 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"modernbert\"",
                 "\"nomic_bert\"",
                 "\"vae\"",
+                "\"jina_bert\"",
+                "\"xlm_roberta_xl\"",
+                "\"xlm-roberta-xl\"",
+                "\"gte\"",
+                "\"new\"",
+                "\"gemma3_text\"",
+                "\"clip\"",
+                "\"clip_text\"",
+                "\"deberta_v2\"",
+                "\"deberta-v2\"",
             ] {
                 assert!(
                     !(branches && code.contains(family)),

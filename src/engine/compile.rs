@@ -8,7 +8,7 @@ use crate::{
     graph::Graph,
     kernels::KernelSpec,
     machine::Machine,
-    model::{Description, EMBEDDING, Model, Module},
+    model::{self, Description, Model, Module},
     names::nearest,
     passes::{self, Report},
     program::{self, AttentionChoice, LowerOptions, Padding, Program},
@@ -196,7 +196,7 @@ fn chosen_outputs<'a>(
     options: &'a CompileOptions,
 ) -> Option<Vec<&'a str>> {
     let mut known = description.output_names();
-    known.extend((!options.modules.is_empty()).then_some(EMBEDDING));
+    known.extend(model::computed(&options.modules));
     let further = options.intermediates.iter().map(String::as_str);
     let further: Vec<&str> = further.filter(|name| known.contains(name)).collect();
     let mut outputs: Vec<&str> = match &options.outputs {

@@ -18,7 +18,7 @@ use crate::{
     names::nearest,
 };
 use json::Json;
-use modules::{Entry, dense, entries, pooling};
+use modules::{Entry, dense, entries, logit_score, pooling, splade};
 
 /// A checkpoint's folder.
 #[derive(Clone, Debug)]
@@ -149,6 +149,21 @@ impl Folder {
         self.modules.as_deref()
     }
 
+    /// Refuses pairs of texts where the folder's model reads them as a conversation.
+    ///
+    /// # Errors
+    /// A folder whose modules ask which token comes next.
+    pub(super) fn takes_pairs(&self) -> Result<(), EngineError> {
+        let asks = |module: &Module| matches!(module, Module::LogitScore { .. });
+        match self.modules().unwrap_or_default().iter().any(asks) {
+            false => Ok(()),
+            true => Err(EngineError::Folder {
+                file: self.root.join("modules.json"),
+                problem: "its scores are of the token that comes next in a conversation, so a pair of texts is none of its inputs; write each pair as its model card says, with instruction and special tokens, and give that as one text".to_owned(),
+            }),
+        }
+    }
+
     /// What turns logits of so many labels into scores, as `CrossEncoder.predict` does.
     pub fn score(&self, n_labels: u64) -> Score {
         self.score.unwrap_or_else(|| Score::usual(n_labels))
@@ -257,10 +272,12 @@ impl Folder {
                 }
                 "Dense" => dense(&config()?, folder)?,
                 "Normalize" => Module::Normalize { folder },
+                "SpladePooling" => splade(&config()?, folder)?,
+                "LogitScore" => logit_score(&config()?, folder)?,
                 other => {
                     let file = self.root.join("modules.json");
                     let problem = format!(
-                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense and Normalize"
+                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Normalize, SpladePooling and LogitScore"
                     );
                     return Err(EngineError::Folder { file, problem });
                 }

@@ -294,6 +294,7 @@ impl TextEncoder {
         pairs: &[(S, S)],
         prompt: Prompt,
     ) -> Result<Batch, EngineError> {
+        self.folder.takes_pairs()?;
         let prompt = self.folder.prompt(prompt)?;
         let pairs = pairs.iter().map(|(a, b)| {
             let (a, b) = (format!("{prompt}{}", a.as_ref()), b.as_ref().to_owned());
@@ -308,6 +309,9 @@ impl TextEncoder {
     /// # Errors
     /// A text that the tokenizer refuses or panics on, and those of [`Folder::prompt`].
     pub fn encode_one(&self, input: Input<'_>, prompt: Prompt) -> Result<Encoded, EngineError> {
+        if matches!(input, Input::Pair(..)) {
+            self.folder.takes_pairs()?;
+        }
         let prompt = self.folder.prompt(prompt)?;
         let input = match (input, prompt) {
             (Input::Text(text), "") => EncodeInput::from(text),

@@ -164,6 +164,24 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             headed(of[1], *kv_heads, *head, *k, "k", rows)?;
             Ok(Shape(vec![constant(*heads), pairs_with(rows).into()]))
         }
+        Op::RelativeScores { heads, head, .. } => {
+            let width = Size::from(u64::from(*heads) * u64::from(*head));
+            let found = Size::constant(per_token(of[0])?);
+            if found != width {
+                return Err(format!("{heads} heads of {head} are not {found} columns"));
+            }
+            let [rows, columns] = dims(of[1], "a table is a matrix [rows, width]")?;
+            match rows.as_constant() {
+                Some(n @ 1..=MAX_ROWS) if n % 2 == 1 && columns == width => {}
+                _ => {
+                    return Err(format!(
+                        "the table must have a row for each distance and {width} columns, found {}",
+                        of[1]
+                    ));
+                }
+            }
+            Ok(Shape(vec![constant(*heads), Symbol::Pairs.into()]))
+        }
         Op::Softmax { scale, causal, by } => {
             positive(*scale)?;
             if let Some(heads) = of[0].0.first().and_then(Size::as_constant) {

@@ -18,7 +18,7 @@ use petgraph::{
 };
 
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
-pub use op::{Buckets, Op, Sinusoid, WeightExpr, slope};
+pub use op::{Buckets, Op, Positions, Sinusoid, WeightExpr, slope};
 pub use weight_names::{WeightNames, in_folder};
 
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernels::{
     Meta,
-    attention::{Attending, Bias, ByDistance, HeadView},
+    attention::{Attending, Bias, ByDistance, HeadView, Side},
     gemm::{Activation, Epilogue},
     rotary::Rotation,
 };
@@ -29,8 +29,23 @@ pub enum WeightExpr {
         dims: [u64; 2],
         buckets: Buckets,
     },
+    /// Rows of a table of relative positions, `dims` of it, by distance: `[2·farthest + 1, width]`.
+    Positions {
+        name: String,
+        dims: [u64; 2],
+        positions: Positions,
+    },
     /// The slope of each head, `[heads]`, computed and in no checkpoint.
     Slopes { heads: u64 },
+    /// Rows `from ..` of a matrix of the checkpoint, `dims` of it as it is stored.
+    Rows {
+        name: String,
+        dims: [u64; 2],
+        from: u64,
+        rows: u64,
+    },
+    /// A tensor of the checkpoint, to each element of which 1 is added.
+    PlusOne { name: String, dims: Vec<u64> },
     /// A vector of zeros, such as the bias of a norm that has none.
     Zeros { n: u64 },
     /// Tensors stacked along their first dimension.
@@ -129,6 +144,92 @@ impl Buckets {
     }
 }
 
+/// Which row of a table of relative positions, `[2·span, width]`, a distance has (DeBERTa: He et al. 2021, arXiv:2006.03654, section
+/// 3.1, and arXiv:2111.09543's code): row `span + r` with `r` of query less key, at most `span − 1` and at least `−span`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Positions {
+    pub span: u32,
+    /// Up to half of the span `r` is the distance itself, and from there on its logarithm, so that the distance `reach − 1` has the
+    /// last row; the distance itself everywhere, where `None`.
+    pub reach: Option<u32>,
+}
+
+impl Positions {
+    /// What is wrong with these numbers, if anything is: what was found, and what was expected.
+    pub fn problem(self) -> Option<(String, String)> {
+        let Some(reach) = self.reach else {
+            return match (1..=ByDistance::FARTHEST).contains(&self.span) {
+                true => None,
+                false => {
+                    let expected = format!("1 to {}", ByDistance::FARTHEST);
+                    Some((format!("a span of {}", self.span), expected))
+                }
+            };
+        };
+        let found = format!("a span of {} and a reach of {reach}", self.span);
+        let middle = self.span / 2;
+        if middle < 2 || reach <= middle + 1 || self.farthest().is_none() {
+            let expected = format!(
+                "a span from 4 on, and a reach from half of it and 2 on whose last row is within a distance of {}",
+                ByDistance::FARTHEST
+            );
+            return Some((found, expected));
+        }
+        None
+    }
+
+    /// The row of a distance, the key's position less the query's. Logarithms are divided in f32, as in transformers.
+    pub fn row(self, distance: i64) -> u64 {
+        let span = i64::from(self.span);
+        let relative = -distance;
+        let bucket = match self.reach {
+            None => relative,
+            Some(reach) => {
+                let middle = span / 2;
+                let far = relative.unsigned_abs();
+                if far <= middle.unsigned_abs() {
+                    relative
+                } else {
+                    let logarithm = |ratio: f32| f64::from(ratio).ln() as f32;
+                    let whole = logarithm(((f64::from(reach) - 1.0) / middle as f64) as f32);
+                    let steps = logarithm(far as f32 / middle as f32) / whole;
+                    let steps = (steps * (middle - 1) as f32).ceil();
+                    relative.signum() * (steps as i64 + middle)
+                }
+            }
+        };
+        bucket
+            .saturating_add(span)
+            .clamp(0, 2 * span - 1)
+            .unsigned_abs()
+    }
+
+    /// The distance from which on all have the last row of their side; `None` where that is too far.
+    pub fn farthest(self) -> Option<u32> {
+        let last = 2 * u64::from(self.span) - 1;
+        let is_far = |far: u32| {
+            let far = i64::from(far);
+            self.row(far) == 0 && self.row(-far) == last
+        };
+        // Rows are monotone in the distance.
+        let (mut near, mut far) = (0, 1);
+        while !is_far(far) {
+            if far >= ByDistance::FARTHEST {
+                return None;
+            }
+            (near, far) = (far, 2 * far);
+        }
+        while far - near > 1 {
+            let middle = near + (far - near) / 2;
+            match is_far(middle) {
+                true => far = middle,
+                false => near = middle,
+            }
+        }
+        Some(far)
+    }
+}
+
 /// The slope of a head: a geometric sequence that begins at its ratio, 2^(−8 / n) for n heads, where n is a power of two;
 /// other numbers of heads take those of the next smaller power, and then every other one of the next larger (Press et al.
 /// 2022, section 3, and their code).
@@ -146,8 +247,20 @@ pub fn slope(head: u64, heads: u64) -> f64 {
 fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
     #[derive(Deserialize)]
     enum Part {
-        Stored { name: String, dims: Vec<u64> },
-        Transposed { name: String, dims: Vec<u64> },
+        Stored {
+            name: String,
+            dims: Vec<u64>,
+        },
+        Transposed {
+            name: String,
+            dims: Vec<u64>,
+        },
+        Rows {
+            name: String,
+            dims: [u64; 2],
+            from: u64,
+            rows: u64,
+        },
     }
     let parts = Vec::<Part>::deserialize(from)?;
     Ok(parts
@@ -155,6 +268,17 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
         .map(|part| match part {
             Part::Stored { name, dims } => WeightExpr::Stored { name, dims },
             Part::Transposed { name, dims } => WeightExpr::Transposed { name, dims },
+            Part::Rows {
+                name,
+                dims,
+                from,
+                rows,
+            } => WeightExpr::Rows {
+                name,
+                dims,
+                from,
+                rows,
+            },
         })
         .collect())
 }
@@ -162,11 +286,18 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
 impl WeightExpr {
     pub fn dims(&self) -> Vec<u64> {
         match self {
-            WeightExpr::Stored { dims, .. } => dims.clone(),
+            WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
+            WeightExpr::Rows { dims, rows, .. } => vec![*rows, dims[1]],
             WeightExpr::Sinusoid { rows, width, .. } => vec![*rows, *width],
             WeightExpr::RelativeBias { dims, buckets, .. } => {
                 vec![dims[1], 2 * u64::from(buckets.reach) + 1]
+            }
+            WeightExpr::Positions {
+                dims, positions, ..
+            } => {
+                let farthest = u64::from(positions.farthest().unwrap_or(0));
+                vec![2 * farthest + 1, dims[1]]
             }
             WeightExpr::Slopes { heads } => vec![*heads],
             WeightExpr::Zeros { n } => vec![*n],
@@ -183,10 +314,14 @@ impl WeightExpr {
     /// The stored tensors that take part, in order.
     pub fn stored(&self) -> Vec<(&str, &[u64])> {
         match self {
-            WeightExpr::Stored { name, dims } | WeightExpr::Transposed { name, dims } => {
+            WeightExpr::Stored { name, dims }
+            | WeightExpr::Transposed { name, dims }
+            | WeightExpr::PlusOne { name, dims } => {
                 vec![(name, dims)]
             }
-            WeightExpr::RelativeBias { name, dims, .. } => vec![(name, dims)],
+            WeightExpr::RelativeBias { name, dims, .. }
+            | WeightExpr::Rows { name, dims, .. }
+            | WeightExpr::Positions { name, dims, .. } => vec![(name, dims)],
             WeightExpr::Sinusoid { .. } | WeightExpr::Slopes { .. } | WeightExpr::Zeros { .. } => {
                 Vec::new()
             }
@@ -249,6 +384,9 @@ pub enum Op {
         q: HeadView,
         k: HeadView,
     },
+    /// `x, table` → `[heads, pairs]`: `x · table[distance]`, of the row of each pair's query or key, and of the table's row for the
+    /// key's position less the query's, of `[2·reach + 1, heads·head]`; farther ones have the last row of their side.
+    RelativeScores { heads: u32, head: u32, of: Side },
     /// `scores, (bias)`: softmax of `scale · scores + bias` over the keys; if causal, over those up to the query, and over
     /// those of a window alone, where there is one.
     Softmax {
@@ -331,6 +469,7 @@ impl Op {
             Op::SplitHeads { .. } => "split_heads",
             Op::MergeHeads => "merge_heads",
             Op::Scores { .. } => "scores",
+            Op::RelativeScores { .. } => "relative_scores",
             Op::Softmax { .. } => "softmax",
             Op::Context { .. } => "context",
             Op::FirstToken => "first_token",
@@ -364,6 +503,7 @@ impl Op {
             | Op::Draw
             | Op::RmsNorm { .. }
             | Op::Scores { .. }
+            | Op::RelativeScores { .. }
             | Op::Context { .. } => 2,
             Op::LayerNorm { .. } => 3,
             Op::Softmax { by, .. } => 1 + usize::from(by.bias.is_some()),
@@ -424,6 +564,9 @@ impl fmt::Display for Op {
             } => {
                 let heads = heads_of(*heads, *kv_heads, *head);
                 write!(f, "({heads}, q={}, k={})", view(*q), view(*k))
+            }
+            Op::RelativeScores { heads, head, of } => {
+                write!(f, "({}, of={})", heads_of(*heads, *heads, *head), of.name())
             }
             Op::Softmax { scale, causal, by } => {
                 write!(f, "(scale={scale}{}{})", mask(*causal), distances(*by))

@@ -157,6 +157,69 @@ fn buckets_are_those_of_transformers() {
     }
 }
 
+/// As transformers' `make_log_bucket_position` has them.
+#[test]
+fn positions_have_the_rows_of_transformers() {
+    let check = |span, reach, expected: &[(i64, u64)]| {
+        let positions = Positions {
+            span,
+            reach: Some(reach),
+        };
+        assert_eq!(positions.problem(), None);
+        for &(distance, row) in expected {
+            assert_eq!(positions.row(distance), row, "{span} {reach} {distance}");
+        }
+        let farthest = i64::from(positions.farthest().expect("it is near"));
+        let last = 2 * u64::from(span) - 1;
+        assert_eq!(positions.row(farthest), 0);
+        assert_eq!(positions.row(-farthest), last);
+        let before = [positions.row(farthest - 1), positions.row(1 - farthest)];
+        assert_ne!(before, [0, last]);
+    };
+    check(
+        256,
+        512,
+        &[
+            (0, 256),
+            (-7, 263),
+            (7, 249),
+            (-128, 384),
+            (-129, 385),
+            (129, 127),
+            (-200, 425),
+            (300, 49),
+            (-510, 511),
+            (512, 0),
+            (-5000, 511),
+        ],
+    );
+    check(
+        48,
+        512,
+        &[
+            (25, 23),
+            (-30, 74),
+            (40, 20),
+            (-100, 83),
+            (129, 11),
+            (300, 5),
+        ],
+    );
+    check(15, 40, &[(-8, 23), (25, 3), (-39, 28), (40, 1), (129, 0)]);
+    let plain = Positions {
+        span: 4,
+        reach: None,
+    };
+    assert_eq!(plain.farthest(), Some(4));
+    let rows: Vec<u64> = (-5..=5).map(|d| plain.row(d)).collect();
+    assert_eq!(rows, [7, 7, 7, 6, 5, 4, 3, 2, 1, 0, 0]);
+    let steep = Positions {
+        span: 3,
+        reach: Some(512),
+    };
+    assert!(steep.problem().is_some());
+}
+
 #[test]
 fn slopes_are_those_of_the_paper() {
     let of = |n| (0..n).map(|head| slope(head, n)).collect::<Vec<f64>>();

@@ -41,6 +41,15 @@ impl WeightNames {
         }
         spellings
     }
+
+    /// Whether a tensor may lie in a file of its own beside the checkpoint, as `sparse_linear/weight` does in
+    /// `sparse_linear.safetensors`.
+    pub fn reads_other_files(&self) -> bool {
+        self.others
+            .values()
+            .flatten()
+            .any(|name| name.contains('/'))
+    }
 }
 
 /// The rest of a tensor's name behind the folder that it lies in.

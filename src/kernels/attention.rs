@@ -14,6 +14,7 @@ mod long;
 mod operands;
 mod params;
 mod prefill;
+mod relative_scores;
 mod softmax;
 mod softmax_by_distance;
 mod split_keys;
@@ -33,6 +34,7 @@ pub use long::{
     statistics_shape,
 };
 pub use prefill::MhaPrefill;
+pub use relative_scores::{RelativeScores, Side};
 pub use softmax::{AttentionSoftmax, SoftmaxForm, SoftmaxMask};
 pub use softmax_by_distance::SoftmaxByDistance;
 pub use split_keys::MhaSplitKeys;
@@ -243,6 +245,7 @@ pub fn representative() -> Vec<KernelSpec> {
             }
         }
         all.extend(softmax_by_distance::representative(dtype));
+        all.extend(relative_scores::representative(dtype));
         all.extend(unfused::representative(dtype));
         all.extend(softmax::representative(dtype));
     }

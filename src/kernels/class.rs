@@ -61,6 +61,7 @@ impl KernelSpec {
             | Self::DeferredLayerNormGemm(_)
             | Self::GemmStream(_) => Class::Gemm,
             Self::AttentionScores(_)
+            | Self::RelativeScores(_)
             | Self::AttentionContext(_)
             | Self::MhaShort(_)
             | Self::MhaOnline(_)
@@ -138,6 +139,7 @@ impl KernelSpec {
         }
         match self {
             Self::AttentionScores(k) => attention(k.heads, k.head),
+            Self::RelativeScores(k) => attention(k.heads, k.head),
             Self::AttentionContext(k) => attention(k.heads, k.head),
             Self::MhaLongScores(k) => attention(k.heads, k.head),
             Self::MhaLongContext(k) => attention(k.heads, k.head),

@@ -42,15 +42,21 @@ pub enum Activation {
     Tanh,
     /// `x / (1 + exp(−x))`.
     Silu,
+    /// `x / (1 + exp(−1.702 x))`, the approximation of GELU by a sigmoid (Hendrycks and Gimpel 2016, section 2).
+    QuickGelu,
+    /// `ln(1 + max(x, 0))`: the weights of SPLADE (Formal et al. 2021, section 3.1).
+    Log1pRelu,
 }
 
 impl Activation {
-    pub const ALL: [Activation; 5] = [
+    pub const ALL: [Activation; 7] = [
         Activation::GeluExact,
         Activation::GeluTanh,
         Activation::Relu,
         Activation::Tanh,
         Activation::Silu,
+        Activation::QuickGelu,
+        Activation::Log1pRelu,
     ];
 
     /// Its name in symbols.
@@ -61,6 +67,8 @@ impl Activation {
             Activation::Relu => "relu",
             Activation::Tanh => "tanh",
             Activation::Silu => "silu",
+            Activation::QuickGelu => "quick_gelu",
+            Activation::Log1pRelu => "log1p_relu",
         }
     }
 
@@ -68,7 +76,11 @@ impl Activation {
     pub const fn error_at_zero(self) -> f32 {
         match self {
             Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
-            Activation::Relu | Activation::Tanh | Activation::Silu => 1e-7,
+            Activation::Relu
+            | Activation::Tanh
+            | Activation::Silu
+            | Activation::QuickGelu
+            | Activation::Log1pRelu => 1e-7,
         }
     }
 
@@ -80,6 +92,8 @@ impl Activation {
             Activation::Relu => "relu",
             Activation::Tanh => "tanh_of",
             Activation::Silu => "silu",
+            Activation::QuickGelu => "quick_gelu",
+            Activation::Log1pRelu => "log1p_relu",
         }
     }
 }

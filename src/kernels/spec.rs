@@ -43,6 +43,7 @@ kernels! {
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache,
     PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, ChooseToken, Candidates, BeamStep, Advance,
+    RelativeScores,
 }
 
 impl KernelSpec {

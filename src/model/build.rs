@@ -14,7 +14,7 @@ use super::{
     error::{At, File, ModelError, Problem, words},
     expect::Expectation,
     expr::Expr,
-    modules::{EMBEDDING, Module, states},
+    modules::{Module, computed, states},
     need::needed,
     syntax::{Ast, Count, INPUTS, PartOf, Pattern},
 };
@@ -54,10 +54,11 @@ pub(super) fn model(
         expectations: Vec::new(),
     };
     // What modules compute is not the description's value of that name.
-    let pooled = !modules.is_empty() && outputs.contains(&EMBEDDING);
+    let computed = computed(modules).filter(|name| outputs.contains(name));
+    let pooled = computed.is_some();
     let described = |name: &At<String>| {
         let name = name.value.as_str();
-        outputs.contains(&name) && !(pooled && name == EMBEDDING)
+        outputs.contains(&name) && computed != Some(name)
     };
     builder.expect(&ast.expect);
     let asked = |part: &PartOf| part.outputs.iter().any(|(name, _)| described(name));
@@ -73,7 +74,7 @@ pub(super) fn model(
         let outputs = part.outputs.iter().filter(|(name, _)| described(name));
         let outputs: Vec<_> = outputs.collect();
         let wanted = outputs.iter().map(|(_, value)| value);
-        let pooled = states(ast)
+        let pooled = states(ast, modules)
             .filter(|value| pooled && part.outputs.iter().any(|(_, v)| v.span == value.span));
         let wanted = wanted.chain(pooled).map(|value| value.value.as_str());
         let body = needed(&part.body, wanted, leaves);
@@ -82,6 +83,14 @@ pub(super) fn model(
         builder.body(body)?;
         for (output, value) in outputs {
             let id = builder.value(value)?;
+            if matches!(builder.graph.op(id), Op::Weight(_)) {
+                let problem = Problem::OutOfRange {
+                    what: format!("the output `{}`", output.value),
+                    found: "a table of the checkpoint".to_owned(),
+                    expected: "a value that is computed".to_owned(),
+                };
+                return Err(file.error(problem, &value.span, "nothing computes it"));
+            }
             builder.graph.add_output(output.value.as_str(), id);
         }
     }
@@ -89,9 +98,9 @@ pub(super) fn model(
     if names.len() > 1 {
         builder.graph.set_parts(names);
     }
-    if pooled {
+    if let Some(output) = computed {
         let id = builder.modules(ast, modules)?;
-        builder.graph.add_output(EMBEDDING, id);
+        builder.graph.add_output(output, id);
     }
     let folders = modules.iter().filter_map(Module::weights);
     let folders = folders.filter(|_| pooled).map(str::to_owned).collect();
@@ -303,6 +312,37 @@ impl<'a> Builder<'a> {
         })
     }
 
+    /// Rows of a matrix `[of, in]`: `out` of them, from one on.
+    fn rows(
+        &mut self,
+        pattern: &At<Pattern>,
+        [out, width]: [u64; 2],
+        (of, from): (u64, u64),
+        place: &Range<usize>,
+    ) -> Result<NodeId, ModelError> {
+        let end = from.saturating_add(out);
+        if end > of {
+            let problem = Problem::OutOfRange {
+                what: "a part of a matrix".to_owned(),
+                found: format!("rows {from} to {end}"),
+                expected: format!("rows of {of}"),
+            };
+            return Err(self.file.error(problem, place, format!("is {of}")));
+        }
+        let rows = |name, dims: [u64; 2]| WeightExpr::Rows {
+            name,
+            dims,
+            from,
+            rows: out,
+        };
+        self.tensor_called(
+            pattern,
+            &[of, width],
+            |name| format!("{name}[{from}..{end}]"),
+            |name, _| rows(name, [of, width]),
+        )
+    }
+
     /// The node of a tensor, made by `expr` where it is new.
     fn tensor(
         &mut self,
@@ -310,12 +350,24 @@ impl<'a> Builder<'a> {
         dims: &[u64],
         expr: impl FnOnce(String, Vec<u64>) -> WeightExpr,
     ) -> Result<NodeId, ModelError> {
+        self.tensor_called(pattern, dims, str::to_owned, expr)
+    }
+
+    /// As [`tensor`](Self::tensor), under another name than the tensor's where the node is of a part of it.
+    fn tensor_called(
+        &mut self,
+        pattern: &At<Pattern>,
+        dims: &[u64],
+        called: impl Fn(&str) -> String,
+        expr: impl FnOnce(String, Vec<u64>) -> WeightExpr,
+    ) -> Result<NodeId, ModelError> {
         let mut names = self.values.names_of(pattern)?.into_iter();
         let name = names.next().unwrap_or_default();
         let others: Vec<String> = names.collect();
         let found = Shape::fixed(dims);
         let expr = expr(name.clone(), dims.to_vec());
-        if let Some((id, before)) = self.weights.get(&name) {
+        let node = called(&name);
+        if let Some((id, before)) = self.weights.get(&node) {
             let stored = self.graph.shape(*id);
             if *self.graph.op(*id) == Op::Weight(expr) {
                 return Ok(*id);
@@ -346,11 +398,11 @@ impl<'a> Builder<'a> {
             };
             return Err(self.file.error(problem, &pattern.span, "too large"));
         }
-        let id = self.add(name.clone(), Op::Weight(expr), &[], &pattern.span)?;
+        let id = self.add(node.clone(), Op::Weight(expr), &[], &pattern.span)?;
         if !others.is_empty() {
-            self.other_names.insert(name.clone(), others);
+            self.other_names.insert(name, others);
         }
-        self.weights.insert(name, (id, pattern.span.clone()));
+        self.weights.insert(node, (id, pattern.span.clone()));
         Ok(id)
     }
 

@@ -30,13 +30,17 @@ pub(super) struct Values<'a> {
 /// Sizes are indices of kernels, which count in 32 bits.
 const MAX_SIZE: u64 = i32::MAX as u64;
 
-/// The value of a key, or of keys one inside the other, `text_config.hidden_size`. A key with null is a key that is not
-/// there, as Hugging Face writes it.
+/// The value of a key, or of keys one inside the other, `text_config.hidden_size`, of which those inside of lists are places
+/// from 0 on, `layer_types.3`. A key with null is a key that is not there, as Hugging Face writes it.
 pub(super) fn lookup<'c>(config: &'c Map<String, Value>, key: &str) -> Option<&'c Value> {
     let whole = config.get(key);
     let found = whole.or_else(|| {
         let (first, rest) = key.split_once('.')?;
-        lookup(config.get(first)?.as_object()?, rest)
+        match config.get(first)? {
+            Value::Object(inner) => lookup(inner, rest),
+            Value::Array(items) => items.get(rest.parse::<usize>().ok()?),
+            _ => None,
+        }
     });
     found.filter(|v| !v.is_null())
 }
@@ -203,9 +207,16 @@ impl<'a> Values<'a> {
     pub fn holds(&self, test: &Test) -> Result<bool, ModelError> {
         match test {
             Test::Holds(condition) => self.condition(condition),
-            Test::Key { key, is } => {
-                let found = lookup(self.config, &key.value);
-                Ok(is.contains(found.unwrap_or(&Value::Null)))
+            Test::Key { key, is, absent } => {
+                self.find(key.value.names())?;
+                let filled = key.value.fill(&|name| self.number(name));
+                let filled = filled.map_err(|message| {
+                    self.arithmetic(message, &key.span, key.value.names().collect())
+                })?;
+                match (lookup(self.config, &filled), absent) {
+                    (None, Some(condition)) => self.condition(condition),
+                    (found, _) => Ok(is.contains(found.unwrap_or(&Value::Null))),
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use super::{
         When, activation,
     },
 };
-use operator::{OPERATORS, operator};
+use operator::{OPERATORS, operator, spelling};
 
 /// `Model(…)`.
 pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
@@ -172,11 +172,20 @@ fn constant<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<serde_json::Value> {
         "false" => false.into(),
         "null" => serde_json::Value::Null,
         _ if is_string(piece) => r.string("`is`", piece)?.value.into(),
-        number => match (number.parse::<u64>(), number.parse::<f64>()) {
-            (Ok(whole), _) => whole.into(),
-            (_, Ok(real)) if real.is_finite() => real.into(),
+        // A list of its own stands in a list of what may be.
+        list if list.starts_with('[') && !list[1..].contains('[') => {
+            each(r, "`is`", piece, |p| constant(r, p))?.into()
+        }
+        number => match (
+            number.parse::<u64>(),
+            number.parse::<i64>(),
+            number.parse::<f64>(),
+        ) {
+            (Ok(whole), ..) => whole.into(),
+            (_, Ok(negative), _) => negative.into(),
+            (.., Ok(real)) if real.is_finite() => real.into(),
             _ => {
-                let expected = "a string, `true`, `false`, `null` or a number";
+                let expected = "a string, `true`, `false`, `null`, a number or a list of these";
                 return Err(r.form("`is`", expected, piece));
             }
         },
@@ -414,14 +423,22 @@ fn repeat<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<Repeat> {
 
 fn when<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<When> {
     let owner = call.name.clone();
-    let known = ["key", "is", "holds", "name", "body", "otherwise"];
+    let known = ["key", "is", "absent", "holds", "name", "body", "otherwise"];
     let args = call.named(r, &known)?;
     let test = match (args.optional("key"), args.optional("holds")) {
         (Some(key), None) => Test::Key {
-            key: r.string("`key`", key)?,
+            key: spelling(r, "`key`", key)?,
             is: one_or_more(r, "`is`", args.required(r, "is")?, |p| constant(r, p))?,
+            absent: args
+                .optional("absent")
+                .map(|p| condition(r, p))
+                .transpose()?,
         },
-        (None, Some(holds)) if args.optional("is").is_none() => Test::Holds(condition(r, holds)?),
+        (None, Some(holds))
+            if args.optional("is").is_none() && args.optional("absent").is_none() =>
+        {
+            Test::Holds(condition(r, holds)?)
+        }
         _ => {
             let problem = Problem::Form {
                 what: "`When`".to_owned(),

@@ -13,7 +13,7 @@ use crate::{
 
 /// What `expect:` can count: all launches, all GEMMs whatever their epilogue, or one operator by
 /// the name of [`Op::name`]; those with an activation apart.
-const COUNTED: [&str; 34] = [
+const COUNTED: [&str; 35] = [
     "launches",
     "gemms",
     "embedding",
@@ -32,6 +32,7 @@ const COUNTED: [&str; 34] = [
     "cache",
     "merge_heads",
     "scores",
+    "relative_scores",
     "softmax",
     "context",
     "first_token",

@@ -17,7 +17,7 @@
 //! | `architectures` | `{"BertForTokenClassification": ["token_logits"]}`: what is computed by default of checkpoints with this entry in config.json's `architectures` |
 //! | `prefixes` | what published weight names may start with; `[""]` if left out |
 //! | `endings` | `{".weight": ".gamma"}`: what some checkpoints write instead of an ending; one, or a list |
-//! | `require` | `Must(key: "…", is: …)`: a key of config.json that, if there, has this value, or one of a list; with `outputs: […]` only where one of them is asked for |
+//! | `require` | `Must(key: "…", is: …)`: a key of config.json that, if there, has this value, or one of a list; of several shipped descriptions for one `model_type` a checkpoint has the first whose requirements it meets; with `outputs: […]` only where one of them is asked for |
 //! | `dims` | whole numbers by name |
 //! | `reals` | real numbers by name |
 //! | `activations` | activations by name |
@@ -39,7 +39,7 @@
 //! be missing.
 //!
 //! An activation is `Key("…")`, or one of the names that config.json files have: `gelu` and `gelu_python` (exact), `gelu_new`,
-//! `gelu_pytorch_tanh` and `gelu_fast` (by tanh), `relu`, `tanh`, `silu` and `swish`; or a list of these.
+//! `gelu_pytorch_tanh` and `gelu_fast` (by tanh), `quick_gelu`, `relu`, `tanh`, `silu` and `swish`; or a list of these.
 //!
 //! # Statements
 //!
@@ -47,14 +47,16 @@
 //! - `Repeat(times: "layers", from: 0, index: "i", name: "layer", body: […], expect: {…})`, any number of times, none included.
 //!   Inside, `Let` of a name from outside gives it the value that the next iteration, and what follows the loop, reads; other
 //!   names end with the iteration. Values of index 3 are called `layer.3.…` in the graph. `expect` counts in every iteration.
-//! - `When(key: "…", is: …, name: "…", body: […], otherwise: […])`: the one body where the key of config.json has the value, or one
-//!   of a list (absent is `null`), else the other, which may be left out. `When(holds: "embedding != hidden", …)` compares two
+//! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […])`: the one body where the key of config.json has the value,
+//!   or one of a list (absent is `null`), else the other, which may be left out. A key may have indices, `layer_types.{i}`, so that a
+//!   body depends on what config.json lists of its layer; where there is no such key, `absent` is a condition that decides, as
+//!   `"i % 3 == 0"` of the layer's number. `When(holds: "embedding != hidden", …)` compares two
 //!   sizes by `== != < <= > >=`. `Let` of a name from outside gives it its new value; a name that both bodies give goes on to
 //!   what follows. With `name`, values of either body are called `name.…` in the graph.
 //!
 //! `expect` counts `launches` (all), `gemms` (of any epilogue), or an operator after the passes: those of the table below by
-//! their names (`gelu`, `gelu_tanh`, `relu`, `tanh`, `silu` of any activation), and `bias_linear`, `linear_gelu`,
-//! `bias_gelu_linear` and so on with `gelu_tanh`, `relu`, `tanh` and `silu`, `scores` and `context` (what `matmul` becomes), `slice_columns`,
+//! their names (`gelu`, `gelu_tanh`, `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` of any activation), and `bias_linear`, `linear_gelu`,
+//! `bias_gelu_linear` and so on with the other activations, `scores` and `context` (what `matmul` becomes), `slice_columns`,
 //! `embedding_layer_norm`, `residual_layer_norm`, `bias_residual_layer_norm`, `attention`, `mean_pool_normalize`.
 //!
 //! # Operators
@@ -62,16 +64,16 @@
 //! | operator | fields | result |
 //! |---|---|---|
 //! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count positions of the other tokens only: here there is no padding, and a sequence that holds it is refused. A `sinusoid` is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
-//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`) | `x · weightᵀ + bias`, `out` wide; `stored` says how the checkpoint has the matrix |
+//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none) | `x · weightᵀ + bias`, `out` wide; `stored` says how the checkpoint has the matrix. With `of` and `from`, the weight is rows `from ..` of a matrix of the checkpoint that has `of` rows |
 //! | `add_bias` | `x`, `bias` | a vector added to every row |
 //! | `add`, `multiply` | `a`, `b` | two values of one shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
 //! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise |
-//! | `relu`, `tanh`, `silu` | `x` | pointwise |
+//! | `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` | `x` | pointwise: `max(x, 0)`, `tanh x`, `x / (1 + e^(−x))`, `x / (1 + e^(−1.702 x))` (CLIP), `ln(1 + max(x, 0))` (SPLADE) |
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
-//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width |
-//! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1) | over the width, or over each of `heads` equal parts of it |
-//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none) | rotary positions of each head's first `width` columns, in halves; `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3`, `yarn`, or `dynamic`, by which nothing is scaled up to the positions of the training, and longer sequences are refused |
+//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width: `(x − mean) / √(variance + eps) · weight + bias`, without the last where there is none |
+//! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), of which the sum is taken once, when weights are loaded |
+//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none) | rotary positions of each head's first `width` columns, in halves; `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), or `dynamic`, by which nothing is scaled up to the positions of the training, and longer sequences are refused |
 //! | `columns` | `x`, `from`, `width` | some columns of every row |
 //! | `same` | `x` | the value itself, by another name |
 //! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one. Of one row for each sequence it keeps one position, which only another part reads |
@@ -79,7 +81,9 @@
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
 //! | `merge_heads` | `x` | the way back |
 //! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`; each sequence by itself. The heads of `b` divide those of `a`: each serves a group of neighbours |
-//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys; causal: over those up to the query; with a window: over those that are at most so many positions away, before or behind |
+//! | `position_table` | `table`, `width`, `span`, `reach` (none) | rows of a table `[2·span, width]` of the checkpoint by distance, `[2·R + 1, width]` for distances −R to R, where R is the first beyond which rows repeat; looked up once, when weights are loaded. Norms and `linear` may follow, then `relative_scores` |
+//! | `relative_scores` | `x`, `table`, `heads`, `of` (`query`, `key`) | `[heads, pairs]`: for query `i` and key `j` of a sequence `x[i] · table[j − i]` of each head, or with `key` `x[j] · table[j − i]` (disentangled attention); beyond the table its last rows |
+//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`; causal: over those up to the query, `j ≤ i`; with a window: over those that are at most so many positions away, `abs(j − i) ≤ window`; both: over those before, at most so far |
 //! | `first_token`, `last_token`, `mean_pool`, `max_pool` | `x` | one row for each sequence |
 //! | `concat` | `of` (2 to 16 values) | values of one number of rows, side by side |
 //! | `l2_normalize` | `x`, `eps` | rows of length 1 |
@@ -96,21 +100,42 @@
 //!   all, and keys behind share bucket 0) the first `b / 2` are of one distance each, and distance `|d|` beyond has bucket
 //!   `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
 //!
+//! A `position_table` has row `span + r` for distance `d`, with `r = −d` at most `span − 1` and at least `−span`; with a `reach` that is
+//! so up to half of the span, `m = ⌊span / 2⌋`, and a farther `r` is `±(m + ⌈(m − 1) · log(|d| / m) / log((reach − 1) / m)⌉)` (DeBERTa).
+//!
 //! Weights (`table`, `weight`, `bias`) are named as published, with an index or an expression in braces, `layers.{i}.w` or
 //! `h.{3 * i + 1}.w`. A list has further names under which a checkpoint may have the tensor: with every prefix and ending,
-//! the first that is there is read. A name that is read twice is one tensor.
+//! the first that is there is read. A name that is read twice is one tensor. A further name with a slash, `sparse_linear/weight`, is that
+//! of a tensor in a file of its own beside the checkpoint, `sparse_linear.safetensors`.
 //!
 //! # What it can describe, and what not
 //!
 //! Transformers with absolute or rotary positions or biases by distance, LayerNorm or RMSNorm before or after (or both), full or
-//! causal attention, also within a window and with grouped-query heads, gates, pointwise activations of the list, any head: GPT-2, Llama, Mistral without a window, Qwen3;
-//! encoders with decoders that attend to them: Marian, BART, mBART, M2M-100 and NLLB, T5;
-//! BERT and its like (RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ALBERT,
-//! ELECTRA, MPNet, NomicBERT, ModernBERT, MiniLM, and checkpoints such as BGE and E5 that have their form). `gemmule models` lists what is shipped.
+//! causal attention, also within a window and with grouped-query heads, gates, pointwise activations of the list, any head: GPT-2, Llama, Mistral without a window, Qwen3, Gemma 3's text
+//! model; encoders with decoders that attend to them: Marian, BART, mBART, M2M-100 and NLLB, T5;
+//! BERT and its like (RoBERTa, XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, DeBERTa v2 and v3,
+//! EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints such as BGE and E5 that have their form). `gemmule models` lists what is shipped. A layer's body may
+//! depend on its number, and on what config.json lists of it (`When`); `examples/own_encoder.ron` is a ModernBERT with another window, order
+//! of layers and activation.
+//!
+//! Outputs that others look for by their names: `sentence_embedding`, a row for each sequence; `sequence_logits`, of which a classifier's or
+//! ranker's scores come; `token_logits`; `sparse`, weights that are mostly 0: `[batch, vocabulary]` of SPLADE, a row for each sequence and
+//! an entry for each token of the vocabulary, or `[tokens, 1]` of BGE-M3, a weight for each token of the text, specials included; `colbert`,
+//! `[tokens, width]`, a vector of length 1 for each token, of which the first token's is not compared.
 //!
 //! An output `next_token_logits`, one row for each sequence, is what a model writes by; `log_probability`, what it says of a text.
 //!
-//! Operators are missing for: disentangled attention (DeBERTa), sparse outputs (SPLADE's `log1p`).
+//! What the language cannot say yet:
+//!
+//! - Convolutions (DeBERTa v2's largest, whose `conv_kernel_size` is refused), recurrences, mixtures of experts, images.
+//! - Softcapped logits and scores (Gemma 2), attention with sinks, dropped or merged tokens.
+//! - Relative keys and values that are added per distance to keys and values themselves (Shaw et al. 2018: BERT's `relative_key`), and
+//!   DeBERTa v1, whose one projection has biases of queries and values alone. Scores of `relative_scores` are stored: no kernel fuses
+//!   them into attention yet, so that memory grows with the square of the length.
+//! - Rotary positions of interleaved columns, and frequencies that depend on a sequence's length (`dynamic` beyond the training).
+//! - Pooling by a token that is found by its id: CLIP's is the last one, as its tokenizer ends a text. Means weighted by position or by
+//!   tokens, sums over tokens (SPLADE's first version), tokens of a prompt that pooling leaves out.
+//! - Values that are computed of weights alone are computed with every batch, as projections of distances are.
 
 mod build;
 mod config;
@@ -130,7 +155,7 @@ use std::collections::BTreeMap;
 
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
-pub use modules::{EMBEDDING, Module, Pooling};
+pub use modules::{EMBEDDING, LOGITS, Module, Pooling, SPARSE, computed};
 
 use crate::graph::{Graph, WeightNames};
 use error::{File, quoted, suggest};
@@ -216,11 +241,11 @@ impl Description {
         self.build_with(config, outputs, &[])
     }
 
-    /// As [`build`](Self::build), with the output [`EMBEDDING`] as these modules compute it of the output
+    /// As [`build`](Self::build), with the output that these modules [compute](computed), most often [`EMBEDDING`] of the output
     /// `last_hidden_state`, and by default that one alone. Without modules it is what the description says.
     ///
     /// # Errors
-    /// As `build`, a description without the output `last_hidden_state`, and modules whose widths do not fit.
+    /// As `build`, a description without the output that they start from, and modules whose widths do not fit.
     pub fn build_with(
         &self,
         config: &serde_json::Value,
@@ -228,9 +253,9 @@ impl Description {
         modules: &[Module],
     ) -> Result<Model, ModelError> {
         self.check_model_type(config)?;
-        let default = match modules {
-            [] => self.outputs_for(config),
-            _ => vec![EMBEDDING],
+        let default = match computed(modules) {
+            None => self.outputs_for(config),
+            Some(output) => vec![output],
         };
         let outputs = self.choose(outputs.unwrap_or(&default), modules)?;
         build::model(&self.file, &self.ast, config, &outputs, modules)
@@ -243,9 +268,7 @@ impl Description {
         modules: &[Module],
     ) -> Result<Vec<&'o str>, ModelError> {
         let mut known = self.output_names();
-        if !modules.is_empty() && !known.contains(&EMBEDDING) {
-            known.push(EMBEDDING);
-        }
+        known.extend(computed(modules).filter(|output| !known.contains(output)));
         let mut chosen = Vec::new();
         for &name in asked {
             if !known.contains(&name) {

@@ -6,10 +6,18 @@ use crate::{
     kernels::gemm::{Activation, Epilogue},
 };
 
-/// The output that modules compute.
+/// The output that most modules compute, of a description's output [`STATES`].
 pub const EMBEDDING: &str = "sentence_embedding";
-/// The output of a description that they start from.
+/// Weights of the vocabulary's entries, `[batch, vocabulary]`, or of tokens, `[tokens, 1]`.
+pub const SPARSE: &str = "sparse";
+/// The output that scores come from, and what descriptions compute themselves where there are no modules.
+pub const LOGITS: &str = "sequence_logits";
+/// The output of a description that modules start from.
 pub(super) const STATES: &str = "last_hidden_state";
+/// That of modules that weigh the vocabulary.
+const TOKEN_LOGITS: &str = "mlm_logits";
+/// That of modules that ask which token comes next.
+const NEXT_LOGITS: &str = "next_token_logits";
 
 /// `torch.nn.functional.normalize`, which is what `Normalize` calls, keeps the division sound by this.
 const NORMALIZE_EPS: f32 = 1e-12;
@@ -32,6 +40,14 @@ pub enum Module {
     Normalize { folder: String },
     /// The first columns, as `truncate_dim` asks for.
     Truncate { width: u32 },
+    /// `ln(1 + max(x, 0))` of the largest logit of each entry of the vocabulary, and of that again where `twice`.
+    Splade { folder: String, twice: bool },
+    /// The logit of one token, less that of another if there is one, as the one logit of a sequence.
+    LogitScore {
+        folder: String,
+        yes: u32,
+        no: Option<u32>,
+    },
 }
 
 /// One row for each sequence.
@@ -48,22 +64,45 @@ impl Module {
     pub fn weights(&self) -> Option<&str> {
         match self {
             Module::Dense { folder, .. } => Some(folder),
-            Module::Pooling { .. } | Module::Normalize { .. } | Module::Truncate { .. } => None,
+            Module::Pooling { .. }
+            | Module::Normalize { .. }
+            | Module::Truncate { .. }
+            | Module::Splade { .. }
+            | Module::LogitScore { .. } => None,
         }
     }
 }
 
-/// The value of a description that modules start from.
-pub(super) fn states(ast: &Ast) -> Option<&At<String>> {
-    let found = ast.outputs().find(|(name, _)| name.value == STATES);
+/// The output that these modules compute; none, where there are none.
+pub fn computed(modules: &[Module]) -> Option<&'static str> {
+    Some(match modules.first()? {
+        Module::Splade { .. } => SPARSE,
+        Module::LogitScore { .. } => LOGITS,
+        _ => EMBEDDING,
+    })
+}
+
+/// The output of a description that these modules start from.
+fn start(modules: &[Module]) -> &'static str {
+    match modules.first() {
+        Some(Module::Splade { .. }) => TOKEN_LOGITS,
+        Some(Module::LogitScore { .. }) => NEXT_LOGITS,
+        _ => STATES,
+    }
+}
+
+/// The value of a description that these modules start from.
+pub(super) fn states<'a>(ast: &'a Ast, modules: &[Module]) -> Option<&'a At<String>> {
+    let start = start(modules);
+    let found = ast.outputs().find(|(name, _)| name.value == start);
     found.map(|(_, value)| value)
 }
 
 impl Builder<'_> {
-    /// The value of [`EMBEDDING`].
+    /// The value of the output that modules compute.
     pub(super) fn modules(&mut self, ast: &Ast, modules: &[Module]) -> Result<NodeId, ModelError> {
-        let Some(states) = states(ast) else {
-            let name = STATES.to_owned();
+        let Some(states) = states(ast, modules) else {
+            let name = start(modules).to_owned();
             let error = self.file.error_elsewhere(Problem::UnknownOutput { name });
             return Err(error.help("the modules of a sentence-transformers folder start from it"));
         };
@@ -128,6 +167,32 @@ impl Builder<'_> {
                         &[x],
                         place,
                     )?
+                }
+                Module::Splade { folder, twice } => {
+                    let largest = format!("{folder}.largest");
+                    let mut y = self.add(largest, Op::MaxPool, &[x], place)?;
+                    let weigh = Op::Activate(Activation::Log1pRelu);
+                    y = self.add(format!("{folder}.weight"), weigh.clone(), &[y], place)?;
+                    match twice {
+                        true => self.add(format!("{folder}.again"), weigh, &[y], place)?,
+                        false => y,
+                    }
+                }
+                Module::LogitScore { folder, yes, no } => {
+                    let column = |start: u32| Op::SliceColumns { start, width: 1 };
+                    let for_it = self.add(format!("{folder}.yes"), column(*yes), &[x], place)?;
+                    match no {
+                        None => for_it,
+                        Some(no) => {
+                            let against =
+                                self.add(format!("{folder}.no"), column(*no), &[x], place)?;
+                            let by = -1.0;
+                            let name = format!("{folder}.against");
+                            let against = self.add(name, Op::Scale { by }, &[against], place)?;
+                            let name = format!("{folder}.difference");
+                            self.add(name, Op::Add, &[for_it, against], place)?
+                        }
+                    }
                 }
                 Module::Truncate { width } => {
                     let is = self.graph.shape(x).width();

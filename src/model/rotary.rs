@@ -13,10 +13,11 @@ use super::{
 
 /// Keys of the published objects: what a kind does not read, it must not have.
 const COMMON: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
-const KINDS: [(&str, &[&str]); 5] = [
+const KINDS: [(&str, &[&str]); 6] = [
     ("default", &[]),
     ("linear", &["factor"]),
     ("dynamic", &["factor", "original_max_position_embeddings"]),
+    ("ntk", &["factor", "mixed_b"]),
     (
         "llama3",
         &[
@@ -126,6 +127,7 @@ impl Published<'_> {
                 let factor = self.above_zero("factor")?;
                 Ok((plain.into_iter().map(|f| f / factor).collect(), 1.0, None))
             }
+            "ntk" => self.ntk(width, theta).map(|all| (all, 1.0, None)),
             "llama3" => self.llama3(plain).map(|all| (all, 1.0, None)),
             "yarn" => {
                 let (all, factor) = self.yarn(plain, width, theta)?;
@@ -179,6 +181,29 @@ impl Published<'_> {
             (1.0 - between) * f / factor + between * f
         };
         Ok(plain.into_iter().map(scaled).collect())
+    }
+
+    /// Fixed scaling of the base, `(factor · theta)^(−2j / width) / factor^(2 / width)`, by which the last frequency is that of
+    /// `linear` and the first ones hardly change (NTK-aware scaling, as the code published with GTE has it); and with `mixed_b`,
+    /// `theta^(−2j / width) / exp(a (j + 1)^b)` with `a = ln(factor) / (width / 2)^b`.
+    fn ntk(&self, width: f64, theta: f64) -> Result<Vec<f64>, ModelError> {
+        let factor = self.above_zero("factor")?;
+        let mixed = self.number("mixed_b")?;
+        // The published code scales nothing by such a factor.
+        if factor <= 1.0 {
+            return Err(self.refuse("factor", "a number above 1"));
+        }
+        let half = width / 2.0;
+        let frequency = |pair: f64| match mixed {
+            None => (factor * theta).powf(-pair / half) / factor.powf(1.0 / half),
+            Some(b) => {
+                let a = factor.ln() / half.powf(b);
+                theta.powf(-pair / half) / (a * (pair + 1.0).powf(b)).exp()
+            }
+        };
+        Ok((0..half as u32)
+            .map(|pair| frequency(f64::from(pair)))
+            .collect())
     }
 
     /// YaRN (Peng et al. 2023).

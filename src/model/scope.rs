@@ -207,8 +207,14 @@ impl<'a> Names<'a> {
         when: &'a When,
         given: &mut HashMap<&'a str, &'a Range<usize>>,
     ) -> Result<(), ModelError> {
-        if let Test::Holds(condition) = &when.test {
-            self.numbers(condition.value.names(), false)?;
+        match &when.test {
+            Test::Holds(condition) => self.numbers(condition.value.names(), false)?,
+            Test::Key { key, absent, .. } => {
+                self.numbers(key.value.names().collect(), false)?;
+                if let Some(condition) = absent {
+                    self.numbers(condition.value.names(), false)?;
+                }
+            }
         }
         self.body(&when.body)?;
         self.body(&when.otherwise)?;

@@ -1,6 +1,6 @@
 //! The descriptions that come with the crate, and which of them a checkpoint's `config.json` is for.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     Description, ModelError, Problem,
@@ -17,13 +17,19 @@ macro_rules! shipped {
 
 const SHIPPED: &[(&str, &str)] = shipped![
     "bert",
+    "jina_bert",
     "roberta",
+    "xlm_roberta_xl",
     "distilbert",
     "albert",
     "electra",
     "mpnet",
     "nomic_bert",
+    "gte",
+    "deberta_v2",
     "modernbert",
+    "gemma3_text",
+    "clip_text",
     "gpt2",
     "llama",
     "qwen3",
@@ -75,7 +81,7 @@ impl Description {
         let Some(found) = lookup(config, "model_type").and_then(Value::as_str) else {
             return Err(file.error_elsewhere(Problem::NoModelType).help(known));
         };
-        match described_by(found)? {
+        match described_by(found, config)? {
             Some(description) => Ok(description),
             None => {
                 let found = found.to_owned();
@@ -83,6 +89,15 @@ impl Description {
                 Err(file.error_elsewhere(problem).help(known))
             }
         }
+    }
+
+    /// Whether a config.json meets what is required of all checkpoints.
+    fn takes(&self, config: &Map<String, Value>) -> bool {
+        let of_all = self.ast.requirements.iter().filter(|r| r.outputs.is_none());
+        of_all.into_iter().all(|requirement| {
+            let found = lookup(config, &requirement.key.value);
+            found.is_none_or(|value| requirement.is.contains(value))
+        })
     }
 
     /// Refuses the config.json of another model than this is for; one without a `model_type` is taken at the user's word.
@@ -99,7 +114,7 @@ impl Description {
             found: found.to_owned(),
             expected: quoted(&types),
         };
-        let help = match described_by(found)? {
+        let help = match described_by(found, object(&self.file, config)?)? {
             Some(right) => format!("give `{}` as MODEL, or leave MODEL out", right.name()),
             None => {
                 "no description that comes with gemmule is for it; a RON file of your own may be"
@@ -110,14 +125,24 @@ impl Description {
     }
 }
 
-/// The shipped description for a `model_type`.
-fn described_by(model_type: &str) -> Result<Option<Description>, ModelError> {
+/// The shipped description for a `model_type`: of several, the first whose requirements `config` meets, since some checkpoints
+/// say the type of another model and tell by a key that they are none. Where it meets nobody's, the first, which will say why.
+fn described_by(
+    model_type: &str,
+    config: &Map<String, Value>,
+) -> Result<Option<Description>, ModelError> {
+    let mut first = None;
     for name in NAMES {
-        if let Some(description) = Description::shipped(name).transpose()?
-            && description.model_types().iter().any(|t| t == model_type)
-        {
+        let Some(description) = Description::shipped(name).transpose()? else {
+            continue;
+        };
+        if !description.model_types().iter().any(|t| t == model_type) {
+            continue;
+        }
+        if description.takes(config) {
             return Ok(Some(description));
         }
+        first.get_or_insert(description);
     }
-    Ok(None)
+    Ok(first)
 }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     graph::Sinusoid,
-    kernels::{Meta, gemm::Activation},
+    kernels::{Meta, attention::Side, gemm::Activation},
 };
 
 /// A description as written, each part with its place.
@@ -110,8 +110,11 @@ pub(super) struct When {
 pub(super) enum Test {
     /// The key of config.json has one of these values; absent and null are the value `null`.
     Key {
-        key: At<String>,
+        /// With indices of the loops around.
+        key: At<Spelling>,
         is: Vec<serde_json::Value>,
+        /// What decides where the key is not there.
+        absent: Option<At<Condition>>,
     },
     Holds(At<Condition>),
 }
@@ -176,6 +179,8 @@ pub(super) enum Operator {
         out: At<Expr>,
         /// Whether the weight is stored as `[in, out]`.
         in_out: bool,
+        /// The rows that the stored matrix has and the first of them that are the weight's, where it is a part of one.
+        part: Option<(At<Expr>, At<Expr>)>,
     },
     AddBias {
         x: At<String>,
@@ -215,6 +220,8 @@ pub(super) enum Operator {
         eps: At<Expr>,
         /// Equal parts of a row, each normalised by itself.
         heads: Option<At<Expr>>,
+        /// Whether 1 is added to the weight.
+        plus_one: bool,
     },
     Rotary {
         x: At<String>,
@@ -248,6 +255,20 @@ pub(super) enum Operator {
         a: At<String>,
         b: At<String>,
         transpose_b: bool,
+    },
+    /// Rows of a table of the checkpoint by distance, as a value.
+    PositionTable {
+        table: At<Pattern>,
+        width: At<Expr>,
+        span: At<Expr>,
+        /// The distance whose logarithm has the last row; no logarithms, where `None`.
+        reach: Option<At<Expr>>,
+    },
+    RelativeScores {
+        x: At<String>,
+        table: At<String>,
+        heads: At<Expr>,
+        of: Side,
     },
     Softmax {
         x: At<String>,
@@ -298,7 +319,10 @@ impl Operator {
     /// The values that the operator reads.
     pub fn values(&self) -> Vec<&At<String>> {
         match self {
-            Operator::Embedding { .. } | Operator::Remembered { .. } => Vec::new(),
+            Operator::Embedding { .. }
+            | Operator::Remembered { .. }
+            | Operator::PositionTable { .. } => Vec::new(),
+            Operator::RelativeScores { x, table, .. } => vec![x, table],
             Operator::Concat { of } => of.iter().collect(),
             Operator::Add { a, b }
             | Operator::Multiply { a, b }
@@ -341,8 +365,17 @@ impl Operator {
                 .chain(offset)
                 .chain(skips)
                 .collect(),
-            Operator::Linear { out, .. } => vec![out],
-            Operator::SplitHeads { heads, .. } | Operator::Cache { heads, .. } => vec![heads],
+            Operator::Linear { out, part, .. } => {
+                let mut sizes = vec![out];
+                sizes.extend(part.iter().flat_map(|(of, from)| [of, from]));
+                sizes
+            }
+            Operator::SplitHeads { heads, .. }
+            | Operator::Cache { heads, .. }
+            | Operator::RelativeScores { heads, .. } => vec![heads],
+            Operator::PositionTable {
+                width, span, reach, ..
+            } => [width, span].into_iter().chain(reach).collect(),
             Operator::Remembered { heads, width, .. } => vec![heads, width],
             Operator::Columns { from, width, .. } => vec![from, width],
             Operator::Rotary { heads, width, .. } => vec![heads, width],
@@ -385,6 +418,7 @@ impl Operator {
                 bias: Some(ByDistance::Relative { table, .. }),
                 ..
             } => vec![table],
+            Operator::PositionTable { table, .. } => vec![table],
             Operator::Cache { name, .. } | Operator::Remembered { name, .. } => vec![name],
             _ => Vec::new(),
         }
@@ -471,7 +505,7 @@ pub(super) fn activation(name: &str) -> Option<Activation> {
 }
 
 /// Published names of activations.
-pub(super) const ACTIVATIONS: [(&str, Activation); 9] = [
+pub(super) const ACTIVATIONS: [(&str, Activation); 10] = [
     ("gelu", Activation::GeluExact),
     ("gelu_python", Activation::GeluExact),
     ("gelu_new", Activation::GeluTanh),
@@ -481,6 +515,7 @@ pub(super) const ACTIVATIONS: [(&str, Activation); 9] = [
     ("tanh", Activation::Tanh),
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),
+    ("quick_gelu", Activation::QuickGelu),
 ];
 
 /// Inputs of a model, by the names that descriptions use.

@@ -443,6 +443,16 @@ impl<'a> Lowering<'a> {
                 k: *k,
                 dtype,
             })),
+            Op::RelativeScores { heads, head, of } => {
+                let rows = constant(&self.graph.shape(operands[1]).0[0])?;
+                one(KernelSpec::RelativeScores(RelativeScores {
+                    heads: *heads,
+                    head: *head,
+                    reach: rows / 2,
+                    of: *of,
+                    dtype,
+                }))
+            }
             Op::Context {
                 heads,
                 kv_heads,
@@ -611,7 +621,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
         Op::Softmax { causal: false, .. } if padding == Padding::Kept => {
             &[Meta::CuLens, Meta::PairOffsets, Meta::ValidLens]
         }
-        Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
+        Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             &[Meta::CuLens, Meta::PairOffsets]
         }
         Op::FirstToken

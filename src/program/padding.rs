@@ -78,6 +78,8 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         // The CPU and the device keep padded batches out of caches: nothing goes on from them.
         Op::Cache { .. } | Op::Remembered { .. } => Ok(()),
         // The softmax is masked, so that keys that are padding have no weight in the context.
-        Op::Scores { .. } | Op::Softmax { .. } | Op::Context { .. } => Ok(()),
+        Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
+            Ok(())
+        }
     }
 }

@@ -433,10 +433,16 @@ fn check_size(size: &Size) -> Result<(), String> {
 /// The dimensions of a weight, if its parts can be stacked.
 fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     let dims = match expr {
-        WeightExpr::Stored { dims, .. } => dims.clone(),
+        WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
         WeightExpr::Transposed { dims, .. } => match dims.as_slice() {
             &[rows, columns] => vec![columns, rows],
             _ => return Err("is transposed and no matrix".to_owned()),
+        },
+        WeightExpr::Rows {
+            dims, from, rows, ..
+        } => match from.checked_add(*rows) {
+            Some(end) if end <= dims[0] && dims[0] <= MAX_ELEMENTS => expr.dims(),
+            _ => return Err(format!("has {rows} rows from {from} on of {}", dims[0])),
         },
         WeightExpr::Sinusoid { rows, width, .. } => match *width >= 4 && width % 2 == 0 {
             true => vec![*rows, *width],
@@ -445,6 +451,13 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
         WeightExpr::RelativeBias { dims, buckets, .. } => match buckets.problem() {
             None if dims[0] == u64::from(buckets.n) => expr.dims(),
             None => return Err(format!("has {} buckets in {} rows", buckets.n, dims[0])),
+            Some((found, expected)) => return Err(format!("has {found}, expected {expected}")),
+        },
+        WeightExpr::Positions {
+            dims, positions, ..
+        } => match positions.problem() {
+            None if dims[0] == 2 * u64::from(positions.span) => expr.dims(),
+            None => return Err(format!("spans {} in {} rows", positions.span, dims[0])),
             Some((found, expected)) => return Err(format!("has {found}, expected {expected}")),
         },
         WeightExpr::Slopes { heads } => vec![*heads],

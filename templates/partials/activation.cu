@@ -75,4 +75,18 @@ __device__ __forceinline__ float silu(float x) {
     }
 }
 
+{% elif activation == "quick_gelu" %}// exp and 1/x are off by at most 2 and 1 ulp of f32.
+__device__ __forceinline__ float quick_gelu(float x) {
+    if constexpr (PRECISE) {
+        return x / (1.0f + expf(-1.702f * x));
+    } else {
+        float y;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp2_approx(-2.45546696f * x)));
+        return x * y;
+    }
+}
+
+{% elif activation == "log1p_relu" %}// The built-in function whatever the type: near 0, where most weights are, an approximate logarithm is far off.
+__device__ __forceinline__ float log1p_relu(float x) { return log1pf(relu(x)); }
+
 {% endif %}__device__ __forceinline__ float identity(float x) { return x; }

@@ -222,6 +222,18 @@ impl Writer {
         let dims = [x.width()];
         let (weight, bias) = (self.weight(&dims, "weight"), self.weight(&dims, "bias"));
         let eps = self.one_of(&["0.01", "0.001"]);
+        if self.chance(25) {
+            // With 1 added, weights are of another form than those of the other norms.
+            let plus_one = self.chance(50);
+            let weight = match plus_one {
+                true => self.weight(&dims, "less_one"),
+                false => weight,
+            };
+            return format!(
+                "rms_norm(x: \"{}\", weight: \"{weight}\", eps: {eps}, plus_one: {plus_one})",
+                x.name
+            );
+        }
         format!(
             "layer_norm(x: \"{}\", weight: \"{weight}\", bias: \"{bias}\", eps: {eps})",
             x.name
@@ -253,6 +265,15 @@ impl Writer {
                     x.name
                 )
             }
+            _ if self.chance(15) => {
+                let (from, behind) = (self.numbers.below(4), self.numbers.below(3));
+                let of = from + out + behind;
+                let weight = self.weight(&[of, width], "stacked");
+                format!(
+                    "linear(x: \"{}\", out: {out}, weight: \"{weight}\", of: {of}, from: {from})",
+                    x.name
+                )
+            }
             _ => format!(
                 "linear(x: \"{}\", out: {out}, weight: \"{weight}\")",
                 x.name
@@ -273,11 +294,13 @@ impl Writer {
 
     fn activate(&mut self, x: &Value) -> Value {
         let x = &x.name;
-        let (op, size) = match self.numbers.below(5) {
+        let (op, size) = match self.numbers.below(7) {
             0 => (format!("relu(x: \"{x}\")"), 1.0),
             1 => (format!("tanh(x: \"{x}\")"), 1.0),
             2 => (format!("gelu(x: \"{x}\", form: exact)"), 1.0),
             3 => (format!("gelu(x: \"{x}\", form: tanh)"), 1.0),
+            4 => (format!("quick_gelu(x: \"{x}\")"), 1.0),
+            5 => (format!("log1p_relu(x: \"{x}\")"), 1.0),
             _ => (format!("activation(x: \"{x}\", kind: \"act\")"), 1.0),
         };
         let like = self.values.iter().find(|v| v.name == *x);
@@ -307,9 +330,11 @@ impl Writer {
         let bias = self.chance(60);
         let same = self.chance(85);
         let mut split: Vec<Value> = Vec::new();
+        let mut projected: Vec<Value> = Vec::new();
         for role in 0..3 {
             if role == 1 && self.chance(10) {
                 split.push(split[0].clone());
+                projected.push(projected[0].clone());
                 continue;
             }
             let from = match same {
@@ -324,6 +349,7 @@ impl Writer {
             let y = self.linear(&from, heads * head, has_bias);
             let op = format!("split_heads(x: \"{}\", heads: {heads})", y.name);
             split.push(self.value(&op, Shape::Heads(heads, head), y.size));
+            projected.push(y);
         }
         let (q, k, mut v) = (split[0].clone(), split[1].clone(), split[2].clone());
         let op = format!(
@@ -332,6 +358,11 @@ impl Writer {
         );
         let size = q.size * k.size * (head as f32).sqrt();
         let mut scores = self.value(&op, Shape::Scores(heads), size);
+        if self.chance(15) {
+            let of = self.numbers.below(2) as usize;
+            let other = self.relative_scores(&projected[of], heads, ["query", "key"][of]);
+            scores = self.add(&scores, &other);
+        }
         for _ in 0..self.one_of(&[0, 1, 1, 1, 2]) {
             scores = self.scale(&scores);
         }
@@ -348,6 +379,36 @@ impl Writer {
         let op = format!("merge_heads(x: \"{}\")", context.name);
         let shape = Shape::Rows(Of::Tokens, context.width());
         self.value(&op, shape, context.size)
+    }
+
+    /// Scores with the distances of pairs, of a table as the checkpoint has it or of what is computed of it.
+    fn relative_scores(&mut self, x: &Value, heads: u32, of: &str) -> Value {
+        let (span, reach) = self.one_of(&[(1, None), (3, None), (4, Some(9)), (7, Some(12))]);
+        let (n, width) = (self.fresh(), x.width());
+        let from = match self.chance(50) {
+            true => self.one_of(&WIDTHS),
+            false => width,
+        };
+        let table = self.weight(&[2 * span, from], "distances");
+        let reach = reach.map_or(String::new(), |reach| format!(", reach: {reach}"));
+        let name = format!("t{n}");
+        self.named(
+            &name,
+            &format!("position_table(table: \"{table}\", width: {from}, span: {span}{reach})"),
+        );
+        let mut table = name.clone();
+        if from != width {
+            table = format!("p{n}");
+            let weight = self.weight(&[width, from], "weight");
+            let op = format!("linear(x: \"{name}\", out: {width}, weight: \"{weight}\")");
+            self.named(&table, &op);
+        }
+        let op = format!(
+            "relative_scores(x: \"{}\", table: \"{table}\", heads: {heads}, of: {of})",
+            x.name
+        );
+        let size = x.size * 0.3 * (width as f32).sqrt();
+        self.value(&op, Shape::Scores(heads), size)
     }
 
     /// What a softmax has besides its scores, of so many heads: most often nothing.

@@ -47,7 +47,10 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
         });
     }
     match entries.first() {
-        Some(first) if first.class == "Transformer" => Ok(entries),
+        // The second is what older versions called one that ends in the head of a masked language model.
+        Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class.as_str()) => {
+            Ok(entries)
+        }
         Some(first) => Err(json.problem(format!(
             "the first module is `{}`; expected a Transformer",
             first.class
@@ -97,6 +100,37 @@ pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, EngineError> {
             })
         }
     }
+}
+
+pub(super) fn splade(json: &Json, folder: String) -> Result<Module, EngineError> {
+    match json.text("pooling_strategy")? {
+        None | Some("max") => {}
+        Some(_) => return Err(json.wrong("pooling_strategy", "max")),
+    }
+    let twice = match json.text("activation_function")? {
+        None | Some("relu") => false,
+        Some("log1p_relu") => true,
+        Some(_) => return Err(json.wrong("activation_function", "relu or log1p_relu")),
+    };
+    Ok(Module::Splade { folder, twice })
+}
+
+pub(super) fn logit_score(json: &Json, folder: String) -> Result<Module, EngineError> {
+    let key = "module_input_name";
+    if json.text(key)?.is_some_and(|name| name != "causal_logits") {
+        return Err(json.wrong(key, "`causal_logits`"));
+    }
+    let token = |key: &str| match json.get(key) {
+        None => Ok(None),
+        Some(v) => match v.as_u64().and_then(|id| u32::try_from(id).ok()) {
+            Some(id) => Ok(Some(id)),
+            None => Err(json.wrong(key, "the id of a token")),
+        },
+    };
+    let yes = token("true_token_id")?;
+    let yes = yes.ok_or_else(|| json.problem("there is no `true_token_id`"))?;
+    let no = token("false_token_id")?;
+    Ok(Module::LogitScore { folder, yes, no })
 }
 
 pub(super) fn dense(json: &Json, folder: String) -> Result<Module, EngineError> {

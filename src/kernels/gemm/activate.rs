@@ -18,6 +18,9 @@ pub fn activate_f64(activation: Activation, x: f64) -> f64 {
         Activation::Relu => x,
         Activation::Tanh => x.tanh(),
         Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+        Activation::Log1pRelu if x < 0.0 => 0.0,
+        Activation::Log1pRelu => x.ln_1p(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Builder;
 use crate::{
-    graph::{Buckets, NodeId, Op, WeightExpr},
+    graph::{Buckets, NodeId, Op, Positions, WeightExpr},
     kernels::{
         Meta,
         attention::{Bias, ByDistance, HeadView},
@@ -57,12 +57,17 @@ impl Builder<'_> {
                 bias,
                 out,
                 in_out,
+                part,
             } => {
                 let (x, out) = (self.value(x)?, values.size(out)?.into());
                 let dims = [out, self.width(&full, "linear", x, place)?];
-                let weight = match in_out {
-                    true => self.transposed(weight, dims)?,
-                    false => self.weight(weight, &dims)?,
+                let weight = match (in_out, part) {
+                    (_, Some((of, from))) => {
+                        let (rows, first) = (values.size(of)?, values.offset(from)?);
+                        self.rows(weight, dims, (rows.into(), first.into()), &of.span)?
+                    }
+                    (true, None) => self.transposed(weight, dims)?,
+                    (false, None) => self.weight(weight, &dims)?,
                 };
                 let epilogue = Epilogue::default();
                 let Some(bias) = bias else {
@@ -116,11 +121,18 @@ impl Builder<'_> {
                 weight,
                 eps,
                 heads,
+                plus_one,
             } => {
                 let x = self.value(x)?;
                 let heads = heads.as_ref().map_or(Ok(1), |heads| values.size(heads))?;
                 let part = self.part_of(&full, "rms_norm", x, heads, place)?;
-                let operands = vec![x, self.weight(weight, &[part.into()])?];
+                let weight = match plus_one {
+                    true => self.tensor(weight, &[part.into()], |name, dims| {
+                        WeightExpr::PlusOne { name, dims }
+                    })?,
+                    false => self.weight(weight, &[part.into()])?,
+                };
+                let operands = vec![x, weight];
                 let eps = values.eps(eps)?;
                 let from = 0;
                 (Op::RmsNorm { eps, heads, from }, operands)
@@ -195,6 +207,43 @@ impl Builder<'_> {
                     .matmul(&operands, *transpose_b)
                     .ok_or_else(|| self.no_product(&full, &operands, *transpose_b, place))?;
                 (op, operands)
+            }
+            Operator::PositionTable {
+                table,
+                width,
+                span,
+                reach,
+            } => {
+                let positions = Positions {
+                    span: values.size(span)?,
+                    reach: reach.as_ref().map(|r| values.size(r)).transpose()?,
+                };
+                if let Some((found, expected)) = positions.problem() {
+                    let problem = Problem::OutOfRange {
+                        what: "a table of positions".to_owned(),
+                        found,
+                        expected,
+                    };
+                    return Err(self.file.error(problem, &span.span, "no such table"));
+                }
+                let dims = [2 * u64::from(positions.span), values.size(width)?.into()];
+                return self.tensor(table, &dims, |name, _| WeightExpr::Positions {
+                    name,
+                    dims,
+                    positions,
+                });
+            }
+            Operator::RelativeScores {
+                x,
+                table,
+                heads,
+                of,
+            } => {
+                let (x, heads) = (self.value(x)?, values.size(heads)?);
+                let head = self.part_of(&full, "relative_scores", x, heads, place)?;
+                let of = *of;
+                let op = Op::RelativeScores { heads, head, of };
+                (op, vec![x, self.value(table)?])
             }
             Operator::Softmax {
                 x,

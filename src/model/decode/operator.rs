@@ -3,7 +3,7 @@
 use super::{each, expression, one_or_more, plain, word};
 use crate::{
     graph::{MAX_PARTS, Sinusoid},
-    kernels::{Meta, gemm::Activation},
+    kernels::{Meta, attention::Side, gemm::Activation},
     model::{
         error::{At, Problem, suggest},
         reader::{Args, Piece, Reader},
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The primitive operators.
-pub(super) const OPERATORS: [&str; 29] = [
+pub(super) const OPERATORS: [&str; 33] = [
     "embedding",
     "linear",
     "add_bias",
@@ -42,6 +42,10 @@ pub(super) const OPERATORS: [&str; 29] = [
     "cache",
     "same",
     "draw",
+    "quick_gelu",
+    "log1p_relu",
+    "position_table",
+    "relative_scores",
 ];
 
 /// The table of an embedding: `table`, or `sinusoid` for one that is computed.
@@ -88,12 +92,12 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "embedding" => &[
             "ids", "table", "sinusoid", "rows", "width", "offset", "skips",
         ],
-        "linear" => &["x", "out", "weight", "bias", "stored"],
+        "linear" => &["x", "out", "weight", "bias", "stored", "of", "from"],
         "softmax" => &["x", "causal", "window", "bias"],
         "columns" => &["x", "from", "width"],
         "add_bias" => &["x", "bias"],
         "add" | "multiply" => &["a", "b"],
-        "rms_norm" => &["x", "weight", "eps", "heads"],
+        "rms_norm" => &["x", "weight", "eps", "heads", "plus_one"],
         "rotary" => &["x", "heads", "width", "theta", "scaling"],
         "scale" => &["x", "by"],
         "gelu" => &["x", "form"],
@@ -105,6 +109,8 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "l2_normalize" => &["x", "eps"],
         "concat" => &["of"],
         "draw" => &["mean", "log_variance"],
+        "position_table" => &["table", "width", "span", "reach"],
+        "relative_scores" => &["x", "table", "heads", "of"],
         _ => &["x"],
     };
     let args = call.named(r, fields)?;
@@ -144,6 +150,22 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
                     _ => return Err(r.form("`stored` of `linear`", "`out_in` or `in_out`", piece)),
                 },
             },
+            part: match (args.optional("of"), args.optional("from")) {
+                (Some(of), Some(from)) => {
+                    for field in ["bias", "stored"] {
+                        if let Some(piece) = args.optional(field) {
+                            let expected = "a part of a matrix without bias, stored as `out_in`";
+                            return Err(r.form(&format!("`{field}` beside `of`"), expected, piece));
+                        }
+                    }
+                    Some((expression(r, of)?, expression(r, from)?))
+                }
+                (None, None) => None,
+                (Some(piece), None) | (None, Some(piece)) => {
+                    let expected = "both or neither";
+                    return Err(r.form("`of` and `from` of `linear`", expected, piece));
+                }
+            },
         }),
         "add_bias" => Ok(Operator::AddBias {
             x: value("x")?,
@@ -168,6 +190,8 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "relu" => activate(Activation::Relu),
         "tanh" => activate(Activation::Tanh),
         "silu" => activate(Activation::Silu),
+        "quick_gelu" => activate(Activation::QuickGelu),
+        "log1p_relu" => activate(Activation::Log1pRelu),
         "multiply" => Ok(Operator::Multiply {
             a: value("a")?,
             b: value("b")?,
@@ -187,6 +211,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             weight: weight("weight")?,
             eps: size("eps")?,
             heads: optional("heads")?,
+            plus_one: flag("plus_one")?,
         }),
         "rotary" => Ok(Operator::Rotary {
             x: value("x")?,
@@ -222,6 +247,27 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             a: value("a")?,
             b: value("b")?,
             transpose_b: flag("transpose_b")?,
+        }),
+        "position_table" => Ok(Operator::PositionTable {
+            table: weight("table")?,
+            width: size("width")?,
+            span: size("span")?,
+            reach: optional("reach")?,
+        }),
+        "relative_scores" => Ok(Operator::RelativeScores {
+            x: value("x")?,
+            table: value("table")?,
+            heads: size("heads")?,
+            of: {
+                let piece = args.required(r, "of")?;
+                match piece.text {
+                    "query" => Side::Query,
+                    "key" => Side::Key,
+                    _ => {
+                        return Err(r.form("`of` of `relative_scores`", "`query` or `key`", piece));
+                    }
+                }
+            },
         }),
         "softmax" => Ok(Operator::Softmax {
             x: value("x")?,
@@ -281,15 +327,25 @@ fn ids<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Meta>> {
 }
 
 fn pattern<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Pattern>> {
-    let what = "a weight's name";
-    let spellings = one_or_more(r, what, piece, |p| {
-        let name = r.string(what, p)?;
-        // Places inside braces are those of the file; without braces there is none to tell.
-        let start = match name.value.contains(['{', '}']) {
-            true => plain(r, what, what, p)?.1,
-            false => p.span().start,
-        };
-        Spelling::parse(&name.value, start).map_err(|expected| r.form(what, &expected, p))
+    let spellings = one_or_more(r, "a weight's name", piece, |p| {
+        Ok(spelling(r, "a weight's name", p)?.value)
     })?;
     Ok(At::new(Pattern(spellings), piece.span()))
+}
+
+/// A name with indices in braces.
+pub(super) fn spelling<'a>(
+    r: Reader<'a>,
+    what: &'static str,
+    piece: Piece<'a>,
+) -> Decoded<At<Spelling>> {
+    let name = r.string(what, piece)?;
+    // Places inside braces are those of the file; without braces there is none to tell.
+    let start = match name.value.contains(['{', '}']) {
+        true => plain(r, what, what, piece)?.1,
+        false => piece.span().start,
+    };
+    let parsed = Spelling::parse(&name.value, start);
+    let parsed = parsed.map_err(|expected| r.form(what, &expected, piece))?;
+    Ok(At::new(parsed, piece.span()))
 }

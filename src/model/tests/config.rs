@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{build, changed, parse, refused, tiny_config};
-use crate::model::Description;
+use crate::{graph::Op, model::Description};
 
 /// The small description on a config.json with one key changed; null takes the key away.
 fn with(key: &str, value: Value) -> String {
@@ -48,7 +48,7 @@ refuses! {
     an_epsilon_that_is_no_number_is_refused: bert(json!({"layer_norm_eps": "small"}), None);
     labels_that_are_no_list_are_refused:
         bert(json!({"id2label": 3}), Some(&["sequence_logits"]));
-    an_activation_that_is_another_function_is_not_offered: bert(json!({"hidden_act": "quick_gelu"}), None);
+    an_activation_that_is_another_function_is_not_offered: bert(json!({"hidden_act": "laplace"}), None);
     an_activation_in_another_form_is_offered: bert(json!({"hidden_act": "GELU"}), None);
     a_key_with_none_of_several_values_is_refused: {
         let must = "require: [Must(key: \"kind\", is: [\"a\", 2, null])], graph:";
@@ -176,6 +176,92 @@ fn activations_go_by_their_published_names() {
                 .contains(&format!("layer.0.activated = {op} "))
         );
     }
+}
+
+#[test]
+fn a_key_with_an_index_decides_and_a_condition_where_it_is_absent() {
+    let source = changed(
+        "            Let(\"x\", add(a: \"x\", b: \"y\"))",
+        "            When(key: \"kinds.{i}\", is: \"far\", absent: \"i == 0\",
+                body: [Let(\"z\", tanh(x: \"y\"))], otherwise: [Let(\"z\", relu(x: \"y\"))]),
+            Let(\"x\", add(a: \"x\", b: \"z\"))",
+    );
+    let description = super::parse(&source).expect("it is right");
+    let kinds = |kinds: Value| {
+        let mut config = tiny_config();
+        config["kinds"] = kinds;
+        let model = description
+            .build(&config, None)
+            .expect("the sizes are right");
+        let of = |i: u32| match model.graph.text().contains(&format!("layer.{i}.z = tanh")) {
+            true => "far",
+            false => "near",
+        };
+        [of(0), of(1)]
+    };
+    assert_eq!(kinds(json!(["near", "far"])), ["near", "far"]);
+    assert_eq!(kinds(json!(["far", "far"])), ["far", "far"]);
+    assert_eq!(kinds(Value::Null), ["far", "near"]);
+    // A list that is too short says nothing of later layers.
+    assert_eq!(kinds(json!(["near"])), ["near", "near"]);
+}
+
+#[test]
+fn a_table_is_no_output() {
+    let source = changed(
+        r#"{"out": "x"}"#,
+        r#"{"out": "x", "table": "distances"}"#,
+    )
+    .replacen(
+        "        Repeat",
+        "        Let(\"distances\", position_table(table: \"rel\", width: \"hidden\", span: 4)),\n        Repeat",
+        1,
+    );
+    let description = super::parse(&source).expect("it is right");
+    insta::assert_snapshot!(refused(description.build(&tiny_config(), Some(&["table"]))));
+    let steep = source.replace("span: 4", "span: 3, reach: 9");
+    let description = super::parse(&steep).expect("it is right");
+    insta::assert_snapshot!(refused(description.build(&tiny_config(), Some(&["table"]))));
+}
+
+#[test]
+fn a_fixed_scaling_of_the_base_has_the_last_frequency_over_the_factor() {
+    let source = changed(
+        r#"add(a: "x", b: "y")"#,
+        r#"rotary(x: "y", heads: 1, width: 4, theta: 100, scaling: "rope_scaling")"#,
+    );
+    let description = super::parse(&source).expect("it is right");
+    let frequencies = |scaling: Value| {
+        let mut config = tiny_config();
+        config["rope_scaling"] = scaling;
+        let model = description.build(&config, None);
+        let graph = model
+            .map_err(miette::Report::new)
+            .expect("the sizes are right")
+            .graph;
+        let nodes = graph.topological().into_iter();
+        let mut turns = nodes.filter_map(|id| match graph.op(id) {
+            Op::Rotary { rotation, .. } => Some(rotation.frequencies.clone()),
+            _ => None,
+        });
+        turns.next().expect("it turns")
+    };
+    // 1 / 8^(2/4), and (8 · 100)^(−2/4) / 8^(2/4).
+    let fixed = frequencies(json!({"type": "ntk", "factor": 8.0}));
+    let expected = [8f64.powf(-0.5), 800f64.powf(-0.5) * 8f64.powf(-0.5)];
+    for (got, want) in fixed.iter().zip(expected) {
+        assert!((f64::from(*got) / want - 1.0).abs() < 1e-6, "{fixed:?}");
+    }
+    // exp(−a (j + 1)^b) with a = ln 8 / 2^b.
+    let mixed = frequencies(json!({"type": "ntk", "factor": 8.0, "mixed_b": 0.5}));
+    let a = 8f64.ln() / 2f64.sqrt();
+    let expected = [(-a).exp(), 0.1 * (-a * 2f64.sqrt()).exp()];
+    for (got, want) in mixed.iter().zip(expected) {
+        assert!((f64::from(*got) / want - 1.0).abs() < 1e-6, "{mixed:?}");
+    }
+    let mut config = tiny_config();
+    config["rope_scaling"] = json!({"type": "ntk", "factor": 0.5});
+    insta::assert_snapshot!(refused(description.build(&config, None)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::{
     graph::{Graph, Op},
     kernels::{
         Meta,
-        attention::{Attending, HeadView},
+        attention::{Attending, HeadView, Side},
         gemm::{Activation, Epilogue},
         rotary::Rotation,
     },
@@ -169,6 +169,8 @@ fn the_countable_names_are_the_names_of_operators() {
         Activation::Relu,
         Activation::Tanh,
         Activation::Silu,
+        Activation::QuickGelu,
+        Activation::Log1pRelu,
     ];
     let mut ops = vec![
         Op::Embedding { offset: 0 },
@@ -199,6 +201,11 @@ fn the_countable_names_are_the_names_of_operators() {
             head,
         },
         Op::MergeHeads,
+        Op::RelativeScores {
+            heads,
+            head,
+            of: Side::Query,
+        },
         Op::Scores {
             heads,
             kv_heads: heads,

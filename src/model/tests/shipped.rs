@@ -15,7 +15,7 @@ fn config() -> Value {
         "intermediate_size": 50, "embedding_size": 16, "pad_token_id": 1,
         "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
         "decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 60,
-        "latent_size": 5, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 50,
+        "latent_size": 5, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 50, "rope_theta": 10000,
         "activation_function": "gelu_new", "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
     })
 }
@@ -31,15 +31,28 @@ const WRITERS: [(&str, &str, usize); 3] = [
 const TRANSLATORS: [&str; 6] = ["marian", "bart", "mbart", "m2m_100", "t5", "vae"];
 
 /// Descriptions whose prefixes of weight names are not told by what they are.
-const PREFIXES: [(&str, &[&str]); 4] = [
+const PREFIXES: [(&str, &[&str]); 10] = [
     ("vae", &[""]),
     ("t5", &[""]),
     ("nomic_bert", &["", "bert."]),
     ("modernbert", &["", "model."]),
+    ("jina_bert", &["", "bert."]),
+    ("xlm_roberta_xl", &["", "roberta."]),
+    ("gte", &["", "new.", "gte."]),
+    ("deberta_v2", &["", "deberta."]),
+    ("gemma3_text", &["", "model."]),
+    ("clip_text", &["", "text_model."]),
 ];
 
 /// Descriptions of encoders whose layers are not alike, or are other launches than most: how many, where all are alike.
-const OTHER_LAYERS: [(&str, Option<usize>); 2] = [("nomic_bert", Some(10)), ("modernbert", None)];
+const OTHER_LAYERS: [(&str, Option<usize>); 6] = [
+    ("nomic_bert", Some(10)),
+    ("modernbert", None),
+    ("jina_bert", None),
+    ("gte", Some(10)),
+    ("deberta_v2", Some(17)),
+    ("gemma3_text", Some(16)),
+];
 
 /// Keys that descriptions have different values for.
 const OWN_VALUES: [(&str, &str, &str); 1] = [("nomic_bert", "activation_function", "swiglu")];
@@ -238,6 +251,11 @@ fn a_checkpoint_is_described_by_its_model_type() {
         ("bert", "bert"),
         ("xlm-roberta", "roberta"),
         ("camembert", "roberta"),
+        ("xlm-roberta-xl", "xlm_roberta_xl"),
+        ("new", "gte"),
+        ("gemma3_text", "gemma3_text"),
+        ("clip", "clip_text"),
+        ("deberta-v2", "deberta_v2"),
         ("electra", "electra"),
         ("gpt2", "gpt2"),
         ("marian", "marian"),
@@ -246,6 +264,16 @@ fn a_checkpoint_is_described_by_its_model_type() {
     ] {
         let found = Description::for_config(&json!({"model_type": model_type}));
         assert_eq!(found.expect("it is shipped").name(), name);
+    }
+    // Some say the type of another model, and by a key that they are none.
+    for (key, name) in [
+        ("alibi", "jina_bert"),
+        ("absolute", "bert"),
+        ("relative_key", "bert"),
+    ] {
+        let config = json!({"model_type": "bert", "position_embedding_type": key});
+        let found = Description::for_config(&config).expect("it is shipped");
+        assert_eq!(found.name(), name);
     }
     let refused = |config: Value| super::refused(Description::for_config(&config));
     insta::assert_snapshot!(refused(json!({"model_type": "mamba"})));

@@ -6,7 +6,7 @@ use crate::{
     graph::{Graph, NodeId, Op, WeightExpr, slope},
     kernels::{
         Meta,
-        attention::{Attending, Bias, ByDistance, HeadView},
+        attention::{Attending, Bias, ByDistance, HeadView, Side},
         gemm::Activation,
     },
     tensor::Extents,
@@ -131,7 +131,28 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             };
             (0..*heads).flat_map(of_head).collect()
         }
+        WeightExpr::Positions {
+            name,
+            dims: [_, width],
+            positions,
+        } => {
+            let farthest = i64::from(positions.farthest().unwrap());
+            let rows = (-farthest..=farthest).map(|distance| positions.row(distance));
+            rows.flat_map(|row| (0..*width).map(move |c| stored(name, row * width + c)))
+                .collect()
+        }
         WeightExpr::Slopes { heads } => (0..*heads).map(|head| slope(head, *heads)).collect(),
+        WeightExpr::Rows {
+            name,
+            dims,
+            from,
+            rows,
+        } => (from * dims[1]..(from + rows) * dims[1])
+            .map(|i| stored(name, i))
+            .collect(),
+        WeightExpr::PlusOne { name, dims } => (0..dims.iter().product())
+            .map(|i| stored(name, i) + 1.0)
+            .collect(),
         WeightExpr::Zeros { n } => vec![0.0; *n as usize],
         WeightExpr::ConcatRows(parts) => parts.iter().flat_map(weight).collect(),
     }
@@ -147,6 +168,8 @@ fn activate(activation: Activation, x: f64) -> f64 {
         Activation::Relu => x.max(0.0),
         Activation::Tanh => x.tanh(),
         Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+        Activation::Log1pRelu => x.max(0.0).ln_1p(),
     }
 }
 
@@ -441,6 +464,28 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         } => {
             let shape = grouped(*heads, *kv_heads, *head);
             shape.scores(batch, (reads[0], reads[1]), [*q, *k])
+        }
+        Op::RelativeScores {
+            heads,
+            head,
+            of: side,
+        } => {
+            let width = (heads * head) as usize;
+            let reach = (reads[1].len() / width / 2) as i64;
+            let mut out = Vec::new();
+            of(*heads, *head).each(batch, |h, start, n| {
+                for i in 0..n {
+                    for j in 0..n {
+                        let token = start + if *side == Side::Query { i } else { j };
+                        let row = ((j as i64 - i as i64).clamp(-reach, reach) + reach) as usize;
+                        let at = |row: usize, c: usize| row * width + h * *head as usize + c;
+                        let products = (0..*head as usize)
+                            .map(|c| reads[0][at(token, c)] * reads[1][at(row, c)]);
+                        out.push(products.sum());
+                    }
+                }
+            });
+            out
         }
         Op::Softmax { scale, causal, by } => {
             let pairs: usize = batch.sequences().map(|(_, n)| n * n).sum();

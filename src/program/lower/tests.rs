@@ -7,7 +7,7 @@ use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
     kernels::{
         Meta,
-        attention::{Attending, Bias, ByDistance, HeadView},
+        attention::{Attending, Bias, ByDistance, HeadView, Side},
         gemm::{Activation, Epilogue},
         rotary::Rotation,
     },
@@ -138,6 +138,16 @@ fn operators() -> Vec<Op> {
             },
             from: 1,
             head: 4,
+        },
+        Op::RelativeScores {
+            heads: 3,
+            head: 2,
+            of: Side::Query,
+        },
+        Op::RelativeScores {
+            heads: 3,
+            head: 3,
+            of: Side::Key,
         },
         Op::SplitHeads { heads: 3 },
         Op::SplitHeads { heads: 2 },

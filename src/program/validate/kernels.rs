@@ -4,7 +4,7 @@ use super::{MAX_ELEMENTS, MAX_PARTS, MAX_ROWS, MAX_WIDTH};
 use crate::{
     kernels::{
         KernelSpec,
-        attention::{Attending, HeadView, MhaCached},
+        attention::{Attending, ByDistance, HeadView, MhaCached},
         cache::BLOCK,
         elementwise::Concat,
         embedding::Table,
@@ -98,6 +98,16 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| groups(k.heads, k.kv_heads))
             .and_then(|()| real("the scale", k.scale, true))
             .map(|()| k.dtype),
+        K::RelativeScores(k) => {
+            heads(k.heads, k.head, &[]).and_then(|()| match k.reach <= ByDistance::FARTHEST {
+                true => Ok(k.dtype),
+                false => Err(format!(
+                    "reaches {} positions, at most {} fit",
+                    k.reach,
+                    ByDistance::FARTHEST
+                )),
+            })
+        }
         K::AttentionSoftmax(k) => widths(&[k.heads])
             .and_then(|()| real("the scale", k.scale, true))
             .and_then(|()| k.form.check(k.dtype).map_err(|e| e.to_string()))

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use safetensors::Dtype;
@@ -66,6 +66,10 @@ pub enum CheckpointError {
         list: String,
     },
     #[error(
+        "`{file}` is a pickle, which runs code of whoever wrote it when it is read, so gemmule does not; convert it where you trust it: python3 -c \"import torch, safetensors.torch as s; s.save_file(torch.load('{file}', weights_only=True), '{with}')\""
+    )]
+    Pickle { file: PathBuf, with: PathBuf },
+    #[error(
         "`{file}`: the tensor `{tensor}` is {found:?}, but the model needs {expected:?}; does the config.json belong to this checkpoint?"
     )]
     Shape {
@@ -102,6 +106,8 @@ pub struct Checkpoint {
     entries: BTreeMap<String, Entry>,
     /// Tensors of shards that the index does not name, or not for their shard.
     unnamed: BTreeSet<String>,
+    /// Files that would have tensors that are not there, and that are not read.
+    pickles: Vec<PathBuf>,
     names: WeightNames,
 }
 
@@ -122,11 +128,20 @@ impl Checkpoint {
             shards: Vec::new(),
             entries: BTreeMap::new(),
             unnamed: BTreeSet::new(),
+            pickles: Vec::new(),
             names: WeightNames::default(),
         };
         checkpoint.main = checkpoint.add_folder(folder, "")?;
         for module in &names.folders {
             checkpoint.add_folder(&root.join(module), &format!("{module}/"))?;
+        }
+        for stem in files_of(&names) {
+            let file = folder.join(format!("{stem}.safetensors"));
+            if file.is_file() {
+                checkpoint.add_file(file, &format!("{stem}/"))?;
+            } else if folder.join(format!("{stem}.pt")).is_file() {
+                checkpoint.pickles.push(folder.join(format!("{stem}.pt")));
+            }
         }
         checkpoint.names = names;
         Ok(checkpoint)
@@ -136,13 +151,7 @@ impl Checkpoint {
     fn add_folder(&mut self, folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         if single.is_file() {
-            let (shard, tensors) = Shard::open(single.clone())?;
-            let at = self.shards.len();
-            self.shards.push(shard);
-            for (name, stored) in tensors {
-                let entry = Entry { shard: at, stored };
-                self.entries.insert(format!("{prefix}{name}"), entry);
-            }
+            self.add_file(single.clone(), prefix)?;
             return Ok(single);
         }
         if !index.is_file() {
@@ -155,6 +164,18 @@ impl Checkpoint {
         }
         self.unnamed.retain(|n| !self.entries.contains_key(n));
         Ok(index)
+    }
+
+    /// Opens a file of which all tensors may be read.
+    fn add_file(&mut self, file: PathBuf, prefix: &str) -> Result<(), CheckpointError> {
+        let (shard, tensors) = Shard::open(file)?;
+        let at = self.shards.len();
+        self.shards.push(shard);
+        for (name, stored) in tensors {
+            let entry = Entry { shard: at, stored };
+            self.entries.insert(format!("{prefix}{name}"), entry);
+        }
+        Ok(())
     }
 
     /// Opens a shard, of which the index names these tensors. Those are read from it and no others,
@@ -232,6 +253,16 @@ impl Checkpoint {
         Ok((full, entry, dtype))
     }
 
+    /// A file that is not read for what it is, which would have one of these tensors.
+    fn pickle_of(&self, missing: &[&str]) -> Option<&PathBuf> {
+        let spellings = missing.iter().flat_map(|name| self.names.spellings(name));
+        let stems: BTreeSet<String> = spellings.filter_map(|name| file_of(&name)).collect();
+        self.pickles.iter().find(|file| {
+            let stem = file.file_stem().and_then(|stem| stem.to_str());
+            stem.is_some_and(|stem| stems.contains(stem))
+        })
+    }
+
     fn missing(&self, names: &[&str], n_needed: usize) -> CheckpointError {
         const SHOWN: usize = 5;
         let mut list: Vec<String> = names
@@ -276,7 +307,13 @@ impl WeightSource for Checkpoint {
             .filter(|name| self.find(name).is_none())
             .collect();
         if !missing.is_empty() {
-            return Err(self.missing(&missing, stored.len()));
+            return Err(match self.pickle_of(&missing) {
+                Some(file) => CheckpointError::Pickle {
+                    with: file.with_extension("safetensors"),
+                    file: file.clone(),
+                },
+                None => self.missing(&missing, stored.len()),
+            });
         }
         stored
             .iter()
@@ -303,6 +340,22 @@ impl WeightSource for Checkpoint {
         left.retain(is_like_one);
         left
     }
+}
+
+/// The file beside the checkpoint, without its ending, that a name such as `sparse_linear/weight` says to hold the tensor.
+fn file_of(name: &str) -> Option<String> {
+    let (stem, _) = name.split_once('/')?;
+    let mut parts = Path::new(stem).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(_)), None) => Some(stem.to_owned()),
+        _ => None,
+    }
+}
+
+/// The files that other names of tensors say.
+fn files_of(names: &WeightNames) -> BTreeSet<String> {
+    let others = names.others.values().flatten();
+    others.filter_map(|name| file_of(name)).collect()
 }
 
 /// A tensor's name with `#` for each number between its dots.

@@ -91,10 +91,42 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             }
             Ok(out)
         }
+        WeightExpr::Positions {
+            name,
+            dims,
+            positions,
+        } => {
+            let table = source.read(name, dims)?;
+            let width = dims[1] as usize;
+            let mut out = room(name, elements(&expr.dims()))?;
+            let farthest = i64::from(positions.farthest().unwrap_or(0));
+            for distance in -farthest..=farthest {
+                let row = positions.row(distance) as usize;
+                out.extend_from_slice(&table[row * width..][..width]);
+            }
+            Ok(out)
+        }
         WeightExpr::Slopes { heads } => {
             let mut out = room("the slopes of heads", *heads)?;
             out.extend((0..*heads).map(|head| slope(head, *heads) as f32));
             Ok(out)
+        }
+        WeightExpr::Rows {
+            name,
+            dims,
+            from,
+            rows,
+        } => {
+            let mut stored = source.read(name, dims)?;
+            let at = |row: u64| (row * dims[1]) as usize;
+            stored.truncate(at(from + rows));
+            stored.drain(..at(*from));
+            Ok(stored)
+        }
+        WeightExpr::PlusOne { name, dims } => {
+            let mut stored = source.read(name, dims)?;
+            stored.iter_mut().for_each(|w| *w += 1.0);
+            Ok(stored)
         }
         WeightExpr::Zeros { n } => {
             let mut out = room("a vector of zeros", *n)?;

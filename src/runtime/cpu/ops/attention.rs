@@ -134,6 +134,72 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
     Ok(())
 }
 
+/// Products of some rows with those of the table that their pairs are at, of which each pair then takes its own: about twice the
+/// multiplications that pairs have, and those of a GEMM.
+pub(super) fn relative_scores(
+    spec: &RelativeScores,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
+    let (heads, head) = (spec.heads as usize, spec.head as usize);
+    let width = heads * head;
+    let (tokens, pairs) = (args.extents.tokens, args.extents.pairs);
+    let x = args.real("x", &[tokens, width as u64])?;
+    let table = args.real("table", &[spec.rows(), width as u64])?;
+    let sequences = args.sequences_with_pairs()?;
+    let out = args.out(&[u64::from(spec.heads), pairs])?;
+    let pairs = pairs as usize;
+    let out = SharedOut::new(out);
+    let work = work(&sequences, heads, head);
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
+        let Sequence { start, len, .. } = block.sequence;
+        let at = h * pairs + block.sequence.pairs + block.query * len;
+        // SAFETY: each head and query has its own rows of the scores.
+        let out = unsafe { out.slice(at..at + block.n_queries * len) };
+        let rows_from = |x: &'_ [f32], row: usize| x.len().min(row * width + h * head);
+        for key in (0..len).step_by(MAX_QUERIES) {
+            let n_keys = MAX_QUERIES.min(len - key);
+            let first = spec.row(key, block.query + block.n_queries - 1);
+            let n_rows = spec.row(key + n_keys - 1, block.query) + 1 - first;
+            let (token, n) = match spec.of {
+                Side::Query => (start + block.query, block.n_queries),
+                Side::Key => (start + key, n_keys),
+            };
+            let matrix = |data, row| Operand {
+                data: &data[rows_from(data, row)..],
+                row: width,
+                col: 1,
+            };
+            let (rows, positions) = (matrix(x, token), matrix(table, first));
+            scratch.scores.resize(n * n_rows, 0.0);
+            let products = SharedOut::new(&mut scratch.scores);
+            // SAFETY: the products are this task's own.
+            unsafe {
+                multiply(
+                    (n, n_rows, head),
+                    1.0,
+                    rows,
+                    transposed(positions),
+                    Into::Overwrite,
+                    &products,
+                    0,
+                    n_rows,
+                );
+            }
+            for query in 0..block.n_queries {
+                for j in 0..n_keys {
+                    let row = match spec.of {
+                        Side::Query => query,
+                        Side::Key => j,
+                    };
+                    let column = spec.row(key + j, block.query + query) - first;
+                    out[query * len + key + j] = scratch.scores[row * n_rows + column];
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
 pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (heads, pairs) = (u64::from(spec.heads), args.extents.pairs);
     let x = args.real("scores", &[heads, pairs])?;

@@ -194,6 +194,20 @@ pointwise! {
         let below = simd.add_f32s(one, exp(simd, simd.neg_f32s(x)));
         simd.div_f32s(x, below)
     };
+    QuickGelu(simd, x) = {
+        let one = simd.splat_f32s(1.0);
+        let power = exp(simd, simd.mul_f32s(x, simd.splat_f32s(-1.702)));
+        simd.div_f32s(x, simd.add_f32s(one, power))
+    };
+    /// Element by element: what has it is a row for each sequence.
+    Log1pRelu(simd, x) = {
+        let zero = simd.splat_f32s(0.0);
+        let mut positive = simd.select_f32s(simd.less_than_f32s(x, zero), zero, x);
+        for element in bytemuck::cast_slice_mut::<S::f32s, f32>(std::slice::from_mut(&mut positive)) {
+            *element = element.ln_1p();
+        }
+        positive
+    };
     /// `max(x, 0)` that keeps NaN.
     Relu(simd, x) = {
         let zero = simd.splat_f32s(0.0);
@@ -253,6 +267,14 @@ macro_rules! with_activation {
             }
             Some($crate::kernels::gemm::Activation::Silu) => {
                 let $f = $crate::runtime::cpu::ops::simd::Silu;
+                $go
+            }
+            Some($crate::kernels::gemm::Activation::QuickGelu) => {
+                let $f = $crate::runtime::cpu::ops::simd::QuickGelu;
+                $go
+            }
+            Some($crate::kernels::gemm::Activation::Log1pRelu) => {
+                let $f = $crate::runtime::cpu::ops::simd::Log1pRelu;
                 $go
             }
         }

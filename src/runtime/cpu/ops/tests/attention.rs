@@ -331,6 +331,7 @@ fn windows_and_biases_by_distance_agree_with_the_references() {
         KernelSpec::MhaOnline(k) => k.dtype == F32 && !k.of.by.is_none(),
         KernelSpec::MhaCached(k) => k.dtype == F32 && !k.by.is_none(),
         KernelSpec::SoftmaxByDistance(k) => k.dtype == F32,
+        KernelSpec::RelativeScores(k) => k.dtype == F32,
         _ => false,
     };
     let kernels: Vec<KernelSpec> = crate::kernels::representative();

@@ -34,6 +34,8 @@ fn definition(activation: Option<Activation>, x: f64) -> f64 {
         Some(Activation::Relu) => x.max(0.0),
         Some(Activation::Tanh) => x.tanh(),
         Some(Activation::Silu) => x / (1.0 + (-x).exp()),
+        Some(Activation::QuickGelu) => x / (1.0 + (-1.702 * x).exp()),
+        Some(Activation::Log1pRelu) => x.max(0.0).ln_1p(),
     }
 }
 
