@@ -1526,9 +1526,6 @@ fn words_are_weighed_where_a_model_does_that() {
     );
     server.shut_down(Duration::ZERO);
     let folder = checkpoint("st-splade");
-    if !folder.is_dir() {
-        return;
-    }
     let mut choice = choice("st-splade", true, Duration::from_secs(10));
     choice.all_tokens = false;
     let server = serving_models(vec![Model::open(choice).unwrap()], quick());

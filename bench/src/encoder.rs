@@ -128,7 +128,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         && !ready.sets.is_empty()
     {
         let request = Request {
-            dtype: engine.precision().to_string(),
+            dtype: engine.precision().name(),
             config: config.clone(),
             contenders: args.peer_variants.iter().map(|v| v.name()).collect(),
             warm_up: args.ours.warm_up,

@@ -263,7 +263,7 @@ pub(super) fn run(args: Args) -> Outcome {
             .collect();
         print_json(&json!({
             "device": engine.device().to_string(),
-            "dtype": engine.precision().to_string(),
+            "dtype": engine.precision().name(),
             "texts": all,
             "seconds": {"first": first.as_secs_f64(), "all": took.as_secs_f64()},
             "bytes": {"cache": cache},

@@ -63,7 +63,7 @@ pub(super) fn run(args: Args) -> Outcome {
             .collect();
         let mut report = json!({
             "device": engine.device().to_string(),
-            "dtype": engine.precision().to_string(),
+            "dtype": engine.precision().name(),
             "lens": batch.lens(),
             "outputs": values,
             "seconds": {"first": first.as_secs_f64(), "again": again.as_secs_f64()},

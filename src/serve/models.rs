@@ -15,7 +15,7 @@ use super::{
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
     engine::{Folder, TextEncoder, TextToken},
-    model::{Description, EMBEDDING},
+    model::{Description, EMBEDDING, computed},
     program::NEXT_LOGITS,
     schedule::{CostTable, Scheduler},
 };
@@ -145,7 +145,10 @@ impl Model {
                 config,
             });
         }
-        let embeds = folder.modules().is_some() || usual.contains(&EMBEDDING);
+        let embeds = match folder.modules() {
+            Some(modules) => computed(modules) == Some(EMBEDDING),
+            None => usual.contains(&EMBEDDING),
+        };
         let engines = devices
             .iter()
             .map(|&device| match choice.all_tokens && embeds {
