@@ -48,6 +48,8 @@ fn model(name: &str, invariant: bool, queue: Duration) -> Model {
         cache_bytes: None,
         queue,
         tokenizers: 1,
+        trace: None,
+        cache: None,
     })
     .unwrap()
 }

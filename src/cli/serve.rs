@@ -4,6 +4,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener},
     path::PathBuf,
     process::ExitCode,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -15,7 +16,7 @@ use crate::{
     files::{self, Kind},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, scheduler},
-    serve::{Model, ModelChoice, Models},
+    serve::{Cache, CacheChoice, Model, ModelChoice, Models, Recorder},
 };
 
 #[derive(clap::Args)]
@@ -52,6 +53,25 @@ pub(super) struct Args {
     /// Write the table of costs here, for --costs and `gemmule simulate`. For one model
     #[arg(long, value_name = "FILE")]
     write_costs: Option<PathBuf>,
+    /// Keep answers in so many bytes of memory, for requests that come again; off unless given
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    cache_bytes: u64,
+    /// Keep answers in this file, too, also over a restart
+    #[arg(long, value_name = "FILE")]
+    cache_file: Option<PathBuf>,
+    /// Bytes of answers in the file; the oldest go
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, requires = "cache_file")]
+    cache_file_bytes: u64,
+    /// Share answers with other servers by a server of Redis's protocol, as redis://127.0.0.1:6379/0
+    #[cfg(feature = "shared-cache")]
+    #[arg(long, value_name = "URL")]
+    cache_redis: Option<String>,
+    /// Record requests and decisions here, for `gemmule simulate --trace`, with or without --replay. For one model
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// How large the trace may become, in bytes; it ends there
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    trace_bytes: u64,
     /// Memory for the intermediate tensors of a batch, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 30)]
     batch_bytes: u64,
@@ -104,6 +124,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let socket = TcpListener::bind(address)
         .map_err(|e| miette!("{address} cannot be listened on: {e}; choose another --port"))?;
     let settings = args.settings.settings()?;
+    let cache = cache(&args)?;
     let mut models = Vec::new();
     for (folder, name) in args.weights.iter().zip(names) {
         let began = Instant::now();
@@ -119,6 +140,11 @@ pub(super) fn run(args: Args) -> Outcome {
             cache_bytes: args.kv_bytes,
             queue: Duration::from_millis(args.queue_ms),
             tokenizers: args.tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
+            trace: match &args.trace {
+                Some(file) => Some(Recorder::create(file, args.trace_bytes)?),
+                None => None,
+            },
+            cache: cache.clone(),
         })?;
         say(&format!(
             "{}: {}, {}, ready after {:.1} s",
@@ -128,6 +154,11 @@ pub(super) fn run(args: Args) -> Outcome {
             began.elapsed().as_secs_f64()
         ));
         models.push(model);
+    }
+    if args.trace.is_some() && models.iter().any(|model| model.costs.is_none()) {
+        return Err(miette!(
+            "a model that writes has no schedule to record; leave --trace out"
+        ));
     }
     if let Some(file) = &args.write_costs {
         let costs = models.first().and_then(|model| model.costs.as_ref());
@@ -157,6 +188,27 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Where answers are kept, if they are.
+fn cache(args: &Args) -> Result<Option<Arc<Cache>>, Report> {
+    let choice = CacheChoice {
+        memory_bytes: args.cache_bytes,
+        file: args
+            .cache_file
+            .clone()
+            .map(|file| (file, args.cache_file_bytes)),
+        #[cfg(feature = "shared-cache")]
+        shared: args.cache_redis.clone(),
+    };
+    #[cfg(feature = "shared-cache")]
+    let is_shared = choice.shared.is_some();
+    #[cfg(not(feature = "shared-cache"))]
+    let is_shared = false;
+    if choice.memory_bytes == 0 && choice.file.is_none() && !is_shared {
+        return Ok(None);
+    }
+    Ok(Some(Arc::new(Cache::open(&choice)?)))
+}
+
 /// A name for each model, all different.
 fn names(args: &Args) -> Result<Vec<String>, Report> {
     let n = args.weights.len();
@@ -166,9 +218,9 @@ fn names(args: &Args) -> Result<Vec<String>, Report> {
             args.name.len()
         ));
     }
-    if n > 1 && (args.costs.is_some() || args.write_costs.is_some()) {
+    if n > 1 && (args.costs.is_some() || args.write_costs.is_some() || args.trace.is_some()) {
         return Err(miette!(
-            "a table of costs is of one model, and there are {n}; leave --costs and --write-costs out"
+            "a table of costs and a trace are of one model, and there are {n}; leave --costs, --write-costs and --trace out"
         ));
     }
     let names = match args.name.is_empty() {

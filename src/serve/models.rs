@@ -2,11 +2,14 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
-use super::{Metrics, ServeError, Service, ServiceChoice, Writer, measure};
+use super::{Cache, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer, measure};
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
     engine::{Folder, TextEncoder},
@@ -32,6 +35,10 @@ pub struct ModelChoice {
     pub cache_bytes: Option<u64>,
     pub queue: Duration,
     pub tokenizers: usize,
+    /// Where a service records all that happens; a model that writes has no schedule.
+    pub trace: Option<Recorder>,
+    /// Where answers of all models are kept; texts that are written are not.
+    pub cache: Option<Arc<Cache>>,
 }
 
 /// What a model does.
@@ -107,6 +114,8 @@ impl Model {
             batch_bytes: choice.batch_bytes,
             queue: choice.queue,
             tokenizers: choice.tokenizers,
+            trace: choice.trace,
+            cache: choice.cache,
         };
         let service = Service::start(&engine, TextEncoder::of(folder)?, service)?;
         Ok(Self {
