@@ -22,7 +22,7 @@ const CLIENTS: usize = 6;
 const TEXTS: usize = 40;
 
 fn text(number: usize) -> String {
-    format!("{} and the {number} birds", "words ".repeat(1 + number % 9))
+    format!("{}rain {number}", "a ".repeat(number % 5))
 }
 
 /// Vectors as a session computes them.
@@ -120,8 +120,7 @@ fn every_request_is_answered_once_and_right_while_replicas_are_killed_and_draine
             .arg("--weights")
             .arg(checkpoint("st-mean"))
             .arg("--costs")
-            .arg(&table)
-            .stderr(std::process::Stdio::null());
+            .arg(&table);
         if _redis.is_some() {
             let url = format!("redis://127.0.0.1:{redis_port}/0");
             command.args(["--cache-redis", &url]);
@@ -135,6 +134,8 @@ fn every_request_is_answered_once_and_right_while_replicas_are_killed_and_draine
     let front = free_port();
     let mut config = fs::read_to_string(shipped).unwrap();
     config = config.replace("bind :8080", &format!("bind 127.0.0.1:{front}"));
+    // A machine of tests may not have files for as many connections.
+    config = config.replace("maxconn 4000", "maxconn 200");
     for (at, port) in ports.iter().enumerate() {
         let address = format!("10.0.0.{}:8080", at + 1);
         assert!(config.contains(&address));
@@ -142,13 +143,7 @@ fn every_request_is_answered_once_and_right_while_replicas_are_killed_and_draine
     }
     let file = folder.path().join("haproxy.cfg");
     fs::write(&file, config).unwrap();
-    let _haproxy = Child::start(
-        Command::new(haproxy)
-            .arg("-db")
-            .arg("-f")
-            .arg(&file)
-            .stderr(std::process::Stdio::null()),
-    );
+    let _haproxy = Child::start(Command::new(haproxy).arg("-db").arg("-f").arg(&file));
     wait_for_port(front);
 
     let expected = Arc::new(expected());

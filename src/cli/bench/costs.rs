@@ -23,8 +23,8 @@ pub(in crate::cli) struct Args {
     #[command(flatten)]
     card: Card,
     /// Where the table goes
-    #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
+    #[arg(short = 'o', long = "to", value_name = "FILE")]
+    to: PathBuf,
 }
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
@@ -38,7 +38,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         table.about,
         table.to_ron().into_diagnostic()?
     );
-    write_file(&args.output, text.as_bytes())?;
-    say(&format!("{}: {}", args.output.display(), table.about));
+    write_file(&args.to, text.as_bytes())?;
+    say(&format!("{}: {}", args.to.display(), table.about));
     Ok(ExitCode::SUCCESS)
 }
