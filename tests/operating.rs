@@ -2,6 +2,8 @@
 //! checkpoints of `tests/checkpoints`.
 #![cfg(feature = "server")]
 
+#[path = "operating/bench.rs"]
+mod bench;
 #[path = "operating/cache.rs"]
 mod cache;
 #[path = "operating/replicas.rs"]

@@ -45,7 +45,8 @@ pub fn estimated_costs(
         let mut row = Vec::with_capacity(LENGTHS.len());
         for length in LENGTHS {
             let cycles = cycles(program, machine, &batch(tokens as u64, length))?;
-            row.push(cycles / f64::from(machine.clock_mhz));
+            // To a tenth of a microsecond: it is an estimate.
+            row.push((cycles / f64::from(machine.clock_mhz) * 10.0).round() / 10.0);
         }
         values.push(row);
     }

@@ -258,8 +258,12 @@ impl Shared {
             },
         );
         self.count_waiting(&state);
+        // While no lane takes a batch there is nothing to decide; one that is done asks again.
+        let is_asked = state.desk.has_place();
         drop(state);
-        self.changed.notify_one();
+        if is_asked {
+            self.changed.notify_one();
+        }
     }
 
     /// Answers a request and those that joined it, and keeps the answer. Where it was refused for the time that it had, the one

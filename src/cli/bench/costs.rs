@@ -30,8 +30,11 @@ pub(in crate::cli) struct Args {
 pub(in crate::cli) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[])?;
     let compiled = args.model.compile_for(args.dtype, machine.clone())?;
-    let about = &compiled.model.name;
-    let table = estimated_costs(&compiled.program, &machine, about).into_diagnostic()?;
+    // Of one description there are models of several sizes.
+    let dims = compiled.model.dims.iter();
+    let dims: Vec<String> = dims.map(|(name, n)| format!("{name} {n}")).collect();
+    let about = format!("{} ({})", compiled.model.name, dims.join(", "));
+    let table = estimated_costs(&compiled.program, &machine, &about).into_diagnostic()?;
     let table = table.checked().into_diagnostic()?;
     let text = format!(
         "// {}. Written by `gemmule bench costs --estimated`.\n{}\n",

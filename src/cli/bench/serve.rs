@@ -78,7 +78,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, requires = "weights")]
     in_process: bool,
     #[command(flatten)]
-    inside: inside::Args,
+    inside: inside::Options,
     /// Write all numbers to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,

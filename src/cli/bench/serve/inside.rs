@@ -21,7 +21,7 @@ use crate::{
 
 /// As those of `gemmule serve`.
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct Options {
     /// A checkpoint's folder, with --in-process
     #[arg(long, value_name = "DIR", requires = "in_process")]
     weights: Option<PathBuf>,
