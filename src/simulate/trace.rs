@@ -185,8 +185,8 @@ pub enum ReplayError {
     )]
     Differs {
         at: usize,
-        found: Decision,
-        expected: Decision,
+        found: Box<Decision>,
+        expected: Box<Decision>,
     },
     #[error(transparent)]
     Misdecision(#[from] Misdecision),
@@ -225,8 +225,8 @@ pub fn replay(
                 if found != *expected {
                     return Err(ReplayError::Differs {
                         at: replayed.decisions,
-                        found,
-                        expected: expected.clone(),
+                        found: Box::new(found),
+                        expected: Box::new(expected.clone()),
                     });
                 }
                 replayed.decisions += 1;
