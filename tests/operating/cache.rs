@@ -144,7 +144,7 @@ fn a_request_that_joined_a_hasty_one_is_computed_in_its_own_time() {
                 .collect(),
             Submit::default(),
         );
-        let hasty = service.submit(text(i), within(1)).unwrap();
+        let hasty = service.submit(text(i), within(0)).unwrap();
         let patient = service.submit(text(i), within(60_000)).unwrap();
         for reply in patient {
             reply.wait().unwrap();
@@ -289,7 +289,7 @@ mod shared {
     fn sharing(url: &str) -> CacheChoice {
         CacheChoice {
             shared: Some(url.to_owned()),
-            ..in_memory()
+            ..CacheChoice::default()
         }
     }
 
@@ -322,17 +322,24 @@ mod shared {
         let (second, _second_cache) = with(&sharing(&url));
         is_connected(&second);
         std::thread::sleep(Duration::from_millis(50));
-        // One after another: each lookup has its own two milliseconds.
+        // One after another, and again: on a busy machine a lookup may take longer than its two milliseconds.
         let before = second.metrics().batch_sequences.load(Ordering::Relaxed);
         let hits_before = count(&second, Tier::Shared, Lookup::Hit);
-        for (text, expected) in texts().into_iter().zip(&expected) {
-            assert_equal(&ask(&second, vec![text]), std::slice::from_ref(expected));
+        let hits = || count(&second, Tier::Shared, Lookup::Hit) - hits_before;
+        let (mut asked, began) = (0, Instant::now());
+        while hits() < n {
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "{} of {n}",
+                hits()
+            );
+            for (text, expected) in texts().into_iter().zip(&expected) {
+                assert_equal(&ask(&second, vec![text]), std::slice::from_ref(expected));
+                asked += 1;
+            }
         }
-        let hits = count(&second, Tier::Shared, Lookup::Hit) - hits_before;
-        // A machine that is busy with other things may miss a few of the two milliseconds.
-        assert!(hits > n / 2, "{hits} of {n}");
         let computed = second.metrics().batch_sequences.load(Ordering::Relaxed) - before;
-        assert_eq!(computed, n - hits);
+        assert_eq!(computed, asked - hits());
 
         // One that does not answer costs no more than its time.
         redis.stop();

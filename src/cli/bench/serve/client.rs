@@ -120,7 +120,9 @@ impl Server {
             None => words(number, tokens.saturating_sub(marks)).into(),
         };
         let mut body = match shared.route {
-            Route::Embeddings => json!({"input": input, "encoding_format": "base64"}),
+            Route::Embeddings => {
+                json!({"input": input, "encoding_format": "base64", "truncate": true})
+            }
             Route::Completions => json!({
                 "prompt": input, "max_tokens": shared.new, "stream": true,
                 "stream_options": {"include_usage": true},
