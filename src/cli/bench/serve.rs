@@ -260,10 +260,10 @@ fn drive<T: Target>(
                 let done = Instant::now();
                 // A closed loop's last answers may come late; they are of load that was less.
                 if planned < warm || planned >= over {
-                    return answered.status != 0;
+                    return answered.status == 200;
                 }
                 let micros = |at: Instant| (at - planned).as_micros().max(1) as u64;
-                let is_answered = answered.status != 0;
+                let is_well = answered.status == 200;
                 let mut counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
                 *counted.statuses.entry(answered.status).or_default() += 1;
                 counted.latest = counted.latest.max(sent - planned);
@@ -281,7 +281,7 @@ fn drive<T: Target>(
                 {
                     counted.problems.push(problem);
                 }
-                is_answered
+                is_well
             }
         }
     };
@@ -318,7 +318,7 @@ fn drive<T: Target>(
                             let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                             let tokens = lens[at as usize % lens.len()];
                             if !one(target.clone(), at, tokens, None).await {
-                                // Nobody answers: asking faster helps nobody.
+                                // Nobody answers, or has too much to do: asking faster helps nobody.
                                 tokio::time::sleep(Duration::from_millis(100)).await;
                             }
                         }
