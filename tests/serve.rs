@@ -57,6 +57,8 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         all_tokens: true,
         share: None,
         previous: None,
+        trace: None,
+        cache: None,
     }
 }
 

@@ -12,6 +12,7 @@ mod ladder;
 mod launched;
 mod peers;
 mod requests;
+mod serving;
 mod stream;
 mod subject;
 
@@ -46,6 +47,8 @@ enum Command {
     Kernels(kernels::Args),
     /// The passes switched on one after another, from padded and unfused to all of them
     Ladder(subject::Args),
+    /// The papers' figures of serving, simulated with tables of costs (TurboTransformers 8, 9, 12, table 4; TCB 9 to 16)
+    Serving(serving::Args),
     /// A stream of requests of random lengths with the CUDA graphs of buckets, of exact shapes, and without
     Stream(Box<stream::Args>),
 }
@@ -63,6 +66,7 @@ fn run(command: Command) -> Outcome {
         Command::Gemm(args) => gemm::run(args),
         Command::Kernels(args) => kernels::run(args),
         Command::Ladder(args) => ladder::run(args),
+        Command::Serving(args) => serving::run(args),
         Command::Stream(args) => stream::run(*args),
     }
 }

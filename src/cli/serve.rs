@@ -16,7 +16,9 @@ use crate::{
     files::{self, Kind},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, scheduler},
-    serve::{Devices, Model, ModelChoice, ModelConfig, Models, ServeConfig},
+    serve::{
+        Cache, CacheChoice, Devices, Model, ModelChoice, ModelConfig, Models, Recorder, ServeConfig,
+    },
 };
 
 #[derive(clap::Args)]
@@ -64,6 +66,25 @@ pub(super) struct Args {
     /// Write the table of costs here, for --costs and `gemmule simulate`. For one model
     #[arg(long, value_name = "FILE")]
     write_costs: Option<PathBuf>,
+    /// Keep answers in so many bytes of memory, for requests that come again; off unless given
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    cache_bytes: u64,
+    /// Keep answers in this file, too, also over a restart
+    #[arg(long, value_name = "FILE")]
+    cache_file: Option<PathBuf>,
+    /// Bytes of answers in the file; the oldest go
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, requires = "cache_file")]
+    cache_file_bytes: u64,
+    /// Share answers with other servers by a server of Redis's protocol, as redis://127.0.0.1:6379/0
+    #[cfg(feature = "shared-cache")]
+    #[arg(long, value_name = "URL")]
+    cache_redis: Option<String>,
+    /// Record requests and decisions here, for `gemmule simulate --trace`, with or without --replay. For one model
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// How large the trace may become, in bytes; it ends there
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    trace_bytes: u64,
     /// Memory for the intermediate tensors of a batch, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 30)]
     batch_bytes: u64,
@@ -118,9 +139,23 @@ pub(super) fn run(args: Args) -> Outcome {
     };
     let args = Arc::new(args);
     let (again, devices) = (Arc::clone(&args), Arc::new(Devices::default()));
-    let models = open(&args, &[], &devices)?;
+    let cache = cache(&args)?;
+    let trace = match &args.trace {
+        Some(file) => Some(Recorder::create(file, args.trace_bytes)?),
+        None => None,
+    };
+    let models = open(&args, &[], &devices, cache.clone(), trace)?;
+    if args.trace.is_some() && models.iter().any(|model| model.costs.is_none()) {
+        return Err(miette!(
+            "a model that writes has no schedule to record; leave --trace out"
+        ));
+    }
     let models = Models::reloadable(models, move |previous| {
-        let models = open(&again, previous, &devices).map_err(|e| format!("{e:#}"))?;
+        if again.trace.is_some() {
+            say("the trace ends here: it is of the models that were loaded first");
+        }
+        let models = open(&again, previous, &devices, cache.clone(), None);
+        let models = models.map_err(|e| format!("{e:#}"))?;
         say("the models are loaded anew");
         Ok(models)
     });
@@ -162,6 +197,8 @@ fn open(
     args: &Args,
     previous: &[Arc<Model>],
     devices: &Arc<Devices>,
+    cache: Option<Arc<Cache>>,
+    mut trace: Option<Recorder>,
 ) -> Result<Vec<Model>, Report> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let settings = args.settings.settings()?;
@@ -195,6 +232,8 @@ fn open(
             tokenizers: tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
             all_tokens: config.all_tokens,
             share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
+            trace: trace.take(),
+            cache: cache.clone(),
             previous: previous.iter().find(|model| model.name == name).cloned(),
             name,
         })?;
@@ -214,6 +253,27 @@ fn costs(file: &Path) -> Result<CostTable, Report> {
     let text = files::text(file, Kind::Costs).map_err(EngineError::from)?;
     let table = CostTable::parse(&text);
     table.map_err(|e| miette!("`{}`: {e}", file.display()))
+}
+
+/// Where answers are kept, if they are.
+fn cache(args: &Args) -> Result<Option<Arc<Cache>>, Report> {
+    let choice = CacheChoice {
+        memory_bytes: args.cache_bytes,
+        file: args
+            .cache_file
+            .clone()
+            .map(|file| (file, args.cache_file_bytes)),
+        #[cfg(feature = "shared-cache")]
+        shared: args.cache_redis.clone(),
+    };
+    #[cfg(feature = "shared-cache")]
+    let is_shared = choice.shared.is_some();
+    #[cfg(not(feature = "shared-cache"))]
+    let is_shared = false;
+    if choice.memory_bytes == 0 && choice.file.is_none() && !is_shared {
+        return Ok(None);
+    }
+    Ok(Some(Arc::new(Cache::open(&choice)?)))
 }
 
 /// What each model is given.
@@ -237,9 +297,9 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             args.name.len()
         ));
     }
-    if n > 1 && (args.costs.is_some() || args.write_costs.is_some()) {
+    if n > 1 && (args.costs.is_some() || args.write_costs.is_some() || args.trace.is_some()) {
         return Err(miette!(
-            "a table of costs is of one model, and there are {n}; leave --costs and --write-costs out"
+            "a table of costs and a trace are of one model, and there are {n}; leave --costs, --write-costs and --trace out"
         ));
     }
     let configs = args

@@ -1,7 +1,7 @@
 //! Schedulers beside each other on made-up or recorded load.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -14,7 +14,10 @@ use crate::{
     EngineError,
     files::{self, Kind},
     schedule::{CostTable, Micros, NAMES, Settings, Waiting, scheduler},
-    simulate::{Devices, Lengths, Line, Load, Panel, Rates, Summary, chart, parse_trace, simulate},
+    simulate::{
+        Devices, Lengths, Line, Load, Panel, Rates, Summary, chart, parse_events, parse_trace,
+        replay, simulate,
+    },
 };
 
 #[derive(clap::Args)]
@@ -42,6 +45,10 @@ pub(super) struct Args {
     /// Requests as they were recorded, one a line, in place of made-up ones
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "lens", "seconds", "deadline_ms"])]
     trace: Option<PathBuf>,
+    /// Ask the scheduler at the times of a server's trace, and see that it decides as the server did; with the server's --scheduler,
+    /// --costs and settings
+    #[arg(long, requires = "trace", conflicts_with_all = ["devices", "depth", "bytes", "figure", "json"])]
+    replay: bool,
     /// Deadlines so many milliseconds behind the arrival, or drawn evenly between A and B: N or A..B
     #[arg(long, value_name = "MS")]
     deadline_ms: Option<Span>,
@@ -163,6 +170,9 @@ pub(super) fn run(args: Args) -> Outcome {
     let text = files::text(&args.costs, Kind::Costs).map_err(EngineError::from)?;
     let costs =
         CostTable::parse(&text).map_err(|error| miette!("`{}`: {error}", args.costs.display()))?;
+    if let (true, Some(file)) = (args.replay, &args.trace) {
+        return replayed(file, &names, &settings, &costs);
+    }
     let loads = loads(&args)?;
     let bytes = vec![args.bytes; usize::from(args.devices)];
     let on = Devices {
@@ -208,6 +218,25 @@ pub(super) fn run(args: Args) -> Outcome {
         "{requests} requests in {seconds:.2} s, {:.0} a second; costs: {}",
         requests as f64 / seconds.max(1e-9),
         costs.about
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn replayed(file: &Path, names: &[&str], settings: &Settings, costs: &CostTable) -> Outcome {
+    let &[name] = names else {
+        return Err(miette!(
+            "--replay asks one scheduler, the server's; {} were named: give --scheduler one",
+            names.len()
+        ));
+    };
+    let text = files::text(file, Kind::Trace).map_err(EngineError::from)?;
+    let wrong = |e: &dyn std::fmt::Display| miette!("`{}`: {e}", file.display());
+    let events = parse_events(&text).map_err(|e| wrong(&e))?;
+    let mut scheduler = scheduler(name, settings).into_diagnostic()?;
+    let done = replay(&events, &mut *scheduler, costs).map_err(|e| wrong(&e))?;
+    say(&format!(
+        "{} requests, {} decisions, {} batches: all as the server decided",
+        done.requests, done.decisions, done.batches
     ));
     Ok(ExitCode::SUCCESS)
 }

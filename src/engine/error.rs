@@ -221,6 +221,10 @@ pub enum EngineError {
         device: String,
     },
     #[error(
+        "`{url}` is no address of a shared cache: {problem}; expected one as redis://127.0.0.1:6379/0"
+    )]
+    CacheAddress { url: String, problem: String },
+    #[error(
         "the output `{output}` holds {n_bad} values of {n_values} that are NaN or infinite, the first in {first}; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16"
     )]
     NotFinite {

@@ -23,6 +23,7 @@ mod chat;
 mod compile;
 mod contain;
 mod error;
+mod estimate;
 mod finite;
 mod folder;
 mod generator;
@@ -46,6 +47,7 @@ pub use chat::{ChatTemplate, Message};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use contain::panics_are_contained;
 pub use error::EngineError;
+pub use estimate::estimated_costs;
 pub use folder::{Folder, Prompt, Score};
 pub use generator::{
     AdmitError, Event, Generate, Generator, Reason, Request, Ticket, Written, generation_config,

@@ -9,7 +9,7 @@ use std::{
 use hyper::{Response, StatusCode};
 
 use super::{App, Body, Route, of_type};
-use crate::serve::{Histogram, Model};
+use crate::serve::{Histogram, Kind, Lookup, Model, Tier};
 
 const CODES: [u16; 14] = [
     200, 400, 401, 404, 405, 408, 413, 422, 424, 429, 500, 503, 504, 0,
@@ -220,6 +220,18 @@ pub(super) fn response(app: &App) -> Response<Body> {
             page.line("refused_total", &labels, n.load(Ordering::Relaxed) as f64);
         }
     }
+    page.head(
+        "queue_oldest_seconds",
+        "gauge",
+        "How long the first input that waits has waited.",
+    );
+    for model in app.models.all().iter() {
+        if let Kind::Service(service) = &model.kind {
+            let oldest = service.oldest().as_secs_f64();
+            page.line("queue_oldest_seconds", &[("model", &model.name)], oldest);
+        }
+    }
+    cache(&mut page, app);
     page.head("ready", "gauge", "Whether new requests are welcome.");
     page.line("ready", &[], f64::from(u8::from(app.models.is_ready())));
     of_type(
@@ -227,4 +239,43 @@ pub(super) fn response(app: &App) -> Response<Body> {
         "text/plain; version=0.0.4",
         page.0.into_bytes(),
     )
+}
+
+/// Of models with a cache.
+fn cache(page: &mut Page, app: &App) {
+    let models = app.models.all();
+    let services = || {
+        models.iter().filter_map(|model| match &model.kind {
+            Kind::Service(service) => Some((model, service.cache()?)),
+            Kind::Writer(_) => None,
+        })
+    };
+    let Some((_, cache)) = services().next() else {
+        return;
+    };
+    page.head(
+        "cache_requests_total",
+        "counter",
+        "Inputs that were looked for among kept answers.",
+    );
+    for (model, _) in services() {
+        for (tier, name) in Tier::ALL {
+            for (lookup, result) in Lookup::ALL {
+                let n = model.metrics().cache.read(tier, lookup);
+                let labels = [
+                    ("model", model.name.as_str()),
+                    ("tier", name),
+                    ("result", result),
+                ];
+                // A tier that is not there has no lines.
+                if n > 0 {
+                    page.line("cache_requests_total", &labels, n as f64);
+                }
+            }
+        }
+    }
+    page.head("cache_bytes", "gauge", "Bytes of answers that are kept.");
+    for (tier, name) in [Tier::ALL[0], Tier::ALL[1]] {
+        page.line("cache_bytes", &[("tier", name)], cache.bytes(tier) as f64);
+    }
 }

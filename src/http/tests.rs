@@ -230,6 +230,8 @@ fn small(name: &str) -> Model {
         all_tokens: true,
         share: None,
         previous: None,
+        trace: None,
+        cache: None,
     })
     .unwrap()
 }

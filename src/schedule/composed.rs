@@ -133,10 +133,19 @@ impl Composed {
         };
         self.bytes = bytes;
         self.gone.extend(decision.refuse.iter().map(|&(id, _)| id));
+        // Bytes rise with tokens.
+        let mut fits_to = 0;
         for waiting in suspects {
+            if waiting.tokens <= fits_to {
+                continue;
+            }
             let is_large =
                 waiting.tokens > self.most_tokens() || self.alone(view, waiting.tokens) > bytes;
-            if is_large && self.gone.insert(waiting.id) {
+            if !is_large {
+                fits_to = waiting.tokens;
+                continue;
+            }
+            if self.gone.insert(waiting.id) {
                 self.index.remove(waiting.tokens, entry(waiting));
                 decision.refuse.push((waiting.id, Refusal::TooLarge));
             }
@@ -145,6 +154,12 @@ impl Composed {
 
     /// Whether it is time to schedule; if not, when it will be.
     fn is_time(&self, view: &View<'_>) -> Result<(), Option<Micros>> {
+        if self.when == When::Hungry && self.which != Which::Fcfs {
+            return match self.index.n() {
+                0 => Err(None),
+                _ => Ok(()),
+            };
+        }
         let rest = || view.waiting.iter().filter(|w| !self.gone.contains(&w.id));
         let Some(oldest) = rest().next() else {
             return Err(None);
@@ -166,7 +181,11 @@ impl Composed {
 
     /// The next request that fits a lane by itself.
     /// Of those in order of arrival, `next` is the first that may be one.
-    fn peek(&self, next: &mut usize, view: &View<'_>, bytes: u64) -> Option<Chosen> {
+    fn peek(&mut self, next: &mut usize, view: &View<'_>, bytes: u64) -> Option<Chosen> {
+        if self.which == Which::Edf {
+            let longest = self.longest_that_fits(view, bytes);
+            return self.index.soonest_to(longest);
+        }
         let fits = |tokens| self.alone(view, tokens) <= bytes;
         match self.which {
             Which::Fcfs => loop {
@@ -176,10 +195,6 @@ impl Composed {
                 }
                 *next += 1;
             },
-            Which::Edf => {
-                let longest = self.longest_that_fits(view, bytes);
-                self.index.soonest_to(longest)
-            }
             // Where the shortest does not fit, none does.
             _ => self.index.shortest().filter(|&(tokens, _)| fits(tokens)),
         }
@@ -236,8 +251,15 @@ impl Composed {
             .flat_map(|row| row.chosen)
             .partition(|&(tokens, _)| self.alone(view, tokens) <= bytes);
         self.put_back(not);
-        self.gone.extend(fits.iter().map(|&(_, (_, id))| id));
+        self.has_gone(fits.iter().map(|&(_, (_, id))| id));
         fits
+    }
+
+    /// Remembers what the decision at hand took, where anybody asks: an index has it no more.
+    fn has_gone(&mut self, ids: impl Iterator<Item = u64>) {
+        if self.when != When::Hungry || self.which == Which::Fcfs {
+            self.gone.extend(ids);
+        }
     }
 
     fn put_back(&mut self, chosen: impl IntoIterator<Item = Chosen>) {
@@ -345,7 +367,7 @@ impl Composed {
                 (length, filled.map(row).collect())
             }
         };
-        self.gone.extend(filled.iter().flatten());
+        self.has_gone(filled.iter().flatten().copied());
         if filled.iter().all(Vec::is_empty) {
             return None;
         }
@@ -386,7 +408,9 @@ impl Composed {
                 .map(|row| row.chosen.into_iter().map(|(_, (_, id))| id).collect())
                 .collect();
             slots.fill(&rows);
-            self.gone.extend(rows.iter().flatten());
+            if self.when != When::Hungry {
+                self.gone.extend(rows.iter().flatten());
+            }
             let slot = slots.length;
             let layout = Layout::Rows { length: slot, slot };
             let extents = equal(rows.len() as u64, u64::from(slot));

@@ -35,17 +35,20 @@ pub(super) fn das(index: &mut Index, rows: u32, length: u32, dominance: f64) -> 
 }
 
 fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
-    let mut row = Row::default();
+    let everything = index.tokens() <= u64::from(length);
+    let s = match everything {
+        true => index.n(),
+        false => index.n_that_fit(u64::from(length)),
+    };
+    let mut row = Row {
+        chosen: Vec::with_capacity(s),
+        dominant: 0,
+    };
     let mut room = length;
     let mut take = |index: &mut Index, room: &mut u32, (tokens, entry): Chosen| {
         index.remove(tokens, entry);
         *room -= tokens;
         row.chosen.push((tokens, entry));
-    };
-    let everything = index.tokens() <= u64::from(length);
-    let s = match everything {
-        true => index.n(),
-        false => index.n_that_fit(u64::from(length)),
     };
     let p = match everything {
         true => s,
@@ -93,8 +96,15 @@ pub(super) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
     let rows = rows.into_iter().map(|row| {
         let mut slots: Vec<Vec<Chosen>> = vec![Vec::new(); n_slots];
         let mut rooms = vec![slot; n_slots];
+        // The first that may have room: those before it have less than the shortest request of the row.
+        let shortest = row.chosen.iter().map(|chosen| chosen.0).min().unwrap_or(0);
+        let mut first = 0;
         for chosen in row.chosen {
-            match rooms.iter().position(|&room| room >= chosen.0) {
+            while rooms.get(first).is_some_and(|&room| room < shortest) {
+                first += 1;
+            }
+            let after = rooms[first..].iter().position(|&room| room >= chosen.0);
+            match after.map(|after| first + after) {
                 Some(at) => {
                     rooms[at] -= chosen.0;
                     slots[at].push(chosen);

@@ -16,6 +16,8 @@ pub struct Desk {
     lanes: Vec<Lane>,
     /// Estimates of the batches of each lane, the running one first.
     estimates: Vec<VecDeque<Micros>>,
+    /// Of requests that are being taken out, a bit each; kept for its memory.
+    marks: Vec<u64>,
 }
 
 /// A decision that a scheduler must not take. It shows a mistake in the scheduler, and nothing of it is done.
@@ -47,6 +49,7 @@ impl Desk {
             tokens: 0,
             lanes: bytes.iter().map(lane).collect(),
             estimates: bytes.iter().map(|_| VecDeque::new()).collect(),
+            marks: Vec::new(),
         }
     }
 
@@ -61,7 +64,7 @@ impl Desk {
 
     /// A request's sender has gone. Tells whether it waited.
     pub fn cancel(&mut self, id: u64) -> bool {
-        self.remove(&mut vec![id]).is_ok()
+        self.remove(std::iter::once(id)).is_ok()
     }
 
     pub fn waiting(&self) -> &[Waiting] {
@@ -120,7 +123,7 @@ impl Desk {
         }
         let refused = decision.refuse.iter().map(|&(id, _)| id);
         let run = decision.run.iter().flat_map(Planned::ids);
-        self.remove(&mut run.chain(refused).collect())?;
+        self.remove(run.chain(refused))?;
         for planned in decision.run.iter().filter(|planned| !planned.joins) {
             let lane = &mut self.lanes[planned.lane];
             lane.in_flight = lane.in_flight.saturating_add(1);
@@ -151,34 +154,51 @@ impl Desk {
 
     /// Takes requests out. What waits is mostly decided on from its front, so that the few before the last of them are moved
     /// up, and not the many behind.
-    fn remove(&mut self, ids: &mut Vec<u64>) -> Result<(), Misdecision> {
-        ids.sort_unstable();
+    fn remove(&mut self, ids: impl Iterator<Item = u64>) -> Result<(), Misdecision> {
         let waiting = self.waiting.get_mut(self.head..).unwrap_or_default();
-        let mut from = 0;
-        for (i, &id) in ids.iter().enumerate() {
-            let found = waiting[from..].binary_search_by_key(&id, |w| w.id);
-            let Ok(at) = found else {
-                return Err(Misdecision::NotWaiting { id });
+        let first = waiting.first().map_or(0, |w| w.id);
+        let marks = &mut self.marks;
+        marks.clear();
+        let (mut end, mut tokens) = (0, 0);
+        for id in ids {
+            // Ids rise by at least one, and mostly by one.
+            let most = id.checked_sub(first).and_then(|n| usize::try_from(n).ok());
+            let at = match most {
+                Some(at) if waiting.get(at).is_some_and(|w| w.id == id) => Some(at),
+                Some(most) => {
+                    let before = &waiting[..most.min(waiting.len())];
+                    before.binary_search_by_key(&id, |w| w.id).ok()
+                }
+                None => None,
             };
-            // The requests before the last one are found again below.
-            from += at + usize::from(i + 1 < ids.len());
-        }
-        let Some(&last) = ids.last() else {
-            return Ok(());
-        };
-        let mut write = waiting.partition_point(|w| w.id <= last);
-        let mut left = ids.as_slice();
-        for read in (0..write).rev() {
-            match left.split_last() {
-                Some((&id, rest)) if waiting[read].id == id => {
-                    self.tokens -= u64::from(waiting[read].tokens);
-                    left = rest;
-                }
-                _ => {
-                    write -= 1;
-                    waiting[write] = waiting[read];
-                }
+            let at = at.ok_or(Misdecision::NotWaiting { id })?;
+            let (word, bit) = (at / 64, 1 << (at % 64));
+            if word >= marks.len() {
+                marks.resize(word + 1, 0_u64);
             }
+            if marks[word] & bit != 0 {
+                return Err(Misdecision::NotWaiting { id });
+            }
+            marks[word] |= bit;
+            end = end.max(at + 1);
+            tokens += u64::from(waiting[at].tokens);
+        }
+        self.tokens -= tokens;
+        // From behind, run by run of what stays.
+        let (mut write, mut read) = (end, end);
+        while read > 0 {
+            let is_gone = |at: usize| marks[at / 64] & (1 << (at % 64)) != 0;
+            if is_gone(read - 1) {
+                read -= 1;
+                continue;
+            }
+            let mut from = read - 1;
+            while from > 0 && !is_gone(from - 1) {
+                from -= 1;
+            }
+            write -= read - from;
+            waiting.copy_within(from..read, write);
+            read = from;
         }
         self.head += write;
         if self.head > 4096 && self.head > self.waiting.len() / 2 {

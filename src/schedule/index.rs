@@ -11,6 +11,9 @@ use super::{Decision, Micros, Refusal, View, Waiting};
 /// A request among those of its length: by deadline, then by arrival. None is the last deadline.
 type Entry = (Micros, u64);
 
+/// Behind all entries.
+const LAST: Entry = (Micros::MAX, u64::MAX);
+
 pub(super) fn entry(waiting: &Waiting) -> Entry {
     (waiting.deadline.unwrap_or(Micros::MAX), waiting.id)
 }
@@ -20,77 +23,94 @@ pub(super) fn entry(waiting: &Waiting) -> Entry {
 pub(super) struct Index {
     /// The newest request that was seen.
     last: Option<u64>,
-    lengths: BTreeMap<u32, VecDeque<Entry>>,
+    /// By length, up to [`MOST_LENGTHS`].
+    short: Vec<VecDeque<Entry>>,
+    /// A bit for each of those lengths: whether there is a request.
+    occupied: Vec<u64>,
+    /// The others.
+    long: BTreeMap<u32, VecDeque<Entry>>,
     n: usize,
     tokens: u64,
     /// Deadlines, also of requests that have gone.
     soonest: BinaryHeap<Reverse<(Entry, u32)>>,
-    /// Whether `lengths` is kept.
+    /// Whether lengths are kept.
     by_length: bool,
-    /// The first request of each length up to [`MOST_LENGTHS`].
+    /// The first request of each of the short lengths, but for those that have changed since.
     firsts: Firsts,
+    changed: Vec<u32>,
 }
 
-/// Lengths for which [`Firsts`] are kept; the deadlines of longer requests are looked at one length after another.
+/// Lengths for which [`Firsts`] are kept; longer requests are looked at one length after another.
 const MOST_LENGTHS: u32 = 1 << 13;
 
-/// The earliest entry of any range of lengths, by a tree of minima: the leaf of a length is behind as many inner nodes as there
-/// are leaves.
+/// The earliest entry of any range of lengths, by a tournament: the leaf of a length is behind as many inner nodes as there are
+/// leaves, and each node has the leaf that won below it.
 #[derive(Debug, Default)]
 struct Firsts {
-    nodes: Vec<Option<(Entry, u32)>>,
-}
-
-fn earlier(a: Option<(Entry, u32)>, b: Option<(Entry, u32)>) -> Option<(Entry, u32)> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
+    keys: Vec<Entry>,
+    winners: Vec<u16>,
 }
 
 impl Firsts {
-    fn set(&mut self, tokens: u32, entry: Option<Entry>) {
-        if tokens >= MOST_LENGTHS {
-            return;
+    /// Makes room for a length.
+    fn grow(&mut self, leaf: usize) {
+        let leaves = (leaf + 1).next_power_of_two();
+        self.keys.resize(leaves, LAST);
+        self.winners = vec![0; leaves];
+        self.winners.extend((0..leaves).map(|leaf| leaf as u16));
+        for node in (1..leaves).rev() {
+            self.winners[node] = self.earlier(self.winners[2 * node], self.winners[2 * node + 1]);
         }
-        let leaf = tokens as usize;
-        if leaf >= self.nodes.len() / 2 {
-            if entry.is_none() {
+    }
+
+    fn earlier(&self, a: u16, b: u16) -> u16 {
+        match self.keys[usize::from(a)] <= self.keys[usize::from(b)] {
+            true => a,
+            false => b,
+        }
+    }
+
+    fn set(&mut self, leaf: usize, key: Entry) {
+        if leaf >= self.keys.len() {
+            if key == LAST {
                 return;
             }
-            let leaves = (leaf + 1).next_power_of_two();
-            let old = std::mem::replace(&mut self.nodes, vec![None; 2 * leaves]);
-            let n_old = old.len() / 2;
-            self.nodes[leaves..leaves + n_old].copy_from_slice(&old[n_old..]);
-            for node in (1..leaves).rev() {
-                self.nodes[node] = earlier(self.nodes[2 * node], self.nodes[2 * node + 1]);
-            }
+            self.grow(leaf);
         }
-        let mut node = leaf + self.nodes.len() / 2;
-        self.nodes[node] = entry.map(|entry| (entry, tokens));
-        while node > 1 {
+        if self.keys[leaf] == key {
+            return;
+        }
+        self.keys[leaf] = key;
+        let mut node = (leaf + self.keys.len()) / 2;
+        while node > 0 {
+            let winner = self.earlier(self.winners[2 * node], self.winners[2 * node + 1]);
+            let before = std::mem::replace(&mut self.winners[node], winner);
+            // Above, this leaf neither won nor wins.
+            if winner == before && usize::from(winner) != leaf {
+                break;
+            }
             node /= 2;
-            self.nodes[node] = earlier(self.nodes[2 * node], self.nodes[2 * node + 1]);
         }
     }
 
     /// The earliest of the lengths up to this one.
     fn earliest_to(&self, tokens: u32) -> Option<(Entry, u32)> {
-        let leaves = self.nodes.len() / 2;
+        let leaves = self.keys.len();
         if leaves == 0 {
             return None;
         }
         let leaf = (tokens as usize).min(leaves - 1);
         let mut node = leaf + leaves;
-        let mut found = self.nodes[node];
+        let mut found = leaf as u16;
         while node > 1 {
             // What lies left of a right child is in the range.
             if node % 2 == 1 {
-                found = earlier(found, self.nodes[node - 1]);
+                found = self.earlier(self.winners[node - 1], found);
             }
             node /= 2;
         }
-        found
+        let key = self.keys[usize::from(found)];
+        (key != LAST).then_some((key, u32::from(found)))
     }
 }
 
@@ -124,19 +144,20 @@ impl Index {
             self.insert(waiting);
         }
         if self.by_length && self.n != view.waiting.len() {
-            self.lengths.values_mut().for_each(|requests| {
+            let short = self.short.iter_mut().zip(0_u32..);
+            let long = self.long.iter_mut().map(|(&tokens, all)| (all, tokens));
+            let (mut n, mut sum) = (0, 0);
+            for (requests, tokens) in short.chain(long) {
                 requests.retain(|&(_, id)| view.find(id).is_some());
-            });
-            self.lengths.retain(|&tokens, requests| {
-                self.firsts.set(tokens, requests.front().copied());
-                !requests.is_empty()
-            });
-            self.n = self.lengths.values().map(VecDeque::len).sum();
-            self.tokens = self
-                .lengths
-                .iter()
-                .map(|(&l, r)| u64::from(l) * r.len() as u64)
-                .sum();
+                n += requests.len();
+                sum += u64::from(tokens) * requests.len() as u64;
+                if tokens < MOST_LENGTHS {
+                    mark(&mut self.occupied, tokens, !requests.is_empty());
+                    self.changed.push(tokens);
+                }
+            }
+            self.long.retain(|_, requests| !requests.is_empty());
+            (self.n, self.tokens) = (n, sum);
         }
         new
     }
@@ -150,34 +171,70 @@ impl Index {
         if !self.by_length {
             return;
         }
-        let requests = self.lengths.entry(tokens).or_default();
+        let requests = match tokens < MOST_LENGTHS {
+            true => {
+                let at = tokens as usize;
+                if at >= self.short.len() {
+                    self.short.resize(at + 1, VecDeque::new());
+                    self.occupied.resize(at / 64 + 1, 0);
+                }
+                &mut self.short[at]
+            }
+            false => self.long.entry(tokens).or_default(),
+        };
         // Deadlines mostly rise with arrival.
         let at = match requests.back() {
             Some(&last) if last > entry => requests.partition_point(|&e| e < entry),
             _ => requests.len(),
         };
         requests.insert(at, entry);
-        if at == 0 {
-            self.firsts.set(tokens, Some(entry));
-        }
         self.n += 1;
         self.tokens += u64::from(tokens);
+        if at == 0 && tokens < MOST_LENGTHS {
+            mark(&mut self.occupied, tokens, true);
+            self.changed.push(tokens);
+        }
+    }
+
+    fn of_length(&mut self, tokens: u32) -> Option<&mut VecDeque<Entry>> {
+        match tokens < MOST_LENGTHS {
+            true => self.short.get_mut(tokens as usize),
+            false => self.long.get_mut(&tokens),
+        }
     }
 
     pub fn remove(&mut self, tokens: u32, entry: Entry) {
-        let Some(requests) = self.lengths.get_mut(&tokens) else {
+        let Some(requests) = self.of_length(tokens) else {
             return;
         };
-        if let Ok(at) = requests.binary_search(&entry) {
-            requests.remove(at);
-            if at == 0 {
-                self.firsts.set(tokens, requests.front().copied());
+        // It is the first of its length, mostly.
+        let at = match requests.front() == Some(&entry) {
+            true => 0,
+            false => match requests.binary_search(&entry) {
+                Ok(at) => at,
+                Err(_) => return,
+            },
+        };
+        match at {
+            0 => requests.pop_front(),
+            at => requests.remove(at),
+        };
+        let is_empty = requests.is_empty();
+        self.n -= 1;
+        self.tokens -= u64::from(tokens);
+        match tokens < MOST_LENGTHS {
+            true => {
+                if is_empty {
+                    mark(&mut self.occupied, tokens, false);
+                }
+                if at == 0 && self.changed.last() != Some(&tokens) {
+                    self.changed.push(tokens);
+                }
             }
-            self.n -= 1;
-            self.tokens -= u64::from(tokens);
-        }
-        if requests.is_empty() {
-            self.lengths.remove(&tokens);
+            false if is_empty => {
+                self.long.remove(&tokens);
+            }
+            false => {}
         }
     }
 
@@ -202,26 +259,50 @@ impl Index {
         self.tokens
     }
 
+    /// The shortest length from this one on that a request has, with those that have it.
+    fn next_length(&self, tokens: u32) -> Option<(u32, &VecDeque<Entry>)> {
+        let first = tokens as usize;
+        let mut word = first / 64;
+        // Bits below the first are left out.
+        let mut mask = u64::MAX << (first % 64);
+        while let Some(&bits) = self.occupied.get(word) {
+            let bits = bits & mask;
+            if bits != 0 {
+                let at = word * 64 + bits.trailing_zeros() as usize;
+                return Some((at as u32, self.short.get(at)?));
+            }
+            (word, mask) = (word + 1, u64::MAX);
+        }
+        let mut long = self.long.range(tokens..);
+        long.next().map(|(&tokens, requests)| (tokens, requests))
+    }
+
     /// The shortest request, of those the one with the earliest deadline.
     pub fn shortest(&self) -> Option<(u32, Entry)> {
-        let (&tokens, requests) = self.lengths.first_key_value()?;
-        Some((tokens, *requests.front()?))
+        self.shortest_from(0)
     }
 
     /// The first request of the shortest length from this one on.
     pub fn shortest_from(&self, tokens: u32) -> Option<(u32, Entry)> {
-        let (&tokens, requests) = self.lengths.range(tokens..).next()?;
+        let (tokens, requests) = self.next_length(tokens)?;
         Some((tokens, *requests.front()?))
     }
 
     /// The request with the earliest deadline of those with at most so many tokens.
-    pub fn soonest_to(&self, tokens: u32) -> Option<(u32, Entry)> {
+    pub fn soonest_to(&mut self, tokens: u32) -> Option<(u32, Entry)> {
+        while let Some(at) = self.changed.pop() {
+            let first = self.short.get(at as usize).and_then(VecDeque::front);
+            self.firsts.set(at as usize, *first.unwrap_or(&LAST));
+        }
         let mut found = self.firsts.earliest_to(tokens);
         if tokens >= MOST_LENGTHS {
-            let long = self.lengths.range(MOST_LENGTHS..=tokens);
+            let long = self.long.range(MOST_LENGTHS..=tokens);
             for (&tokens, requests) in long {
                 let first = requests.front().map(|&entry| (entry, tokens));
-                found = earlier(found, first);
+                found = match (found, first) {
+                    (Some(a), Some(b)) => Some(a.min(b)),
+                    (a, b) => a.or(b),
+                };
             }
         }
         found.map(|(entry, tokens)| (tokens, entry))
@@ -229,15 +310,26 @@ impl Index {
 
     /// How many of the shortest fit into so many tokens together.
     pub fn n_that_fit(&self, mut room: u64) -> usize {
-        let mut n = 0;
-        for (&tokens, requests) in &self.lengths {
+        let (mut n, mut from) = (0, 0);
+        while let Some((tokens, requests)) = self.next_length(from) {
             let fit = (room / u64::from(tokens.max(1))).min(requests.len() as u64);
             n += fit as usize;
             room -= fit * u64::from(tokens);
             if fit < requests.len() as u64 {
                 break;
             }
+            from = tokens + 1;
         }
         n
+    }
+}
+
+fn mark(occupied: &mut [u64], tokens: u32, is: bool) {
+    let bit = 1 << (tokens % 64);
+    if let Some(word) = occupied.get_mut(tokens as usize / 64) {
+        match is {
+            true => *word |= bit,
+            false => *word &= !bit,
+        }
     }
 }

@@ -36,7 +36,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use composed::{Composed, How, When, Which};
-pub use costs::{CostTable, CostTableError, Costs, Grid};
+pub use costs::{Bytes, CostTable, CostTableError, Costs, Grid};
 pub use desk::{Desk, Misdecision};
 pub use dp::partition;
 pub use packed::Packed;

@@ -16,6 +16,8 @@ use crate::tensor::Extents;
 const RATE: f64 = 0.97;
 /// The same where more than two batches wait.
 const FULL_RATE: f64 = 0.995;
+/// Batches are made no smaller for deadlines than keeps up with so many times the tokens that come.
+const KEEP_UP: f64 = 1.1;
 /// The least budget, in tokens.
 const LEAST: u64 = 64;
 /// The sizes of batches that a budget is chosen from: 64 tokens to 128 Ki, four an octave.
@@ -60,8 +62,16 @@ pub struct Packed {
     /// The fewest tokens that reach [`RATE`], and [`FULL_RATE`], by the mean length. The costs may change by a factor, which
     /// leaves them.
     budgets: HashMap<i32, (u64, u64)>,
-    /// Requests that the decision at hand has decided on.
+    /// Requests that the decision at hand has decided on, and their tokens.
     gone: Ids,
+    gone_tokens: u64,
+    /// What requests of so many tokens take alone, as far as the decision at hand knows; 0 where it does not.
+    alone: Vec<u64>,
+    /// Tokens that came and were not refused, and the time in which they came, in microseconds; both fade with the latency that is
+    /// aimed at.
+    came: (f64, f64),
+    /// When the last decision was.
+    decided: Micros,
 }
 
 #[derive(Default)]
@@ -80,6 +90,13 @@ struct Batch {
     /// Tokens that are aimed at.
     budget: u64,
     bytes: u64,
+}
+
+impl Line {
+    fn forget_first(&mut self) {
+        self.requests.pop_front();
+        self.passed = 0;
+    }
 }
 
 impl Batch {
@@ -127,30 +144,61 @@ impl Packed {
             bytes: u64::MAX,
             budgets: HashMap::new(),
             gone: Ids::default(),
+            gone_tokens: 0,
+            alone: vec![0; 1024],
+            came: (0.0, 0.0),
+            decided: Micros(0),
         }
     }
 
-    fn alone(view: &View<'_>, waiting: &Waiting) -> (Micros, u64) {
-        let extents = equal(1, u64::from(waiting.tokens));
-        let bytes = view.costs.bytes(Layout::Packed, &extents);
-        (view.costs.time(Layout::Packed, &extents), bytes)
+    /// What a request takes that runs by itself.
+    fn alone(&mut self, view: &View<'_>, waiting: &Waiting) -> Micros {
+        let time = || {
+            let extents = equal(1, u64::from(waiting.tokens));
+            view.costs.time(Layout::Packed, &extents)
+        };
+        match self.alone.get_mut(waiting.tokens as usize) {
+            Some(known) => {
+                if *known == 0 {
+                    *known = time().0;
+                }
+                Micros(*known)
+            }
+            None => time(),
+        }
     }
 
-    fn refuse(&mut self, decision: &mut Decision, id: u64, refusal: Refusal) {
-        if self.gone.insert(id) {
-            decision.refuse.push((id, refusal));
+    fn bytes_alone(view: &View<'_>, waiting: &Waiting) -> u64 {
+        let extents = equal(1, u64::from(waiting.tokens));
+        view.costs.bytes(Layout::Packed, &extents)
+    }
+
+    fn refuse(&mut self, decision: &mut Decision, waiting: &Waiting, refusal: Refusal) {
+        if self.gone.insert(waiting.id) {
+            self.gone_tokens += u64::from(waiting.tokens);
+            self.came.0 = (self.came.0 - f64::from(waiting.tokens)).max(0.0);
+            decision.refuse.push((waiting.id, refusal));
         }
     }
 
     /// Takes in what is new, and refuses what cannot run.
     fn admit(&mut self, view: &View<'_>, decision: &mut Decision) {
         self.gone.clear();
+        self.gone_tokens = 0;
+        self.alone.fill(0);
         let new = match self.last {
             Some(last) => view.waiting.partition_point(|w| w.id <= last),
             None => 0,
         };
         let new = &view.waiting[new..];
+        let span = view
+            .now
+            .since(std::mem::replace(&mut self.decided, view.now))
+            .0 as f64;
+        let fades = (-span / (self.slo.0 as f64).max(1.0)).exp();
+        self.came = (self.came.0 * fades, self.came.1 * fades + span);
         for waiting in new {
+            self.came.0 += f64::from(waiting.tokens);
             self.last = Some(waiting.id);
             let line = self.lines.entry((waiting.class, waiting.tenant));
             line.or_default().requests.push_back(waiting.id);
@@ -164,27 +212,33 @@ impl Packed {
             false => new,
         };
         self.bytes = bytes;
-        for waiting in suspects {
+        // Bytes rise with tokens.
+        let mut fits_to = 0;
+        for waiting in suspects.iter() {
+            if waiting.tokens <= fits_to {
+                continue;
+            }
             let is_long = u64::from(waiting.tokens) > Extents::MAX_TOKENS;
-            if is_long || Self::alone(view, waiting).1 > bytes {
-                self.refuse(decision, waiting.id, Refusal::TooLarge);
+            match is_long || Self::bytes_alone(view, waiting) > bytes {
+                true => self.refuse(decision, waiting, Refusal::TooLarge),
+                false => fits_to = waiting.tokens,
             }
         }
         while let Some(&Reverse((deadline, id))) = self.soonest.peek() {
-            let refusal = match view.find(id) {
+            let refused = match view.find(id) {
                 None => None,
-                Some(_) if deadline < view.now => Some(Refusal::Expired),
+                Some(waiting) if deadline < view.now => Some((waiting, Refusal::Expired)),
                 Some(waiting) => {
-                    let done = view.now.plus(Self::alone(view, waiting).0);
+                    let done = view.now.plus(self.alone(view, waiting));
                     if done <= deadline {
                         break;
                     }
-                    Some(Refusal::Hopeless)
+                    Some((waiting, Refusal::Hopeless))
                 }
             };
             self.soonest.pop();
-            if let Some(refusal) = refusal {
-                self.refuse(decision, id, refusal);
+            if let Some((waiting, refusal)) = refused {
+                self.refuse(decision, waiting, refusal);
             }
         }
     }
@@ -227,7 +281,8 @@ impl Packed {
             let extents = packed(tokens, mean);
             view.costs.bytes(Layout::Packed, &extents) <= lane.bytes
         };
-        // With more waiting than two batches, smaller ones would have more requests miss their deadlines, not fewer.
+        // With more waiting than two batches, smaller ones would have more requests miss their deadlines, not fewer; and so
+        // would batches whose rate is below that at which requests come.
         // A batch that takes longer than others may wait is for load without deadlines.
         let full = match self.soonest.is_empty() {
             true => full,
@@ -238,7 +293,9 @@ impl Packed {
             true => full,
             false => lean,
         };
-        let is_late = |budget| !is_behind && time(budget).0 > slack.0 / 2;
+        let came = KEEP_UP * self.came.0 / self.came.1.max(1.0);
+        let keeps_up = |budget: u64| budget as f64 >= came * time(budget).0 as f64;
+        let is_late = |budget| !is_behind && time(budget).0 > slack.0 / 2 && keeps_up(budget / 2);
         while budget > LEAST && (!holds(budget) || is_late(budget)) {
             budget /= 2;
         }
@@ -246,19 +303,24 @@ impl Packed {
         (budget, time(budget))
     }
 
-    /// Whether so many tokens wait.
-    fn waits(&self, view: &View<'_>, mut tokens: u64) -> bool {
-        for waiting in view.waiting.iter().filter(|w| !self.gone.contains(&w.id)) {
-            tokens = tokens.saturating_sub(u64::from(waiting.tokens));
-            if tokens == 0 {
-                return true;
-            }
+    /// Whether so many tokens wait that nothing was decided on.
+    fn waits(&self, view: &View<'_>, tokens: u64) -> bool {
+        let left = view.waiting.len().saturating_sub(self.gone.len());
+        // Each has one at least.
+        if left as u64 >= tokens {
+            return true;
         }
-        false
+        let tokens = tokens.saturating_add(self.gone_tokens);
+        let mut sum = 0;
+        view.waiting.iter().any(|waiting| {
+            sum += u64::from(waiting.tokens);
+            sum >= tokens
+        })
     }
 
     fn take(&mut self, batch: &mut Batch, waiting: &Waiting) {
         self.gone.insert(waiting.id);
+        self.gone_tokens += u64::from(waiting.tokens);
         batch.add(waiting);
     }
 
@@ -272,7 +334,7 @@ impl Packed {
         decision: &mut Decision,
     ) {
         let within = start.plus(Micros(time.0.saturating_mul(2)));
-        let is_behind = self.waits(view, 2 * batch.budget);
+        let is_full = self.waits(view, batch.budget);
         // Those without a deadline have a quarter of the batch when they have waited long.
         let old = view.now.since(Micros(self.slo.0.saturating_mul(AGEING)));
         let mut oldest = view.waiting.iter().take(LOOK_AHEAD);
@@ -290,14 +352,14 @@ impl Packed {
             let Some(waiting) = self.live(view, id) else {
                 continue;
             };
-            let alone = Self::alone(view, waiting).0;
-            // Behind the others of a full batch it would be late.
-            let own = match is_behind {
+            let alone = self.alone(view, waiting);
+            // With the others of a full batch it would be late.
+            let own = match is_full {
                 true => time.max(alone),
                 false => alone,
             };
             if start.plus(own) > deadline {
-                self.refuse(decision, id, Refusal::Hopeless);
+                self.refuse(decision, waiting, Refusal::Hopeless);
             } else if batch.fits(view, waiting) {
                 self.take(batch, waiting);
             } else {
@@ -314,17 +376,22 @@ impl Packed {
             while let Some(&id) = line.requests.front()
                 && self.live(view, id).is_none()
             {
-                line.requests.pop_front();
-                line.passed = 0;
+                line.forget_first();
             }
             !line.requests.is_empty()
         });
         self.lines = lines;
     }
 
-    /// A request of a line that fits a batch, in order of arrival as far as may be.
-    fn next<'v>(&self, view: &View<'v>, line: &Line, batch: &Batch) -> Option<&'v Waiting> {
-        let first = self.live(view, *line.requests.front()?)?;
+    /// A request of a line that fits a batch, in order of arrival as far as may be. What has gone from the line's head is
+    /// forgotten.
+    fn next<'v>(&self, view: &View<'v>, line: &mut Line, batch: &Batch) -> Option<&'v Waiting> {
+        let first = loop {
+            match self.live(view, *line.requests.front()?) {
+                Some(first) => break first,
+                None => line.forget_first(),
+            }
+        };
         if batch.fits(view, first) {
             return Some(first);
         }
@@ -388,16 +455,10 @@ impl Packed {
                     }
                     line.deficit -= tokens;
                     self.turn = key.1;
-                    // The first of a line is live.
-                    if line.requests.front() != Some(&waiting.id) {
-                        line.passed = line.passed.saturating_add(1);
-                    }
                     self.take(batch, waiting);
-                    while let Some(&id) = line.requests.front()
-                        && self.live(view, id).is_none()
-                    {
-                        line.requests.pop_front();
-                        line.passed = 0;
+                    match line.requests.front() == Some(&waiting.id) {
+                        true => line.forget_first(),
+                        false => line.passed = line.passed.saturating_add(1),
                     }
                 }
             });

@@ -53,6 +53,15 @@ impl ServeError {
         }
     }
 
+    /// The same error of an equal input that has another place in its request.
+    pub(super) fn at(self, index: usize) -> Self {
+        match self {
+            Self::TooLong { limit, .. } => Self::TooLong { index, limit },
+            Self::TooLarge { .. } => Self::TooLarge { index },
+            other => other,
+        }
+    }
+
     /// The error of an input that was refused by the scheduler.
     pub(super) fn refused(refusal: Refusal, index: usize) -> Self {
         match refusal {

@@ -59,6 +59,7 @@ pub struct Metrics {
     pub queue_requests: AtomicU64,
     /// Device time over its estimate, in thousandths, of the last batch.
     pub estimate_ratio: AtomicU64,
+    pub cache: super::Lookups,
 }
 
 impl Metrics {

@@ -4,6 +4,7 @@
 //! launch thread asks the scheduler through the [`Desk`](crate::schedule::Desk) and gives batches to the executor; the collect
 //! thread waits for results and answers. A [`Writer`] writes on from prompts. Both are asked through [`Models`], by name.
 
+mod cache;
 mod config;
 mod costs;
 mod error;
@@ -11,9 +12,11 @@ mod metrics;
 mod models;
 mod service;
 mod tokenize;
+mod trace;
 mod turns;
 mod writer;
 
+pub use cache::{Cache, CacheChoice, Lookup, Lookups, Tier};
 pub use config::{ModelConfig, ServeConfig, ServeConfigError};
 pub use costs::{full_batch, measure};
 pub use error::ServeError;
@@ -21,6 +24,7 @@ pub use metrics::{Histogram, Metrics};
 pub use models::{Kind, Model, ModelChoice, Models, ReloadError};
 pub use service::{Answer, Reply, SPARSE, Service, ServiceChoice, Submit, Wanted};
 pub use tokenize::Text;
+pub use trace::Recorder;
 pub use turns::{Devices, Seat, Turn, Turns};
 pub use writer::{Ending, Piece, Pieces, Scored, Writer, Writing};
 

@@ -10,7 +10,8 @@ use std::{
 };
 
 use super::{
-    Devices, Metrics, ServeError, Service, ServiceChoice, Writer, measure, service::STATES,
+    Cache, Devices, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer, measure,
+    service::STATES,
 };
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
@@ -45,6 +46,10 @@ pub struct ModelChoice {
     pub share: Option<(Arc<Devices>, f64)>,
     /// The model that it replaces. What batches cost is then not measured again beside that one's work, if they are alike.
     pub previous: Option<Arc<Model>>,
+    /// Where a service records all that happens; a model that writes has no schedule.
+    pub trace: Option<Recorder>,
+    /// Where answers of all models are kept; texts that are written are not.
+    pub cache: Option<Arc<Cache>>,
 }
 
 /// What a model does.
@@ -179,6 +184,8 @@ impl Model {
             queue: choice.queue,
             tokenizers: choice.tokenizers,
             seats: engines.iter().filter_map(seat).collect(),
+            trace: choice.trace,
+            cache: choice.cache,
         };
         let service = Service::start(engine, others, TextEncoder::of(folder)?, service)?;
         Ok(Self {

@@ -17,8 +17,10 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    Metrics, Seat, ServeError, Text, Turn,
+    Cache, Lookup, Metrics, Recorder, Seat, ServeError, Text, Tier, Turn,
+    cache::{Deep, Flights, Key, digest, key},
     tokenize::{Pool, encode},
+    trace::began,
 };
 use crate::{
     Batch, Engine, EngineError, Outputs,
@@ -26,6 +28,7 @@ use crate::{
     model::EMBEDDING,
     runtime::batch::Limits,
     schedule::{CostTable, Costs, Desk, Micros, Planned, Scheduler, Waiting},
+    simulate::{Event, Happened},
 };
 
 /// Texts of fewer bytes are tokenized where they come in, if a request has not more than [`FEW`] inputs.
@@ -48,6 +51,8 @@ pub enum Wanted {
     /// A weight for each entry of the vocabulary.
     Sparse,
 }
+/// Batches that the executor takes: one that runs, and one behind it.
+const DEPTH: u8 = 2;
 
 /// How a service works.
 pub struct ServiceChoice {
@@ -60,6 +65,10 @@ pub struct ServiceChoice {
     pub tokenizers: usize,
     /// Its place among the models of each engine's device, in their order; none where it has the devices to itself.
     pub seats: Vec<Seat>,
+    /// Where all that happens is recorded.
+    pub trace: Option<Recorder>,
+    /// Where answers are kept; without one, equal requests are computed each.
+    pub cache: Option<Arc<Cache>>,
 }
 
 /// What comes with inputs.
@@ -87,7 +96,11 @@ pub struct Answer {
 pub struct Reply {
     answer: oneshot::Receiver<Result<Answer, ServeError>>,
     ticket: Arc<Ticket>,
+    /// By which it is shared with equal requests.
+    key: Option<Key>,
     shared: Arc<Shared>,
+    /// Whether there is nothing left to cancel.
+    is_answered: bool,
 }
 
 /// Where a request is, for those who may cancel it.
@@ -98,13 +111,73 @@ struct Ticket {
     is_cancelled: AtomicBool,
 }
 
+/// One who waits for an answer.
+struct Asked {
+    answer: oneshot::Sender<Result<Answer, ServeError>>,
+    /// The input's place in its request.
+    index: usize,
+    submit: Submit,
+    sent: Instant,
+}
+
+impl Asked {
+    /// Later than all where there is no end to it.
+    fn until(&self) -> (bool, Option<Instant>) {
+        let until = self.submit.within.and_then(|w| self.sent.checked_add(w));
+        (until.is_none(), until)
+    }
+}
+
+/// Requests that are being computed, by their tickets, with those that joined them.
+type Joined = Flights<Ticket, Asked>;
+
+/// A request on its way: who asked it, and under which key others may join it.
+struct Lead {
+    /// `None` once it is answered.
+    asked: Option<Asked>,
+    ticket: Arc<Ticket>,
+    boarded: Option<(Key, Arc<Joined>)>,
+}
+
+impl Lead {
+    fn submit(&self) -> Submit {
+        self.asked.as_ref().map(|a| a.submit).unwrap_or_default()
+    }
+
+    fn index(&self) -> usize {
+        self.asked.as_ref().map_or(0, |asked| asked.index)
+    }
+
+    /// Takes those that joined it; nobody else does after that.
+    fn land(&self) -> Vec<Asked> {
+        match &self.boarded {
+            Some((key, joined)) => joined.land(key, &self.ticket),
+            None => Vec::new(),
+        }
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        // What a panic loses is lost for all, and the next one is computed.
+        if self.asked.is_some() {
+            self.land();
+        }
+    }
+}
+
+/// The cache of a model.
+struct Kept {
+    cache: Arc<Cache>,
+    model: Key,
+    joined: Arc<Joined>,
+}
+
 /// A request that waits or runs.
 struct Entry {
     encoded: Encoded,
-    answer: oneshot::Sender<Result<Answer, ServeError>>,
-    index: usize,
-    arrived: Instant,
-    wanted: Wanted,
+    lead: Lead,
+    sent: Instant,
 }
 
 struct State {
@@ -114,6 +187,16 @@ struct State {
     /// Bytes of texts that are being tokenized.
     untokenized: usize,
     is_over: bool,
+    trace: Option<Recorder>,
+}
+
+impl State {
+    /// Records what happened, in the order in which the desk saw it.
+    fn record(&mut self, at: Micros, happened: impl FnOnce() -> Happened) {
+        if let Some(trace) = &mut self.trace {
+            trace.record(Event::Happened(at, happened()));
+        }
+    }
 }
 
 struct Shared {
@@ -125,6 +208,7 @@ struct Shared {
     limits: Limits,
     metrics: Metrics,
     encoder: TextEncoder,
+    kept: Option<Kept>,
 }
 
 /// A batch on its way through the executor.
@@ -166,46 +250,123 @@ impl Shared {
     }
 
     /// Lets a tokenized input wait for the executor.
-    fn enqueue(&self, encoded: Encoded, entry: NewEntry) {
-        let NewEntry {
-            answer,
-            index,
-            submit,
-            ticket,
-            arrived,
-        } = entry;
+    fn enqueue(&self, encoded: Encoded, lead: Lead) {
+        let Some(asked) = &lead.asked else {
+            return;
+        };
+        let (submit, sent) = (asked.submit, asked.sent);
         let mut state = self.lock();
-        if ticket.is_cancelled.load(Ordering::Acquire) {
+        if lead.ticket.is_cancelled.load(Ordering::Acquire) {
             Metrics::count(&self.metrics.cancelled, 1);
             return;
         }
         if state.is_over {
+            drop(state);
             let why = "it is shutting down";
-            let _ = answer.send(Err(ServeError::NotReady { why }));
-            return;
+            return self.answer(lead, Err(ServeError::NotReady { why }), None);
         }
-        let since = arrived.duration_since(self.began);
+        let since = sent.duration_since(self.began);
         let at = Micros(since.as_micros() as u64);
-        let id = state.desk.arrive(Waiting {
+        let waiting = Waiting {
             deadline: submit.within.map(|w| at.plus(Micros(w.as_micros() as u64))),
             class: submit.class,
             tenant: submit.tenant,
-            ..Waiting::new(encoded.ids.len() as u32, at)
-        });
-        ticket.id.store(id + 1, Ordering::Release);
+            // Those that wait are in the order of this, and tokenizing changes the order in which they were sent.
+            ..Waiting::new(encoded.ids.len() as u32, self.now())
+        };
+        if let Some(trace) = &mut state.trace {
+            trace.record(Event::Arrived(waiting));
+        }
+        let id = state.desk.arrive(waiting);
+        lead.ticket.id.store(id + 1, Ordering::Release);
         state.entries.insert(
             id,
             Entry {
                 encoded,
-                answer,
-                index,
-                arrived,
-                wanted: submit.wanted,
+                lead,
+                sent,
             },
         );
         self.count_waiting(&state);
+        // While no lane takes a batch there is nothing to decide; one that is done asks again.
+        let is_asked = state.desk.has_place();
         drop(state);
-        self.changed.notify_one();
+        if is_asked {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Answers a request and those that joined it, and keeps the answer. Where it was refused for the time that it had, the one
+    /// of them that has most time takes its place. Nobody who holds the lock may call it.
+    fn answer(&self, mut lead: Lead, result: Result<Answer, ServeError>, encoded: Option<Encoded>) {
+        let Some(asked) = lead.asked.take() else {
+            return;
+        };
+        if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.boarded) {
+            match &result {
+                Ok(answer) => {
+                    // It is there before the next one asks.
+                    kept.cache.keep(*key, answer);
+                    for asked in lead.land() {
+                        let _ = asked.answer.send(Ok(answer.clone()));
+                    }
+                }
+                Err(ServeError::Deadline | ServeError::Hopeless) if encoded.is_some() => {
+                    let next = joined.promote(key, &lead.ticket, Asked::until);
+                    if let (Some(next), Some(encoded)) = (next, encoded) {
+                        let lead = Lead {
+                            asked: Some(next),
+                            ticket: Arc::clone(&lead.ticket),
+                            boarded: Some((*key, Arc::clone(joined))),
+                        };
+                        self.enqueue(encoded, lead);
+                    }
+                }
+                Err(error) => {
+                    for asked in lead.land() {
+                        let _ = asked.answer.send(Err(error.clone().at(asked.index)));
+                    }
+                }
+            }
+        }
+        // Who has gone needs no answer.
+        let _ = asked.answer.send(result);
+    }
+
+    /// Answers a request and those that joined it with what was kept.
+    fn answer_kept(&self, mut lead: Lead, answer: &Answer) {
+        for asked in lead.land().into_iter().chain(lead.asked.take()) {
+            let _ = asked.answer.send(Ok(answer.clone()));
+        }
+    }
+
+    /// Tokenizes an input, and lets it wait.
+    fn tokenize(&self, text: &Text, lead: Lead) {
+        if lead.ticket.is_cancelled.load(Ordering::Acquire) {
+            Metrics::count(&self.metrics.cancelled, 1);
+            return;
+        }
+        let began = Instant::now();
+        let truncate = lead.submit().truncate;
+        let encoded = |index| encode(&self.encoder, text, index, truncate, self.limits.longest);
+        let found = encoded(lead.index());
+        self.metrics.tokenize.add(began.elapsed().as_secs_f64());
+        match found {
+            Ok(found) => self.enqueue(found, lead),
+            Err(error) => {
+                // Each is told by its own place.
+                for asked in lead.land() {
+                    let own = encoded(asked.index).err();
+                    let _ = asked.answer.send(Err(own.unwrap_or_else(|| error.clone())));
+                }
+                self.answer(lead, Err(error), None);
+            }
+        }
+    }
+
+    fn is_tokenized(&self, n_bytes: usize) {
+        let mut state = self.lock();
+        state.untokenized = state.untokenized.saturating_sub(n_bytes);
     }
 
     fn count_waiting(&self, state: &State) {
@@ -230,15 +391,6 @@ impl Shared {
         let time = self.costs.time(crate::schedule::Layout::Packed, &extents);
         Duration::from_secs_f64(time.seconds() * tokens as f64 / size as f64)
     }
-}
-
-/// What an input waits with.
-struct NewEntry {
-    answer: oneshot::Sender<Result<Answer, ServeError>>,
-    index: usize,
-    submit: Submit,
-    ticket: Arc<Ticket>,
-    arrived: Instant,
 }
 
 impl Service {
@@ -268,6 +420,14 @@ impl Service {
             known: names().map(str::to_owned).collect(),
         })?;
         let has_states = names().any(|name| name == STATES);
+        let kept = match choice.cache {
+            Some(cache) => Some(Kept {
+                cache,
+                model: digest(engine, encoder.folder().root(), output)?,
+                joined: Arc::default(),
+            }),
+            None => None,
+        };
         let mut session = engine.session()?;
         let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
         let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
@@ -282,11 +442,15 @@ impl Service {
         });
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                desk: Desk::new(&vec![choice.batch_bytes; 1 + others.len()], 2),
+                desk: Desk::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
                 scheduler: choice.scheduler,
                 entries: HashMap::new(),
                 untokenized: 0,
                 is_over: false,
+                trace: choice.trace.map(|mut trace| {
+                    trace.record(began(vec![choice.batch_bytes; 1 + others.len()], DEPTH));
+                    trace
+                }),
             }),
             changed: Condvar::new(),
             costs: choice.costs,
@@ -295,6 +459,7 @@ impl Service {
             limits: engine.limits(),
             metrics: Metrics::default(),
             encoder,
+            kept,
         });
         let mut sessions = vec![session];
         for engine in others {
@@ -390,68 +555,144 @@ impl Service {
             let problem = "the model was not loaded for the vectors of all tokens; start the server with --all-tokens, or ask for embeddings";
             return Err(ServeError::invalid("model", problem));
         }
-        let is_short = inputs.len() <= FEW && inputs.iter().all(|text| text.bytes() < SHORT);
-        let arrived = Instant::now();
-        {
-            let mut state = self.shared.lock();
+        let sent = Instant::now();
+        let shared = &self.shared;
+        let mut replies = Vec::with_capacity(inputs.len());
+        // What is to be computed: the input, its key, and who asks.
+        let mut left: Vec<(Text, Option<Key>, Asked)> = Vec::new();
+        for (index, text) in inputs.into_iter().enumerate() {
+            let (sender, answer) = oneshot::channel();
+            let kept = shared.kept.as_ref();
+            let key = kept.map(|kept| key(&kept.model, &text, submit));
+            replies.push(Reply {
+                answer,
+                ticket: Arc::default(),
+                key: None,
+                shared: Arc::clone(shared),
+                is_answered: false,
+            });
+            if let (Some(kept), Some(key)) = (kept, &key)
+                && let Some(answer) = kept.cache.in_memory(key)
+            {
+                shared.metrics.cache.add(Tier::Memory, Lookup::Hit);
+                let _ = sender.send(Ok(Answer::clone(&answer)));
+                continue;
+            }
+            let asked = Asked {
+                answer: sender,
+                index,
+                submit,
+                sent,
+            };
+            left.push((text, key, asked));
+        }
+        let is_deep = shared.kept.as_ref().is_some_and(|k| k.cache.is_deep());
+        let is_short = left.len() <= FEW && left.iter().all(|(text, ..)| text.bytes() < SHORT);
+        let is_inline = is_short && !is_deep;
+        if !left.is_empty() {
+            let mut state = shared.lock();
             if state.is_over {
                 let why = "it is shutting down";
                 return Err(ServeError::NotReady { why });
             }
-            let backlog = self.shared.backlog(&state);
-            if backlog > self.shared.queue {
-                Metrics::count(&self.shared.metrics.overloaded, inputs.len() as u64);
-                let retry_after = backlog.saturating_sub(self.shared.queue / 2);
+            let backlog = shared.backlog(&state);
+            if backlog > shared.queue {
+                Metrics::count(&shared.metrics.overloaded, left.len() as u64);
+                let retry_after = backlog.saturating_sub(shared.queue / 2);
                 return Err(ServeError::Overloaded { retry_after });
             }
-            if !is_short {
-                state.untokenized += inputs.iter().map(Text::bytes).sum::<usize>();
+            if !is_inline {
+                state.untokenized += left.iter().map(|(text, ..)| text.bytes()).sum::<usize>();
             }
         }
-        let mut replies = Vec::with_capacity(inputs.len());
-        for (index, text) in inputs.into_iter().enumerate() {
-            let (sender, answer) = oneshot::channel();
-            let ticket = Arc::new(Ticket::default());
-            replies.push(Reply {
-                answer,
-                ticket: Arc::clone(&ticket),
-                shared: Arc::clone(&self.shared),
-            });
-            let entry = NewEntry {
-                answer: sender,
-                index,
-                submit,
-                ticket,
-                arrived,
-            };
-            let shared = Arc::clone(&self.shared);
+        for (text, key, asked) in left {
             let n_bytes = text.bytes();
-            let work = move || {
-                let began = Instant::now();
-                let is_cancelled = entry.ticket.is_cancelled.load(Ordering::Acquire);
-                let encoded = (!is_cancelled).then(|| {
-                    let longest = shared.limits.longest;
-                    encode(&shared.encoder, text, index, submit.truncate, longest)
-                });
-                if !is_short {
-                    let mut state = shared.lock();
-                    state.untokenized = state.untokenized.saturating_sub(n_bytes);
-                }
-                shared.metrics.tokenize.add(began.elapsed().as_secs_f64());
-                match encoded {
-                    None => Metrics::count(&shared.metrics.cancelled, 1),
-                    Some(Ok(encoded)) => shared.enqueue(encoded, entry),
-                    Some(Err(error)) => {
-                        let _ = entry.answer.send(Err(error));
+            let reply = &mut replies[asked.index];
+            let mut lead = Lead {
+                asked: None,
+                ticket: Arc::clone(&reply.ticket),
+                boarded: None,
+            };
+            lead.asked = match (&shared.kept, key) {
+                (Some(kept), Some(key)) => {
+                    reply.key = Some(key);
+                    match kept.joined.board(key, &lead.ticket, asked) {
+                        Ok(ticket) => {
+                            shared.metrics.cache.add(Tier::Memory, Lookup::Joined);
+                            reply.ticket = ticket;
+                            if !is_inline {
+                                shared.is_tokenized(n_bytes);
+                            }
+                            continue;
+                        }
+                        Err(asked) => {
+                            shared.metrics.cache.add(Tier::Memory, Lookup::Miss);
+                            lead.boarded = Some((key, Arc::clone(&kept.joined)));
+                            Some(asked)
+                        }
                     }
                 }
+                _ => Some(asked),
             };
-            match is_short {
-                true => work(),
-                false => self.pool.run(work)?,
+            if is_inline {
+                shared.tokenize(&text, lead);
+                continue;
             }
+            let shared = Arc::clone(shared);
+            let tokenize = {
+                let shared = Arc::clone(&shared);
+                move |lead| {
+                    shared.is_tokenized(n_bytes);
+                    shared.tokenize(&text, lead);
+                }
+            };
+            let Some(key) = key.filter(|_| is_deep) else {
+                self.pool.run(move || tokenize(lead))?;
+                continue;
+            };
+            let pool = self.pool.clone();
+            self.pool.run(move || {
+                let Some(kept) = &shared.kept else {
+                    return;
+                };
+                let then = {
+                    let shared = Arc::clone(&shared);
+                    move |found: Option<Arc<Answer>>, deep| {
+                        if let Deep::Shared(lookup) = deep {
+                            shared.metrics.cache.add(Tier::Shared, lookup);
+                        }
+                        match (found, deep) {
+                            (Some(answer), _) => {
+                                shared.is_tokenized(n_bytes);
+                                shared.answer_kept(lead, &answer);
+                            }
+                            (None, Deep::File) => tokenize(lead),
+                            // The thread that asks others is not kept.
+                            (None, Deep::Shared(_)) => {
+                                let _ = pool.run(move || tokenize(lead));
+                            }
+                        }
+                    }
+                };
+                kept.cache.look_deep(key, &shared.metrics.cache, then);
+            })?;
         }
         Ok(replies)
+    }
+
+    /// How long the first of those that wait has waited.
+    pub fn oldest(&self) -> Duration {
+        let now = self.shared.now();
+        let state = self.shared.lock();
+        let first = state.desk.waiting().first();
+        first.map_or(Duration::ZERO, |first| {
+            Duration::from_micros(now.since(first.arrived).0)
+        })
+    }
+
+    /// Where its answers are kept.
+    pub fn cache(&self) -> Option<&Cache> {
+        self.shared.kept.as_ref().map(|kept| &*kept.cache)
     }
 
     /// What is empty, and ids, are checked at the door, so that a wrong one does not fail the batch of others.
@@ -514,13 +755,22 @@ fn run_launch(shared: &Shared, lanes: &[Launcher]) {
         let decision = match desk.waiting().is_empty() {
             true => Default::default(),
             false => match desk.decide(now, &mut **scheduler, &shared.costs) {
-                Ok(decision) => decision,
+                Ok(decision) => {
+                    state.record(now, || Happened::Decided(decision.clone()));
+                    decision
+                }
                 Err(mistake) => {
-                    fail_all(&mut state, &mistake.to_string());
+                    let failed = fail_all(&mut state, &mistake.to_string());
+                    drop(state);
+                    for (entry, error) in failed {
+                        shared.answer(entry.lead, Err(error), None);
+                    }
+                    state = shared.lock();
                     Default::default()
                 }
             },
         };
+        let mut refused = Vec::new();
         for (id, refusal) in decision.refuse {
             let metrics = &shared.metrics;
             let counter = match refusal {
@@ -530,14 +780,17 @@ fn run_launch(shared: &Shared, lanes: &[Launcher]) {
             };
             Metrics::count(counter, 1);
             if let Some(entry) = state.entries.remove(&id) {
-                let error = ServeError::refused(refusal, entry.index);
-                let _ = entry.answer.send(Err(error));
+                let error = ServeError::refused(refusal, entry.lead.index());
+                refused.push((entry, error));
             }
         }
-        if !decision.run.is_empty() {
+        if !decision.run.is_empty() || !refused.is_empty() {
             let batches: Vec<_> = decision.run.iter().map(|p| take(&mut state, p)).collect();
             shared.count_waiting(&state);
             drop(state);
+            for (entry, error) in refused {
+                shared.answer(entry.lead, Err(error), Some(entry.encoded));
+            }
             for (lane, members, estimate) in batches {
                 let Some(lane) = lanes.get(lane) else {
                     continue;
@@ -583,16 +836,18 @@ fn take(state: &mut State, planned: &Planned) -> (usize, Vec<(u64, Entry)>, Micr
     (planned.lane, members.collect(), planned.estimate)
 }
 
-fn fail_all(state: &mut State, problem: &str) {
+/// Takes out all that waits, with the error that it is to be answered with.
+fn fail_all(state: &mut State, problem: &str) -> Vec<(Entry, ServeError)> {
     tracing::error!("{problem}");
     let ids: Vec<u64> = state.desk.waiting().iter().map(|w| w.id).collect();
+    let mut failed = Vec::new();
     for id in ids {
         state.desk.cancel(id);
         if let Some(entry) = state.entries.remove(&id) {
-            let error = ServeError::Internal(problem.to_owned());
-            let _ = entry.answer.send(Err(error));
+            failed.push((entry, ServeError::Internal(problem.to_owned())));
         }
     }
+    failed
 }
 
 fn batch_of(members: &[(u64, Entry)]) -> Result<Batch, EngineError> {
@@ -635,7 +890,7 @@ impl Collect {
             let ids: Vec<u64> = members.iter().map(|(id, _)| *id).collect();
             let metrics = &self.shared.metrics;
             for (_, entry) in &members {
-                let waited = launched.duration_since(entry.arrived);
+                let waited = launched.duration_since(entry.sent);
                 metrics.queue.add(waited.as_secs_f64());
             }
             let outputs = pending.and_then(Pending::wait);
@@ -653,6 +908,8 @@ impl Collect {
                 desk, scheduler, ..
             } = &mut *state;
             desk.finished(now, self.lane, &ids, true, &mut **scheduler);
+            let lane = self.lane;
+            state.record(now, || Happened::Finished { lane, ids });
             drop(state);
             self.shared.changed.notify_one();
         }
@@ -666,8 +923,8 @@ impl Collect {
                 for ((_, entry), values) in members.into_iter().zip(rows) {
                     let tokens = entry.encoded.ids.len();
                     Metrics::count(&metrics.tokens, tokens as u64);
-                    // Who has gone needs no answer.
-                    let _ = entry.answer.send(Ok(Answer { values, tokens }));
+                    let answer = Answer { values, tokens };
+                    self.shared.answer(entry.lead, Ok(answer), None);
                 }
                 return;
             }
@@ -688,13 +945,16 @@ impl Collect {
                     .costs
                     .bytes(crate::schedule::Layout::Packed, &extents)
             });
-            state.desk.set_bytes(self.lane, bytes.min(needed) / 4 * 3);
+            let (lane, bytes) = (self.lane, bytes.min(needed) / 4 * 3);
+            state.desk.set_bytes(lane, bytes);
+            let now = self.shared.now();
+            state.record(now, || Happened::Bytes { lane, bytes });
         }
         if n <= 1 || matches!(error, EngineError::PipelineEnded) {
             let error = Arc::new(error);
             for (_, entry) in members {
                 let error = ServeError::Engine(Arc::clone(&error));
-                let _ = entry.answer.send(Err(error));
+                self.shared.answer(entry.lead, Err(error), None);
             }
             return;
         }
@@ -719,7 +979,7 @@ impl Collect {
         let rows = output.values.chunks_exact(width.max(1));
         let mut rows: Vec<Vec<f32>> = rows.map(|row| row.iter().map(score).collect()).collect();
         for (at, (_, entry)) in members.iter().enumerate() {
-            match entry.wanted {
+            match entry.lead.submit().wanted {
                 Wanted::Usual => {}
                 Wanted::AllTokens => rows[at] = outputs.sequence(STATES, at)?.to_vec(),
                 Wanted::Sparse => rows[at] = outputs.sequence(SPARSE, at)?.to_vec(),
@@ -734,6 +994,7 @@ impl Future for Reply {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.answer).poll(context).map(|answer| {
+            self.is_answered = true;
             answer.unwrap_or_else(|_| {
                 Err(ServeError::Internal(
                     "the request was lost by a panic".to_owned(),
@@ -751,7 +1012,9 @@ impl Reply {
     pub fn wait(mut self) -> Result<Answer, ServeError> {
         let (_, never) = oneshot::channel();
         let answer = std::mem::replace(&mut self.answer, never);
-        answer.blocking_recv().unwrap_or_else(|_| {
+        let answer = answer.blocking_recv();
+        self.is_answered = true;
+        answer.unwrap_or_else(|_| {
             Err(ServeError::Internal(
                 "the request was lost by a panic".to_owned(),
             ))
@@ -761,6 +1024,14 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
+        // The others who wait for the same go on.
+        let is_last = match (&self.shared.kept, &self.key) {
+            (Some(kept), Some(key)) => kept.joined.leave(key, &self.ticket),
+            _ => true,
+        };
+        if self.is_answered || !is_last {
+            return;
+        }
         self.ticket.is_cancelled.store(true, Ordering::Release);
         let Some(id) = self.ticket.id.load(Ordering::Acquire).checked_sub(1) else {
             return;
@@ -768,6 +1039,8 @@ impl Drop for Reply {
         let mut state = self.shared.lock();
         if state.desk.cancel(id) {
             state.entries.remove(&id);
+            let now = self.shared.now();
+            state.record(now, || Happened::Left(id));
             Metrics::count(&self.shared.metrics.cancelled, 1);
             self.shared.count_waiting(&state);
         }

@@ -34,6 +34,7 @@ impl Text {
 type Work = Box<dyn FnOnce() + Send>;
 
 /// Threads that tokenize.
+#[derive(Clone)]
 pub(super) struct Pool {
     work: Sender<Work>,
 }
@@ -71,12 +72,12 @@ impl Pool {
 /// Token ids of a text; `index` is its place in the request.
 pub(super) fn encode(
     encoder: &TextEncoder,
-    text: Text,
+    text: &Text,
     index: usize,
     truncate: bool,
     limit: Option<u32>,
 ) -> Result<Encoded, ServeError> {
-    let encoded = match &text {
+    let encoded = match text {
         Text::One(text) => encoder.encode_one(Input::Text(text), Prompt::Default),
         Text::Pair(a, b) => encoder.encode_one(Input::Pair(a, b), Prompt::Default),
         Text::Ids(ids) => {

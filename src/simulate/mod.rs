@@ -17,7 +17,10 @@ use std::collections::VecDeque;
 pub use arrivals::{Lengths, Load, LoadError, Rates};
 pub use chart::{Line, Panel, chart};
 pub use statistics::Summary;
-pub use trace::{TraceError, parse_trace, trace_line};
+pub use trace::{
+    Event, Happened, ReplayError, Replayed, TraceError, parse_events, parse_trace, replay,
+    trace_line,
+};
 
 use crate::{
     schedule::{Costs, Desk, Layout, Micros, Misdecision, Planned, Refusal, Scheduler, Waiting},

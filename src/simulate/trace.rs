@@ -1,10 +1,43 @@
-//! Recorded load: one request a line, as JSON.
+//! Recorded load: one request a line, as JSON. A server's trace also has what it did, in lines with an `event`: [`replay`] asks a
+//! scheduler the same again.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::schedule::{Micros, Waiting};
+use crate::schedule::{Costs, Decision, Desk, Micros, Misdecision, Scheduler, Waiting};
 
-/// A line of a trace.
+/// What happened at a [`Desk`] at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Arrived(Waiting),
+    Happened(Micros, Happened),
+}
+
+/// What is in a trace beside requests that came. Requests have the ids of a desk: they count from 0 in the order of the lines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Happened {
+    /// It began, with lanes of so many bytes that take `depth` batches each.
+    Began { bytes: Vec<u64>, depth: u8 },
+    /// The scheduler was asked and answered.
+    Decided(Decision),
+    /// Requests of the batch that ran on a lane have finished, and with them the batch.
+    Finished { lane: usize, ids: Vec<u64> },
+    /// A request's sender has gone while it waited.
+    Left(u64),
+    /// The memory that batches of a lane may take was changed.
+    Bytes { lane: usize, bytes: u64 },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    t: u64,
+    event: Happened,
+}
+
+/// A request in a trace.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Recorded {
@@ -41,40 +74,67 @@ pub enum TraceError {
     Empty,
 }
 
-/// Reads a trace. Empty lines are left out.
+/// Reads the requests of a trace. Empty lines are left out, and so is what a server did with them.
 ///
 /// # Errors
 /// A line that is no request, or not in order; lines count from 1.
 pub fn parse_trace(text: &str) -> Result<Vec<Waiting>, TraceError> {
-    let mut arrivals: Vec<Waiting> = Vec::new();
+    let arrivals = parse_events(text)?.into_iter();
+    let arrivals: Vec<Waiting> = arrivals
+        .filter_map(|event| match event {
+            Event::Arrived(waiting) => Some(waiting),
+            Event::Happened(..) => None,
+        })
+        .collect();
+    match arrivals.is_empty() {
+        true => Err(TraceError::Empty),
+        false => Ok(arrivals),
+    }
+}
+
+/// Reads all of a trace, as [`replay`] takes it.
+///
+/// # Errors
+/// As [`parse_trace`]'s, without requests too.
+pub fn parse_events(text: &str) -> Result<Vec<Event>, TraceError> {
+    let mut events = Vec::new();
+    let mut before = 0;
     let lines = text.lines().enumerate();
     for (at, text) in lines.filter(|(_, text)| !text.trim().is_empty()) {
         let line = at + 1;
-        let recorded: Recorded = serde_json::from_str(text).map_err(|e| TraceError::Syntax {
+        let syntax = |e: serde_json::Error| TraceError::Syntax {
             line,
             problem: e.to_string(),
-        })?;
+        };
+        let recorded = match serde_json::from_str::<Recorded>(text) {
+            Ok(recorded) => recorded,
+            // The error is of what the line looks like.
+            Err(_) if text.contains("\"event\"") => {
+                let Line { t, event } = serde_json::from_str(text).map_err(syntax)?;
+                events.push(Event::Happened(Micros(t), event));
+                continue;
+            }
+            Err(error) => return Err(syntax(error)),
+        };
         for (field, value) in [("tokens", recorded.tokens), ("steps", recorded.steps)] {
             if value == 0 {
                 return Err(TraceError::Zero { line, field });
             }
         }
         let t = recorded.t;
-        if arrivals.last().is_some_and(|last| last.arrived.0 > t) {
+        if t < before {
             return Err(TraceError::Order { line, t });
         }
-        arrivals.push(Waiting {
+        before = t;
+        events.push(Event::Arrived(Waiting {
             deadline: recorded.deadline.map(Micros),
             class: recorded.class,
             tenant: recorded.tenant,
             steps: recorded.steps,
             ..Waiting::new(recorded.tokens, Micros(t))
-        });
+        }));
     }
-    match arrivals.is_empty() {
-        true => Err(TraceError::Empty),
-        false => Ok(arrivals),
-    }
+    Ok(events)
 }
 
 /// A request as a line of a trace, without the line's end.
@@ -89,4 +149,95 @@ pub fn trace_line(waiting: &Waiting) -> String {
     };
     // Numbers alone always are JSON.
     serde_json::to_string(&recorded).unwrap_or_default()
+}
+
+impl fmt::Display for Event {
+    /// As a line of a trace, without the line's end.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Arrived(waiting) => f.write_str(&trace_line(waiting)),
+            Self::Happened(Micros(t), event) => {
+                let (t, event) = (*t, event.clone());
+                let line = serde_json::to_string(&Line { t, event });
+                f.write_str(&line.map_err(|_| fmt::Error)?)
+            }
+        }
+    }
+}
+
+/// What was replayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    pub requests: usize,
+    pub decisions: usize,
+    pub batches: usize,
+}
+
+/// Why a trace was not replayed to its end.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ReplayError {
+    #[error(
+        "the trace does not say how a server began; expected the line of a `began` event before all decisions, as `gemmule serve --trace` writes it"
+    )]
+    NoBeginning,
+    #[error(
+        "decision {at} (counted from 0) is {found:?}, and the trace has {expected:?}; the scheduler, its settings or the table of costs are not those of the server"
+    )]
+    Differs {
+        at: usize,
+        found: Box<Decision>,
+        expected: Box<Decision>,
+    },
+    #[error(transparent)]
+    Misdecision(#[from] Misdecision),
+}
+
+/// Asks a scheduler at the times of a server's trace, and holds each decision against the server's.
+///
+/// # Errors
+/// A trace without a beginning, and the first decision that is another one.
+pub fn replay(
+    events: &[Event],
+    scheduler: &mut dyn Scheduler,
+    costs: &dyn Costs,
+) -> Result<Replayed, ReplayError> {
+    let mut replayed = Replayed::default();
+    let mut desk: Option<Desk> = None;
+    for event in events {
+        let (now, event) = match event {
+            Event::Happened(_, Happened::Began { bytes, depth }) => {
+                desk = Some(Desk::new(bytes, *depth));
+                continue;
+            }
+            Event::Arrived(waiting) => {
+                let desk = desk.as_mut().ok_or(ReplayError::NoBeginning)?;
+                desk.arrive(*waiting);
+                replayed.requests += 1;
+                continue;
+            }
+            Event::Happened(now, event) => (*now, event),
+        };
+        let desk = desk.as_mut().ok_or(ReplayError::NoBeginning)?;
+        match event {
+            Happened::Began { .. } => {}
+            Happened::Decided(expected) => {
+                let found = desk.decide(now, scheduler, costs)?;
+                if found != *expected {
+                    return Err(ReplayError::Differs {
+                        at: replayed.decisions,
+                        found: Box::new(found),
+                        expected: Box::new(expected.clone()),
+                    });
+                }
+                replayed.decisions += 1;
+                replayed.batches += found.run.len();
+            }
+            Happened::Finished { lane, ids } => desk.finished(now, *lane, ids, true, scheduler),
+            Happened::Left(id) => {
+                desk.cancel(*id);
+            }
+            Happened::Bytes { lane, bytes } => desk.set_bytes(*lane, *bytes),
+        }
+    }
+    Ok(replayed)
 }

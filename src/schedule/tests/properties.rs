@@ -333,3 +333,52 @@ fn packed_refuses_what_cannot_be_in_time() {
     let late = desk.decide(Micros(1_000), &mut *packed, &costs).unwrap();
     assert_eq!(late.refuse, [(3, Refusal::Expired)]);
 }
+
+/// About what an H200 takes for BERT-base.
+fn of_a_card() -> CostTable {
+    let text = "(about: \"\", packed: (x: [32, 512, 1024, 2048, 4096, 16384], y: [16, 512], \
+        values: [[140, 150], [200, 230], [330, 360], [620, 650], [1200, 1300], [4800, 5200]]), overhead: 20.0, multiple: 64)";
+    CostTable::parse(text).expect("a sound table")
+}
+
+#[test]
+fn packed_meets_more_deadlines_than_any_other_at_every_load() {
+    let costs = of_a_card();
+    // Lengths, requests a second that the card can do, and how far off deadlines are: to a few batches.
+    let loads = [
+        ("normal:5,500,250,90", 12_800.0, 3_000, 15_000),
+        ("normal:3,100,20,4.5", 165_000.0, 1_000, 5_000),
+        ("uniform:1,400", 16_000.0, 1_500, 6_000),
+    ];
+    for (lengths, capacity, least, most) in loads {
+        for share in [0.3, 0.7, 0.9, 1.0, 1.3] {
+            let load = crate::simulate::Load {
+                rate: share * capacity,
+                requests: 6_000,
+                lengths: lengths.parse().unwrap(),
+                steps: 1,
+                deadlines: Some((Micros(least), Micros(most))),
+                seed: 7,
+            };
+            let arrivals = load.arrivals();
+            let on = Devices {
+                costs: &costs,
+                bytes: vec![u64::MAX],
+                depth: 2,
+            };
+            let met = |name: &str| {
+                let mut scheduler = scheduler(name, &Settings::default()).unwrap();
+                let outcome = simulate(&arrivals, &mut *scheduler, &on).unwrap();
+                crate::simulate::Summary::of(&arrivals, &outcome, 1).in_time
+            };
+            let ours = met("packed");
+            for name in NAMES {
+                let theirs = met(name);
+                assert!(
+                    ours >= theirs - 0.002,
+                    "{lengths} at {share}: packed {ours}, {name} {theirs}"
+                );
+            }
+        }
+    }
+}

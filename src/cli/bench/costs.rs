@@ -1,0 +1,47 @@
+//! `gemmule bench costs`: a table of costs for `gemmule simulate` and `gemmule serve --costs`, measured or estimated.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use miette::IntoDiagnostic;
+
+use super::super::{
+    Outcome,
+    model::{Card, Model},
+    say, write_file,
+};
+use crate::{DType, engine::estimated_costs};
+
+#[derive(clap::Args)]
+pub(in crate::cli) struct Args {
+    #[command(flatten)]
+    model: Model,
+    /// Add up what the cost model of --card says of a run's launches; `gemmule serve --write-costs` measures
+    #[arg(long, required = true)]
+    estimated: bool,
+    #[arg(long, default_value = "f16")]
+    dtype: DType,
+    #[command(flatten)]
+    card: Card,
+    /// Where the table goes
+    #[arg(short = 'o', long = "to", value_name = "FILE")]
+    to: PathBuf,
+}
+
+pub(in crate::cli) fn run(args: Args) -> Outcome {
+    let machine = args.card.machine(&[])?;
+    let compiled = args.model.compile_for(args.dtype, machine.clone())?;
+    // Of one description there are models of several sizes.
+    let dims = compiled.model.dims.iter();
+    let dims: Vec<String> = dims.map(|(name, n)| format!("{name} {n}")).collect();
+    let about = format!("{} ({})", compiled.model.name, dims.join(", "));
+    let table = estimated_costs(&compiled.program, &machine, &about).into_diagnostic()?;
+    let table = table.checked().into_diagnostic()?;
+    let text = format!(
+        "// {}. Written by `gemmule bench costs --estimated`.\n{}\n",
+        table.about,
+        table.to_ron().into_diagnostic()?
+    );
+    write_file(&args.to, text.as_bytes())?;
+    say(&format!("{}: {}", args.to.display(), table.about));
+    Ok(ExitCode::SUCCESS)
+}

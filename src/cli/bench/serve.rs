@@ -1,0 +1,514 @@
+//! `gemmule bench serve`: load on a server, or on its queue without HTTP, and how long answers take.
+//!
+//! An open loop sends when it planned to, whether answers come or not, and latencies count from the planned time: a server that
+//! stalls does not slow down those who ask it, as it would in a closed loop.
+
+mod client;
+mod inside;
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+use miette::{IntoDiagnostic, Report, miette};
+use serde::Serialize;
+
+use super::super::{Outcome, align_right, print, table, write_json};
+use crate::{
+    schedule::Micros,
+    simulate::{Lengths, Load},
+};
+use client::{Route, Server};
+
+#[derive(clap::Args)]
+pub(in crate::cli) struct Args {
+    /// Where the server answers, as http://127.0.0.1:8080
+    #[arg(required_unless_present = "in_process", conflicts_with = "in_process")]
+    url: Option<String>,
+    /// Requests a second that are sent, whether answers come or not
+    #[arg(
+        long,
+        value_name = "R",
+        required_unless_present = "closed",
+        conflicts_with = "closed"
+    )]
+    rate: Option<f64>,
+    /// So many clients in place of a rate, each of which sends when it has its answer
+    #[arg(long, value_name = "N")]
+    closed: Option<usize>,
+    /// How long, in seconds, after the first second
+    #[arg(long, value_name = "S", default_value_t = 10.0)]
+    seconds: f64,
+    /// Seconds that are sent before and not counted
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    warm_up: f64,
+    /// Lengths of texts in words, each about a token, with two for the marks that a tokenizer adds: normal:LEAST,MOST,MEAN,DEVIATION,
+    /// uniform:LEAST,MOST or fixed:N
+    #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
+    lens: Lengths,
+    /// Send token ids below N in place of texts, so that nothing is tokenized
+    #[arg(long, value_name = "N")]
+    ids: Option<u32>,
+    /// So many different texts, in turn; by default all are different, and no cache has them
+    #[arg(long, value_name = "N")]
+    different: Option<u64>,
+    /// What is asked: embeddings, or completions as events
+    #[arg(long, default_value = "embeddings")]
+    route: Route,
+    /// New tokens of a completion
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    new: u32,
+    /// The model that is asked for
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// The key, in a file
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Connections at most; who finds none waits, and its latency counts
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    connections: usize,
+    /// Equal seeds give equal requests at equal times
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Ask the queue of a model in this process, without HTTP, and compare with the engine alone; with --weights
+    #[arg(long, requires = "weights")]
+    in_process: bool,
+    #[command(flatten)]
+    inside: inside::Options,
+    /// Write all numbers to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What is counted while it runs.
+struct Counted {
+    latency: Histogram<u64>,
+    first: Histogram<u64>,
+    /// Answers by status; 0 where there was none.
+    statuses: std::collections::BTreeMap<u16, u64>,
+    tokens: u64,
+    /// The first problem of each kind, in words.
+    problems: Vec<String>,
+    last: Duration,
+    latest: Duration,
+}
+
+/// What came of one request.
+#[derive(Default)]
+struct Answered {
+    status: u16,
+    tokens: u64,
+    /// When the first part of a text came.
+    first: Option<Instant>,
+    problem: Option<String>,
+}
+
+/// Where requests are sent to.
+trait Target: Clone + Send + Sync + 'static {
+    fn ask(&self, number: u64, tokens: u32) -> impl Future<Output = Answered> + Send;
+}
+
+#[derive(Serialize)]
+struct Times {
+    mean: f64,
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    p999: f64,
+    most: f64,
+}
+
+/// Seconds as in the arguments; latencies in milliseconds.
+#[derive(Serialize)]
+struct Run {
+    target: String,
+    mode: String,
+    lens: String,
+    seconds: f64,
+    sent: u64,
+    answered: u64,
+    statuses: std::collections::BTreeMap<u16, u64>,
+    requests_per_second: f64,
+    tokens_per_second: f64,
+    latency: Option<Times>,
+    /// Until the first part of a text.
+    first: Option<Times>,
+    /// How late the last-sent request was sent, at worst: a large number says that this machine cannot send as fast.
+    late_ms: f64,
+    /// Of the engine alone on the same lengths, and the share of it that the service reached.
+    offline_tokens_per_second: Option<f64>,
+    share: Option<f64>,
+    problems: Vec<String>,
+}
+
+const MOST_SECONDS: f64 = 86_400.0;
+const MOST_REQUESTS: f64 = 5e7;
+
+pub(in crate::cli) fn run(args: Args) -> Outcome {
+    let numbers = [
+        ("--seconds", args.seconds, 0.01),
+        ("--warm-up", args.warm_up, 0.0),
+        ("--rate", args.rate.unwrap_or(1.0), 0.001),
+    ];
+    for (option, value, least) in numbers {
+        let most = if option == "--rate" {
+            1e6
+        } else {
+            MOST_SECONDS
+        };
+        if !(least..=most).contains(&value) {
+            return Err(miette!(
+                "{option} is {value}; expected a number from {least} to {most}"
+            ));
+        }
+    }
+    for (option, value) in [
+        ("--closed", args.closed.unwrap_or(1)),
+        ("--connections", args.connections),
+    ] {
+        if !(1..=65_536).contains(&value) {
+            return Err(miette!("{option} is {value}; expected from 1 to 65536"));
+        }
+    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads((threads / 2).clamp(1, 4))
+        .thread_name("clients")
+        .enable_all()
+        .build()
+        .into_diagnostic()?;
+    let mut report = match (&args.url, args.in_process) {
+        (Some(url), false) => {
+            let server = Server::new(url, &args)?;
+            drive(&runtime, &args, server, url.clone())?
+        }
+        _ => {
+            let (target, offline) = inside::start(&args)?;
+            let name = target.name();
+            let mut report = drive(&runtime, &args, target, name)?;
+            report.share = Some(report.tokens_per_second / offline.max(1e-9));
+            report.offline_tokens_per_second = Some(offline);
+            report
+        }
+    };
+    report.problems.truncate(8);
+    print(&shown(&report))?;
+    if let Some(file) = &args.json {
+        write_json(file, &report)?;
+    }
+    let failed = report.answered == 0;
+    Ok(if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// Sends the load, and waits for the answers.
+fn drive<T: Target>(
+    runtime: &tokio::runtime::Runtime,
+    args: &Args,
+    target: T,
+    name: String,
+) -> Result<Run, Report> {
+    let histogram = || Histogram::<u64>::new_with_bounds(1, 3_600_000_000, 3).into_diagnostic();
+    let counted = Arc::new(Mutex::new(Counted {
+        latency: histogram()?,
+        first: histogram()?,
+        statuses: Default::default(),
+        tokens: 0,
+        problems: Vec::new(),
+        last: Duration::ZERO,
+        latest: Duration::ZERO,
+    }));
+    let all = args.warm_up + args.seconds;
+    // A closed loop asks for lengths in the same order, without times.
+    let rate = args.rate.unwrap_or(MOST_REQUESTS / all / 10.0).max(0.001);
+    let requests = match args.rate {
+        Some(rate) => (rate * all).ceil(),
+        None => 65_536.0,
+    };
+    if requests > MOST_REQUESTS {
+        return Err(miette!(
+            "{requests} requests are too many for one run; expected at most {MOST_REQUESTS}: change --rate or --seconds"
+        ));
+    }
+    let load = Load {
+        rate,
+        requests: requests as usize,
+        lengths: args.lens.clone(),
+        steps: 1,
+        deadlines: None,
+        seed: args.seed,
+    };
+    let arrivals = load.arrivals();
+    let began = Instant::now();
+    let warm = began + Duration::from_secs_f64(args.warm_up);
+    let over = warm + Duration::from_secs_f64(args.seconds);
+    let one = {
+        let counted = Arc::clone(&counted);
+        move |target: T, number: u64, tokens: u32, planned: Option<Instant>| {
+            let counted = Arc::clone(&counted);
+            async move {
+                let sent = Instant::now();
+                let planned = planned.unwrap_or(sent);
+                let answered = target.ask(number, tokens).await;
+                let done = Instant::now();
+                // A closed loop's last answers may come late; they are of load that was less.
+                if planned < warm || planned >= over {
+                    return answered.status == 200;
+                }
+                let micros = |at: Instant| (at - planned).as_micros().max(1) as u64;
+                let is_well = answered.status == 200;
+                let mut counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
+                *counted.statuses.entry(answered.status).or_default() += 1;
+                counted.latest = counted.latest.max(sent - planned);
+                if answered.status == 200 {
+                    counted.latency.saturating_record(micros(done));
+                    if let Some(first) = answered.first {
+                        counted.first.saturating_record(micros(first));
+                    }
+                    counted.tokens += answered.tokens;
+                    counted.last = counted.last.max(done - warm);
+                }
+                if let Some(problem) = answered.problem
+                    && counted.problems.len() < 64
+                    && !counted.problems.contains(&problem)
+                {
+                    counted.problems.push(problem);
+                }
+                is_well
+            }
+        }
+    };
+    match args.closed {
+        None => {
+            let tracker = Arc::new(tokio::sync::Semaphore::new(1 << 24));
+            for (number, arrival) in arrivals.iter().enumerate() {
+                let planned = began + Duration::from_micros(arrival.arrived.0);
+                if planned >= over {
+                    break;
+                }
+                // A thread sleeps to within 0.1 ms, timers of the runtime to a millisecond.
+                std::thread::sleep(planned.saturating_duration_since(Instant::now()));
+                let permit = tracker.clone().try_acquire_owned();
+                let permit = permit.map_err(|_| miette!("too many requests have no answer"))?;
+                let request = one(target.clone(), number as u64, arrival.tokens, Some(planned));
+                runtime.spawn(async move {
+                    request.await;
+                    drop(permit);
+                });
+            }
+            // All have their answers, or gave up.
+            let _ = runtime.block_on(tracker.acquire_many(1 << 24));
+        }
+        Some(clients) => {
+            let lens: Arc<[u32]> = arrivals.iter().map(|w| w.tokens).collect();
+            let next = Arc::new(std::sync::atomic::AtomicU64::new(0));
+            let clients: Vec<_> = (0..clients)
+                .map(|_| {
+                    let (target, one) = (target.clone(), one.clone());
+                    let (lens, next) = (Arc::clone(&lens), Arc::clone(&next));
+                    runtime.spawn(async move {
+                        while Instant::now() < over {
+                            let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                            let tokens = lens[at as usize % lens.len()];
+                            if !one(target.clone(), at, tokens, None).await {
+                                // Nobody answers, or has too much to do: asking faster helps nobody.
+                                tokio::time::sleep(Duration::from_millis(100)).await;
+                            }
+                        }
+                    })
+                })
+                .collect();
+            for client in clients {
+                let _ = runtime.block_on(client);
+            }
+        }
+    }
+    let counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
+    let answered = counted.latency.len();
+    // Answers that came after the last request was sent count with their time.
+    let seconds = counted.last.as_secs_f64().max(args.seconds);
+    Ok(Run {
+        target: name,
+        mode: match (args.rate, args.closed) {
+            (Some(rate), _) => format!("open loop, {rate} requests/s"),
+            (None, clients) => format!("closed loop, {} clients", clients.unwrap_or(1)),
+        },
+        lens: args.lens.to_string(),
+        seconds: args.seconds,
+        sent: counted.statuses.values().sum(),
+        answered,
+        statuses: counted.statuses.clone(),
+        requests_per_second: answered as f64 / seconds,
+        tokens_per_second: counted.tokens as f64 / seconds,
+        latency: times(&counted.latency),
+        first: times(&counted.first),
+        late_ms: match args.rate {
+            Some(_) => counted.latest.as_secs_f64() * 1e3,
+            None => 0.0,
+        },
+        offline_tokens_per_second: None,
+        share: None,
+        problems: counted.problems.clone(),
+    })
+}
+
+fn times(of: &Histogram<u64>) -> Option<Times> {
+    let ms = |share: f64| Micros(of.value_at_quantile(share)).millis();
+    (!of.is_empty()).then(|| Times {
+        mean: of.mean() / 1e3,
+        p50: ms(0.5),
+        p90: ms(0.9),
+        p99: ms(0.99),
+        p999: ms(0.999),
+        most: Micros(of.max()).millis(),
+    })
+}
+
+fn shown(run: &Run) -> String {
+    let mut rows = table(&["", "mean ms", "p50", "p90", "p99", "p99.9", "most"]);
+    let named = [("answer", &run.latency), ("first part", &run.first)];
+    for (name, times) in named {
+        if let Some(t) = times {
+            let ms = [t.mean, t.p50, t.p90, t.p99, t.p999, t.most];
+            let cells = ms.map(|ms| format!("{ms:.2}"));
+            rows.add_row([name.to_owned()].into_iter().chain(cells));
+        }
+    }
+    align_right(&mut rows, 1..7);
+    let statuses: Vec<String> = run
+        .statuses
+        .iter()
+        .map(|(status, n)| match status {
+            0 => format!("{n} without an answer"),
+            status => format!("{n} × {status}"),
+        })
+        .collect();
+    let mut text = format!(
+        "{}: {}, lengths {}, {} s\n{rows}\n{:.1} requests/s, {:.0} tokens/s; sent {}: {}; sent late by {:.2} ms at most\n",
+        run.target,
+        run.mode,
+        run.lens,
+        run.seconds,
+        run.requests_per_second,
+        run.tokens_per_second,
+        run.sent,
+        statuses.join(", "),
+        run.late_ms,
+    );
+    if let (Some(offline), Some(share)) = (run.offline_tokens_per_second, run.share) {
+        text += &format!(
+            "the engine alone: {offline:.0} tokens/s; share {:.1} %\n",
+            share * 100.0
+        );
+    }
+    for problem in &run.problems {
+        text += &format!("problem: {problem}\n");
+    }
+    text
+}
+
+/// Words that tokenizers of English have whole.
+const WORDS: [&str; 64] = [
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+    "country",
+    "problem",
+    "hand",
+    "part",
+    "place",
+    "case",
+    "week",
+    "company",
+    "system",
+    "program",
+    "question",
+    "work",
+    "government",
+    "number",
+    "night",
+    "point",
+    "home",
+    "water",
+    "room",
+    "mother",
+    "area",
+    "money",
+    "story",
+    "fact",
+    "month",
+    "lot",
+    "right",
+    "study",
+    "book",
+    "eye",
+    "job",
+    "word",
+    "business",
+    "issue",
+    "side",
+    "kind",
+    "head",
+    "house",
+    "service",
+    "friend",
+    "father",
+    "power",
+    "hour",
+    "game",
+    "line",
+    "end",
+    "member",
+    "law",
+];
+
+/// Numbers that look like chance, the same for a number each time.
+fn scattered(number: u64, at: u64) -> u64 {
+    let mut x = number
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .wrapping_add(at.wrapping_mul(0xbf58_476d_1ce4_e5b9));
+    x = (x ^ (x >> 30)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// A text of so many words.
+fn words(number: u64, n: u32) -> String {
+    let mut text = String::with_capacity(n as usize * 6);
+    for at in 0..n.max(1) {
+        if at > 0 {
+            text.push(' ');
+        }
+        let word = scattered(number, u64::from(at)) as usize % WORDS.len();
+        text.push_str(WORDS[word]);
+    }
+    text
+}
+
+fn ids(number: u64, n: u32, below: u32) -> Vec<u32> {
+    // The first ids are marks mostly.
+    let least = u64::from(below / 8);
+    let span = u64::from(below).saturating_sub(least).max(1);
+    (0..n.max(1))
+        .map(|at| (least + scattered(number, u64::from(at)) % span) as u32)
+        .collect()
+}

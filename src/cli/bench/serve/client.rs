@@ -1,0 +1,216 @@
+//! A client of HTTP/1.1 that keeps its connections.
+
+use std::{
+    net::{SocketAddr, ToSocketAddrs},
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, Uri, body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use miette::{Report, miette};
+use serde_json::{Value, json};
+use tokio::{net::TcpStream, sync::Semaphore};
+
+use super::{Answered, Target, ids, words};
+use crate::{
+    EngineError,
+    files::{self, Kind},
+};
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Route {
+    Embeddings,
+    Completions,
+}
+
+/// A server, and connections to it that are idle.
+#[derive(Clone)]
+pub(super) struct Server(Arc<Shared>);
+
+struct Shared {
+    address: SocketAddr,
+    host: String,
+    key: Option<String>,
+    route: Route,
+    model: Option<String>,
+    ids: Option<u32>,
+    different: Option<u64>,
+    new: u32,
+    idle: Mutex<Vec<Sender>>,
+    places: Semaphore,
+}
+
+type Sender = http1::SendRequest<Full<Bytes>>;
+
+impl Server {
+    pub fn new(url: &str, args: &super::Args) -> Result<Self, Report> {
+        let wrong = |problem: &str| {
+            miette!("`{url}` {problem}; expected a server's address, as http://127.0.0.1:8080")
+        };
+        let uri: Uri = url.parse().map_err(|_| wrong("is no URL"))?;
+        if uri.scheme_str() != Some("http") {
+            return Err(wrong(
+                "does not begin with http://, and only that is spoken here",
+            ));
+        }
+        let host = uri.authority().ok_or_else(|| wrong("names no host"))?;
+        let name = host.host().trim_matches(['[', ']']);
+        let found = (name, uri.port_u16().unwrap_or(80)).to_socket_addrs();
+        let found = found.ok().and_then(|mut all| all.next());
+        let address = found.ok_or_else(|| wrong("names a host that is not found"))?;
+        let key = match &args.key_file {
+            Some(file) => {
+                let text = files::text(file, Kind::Config).map_err(EngineError::from)?;
+                Some(text.trim().to_owned())
+            }
+            None => None,
+        };
+        Ok(Self(Arc::new(Shared {
+            address,
+            host: host.to_string(),
+            key,
+            route: args.route,
+            model: args.model.clone(),
+            ids: args.ids,
+            different: args.different,
+            new: args.new,
+            idle: Mutex::new(Vec::new()),
+            places: Semaphore::new(args.connections),
+        })))
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Sender>> {
+        self.0.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn connection(&self) -> Result<Sender, String> {
+        loop {
+            let Some(mut sender) = self.idle().pop() else {
+                break;
+            };
+            // A server closes what was idle for long.
+            if sender.ready().await.is_ok() {
+                return Ok(sender);
+            }
+        }
+        let stream = TcpStream::connect(self.0.address).await;
+        let stream = stream.map_err(|e| format!("no connection: {e}"))?;
+        let _ = stream.set_nodelay(true);
+        let (sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| format!("no connection: {e}"))?;
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    fn body(&self, number: u64, tokens: u32) -> Vec<u8> {
+        let shared = &self.0;
+        let number = shared.different.map_or(number, |n| number % n.max(1));
+        // Tokenizers put a mark before and behind.
+        let marks = if shared.route == Route::Embeddings {
+            2
+        } else {
+            0
+        };
+        let input: Value = match shared.ids {
+            Some(below) => ids(number, tokens, below).into(),
+            None => words(number, tokens.saturating_sub(marks)).into(),
+        };
+        let mut body = match shared.route {
+            Route::Embeddings => {
+                json!({"input": input, "encoding_format": "base64", "truncate": true})
+            }
+            Route::Completions => json!({
+                "prompt": input, "max_tokens": shared.new, "stream": true,
+                "stream_options": {"include_usage": true},
+            }),
+        };
+        if let Some(model) = &shared.model {
+            body["model"] = model.as_str().into();
+        }
+        body.to_string().into_bytes()
+    }
+
+    async fn asked(&self, number: u64, tokens: u32) -> Result<Answered, String> {
+        let shared = &self.0;
+        let path = match shared.route {
+            Route::Embeddings => "/v1/embeddings",
+            Route::Completions => "/v1/completions",
+        };
+        let body = self.body(number, tokens);
+        let _place = shared.places.acquire().await;
+        let mut sender = self.connection().await?;
+        let mut request = Request::post(path)
+            .header("host", &shared.host)
+            .header("content-type", "application/json");
+        if let Some(key) = &shared.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let request = request
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|e| format!("no request: {e}"))?;
+        let broken = |e: hyper::Error| format!("the connection broke: {e}");
+        let response = sender.send_request(request).await.map_err(broken)?;
+        let mut answered = Answered {
+            status: response.status().as_u16(),
+            ..Answered::default()
+        };
+        let mut body = response.into_body();
+        let mut bytes = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(broken)?;
+            if let Some(data) = frame.data_ref() {
+                answered.first.get_or_insert_with(Instant::now);
+                bytes.extend_from_slice(data);
+            }
+        }
+        self.idle().push(sender);
+        if answered.status != 200 {
+            let text: String = String::from_utf8_lossy(&bytes).chars().take(200).collect();
+            answered.problem = Some(format!("{}: {text}", answered.status));
+            return Ok(answered);
+        }
+        let usage = usage(&bytes);
+        match shared.route {
+            Route::Embeddings => {
+                answered.first = None;
+                answered.tokens = usage.map_or(0, |(prompt, _)| prompt);
+            }
+            Route::Completions => match usage {
+                Some((_, written)) => answered.tokens = written,
+                None => {
+                    let end = bytes.len().saturating_sub(200);
+                    let text = String::from_utf8_lossy(&bytes[end..]).into_owned();
+                    answered.problem = Some(format!("a text without an end: {text}"));
+                    answered.status = 0;
+                }
+            },
+        }
+        Ok(answered)
+    }
+}
+
+impl Target for Server {
+    async fn ask(&self, number: u64, tokens: u32) -> Answered {
+        match self.asked(number, tokens).await {
+            Ok(answered) => answered,
+            Err(problem) => Answered {
+                problem: Some(problem),
+                ..Answered::default()
+            },
+        }
+    }
+}
+
+/// Tokens of the prompt and of the text. The rest of a long answer is not read.
+fn usage(bytes: &[u8]) -> Option<(u64, u64)> {
+    const KEY: &[u8] = b"\"usage\":{";
+    let at = bytes.windows(KEY.len()).rposition(|w| w == KEY)? + KEY.len() - 1;
+    let end = bytes[at..].iter().position(|&b| b == b'}')? + at + 1;
+    let usage: Value = serde_json::from_slice(&bytes[at..end]).ok()?;
+    let n = |name: &str| usage[name].as_u64().unwrap_or(0);
+    Some((n("prompt_tokens"), n("completion_tokens")))
+}

@@ -1,0 +1,108 @@
+//! A table of costs without a device: what the cost model of a card says of a program's launches.
+
+use crate::{
+    machine::Machine,
+    plan::lower_bound,
+    program::{LaunchError, Place, Program},
+    schedule::{Bytes, CostTable, Grid},
+    tensor::Extents,
+};
+
+/// Tokens of the batches, in half octaves from the first.
+const FIRST: f64 = 32.0;
+const SIZES: i32 = 23;
+/// Lengths of their sequences.
+const LENGTHS: [u64; 5] = [16, 64, 128, 256, 512];
+/// The share of a card's tensor cores that fused attention keeps busy, and cycles to launch a kernel whose time is not modelled.
+/// They are guesses that put BERT-base on an H200 near what was measured (README).
+const ATTENTION: f64 = 0.4;
+const LAUNCH: f64 = 1200.0;
+/// Microseconds to begin a batch, and to read its results.
+const OVERHEAD: f64 = 20.0;
+
+/// What batches would cost on a card: the estimates by which kernels are chosen, added up. Kernels that are not chosen by cost count
+/// with their multiply-adds at a share of the peak, or their bytes at twice the rate of memory, as most of them come from L2.
+///
+/// # Errors
+/// Sizes that do not fit 64 bits.
+pub fn estimated_costs(
+    program: &Program,
+    machine: &Machine,
+    name: &str,
+) -> Result<CostTable, LaunchError> {
+    let x: Vec<f64> = (0..SIZES)
+        .map(|i| (FIRST * 2_f64.powf(f64::from(i) / 2.0) / 8.0).round() * 8.0)
+        .collect();
+    let batch = |tokens: u64, length: u64| {
+        let length = length.min(tokens);
+        let mut lens = vec![length as u32; (tokens / length) as usize];
+        let rest = (tokens % length) as u32;
+        lens.extend((rest > 0).then_some(rest));
+        Extents::of(&lens).expect("a few thousand lengths, none of them 0")
+    };
+    let mut values = Vec::with_capacity(x.len());
+    for &tokens in &x {
+        let mut row = Vec::with_capacity(LENGTHS.len());
+        for length in LENGTHS {
+            let cycles = cycles(program, machine, &batch(tokens as u64, length))?;
+            // To a tenth of a microsecond: it is an estimate.
+            row.push((cycles / f64::from(machine.clock_mhz) * 10.0).round() / 10.0);
+        }
+        values.push(row);
+    }
+    let bytes = |tokens, length| -> Result<f64, LaunchError> {
+        Ok(lower_bound(&program.usage(&batch(tokens, length))?) as f64)
+    };
+    // Two batches of as many tokens differ by their pairs, and two of one length by both.
+    let (n, short, long) = (4096, 16, 512);
+    let (few, many, twice) = (bytes(n, short)?, bytes(n, long)?, bytes(2 * n, short)?);
+    let per_pair = ((many - few) / (n * (long - short)) as f64).max(0.0);
+    let per_token = ((twice - few) / n as f64 - per_pair * short as f64).max(0.0);
+    Ok(CostTable {
+        about: format!(
+            "estimated by the cost model of {}, not measured: {name}, {}",
+            machine.cards.first().map_or("a card", String::as_str),
+            program.dtype
+        ),
+        packed: Grid {
+            x,
+            y: LENGTHS.map(|n| n as f64).to_vec(),
+            values,
+        },
+        padded: None,
+        overhead: OVERHEAD,
+        bytes: Bytes {
+            fixed: 0,
+            per_token,
+            per_pair,
+        },
+        // What CUDA graphs round batches of some thousands of tokens up to.
+        multiple: 64,
+    })
+}
+
+/// Cycles of all launches of a batch.
+fn cycles(program: &Program, machine: &Machine, batch: &Extents) -> Result<f64, LaunchError> {
+    let mut sum = 0.0;
+    for step in &program.steps {
+        let Some((kernel, extents)) = step.launch(batch)? else {
+            continue;
+        };
+        let spec = &program.kernels[kernel];
+        if let Some(cycles) = spec.as_kernel().cycles(extents.rows, machine) {
+            sum += cycles;
+            continue;
+        }
+        let peak = f64::from(machine.sms) * machine.rates.tensor * 2.0;
+        let flop = spec.flop().eval(&extents).unwrap_or(u64::MAX) as f64;
+        let mut bytes = 0.0;
+        for &operand in &step.operands {
+            let tensor = &program.tensors[operand];
+            if matches!(tensor.place, Place::Planned { .. }) {
+                bytes += program.bytes(tensor, &extents)? as f64;
+            }
+        }
+        sum += LAUNCH + (flop / (peak * ATTENTION)).max(bytes / (2.0 * machine.rates.dram));
+    }
+    Ok(sum)
+}

@@ -1,0 +1,517 @@
+//! Answers that are kept: in memory, in a file, and with other servers. Off unless it is asked for.
+//!
+//! A key is the digest of all that an answer follows from: the model's files and program, and the input as it was sent, so that a
+//! hit saves tokenizing too. Requests that are equal while one of them is computed join it ([`Flights`]). Errors are never kept.
+
+mod file;
+#[cfg(feature = "shared-cache")]
+mod shared;
+
+use std::{
+    collections::{HashMap, hash_map},
+    fs,
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use quick_cache::{Weighter, sync};
+use sha2::{Digest, Sha256};
+
+use super::{Answer, Submit, Text};
+use crate::{Engine, EngineError};
+
+pub(super) use file::FileTier;
+#[cfg(feature = "shared-cache")]
+pub(super) use shared::SharedTier;
+
+/// The digest of all that an answer follows from.
+pub(super) type Key = [u8; 32];
+
+/// Where answers are kept.
+#[derive(Clone, Debug, Default)]
+pub struct CacheChoice {
+    /// Bytes of answers in memory.
+    pub memory_bytes: u64,
+    /// A file, and the bytes of answers in it.
+    pub file: Option<(PathBuf, u64)>,
+    /// A server that speaks Redis's protocol, as `redis://host:6379/0`, which other servers ask too.
+    #[cfg(feature = "shared-cache")]
+    pub shared: Option<String>,
+}
+
+/// Where an answer was looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    Memory,
+    File,
+    Shared,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    Hit,
+    Miss,
+    /// An equal request was being computed.
+    Joined,
+    /// The tier did not answer, or not in time: as a miss.
+    Error,
+}
+
+impl Tier {
+    pub const ALL: [(Self, &'static str); 3] = [
+        (Self::Memory, "memory"),
+        (Self::File, "file"),
+        (Self::Shared, "shared"),
+    ];
+}
+
+impl Lookup {
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self::Hit, "hit"),
+        (Self::Miss, "miss"),
+        (Self::Joined, "joined"),
+        (Self::Error, "error"),
+    ];
+}
+
+/// Lookups by tier and result.
+#[derive(Debug, Default)]
+pub struct Lookups([[AtomicU64; 4]; 3]);
+
+impl Lookups {
+    pub(super) fn add(&self, tier: Tier, lookup: Lookup) {
+        self.0[tier as usize][lookup as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn read(&self, tier: Tier, lookup: Lookup) -> u64 {
+        self.0[tier as usize][lookup as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// The answers that a process keeps, for all of its models.
+pub struct Cache {
+    memory: sync::Cache<Key, Arc<Answer>, Weight>,
+    file: Option<FileTier>,
+    #[cfg(feature = "shared-cache")]
+    shared: Option<SharedTier>,
+}
+
+/// Answers weigh what they take.
+#[derive(Clone)]
+struct Weight;
+
+/// Bytes beside an answer's values: the key, and what the map and the allocator have for it.
+const BESIDE: u64 = 160;
+
+fn weight(answer: &Answer) -> u64 {
+    4 * answer.values.len() as u64 + BESIDE
+}
+
+impl Weighter<Key, Arc<Answer>> for Weight {
+    fn weight(&self, _: &Key, answer: &Arc<Answer>) -> u64 {
+        weight(answer)
+    }
+}
+
+impl Cache {
+    /// Opens what is asked for. A file that is damaged is renamed away, and a warning says so; another server's that cannot be
+    /// reached is asked again later.
+    ///
+    /// # Errors
+    /// A file that cannot be opened or that another process has, an address that is none, and threads that the system does not
+    /// give.
+    pub fn open(choice: &CacheChoice) -> Result<Self, EngineError> {
+        // The number of entries is a guess that only sizes the map at the beginning.
+        let entries = (choice.memory_bytes / 2048).clamp(16, 1 << 20) as usize;
+        let file = match &choice.file {
+            Some((path, bytes)) => Some(FileTier::open(path, *bytes)?),
+            None => None,
+        };
+        Ok(Self {
+            memory: sync::Cache::with_weighter(entries, choice.memory_bytes, Weight),
+            file,
+            #[cfg(feature = "shared-cache")]
+            shared: match &choice.shared {
+                Some(url) => Some(SharedTier::start(url)?),
+                None => None,
+            },
+        })
+    }
+
+    /// Bytes of the answers in a tier; none are known of what others keep.
+    pub fn bytes(&self, tier: Tier) -> u64 {
+        match tier {
+            Tier::Memory => self.memory.weight(),
+            Tier::File => self.file.as_ref().map_or(0, FileTier::bytes),
+            Tier::Shared => 0,
+        }
+    }
+
+    pub(super) fn in_memory(&self, key: &Key) -> Option<Arc<Answer>> {
+        self.memory.get(key)
+    }
+
+    /// Whether answers may be elsewhere than in memory, where looking takes time.
+    pub(super) fn is_deep(&self) -> bool {
+        #[cfg(feature = "shared-cache")]
+        if self.shared.is_some() {
+            return true;
+        }
+        self.file.is_some()
+    }
+
+    /// Looks in the file and then with the other servers, and tells the answer to `then`, on another thread if need be. What is
+    /// found comes into the tiers before.
+    pub(super) fn look_deep(
+        self: &Arc<Self>,
+        key: Key,
+        lookups: &Lookups,
+        then: impl FnOnce(Option<Arc<Answer>>, Deep) + Send + 'static,
+    ) {
+        if let Some(file) = &self.file {
+            let (found, lookup) = file.get(&key);
+            lookups.add(Tier::File, lookup);
+            if let Some(answer) = found {
+                let answer = Arc::new(answer);
+                self.memory.insert(key, Arc::clone(&answer));
+                return then(Some(answer), Deep::File);
+            }
+        }
+        #[cfg(feature = "shared-cache")]
+        if let Some(shared) = &self.shared {
+            let cache = Arc::clone(self);
+            shared.get(
+                key,
+                Box::new(move |found, lookup| {
+                    let found = found.map(Arc::new);
+                    if let Some(answer) = &found {
+                        cache.memory.insert(key, Arc::clone(answer));
+                        if let Some(file) = &cache.file {
+                            file.put(key, answer);
+                        }
+                    }
+                    then(found, Deep::Shared(lookup));
+                }),
+            );
+            return;
+        }
+        then(None, Deep::File);
+    }
+
+    /// Keeps an answer in all tiers.
+    pub(super) fn keep(&self, key: Key, answer: &Answer) {
+        self.memory.insert(key, Arc::new(answer.clone()));
+        if let Some(file) = &self.file {
+            file.put(key, answer);
+        }
+        #[cfg(feature = "shared-cache")]
+        if let Some(shared) = &self.shared {
+            shared.put(key, answer);
+        }
+    }
+}
+
+/// Where a deep lookup ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Deep {
+    File,
+    #[cfg_attr(
+        not(feature = "shared-cache"),
+        expect(dead_code, reason = "nobody shares")
+    )]
+    Shared(Lookup),
+}
+
+/// The digest of a model: all files of its folder, and the program that computes it. Results depend on both, by bits.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn digest(engine: &Engine, folder: &Path, output: &str) -> Result<Key, EngineError> {
+    let mut digest = Sha256::new();
+    let read = |source| EngineError::Read {
+        file: folder.to_owned(),
+        source,
+    };
+    let program = postcard::to_stdvec(engine.program());
+    let program = program.map_err(|e| read(io::Error::other(e.to_string())))?;
+    for part in [
+        env!("CARGO_PKG_VERSION").as_bytes(),
+        engine.device().to_string().as_bytes(),
+        output.as_bytes(),
+        &program,
+    ] {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    add_folder(&mut digest, folder, 0).map_err(read)?;
+    Ok(digest.finalize().into())
+}
+
+/// Adds the contents of a folder, in order of names; hidden files, as of downloads, are no part of a model.
+fn add_folder(digest: &mut Sha256, folder: &Path, depth: u8) -> io::Result<()> {
+    let mut entries: Vec<PathBuf> = fs::read_dir(folder)?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<io::Result<_>>()?;
+    entries.sort_unstable();
+    let mut buffer = vec![0; 1 << 20];
+    for path in entries {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with('.') {
+            continue;
+        }
+        digest.update((name.len() as u64).to_le_bytes());
+        digest.update(name.as_bytes());
+        if path.is_dir() {
+            if depth < 4 {
+                add_folder(digest, &path, depth + 1)?;
+            }
+            continue;
+        }
+        let mut file = fs::File::open(&path)?;
+        let mut n_bytes = 0_u64;
+        loop {
+            let n = file.read(&mut buffer)?;
+            if n == 0 {
+                break;
+            }
+            n_bytes += n as u64;
+            digest.update(&buffer[..n]);
+        }
+        digest.update(n_bytes.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// The key of an input to a model, as it was sent.
+pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
+    let mut digest = Sha256::new();
+    digest.update(model);
+    digest.update([u8::from(submit.truncate), submit.wanted as u8]);
+    let mut part = |kind: u8, bytes: &[u8]| {
+        digest.update([kind]);
+        digest.update((bytes.len() as u64).to_le_bytes());
+        digest.update(bytes);
+    };
+    match text {
+        Text::One(text) => part(0, text.as_bytes()),
+        Text::Pair(a, b) => {
+            part(1, a.as_bytes());
+            part(2, b.as_bytes());
+        }
+        Text::Ids(ids) => {
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            part(3, &bytes);
+        }
+    }
+    digest.finalize().into()
+}
+
+/// Bytes of the check behind an answer.
+const CHECK: usize = 8;
+
+fn check(key: &Key, bytes: &[u8]) -> [u8; CHECK] {
+    let digest = Sha256::new().chain_update(key).chain_update(bytes);
+    let mut check = [0; CHECK];
+    check.copy_from_slice(&digest.finalize()[..CHECK]);
+    check
+}
+
+/// An answer as it is kept outside of this process: tokens, values, and a check of both that knows the key.
+fn to_bytes(key: &Key, answer: &Answer) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(4 + 4 * answer.values.len() + CHECK);
+    bytes.extend_from_slice(&(answer.tokens as u32).to_le_bytes());
+    bytes.extend(answer.values.iter().flat_map(|value| value.to_le_bytes()));
+    let check = check(key, &bytes);
+    bytes.extend_from_slice(&check);
+    bytes
+}
+
+/// The answer that was kept; `None` of bytes that are not one of this key.
+fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
+    let (bytes, found) = bytes.split_at_checked(bytes.len().checked_sub(CHECK)?)?;
+    if found != check(key, bytes) {
+        return None;
+    }
+    let (tokens, values) = bytes.split_first_chunk::<4>()?;
+    let four = values.chunks_exact(4);
+    Some(Answer {
+        values: four
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect(),
+        tokens: u32::from_le_bytes(*tokens) as usize,
+    })
+}
+
+/// Requests that are being computed, by key, with those that have joined them. `L` is what the one that computes is known by,
+/// and `F` what waits beside it.
+pub(super) struct Flights<L, F> {
+    flights: Mutex<HashMap<Key, Flight<L, F>>>,
+}
+
+struct Flight<L, F> {
+    lead: Arc<L>,
+    joined: Vec<F>,
+    /// How many are interested, with the first.
+    interested: usize,
+}
+
+impl<L, F> Default for Flights<L, F> {
+    fn default() -> Self {
+        Self {
+            flights: Mutex::new(HashMap::new()),
+        }
+    }
+}
+
+impl<L, F> Flights<L, F> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Flight<L, F>>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Joins the request that is being computed, and returns what it is known by; or takes the lead, and gives `beside` back.
+    pub fn board(&self, key: Key, lead: &Arc<L>, beside: F) -> Result<Arc<L>, F> {
+        match self.lock().entry(key) {
+            hash_map::Entry::Occupied(mut flight) => {
+                let flight = flight.get_mut();
+                flight.joined.push(beside);
+                flight.interested += 1;
+                Ok(Arc::clone(&flight.lead))
+            }
+            hash_map::Entry::Vacant(place) => {
+                place.insert(Flight {
+                    lead: Arc::clone(lead),
+                    joined: Vec::new(),
+                    interested: 1,
+                });
+                Err(beside)
+            }
+        }
+    }
+
+    /// One gives up. Tells whether nobody is interested any more.
+    pub fn leave(&self, key: &Key, lead: &Arc<L>) -> bool {
+        let mut flights = self.lock();
+        let Some(flight) = flights.get_mut(key) else {
+            return true;
+        };
+        // Another one may be under way since.
+        if !Arc::ptr_eq(&flight.lead, lead) {
+            return true;
+        }
+        flight.interested -= 1;
+        let is_last = flight.interested == 0;
+        if is_last {
+            flights.remove(key);
+        }
+        is_last
+    }
+
+    /// The request is done: those that joined it.
+    pub fn land(&self, key: &Key, lead: &Arc<L>) -> Vec<F> {
+        let mut flights = self.lock();
+        match flights.get(key) {
+            Some(flight) if Arc::ptr_eq(&flight.lead, lead) => {}
+            _ => return Vec::new(),
+        }
+        flights.remove(key).map_or_else(Vec::new, |f| f.joined)
+    }
+
+    /// The request failed for a reason of its own: the next of those that joined is computed, by this rank, in place of it.
+    pub fn promote<R: Ord>(&self, key: &Key, lead: &Arc<L>, rank: impl Fn(&F) -> R) -> Option<F> {
+        let mut flights = self.lock();
+        let flight = flights.get_mut(key)?;
+        if !Arc::ptr_eq(&flight.lead, lead) {
+            return None;
+        }
+        let next = (0..flight.joined.len()).max_by_key(|&at| rank(&flight.joined[at]));
+        match next {
+            Some(at) => Some(flight.joined.swap_remove(at)),
+            None => {
+                flights.remove(key);
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Wanted, *};
+
+    #[test]
+    fn answers_kept_outside_are_the_same_bits_or_none() {
+        let key = key(&[7; 32], &Text::One("x".to_owned()), Submit::default());
+        let answer = Answer {
+            values: vec![0.1, -0.0, f32::MIN_POSITIVE / 2.0, 3e38],
+            tokens: 9,
+        };
+        let bytes = to_bytes(&key, &answer);
+        let found = from_bytes(&key, &bytes).unwrap();
+        assert_eq!(found.tokens, 9);
+        let bits = |a: &Answer| a.values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&found), bits(&answer));
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            assert_eq!(from_bytes(&key, &damaged), None);
+        }
+        for n in 0..bytes.len() {
+            assert_eq!(from_bytes(&key, &bytes[..n]), None);
+        }
+        assert_eq!(from_bytes(&[1; 32], &bytes), None);
+    }
+
+    #[test]
+    fn keys_differ_with_all_that_answers_follow_from() {
+        let whole = Submit::default();
+        let cut = Submit {
+            truncate: true,
+            ..whole
+        };
+        let sparse = Submit {
+            wanted: Wanted::Sparse,
+            ..whole
+        };
+        let model = [1; 32];
+        let one = |text: &str| Text::One(text.to_owned());
+        let pair = |a: &str, b: &str| Text::Pair(a.to_owned(), b.to_owned());
+        let keys = [
+            key(&model, &one("ab"), whole),
+            key(&model, &one("ab"), cut),
+            key(&model, &one("ab"), sparse),
+            key(&[2; 32], &one("ab"), whole),
+            key(&model, &one("abc"), whole),
+            key(&model, &pair("a", "b"), whole),
+            key(&model, &pair("ab", ""), whole),
+            key(&model, &pair("", "ab"), whole),
+            key(&model, &Text::Ids(vec![97, 98]), whole),
+            key(&model, &Text::Ids(vec![0x6261]), whole),
+        ];
+        for (at, key) in keys.iter().enumerate() {
+            assert!(!keys[..at].contains(key), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_flight_is_over_when_the_last_has_left() {
+        let flights: Flights<u8, u8> = Flights::default();
+        let (key, lead, other) = ([0; 32], Arc::new(1), Arc::new(2));
+        assert!(flights.board(key, &lead, 10).is_err());
+        assert!(flights.board(key, &other, 11).is_ok());
+        assert!(flights.board(key, &other, 12).is_ok());
+        assert!(!flights.leave(&key, &lead));
+        assert_eq!(flights.promote(&key, &lead, |&f| f), Some(12));
+        assert!(!flights.leave(&key, &lead));
+        assert!(flights.leave(&key, &lead));
+        // What comes now is a request of its own, whatever is left of the first one.
+        assert!(flights.board(key, &other, 13).is_err());
+        assert!(flights.land(&key, &lead).is_empty());
+        assert!(flights.board(key, &lead, 14).is_ok());
+        assert_eq!(flights.land(&key, &other), [14]);
+    }
+}

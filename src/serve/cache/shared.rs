@@ -1,0 +1,219 @@
+//! Answers that several servers share, by Redis's protocol: one thread with one connection, over which what was asked meanwhile
+//! goes together.
+
+use std::{
+    sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use redis::{Client, Connection, ConnectionLike};
+
+use super::{Key, Lookup, from_bytes, to_bytes};
+use crate::{EngineError, serve::Answer};
+
+/// How long an answer may take to be looked up. After that the request is computed.
+const WITHIN: Duration = Duration::from_millis(2);
+/// How long after a failure no connection is tried.
+const REST: Duration = Duration::from_secs(1);
+const CONNECT: Duration = Duration::from_secs(1);
+/// Lookups and answers that wait for the thread; more are misses, and not kept.
+const BEHIND: usize = 4096;
+/// Of which so many go together.
+const TOGETHER: usize = 256;
+
+type Then = Box<dyn FnOnce(Option<Answer>, Lookup) + Send>;
+
+enum Job {
+    Get(Key, Then, Instant),
+    Put(Key, Vec<u8>),
+}
+
+/// Another server's answers. Where it fails or is slow, all is computed as without it.
+pub struct SharedTier {
+    jobs: Option<SyncSender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SharedTier {
+    /// Starts the thread; whether the server answers is seen later.
+    ///
+    /// # Errors
+    /// An address that is none, and a thread that the system does not give.
+    pub fn start(url: &str) -> Result<Self, EngineError> {
+        let client = Client::open(url).map_err(|e| EngineError::CacheAddress {
+            url: url.to_owned(),
+            problem: e.to_string(),
+        })?;
+        let (jobs, queue) = sync_channel(BEHIND);
+        let thread = std::thread::Builder::new().name("shared cache".to_owned());
+        let thread = thread.spawn(move || run(&client, &queue));
+        let thread = thread.map_err(|e| EngineError::Threads {
+            problem: e.to_string(),
+        })?;
+        Ok(Self {
+            jobs: Some(jobs),
+            thread: Some(thread),
+        })
+    }
+
+    /// Looks an answer up, and tells `then` on another thread.
+    pub fn get(&self, key: Key, then: Then) {
+        let job = Job::Get(key, then, Instant::now());
+        let sent = self.jobs.as_ref().map(|jobs| jobs.try_send(job));
+        if let Some(Err(error)) = sent {
+            let job = match error {
+                std::sync::mpsc::TrySendError::Full(job)
+                | std::sync::mpsc::TrySendError::Disconnected(job) => job,
+            };
+            job.fail();
+        }
+    }
+
+    /// Keeps an answer, unless the server is too far behind.
+    pub fn put(&self, key: Key, answer: &Answer) {
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.try_send(Job::Put(key, to_bytes(&key, answer)));
+        }
+    }
+}
+
+impl Drop for SharedTier {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // What is looked up at the end may hold the last handle of this.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Job {
+    fn fail(self) {
+        if let Self::Get(_, then, _) = self {
+            then(None, Lookup::Error);
+        }
+    }
+}
+
+/// The connection, or the way to it.
+enum State {
+    Connected(Connection),
+    /// A thread of its own connects: names may take long to be found.
+    Connecting(Receiver<Option<Connection>>),
+    Resting(Instant),
+}
+
+fn run(client: &Client, queue: &Receiver<Job>) {
+    let mut state = connecting(client);
+    let mut is_told = false;
+    while let Ok(first) = queue.recv() {
+        let mut jobs = vec![first];
+        while jobs.len() < TOGETHER
+            && let Ok(job) = queue.try_recv()
+        {
+            jobs.push(job);
+        }
+        state = match state {
+            State::Connecting(found) => match found.try_recv() {
+                Ok(Some(connection)) => {
+                    is_told = false;
+                    State::Connected(connection)
+                }
+                Err(TryRecvError::Empty) => State::Connecting(found),
+                Ok(None) | Err(TryRecvError::Disconnected) => {
+                    if !std::mem::replace(&mut is_told, true) {
+                        tracing::warn!("the shared cache is not reached; all is computed");
+                    }
+                    State::Resting(Instant::now() + REST)
+                }
+            },
+            State::Resting(until) if Instant::now() >= until => connecting(client),
+            other => other,
+        };
+        let State::Connected(connection) = &mut state else {
+            jobs.into_iter().for_each(Job::fail);
+            continue;
+        };
+        if let Err(problem) = ask(connection, jobs) {
+            tracing::warn!("the shared cache failed, and is left out for a second: {problem}");
+            // What it still sends would be taken for the next answers.
+            state = State::Resting(Instant::now() + REST);
+        }
+    }
+}
+
+fn connecting(client: &Client) -> State {
+    let (sender, found) = channel();
+    let client = client.clone();
+    let connect = move || {
+        let connection = client.get_connection_with_timeout(CONNECT).ok();
+        let connection = connection.filter(|connection| {
+            let set = [
+                connection.set_read_timeout(Some(WITHIN)),
+                connection.set_write_timeout(Some(WITHIN)),
+            ];
+            set.iter().all(Result::is_ok)
+        });
+        let _ = sender.send(connection);
+    };
+    let thread = std::thread::Builder::new().name("shared cache".to_owned());
+    // Without a thread, the receiver says that there will be none.
+    let _ = thread.spawn(connect);
+    State::Connecting(found)
+}
+
+/// Sends all jobs together, and tells what was found.
+fn ask(connection: &mut Connection, jobs: Vec<Job>) -> Result<(), String> {
+    let mut pipe = redis::pipe();
+    let mut asked = Vec::new();
+    for job in jobs {
+        match job {
+            // Who waited long enough already is not kept longer.
+            Job::Get(_, then, since) if since.elapsed() > WITHIN => then(None, Lookup::Error),
+            Job::Get(key, then, _) => {
+                pipe.cmd("GET").arg(name(&key));
+                asked.push((key, then));
+            }
+            Job::Put(key, bytes) => {
+                pipe.cmd("SET").arg(name(&key)).arg(bytes).ignore();
+            }
+        }
+    }
+    if pipe.is_empty() {
+        return Ok(());
+    }
+    let found: Result<Vec<Option<Vec<u8>>>, _> = pipe.query(connection);
+    match found {
+        Ok(found) => {
+            let mut found = found.into_iter();
+            for (key, then) in asked {
+                let bytes = found.next().flatten();
+                let answer = bytes.and_then(|bytes| from_bytes(&key, &bytes));
+                let lookup = match answer {
+                    Some(_) => Lookup::Hit,
+                    None => Lookup::Miss,
+                };
+                then(answer, lookup);
+            }
+            Ok(())
+        }
+        Err(error) => {
+            for (_, then) in asked {
+                then(None, Lookup::Error);
+            }
+            // A server without memory refuses to keep more, and still answers.
+            match error.is_io_error() || error.is_timeout() || !connection.is_open() {
+                true => Err(error.to_string()),
+                false => Ok(()),
+            }
+        }
+    }
+}
+
+/// A key as it is called there.
+fn name(key: &Key) -> Vec<u8> {
+    [b"gemmule:".as_slice(), key].concat()
+}

@@ -1,0 +1,103 @@
+//! What a service did, as lines of a trace (`simulate::Event`), written by a thread of its own.
+
+use std::{
+    fs::File,
+    io::{self, BufWriter, Write},
+    path::Path,
+    sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
+    thread::JoinHandle,
+};
+
+use crate::{
+    EngineError,
+    simulate::{Event, Happened},
+};
+
+/// Events that the thread has not written yet, at most.
+const BEHIND: usize = 1 << 16;
+
+/// Where a service tells what happens. It never waits for the disk: where that falls behind, or the file is as large as it may
+/// be, the trace ends there, and a warning says so.
+pub struct Recorder {
+    events: Option<SyncSender<Event>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Recorder {
+    /// Writes a new file of at most so many bytes.
+    ///
+    /// # Errors
+    /// A file that cannot be made, and a thread that the system does not give.
+    pub fn create(file: &Path, most_bytes: u64) -> Result<Self, EngineError> {
+        let opened = File::create(file).map_err(|source| EngineError::Write {
+            file: file.to_owned(),
+            source,
+        })?;
+        let name = file.display().to_string();
+        let (events, queue) = sync_channel(BEHIND);
+        let thread = std::thread::Builder::new().name("trace".to_owned());
+        let thread = thread.spawn(move || {
+            if let Err(problem) = write(opened, &queue, most_bytes) {
+                tracing::warn!("the trace `{name}` ends here: {problem}");
+            }
+        });
+        let thread = thread.map_err(|e| EngineError::Threads {
+            problem: e.to_string(),
+        })?;
+        Ok(Self {
+            events: Some(events),
+            thread: Some(thread),
+        })
+    }
+
+    /// Takes an event down.
+    pub(super) fn record(&mut self, event: Event) {
+        let sent = self.events.as_ref().map(|events| events.try_send(event));
+        if let Some(Err(_)) = sent {
+            // A trace with a gap could not be replayed. The thread says why, where it was the one that ended.
+            tracing::warn!("nothing more is traced");
+            self.events = None;
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.events = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn write(file: File, queue: &Receiver<Event>, most_bytes: u64) -> io::Result<()> {
+    let mut file = BufWriter::new(file);
+    let mut written = 0;
+    loop {
+        let event = match queue.try_recv() {
+            Ok(event) => event,
+            Err(TryRecvError::Disconnected) => return file.flush(),
+            // Who reads along sees all that happened.
+            Err(TryRecvError::Empty) => {
+                file.flush()?;
+                match queue.recv() {
+                    Ok(event) => event,
+                    Err(_) => return Ok(()),
+                }
+            }
+        };
+        let line = event.to_string();
+        written += line.len() as u64 + 1;
+        if written > most_bytes {
+            file.flush()?;
+            let problem = format!("it has the {most_bytes} bytes that it may have");
+            return Err(io::Error::other(problem));
+        }
+        writeln!(file, "{line}")?;
+    }
+}
+
+/// The first event of a trace.
+pub(super) fn began(bytes: Vec<u64>, depth: u8) -> Event {
+    Event::Happened(crate::schedule::Micros(0), Happened::Began { bytes, depth })
+}
