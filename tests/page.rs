@@ -56,6 +56,8 @@ fn a_browser_shows_model_load_and_latency() {
         all_tokens: false,
         share: None,
         previous: None,
+        trace: None,
+        cache: None,
     });
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(
