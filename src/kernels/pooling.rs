@@ -241,6 +241,20 @@ impl Kernel for MeanPool {
     }
 }
 
+impl MaxPool {
+    /// Packs of a row for each thread of a CTA, up to which its registers hold them all.
+    const MOST_PACKS: u32 = 8;
+
+    /// CTAs of a sequence: one, or one for each pack of a thread where a row is wider than registers hold.
+    fn ctas(&self) -> u32 {
+        let packs = self.width / vector_width(self.dtype, &[self.width]);
+        match packs.div_ceil(POOL_THREADS) {
+            ctas if ctas > Self::MOST_PACKS => ctas,
+            _ => 1,
+        }
+    }
+}
+
 impl Kernel for MaxPool {
     fn symbol(&self) -> String {
         format!("max_pool_{}_w{}", self.dtype, self.width)
@@ -251,7 +265,9 @@ impl Kernel for MaxPool {
     }
 
     fn constants(&self) -> Constants {
-        pool_constants(self.width, self.dtype)
+        let mut constants = pool_constants(self.width, self.dtype);
+        constants.insert("wide", (self.ctas() > 1).into());
+        constants
     }
 
     fn params(&self) -> Vec<Param> {
@@ -259,7 +275,11 @@ impl Kernel for MaxPool {
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        pool_launch(extents)
+        let launch = pool_launch(extents);
+        Launch {
+            grid: [launch.grid[0], self.ctas(), 1],
+            ..launch
+        }
     }
 
     fn threads(&self) -> u32 {
