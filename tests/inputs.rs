@@ -140,9 +140,12 @@ fn threads_that_cannot_start_are_an_error() {
     // The first stack does not fit, which rayon is told as where there are too many processes.
     let limits = "ulimit -v 1000000; RUST_MIN_STACK=100000000000 RAYON_NUM_THREADS=2";
     let line = format!("{limits} {RUN} --ids ids.json");
-    assert_snapshot!(shell.error(&line), @"× the threads that work is shared out to cannot be started: Resource temporarily unavailable (os error 11); lower RAYON_NUM_THREADS, or raise the limit on processes (`ulimit -u`) or on memory");
+    assert_snapshot!(shell.error(&line), @"× the threads that work is shared out to cannot be started: Resource temporarily unavailable (os error 11); ask for fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory");
     let doctor = shell.ok(&format!("{limits} gemmule doctor"));
-    assert!(doctor.contains("lower RAYON_NUM_THREADS"), "{doctor}");
+    assert!(
+        doctor.contains("ask for fewer (--threads, RAYON_NUM_THREADS)"),
+        "{doctor}"
+    );
 }
 
 #[test]

@@ -20,11 +20,11 @@ use serde_json::{Value, json};
 const VOCABULARY: u32 = 500;
 const LONGEST: u32 = 700;
 
-/// Widths that are multiples of no block or tile.
+/// Widths that are multiples of no block or tile, one of them of more depth than a block of a GEMM.
 fn config() -> Value {
     json!({
         "hidden_size": 72, "num_attention_heads": 3, "num_hidden_layers": 2,
-        "intermediate_size": 200, "vocab_size": VOCABULARY, "max_position_embeddings": LONGEST,
+        "intermediate_size": 2000, "vocab_size": VOCABULARY, "max_position_embeddings": LONGEST,
         "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
     })
 }

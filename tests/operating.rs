@@ -109,10 +109,12 @@ impl Child {
         assert!(sent.expect("there is `kill`").success());
     }
 
+    #[cfg(feature = "shared-cache")]
     fn stop(&self) {
         self.signal("-STOP");
     }
 
+    #[cfg(feature = "shared-cache")]
     fn go_on(&self) {
         self.signal("-CONT");
     }

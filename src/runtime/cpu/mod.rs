@@ -91,7 +91,7 @@ impl CpuModel {
         threads: Threads,
         products: Products,
         source: &dyn WeightSource,
-        progress: &(dyn Fn(usize, usize) + Sync),
+        progress: &dyn Fn(usize, usize),
     ) -> Result<Self, CpuError> {
         if program.dtype != DType::F32 {
             return Err(CpuError::DType(program.dtype));
@@ -99,7 +99,7 @@ impl CpuModel {
         if !products.is_supported() {
             return Err(CpuError::Products(products));
         }
-        let weights = threads.run(|| Weights::load(&program, products, source, progress))?;
+        let weights = Weights::load(&program, products, &threads, source, progress)?;
         Ok(Self {
             program,
             weights,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::{
     super::weights::{CheckpointError, WeightSource, evaluate},
+    Threads,
     ops::{self, PackedWeight, Products, Read},
 };
 use crate::{
@@ -41,6 +42,7 @@ impl Weights {
     pub fn load(
         program: &Program,
         products: Products,
+        threads: &Threads,
         source: &dyn WeightSource,
         progress: &dyn Fn(usize, usize),
     ) -> Result<Self, CheckpointError> {
@@ -77,9 +79,10 @@ impl Weights {
             {
                 let rows = evaluate(expr, source)?;
                 let readers = readers[at];
-                held[at].packed = readers
-                    .multiplied
-                    .map(|[n, k]| PackedWeight::new(&rows, n as usize, k as usize, products));
+                let pack = |[n, k]: [u32; 2]| {
+                    threads.run(|| PackedWeight::new(&rows, n as usize, k as usize, products))
+                };
+                held[at].packed = readers.multiplied.map(pack);
                 if readers.otherwise {
                     held[at].rows = rows;
                 }
