@@ -3,8 +3,8 @@
 
 use std::{
     arch::x86_64::{
-        __m512bh, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps,
-        _mm512_storeu_ps,
+        __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32,
+        _mm512_setzero_ps, _mm512_storeu_ps,
     },
     iter::zip,
     mem::transmute,
@@ -173,7 +173,12 @@ fn tile<const M: usize>(x: &[Pair], panel: &[Pair], depth: usize) -> [[f32; COLS
             let x = _mm512_set1_epi32(rows[i][at].cast_signed());
             for j in 0..VECTORS {
                 // SAFETY: both are 512 bits without a meaning of their own.
-                let (x, w): (__m512bh, __m512bh) = unsafe { (transmute(x), transmute(w[j])) };
+                let (x, w) = unsafe {
+                    (
+                        transmute::<__m512i, __m512bh>(x),
+                        transmute::<__m512i, __m512bh>(w[j]),
+                    )
+                };
                 sums[i][j] = _mm512_dpbf16_ps(sums[i][j], x, w);
             }
         }
