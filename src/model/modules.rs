@@ -6,7 +6,7 @@ use crate::{
     kernels::gemm::{Activation, Epilogue},
 };
 
-/// The output that most modules compute, of a description's output [`STATES`].
+/// The output that most modules compute, of a description's output `last_hidden_state`.
 pub const EMBEDDING: &str = "sentence_embedding";
 /// Weights of the vocabulary's entries, `[batch, vocabulary]`, or of tokens, `[tokens, 1]`.
 pub const SPARSE: &str = "sparse";
