@@ -209,10 +209,11 @@ impl Kernel for MhaCached {
                 for t in start..end {
                     let at = self.q.index(tokens, t, h, self.head);
                     let query = &q[at..at + head];
-                    let position = n_keys + t - end;
+                    // A source may have fewer keys than the sequence has rows.
+                    let position = (n_keys + t) as i64 - end as i64;
                     let (seen, first) = match self.keys {
                         Keys::Own => {
-                            let seen = self.by.seen(true, position, n_keys);
+                            let seen = self.by.seen(true, position as usize, n_keys);
                             (&own[seen.clone()], seen.start)
                         }
                         Keys::Source => (own, 0),
@@ -222,7 +223,7 @@ impl Kernel for MhaCached {
                         x[at..at + head].iter().map(|&v| v.into()).collect()
                     };
                     let scores = seen.iter().enumerate().map(|(nth, &slot)| {
-                        let distance = (first + nth) as i64 - position as i64;
+                        let distance = (first + nth) as i64 - position;
                         let bias = self.by.bias_at(biases, h, distance);
                         let products = row(keys, slot);
                         let dot = products.iter().zip(query).map(|(k, &q)| k * f64::from(q));
