@@ -82,7 +82,7 @@ impl Buckets {
     }
 
     /// The bucket of a batch. None of its extents is smaller than the batch's, and it is its own bucket. Where it differs
-    /// from the batch, its `longest` and `pairs` decide only which kernels are launched.
+    /// from the batch, its `longest`, `pairs` and `slots` decide only which kernels are launched.
     pub fn of_batch(&self, batch: &Extents) -> Extents {
         if self
             .exact
@@ -98,13 +98,23 @@ impl Buckets {
             false => batch.batch,
         };
         let longest = next(&self.longest, batch.longest).min(Extents::MAX_TOKENS);
+        // All fields are named, since one that differs between batches of a bucket would keep them from
+        // sharing a plan and a graph.
         Extents {
             tokens,
             batch: sequences,
             longest,
             pairs: tokens * longest,
+            slots: match batch.blocks {
+                // Nothing is cached, and the keys are those of the tokens.
+                0 => tokens,
+                _ => batch.slots,
+            },
+            blocks: batch.blocks,
+            source_slots: batch.source_slots,
+            source_pairs: batch.source_pairs,
+            part: batch.part,
             rows: tokens,
-            ..*batch
         }
     }
 }

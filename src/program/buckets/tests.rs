@@ -84,6 +84,13 @@ fn a_bucket_ends_where_another_kernel_is_launched() {
 }
 
 #[test]
+fn batches_of_one_bucket_are_equal_in_every_extent() {
+    let any = buckets(by_rows(&[]), None, Symbol::Tokens);
+    let bucket = |lens: &[u32]| any.of_batch(&Extents::of(lens).expect("a batch"));
+    assert_eq!(bucket(&[9, 1, 7]), bucket(&[4, 8, 8]));
+}
+
+#[test]
 fn sequences_are_added_only_where_a_token_is() {
     let any = buckets(by_rows(&[]), None, Symbol::Tokens);
     let most = Extents::MAX_TOKENS;
