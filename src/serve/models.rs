@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     Cache, Devices, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer, measure,
-    service::STATES,
+    service::{ROWS, STATES},
 };
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
@@ -40,7 +40,7 @@ pub struct ModelChoice {
     pub cache_bytes: Option<u64>,
     pub queue: Duration,
     pub tokenizers: usize,
-    /// Whether an embedding model also gives the vectors of all tokens. Those whose folders say nothing of pooling do anyway.
+    /// Whether an embedding model also gives the vectors of all tokens, which are copied from the device for each batch.
     pub all_tokens: bool,
     /// Its share of the devices' time, beside other models; `None` where it has them to itself.
     pub share: Option<(Arc<Devices>, f64)>,
@@ -118,7 +118,6 @@ impl Model {
         };
         let folder = Folder::open(&choice.folder)?;
         let description = Description::for_config(folder.config()?)?;
-        let usual = description.outputs_for(folder.config()?);
         let writes = description.output_names().contains(&NEXT_LOGITS);
         let writing = match folder.modules() {
             None if writes => match devices.as_slice() {
@@ -150,16 +149,11 @@ impl Model {
                 config,
             });
         }
-        let embeds = match folder.modules() {
-            Some(modules) => computed(modules) == Some(EMBEDDING),
-            None => usual.contains(&EMBEDDING),
-        };
-        let engines = devices
-            .iter()
-            .map(|&device| match choice.all_tokens && embeds {
-                true => builder(device).outputs([EMBEDDING, STATES]).build(),
-                false => builder(device).build(),
-            });
+        let outputs = Self::outputs(&folder, choice.all_tokens)?;
+        let engines = devices.iter().map(|&device| match outputs.as_slice() {
+            [] => builder(device).build(),
+            outputs => builder(device).outputs(outputs.iter().copied()).build(),
+        });
         let engines = engines.collect::<Result<Vec<Engine>, EngineError>>()?;
         let (engine, others) = engines.split_first().expect("there is a device");
         let names = engines.iter().map(|engine| engine.device().to_string());
@@ -196,6 +190,28 @@ impl Model {
             costs: Some(costs),
             since,
             config,
+        })
+    }
+
+    /// The outputs of a folder that its service reads, so that no batch computes others, and copies them from the device;
+    /// empty where those that are built by default are right.
+    ///
+    /// # Errors
+    /// A config.json that cannot be read, or that no shipped description is for.
+    pub fn outputs(folder: &Folder, all_tokens: bool) -> Result<Vec<&'static str>, EngineError> {
+        let config = folder.config()?;
+        let description = Description::for_config(config)?;
+        let usual = description.outputs_for(config);
+        let embeds = match folder.modules() {
+            Some(modules) => computed(modules) == Some(EMBEDDING),
+            None => usual.contains(&EMBEDDING),
+        };
+        if all_tokens && embeds {
+            return Ok(vec![EMBEDDING, STATES]);
+        }
+        Ok(match folder.modules() {
+            Some(_) => Vec::new(),
+            None => ROWS.into_iter().filter(|o| usual.contains(o)).collect(),
         })
     }
 

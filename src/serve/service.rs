@@ -40,6 +40,9 @@ pub(super) const STATES: &str = "last_hidden_state";
 /// The output of models that weigh the entries of their vocabulary, as SPLADE does: `[batch, vocabulary]`, mostly 0.
 pub const SPARSE: &str = "sparse";
 
+/// The outputs with a row for each sequence, of which a service answers with the first that a model has.
+pub(super) const ROWS: [&str; 3] = [EMBEDDING, LOGITS, SPARSE];
+
 /// Which of a model's outputs an answer has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
@@ -412,9 +415,7 @@ impl Service {
                 .iter()
                 .map(|(name, _)| name.as_str())
         };
-        let output = [EMBEDDING, LOGITS, SPARSE]
-            .into_iter()
-            .find(|name| names().any(|n| n == *name));
+        let output = ROWS.into_iter().find(|name| names().any(|n| n == *name));
         let output = output.ok_or_else(|| EngineError::NoOutput {
             name: EMBEDDING.to_owned(),
             known: names().map(str::to_owned).collect(),

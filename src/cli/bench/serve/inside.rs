@@ -12,7 +12,7 @@ use super::{Answered, Target, ids, words};
 use crate::{
     Batch, DType, DeviceChoice, Engine, EngineError,
     cli::simulate::Chosen,
-    engine::Pipeline,
+    engine::{Folder, Pipeline},
     files::{self, Kind as File},
     schedule::{CostTable, scheduler},
     serve::{Kind, Model, ModelChoice, ServeError, Service, Submit, Text, measure},
@@ -66,6 +66,10 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
         miette!("--in-process needs --weights, the folder of the model that is asked")
     })?;
     let mut builder = Engine::from_checkpoint(&folder).device(inside.device);
+    let outputs = Model::outputs(&Folder::open(&folder)?, false)?;
+    if !outputs.is_empty() {
+        builder = builder.outputs(outputs);
+    }
     if let Some(dtype) = inside.dtype {
         builder = builder.dtype(dtype);
     }
