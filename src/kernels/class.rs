@@ -112,7 +112,7 @@ impl KernelSpec {
     pub fn weight(&self) -> Option<[u32; 2]> {
         match self {
             Self::Gemm(k) => Some([k.n, k.k]),
-            Self::GemmWgmma(k) => Some([k.n, k.k]),
+            Self::GemmWgmma(k) => Some([k.weight_rows(), k.k]),
             Self::GemmResidualLayerNorm(k) => Some([k.n, k.k]),
             Self::GemmResidualRowStats(k) => Some([k.n, k.k]),
             Self::DeferredLayerNormGemm(k) => Some([k.n, k.k]),

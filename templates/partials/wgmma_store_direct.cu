@@ -3,7 +3,7 @@
 // rows l / 4 and l / 4 + 8 of its warp's 16, so that four lanes write 64 bytes of a row.
 constexpr unsigned int EPILOGUE_BYTES = 0;
 
-__device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,
+{% if gated %}__device__ __forceinline__ void load_rows(unsigned int to, const TensorMap& weight, int column, int row,
                                             unsigned int barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, { %2, %3, %3, %3, %4 }], [%5];" ::"r"(to), "l"(&weight), "r"(column), "r"(0),
@@ -11,7 +11,22 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
                  : "memory");
 }
 
-// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on; tile_bias is read where BIAS.
+// Rows of both halves of the weight, one behind the other.
+__device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,
+                                            unsigned int barrier) {
+    load_rows(to, weight, column, row, barrier);
+    load_rows(to + TILE_N * 128, weight, column, N + row, barrier);
+}
+
+{% else %}__device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,
+                                            unsigned int barrier) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, { %2, %3, %3, %3, %4 }], [%5];" ::"r"(to), "l"(&weight), "r"(column), "r"(0),
+                 "r"(row / 32), "r"(barrier)
+                 : "memory");
+}
+
+{% endif %}// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on; tile_bias is read where BIAS.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias, T* out,
 {%- if residual %}
                                            const T* residual,
@@ -20,7 +35,31 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
     const int lane = threadIdx.x % 32;
     row += lane / 4;
     T* const first = out + static_cast<unsigned long long>(row) * N + column + lane % 4 * 8;
+{% if gated %}#pragma unroll
+    for (int group = 0; group < TILE_N / 32; ++group) {
+        // Read where they are added: in registers both halves' would be too many.
+        const float* of_gate = tile_bias + group * 32 + lane % 4 * 8;
+        const auto up_of = [&](float sum, int j) { return BIAS ? sum + of_gate[TILE_N + j] : sum; };
+        const auto gate_of = [&](float sum, int j) { return epilogue(sum, BIAS ? of_gate[j] : 0.0f); };
+        const bool inside = N % TILE_N == 0 || column + group * 32 < N;
 #pragma unroll
+        for (int i = 0; i < M_TILES * 2; ++i) {
+            Vector<T> results;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float* gate = &acc[i / 2][(group * 4 + j) * 4 + i % 2 * 2];
+                const float* up = gate + TILE_N / 2;
+                reinterpret_cast<unsigned int*>(&results)[j] =
+                    pack_pair<T>(gate_of(gate[0], j * 2) * up_of(up[0], j * 2), gate_of(gate[1], j * 2 + 1) * up_of(up[1], j * 2 + 1));
+            }
+            const int down = i / 2 * 64 + i % 2 * 8;
+            if (inside && row + down < rows) {
+                *reinterpret_cast<uint4*>(first + down * N + group * 32) = *reinterpret_cast<const uint4*>(&results);
+            }
+        }
+    }
+}
+{% else %}#pragma unroll
     for (int group = 0; group < BLOCK_N / 32; ++group) {
         float4 accumulate[2] = {};
         if (BIAS) {
@@ -62,3 +101,4 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
         }
     }
 }
+{% endif %}

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm};
+use super::{Epilogue, Gemm, GemmStream, StreamNorm, StreamTile};
 use crate::{
     kernels::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
@@ -33,6 +33,8 @@ pub struct GemmWgmma {
     pub k: u32,
     pub dtype: DType,
     pub epilogue: Epilogue,
+    /// Whether the activation is of a gate, and the weight `[2n, k]`, as [`GemmStream`] has it.
+    pub gated: bool,
     pub tile: WgmmaTile,
 }
 
@@ -125,6 +127,15 @@ impl WgmmaTile {
     pub(crate) fn has_registers(self, n: u32, epilogue: Epilogue) -> bool {
         let is_large = !self.cooperative && self.m * self.n >= 128 * 144;
         !(epilogue.residual && is_large && self.store(n) == Store::Tma)
+    }
+
+    /// Whether the epilogue can gate `n` columns: a lane has the same columns of both halves of the weight, and registers
+    /// for what is added to them.
+    const fn gates(self, n: u32, bias: bool) -> bool {
+        let of_warpgroup = self.m * self.n / if self.cooperative { 2 } else { 1 };
+        let has_registers = !bias || of_warpgroup < 128 * 128;
+        let halves = self.n.is_multiple_of(2 * RowOrder::GROUP);
+        has_registers && halves && matches!(self.store(n), Store::Direct)
     }
 
     /// How the epilogue of a GEMM with `n` columns stores its output.
@@ -256,6 +267,19 @@ impl GemmWgmma {
         all.filter(|tile| tile.serves(n)).collect()
     }
 
+    /// The tiles whose epilogue can gate `n` columns, with or without a bias.
+    pub fn gating(
+        n: u32,
+        k: u32,
+        bias: bool,
+        dtype: DType,
+        instructions: Instructions,
+    ) -> Vec<WgmmaTile> {
+        let mut tiles = Self::tiles(n, k, dtype, instructions);
+        tiles.retain(|tile| tile.gates(n, bias));
+        tiles
+    }
+
     /// Whether there is a Hopper kernel for this shape and storage type.
     pub fn serves(n: u32, k: u32, dtype: DType) -> bool {
         dtype != DType::F32 && n.is_multiple_of(8) && k.is_multiple_of(8) && n > 0 && k > 0
@@ -277,6 +301,16 @@ impl GemmWgmma {
         if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(self.n) {
             return Err(format!("{:?} is no tile of the Hopper GEMM", self.tile));
         }
+        let fits_gate = self.tile.gates(self.n, self.epilogue.bias) && !self.epilogue.residual;
+        if self.gated && !(fits_gate && self.epilogue.activation.is_some()) {
+            return Err(format!(
+                "no gate of {} columns with {:?} and {:?}: it has an activation, no residual, and whole groups of {} columns in either half of a tile",
+                self.n,
+                self.tile,
+                self.epilogue,
+                RowOrder::GROUP
+            ));
+        }
         if !self.tile.has_registers(self.n, self.epilogue) {
             return Err(format!(
                 "{:?} has no registers for a residual beside {} columns",
@@ -290,9 +324,42 @@ impl GemmWgmma {
         self.tile.store(self.n)
     }
 
-    /// The same GEMM for any card, which is its definition.
+    /// The same GEMM for any card, which is its definition where there is no gate.
     pub fn plain(&self) -> Gemm {
         Gemm::of(self.n, self.k, self.dtype, self.epilogue)
+    }
+
+    /// The same GEMM with its gate, if it has one.
+    pub fn with_gate(&self) -> Option<GemmStream> {
+        let Self {
+            n,
+            k,
+            dtype,
+            epilogue,
+            ..
+        } = *self;
+        self.gated.then(|| GemmStream {
+            n,
+            k,
+            dtype,
+            epilogue,
+            gated: true,
+            norm: StreamNorm::None,
+            tile: StreamTile::new(8, 1, 1, 1),
+        })
+    }
+
+    /// Rows of the weight.
+    pub fn weight_rows(&self) -> u32 {
+        if self.gated { 2 * self.n } else { self.n }
+    }
+
+    /// What the kernel computes, whatever computes it.
+    fn meaning(&self) -> Box<dyn Kernel> {
+        match self.with_gate() {
+            Some(gate) => Box::new(gate),
+            None => Box::new(self.plain()),
+        }
     }
 }
 
@@ -302,7 +369,7 @@ impl Kernel for GemmWgmma {
     }
 
     fn definition(&self) -> String {
-        self.plain().definition()
+        self.meaning().definition()
     }
 
     fn template(&self) -> &'static str {
@@ -340,6 +407,7 @@ impl Kernel for GemmWgmma {
             ("cooperative", self.tile.cooperative.into()),
             ("direct_store", (store != Store::Tma).into()),
             ("swap_ab", (store == Store::SwapAb).into()),
+            ("gated", self.gated.into()),
             ("mma_n", mma_n.into()),
             ("subtile", subtile.into()),
             ("boxes", boxes.into()),
@@ -355,7 +423,7 @@ impl Kernel for GemmWgmma {
     }
 
     fn params(&self) -> Vec<Param> {
-        self.plain().params()
+        self.meaning().params()
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
@@ -366,7 +434,13 @@ impl Kernel for GemmWgmma {
             order,
         };
         let x = operand("x", self.tile.m, RowOrder::Plain);
-        let weight = |order| operand("weight", self.tile.n, order);
+        // Both halves of the weight come by copies of their own.
+        let at_once = if self.gated {
+            self.tile.n / 2
+        } else {
+            self.tile.n
+        };
+        let weight = |order| operand("weight", at_once, order);
         match self.store() {
             Store::Direct => vec![x, weight(RowOrder::Quads)],
             Store::SwapAb => vec![x, weight(RowOrder::Fours)],
@@ -387,7 +461,7 @@ impl Kernel for GemmWgmma {
         Launch {
             grid: [
                 self.tile
-                    .tiles(extents.rows, self.n)
+                    .tiles(extents.rows, self.weight_rows())
                     .min(machine.sms.into()) as u32,
                 1,
                 1,
@@ -400,7 +474,7 @@ impl Kernel for GemmWgmma {
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         Some(
             self.tile
-                .cycles(rows, self.n, self.k, self.epilogue, machine),
+                .cycles(rows, self.weight_rows(), self.k, self.epilogue, machine),
         )
     }
 
@@ -409,11 +483,11 @@ impl Kernel for GemmWgmma {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        self.plain().reference(extents, reads)
+        self.meaning().reference(extents, reads)
     }
 
     fn tolerance(&self) -> Tolerance {
-        self.plain().tolerance()
+        self.meaning().tolerance()
     }
 }
 
@@ -446,6 +520,18 @@ pub fn representative() -> Vec<KernelSpec> {
                     k,
                     dtype,
                     epilogue,
+                    gated: false,
+                    tile,
+                }));
+            }
+            let (n, k, bias) = (352, 328, dtype == DType::BF16);
+            if tile.gates(n, bias) {
+                kernels.push(KernelSpec::from(GemmWgmma {
+                    n,
+                    k,
+                    dtype,
+                    epilogue: Epilogue::new(bias, Some(super::Activation::Silu)),
+                    gated: true,
                     tile,
                 }));
             }
@@ -501,6 +587,7 @@ mod tests {
             k: 768,
             dtype: DType::F16,
             epilogue: Epilogue::default(),
+            gated: false,
             tile: WgmmaTile::CANDIDATES[0],
         };
         assert_eq!(

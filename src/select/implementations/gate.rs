@@ -1,8 +1,8 @@
-//! The gate of a feed-forward network, by a launch of its own or, at small M, in the epilogue of the GEMM before it.
+//! The gate of a feed-forward network, by a launch of its own or in the epilogue of the GEMM before it.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
-    kernels::gemm::{Epilogue, GemmStream, StreamNorm, StreamTile},
+    kernels::gemm::{Epilogue, GemmStream, GemmWgmma, StreamNorm, StreamTile},
     machine::Machine,
     select::site::{Link, Site},
     tensor::DType,
@@ -35,7 +35,10 @@ pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implement
         operands: operands(0, 0..2 + epilogue.operands())
             .chain([Operand::Value(1)])
             .collect(),
-        candidates: streaming(&kernel, machine, |_| true),
+        candidates: streaming(&kernel, machine, |_| true)
+            .into_iter()
+            .chain(persistent(&kernel, machine))
+            .collect(),
     };
     (!launch.candidates.is_empty()).then(|| Implementation {
         name: "gemm+gate",
@@ -71,6 +74,28 @@ pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
         kernel.gated = true;
         kernel.epilogue.activation = Some(gate.activation);
         kernel
+    })
+}
+
+/// The same for large M.
+fn persistent(of: &GemmStream, machine: &Machine) -> impl Iterator<Item = Candidate> {
+    let &GemmStream {
+        n,
+        k,
+        dtype,
+        epilogue,
+        ..
+    } = of;
+    let tiles = GemmWgmma::gating(n, k, epilogue.bias, dtype, machine.instructions);
+    tiles.into_iter().map(move |tile| {
+        Candidate::new(GemmWgmma {
+            n,
+            k,
+            dtype,
+            epilogue,
+            gated: true,
+            tile,
+        })
     })
 }
 

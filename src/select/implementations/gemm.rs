@@ -44,6 +44,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             k,
             dtype,
             epilogue,
+            gated: false,
             tile,
         })
     });

@@ -230,7 +230,10 @@ pub fn run(
     let args = Args::new(op, extents, reads, out);
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, args),
-        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.plain(), args),
+        KernelSpec::GemmWgmma(k) => match k.with_gate() {
+            Some(gate) => gemm::gemm_stream(&gate, args, None),
+            None => gemm::gemm(&k.plain(), args),
+        },
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), args),
         KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
