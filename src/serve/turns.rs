@@ -148,9 +148,21 @@ impl Devices {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::mpsc::channel, thread, time::Duration};
+    use std::{
+        sync::{
+            atomic::{AtomicU32, Ordering},
+            mpsc::channel,
+        },
+        thread,
+    };
 
     use super::*;
+
+    /// Threads that wait, and turns that there are.
+    fn there(turns: &Turns) -> u32 {
+        let state = turns.lock();
+        state.models.values().map(|c| c.waiting + c.running).sum()
+    }
 
     /// Whose turns they were, when each of the models always has another batch.
     fn order(shares: &[f64], costs: &[u64], n: usize) -> Vec<usize> {
@@ -163,26 +175,31 @@ mod tests {
             .iter()
             .map(|&share| Arc::new(turns.join(share)))
             .collect();
+        let alive = Arc::new(AtomicU32::new(2 * shares.len() as u32));
         // Two of each, as a model has one batch that waits behind the one that runs.
         let threads: Vec<_> = (0..2 * shares.len())
             .map(|at| {
                 let model = at / 2;
                 let seat = Arc::clone(&seats[model]);
                 let (cost, sender) = (Micros(costs[model]), sender.clone());
+                let alive = Arc::clone(&alive);
                 thread::spawn(move || {
                     for _ in 0..n {
                         let turn = seat.take(cost);
                         let _ = sender.send(model);
-                        // Others come to wait in the meantime.
-                        thread::sleep(Duration::from_millis(2));
+                        // A turn lasts until all others wait or have one, however slow the machine is.
+                        while there(&seat.turns) < alive.load(Ordering::Acquire) {
+                            thread::yield_now();
+                        }
                         drop(turn);
                     }
+                    alive.fetch_sub(1, Ordering::AcqRel);
                 })
             })
             .collect();
         drop(sender);
-        let all_wait = || turns.lock().models.values().map(|c| c.waiting).sum::<u32>();
-        while all_wait() < 2 * shares.len() as u32 {
+        // The two turns that are held are not of these threads.
+        while there(&turns) < 2 + 2 * shares.len() as u32 {
             thread::yield_now();
         }
         drop(held);
