@@ -50,6 +50,10 @@ impl PrepareAttention {
     pub const MAX_HEAD: u32 = 256;
     /// Tokens up to which a CTA for each would leave SMs without work.
     const FEW_TOKENS: u64 = 1024;
+    /// Most tokens of a CTA, whose angles are computed side by side.
+    const MOST_TOKENS: u64 = 8;
+    /// CTAs that an SM has at once, at least.
+    const CTAS_PER_SM: u64 = 4;
 
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), String> {
@@ -177,6 +181,8 @@ impl Kernel for PrepareAttention {
             ("lanes", lanes.into()),
             ("items", items.into()),
             ("units", self.units().into()),
+            ("most_tokens", Self::MOST_TOKENS.into()),
+            ("rounds", (if pack * items <= 8 { 2u32 } else { 1 }).into()),
             ("cached", self.stride.is_some().into()),
             (
                 "frequencies",
@@ -216,16 +222,19 @@ impl Kernel for PrepareAttention {
         params
     }
 
-    /// A token has one CTA where there are many, so that its angles are computed once; else one for as many heads as a CTA computes
-    /// at once.
-    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let ctas = match extents.tokens > Self::FEW_TOKENS {
-            true => 1,
-            false => self.units().div_ceil(self.at_once()),
+    /// Where there are many tokens, a CTA has as many as leave every SM its CTAs; else one has as many heads of a token as it
+    /// computes at once.
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
+        let tokens = extents.tokens.max(1);
+        let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;
+        let share = (tokens / at_once.max(1)).clamp(1, Self::MOST_TOKENS);
+        let grid = match tokens > Self::FEW_TOKENS {
+            // At most 2^24 tokens, so this fits.
+            true => [tokens.div_ceil(share) as u32, 1, 1],
+            false => [tokens as u32, self.units().div_ceil(self.at_once()), 1],
         };
         Launch {
-            // At most 2^24 tokens, so this fits.
-            grid: [extents.tokens.max(1) as u32, ctas, 1],
+            grid,
             threads: STREAM_THREADS,
             shared_bytes: 0,
         }
@@ -280,13 +289,14 @@ impl Kernel for PrepareAttention {
         vec![HostTensor::Real(queries), HostTensor::Real(keys)]
     }
 
-    /// Also more tokens than have CTAs for parts of their heads.
+    /// Also more tokens than have CTAs for parts of their heads, and than have one each.
     fn cases(&self) -> Vec<Case> {
         let mut cases = match self.stride {
             Some(_) => Case::cached(),
             None => Case::standard(),
         };
         cases.push(Case::new("many", &[700, 1, 399]));
+        cases.push(Case::new("most", &[3000, 2, 1501]));
         cases
     }
 

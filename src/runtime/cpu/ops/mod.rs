@@ -294,7 +294,7 @@ pub(super) fn weight_of(spec: &KernelSpec) -> Option<(usize, [u32; 2])> {
     let gemm = match spec {
         KernelSpec::Gemm(k) => k,
         KernelSpec::GemmWgmma(k) => {
-            plain = k.plain();
+            plain = k.with_gate().map_or(k.plain(), |gate| gate.plain());
             &plain
         }
         KernelSpec::GemmSplitK(k) => {
