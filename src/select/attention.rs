@@ -25,6 +25,11 @@ impl Attention {
     /// of their own.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
         let MhaOnline { of, dtype } = self.0;
+        if !of.by.is_none()
+            && let Ok(by_distance) = self.wgmma(machine)
+        {
+            return by_distance;
+        }
         let tiles = MhaWgmma::tiles(&of, dtype, machine.instructions);
         let ranges: Vec<(Option<u64>, KernelSpec)> = match tiles {
             [] if !of.is_full() => vec![(None, self.0.clone().into())],
@@ -384,16 +389,18 @@ mod tests {
     }
 
     #[test]
-    fn distances_have_a_warpgroup_kernel_that_is_chosen_by_name() {
+    fn distances_have_a_warpgroup_kernel_on_hopper_unless_later_keys_are_hidden() {
         let machine = testing::hopper();
+        let usual = |problem: &Attention| shown(&problem.by_length(&machine, None));
         let mut problem = attention(64, DType::F16);
         problem.0.of.by.window = Some(64);
-        let usual = shown(&problem.by_length(&machine, None));
-        assert_eq!(usual, ["any batch: mha_online"]);
-        let named = problem.wgmma(&machine).expect("it serves");
-        assert_eq!(shown(&named), ["any batch: mha_wgmma"]);
+        assert_eq!(usual(&problem), ["any batch: mha_wgmma"]);
+        let mut single = attention(64, DType::F32);
+        single.0.of.by.window = Some(64);
+        assert_eq!(usual(&single), ["any batch: mha_simt"]);
         problem.0.of.causal = true;
         assert_eq!(problem.wgmma(&machine), Err(AttentionError::WarpgroupMask));
+        assert_eq!(usual(&problem), ["any batch: mha_online"]);
     }
 
     fn cached(head: u32, dtype: DType) -> CachedAttention {

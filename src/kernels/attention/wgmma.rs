@@ -356,7 +356,7 @@ impl MhaWgmma {
     }
 
     /// The tiles that support this attention on a card with these instructions; none if the kernel does not. There is none where
-    /// distances count, which has a tile that is chosen by name alone until it was timed ([`MhaTile::for_distances`]).
+    /// distances count, which has one tile for every length ([`MhaTile::for_distances`]).
     pub fn tiles(of: &Attending, dtype: DType, instructions: Instructions) -> &'static [MhaTile] {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
         let serves = of.by.is_none() && [of.q, of.k, of.v].into_iter().all(whole);
