@@ -19,16 +19,18 @@ use tokio::sync::oneshot;
 use super::{
     Cache, Lookup, Metrics, Recorder, Seat, ServeError, Text, Tier, Turn,
     cache::{Deep, Flights, Key, digest, key},
+    costs::full_batch,
     tokenize::{Pool, encode},
     trace::began,
 };
 use crate::{
-    Batch, Engine, EngineError, Outputs,
-    engine::{Encoded, LOGITS, Pending, Pipeline, TextEncoder},
+    AllocatorChoice, Batch, ChunkPolicy, Engine, EngineError, Outputs, Session,
+    engine::{DeviceName, Encoded, LOGITS, Pending, Pipeline, TextEncoder},
     model::EMBEDDING,
     runtime::batch::Limits,
-    schedule::{CostTable, Costs, Desk, Micros, Planned, Scheduler, Waiting},
+    schedule::{CostTable, Costs, Desk, Layout, Micros, Planned, Scheduler, Waiting},
     simulate::{Event, Happened},
+    tensor::Extents,
 };
 
 /// Texts of fewer bytes are tokenized where they come in, if a request has not more than [`FEW`] inputs.
@@ -53,6 +55,10 @@ pub enum Wanted {
 }
 /// Batches that the executor takes: one that runs, and one behind it.
 const DEPTH: u8 = 2;
+
+/// Lengths of texts that memory is reserved for.
+const USUAL_LONGEST: u64 = 512;
+const USUAL_LENGTH: u64 = 64;
 
 /// How a service works.
 pub struct ServiceChoice {
@@ -428,7 +434,11 @@ impl Service {
             }),
             None => None,
         };
-        let mut session = engine.session()?;
+        let mut sessions = Vec::new();
+        for engine in [engine].into_iter().chain(others) {
+            sessions.push(session_of(engine, &choice.costs, choice.batch_bytes)?);
+        }
+        let session = sessions.first_mut().expect("there is an engine");
         let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
         let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
         let width = outputs.get(output)?.values.len();
@@ -461,10 +471,6 @@ impl Service {
             encoder,
             kept,
         });
-        let mut sessions = vec![session];
-        for engine in others {
-            sessions.push(engine.session()?);
-        }
         let mut seats = choice.seats.into_iter();
         let (mut launchers, mut collectors) = (Vec::new(), Vec::new());
         for (lane, session) in sessions.into_iter().enumerate() {
@@ -740,6 +746,53 @@ impl Drop for Service {
         self.drain();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
+        }
+    }
+}
+
+/// A session that keeps the memory that it has taken, and has taken what usual batches need: on a CUDA device freeing and
+/// allocating wait for the batches in flight.
+fn session_of(
+    engine: &Engine,
+    costs: &CostTable,
+    batch_bytes: u64,
+) -> Result<Session, EngineError> {
+    let DeviceName::Cuda(_) = engine.device() else {
+        return engine.session();
+    };
+    let allocator = match *engine.allocator() {
+        AllocatorChoice::Chunk(policy) => AllocatorChoice::Chunk(ChunkPolicy {
+            release_after: u32::MAX,
+            keep_limit: u64::MAX,
+            ..policy
+        }),
+        other => other,
+    };
+    let mut session = engine.session_with(&allocator)?;
+    let longest = engine.limits().longest.map_or(USUAL_LONGEST, u64::from);
+    let longest = longest.min(USUAL_LONGEST);
+    // Schedulers fill a bucket's tokens beyond a full batch.
+    let mut tokens = 2 * full_batch(costs);
+    loop {
+        let extents = Extents {
+            pairs: tokens * longest.min(tokens),
+            longest: longest.min(tokens),
+            batch: tokens.div_ceil(USUAL_LENGTH),
+            ..Layout::Packed.computed([tokens as u32])
+        };
+        if costs.bytes(Layout::Packed, &extents) <= batch_bytes {
+            match session.reserve(&extents) {
+                Err(error) if error.is_out_of_memory() => {
+                    tracing::warn!(
+                        "no memory was reserved for batches of {tokens} tokens: {error}"
+                    );
+                }
+                done => return done.map(|()| session),
+            }
+        }
+        tokens /= 2;
+        if tokens == 0 {
+            return Ok(session);
         }
     }
 }
