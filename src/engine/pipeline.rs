@@ -125,3 +125,61 @@ impl Drop for Pipeline {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeviceChoice, Engine, runtime::weights::RandomWeights};
+
+    #[test]
+    fn what_is_submitted_has_the_results_of_runs_also_where_nobody_takes_them() {
+        let config = serde_json::json!({
+            "model_type": "bert", "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 64, "hidden_act": "gelu", "max_position_embeddings": 16, "type_vocab_size": 2,
+            "layer_norm_eps": 1e-12,
+        });
+        let engine = Engine::builder("bert")
+            .config_value(config)
+            .random_weights(RandomWeights {
+                seed: 1,
+                deviation: 0.1,
+            })
+            .outputs(["last_hidden_state", "sentence_embedding"])
+            .device(DeviceChoice::Cpu)
+            .build()
+            .expect("the model loads");
+        let batches: Vec<Batch> = (1..=9)
+            .map(|n| Batch::from_sequences(&[vec![n; n as usize], vec![2; 3]]).expect("a batch"))
+            .collect();
+        let mut session = engine.session().expect("a session");
+        let expected: Vec<Outputs> = batches
+            .iter()
+            .map(|batch| session.run(batch).expect("it runs"))
+            .collect();
+        let pipeline = Pipeline::new(session).expect("a thread");
+        let pending: Vec<Pending> = batches
+            .iter()
+            .map(|batch| pipeline.submit(batch.clone()).expect("a thread"))
+            .collect();
+        let too_long = Batch::from_sequences(&[vec![1; 17]]).expect("a batch");
+        let wrong = pipeline.submit(too_long).expect("a thread");
+        // The last first, each on a thread of its own, and one not at all.
+        for (at, (pending, expected)) in pending.into_iter().zip(expected).enumerate().rev() {
+            if at == 4 {
+                continue;
+            }
+            let found = std::thread::spawn(move || pending.wait()).join();
+            assert_eq!(found.expect("no panic").expect("it ran"), expected);
+        }
+        assert!(matches!(wrong.wait(), Err(EngineError::Batch(_))));
+        let mut session = pipeline.into_session().expect("the thread ends well");
+        assert!(session.run(&batches[0]).is_ok());
+        assert_eq!(
+            session
+                .gaps(&batches[0], 1, 2)
+                .expect("it is checked")
+                .len(),
+            0
+        );
+    }
+}

@@ -954,36 +954,46 @@ impl Collect {
             Metrics::count(&metrics.batch_sequences, members.len() as u64);
             let ratio = took / estimate.seconds().max(1e-6) * 1e3;
             Metrics::set(&metrics.estimate_ratio, ratio as u64);
-            self.answer(members, outputs);
-            let mut state = self.shared.lock();
-            let now = self.shared.now();
-            let State {
-                desk, scheduler, ..
-            } = &mut *state;
-            desk.finished(now, self.lane, &ids, true, &mut **scheduler);
-            let lane = self.lane;
-            state.record(now, || Happened::Finished { lane, ids });
-            drop(state);
-            self.shared.changed.notify_one();
+            match outputs.and_then(|outputs| self.rows(&members, &outputs)) {
+                // The next batch is decided on while these are answered.
+                Ok(rows) => {
+                    self.finish(ids);
+                    self.answer(members, rows);
+                }
+                Err(error) => {
+                    self.answer_by_halves(members, error);
+                    self.finish(ids);
+                }
+            }
         }
     }
 
-    /// Answers the requests of a batch. Those of one that failed are run again by halves, so that only the culprit fails.
-    fn answer(&self, members: Vec<(u64, Entry)>, outputs: Result<Outputs, EngineError>) {
-        let metrics = &self.shared.metrics;
-        let error = match outputs.and_then(|outputs| self.rows(&members, &outputs)) {
-            Ok(rows) => {
-                for ((_, entry), values) in members.into_iter().zip(rows) {
-                    let tokens = entry.encoded.ids.len();
-                    Metrics::count(&metrics.tokens, tokens as u64);
-                    let answer = Answer { values, tokens };
-                    self.shared.answer(entry.lead, Ok(answer), None);
-                }
-                return;
-            }
-            Err(error) => error,
-        };
-        Metrics::count(&metrics.failed_batches, 1);
+    /// Gives the lane back that a batch had.
+    fn finish(&self, ids: Vec<u64>) {
+        let mut state = self.shared.lock();
+        let now = self.shared.now();
+        let State {
+            desk, scheduler, ..
+        } = &mut *state;
+        desk.finished(now, self.lane, &ids, true, &mut **scheduler);
+        let lane = self.lane;
+        state.record(now, || Happened::Finished { lane, ids });
+        drop(state);
+        self.shared.changed.notify_one();
+    }
+
+    fn answer(&self, members: Vec<(u64, Entry)>, rows: Vec<Vec<f32>>) {
+        for ((_, entry), values) in members.into_iter().zip(rows) {
+            let tokens = entry.encoded.ids.len();
+            Metrics::count(&self.shared.metrics.tokens, tokens as u64);
+            let answer = Answer { values, tokens };
+            self.shared.answer(entry.lead, Ok(answer), None);
+        }
+    }
+
+    /// Runs the requests of a batch that failed again by halves, so that only the culprit fails.
+    fn answer_by_halves(&self, members: Vec<(u64, Entry)>, error: EngineError) {
+        Metrics::count(&self.shared.metrics.failed_batches, 1);
         let n = members.len();
         if error.is_out_of_memory() {
             let mut state = self.shared.lock();
@@ -1016,7 +1026,10 @@ impl Collect {
         let second = first.split_off(n / 2);
         for half in [first, second] {
             let outputs = batch_of(&half).and_then(|batch| self.pipeline.submit(batch)?.wait());
-            self.answer(half, outputs);
+            match outputs.and_then(|outputs| self.rows(&half, &outputs)) {
+                Ok(rows) => self.answer(half, rows),
+                Err(error) => self.answer_by_halves(half, error),
+            }
         }
     }
 

@@ -522,7 +522,7 @@ impl CudaSession {
                 // used again only behind the event that is recorded below.
                 unsafe { copy.launch(stream.cu_stream(), &extents, &args, name, Start::Plain) }?;
             } else {
-                let to = &mut landing.memory()[piece.at..piece.at + piece.bytes];
+                let to = &mut landing.memory_mut()[piece.at..piece.at + piece.bytes];
                 // SAFETY: as above; nobody reads the pinned memory before the event.
                 unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }
                     .during(|| format!("download `{name}`"))?;
