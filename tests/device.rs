@@ -5,10 +5,15 @@
 
 mod common;
 
+use std::{
+    collections::VecDeque,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
 use common::mates;
 use gemmule::{
     AllocatorChoice, Batch, ChunkPolicy, DeviceChoice, Engine, EngineError, GraphChoice, Session,
-    engine::{Builder, DeviceName},
+    engine::{Builder, DeviceName, Pending, Pipeline},
     program::AttentionChoice,
     runtime::{cuda::CudaError, weights::RandomWeights},
     tensor::{DType, Extents},
@@ -16,6 +21,17 @@ use gemmule::{
 use serde_json::{Value, json};
 
 const VOCABULARY: u32 = 1000;
+
+/// The device's memory: tests that need only a little share it, and wait for those that take all of it.
+static MEMORY: RwLock<()> = RwLock::new(());
+
+fn some_memory() -> RwLockReadGuard<'static, ()> {
+    MEMORY.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn all_memory() -> RwLockWriteGuard<'static, ()> {
+    MEMORY.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A small encoder, and one whose intermediate tensors are large.
 fn config(hidden: u32, inner: u32, layers: u32, positions: u32) -> Value {
@@ -143,6 +159,7 @@ fn out_of_memory(result: Result<gemmule::Outputs, EngineError>) -> (String, u64,
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_batch_larger_than_the_device_says_what_fits_and_leaves_the_session_usable() {
+    let _memory = all_memory();
     let engine = engine(config(64, INNER, 1, LENGTH));
     let DeviceName::Cuda(info) = engine.device().clone() else {
         panic!("the engine is on a CUDA device");
@@ -194,6 +211,7 @@ fn a_batch_larger_than_the_device_says_what_fits_and_leaves_the_session_usable()
 #[test]
 #[ignore = "needs a CUDA device"]
 fn sessions_side_by_side_give_the_bits_of_one() {
+    let _memory = some_memory();
     let engine = small_engine();
     let expected = alone(&engine);
     std::thread::scope(|scope| {
@@ -214,6 +232,7 @@ fn sessions_side_by_side_give_the_bits_of_one() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn runs_are_equal_under_all_allocators() {
+    let _memory = some_memory();
     let engine = small_engine();
     let expected = alone(&engine);
     for (name, choice) in choices(&[512; 16]) {
@@ -236,6 +255,7 @@ fn runs_are_equal_under_all_allocators() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
+    let _memory = some_memory();
     let engine = small_engine();
     for lens in [&[1][..], &[300, 2, 80], &[512; 16]] {
         let mut session = engine.session().expect("a session");
@@ -260,6 +280,7 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
+    let _memory = some_memory();
     // Sizes for which other programs have several kernels, and a head size of its own kernels each.
     for (dtype, hidden, inner) in [
         (DType::F16, 768, 3072),
@@ -284,6 +305,7 @@ fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
+    let _memory = some_memory();
     let sizes = [config(128, 512, 3, 512), config(768, 3072, 4, 512)];
     for (config, dtype) in sizes
         .iter()
@@ -326,9 +348,10 @@ fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn more_shapes_than_graphs_are_kept_give_the_same_bits_every_time() {
+    let _memory = some_memory();
     let engine = small_engine();
     let mut session = engine.session().expect("a session");
-    // 64 graphs are kept: some of these, each the end of its bucket, are pushed out and captured again.
+    // 128 graphs are kept: some of these, each the end of its bucket, are pushed out and captured again.
     let shapes: Vec<Vec<u32>> = (2..=20u32)
         .flat_map(|eights| (1..=8u32).map(move |n| (8 * eights, n)))
         .map(|(n_tokens, n)| {
@@ -350,7 +373,7 @@ fn more_shapes_than_graphs_are_kept_give_the_same_bits_every_time() {
         }
     }
     let used = session.graph_use();
-    assert_eq!(used.kept, 64, "{used:?}");
+    assert_eq!(used.kept, 128, "{used:?}");
     assert!(used.captured > shapes.len() as u64, "{used:?}");
 }
 
@@ -387,6 +410,7 @@ fn compare_with_exact_shapes(engine: &Engine, batches: &[Batch]) -> gemmule::run
 #[test]
 #[ignore = "needs a CUDA device"]
 fn batches_of_random_lengths_share_graphs_and_have_the_bits_of_their_exact_shapes() {
+    let _memory = some_memory();
     let mut state = 7;
     let mut random = |n: u32, longest: u32| -> Batch {
         let lens: Vec<u32> = (0..n).map(|_| draw(&mut state, 1, longest)).collect();
@@ -427,6 +451,7 @@ fn batches_of_random_lengths_share_graphs_and_have_the_bits_of_their_exact_shape
 #[test]
 #[ignore = "needs a CUDA device"]
 fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
+    let _memory = some_memory();
     // The position table has no row beyond the longest sequence, and the vocabulary's last id is used.
     let engine = engine(config(128, 512, 2, 509));
     let last = |lens: &[u32]| {
@@ -456,6 +481,7 @@ fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_batch_that_fits_where_its_bucket_does_not_runs() {
+    let _memory = all_memory();
     // Plans of no more than the tensors, so that a bucket of 127 tokens more takes 16 MiB more.
     let with = |graphs| {
         let builder = builder(config(64, INNER, 1, LENGTH)).graphs(graphs);
@@ -517,6 +543,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn sixteen_bits_keep_the_direction_of_every_row_whatever_the_lengths() {
+    let _memory = some_memory();
     // BERT-base's sizes, as which kernels run depends on them and on the lengths.
     let mut config = config(768, 3072, 12, 512);
     config["num_attention_heads"] = json!(12);
@@ -557,5 +584,192 @@ fn sixteen_bits_keep_the_direction_of_every_row_whatever_the_lengths() {
         let rows = want.chunks_exact(width).zip(got.chunks_exact(width));
         let least = rows.map(|(a, b)| cosine(a, b)).fold(1.0, f64::min);
         assert!(least >= 0.9999, "{lens:?}: {least}");
+    }
+}
+
+fn all_bits(outputs: &gemmule::Outputs) -> Vec<u32> {
+    let values = outputs.iter().flat_map(|output| &output.values);
+    values.map(|value| value.to_bits()).collect()
+}
+
+/// Batches of random lengths, small ones and large ones, so that memory grows while others are in flight.
+fn random_batches(n: usize) -> Vec<Batch> {
+    let mut state = 11;
+    let of = |_| {
+        let most = [4, 40, 12][draw(&mut state, 0, 2) as usize];
+        let n = draw(&mut state, 1, most);
+        let longest = [16, 100, 512][draw(&mut state, 0, 2) as usize];
+        let lens: Vec<u32> = (0..n).map(|_| draw(&mut state, 1, longest)).collect();
+        match draw(&mut state, 0, 9) {
+            0 => padded(&lens),
+            _ => batch(&lens),
+        }
+    };
+    (0..n).map(of).collect()
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn batches_that_are_submitted_behind_one_another_have_the_bits_of_runs() {
+    let _memory = some_memory();
+    let engine = small_engine();
+    let batches = random_batches(80);
+    for (name, choice) in choices(&[512; 40]) {
+        let mut alone = engine.session_with(&choice).expect("a session");
+        let expected: Vec<Vec<u32>> = batches.iter().map(|b| bits_of(&mut alone, b)).collect();
+        let mut session = engine.session_with(&choice).expect("a session");
+        if name == "chunk" {
+            session.reserve(&batches[0].extents()).expect("room");
+        }
+        // Twice, so that graphs are captured in both slots, and replayed.
+        for round in 0..2 {
+            let mut in_flight: VecDeque<(usize, Pending)> = VecDeque::new();
+            let check = |(at, pending): (usize, Pending)| {
+                // On a thread of its own now and then, which needs the device's context.
+                let outputs = match at % 3 {
+                    0 => std::thread::spawn(move || pending.wait()).join(),
+                    _ => Ok(pending.wait()),
+                };
+                let found = all_bits(&outputs.expect("no panic").expect("it ran"));
+                assert!(found == expected[at], "{name}, round {round}, batch {at}");
+            };
+            for (at, batch) in batches.iter().enumerate() {
+                if in_flight.len() == 2 {
+                    check(in_flight.pop_front().expect("two are in flight"));
+                }
+                let pending = session.submit(batch).expect("there is a place");
+                match at % 7 {
+                    // Given up while it runs; its place is free.
+                    5 => drop(pending),
+                    _ => in_flight.push_back((at, pending)),
+                }
+                // The one behind is waited for first.
+                if at % 11 == 3
+                    && let Some(last) = in_flight.pop_back()
+                {
+                    check(last);
+                }
+            }
+            in_flight.into_iter().for_each(check);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_third_batch_in_flight_is_refused_and_tickets_outlive_their_session() {
+    let _memory = some_memory();
+    let engine = small_engine();
+    let lens: [&[u32]; 3] = [&[300, 2, 80], &[7], &[64; 8]];
+    let expected = lens.map(|lens| bits(&mut engine.session().expect("a session"), lens));
+    let mut session = engine.session().expect("a session");
+    let first = session.submit(&batch(lens[0])).expect("a place");
+    let second = session.submit(&batch(lens[1])).expect("a place");
+    let third = session.submit(&batch(lens[2])).map(|_| ());
+    let error = third.expect_err("both places are taken");
+    assert!(
+        matches!(error, EngineError::Cuda(CudaError::InFlight)),
+        "{error:?}"
+    );
+    assert_eq!(
+        error.to_string(),
+        "two batches of the session are in flight, and it takes no third; wait for the ticket of one of them first"
+    );
+    // A batch that the model refuses takes no place, and changes nothing.
+    assert!(session.submit(&batch(&[513])).is_err());
+    drop(first);
+    let third = session.submit(&batch(lens[2])).expect("a place");
+    drop(session);
+    drop(engine);
+    assert!(all_bits(&third.wait().expect("it ran")) == expected[2]);
+    assert!(all_bits(&second.wait().expect("it ran")) == expected[1]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_pipeline_goes_on_while_nobody_takes_results() {
+    let _memory = some_memory();
+    let engine = small_engine();
+    let batches = random_batches(20);
+    let mut alone = engine.session().expect("a session");
+    let expected: Vec<Vec<u32>> = batches.iter().map(|b| bits_of(&mut alone, b)).collect();
+    let pipeline = Pipeline::new(engine.session().expect("a session")).expect("a thread");
+    let pending: Vec<Pending> = batches
+        .iter()
+        .map(|batch| pipeline.submit(batch.clone()).expect("the thread is there"))
+        .collect();
+    for (at, (pending, expected)) in pending.into_iter().zip(&expected).enumerate().rev() {
+        let found = all_bits(&pending.wait().expect("it ran"));
+        assert!(found == *expected, "batch {at}");
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_batch_without_memory_leaves_those_in_flight_whole() {
+    let _memory = all_memory();
+    let engine = engine(config(64, INNER, 1, LENGTH));
+    let DeviceName::Cuda(info) = engine.device().clone() else {
+        panic!("the engine is on a CUDA device");
+    };
+    let bytes_a_sequence = 2 * u64::from(LENGTH) * u64::from(INNER);
+    let huge = batch(&vec![
+        LENGTH;
+        (2 * info.memory / bytes_a_sequence) as usize + 1
+    ]);
+    let small: [u32; 3] = [5, 300, 17];
+    let expected = bits(&mut engine.session().expect("a session"), &small);
+    let mut session = engine.session().expect("a session");
+    for round in 0..3 {
+        let before = session.submit(&batch(&small)).expect("a place");
+        out_of_memory(session.submit(&huge).and_then(Pending::wait));
+        let behind = session.submit(&batch(&small)).expect("a place");
+        for pending in [before, behind] {
+            let found = all_bits(&pending.wait().expect("it ran"));
+            assert!(found == expected, "round {round}");
+        }
+    }
+}
+
+/// The median, and how long nine of ten take at most.
+fn spread(mut of: Vec<f32>) -> (f32, f32) {
+    of.sort_by(f32::total_cmp);
+    (of[of.len() / 2], of[of.len() * 9 / 10])
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn the_device_goes_on_with_the_next_batch_at_once() {
+    // Alone on the device: another test's kernels would lie between.
+    let _memory = all_memory();
+    let mut config = config(768, 3072, 12, 512);
+    config["num_attention_heads"] = json!(12);
+    let engine = builder(config)
+        .outputs(["sentence_embedding"])
+        .build()
+        .expect("a device and NVRTC are there");
+    for lens in [&[250; 20][..], &[250; 4], &[16]] {
+        let batch = batch(lens);
+        let mut session = engine.session().expect("a session");
+        let (median, most) = spread(session.gaps(&batch, 10, 200).expect("it runs"));
+        let alone = session.time(&batch, 5, 50).expect("it runs").median();
+        let runs = 200;
+        let began = std::time::Instant::now();
+        let mut ahead = None;
+        for _ in 0..runs {
+            let pending = session.submit(&batch).expect("a place");
+            if let Some(done) = ahead.replace(pending) {
+                Pending::wait(done).expect("it ran");
+            }
+        }
+        ahead.map(|last| last.wait().expect("it ran"));
+        let each = began.elapsed().as_secs_f64() * 1e3 / f64::from(runs);
+        println!(
+            "{} × {} tokens: the device waits {median:.2} µs between batches (9 of 10: {most:.2}); {each:.4} ms a batch two at a time, {alone:.4} ms of the device alone",
+            lens.len(),
+            lens[0]
+        );
+        // What the host does for a batch is behind the one that runs, unless that takes hardly longer.
+        assert!(median < 20.0 || lens.len() == 1, "{median} µs");
     }
 }

@@ -78,7 +78,7 @@ use crate::{
         cpu::{CpuModel, CpuSession},
         cuda::{self, CudaModel, CudaSession, DeviceInfo, Timing},
     },
-    tensor::DType,
+    tensor::{DType, Extents},
 };
 
 /// The output that a cross-encoder's scores are computed of.
@@ -453,20 +453,90 @@ enum SessionBackend {
 
 impl Session {
     /// Runs a batch and returns the outputs that the engine was built for.
+    ///
+    /// # Errors
+    /// Those of [`submit`](Self::submit) and of [`Pending::wait`].
     pub fn run(&mut self, batch: &Batch) -> Result<Outputs, EngineError> {
+        self.submit(batch)?.wait()
+    }
+
+    /// Gives a batch to the device and returns before it has run, so that the next one can be made ready, and submitted, while it
+    /// runs: the device goes on with that at once. A CPU has run the batch when this returns, and so has an engine that keeps
+    /// padding.
+    ///
+    /// # Errors
+    /// A batch beyond the model's limits, memory that could not be had, and [`CudaError::InFlight`] where two batches have been
+    /// submitted and neither was waited for nor dropped.
+    ///
+    /// ```no_run
+    /// # use gemmule::{Batch, Engine};
+    /// # fn main() -> Result<(), gemmule::EngineError> {
+    /// # let engine = Engine::builder("bert").checkpoint("all-MiniLM-L6-v2").build()?;
+    /// # let batches: Vec<Batch> = Vec::new();
+    /// let mut session = engine.session()?;
+    /// let mut running = None;
+    /// for batch in &batches {
+    ///     let behind = session.submit(batch)?;
+    ///     if let Some(done) = running.replace(behind) {
+    ///         println!("{:?}", done.wait()?.get("sentence_embedding")?.shape);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn submit(&mut self, batch: &Batch) -> Result<Pending, EngineError> {
         batch.check(&self.limits)?;
         let laid_out = padding::laid_out(batch, self.padding)?;
+        let lens = batch.own_lens().to_vec();
         let mut outputs = match &mut self.backend {
             SessionBackend::Cpu(session) => session.run(&laid_out)?,
-            SessionBackend::Cuda(session) => session.run(&laid_out)?,
+            SessionBackend::Cuda(session) => match self.padding {
+                Padding::Removed => return Ok(Pending::running(session.submit(&laid_out)?, lens)),
+                Padding::Kept => session.run(&laid_out)?,
+            },
         };
         if self.padding == Padding::Kept {
             padding::remove(&mut outputs, self.program(), &laid_out);
         }
-        Ok(Outputs {
-            outputs,
-            lens: batch.own_lens().to_vec(),
-        })
+        Ok(Pending::done(Outputs { outputs, lens }))
+    }
+
+    /// Waits for the batch that was submitted first, where the session takes no other; its results are kept for whoever has it.
+    fn make_place(&mut self) {
+        if let SessionBackend::Cuda(session) = &mut self.backend {
+            session.make_place();
+        }
+    }
+
+    /// Makes room on a CUDA device for batches of up to these extents, so that a batch in flight is never waited for because a
+    /// larger one comes. On a CPU memory is taken as it is needed.
+    ///
+    /// # Errors
+    /// Memory that could not be had, and extents beyond the declared maximum.
+    pub fn reserve(&mut self, extents: &Extents) -> Result<(), EngineError> {
+        match &mut self.backend {
+            SessionBackend::Cpu(_) => Ok(()),
+            SessionBackend::Cuda(session) => Ok(session.reserve(extents)?),
+        }
+    }
+
+    /// Microseconds for which a CUDA device has nothing to do between a batch and the same batch behind it, for each of `runs`
+    /// pairs; none on the CPU.
+    ///
+    /// # Errors
+    /// Those of [`submit`](Self::submit) and of [`Pending::wait`].
+    pub fn gaps(
+        &mut self,
+        batch: &Batch,
+        warm_up: usize,
+        runs: usize,
+    ) -> Result<Vec<f32>, EngineError> {
+        batch.check(&self.limits)?;
+        let batch = &*padding::laid_out(batch, self.padding)?;
+        match &mut self.backend {
+            SessionBackend::Cpu(_) => Ok(Vec::new()),
+            SessionBackend::Cuda(session) => Ok(session.gaps(batch, warm_up, runs)?),
+        }
     }
 
     /// Times runs of a batch, in milliseconds: by CUDA events on a device, by the clock on the CPU.

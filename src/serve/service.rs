@@ -19,16 +19,18 @@ use tokio::sync::oneshot;
 use super::{
     Cache, Lookup, Metrics, Recorder, Seat, ServeError, Text, Tier, Turn,
     cache::{Deep, Flights, Key, digest, key},
+    costs::full_batch,
     tokenize::{Pool, encode},
     trace::began,
 };
 use crate::{
-    Batch, Engine, EngineError, Outputs,
-    engine::{Encoded, LOGITS, Pending, Pipeline, TextEncoder},
+    AllocatorChoice, Batch, ChunkPolicy, Engine, EngineError, Outputs, Session,
+    engine::{DeviceName, Encoded, LOGITS, Pending, Pipeline, TextEncoder},
     model::EMBEDDING,
     runtime::batch::Limits,
-    schedule::{CostTable, Costs, Desk, Micros, Planned, Scheduler, Waiting},
+    schedule::{CostTable, Costs, Desk, Layout, Micros, Planned, Scheduler, Waiting},
     simulate::{Event, Happened},
+    tensor::Extents,
 };
 
 /// Texts of fewer bytes are tokenized where they come in, if a request has not more than [`FEW`] inputs.
@@ -56,6 +58,10 @@ pub enum Wanted {
 }
 /// Batches that the executor takes: one that runs, and one behind it.
 const DEPTH: u8 = 2;
+
+/// Lengths of texts that memory is reserved for.
+const USUAL_LONGEST: u64 = 512;
+const USUAL_LENGTH: u64 = 64;
 
 /// How a service works.
 pub struct ServiceChoice {
@@ -429,7 +435,11 @@ impl Service {
             }),
             None => None,
         };
-        let mut session = engine.session()?;
+        let mut sessions = Vec::new();
+        for engine in [engine].into_iter().chain(others) {
+            sessions.push(session_of(engine, &choice.costs, choice.batch_bytes)?);
+        }
+        let session = sessions.first_mut().expect("there is an engine");
         let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
         let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
         let width = outputs.get(output)?.values.len();
@@ -462,10 +472,6 @@ impl Service {
             encoder,
             kept,
         });
-        let mut sessions = vec![session];
-        for engine in others {
-            sessions.push(engine.session()?);
-        }
         let mut seats = choice.seats.into_iter();
         let (mut launchers, mut collectors) = (Vec::new(), Vec::new());
         for (lane, session) in sessions.into_iter().enumerate() {
@@ -745,6 +751,53 @@ impl Drop for Service {
     }
 }
 
+/// A session that keeps the memory that it has taken, and has taken what usual batches need: on a CUDA device freeing and
+/// allocating wait for the batches in flight.
+fn session_of(
+    engine: &Engine,
+    costs: &CostTable,
+    batch_bytes: u64,
+) -> Result<Session, EngineError> {
+    let DeviceName::Cuda(_) = engine.device() else {
+        return engine.session();
+    };
+    let allocator = match *engine.allocator() {
+        AllocatorChoice::Chunk(policy) => AllocatorChoice::Chunk(ChunkPolicy {
+            release_after: u32::MAX,
+            keep_limit: u64::MAX,
+            ..policy
+        }),
+        other => other,
+    };
+    let mut session = engine.session_with(&allocator)?;
+    let longest = engine.limits().longest.map_or(USUAL_LONGEST, u64::from);
+    let longest = longest.min(USUAL_LONGEST);
+    // Schedulers fill a bucket's tokens beyond a full batch.
+    let mut tokens = 2 * full_batch(costs);
+    loop {
+        let extents = Extents {
+            pairs: tokens * longest.min(tokens),
+            longest: longest.min(tokens),
+            batch: tokens.div_ceil(USUAL_LENGTH),
+            ..Layout::Packed.computed([tokens as u32])
+        };
+        if costs.bytes(Layout::Packed, &extents) <= batch_bytes {
+            match session.reserve(&extents) {
+                Err(error) if error.is_out_of_memory() => {
+                    tracing::warn!(
+                        "no memory was reserved for batches of {tokens} tokens: {error}"
+                    );
+                }
+                done => return done.map(|()| session),
+            }
+        }
+        tokens /= 2;
+        if tokens == 0 {
+            return Ok(session);
+        }
+    }
+}
+
 /// Asks the scheduler whenever something has changed, and gives its batches to the executor.
 fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     let mut state = shared.lock();
@@ -902,36 +955,46 @@ impl Collect {
             Metrics::count(&metrics.batch_sequences, members.len() as u64);
             let ratio = took / estimate.seconds().max(1e-6) * 1e3;
             Metrics::set(&metrics.estimate_ratio, ratio as u64);
-            self.answer(members, outputs);
-            let mut state = self.shared.lock();
-            let now = self.shared.now();
-            let State {
-                desk, scheduler, ..
-            } = &mut *state;
-            desk.finished(now, self.lane, &ids, true, &mut **scheduler);
-            let lane = self.lane;
-            state.record(now, || Happened::Finished { lane, ids });
-            drop(state);
-            self.shared.changed.notify_one();
+            match outputs.and_then(|outputs| self.rows(&members, &outputs)) {
+                // The next batch is decided on while these are answered.
+                Ok(rows) => {
+                    self.finish(ids);
+                    self.answer(members, rows);
+                }
+                Err(error) => {
+                    self.answer_by_halves(members, error);
+                    self.finish(ids);
+                }
+            }
         }
     }
 
-    /// Answers the requests of a batch. Those of one that failed are run again by halves, so that only the culprit fails.
-    fn answer(&self, members: Vec<(u64, Entry)>, outputs: Result<Outputs, EngineError>) {
-        let metrics = &self.shared.metrics;
-        let error = match outputs.and_then(|outputs| self.rows(&members, &outputs)) {
-            Ok(rows) => {
-                for ((_, entry), values) in members.into_iter().zip(rows) {
-                    let tokens = entry.encoded.ids.len();
-                    Metrics::count(&metrics.tokens, tokens as u64);
-                    let answer = Answer { values, tokens };
-                    self.shared.answer(entry.lead, Ok(answer), None);
-                }
-                return;
-            }
-            Err(error) => error,
-        };
-        Metrics::count(&metrics.failed_batches, 1);
+    /// Gives the lane back that a batch had.
+    fn finish(&self, ids: Vec<u64>) {
+        let mut state = self.shared.lock();
+        let now = self.shared.now();
+        let State {
+            desk, scheduler, ..
+        } = &mut *state;
+        desk.finished(now, self.lane, &ids, true, &mut **scheduler);
+        let lane = self.lane;
+        state.record(now, || Happened::Finished { lane, ids });
+        drop(state);
+        self.shared.changed.notify_one();
+    }
+
+    fn answer(&self, members: Vec<(u64, Entry)>, rows: Vec<Vec<f32>>) {
+        for ((_, entry), values) in members.into_iter().zip(rows) {
+            let tokens = entry.encoded.ids.len();
+            Metrics::count(&self.shared.metrics.tokens, tokens as u64);
+            let answer = Answer { values, tokens };
+            self.shared.answer(entry.lead, Ok(answer), None);
+        }
+    }
+
+    /// Runs the requests of a batch that failed again by halves, so that only the culprit fails.
+    fn answer_by_halves(&self, members: Vec<(u64, Entry)>, error: EngineError) {
+        Metrics::count(&self.shared.metrics.failed_batches, 1);
         let n = members.len();
         if error.is_out_of_memory() {
             let mut state = self.shared.lock();
@@ -964,7 +1027,10 @@ impl Collect {
         let second = first.split_off(n / 2);
         for half in [first, second] {
             let outputs = batch_of(&half).and_then(|batch| self.pipeline.submit(batch)?.wait());
-            self.answer(half, outputs);
+            match outputs.and_then(|outputs| self.rows(&half, &outputs)) {
+                Ok(rows) => self.answer(half, rows),
+                Err(error) => self.answer_by_halves(half, error),
+            }
         }
     }
 

@@ -75,6 +75,10 @@ pub enum CudaError {
         value: u64,
         limit: u64,
     },
+    #[error(
+        "two batches of the session are in flight, and it takes no third; wait for the ticket of one of them first"
+    )]
+    InFlight,
     #[error("no cubin was given for the kernel `{symbol}`; compile the model for {target}")]
     MissingCubin { symbol: String, target: String },
     #[error("the program's weight `{name}` is none of those that were loaded; load its own model")]

@@ -13,15 +13,16 @@ use super::error::{CudaError, During};
 use crate::{plan::Plan, runtime::GraphUse, tensor::Extents};
 
 /// Most graphs of a session; the least recently used makes room. A graph of a twelve-layer encoder takes a third of a
-/// MiB of device memory.
-const KEPT: NonZeroUsize = NonZeroUsize::new(64).expect("64 is not zero");
+/// MiB of device memory, and a shape that comes while another batch is in flight has two.
+const KEPT: NonZeroUsize = NonZeroUsize::new(128).expect("128 is not zero");
 
 /// Most shapes without a graph that are remembered, in a cache of their own, so that shapes that never recur evict no
 /// graph.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
-/// What a run's launches depend on besides addresses: the extents, and whether the batch came padded.
-pub(super) type Key = (Extents, bool);
+/// What a run's launches depend on: the extents, whether the batch came padded, and by its slot the addresses of its batch
+/// data, so that batches that run by turns in two slots do not evict each other's graphs.
+pub(super) type Key = (Extents, bool, usize);
 
 /// Addresses of a run's tensors and batch data. An allocator may place a shape elsewhere when it recurs, and chunks are
 /// reallocated.
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_bucket_is_due_at_once_and_an_exact_shape_when_it_comes_again_where_it_was() {
-        let key = |n| (Extents::of(&[n]).unwrap(), false);
+        let key = |n| (Extents::of(&[n]).unwrap(), false, 0);
         let site = |address| Site {
             plan: Arc::new(Plan {
                 placements: Vec::new(),
@@ -150,6 +151,12 @@ mod tests {
         assert!(graphs.is_due(&key(9), &site(1), false));
         // A shape whose memory has moved counts as new.
         assert!(!graphs.is_due(&key(10), &site(2), false));
+        assert!(graphs.is_due(&key(10), &site(2), false));
+        // Another slot's graph is one of its own.
+        let other = (Extents::of(&[10]).unwrap(), false, 1);
+        assert!(!graphs.is_due(&other, &site(3), false));
+        assert!(!graphs.is_due(&key(10), &site(2), false));
+        assert!(graphs.is_due(&other, &site(3), false));
         assert!(graphs.is_due(&key(10), &site(2), false));
         assert_eq!(graphs.used(), GraphUse::default());
     }

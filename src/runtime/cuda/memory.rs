@@ -2,7 +2,7 @@
 
 use std::{ffi::c_void, sync::Arc};
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use super::{
     device::Device,
@@ -134,6 +134,8 @@ impl Drop for Pinned {
 /// Buffers by chunk id, as the planner asks for them.
 pub(super) struct Chunks {
     device: Device,
+    /// Whose work is on them.
+    stream: Arc<CudaStream>,
     buffers: Vec<Option<Buffer>>,
 }
 
@@ -142,6 +144,12 @@ impl ChunkOwner for Chunks {
 
     fn follow(&mut self, held: &[u64]) -> Result<bool, CudaError> {
         let mut changed = held.len() < self.buffers.len();
+        let is_kept = |(buffer, &bytes): (&Option<Buffer>, &u64)| {
+            buffer.as_ref().is_none_or(|b| b.bytes == bytes)
+        };
+        if changed || !self.buffers.iter().zip(held).all(is_kept) {
+            self.settle();
+        }
         self.buffers.resize_with(held.len(), || None);
         for (buffer, &bytes) in self.buffers.iter_mut().zip(held) {
             if buffer.as_ref().is_some_and(|b| b.bytes != bytes) {
@@ -163,6 +171,9 @@ impl ChunkOwner for Chunks {
     }
 
     fn clear(&mut self) {
+        if !self.buffers.is_empty() {
+            self.settle();
+        }
         self.buffers.clear();
     }
 
@@ -172,11 +183,19 @@ impl ChunkOwner for Chunks {
 }
 
 impl Chunks {
-    pub(super) fn new(device: Device) -> Self {
+    /// None yet, for the work of a stream.
+    pub(super) fn new(device: Device, stream: Arc<CudaStream>) -> Self {
         Self {
             device,
+            stream,
             buffers: Vec::new(),
         }
+    }
+
+    /// Waits for batches in flight before memory is freed that they may use.
+    fn settle(&self) {
+        // After a failure of the device nothing uses it any more, and each batch in flight tells by itself.
+        let _ = self.stream.synchronize();
     }
 
     /// The address `offset` bytes into a chunk; 0 where there is none, for tensors without bytes.

@@ -1,5 +1,6 @@
 mod decode_loop;
 mod launcher;
+mod slot;
 mod staging;
 mod timing;
 
@@ -9,11 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cudarc::driver::result;
+use cudarc::driver::{CudaEvent, result};
 
 pub use decode_loop::{Behind, ChosenRows, DecodeLoop, Entry, LoopRoom};
 use launcher::{Bound, Launcher};
-use staging::{BatchData, Staging};
+pub use slot::CudaTicket;
+use slot::{Piece, Slot};
+use staging::BatchData;
 pub use timing::Part;
 
 use super::{
@@ -24,24 +27,32 @@ use super::{
     watch::Watch,
 };
 use crate::{
-    kernels::KernelSpec,
-    plan::Plan,
+    kernels::{KernelSpec, upload::Upload},
+    plan::{ALIGNMENT, Plan},
     program::{Buckets, Program, SizeOverflow},
     runtime::{
         AllocatorChoice, GraphChoice, GraphUse, MemoryUse, MemoryWork, Output, Planner,
         batch::Batch,
         replay::extents_of,
-        weights::decode_into,
         workspace::{ChunkOwner, NoRoom, Workspace},
     },
     tensor::Extents,
 };
 
+/// Batches that a session takes at once: one that runs, and one right behind it on the stream.
+const IN_FLIGHT: usize = 2;
+
+/// Results of fewer bytes are copied to the host by a kernel, which neighbouring kernels wait less for than for the copy
+/// engines; those are faster with more.
+const FEW_BYTES: u64 = 1 << 20;
+
 /// What one caller needs to run a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
 pub struct CudaSession {
     launcher: Launcher,
     workspace: Workspace<Chunks>,
-    staging: Staging,
+    slots: [Slot; IN_FLIGHT],
+    /// Batches that were submitted so far.
+    submitted: u64,
     graphs: Graphs,
     replay: GraphChoice,
     buckets: Buckets,
@@ -99,6 +110,8 @@ fn median(of: &[f32]) -> f32 {
 
 /// A batch that is ready to launch: plan, addresses, extents.
 struct Ready {
+    /// Which of the session's slots has its data and takes its results.
+    slot: usize,
     site: Site,
     data: BatchData,
     /// The batch's own extents.
@@ -111,7 +124,7 @@ struct Ready {
 
 impl Ready {
     fn key(&self) -> Key {
-        (self.extents, self.data.padded.is_some())
+        (self.extents, self.data.padded.is_some(), self.slot)
     }
 }
 
@@ -142,8 +155,12 @@ impl CudaSession {
             .during(|| "make a stream".to_owned())?;
         let planner = Planner::new(&model.program, allocator)?;
         Ok(Self {
-            staging: Staging::new(model.device.clone(), Arc::clone(&stream)),
-            workspace: Workspace::new(planner, Chunks::new(model.device.clone())),
+            slots: std::array::from_fn(|_| Slot::new(model.device.clone(), Arc::clone(&stream))),
+            submitted: 0,
+            workspace: Workspace::new(
+                planner,
+                Chunks::new(model.device.clone(), Arc::clone(&stream)),
+            ),
             graphs: Graphs::default(),
             replay,
             buckets: replay.buckets(&model.program, allocator),
@@ -154,6 +171,48 @@ impl CudaSession {
                 start,
             },
         })
+    }
+
+    /// Puts a batch, which the caller has checked against the model's limits, on the stream, and returns before it has run.
+    /// While it runs the next one can be submitted, so that the device goes on with it at once.
+    ///
+    /// # Errors
+    /// [`CudaError::InFlight`] while two batches are in flight; memory that could not be had, and what the driver refuses.
+    pub fn submit(&mut self, batch: &Batch) -> Result<CudaTicket, CudaError> {
+        self.submit_at(batch, 0, None)
+    }
+
+    /// Where two batches are in flight, waits for the one that was submitted first. Its ticket has its results.
+    pub fn make_place(&mut self) {
+        if self.slots.iter().all(Slot::is_taken) {
+            let first = self.slots.iter_mut().min_by_key(|slot| slot.nth());
+            if let Some(first) = first {
+                first.clear();
+            }
+        }
+    }
+
+    /// Makes room for batches of up to these extents, so that none that is smaller waits for memory.
+    ///
+    /// # Errors
+    /// Memory that could not be had.
+    pub fn reserve(&mut self, extents: &Extents) -> Result<(), CudaError> {
+        let model = Arc::clone(&self.launcher.model);
+        let extents = self.buckets.of_batch(extents);
+        let room = self.make_room(&model.program, &extents);
+        room.map_err(|error| match error {
+            NoRoom::Plan(error) => error.into(),
+            NoRoom::Memory { bytes, source } => {
+                advise(source, &model, self.workspace.planner(), bytes, &extents)
+            }
+        })?;
+        for slot in &mut self.slots {
+            slot.clear();
+            slot.staging.place(None, &extents)?;
+            let (pieces, bytes) = pieces(&model.program, &extents)?;
+            slot.reserve(&model.device, bytes, &pieces)?;
+        }
+        Ok(())
     }
 
     /// Runs a batch, which the caller has checked against the model's limits.
@@ -173,19 +232,61 @@ impl CudaSession {
     /// Adds sequences' next tokens to `cache` and computes nothing else of them; returns before the device has done so.
     pub fn fill(&mut self, batch: &Batch, cache: &mut CudaCache) -> Result<(), CudaError> {
         let ready = self.prepare(batch, cache.memory.start())?;
-        self.staging.fill(&ready.data, batch, &ready.extents)?;
+        let staging = &mut self.slots[ready.slot].staging;
+        staging.fill(&ready.data, batch, &ready.extents)?;
         let [upload, ..] = &*self.launcher.model.before;
-        self.staging.upload(&ready.data, upload)?;
-        self.staging.note_upload()?;
+        staging.upload(&ready.data, upload)?;
+        staging.note_upload()?;
         let n_steps = self.launcher.model.program.steps_to_fill_caches();
         self.launch(&ready, n_steps, &|_| true)
     }
 
     fn run_at(&mut self, batch: &Batch, cache: u64) -> Result<Vec<Output>, CudaError> {
+        self.submit_at(batch, cache, None)?.wait()
+    }
+
+    /// As [`submit`](Self::submit), on a KV cache. With a `lap` the stream notes there when the run begins and ends.
+    fn submit_at(
+        &mut self,
+        batch: &Batch,
+        cache: u64,
+        lap: Option<&[CudaEvent; 2]>,
+    ) -> Result<CudaTicket, CudaError> {
         let ready = self.prepare(batch, cache)?;
-        let enqueued = self.enqueue(&ready, batch)?;
+        let (pieces, bytes) = pieces(&self.launcher.model.program, &ready.own)?;
+        self.slots[ready.slot].reserve(&self.launcher.model.device, bytes, &pieces)?;
+        let enqueued = self.enqueue_between(&ready, batch, (&pieces, bytes), lap);
+        let enqueued = enqueued.inspect_err(|_| {
+            // What was enqueued of it may still write to the slot's memory, which the next batch gets.
+            let _ = self.launcher.stream.synchronize();
+        })?;
+        self.submitted += 1;
+        let ticket = self.slots[ready.slot].depart(pieces, self.submitted);
+        let ticket = ticket.expect("there is room for its results, as was just made");
         self.learn(&ready, enqueued)?;
-        self.download(&ready)
+        Ok(ticket)
+    }
+
+    /// Enqueues a run and the copies of its results.
+    fn enqueue_between(
+        &mut self,
+        ready: &Ready,
+        batch: &Batch,
+        (pieces, bytes): (&[Piece], usize),
+        lap: Option<&[CudaEvent; 2]>,
+    ) -> Result<Enqueued, CudaError> {
+        let stream = Arc::clone(&self.launcher.stream);
+        let note = |nth: usize| match lap {
+            Some(lap) => lap[nth]
+                .record(&stream)
+                .during(|| "record an event".to_owned()),
+            None => Ok(()),
+        };
+        note(0)?;
+        let enqueued = self.enqueue(ready, batch)?;
+        self.download(ready, pieces, bytes)?;
+        note(1)?;
+        Ok(enqueued)
     }
 
     /// Times `runs` runs from ids to outputs, after `warm_up` untimed ones. The upload of the ids is inside the
@@ -219,7 +320,7 @@ impl CudaSession {
                     Ok(())
                 },
             )?;
-            self.staging.uploaded();
+            self.slots[ready.slot].staging.uploaded();
             if i >= warm_up {
                 timing.ms.push(ms);
                 timing.host_us.push(host.get().as_secs_f32() * 1e6);
@@ -237,7 +338,7 @@ impl CudaSession {
         MemoryUse {
             weights: self.launcher.model.weight_bytes(),
             activations: self.workspace.chunks().bytes(),
-            batch_data: self.staging.bytes(),
+            batch_data: self.slots.iter().map(|slot| slot.staging.bytes()).sum(),
         }
     }
 
@@ -259,6 +360,7 @@ impl CudaSession {
             .context()
             .bind_to_thread()
             .during(|| "use the device on this thread".into())?;
+        let slot = self.free_slot()?;
         let own = batch.extents();
         let mut extents = extents_of(&self.buckets, batch);
         let mut room = self.make_room(&model.program, &extents);
@@ -273,20 +375,30 @@ impl CudaSession {
                 advise(source, &model, self.workspace.planner(), bytes, &own)
             }
         })?;
-        let placed = self.staging.place(batch, &extents);
+        let n_padded = batch.padded().map(|padded| padded.mask.len());
+        let placed = self.slots[slot].staging.place(n_padded, &extents);
         let data = placed.inspect_err(|_| self.release())?;
         let chunks = self.workspace.chunks();
         let used = (0..plan.chunks.len()).filter(|&chunk| plan.chunks[chunk] > 0);
         let mut addresses: Vec<_> = used.map(|chunk| chunks.at(chunk, 0)).collect();
-        addresses.extend(self.staging.addresses());
+        addresses.extend(self.slots[slot].staging.addresses());
         addresses.push(cache);
         Ok(Ready {
+            slot,
             site: Site { plan, addresses },
             data,
             own,
             extents,
             cache,
         })
+    }
+
+    /// A slot for the next batch.
+    fn free_slot(&mut self) -> Result<usize, CudaError> {
+        let free = self.slots.iter().position(|slot| !slot.is_taken());
+        let free = free.ok_or(CudaError::InFlight)?;
+        self.slots[free].clear();
+        Ok(free)
     }
 
     fn make_room(
@@ -304,13 +416,16 @@ impl CudaSession {
 
     fn release(&mut self) {
         self.graphs.clear();
-        self.staging.release();
+        for slot in &mut self.slots {
+            slot.release();
+        }
         self.workspace.release();
     }
 
     /// Enqueues a run, from the upload of the batch to the last launch: as a graph where the session has one for it.
     fn enqueue(&mut self, ready: &Ready, batch: &Batch) -> Result<Enqueued, CudaError> {
-        self.staging.fill(&ready.data, batch, &ready.extents)?;
+        let staging = &mut self.slots[ready.slot].staging;
+        staging.fill(&ready.data, batch, &ready.extents)?;
         if self.graphs.replay(&ready.key(), &ready.site)? {
             return Ok(Enqueued::Replayed);
         }
@@ -338,7 +453,7 @@ impl CudaSession {
     /// Launches the upload of a batch, and then its run.
     fn launch_all(&self, ready: &Ready) -> Result<(), CudaError> {
         let [upload, ..] = &*self.launcher.model.before;
-        self.staging.upload(&ready.data, upload)?;
+        self.slots[ready.slot].staging.upload(&ready.data, upload)?;
         self.launch(ready, usize::MAX, &|_| true)
     }
 
@@ -381,51 +496,65 @@ impl CudaSession {
         self.launcher.steps(&bound, n_steps, wanted)
     }
 
-    fn download(&mut self, ready: &Ready) -> Result<Vec<Output>, CudaError> {
-        let program = &self.launcher.model.program;
-        let mut outputs = Vec::with_capacity(program.outputs.len());
-        for (name, tensor) in program.outputs_of(ready.own.part) {
+    /// Enqueues the copies of a run's results to the host, in the type that they are stored in.
+    fn download(&mut self, ready: &Ready, pieces: &[Piece], bytes: usize) -> Result<(), CudaError> {
+        let Launcher { model, stream, .. } = &self.launcher;
+        let program = &model.program;
+        let landing = self.slots[ready.slot].landing();
+        let landing = landing.expect("there is room for the results, as was just made");
+        let to = landing.address()?;
+        let outputs = program.outputs_of(ready.own.part);
+        for ((name, tensor), piece) in outputs.zip(pieces) {
             let nth = program.outputs.iter().position(|(_, of)| of == tensor);
             let slot = self.output_slots[nth.unwrap_or_default()];
-            let record = &program.tensors[*tensor];
-            // The bucket's further rows lie behind those of the batch.
-            let bytes = program.bytes(record, &ready.own)? as usize;
-            let no_memory = |_| CudaError::OutputMemory {
-                output: name.clone(),
-                bytes: bytes as u64,
-            };
-            let mut raw = Vec::new();
-            raw.try_reserve_exact(bytes).map_err(no_memory)?;
-            raw.resize(bytes, 0u8);
             let at = ready.site.plan.placements[slot];
             let from = self.workspace.chunks().at(at.chunk as usize, at.offset);
-            // SAFETY: the output lives at `from` until the session plans again; `raw` is not
-            // touched before the stream was waited for.
-            unsafe { result::memcpy_dtoh_async(&mut raw, from, self.launcher.stream.cu_stream()) }
-                .during(|| format!("download `{name}`"))?;
-            self.launcher
-                .stream
-                .synchronize()
-                .during(|| "wait for the run".to_owned())?;
-            self.staging.uploaded();
-            let dims: Option<Vec<u64>> =
-                record.shape.0.iter().map(|d| d.eval(&ready.own)).collect();
-            let shape = dims.ok_or_else(|| SizeOverflow {
-                tensor: name.clone(),
-                shape: record.shape.clone(),
-            })?;
-            let mut values = Vec::new();
-            let n = bytes / record.dtype.bytes() as usize;
-            values.try_reserve_exact(n).map_err(no_memory)?;
-            decode_into(&mut values, &raw, record.dtype);
-            outputs.push(Output {
-                name: name.clone(),
-                shape,
-                values,
-            });
+            if piece.bytes == 0 {
+                continue;
+            }
+            if bytes as u64 <= FEW_BYTES {
+                let [copy, ..] = &*model.before;
+                let rows = (piece.bytes as u64).div_ceil(Upload::PIECE);
+                let extents = Extents::default().with_rows(rows);
+                let args = [from, to + piece.at as u64];
+                // SAFETY: tensors and pieces lie at multiples of `ALIGNMENT`, so that the rest of the last 16 bytes is theirs
+                // too; the output lives at `from` until the next batch on the stream, and the memory at `to` is freed or
+                // used again only behind the event that is recorded below.
+                unsafe { copy.launch(stream.cu_stream(), &extents, &args, name, Start::Plain) }?;
+            } else {
+                let to = &mut landing.memory_mut()[piece.at..piece.at + piece.bytes];
+                // SAFETY: as above; nobody reads the pinned memory before the event.
+                unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }
+                    .during(|| format!("download `{name}`"))?;
+            }
         }
-        Ok(outputs)
+        landing.note(stream)
     }
+}
+
+/// Where the outputs of a batch land in the memory of its slot, and the bytes of all of them together. A bucket's further rows
+/// lie behind those of the batch, and are left out.
+fn pieces(program: &Program, own: &Extents) -> Result<(Vec<Piece>, usize), CudaError> {
+    let mut end = 0;
+    let mut pieces = Vec::with_capacity(program.outputs.len());
+    for (name, tensor) in program.outputs_of(own.part) {
+        let record = &program.tensors[*tensor];
+        let bytes = program.bytes(record, own)? as usize;
+        let dims: Option<Vec<u64>> = record.shape.0.iter().map(|d| d.eval(own)).collect();
+        let shape = dims.ok_or_else(|| SizeOverflow {
+            tensor: name.clone(),
+            shape: record.shape.clone(),
+        })?;
+        pieces.push(Piece {
+            name: name.clone(),
+            shape,
+            dtype: record.dtype,
+            at: end,
+            bytes,
+        });
+        end += bytes.next_multiple_of(ALIGNMENT as usize);
+    }
+    Ok((pieces, end))
 }
 
 impl Drop for CudaSession {

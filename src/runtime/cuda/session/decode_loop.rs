@@ -199,7 +199,7 @@ impl DecodeLoop {
             },
             workspace: Workspace::new(
                 Planner::new(program, &allocator)?,
-                Chunks::new(model.device.clone()),
+                Chunks::new(model.device.clone(), Arc::clone(&session.launcher.stream)),
             ),
             graphs: Default::default(),
             part,
@@ -386,7 +386,7 @@ impl DecodeLoop {
                 .collect(),
             plan,
         };
-        let key = (extents, false);
+        let key = (extents, false, 0);
         if !self.replays {
             self.launch(table, &extents, &site, behind)?;
         } else if !self.graphs[behind as usize].replay(&key, &site)? {

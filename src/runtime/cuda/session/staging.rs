@@ -100,15 +100,19 @@ impl Staging {
     }
 
     /// Lays out the batch data of a run of these extents, which may be larger than the batch, and makes room for
-    /// them.
-    pub(super) fn place(&mut self, batch: &Batch, e: &Extents) -> Result<BatchData, CudaError> {
+    /// them. A batch that comes padded has `n_padded` places for tokens.
+    pub(super) fn place(
+        &mut self,
+        n_padded: Option<usize>,
+        e: &Extents,
+    ) -> Result<BatchData, CudaError> {
         let end = Cell::new(0u64);
         let place = |bytes: u64| end.replace(end.get() + bytes.next_multiple_of(ALIGNMENT));
         let valid_lens = place(4 * e.batch);
         let seeds = place(8 * e.batch);
         // A padded batch is uploaded as it is; kernels write what follows.
-        let padded = batch.padded().map(|p| {
-            let places = [(); 3].map(|()| place(4 * p.mask.len() as u64));
+        let padded = n_padded.map(|n| {
+            let places = [(); 3].map(|()| place(4 * n as u64));
             (places, end.get())
         });
         let per_token = [(); 3].map(|()| place(4 * e.tokens));
