@@ -857,7 +857,9 @@ mod tests {
         let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
         let decision = timed.decide(&View {
             now: Micros(0),
-            waiting: &[gemmule::schedule::Waiting::new(5, Micros(0))],
+            waiting: [gemmule::schedule::Waiting::new(5, Micros(0))]
+                .as_slice()
+                .into(),
             lanes: &[gemmule::schedule::Lane {
                 in_flight: 0,
                 depth: 1,
