@@ -228,6 +228,7 @@ fn small(name: &str) -> Model {
         queue: Duration::from_secs(60),
         tokenizers: 1,
         all_tokens: true,
+        sparse: false,
         share: None,
         previous: None,
         trace: None,
@@ -313,6 +314,11 @@ fn no_body_breaks_a_route() {
         "stream_options",
         "encoding_format",
         "parameters",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
+        "tools",
+        "tool_choice",
     ];
     let fields = prop::collection::btree_map(prop::sample::select(names.to_vec()), values(), 0..5);
     let damage = prop::option::of((any::<prop::sample::Index>(), any::<u8>()));

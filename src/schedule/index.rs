@@ -127,10 +127,7 @@ impl Index {
 
     /// Takes in what has come, and leaves out what has gone without a decision. The requests that came since the last time
     /// are returned.
-    pub fn follow<'v>(
-        &mut self,
-        view: &View<'v>,
-    ) -> impl Iterator<Item = &'v Waiting> + use<'v> {
+    pub fn follow<'v>(&mut self, view: &View<'v>) -> impl Iterator<Item = &'v Waiting> + use<'v> {
         let new = view.waiting.behind(self.last);
         for waiting in new.clone() {
             self.last = Some(waiting.id);

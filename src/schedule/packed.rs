@@ -455,7 +455,11 @@ impl Packed {
     /// Fills a batch by class, and by turns of tenants.
     fn by_turns(&mut self, view: &View<'_>, batch: &mut Batch) {
         self.tidy(view);
-        let head = |line: &Line| line.requests.front().and_then(|&(id, _)| view.waiting.get(id));
+        let head = |line: &Line| {
+            line.requests
+                .front()
+                .and_then(|&(id, _)| view.waiting.get(id))
+        };
         let mut order: Vec<(Reverse<u64>, u32, (u8, u32))> = self
             .lines
             .iter()

@@ -227,7 +227,11 @@ const CHILDREN: usize = 8;
 
 impl Soonest {
     pub fn push(&mut self, deadline: Micros, id: u64) {
-        if self.in_order.back().is_none_or(|&last| last < (deadline, id)) {
+        if self
+            .in_order
+            .back()
+            .is_none_or(|&last| last < (deadline, id))
+        {
             return self.in_order.push_back((deadline, id));
         }
         self.insert(deadline, id);
@@ -263,7 +267,11 @@ impl Soonest {
     /// The soonest deadline and its request.
     pub fn peek(&self) -> Option<(Micros, u64)> {
         match self.is_top() {
-            true => self.deadlines.first().copied().zip(self.ids.first().copied()),
+            true => self
+                .deadlines
+                .first()
+                .copied()
+                .zip(self.ids.first().copied()),
             false => self.in_order.front().copied(),
         }
     }

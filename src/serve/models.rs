@@ -10,8 +10,9 @@ use std::{
 };
 
 use super::{
-    Cache, Devices, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer, measure,
-    service::STATES,
+    Cache, Devices, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer,
+    known_or_measured,
+    service::{SPARSE, STATES},
 };
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
@@ -42,6 +43,8 @@ pub struct ModelChoice {
     pub tokenizers: usize,
     /// Whether an embedding model also gives the vectors of all tokens. Those whose folders say nothing of pooling do anyway.
     pub all_tokens: bool,
+    /// Whether an embedding model also weighs the tokens of its texts, as BGE-M3 does.
+    pub sparse: bool,
     /// Its share of the devices' time, beside other models; `None` where it has them to itself.
     pub share: Option<(Arc<Devices>, f64)>,
     /// The model that it replaces. What batches cost is then not measured again beside that one's work, if they are alike.
@@ -91,6 +94,8 @@ pub enum ReloadError {
     Fixed,
     #[error("the models are being loaded already; ask again when that is done")]
     Busy,
+    #[error("the keys and the models stay as they are: {problem}")]
+    Keys { problem: String },
     #[error("the models stay as they are: {problem}")]
     Failed { problem: String },
 }
@@ -154,12 +159,16 @@ impl Model {
             Some(modules) => computed(modules) == Some(EMBEDDING),
             None => usual.contains(&EMBEDDING),
         };
-        let engines = devices
-            .iter()
-            .map(|&device| match choice.all_tokens && embeds {
-                true => builder(device).outputs([EMBEDDING, STATES]).build(),
-                false => builder(device).build(),
-            });
+        let also = [(choice.all_tokens, STATES), (choice.sparse, SPARSE)];
+        let also = also.into_iter().filter(|&(is, _)| is && embeds);
+        let outputs: Vec<&str> = also.map(|(_, name)| name).collect();
+        let engines = devices.iter().map(|&device| match outputs.is_empty() {
+            true => builder(device).build(),
+            false => {
+                let outputs = [EMBEDDING].into_iter().chain(outputs.iter().copied());
+                builder(device).outputs(outputs).build()
+            }
+        });
         let engines = engines.collect::<Result<Vec<Engine>, EngineError>>()?;
         let (engine, others) = engines.split_first().expect("there is a device");
         let names = engines.iter().map(|engine| engine.device().to_string());
@@ -175,7 +184,7 @@ impl Model {
             .or_else(|| choice.previous.as_ref().and_then(like));
         let costs = match known {
             Some(costs) => costs,
-            None => measure(engine, &mut engine.session()?, MEASURING)?,
+            None => known_or_measured(engine, MEASURING)?,
         };
         let service = ServiceChoice {
             scheduler: choice.scheduler,

@@ -37,7 +37,8 @@ const FEW: usize = 4;
 
 /// The output of descriptions that has a row for each token, before pooling.
 pub(super) const STATES: &str = "last_hidden_state";
-/// The output of models that weigh the entries of their vocabulary, as SPLADE does: `[batch, vocabulary]`, mostly 0.
+/// The output of models that weigh the entries of their vocabulary, mostly by 0: `[batch, vocabulary]` as SPLADE's, or `[tokens, 1]`
+/// as BGE-M3's, where an entry has the largest weight of its tokens.
 pub const SPARSE: &str = "sparse";
 
 /// Which of a model's outputs an answer has.
@@ -88,6 +89,8 @@ pub struct Submit {
 pub struct Answer {
     /// An embedding or scores by label, or what else was [`Wanted`].
     pub values: Vec<f32>,
+    /// Of which entries the values are, ascending, where most have none: [`Wanted::Sparse`].
+    pub entries: Vec<u32>,
     /// Tokens that were computed for it.
     pub tokens: usize,
 }
@@ -237,6 +240,15 @@ pub struct Service {
     width: usize,
     has_states: bool,
     has_sparse: bool,
+}
+
+/// How a model weighs entries of its vocabulary.
+#[derive(Clone)]
+enum Weights {
+    /// It has a weight for each.
+    OfEntries,
+    /// It has a weight for each token of a text, of which these are not counted.
+    OfTokens(Arc<[u32]>),
 }
 
 impl Shared {
@@ -432,10 +444,13 @@ impl Service {
         let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
         let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
         let width = outputs.get(output)?.values.len();
-        // A weight for each token, as other models give it, is not one for each entry.
         let vocabulary = engine.limits().vocabulary as usize;
-        let sparse = outputs.get(SPARSE).map(|output| output.values.len());
-        let has_sparse = sparse.is_ok_and(|n| n == vocabulary);
+        let weights = match outputs.get(SPARSE).map(|output| output.values.len()) {
+            Ok(n) if n == vocabulary => Some(Weights::OfEntries),
+            Ok(_) => Some(Weights::OfTokens(encoder.unweighed()?.into())),
+            Err(_) => None,
+        };
+        let has_sparse = weights.is_some();
         let score = (output == LOGITS).then(|| {
             let folder = encoder.folder();
             folder.score(width as u64)
@@ -481,6 +496,7 @@ impl Service {
                 lane,
                 output,
                 score,
+                weights: weights.clone(),
             };
             collectors.push((collect, results));
         }
@@ -875,6 +891,28 @@ struct Collect {
     lane: usize,
     output: &'static str,
     score: Option<crate::engine::Score>,
+    weights: Option<Weights>,
+}
+
+impl Weights {
+    /// The entries that a sequence weighs, with their weights.
+    fn of(&self, weights: &[f32], ids: &[u32]) -> (Vec<u32>, Vec<f32>) {
+        match self {
+            Self::OfEntries => {
+                let all = (0_u32..).zip(weights.iter().copied());
+                all.filter(|&(_, weight)| weight != 0.0).unzip()
+            }
+            Self::OfTokens(left_out) => {
+                let all = ids.iter().copied().zip(weights.iter().copied());
+                let is_one = |&(id, weight): &(u32, f32)| weight > 0.0 && !left_out.contains(&id);
+                let mut all: Vec<(u32, f32)> = all.filter(is_one).collect();
+                all.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+                // The first of an entry is its largest.
+                all.dedup_by_key(|(id, _)| *id);
+                all.into_iter().unzip()
+            }
+        }
+    }
 }
 
 impl Collect {
@@ -918,12 +956,10 @@ impl Collect {
     /// Answers the requests of a batch. Those of one that failed are run again by halves, so that only the culprit fails.
     fn answer(&self, members: Vec<(u64, Entry)>, outputs: Result<Outputs, EngineError>) {
         let metrics = &self.shared.metrics;
-        let error = match outputs.and_then(|outputs| self.rows(&members, &outputs)) {
-            Ok(rows) => {
-                for ((_, entry), values) in members.into_iter().zip(rows) {
-                    let tokens = entry.encoded.ids.len();
-                    Metrics::count(&metrics.tokens, tokens as u64);
-                    let answer = Answer { values, tokens };
+        let error = match outputs.and_then(|outputs| self.answers(&members, &outputs)) {
+            Ok(answers) => {
+                for ((_, entry), answer) in members.into_iter().zip(answers) {
+                    Metrics::count(&metrics.tokens, answer.tokens as u64);
                     self.shared.answer(entry.lead, Ok(answer), None);
                 }
                 return;
@@ -967,25 +1003,35 @@ impl Collect {
         }
     }
 
-    fn rows(
+    fn answers(
         &self,
         members: &[(u64, Entry)],
         outputs: &Outputs,
-    ) -> Result<Vec<Vec<f32>>, EngineError> {
+    ) -> Result<Vec<Answer>, EngineError> {
         outputs.check_finite()?;
         let output = outputs.get(self.output)?;
         let width = output.values.len() / members.len().max(1);
         let score = |x: &f32| self.score.map_or(*x, |score| score.of(*x));
         let rows = output.values.chunks_exact(width.max(1));
-        let mut rows: Vec<Vec<f32>> = rows.map(|row| row.iter().map(score).collect()).collect();
-        for (at, (_, entry)) in members.iter().enumerate() {
-            match entry.lead.submit().wanted {
-                Wanted::Usual => {}
-                Wanted::AllTokens => rows[at] = outputs.sequence(STATES, at)?.to_vec(),
-                Wanted::Sparse => rows[at] = outputs.sequence(SPARSE, at)?.to_vec(),
+        let answers = members.iter().zip(rows).enumerate();
+        let answers = answers.map(|(at, ((_, entry), row))| {
+            let ids = &entry.encoded.ids;
+            let mut answer = Answer {
+                values: Vec::new(),
+                entries: Vec::new(),
+                tokens: ids.len(),
+            };
+            match (entry.lead.submit().wanted, &self.weights) {
+                (Wanted::AllTokens, _) => answer.values = outputs.sequence(STATES, at)?.to_vec(),
+                (Wanted::Sparse, Some(weights)) => {
+                    let own = outputs.sequence(SPARSE, at)?;
+                    (answer.entries, answer.values) = weights.of(own, ids);
+                }
+                _ => answer.values = row.iter().map(score).collect(),
             }
-        }
-        Ok(rows)
+            Ok(answer)
+        });
+        answers.collect()
     }
 }
 

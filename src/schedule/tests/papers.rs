@@ -366,13 +366,20 @@ fn requests_join_slots_whose_own_have_finished() {
         slot: 10,
     };
     assert_eq!(first.run[0].layout, layout);
-    assert_eq!(first.run[0].rows, vec![vec![4], vec![0], vec![1], vec![2]].into());
+    assert_eq!(
+        first.run[0].rows,
+        vec![vec![4], vec![0], vec![1], vec![2]].into()
+    );
     let rest: Vec<Waiting> = all
         .iter()
         .copied()
         .filter(|w| [3, 5].contains(&w.id))
         .collect();
-    assert!(das.decide(&view(rest.as_slice().into(), true)).run.is_empty());
+    assert!(
+        das.decide(&view(rest.as_slice().into(), true))
+            .run
+            .is_empty()
+    );
     das.finished(&[0], 0);
     let joined = das.decide(&view(rest.as_slice().into(), true));
     assert_eq!(joined.run.len(), 1);

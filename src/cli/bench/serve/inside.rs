@@ -95,6 +95,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
         queue: Duration::from_secs(2),
         tokenizers: inside.tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
         all_tokens: false,
+        sparse: false,
         share: None,
         previous: None,
         trace: None,
