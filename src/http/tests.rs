@@ -12,7 +12,7 @@ use super::{
 use crate::{
     DeviceChoice,
     schedule::{CostTable, Settings, scheduler},
-    serve::{Model, ModelChoice, Models, ServeError, Text},
+    serve::{Model, ModelChoice, Models, ReloadError, ServeError, Text},
 };
 
 #[test]
@@ -189,6 +189,12 @@ fn each_error_has_a_status_and_a_text_in_each_style() {
         Failure::slow_body(seconds(30)),
         Failure::broken_body("connection closed"),
         Failure::method(&hyper::Method::GET, &hyper::Method::POST),
+        Failure::no_command("/admin/reload"),
+        Failure::reload(&ReloadError::Fixed),
+        Failure::reload(&ReloadError::Busy),
+        Failure::reload(&ReloadError::Failed {
+            problem: "`serve.ron`: there is no model in it".to_owned(),
+        }),
     ])
     .collect();
     let mut shown = String::new();

@@ -1,6 +1,6 @@
 //! Who waits, in order of arrival, and who of them waits for an answer soonest.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, fmt};
 
 use super::{Micros, Planned, Waiting};
 
@@ -111,19 +111,24 @@ impl<'a> Queue<'a> {
     pub(super) fn place(&self, id: u64) -> Option<usize> {
         let waiting = self.all.get(self.head..)?;
         let (first, last) = (waiting.first()?.id, waiting.last()?.id);
+        let (before, behind) = (id.checked_sub(first)?, last.checked_sub(id)?);
+        let n = waiting.len() as u64;
         // Ids rise by at least one, and mostly by one: then nothing of the request itself is read.
-        let most = usize::try_from(id.checked_sub(first)?).ok()?;
-        let at = match last - first == waiting.len() as u64 - 1 {
-            true => most,
-            false => match waiting.get(most) {
-                Some(waiting) if waiting.id == id => most,
-                _ => {
-                    let before = &waiting[..most.min(waiting.len())];
-                    before.binary_search_by_key(&id, |w| w.id).ok()?
+        let at = match before + behind + 1 == n {
+            true => before as usize,
+            // What went long ago has left gaps among the first.
+            false => {
+                let guessed = n.checked_sub(behind + 1).map(|at| at as usize);
+                match guessed.filter(|&at| waiting[at].id == id) {
+                    Some(at) => at,
+                    None => {
+                        let most = n.min(before + 1) as usize;
+                        waiting[..most].binary_search_by_key(&id, |w| w.id).ok()?
+                    }
                 }
-            },
+            }
         };
-        (at < waiting.len() && !has(self.gone, self.head + at)).then_some(self.head + at)
+        (!has(self.gone, self.head + at)).then_some(self.head + at)
     }
 
     /// The request at a place, if one waits there; and the first place behind it that may have one.
@@ -332,7 +337,7 @@ impl Soonest {
 
 /// The requests of a batch by row: with [`Layout::Packed`](super::Layout::Packed) and [`Layout::Padded`](super::Layout::Padded) one
 /// in each, with [`Layout::Rows`](super::Layout::Rows) those of a slot, `length / slot` slots a row.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(from = "Vec<Vec<u64>>", into = "Vec<Vec<u64>>")]
 pub struct Rows {
     ids: Vec<u64>,
@@ -376,6 +381,12 @@ impl Rows {
                 &self.ids[begin..end]
             }
         })
+    }
+}
+
+impl fmt::Debug for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
     }
 }
 
@@ -493,6 +504,7 @@ mod tests {
             assert_eq!(of.ids(), rows.concat());
             let text = serde_json::to_string(&of).unwrap();
             assert_eq!(text, serde_json::to_string(&rows).unwrap());
+            assert_eq!(format!("{of:?}"), format!("{rows:?}"));
             assert_eq!(serde_json::from_str::<Rows>(&text).unwrap(), of);
         }
     }

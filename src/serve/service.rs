@@ -497,6 +497,7 @@ impl Service {
                 output,
                 score,
                 weights: weights.clone(),
+                bytes: choice.batch_bytes,
             };
             collectors.push((collect, results));
         }
@@ -892,7 +893,12 @@ struct Collect {
     output: &'static str,
     score: Option<crate::engine::Score>,
     weights: Option<Weights>,
+    /// Memory that a batch may take where there was always enough.
+    bytes: u64,
 }
+
+/// A lane that had too little memory once takes so much more again for each batch, as a share of what it had.
+const RECOVERS: u64 = 256;
 
 impl Weights {
     /// The entries that a sequence weighs, with their weights.
@@ -947,6 +953,12 @@ impl Collect {
             } = &mut *state;
             desk.finished(now, self.lane, &ids, true, &mut **scheduler);
             let lane = self.lane;
+            let less = desk.lanes().get(lane).map(|lane| lane.bytes);
+            if let Some(bytes) = less.filter(|&bytes| bytes < self.bytes) {
+                let bytes = self.bytes.min(bytes + self.bytes / RECOVERS);
+                desk.set_bytes(lane, bytes);
+                state.record(now, || Happened::Bytes { lane, bytes });
+            }
             state.record(now, || Happened::Finished { lane, ids });
             drop(state);
             self.shared.changed.notify_one();
@@ -1090,5 +1102,98 @@ impl Drop for Reply {
             Metrics::count(&self.shared.metrics.cancelled, 1);
             self.shared.count_waiting(&state);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        DeviceChoice,
+        engine::{Input, Prompt},
+        runtime::cpu::CpuError,
+        schedule::{Settings, scheduler},
+    };
+
+    #[test]
+    fn a_batch_for_which_there_is_no_memory_runs_by_halves_and_its_lane_takes_less_for_a_while() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let folder = root.join("tests/checkpoints/st-mean");
+        let engine = Engine::from_checkpoint(&folder).device(DeviceChoice::Cpu);
+        let engine = engine.invariant(true).build().unwrap();
+        let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
+        let texts = ["a small bird", "the tower is high", "words", "rain"];
+        let encoder = TextEncoder::open(&folder).unwrap();
+        let batch = encoder.encode(&texts).unwrap();
+        let expected = engine.session().unwrap().run(&batch).unwrap();
+        let bytes = 1 << 30;
+        let choice = ServiceChoice {
+            scheduler: scheduler("packed", &Settings::default()).unwrap(),
+            costs,
+            batch_bytes: bytes,
+            queue: Duration::from_secs(60),
+            tokenizers: 1,
+            seats: Vec::new(),
+            trace: None,
+            cache: None,
+        };
+        let service = Service::start(&engine, &[], encoder, choice).unwrap();
+        let pipeline = Arc::new(Pipeline::new(engine.session().unwrap()).unwrap());
+        let collect = Collect {
+            shared: Arc::clone(&service.shared),
+            pipeline,
+            lane: 0,
+            output: EMBEDDING,
+            score: None,
+            weights: None,
+            bytes,
+        };
+        let (mut members, mut answers) = (Vec::new(), Vec::new());
+        for (index, text) in texts.iter().enumerate() {
+            let (answer, reply) = oneshot::channel();
+            answers.push(reply);
+            let asked = Asked {
+                answer,
+                index,
+                submit: Submit::default(),
+                sent: Instant::now(),
+            };
+            let encoder = service.encoder();
+            let entry = Entry {
+                encoded: encoder
+                    .encode_one(Input::Text(text), Prompt::Default)
+                    .unwrap(),
+                lead: Lead {
+                    asked: Some(asked),
+                    ticket: Arc::default(),
+                    boarded: None,
+                },
+                sent: Instant::now(),
+            };
+            members.push((index as u64, entry));
+        }
+        let no_memory = EngineError::Cpu(CpuError::OutOfMemory { bytes: 1 << 40 });
+        let metrics = &service.shared.metrics;
+        collect.answer(members, Err(no_memory));
+        assert_eq!(metrics.failed_batches.load(Ordering::Relaxed), 1);
+        for (at, answer) in answers.into_iter().enumerate() {
+            let answer = answer.blocking_recv().unwrap().unwrap();
+            assert_eq!(answer.values, expected.sequence(EMBEDDING, at).unwrap());
+        }
+        let held = || service.shared.lock().desk.lanes()[0].bytes;
+        let less = held();
+        assert!(less < bytes && less > 0, "{less}");
+        // It recovers with what runs.
+        for _ in 0..3 {
+            let replies = service.submit(vec![Text::One("x".to_owned())], Submit::default());
+            replies.unwrap().remove(0).wait().unwrap();
+        }
+        drop(collect);
+        let began = Instant::now();
+        while held() < less + 3 * bytes / RECOVERS {
+            assert!(began.elapsed() < Duration::from_secs(10), "{}", held());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(held() < bytes);
     }
 }
