@@ -164,12 +164,14 @@ impl ChatTemplate {
         let messages: Vec<Value> = messages.collect();
         let conversation = context! { messages, add_generation_prompt => true };
         let tools: Vec<Value> = tools.iter().map(|tool| tool.0.clone()).collect();
+        // As in transformers, they are there and `none` where there are none, as documents are, which templates ask for, too.
         let tools = match tools.is_empty() {
-            true => context! {},
-            false => context! { tools },
+            true => Value::from(()),
+            false => Value::from(tools),
         };
+        let others = context! { tools, documents => () };
         template
-            .render(context! { ..conversation, ..tools, ..tokens })
+            .render(context! { ..conversation, ..others, ..tokens })
             .map_err(broken)
     }
 }
@@ -338,6 +340,22 @@ mod tests {
         assert!(!chat.render(&messages).unwrap().contains("parameters"));
         let plain = self::folder(&[("chat_template.jinja", "{{ messages[0].content }}")]);
         assert!(!ChatTemplate::open(plain.path()).unwrap().takes_tools());
+        // As Llama's and Mistral's ask.
+        for template in [
+            "{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools is not none %}{{ tools | length }}{% endif %}",
+            "{% if tools is not none and tools | length > 0 %}{{ tools | length }}{% endif %}",
+            "{% if tools %}{{ tools | length }}{% endif %}",
+        ] {
+            let folder = self::folder(&[("chat_template.jinja", template)]);
+            let chat = ChatTemplate::open(folder.path()).unwrap();
+            assert!(chat.takes_tools(), "{template}");
+            assert_eq!(chat.render(&messages).unwrap(), "", "{template}");
+            assert_eq!(
+                chat.render_with(&messages, &tools).unwrap(),
+                "1",
+                "{template}"
+            );
+        }
         let wrong = serde_json::from_str::<Vec<Tool>>("[3]").unwrap_err();
         assert!(
             wrong

@@ -88,7 +88,7 @@ impl<'a> Queue<'a> {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &'a Waiting> + Clone + use<'a> {
-        self.from(self.head)
+        self.starting_at(self.head)
     }
 
     /// The one that came first.
@@ -99,7 +99,7 @@ impl<'a> Queue<'a> {
     /// Those that came behind the request with this id, or all.
     pub fn behind(&self, id: Option<u64>) -> impl Iterator<Item = &'a Waiting> + Clone + use<'a> {
         let after = |id| self.head + self.all[self.head..].partition_point(|w| w.id <= id);
-        self.from(id.map_or(self.head, after))
+        self.starting_at(id.map_or(self.head, after))
     }
 
     /// The request with this id, unless it has gone.
@@ -137,7 +137,7 @@ impl<'a> Queue<'a> {
         Some((self.all.get(next)?, next))
     }
 
-    fn from(&self, mut place: usize) -> impl Iterator<Item = &'a Waiting> + Clone + use<'a> {
+    fn starting_at(&self, mut place: usize) -> impl Iterator<Item = &'a Waiting> + Clone + use<'a> {
         let (all, gone) = (self.all, self.gone);
         std::iter::from_fn(move || {
             let at = free(gone, place);
