@@ -174,7 +174,7 @@ mod tests {
                         let turn = seat.take(cost);
                         let _ = sender.send(model);
                         // Others come to wait in the meantime.
-                        thread::sleep(Duration::from_millis(2));
+                        thread::sleep(Duration::from_millis(10));
                         drop(turn);
                     }
                 })
