@@ -128,6 +128,8 @@ class Soak:
         connection = self.connection()
         n = draw.choice([4, 16, 40])
         body = {"model": "writer", "prompt": f"One cold morning {draw.choice(['Ben', 'Lily', 'Tom'])}", "max_tokens": n}
+        if draw.random() < 0.3:
+            body |= {"frequency_penalty": draw.uniform(-2, 2), "presence_penalty": draw.uniform(-2, 2), "logit_bias": {"7": -100}}
         if draw.random() < 0.5:
             status, data = self.post(connection, "/v1/completions", body)
             answer = json.loads(data)
@@ -152,6 +154,7 @@ class Soak:
             (EMBEDDINGS, {"model": "st-mean", "input": [f"late {draw.random()}"] * 300}, (200, 429, 504), {"x-request-timeout-ms": "1"}),
             (EMBEDDINGS, '{"input": ' + "[" * 50000, (400,), {}),
             ("/v1/completions", {"model": "writer", "prompt": "", "max_tokens": 3}, (400,), {}),
+            ("/v1/completions", {"model": "writer", "prompt": "One", "logit_bias": {"100000": 1}}, (400,), {}),
             ("/v9/nothing", {}, (404,), {}),
         ]
         for path, body, expected, headers in cases:

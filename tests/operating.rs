@@ -50,6 +50,7 @@ fn choice(scheduler_name: &str) -> ModelChoice {
         name: "st-mean".to_owned(),
         devices: vec![DeviceChoice::Cpu],
         all_tokens: false,
+        sparse: false,
         share: None,
         previous: None,
         dtype: None,

@@ -54,6 +54,7 @@ fn a_browser_shows_model_load_and_latency() {
         queue: Duration::from_secs(10),
         tokenizers: 1,
         all_tokens: false,
+        sparse: false,
         share: None,
         previous: None,
         trace: None,

@@ -16,7 +16,7 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::{Generate, TextEncoder},
+    engine::{Folder, Generate, TextEncoder},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, Settings, scheduler},
     search::Rules,
@@ -55,6 +55,7 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         queue,
         tokenizers: 1,
         all_tokens: true,
+        sparse: false,
         share: None,
         previous: None,
         trace: None,
@@ -288,6 +289,37 @@ fn each_error_has_its_status_and_says_what_to_do() {
         ),
         ("/v1/completions", "{\"prompt\": \"One\", \"stop\": [\"\"]}"),
         ("/v1/completions", "{\"prompt\": \"One\", \"stop\": 7}"),
+        (
+            "/v1/completions",
+            "{\"prompt\": \"One\", \"frequency_penalty\": 3}",
+        ),
+        (
+            "/v1/completions",
+            "{\"prompt\": \"One\", \"presence_penalty\": -2.5}",
+        ),
+        (
+            "/v1/completions",
+            "{\"prompt\": \"One\", \"logit_bias\": {\"x\": 1}}",
+        ),
+        (
+            "/v1/completions",
+            "{\"prompt\": \"One\", \"logit_bias\": {\"3\": 101}}",
+        ),
+        (
+            "/v1/completions",
+            "{\"prompt\": \"One\", \"logit_bias\": {\"4000000\": 1}}",
+        ),
+        ("/v1/completions", "{\"prompt\": \"One\", \"top_p\": 7}"),
+        ("/v1/completions", "{\"prompt\": \"One\", \"top_k\": 7}"),
+        (
+            "/v1/completions",
+            "{\"prompt\": \"One\", \"tools\": [{\"type\": \"function\"}]}",
+        ),
+        ("/v1/chat/completions", "{\"messages\": [], \"tools\": [3]}"),
+        (
+            "/v1/chat/completions",
+            "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"tool_choice\": \"required\"}",
+        ),
         (
             "/v1/completions",
             "{\"prompt\": [\"One\", \"Two\"], \"stream\": true}",
@@ -534,6 +566,92 @@ fn conversations_are_answered_with_scores_and_in_several_ways() {
             "length"
         );
     }
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn tools_are_the_affair_of_templates_that_take_them() {
+    let folder = chatting();
+    let open = || {
+        let mut choice = choice("writer", true, Duration::from_secs(10));
+        choice.folder = folder.path().to_owned();
+        serving_models(vec![Model::open(choice).unwrap()], quick())
+    };
+    let tools = json!([{"type": "function", "function": {"name": "walk"}}]);
+    let asked = |tools: &Value, choice: &str| {
+        json!({
+            "messages": [{"role": "user", "content": "One cold morning"}], "max_tokens": 4, "temperature": 0,
+            "tools": tools, "tool_choice": choice,
+        })
+    };
+    let server = open();
+    let to = server.address();
+    let (status, refused) = post(to, "/v1/chat/completions", &asked(&tools, "auto"));
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("tools")));
+    assert_eq!(
+        refused["error"]["message"],
+        "the model's chat template has no place for tools, as it was not taught to call them; leave `tools` out, or ask another model"
+    );
+    let plain = post(to, "/v1/chat/completions", &asked(&tools, "none"));
+    assert_eq!(plain.0, 200, "{}", plain.1);
+    let plain_tokens = plain.1["usage"]["prompt_tokens"].as_u64().unwrap();
+    server.shut_down(Duration::ZERO);
+    let template =
+        "{% for tool in tools %}{{ tool.function.name }} {% endfor %}{{ messages[0].content }} ";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let server = open();
+    let to = server.address();
+    let (status, told) = post(to, "/v1/chat/completions", &asked(&tools, "auto"));
+    assert_eq!(status, 200, "{told}");
+    assert!(told["usage"]["prompt_tokens"].as_u64().unwrap() > plain_tokens);
+    let (_, none) = post(to, "/v1/chat/completions", &asked(&json!([]), "auto"));
+    assert_eq!(none["usage"]["prompt_tokens"], plain_tokens);
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn penalties_and_a_bias_change_what_is_written() {
+    let server = serving(&["writer"], quick());
+    let to = server.address();
+    let write = |more: Value| {
+        let mut asked = json!({
+            "prompt": "One cold morning Ben walked to", "max_tokens": 120, "temperature": 0, "logprobs": 1,
+        });
+        let more = more.as_object().unwrap().clone();
+        asked.as_object_mut().unwrap().extend(more);
+        let (status, told) = post(to, "/v1/completions", &asked);
+        assert_eq!(status, 200, "{told}");
+        let tokens = told["choices"][0]["logprobs"]["tokens"].as_array().unwrap();
+        tokens
+            .iter()
+            .map(|token| token.as_str().unwrap().to_owned())
+            .collect::<Vec<String>>()
+    };
+    let usual = write(json!({}));
+    // What asks for nothing changes nothing.
+    let neutral = json!({"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_k": -1, "repetition_penalty": 1});
+    assert_eq!(write(neutral), usual);
+    let mut texts = vec![usual.clone()];
+    for penalty in ["frequency_penalty", "presence_penalty"] {
+        texts.extend([2, -2].map(|by| write(json!({penalty: by}))));
+    }
+    // What was rewarded for each time that it came comes again and again.
+    let rewarded = &texts[2];
+    let last = rewarded.last().unwrap();
+    assert!(
+        rewarded.iter().filter(|token| *token == last).count() > 60,
+        "{rewarded:?}"
+    );
+    let n = texts.len();
+    texts.sort();
+    texts.dedup();
+    assert_eq!(texts.len(), n, "{texts:?}");
+    let encoder = TextEncoder::for_prompts(Folder::open(&checkpoint("writer")).unwrap());
+    let first = encoder.unwrap().prompts(&[usual[0].as_str()]).unwrap()[0][0].to_string();
+    let never = write(json!({"logit_bias": {first.clone(): -100}}));
+    assert!(!never.contains(&usual[0]), "{never:?}");
+    let always = write(json!({"logit_bias": {first: 100}}));
+    assert_eq!(always, vec![usual[0].clone(); 120]);
     server.shut_down(Duration::ZERO);
 }
 
@@ -788,6 +906,7 @@ fn keys_let_those_in_who_have_one_and_balancers() {
         assert_eq!(get(to, path).0, 200);
     }
     assert_eq!(get(to, "/v1/models").0, 401);
+    server.shut_down(Duration::ZERO);
     for (text, error) in [
         ("", "there is no key in it, so that nobody could ask"),
         (
@@ -797,6 +916,50 @@ fn keys_let_those_in_who_have_one_and_balancers() {
     ] {
         assert_eq!(Keys::parse(text).unwrap_err().to_string(), error);
     }
+}
+
+#[test]
+fn a_file_of_keys_is_read_again_and_a_wrong_one_leaves_all_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    // The SHA-256 of `secret`, and of `password`.
+    let secret = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let password = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8";
+    std::fs::write(&file, format!("alice {secret}\n")).unwrap();
+    let choice = HttpChoice {
+        keys: Some(Keys::open(&file).unwrap()),
+        ..quick()
+    };
+    let open = || vec![model("st-mean", true, Duration::from_secs(10))];
+    let models = Models::reloadable(open(), move |_| Ok(open()));
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start(socket, models, choice).unwrap();
+    let to = server.address();
+    let admin = TcpListener::bind("127.0.0.1:0").unwrap();
+    let admin = server.listen_admin(admin).unwrap();
+    let status = |key: &str| {
+        let header = format!("authorization: Bearer {key}\r\n");
+        ask_with(to, "POST", "/v1/embeddings", &header, "{\"input\": \"x\"}").0
+    };
+    assert_eq!((status("secret"), status("password")), (200, 401));
+    std::fs::write(&file, format!("alice {password}\n")).unwrap();
+    assert_eq!((status("secret"), status("password")), (200, 401));
+    assert_eq!(post(admin, "/admin/reload", &json!({})).0, 200);
+    assert_eq!((status("secret"), status("password")), (401, 200));
+    std::fs::write(&file, "# nobody\n").unwrap();
+    let (code, told) = post(admin, "/admin/reload", &json!({}));
+    let expected = format!(
+        "the keys and the models stay as they are: `{}`: there is no key in it, so that nobody could ask",
+        file.display()
+    );
+    assert_eq!((code, &told["error"]["message"]), (500, &json!(expected)));
+    assert_eq!((status("secret"), status("password")), (401, 200));
+    let (code, told) = post(admin, "/admin/nothing", &json!({}));
+    assert_eq!(code, 404);
+    assert_eq!(
+        told["error"]["message"],
+        "there is no such command; there is POST /admin/reload"
+    );
     server.shut_down(Duration::ZERO);
 }
 
@@ -1555,5 +1718,50 @@ fn words_are_weighed_where_a_model_does_that() {
         assert_eq!(told.collect::<Vec<(u64, f32)>>(), expected);
     }
     assert_eq!(post(to, "/v1/embeddings", &json!({"input": "x"})).0, 404);
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn tokens_are_weighed_beside_embeddings_where_that_is_asked_for() {
+    let folder = checkpoint("st-m3");
+    let mut choice = choice("st-m3", true, Duration::from_secs(10));
+    (choice.all_tokens, choice.sparse) = (false, true);
+    let server = serving_models(vec![Model::open(choice).unwrap()], quick());
+    let to = server.address();
+    let engine = Engine::from_checkpoint(&folder).device(DeviceChoice::Cpu);
+    let engine = engine.invariant(true).outputs(["sparse"]).build().unwrap();
+    let texts = ["a small bird, a bird", "the tower is high", "x"];
+    let encoder = TextEncoder::open(&folder).unwrap();
+    let batch = encoder.encode(&texts).unwrap();
+    let outputs = engine.session().unwrap().run(&batch).unwrap();
+    let (status, rows) = post(to, "/embed_sparse", &json!({"inputs": texts}));
+    assert_eq!(status, 200, "{rows}");
+    let mut n_weights = 0;
+    for (at, text) in texts.iter().enumerate() {
+        let ids = encoder.prompts(&[text]).unwrap().remove(0);
+        // As FlagEmbedding has it: the largest of each id, without <s>, </s>, <pad> and <unk>.
+        let mut expected = std::collections::BTreeMap::<u64, f32>::new();
+        for (&id, &weight) in ids.iter().zip(outputs.sequence("sparse", at).unwrap()) {
+            if ![0, 1, 2, 3].contains(&id) && weight > 0.0 {
+                let most = expected.entry(u64::from(id)).or_default();
+                *most = most.max(weight);
+            }
+        }
+        let told = rows[at].as_array().unwrap().iter().map(|entry| {
+            let value = entry["value"].as_f64().unwrap() as f32;
+            (entry["index"].as_u64().unwrap(), value)
+        });
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            expected.into_iter().collect::<Vec<_>>()
+        );
+        n_weights += rows[at].as_array().unwrap().len();
+    }
+    assert!(n_weights > 0);
+    let (status, vectors) = post(to, "/v1/embeddings", &json!({"input": texts}));
+    assert_eq!(
+        (status, vectors["data"].as_array().unwrap().len()),
+        (200, 3)
+    );
     server.shut_down(Duration::ZERO);
 }

@@ -311,7 +311,11 @@ fn shown(page: &Page<'_>, turbo: &Bench, tcb: &Bench, table: &str) -> String {
          `gemmule-bench serving` writes this page and its figures. TurboTransformers' are of costs that were {}; TCB's, {}. Load is in \
          shares of the capacity, which is what the device does at its best rate: {:.0} requests a second of TurboTransformers' lengths (normal, 5 to 500), as no \
          rate of the papers loads a card of today. TCB's model has 12 heads of 256 in place of 8 of 384, beyond what fused attention \
-         takes, and its three encoder layers alone. The papers give no deadlines; here they lie 2 to 10 batches of 64 rows of 400 tokens behind the arrival.\n\n",
+         takes, and its three encoder layers alone. The papers give no deadlines; here they lie 2 to 10 batches of 64 rows of 400 tokens behind the arrival.\n\n\
+         No engine of ours lays several requests into a row: packed, each request is a sequence, attention is over its own tokens, and there \
+         is no row to fill, while a row needs a mask of other requests' keys and its padding computed. So a batch of rows costs here what as many \
+         packed sequences of a slot's length do, padding included and masks left out, which is the least that TCB's layout could take; figures \
+         13 and 14 compare such batches.\n\n",
         turbo.costs.about,
         tcb.costs.about,
         turbo.capacity(&turbo_lengths()),
@@ -857,7 +861,9 @@ mod tests {
         let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
         let decision = timed.decide(&View {
             now: Micros(0),
-            waiting: &[gemmule::schedule::Waiting::new(5, Micros(0))],
+            waiting: [gemmule::schedule::Waiting::new(5, Micros(0))]
+                .as_slice()
+                .into(),
             lanes: &[gemmule::schedule::Lane {
                 in_flight: 0,
                 depth: 1,

@@ -29,6 +29,7 @@ fn model(name: &str) -> Model {
         queue: Duration::from_secs(60),
         tokenizers: 1,
         all_tokens: true,
+        sparse: false,
         share: None,
         previous: None,
     });

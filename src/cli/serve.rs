@@ -29,6 +29,7 @@ pub(super) struct Args {
     /// Models, their devices, names and limits, in RON, as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "weights", "name", "device", "dtype", "invariant", "costs", "write_costs", "all_tokens",
+        "sparse",
     ])]
     config: Option<PathBuf>,
     /// The name that a model is asked for by, one for each --weights; by default its folder's
@@ -40,7 +41,7 @@ pub(super) struct Args {
     /// 0 for any that is free
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// Take commands on this port of 127.0.0.1: POST /admin/reload loads the models anew, as SIGHUP does
+    /// Take commands on this port of 127.0.0.1: POST /admin/reload loads keys and models anew, as SIGHUP does
     #[arg(long, value_name = "PORT")]
     admin_port: Option<u16>,
     /// auto, cpu, cuda or cuda:N
@@ -55,6 +56,9 @@ pub(super) struct Args {
     /// Keep the vectors of all tokens, for /embed_all; models without modules of sentence-transformers have them anyway
     #[arg(long)]
     all_tokens: bool,
+    /// Weigh the tokens of texts, too, for /embed_sparse, where an embedding model can (BGE-M3); SPLADE does anyway
+    #[arg(long)]
+    sparse: bool,
     /// Which requests run next; `gemmule simulate --scheduler all` compares them
     #[arg(long, value_name = "NAME", default_value = "packed")]
     scheduler: String,
@@ -117,10 +121,7 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Outcome {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let keys = match &args.api_keys {
-        Some(file) => {
-            let text = files::text(file, Kind::Config).map_err(EngineError::from)?;
-            Some(Keys::parse(&text).map_err(|e| miette!("`{}`: {e}", file.display()))?)
-        }
+        Some(file) => Some(Keys::open(file).into_diagnostic()?),
         None => None,
     };
     // The socket is taken first: a port that is in use is known before models are loaded.
@@ -231,6 +232,7 @@ fn open(
             queue: Duration::from_millis(queue),
             tokenizers: tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
             all_tokens: config.all_tokens,
+            sparse: config.sparse,
             share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
             trace: trace.take(),
             cache: cache.clone(),
@@ -314,6 +316,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             invariant: args.invariant,
             costs: args.costs.clone(),
             all_tokens: args.all_tokens,
+            sparse: args.sparse,
             ..ModelConfig::default()
         });
     Ok(configs.collect())

@@ -5,7 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use minijinja::{Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig};
+use minijinja::{
+    Environment, Error, ErrorKind, Value, context,
+    syntax::SyntaxConfig,
+    value::{Kwargs, Serde, ValueKind},
+};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::EngineError;
 use crate::files::{self, Kind};
@@ -19,6 +24,8 @@ pub struct Message {
     /// Mostly `system`, `user` or `assistant`.
     pub role: String,
     pub content: String,
+    /// What else a template may ask of it, such as `tool_calls`.
+    pub others: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Message {
@@ -26,6 +33,23 @@ impl Message {
         Self {
             role: role.into(),
             content: content.into(),
+            others: serde_json::Map::new(),
+        }
+    }
+}
+
+/// A tool that a model may call, as a template writes it down: an object, whose fields keep their order.
+#[derive(Clone, Debug)]
+pub struct Tool(Value);
+
+impl<'de> Deserialize<'de> for Tool {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(from)?;
+        match value.kind() {
+            ValueKind::Map => Ok(Self(value)),
+            other => Err(D::Error::custom(format!(
+                "a tool is a {other}; expected an object"
+            ))),
         }
     }
 }
@@ -80,6 +104,7 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", to_json);
         environment.add_function(
             "raise_exception",
             |problem: String| -> Result<Value, Error> {
@@ -107,6 +132,20 @@ impl ChatTemplate {
     /// # Errors
     /// What the template refuses, as a role that it does not know.
     pub fn render(&self, messages: &[Message]) -> Result<String, EngineError> {
+        self.render_with(messages, &[])
+    }
+
+    /// Whether it writes down tools that the model may call.
+    pub fn takes_tools(&self) -> bool {
+        let template = self.environment.get_template(NAME);
+        template.is_ok_and(|template| template.undeclared_variables(false).contains("tools"))
+    }
+
+    /// As [`render`](Self::render), with the tools that the model may call.
+    ///
+    /// # Errors
+    /// As `render`.
+    pub fn render_with(&self, messages: &[Message], tools: &[Tool]) -> Result<String, EngineError> {
         let broken = |error: Error| EngineError::ChatTemplate {
             file: self.file.clone(),
             problem: say(&error),
@@ -114,15 +153,76 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(broken)?;
         let tokens = Value::from(self.tokens.clone());
         let messages = messages.iter().map(|message| {
-            let Message { role, content } = message;
-            context! { role, content }
+            let Message {
+                role,
+                content,
+                others,
+            } = message;
+            let others = Value::from(Serde(others));
+            context! { role, content, ..others }
         });
         let messages: Vec<Value> = messages.collect();
         let conversation = context! { messages, add_generation_prompt => true };
+        let tools: Vec<Value> = tools.iter().map(|tool| tool.0.clone()).collect();
+        // As in transformers, they are there and `none` where there are none, as documents are, which templates ask for, too.
+        let tools = match tools.is_empty() {
+            true => Value::from(()),
+            false => Value::from(tools),
+        };
+        let others = context! { tools, documents => () };
         template
-            .render(context! { ..conversation, ..tokens })
+            .render(context! { ..conversation, ..others, ..tokens })
             .map_err(broken)
     }
+}
+
+/// JSON as Python's `json.dumps` writes it, which transformers give templates: spaces behind commas and colons, nothing escaped for
+/// HTML, fields in their order.
+fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    struct Spaced;
+    impl serde_json::ser::Formatter for Spaced {
+        fn begin_array_value<W: ?Sized + std::io::Write>(
+            &mut self,
+            to: &mut W,
+            is_first: bool,
+        ) -> std::io::Result<()> {
+            to.write_all(if is_first { b"" } else { b", " })
+        }
+
+        fn begin_object_key<W: ?Sized + std::io::Write>(
+            &mut self,
+            to: &mut W,
+            is_first: bool,
+        ) -> std::io::Result<()> {
+            self.begin_array_value(to, is_first)
+        }
+
+        fn begin_object_value<W: ?Sized + std::io::Write>(
+            &mut self,
+            to: &mut W,
+        ) -> std::io::Result<()> {
+            to.write_all(b": ")
+        }
+    }
+    let indent: Option<usize> = options.get("indent")?;
+    options.assert_all_used()?;
+    let mut text = Vec::new();
+    let written = match indent {
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(
+            &mut text, Spaced,
+        )),
+        Some(n) => {
+            let spaces = vec![b' '; n.min(16)];
+            let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
+            value.serialize(&mut serde_json::Serializer::with_formatter(
+                &mut text, pretty,
+            ))
+        }
+    };
+    let wrong = |problem: String| Error::new(ErrorKind::BadSerialization, problem);
+    written.map_err(|e| wrong(e.to_string()))?;
+    let text = String::from_utf8(text).map_err(|e| wrong(e.to_string()))?;
+    Ok(Value::from_safe_string(text))
 }
 
 /// The template in tokenizer_config.json: a text, or several by name.
@@ -219,5 +319,48 @@ mod tests {
             "{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}";
         assert!(problem(&[("chat_template.jinja", endless)]).contains("fuel"));
         assert!(problem(&[("tokenizer_config.json", "{")]).starts_with("it is no JSON"));
+    }
+
+    #[test]
+    fn tools_are_written_down_as_python_does_where_the_template_takes_them() {
+        let template = "{% if tools is not none and tools is defined %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}\
+            {{ tools[0] | tojson(indent=2) }}\n{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}\
+            {% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %};{% endfor %}";
+        let folder = folder(&[("chat_template.jinja", template)]);
+        let chat = ChatTemplate::open(folder.path()).unwrap();
+        assert!(chat.takes_tools());
+        let tools: Vec<Tool> = serde_json::from_str(
+            r#"[{"type": "function", "function": {"name": "weather", "strict": false, "parameters": {"b": [1, 2.5], "a": "<é>"}}}]"#,
+        )
+        .unwrap();
+        let mut messages = conversation();
+        let call = serde_json::json!([{"function": {"name": "weather", "arguments": "{}"}}]);
+        messages[1].others.insert("tool_calls".to_owned(), call);
+        insta::assert_snapshot!(chat.render_with(&messages, &tools).unwrap());
+        assert!(!chat.render(&messages).unwrap().contains("parameters"));
+        let plain = self::folder(&[("chat_template.jinja", "{{ messages[0].content }}")]);
+        assert!(!ChatTemplate::open(plain.path()).unwrap().takes_tools());
+        // As Llama's and Mistral's ask.
+        for template in [
+            "{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools is not none %}{{ tools | length }}{% endif %}",
+            "{% if tools is not none and tools | length > 0 %}{{ tools | length }}{% endif %}",
+            "{% if tools %}{{ tools | length }}{% endif %}",
+        ] {
+            let folder = self::folder(&[("chat_template.jinja", template)]);
+            let chat = ChatTemplate::open(folder.path()).unwrap();
+            assert!(chat.takes_tools(), "{template}");
+            assert_eq!(chat.render(&messages).unwrap(), "", "{template}");
+            assert_eq!(
+                chat.render_with(&messages, &tools).unwrap(),
+                "1",
+                "{template}"
+            );
+        }
+        let wrong = serde_json::from_str::<Vec<Tool>>("[3]").unwrap_err();
+        assert!(
+            wrong
+                .to_string()
+                .contains("a tool is a number; expected an object")
+        );
     }
 }

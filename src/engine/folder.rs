@@ -254,6 +254,14 @@ impl Folder {
         }
     }
 
+    /// The tokens that have these names in `tokenizer_config.json`.
+    pub(super) fn special_tokens(&self, names: &[&str]) -> Result<Vec<String>, EngineError> {
+        let config = self.tokenizer_config()?;
+        let values = names.iter().filter_map(|name| config.as_ref()?.get(name));
+        let texts = values.filter_map(|v| v.as_str().or_else(|| v.get("content")?.as_str()));
+        Ok(texts.map(str::to_owned).collect())
+    }
+
     fn tokenizer_config(&self) -> Result<Option<Json>, EngineError> {
         Json::optional(self.trunk.join("tokenizer_config.json"))
     }

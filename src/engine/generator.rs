@@ -139,6 +139,12 @@ pub enum AdmitError {
     BeamsAndSampling,
     #[error("the repetition penalty is {found}; expected a number above 0")]
     RepetitionPenalty { found: f32 },
+    #[error("the {name} is {found}; expected a number")]
+    Penalty { name: &'static str, found: f32 },
+    #[error("the bias of token {id} is {found}; expected a number")]
+    Bias { id: u32, found: f32 },
+    #[error("there is a bias of token {id}, but the vocabulary has {vocabulary}")]
+    BiasId { id: u32, vocabulary: u32 },
     /// Others have the room now; it fits when they end.
     #[error(
         "the KV cache has no room now: {missing_bytes} bytes are missing; poll until others end"
@@ -453,11 +459,35 @@ impl Generator {
         if !(found.is_finite() && found > 0.0) {
             return Err(AdmitError::RepetitionPenalty { found });
         }
+        self.check_bias(&options.rules)?;
         options.sampling.map_or(Ok(()), |s| s.check())?;
         if let Some(beams) = options.beams {
             beams.check()?;
             if options.sampling.is_some() {
                 return Err(AdmitError::BeamsAndSampling);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what is added to logits are numbers, of tokens that there are.
+    fn check_bias(&self, rules: &Rules) -> Result<(), AdmitError> {
+        let penalties = [
+            ("frequency penalty", rules.frequency_penalty),
+            ("presence penalty", rules.presence_penalty),
+        ];
+        for (name, found) in penalties {
+            if !found.is_finite() {
+                return Err(AdmitError::Penalty { name, found });
+            }
+        }
+        let vocabulary = self.limits.vocabulary;
+        for &(id, found) in &rules.bias {
+            if id >= vocabulary {
+                return Err(AdmitError::BiasId { id, vocabulary });
+            }
+            if !found.is_finite() {
+                return Err(AdmitError::Bias { id, found });
             }
         }
         Ok(())

@@ -211,6 +211,17 @@ impl TextEncoder {
         self.tokenizer.token_to_id(token)
     }
 
+    /// Tokens that say nothing of a text, which weights of tokens leave out: those that begin, end and fill up a sequence, and the
+    /// one for what is not known, as `tokenizer_config.json` names them (FlagEmbedding's `_process_token_weights`).
+    ///
+    /// # Errors
+    /// A `tokenizer_config.json` that is no JSON.
+    pub fn unweighed(&self) -> Result<Vec<u32>, EngineError> {
+        let names = ["cls_token", "eos_token", "pad_token", "unk_token"];
+        let tokens = self.folder.special_tokens(&names)?;
+        Ok(tokens.iter().filter_map(|t| self.token_id(t)).collect())
+    }
+
     /// Whether a token has this id.
     pub fn knows(&self, id: u32) -> bool {
         self.tokenizer.id_to_token(id).is_some()

@@ -1,21 +1,32 @@
 //! Keys of those who may ask.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use hyper::{HeaderMap, header::AUTHORIZATION};
 use sha2::{Digest, Sha256};
 
 use super::error::Failure;
+use crate::files::{self, Kind, ReadError};
 
-/// Who may ask: digests of keys, with the number of the tenant that each is of.
+/// Who may ask: digests of keys, with the number of the tenant that each is of. Copies are the same list.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
-    tenants: HashMap<String, u32>,
+    tenants: Arc<RwLock<HashMap<String, u32>>>,
+    /// Where they are read again.
+    file: Option<PathBuf>,
 }
 
 /// What is wrong with a file of keys.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum KeysError {
+    #[error(transparent)]
+    File(#[from] ReadError),
+    #[error("`{}`: {problem}", file.display())]
+    Keys { file: PathBuf, problem: Box<Self> },
     #[error(
         "line {line} is no key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it"
     )]
@@ -31,30 +42,31 @@ impl Keys {
     /// # Errors
     /// A line that is no key; lines count from 1.
     pub fn parse(text: &str) -> Result<Self, KeysError> {
-        let mut keys = Self::default();
-        let mut names: HashMap<&str, u32> = HashMap::new();
-        for (at, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let wrong = KeysError::Line { line: at + 1 };
-            let mut words = line.split_whitespace();
-            let (Some(name), Some(digest), None) = (words.next(), words.next(), words.next())
-            else {
-                return Err(wrong);
-            };
-            if digest.len() != 64 || !digest.chars().all(|c| c.is_ascii_hexdigit()) {
-                return Err(wrong);
-            }
-            let next = names.len() as u32 + 1;
-            let tenant = *names.entry(name).or_insert(next);
-            keys.tenants.insert(digest.to_ascii_lowercase(), tenant);
+        let tenants = Arc::new(RwLock::new(tenants(text)?));
+        Ok(Self {
+            tenants,
+            file: None,
+        })
+    }
+
+    /// Reads the keys of a file, as [`parse`](Self::parse) does. It is read again where the server is told to load its models anew.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and as `parse`.
+    pub fn open(file: &Path) -> Result<Self, KeysError> {
+        Ok(Self {
+            tenants: Arc::new(RwLock::new(read(file)?)),
+            file: Some(file.to_owned()),
+        })
+    }
+
+    /// Reads their file again; until that is done, and if it fails, those from before count.
+    pub(super) fn reload(&self) -> Result<(), KeysError> {
+        if let Some(file) = &self.file {
+            let tenants = read(file)?;
+            *self.tenants.write().unwrap_or_else(PoisonError::into_inner) = tenants;
         }
-        match keys.tenants.is_empty() {
-            true => Err(KeysError::Empty),
-            false => Ok(keys),
-        }
+        Ok(())
     }
 
     /// The tenant of a request's key. Digests are looked up, so that the time of an answer says nothing of a key.
@@ -67,7 +79,43 @@ impl Keys {
             .ok_or_else(|| Failure::key("there is no API key; send `Authorization: Bearer KEY`"))?;
         let digest = Sha256::digest(key.trim().as_bytes());
         let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        let tenant = self.tenants.get(&digest).copied();
+        let tenants = self.tenants.read().unwrap_or_else(PoisonError::into_inner);
+        let tenant = tenants.get(&digest).copied();
         tenant.ok_or_else(|| Failure::key("the API key is not known here"))
+    }
+}
+
+fn read(file: &Path) -> Result<HashMap<String, u32>, KeysError> {
+    let text = files::text(file, Kind::Config)?;
+    tenants(&text).map_err(|problem| KeysError::Keys {
+        file: file.to_owned(),
+        problem: Box::new(problem),
+    })
+}
+
+/// The tenants of keys, by digest.
+fn tenants(text: &str) -> Result<HashMap<String, u32>, KeysError> {
+    let mut tenants = HashMap::new();
+    let mut names: HashMap<&str, u32> = HashMap::new();
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let wrong = KeysError::Line { line: at + 1 };
+        let mut words = line.split_whitespace();
+        let (Some(name), Some(digest), None) = (words.next(), words.next(), words.next()) else {
+            return Err(wrong);
+        };
+        if digest.len() != 64 || !digest.chars().all(|c| c.is_ascii_hexdigit()) {
+            return Err(wrong);
+        }
+        let next = names.len() as u32 + 1;
+        let tenant = *names.entry(name).or_insert(next);
+        tenants.insert(digest.to_ascii_lowercase(), tenant);
+    }
+    match tenants.is_empty() {
+        true => Err(KeysError::Empty),
+        false => Ok(tenants),
     }
 }

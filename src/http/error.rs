@@ -108,7 +108,9 @@ impl Failure {
         let (status, code) = match error {
             ReloadError::Fixed => (StatusCode::NOT_FOUND, "not_reloadable"),
             ReloadError::Busy => (StatusCode::CONFLICT, "busy"),
-            ReloadError::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
+            ReloadError::Keys { .. } | ReloadError::Failed { .. } => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed")
+            }
         };
         Self::new(status, code, error.to_string())
     }

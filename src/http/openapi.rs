@@ -239,6 +239,9 @@ fn described(route: Route) -> Described {
                 body["required"] = json!(["messages"]);
                 body["properties"]["messages"] =
                     json!({"type": "array", "minItems": 1, "items": named("Message")});
+                body["properties"]["tools"] =
+                    or_null(json!({"type": "array", "items": {"type": "object"}}));
+                body["properties"]["tool_choice"] = only(json!([null, "auto", "none"]));
                 body["properties"]["logprobs"] = or_null(yes_or_no());
                 body["properties"]["top_logprobs"] =
                     or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
@@ -262,7 +265,7 @@ fn described(route: Route) -> Described {
             json_answer(list(list(number()))),
         ),
         Route::EmbedSparse => of(
-            "Weighs the entries of the vocabulary, as SPLADE does (TEI)",
+            "Weighs the entries of the vocabulary, as SPLADE and BGE-M3 do (TEI)",
             Some(all_of_texts()),
             json_answer(list(list(object(
                 &["index", "value"],
@@ -469,7 +472,7 @@ fn state() -> Value {
 
 /// What both routes of texts take.
 fn writing() -> Value {
-    let neutral = |neutral: Value| only(json!([null, false, neutral]));
+    let penalty = json!({"type": "number", "minimum": -2, "maximum": 2});
     object(
         &[],
         json!({
@@ -486,8 +489,12 @@ fn writing() -> Value {
             ]},
             "stream": or_null(yes_or_no()),
             "stream_options": or_null(object(&[], json!({"include_usage": yes_or_no()}))),
-            "presence_penalty": neutral(json!(0)),
-            "frequency_penalty": neutral(json!(0)),
+            "presence_penalty": or_null(penalty.clone()),
+            "frequency_penalty": or_null(penalty),
+            "logit_bias": or_null(json!({
+                "type": "object", "propertyNames": {"pattern": "^[0-9]+$"},
+                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            })),
         }),
     )
 }

@@ -32,7 +32,7 @@ use super::{
     error::{Failure, Style},
     json, on_thread,
 };
-use crate::serve::Models;
+use crate::serve::{Models, ReloadError};
 
 /// A server that answers, until it is shut down.
 pub struct Server {
@@ -115,7 +115,7 @@ impl Server {
     }
 
     /// Takes commands on another socket, which is for those who run the server: `POST /admin/reload` loads the models anew, and
-    /// answers when the last request of the old ones is answered.
+    /// answers when the last request of the old ones is answered; the file of keys is read again before.
     ///
     /// # Errors
     /// A socket that cannot be used.
@@ -168,7 +168,7 @@ impl Server {
                 let app = Arc::clone(&self.app);
                 // Not waited for: it may be told to end in the meantime.
                 drop(tokio::task::spawn_blocking(move || {
-                    if let Err(error) = app.models.reload() {
+                    if let Err(error) = app.reload() {
                         tracing::error!("{error}");
                     }
                 }));
@@ -239,6 +239,16 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
 }
 
 impl App {
+    /// Reads the keys again, then loads the models anew. Who has a key no more is told so before models are loaded.
+    fn reload(&self) -> Result<Vec<String>, ReloadError> {
+        if let Some(keys) = &self.choice.keys {
+            keys.reload().map_err(|error| ReloadError::Keys {
+                problem: error.to_string(),
+            })?;
+        }
+        self.models.reload()
+    }
+
     /// Does what those ask who run the server.
     async fn command(self: Arc<Self>, request: &Request<Incoming>) -> Response<Body> {
         const PATH: &str = "/admin/reload";
@@ -246,7 +256,7 @@ impl App {
             (PATH, &Method::POST) => {
                 let began = Instant::now();
                 let app = Arc::clone(&self);
-                let reloaded = on_thread(move || app.models.reload()).await;
+                let reloaded = on_thread(move || app.reload()).await;
                 let reloaded = reloaded.and_then(|done| done.map_err(|e| Failure::reload(&e)));
                 reloaded.map(|names| {
                     let seconds = began.elapsed().as_secs_f64();

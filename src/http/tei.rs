@@ -137,9 +137,8 @@ pub(super) async fn embed_sparse(app: &App, body: &[u8], submit: Submit) -> Answ
     let answers = computed(model.service()?, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let row = |answer: &Answer| -> Vec<Value> {
-        let weights = answer.values.iter().enumerate();
-        let weights = weights.filter(|&(_, &value)| value != 0.0);
-        let weights = weights.map(|(index, &value)| json!({"index": index, "value": value}));
+        let weights = answer.entries.iter().zip(&answer.values);
+        let weights = weights.map(|(index, value)| json!({"index": index, "value": value}));
         weights.collect()
     };
     let rows: Vec<Vec<Value>> = answers.iter().map(row).collect();

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     DeviceChoice,
     schedule::{CostTable, Settings, scheduler},
-    serve::{Model, ModelChoice, Models, ServeError, Text},
+    serve::{Model, ModelChoice, Models, ReloadError, ServeError, Text},
 };
 
 #[test]
@@ -189,6 +189,12 @@ fn each_error_has_a_status_and_a_text_in_each_style() {
         Failure::slow_body(seconds(30)),
         Failure::broken_body("connection closed"),
         Failure::method(&hyper::Method::GET, &hyper::Method::POST),
+        Failure::no_command("/admin/reload"),
+        Failure::reload(&ReloadError::Fixed),
+        Failure::reload(&ReloadError::Busy),
+        Failure::reload(&ReloadError::Failed {
+            problem: "`serve.ron`: there is no model in it".to_owned(),
+        }),
     ])
     .collect();
     let mut shown = String::new();
@@ -228,6 +234,7 @@ fn small(name: &str) -> Model {
         queue: Duration::from_secs(60),
         tokenizers: 1,
         all_tokens: true,
+        sparse: false,
         share: None,
         previous: None,
         trace: None,
@@ -313,6 +320,11 @@ fn no_body_breaks_a_route() {
         "stream_options",
         "encoding_format",
         "parameters",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
+        "tools",
+        "tool_choice",
     ];
     let fields = prop::collection::btree_map(prop::sample::select(names.to_vec()), values(), 0..5);
     let damage = prop::option::of((any::<prop::sample::Index>(), any::<u8>()));

@@ -1,6 +1,7 @@
 //! OpenAI's routes of texts: completions and conversations, whole or as server-sent events.
 
 use std::{
+    collections::BTreeMap,
     task::{Context, Poll},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -19,7 +20,7 @@ use super::{
     error::Failure,
     json,
 };
-use crate::serve::{Ending, Message, Piece, Pieces, Scored, ServeError, Text, Writing};
+use crate::serve::{Ending, Message, Piece, Pieces, Scored, ServeError, Text, Tool, Writing};
 
 #[derive(Deserialize)]
 struct Asked {
@@ -39,6 +40,17 @@ struct Asked {
     top_p: Option<f32>,
     #[serde(default)]
     seed: Option<i64>,
+    #[serde(default)]
+    frequency_penalty: Option<f32>,
+    #[serde(default)]
+    presence_penalty: Option<f32>,
+    /// By token id.
+    #[serde(default)]
+    logit_bias: Option<BTreeMap<String, f32>>,
+    #[serde(default)]
+    tools: Option<Vec<Tool>>,
+    #[serde(default)]
+    tool_choice: Value,
     #[serde(default)]
     stop: Value,
     #[serde(default)]
@@ -69,23 +81,45 @@ struct Said {
     role: String,
     #[serde(default)]
     content: Value,
+    /// For the template: a name, calls of tools, and of which call it is the result.
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 /// What would change the result and is not computed, with the value that asks for nothing.
-const NOT_COMPUTED: [(&str, &str); 12] = [
+const NOT_COMPUTED: [(&str, &str); 27] = [
     ("best_of", "1"),
     ("echo", "false"),
     ("suffix", "null"),
-    ("presence_penalty", "0"),
-    ("frequency_penalty", "0"),
-    ("logit_bias", "null"),
-    ("tools", "null"),
-    ("tool_choice", "\"none\""),
     ("functions", "null"),
+    ("function_call", "\"none\""),
     ("response_format", "{\"type\":\"text\"}"),
     ("audio", "null"),
+    ("modalities", "[\"text\"]"),
     ("prediction", "null"),
+    ("web_search_options", "null"),
+    // What other servers take beside OpenAI's.
+    ("top_k", "-1"),
+    ("min_p", "0"),
+    ("repetition_penalty", "1"),
+    ("length_penalty", "1"),
+    ("use_beam_search", "false"),
+    ("min_tokens", "0"),
+    ("ignore_eos", "false"),
+    ("stop_token_ids", "null"),
+    ("bad_words", "null"),
+    ("allowed_token_ids", "null"),
+    ("guided_json", "null"),
+    ("guided_regex", "null"),
+    ("guided_choice", "null"),
+    ("guided_grammar", "null"),
+    ("chat_template", "null"),
+    ("chat_template_kwargs", "null"),
+    ("continue_final_message", "false"),
 ];
+/// Penalties by counts and the bias of a logit at most, as OpenAI has them.
+const MOST_PENALTY: f32 = 2.0;
+const MOST_BIAS: f32 = 100.0;
 
 /// New tokens of a completion that says nothing of them, as OpenAI has it.
 const USUAL_TOKENS: usize = 16;
@@ -174,9 +208,56 @@ impl Asked {
             temperature: self.temperature,
             top_p: self.top_p,
             seed: self.seed.map(|seed| seed as u64),
+            frequency_penalty: Self::penalty("frequency_penalty", self.frequency_penalty)?,
+            presence_penalty: Self::penalty("presence_penalty", self.presence_penalty)?,
+            bias: self.bias()?,
             stop,
             log_probabilities: self.alternatives(is_chat)?,
         })
+    }
+
+    /// A penalty within its limits; none where it is not given.
+    fn penalty(name: &str, asked: Option<f32>) -> Result<f32, Failure> {
+        let found = asked.unwrap_or(0.0);
+        match found.abs() <= MOST_PENALTY {
+            true => Ok(found),
+            false => {
+                let problem = format!("`{name}` is {found}; expected from -2 to 2");
+                Err(Failure::invalid(name, problem))
+            }
+        }
+    }
+
+    /// What is added to the logits of tokens.
+    fn bias(&self) -> Result<Vec<(u32, f32)>, Failure> {
+        let wrong = |problem: String| Failure::invalid("logit_bias", problem);
+        let all = self.logit_bias.iter().flatten().map(|(id, &bias)| {
+            let token = id
+                .parse()
+                .map_err(|_| wrong(format!("`logit_bias` has `{id}`, which is no token id")))?;
+            match bias.abs() <= MOST_BIAS {
+                true => Ok((token, bias)),
+                false => Err(wrong(format!(
+                    "`logit_bias` of token {id} is {bias}; expected from -100 to 100"
+                ))),
+            }
+        });
+        all.collect()
+    }
+
+    /// The tools that the model may call. That it calls one, or which, cannot be forced upon it.
+    fn tools(&self) -> Result<&[Tool], Failure> {
+        let tools = self.tools.as_deref().unwrap_or_default();
+        match (&self.tool_choice, self.tool_choice.as_str()) {
+            (Value::Null, _) | (_, Some("auto")) => Ok(tools),
+            (_, Some("none")) => Ok(&[]),
+            (other, _) => {
+                let problem = format!(
+                    "`tool_choice` is {other}; expected \"auto\" or \"none\", as a model is not forced to call a tool here"
+                );
+                Err(Failure::invalid("tool_choice", problem))
+            }
+        }
     }
 
     fn streams(&self) -> bool {
@@ -211,7 +292,10 @@ impl Said {
                 )));
             }
         };
-        Ok(Message::new(self.role, content))
+        Ok(Message {
+            others: self.others,
+            ..Message::new(self.role, content)
+        })
     }
 }
 
@@ -353,6 +437,11 @@ pub(super) async fn completions(app: &App, body: &[u8]) -> Answered {
     let model = app.models.writing(asked.model.as_deref())?;
     let writer = model.writer()?;
     let prompts = inputs("prompt", &asked.prompt)?;
+    if !asked.tools()?.is_empty() {
+        let problem =
+            "`tools` are of conversations; ask /v1/chat/completions, or write them into the prompt";
+        return Err(Failure::invalid("tools", problem.to_owned()));
+    }
     let (n, writing) = (asked.n()?, asked.writing(false)?);
     if asked.streams() && prompts.len() != 1 {
         let problem = format!("there are {} prompts; a stream is of one", prompts.len());
@@ -391,7 +480,7 @@ pub(super) async fn chat(app: &App, body: &[u8]) -> Answered {
     let (n, writing) = (asked.n()?, asked.writing(true)?);
     let mut all = Vec::with_capacity(n);
     for nth in 0..n {
-        all.push(writer.answer(&messages, seeded(app, &writing, nth))?);
+        all.push(writer.answer(&messages, asked.tools()?, seeded(app, &writing, nth))?);
     }
     answered(Head::new(app, &model.name, true, &asked), &asked, n, all).await
 }

@@ -88,9 +88,12 @@ impl Choice {
     const HEADER: usize = 24;
 
     /// The numbers, in the order of `templates/partials/request.cu`; `None` where its lists of tokens are too long, or
-    /// there are more beams than a CTA searches.
+    /// there are more beams than a CTA searches, or rules that devices do not apply.
     pub fn encode(&self) -> Option<Vec<i32>> {
         let rules = &self.rules;
+        if !rules.suit_devices() {
+            return None;
+        }
         let whole = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let flags = [
             self.sampling.is_some(),
@@ -184,6 +187,7 @@ impl Choice {
                 suppressed,
                 suppressed_first,
                 max_new_tokens: whole(1) - n_prompt,
+                ..Rules::default()
             },
             sampling: (numbers[3] & 1 != 0).then(|| Sampling {
                 temperature: real(4),

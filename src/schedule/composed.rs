@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{
-    Decision, Ids, Layout, Micros, Planned, Refusal, Scheduler, View, Waiting,
+    Decision, Ids, Layout, Micros, Planned, Refusal, Rows, Scheduler, View, Waiting,
     costs::equal,
     das::{Chosen, das, first_fit, slotted},
     dp::partition,
@@ -127,11 +127,10 @@ impl Composed {
         self.index.refuse_expired(view, decision);
         let bytes = view.most_bytes();
         // Where a lane has less than before, what waits already may be too large.
-        let suspects = match bytes < self.bytes {
-            true => view.waiting,
-            false => new,
-        };
-        self.bytes = bytes;
+        let is_less = std::mem::replace(&mut self.bytes, bytes) > bytes;
+        let n = |looks: bool| if looks { usize::MAX } else { 0 };
+        let all = view.waiting.iter().take(n(is_less));
+        let suspects = all.chain(new.take(n(!is_less)));
         self.gone.extend(decision.refuse.iter().map(|&(id, _)| id));
         // Bytes rise with tokens.
         let mut fits_to = 0;
@@ -189,7 +188,8 @@ impl Composed {
         let fits = |tokens| self.alone(view, tokens) <= bytes;
         match self.which {
             Which::Fcfs => loop {
-                let waiting = view.waiting.get(*next)?;
+                let (waiting, at) = view.waiting.at(*next)?;
+                *next = at;
                 if !self.gone.contains(&waiting.id) && fits(waiting.tokens) {
                     return Some((waiting.tokens, entry(waiting)));
                 }
@@ -301,7 +301,7 @@ impl Composed {
             planned.push(Planned {
                 lane,
                 layout,
-                rows: run.iter().map(|&(_, (_, id))| vec![id]).collect(),
+                rows: Rows::of_one(run.iter().map(|&(_, (_, id))| id).collect()),
                 estimate: view.costs.time(layout, &extents),
                 joins: false,
             });
@@ -379,7 +379,7 @@ impl Composed {
         Some(Planned {
             lane,
             layout,
-            rows: filled,
+            rows: filled.into(),
             estimate: view.costs.time(layout, &extents),
             joins: false,
         })
@@ -417,8 +417,8 @@ impl Composed {
             decision.run.push(Planned {
                 lane,
                 layout,
-                rows,
                 estimate: view.costs.time(layout, &extents),
+                rows: rows.into(),
                 joins: true,
             });
         }

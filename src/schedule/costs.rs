@@ -10,7 +10,7 @@ pub trait Costs: Send + Sync {
     /// How long a batch runs. `extents` are of what is computed, padding included: see [`Layout::computed`].
     fn time(&self, layout: Layout, extents: &Extents) -> Micros;
 
-    /// Bytes of intermediate tensors that a batch needs.
+    /// Bytes of intermediate tensors that a batch needs. They rise with its tokens and its pairs.
     fn bytes(&self, layout: Layout, extents: &Extents) -> u64;
 
     /// Tokens that a packed batch of so many is rounded up to on the device: what is between the two is computed anyway.

@@ -3,21 +3,18 @@
 
 use std::collections::VecDeque;
 
-use super::{Costs, Decision, Lane, Micros, Planned, Scheduler, View, Waiting};
+use super::{
+    Costs, Decision, Lane, Micros, Planned, Queue, Scheduler, View, Waiting, queue::Arrivals,
+};
 
 /// Requests that wait and lanes that run. Nothing here measures time: the driver says it.
 #[derive(Debug)]
 pub struct Desk {
-    /// Those from `head` on wait, in order of arrival.
-    waiting: Vec<Waiting>,
-    head: usize,
+    waiting: Arrivals,
     next_id: u64,
-    tokens: u64,
     lanes: Vec<Lane>,
     /// Estimates of the batches of each lane, the running one first.
     estimates: Vec<VecDeque<Micros>>,
-    /// Of requests that are being taken out, a bit each; kept for its memory.
-    marks: Vec<u64>,
 }
 
 /// A decision that a scheduler must not take. It shows a mistake in the scheduler, and nothing of it is done.
@@ -43,13 +40,10 @@ impl Desk {
             bytes,
         };
         Self {
-            waiting: Vec::new(),
-            head: 0,
+            waiting: Arrivals::default(),
             next_id: 0,
-            tokens: 0,
             lanes: bytes.iter().map(lane).collect(),
             estimates: bytes.iter().map(|_| VecDeque::new()).collect(),
-            marks: Vec::new(),
         }
     }
 
@@ -57,23 +51,22 @@ impl Desk {
     pub fn arrive(&mut self, waiting: Waiting) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.tokens += u64::from(waiting.tokens);
         self.waiting.push(Waiting { id, ..waiting });
         id
     }
 
     /// A request's sender has gone. Tells whether it waited.
     pub fn cancel(&mut self, id: u64) -> bool {
-        self.remove(std::iter::once(id)).is_ok()
+        self.waiting.remove(std::iter::once(id)).is_ok()
     }
 
-    pub fn waiting(&self) -> &[Waiting] {
-        self.waiting.get(self.head..).unwrap_or_default()
+    pub fn waiting(&self) -> Queue<'_> {
+        self.waiting.queue()
     }
 
     /// Tokens of all that wait.
     pub fn tokens(&self) -> u64 {
-        self.tokens
+        self.waiting().tokens()
     }
 
     pub fn lanes(&self) -> &[Lane] {
@@ -123,7 +116,9 @@ impl Desk {
         }
         let refused = decision.refuse.iter().map(|&(id, _)| id);
         let run = decision.run.iter().flat_map(Planned::ids);
-        self.remove(run.chain(refused))?;
+        self.waiting
+            .remove(run.chain(refused))
+            .map_err(|id| Misdecision::NotWaiting { id })?;
         for planned in decision.run.iter().filter(|planned| !planned.joins) {
             let lane = &mut self.lanes[planned.lane];
             lane.in_flight = lane.in_flight.saturating_add(1);
@@ -150,61 +145,5 @@ impl Desk {
             lane.in_flight = lane.in_flight.saturating_sub(1);
             lane.free_at = rest;
         }
-    }
-
-    /// Takes requests out. What waits is mostly decided on from its front, so that the few before the last of them are moved
-    /// up, and not the many behind.
-    fn remove(&mut self, ids: impl Iterator<Item = u64>) -> Result<(), Misdecision> {
-        let waiting = self.waiting.get_mut(self.head..).unwrap_or_default();
-        let first = waiting.first().map_or(0, |w| w.id);
-        let marks = &mut self.marks;
-        marks.clear();
-        let (mut end, mut tokens) = (0, 0);
-        for id in ids {
-            // Ids rise by at least one, and mostly by one.
-            let most = id.checked_sub(first).and_then(|n| usize::try_from(n).ok());
-            let at = match most {
-                Some(at) if waiting.get(at).is_some_and(|w| w.id == id) => Some(at),
-                Some(most) => {
-                    let before = &waiting[..most.min(waiting.len())];
-                    before.binary_search_by_key(&id, |w| w.id).ok()
-                }
-                None => None,
-            };
-            let at = at.ok_or(Misdecision::NotWaiting { id })?;
-            let (word, bit) = (at / 64, 1 << (at % 64));
-            if word >= marks.len() {
-                marks.resize(word + 1, 0_u64);
-            }
-            if marks[word] & bit != 0 {
-                return Err(Misdecision::NotWaiting { id });
-            }
-            marks[word] |= bit;
-            end = end.max(at + 1);
-            tokens += u64::from(waiting[at].tokens);
-        }
-        self.tokens -= tokens;
-        // From behind, run by run of what stays.
-        let (mut write, mut read) = (end, end);
-        while read > 0 {
-            let is_gone = |at: usize| marks[at / 64] & (1 << (at % 64)) != 0;
-            if is_gone(read - 1) {
-                read -= 1;
-                continue;
-            }
-            let mut from = read - 1;
-            while from > 0 && !is_gone(from - 1) {
-                from -= 1;
-            }
-            write -= read - from;
-            waiting.copy_within(from..read, write);
-            read = from;
-        }
-        self.head += write;
-        if self.head > 4096 && self.head > self.waiting.len() / 2 {
-            self.waiting.drain(..self.head);
-            self.head = 0;
-        }
-        Ok(())
     }
 }

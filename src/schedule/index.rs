@@ -1,12 +1,9 @@
 //! What waits, ordered for schedulers that choose by length and deadline. It is kept between decisions, so that a decision
 //! costs what it chooses, and not what waits.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, VecDeque},
-};
+use std::collections::BTreeMap;
 
-use super::{Decision, Micros, Refusal, View, Waiting};
+use super::{Decision, Micros, Refusal, View, Waiting, queue::Soonest};
 
 /// A request among those of its length: by deadline, then by arrival. None is the last deadline.
 type Entry = (Micros, u64);
@@ -24,15 +21,15 @@ pub(super) struct Index {
     /// The newest request that was seen.
     last: Option<u64>,
     /// By length, up to [`MOST_LENGTHS`].
-    short: Vec<VecDeque<Entry>>,
+    short: Vec<Soonest>,
     /// A bit for each of those lengths: whether there is a request.
     occupied: Vec<u64>,
     /// The others.
-    long: BTreeMap<u32, VecDeque<Entry>>,
+    long: BTreeMap<u32, Soonest>,
     n: usize,
     tokens: u64,
     /// Deadlines, also of requests that have gone.
-    soonest: BinaryHeap<Reverse<(Entry, u32)>>,
+    soonest: Soonest,
     /// Whether lengths are kept.
     by_length: bool,
     /// The first request of each of the short lengths, but for those that have changed since.
@@ -130,16 +127,12 @@ impl Index {
 
     /// Takes in what has come, and leaves out what has gone without a decision. The requests that came since the last time
     /// are returned.
-    pub fn follow<'v>(&mut self, view: &View<'v>) -> &'v [Waiting] {
-        let new = match self.last {
-            Some(last) => view.waiting.partition_point(|w| w.id <= last),
-            None => 0,
-        };
-        let new = &view.waiting[new..];
-        for waiting in new {
+    pub fn follow<'v>(&mut self, view: &View<'v>) -> impl Iterator<Item = &'v Waiting> + use<'v> {
+        let new = view.waiting.behind(self.last);
+        for waiting in new.clone() {
             self.last = Some(waiting.id);
-            if waiting.deadline.is_some() {
-                self.soonest.push(Reverse((entry(waiting), waiting.tokens)));
+            if let Some(deadline) = waiting.deadline {
+                self.soonest.push(deadline, waiting.id);
             }
             self.insert(waiting);
         }
@@ -148,7 +141,7 @@ impl Index {
             let long = self.long.iter_mut().map(|(&tokens, all)| (all, tokens));
             let (mut n, mut sum) = (0, 0);
             for (requests, tokens) in short.chain(long) {
-                requests.retain(|&(_, id)| view.find(id).is_some());
+                requests.retain(|id| view.waiting.get(id).is_some());
                 n += requests.len();
                 sum += u64::from(tokens) * requests.len() as u64;
                 if tokens < MOST_LENGTHS {
@@ -175,28 +168,24 @@ impl Index {
             true => {
                 let at = tokens as usize;
                 if at >= self.short.len() {
-                    self.short.resize(at + 1, VecDeque::new());
+                    self.short.resize_with(at + 1, Soonest::default);
                     self.occupied.resize(at / 64 + 1, 0);
                 }
                 &mut self.short[at]
             }
             false => self.long.entry(tokens).or_default(),
         };
-        // Deadlines mostly rise with arrival.
-        let at = match requests.back() {
-            Some(&last) if last > entry => requests.partition_point(|&e| e < entry),
-            _ => requests.len(),
-        };
-        requests.insert(at, entry);
+        requests.push(entry.0, entry.1);
+        let is_first = requests.peek() == Some(entry);
         self.n += 1;
         self.tokens += u64::from(tokens);
-        if at == 0 && tokens < MOST_LENGTHS {
+        if is_first && tokens < MOST_LENGTHS {
             mark(&mut self.occupied, tokens, true);
             self.changed.push(tokens);
         }
     }
 
-    fn of_length(&mut self, tokens: u32) -> Option<&mut VecDeque<Entry>> {
+    fn of_length(&mut self, tokens: u32) -> Option<&mut Soonest> {
         match tokens < MOST_LENGTHS {
             true => self.short.get_mut(tokens as usize),
             false => self.long.get_mut(&tokens),
@@ -208,17 +197,17 @@ impl Index {
             return;
         };
         // It is the first of its length, mostly.
-        let at = match requests.front() == Some(&entry) {
-            true => 0,
-            false => match requests.binary_search(&entry) {
-                Ok(at) => at,
-                Err(_) => return,
-            },
-        };
-        match at {
-            0 => requests.pop_front(),
-            at => requests.remove(at),
-        };
+        let is_first = requests.peek() == Some(entry);
+        match is_first {
+            true => drop(requests.pop()),
+            false => {
+                let before = requests.len();
+                requests.retain(|id| id != entry.1);
+                if requests.len() == before {
+                    return;
+                }
+            }
+        }
         let is_empty = requests.is_empty();
         self.n -= 1;
         self.tokens -= u64::from(tokens);
@@ -227,7 +216,7 @@ impl Index {
                 if is_empty {
                     mark(&mut self.occupied, tokens, false);
                 }
-                if at == 0 && self.changed.last() != Some(&tokens) {
+                if is_first && self.changed.last() != Some(&tokens) {
                     self.changed.push(tokens);
                 }
             }
@@ -240,12 +229,12 @@ impl Index {
 
     /// Refuses requests whose deadline is past, and tells whether there were any.
     pub fn refuse_expired(&mut self, view: &View<'_>, decision: &mut Decision) {
-        while let Some(&Reverse(((deadline, id), tokens))) = self.soonest.peek()
+        while let Some((deadline, id)) = self.soonest.peek()
             && deadline < view.now
         {
             self.soonest.pop();
-            if view.find(id).is_some() {
-                self.remove(tokens, (deadline, id));
+            if let Some(waiting) = view.waiting.get(id) {
+                self.remove(waiting.tokens, (deadline, id));
                 decision.refuse.push((id, Refusal::Expired));
             }
         }
@@ -260,7 +249,7 @@ impl Index {
     }
 
     /// The shortest length from this one on that a request has, with those that have it.
-    fn next_length(&self, tokens: u32) -> Option<(u32, &VecDeque<Entry>)> {
+    fn next_length(&self, tokens: u32) -> Option<(u32, &Soonest)> {
         let first = tokens as usize;
         let mut word = first / 64;
         // Bits below the first are left out.
@@ -285,20 +274,20 @@ impl Index {
     /// The first request of the shortest length from this one on.
     pub fn shortest_from(&self, tokens: u32) -> Option<(u32, Entry)> {
         let (tokens, requests) = self.next_length(tokens)?;
-        Some((tokens, *requests.front()?))
+        Some((tokens, requests.peek()?))
     }
 
     /// The request with the earliest deadline of those with at most so many tokens.
     pub fn soonest_to(&mut self, tokens: u32) -> Option<(u32, Entry)> {
         while let Some(at) = self.changed.pop() {
-            let first = self.short.get(at as usize).and_then(VecDeque::front);
-            self.firsts.set(at as usize, *first.unwrap_or(&LAST));
+            let first = self.short.get(at as usize).and_then(Soonest::peek);
+            self.firsts.set(at as usize, first.unwrap_or(LAST));
         }
         let mut found = self.firsts.earliest_to(tokens);
         if tokens >= MOST_LENGTHS {
             let long = self.long.range(MOST_LENGTHS..=tokens);
             for (&tokens, requests) in long {
-                let first = requests.front().map(|&entry| (entry, tokens));
+                let first = requests.peek().map(|entry| (entry, tokens));
                 found = match (found, first) {
                     (Some(a), Some(b)) => Some(a.min(b)),
                     (a, b) => a.or(b),

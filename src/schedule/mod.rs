@@ -25,6 +25,7 @@ mod desk;
 mod dp;
 mod index;
 mod packed;
+mod queue;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +41,7 @@ pub use costs::{Bytes, CostTable, CostTableError, Costs, Grid};
 pub use desk::{Desk, Misdecision};
 pub use dp::partition;
 pub use packed::Packed;
+pub use queue::{Queue, Rows};
 
 use crate::names::nearest;
 
@@ -128,19 +130,11 @@ pub struct Planned {
     /// An index into [`View::lanes`].
     pub lane: usize,
     pub layout: Layout,
-    /// The requests by row: with [`Layout::Packed`] and [`Layout::Padded`] one in each, with [`Layout::Rows`] those of a slot,
-    /// `length / slot` slots a row.
-    pub rows: Vec<Vec<u64>>,
+    pub rows: Rows,
     /// How long it will run.
     pub estimate: Micros,
     /// Whether it joins the batch that runs on the lane, in slots whose requests have finished (TCB 4.2.2).
     pub joins: bool,
-}
-
-impl Planned {
-    pub fn ids(&self) -> impl Iterator<Item = u64> {
-        self.rows.iter().flatten().copied()
-    }
 }
 
 /// Why a request will not run.
@@ -169,28 +163,12 @@ pub struct Decision {
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     pub now: Micros,
-    /// In the order of arrival, and so of ids.
-    pub waiting: &'a [Waiting],
+    pub waiting: Queue<'a>,
     pub lanes: &'a [Lane],
     pub costs: &'a dyn Costs,
 }
 
-impl<'a> View<'a> {
-    /// The waiting request with this id, unless it has gone.
-    fn find(&self, id: u64) -> Option<&'a Waiting> {
-        let first = self.waiting.first()?.id;
-        // Ids rise by at least one, and near the front mostly by one.
-        let most = usize::try_from(id.checked_sub(first)?).ok()?;
-        match self.waiting.get(most) {
-            Some(waiting) if waiting.id == id => Some(waiting),
-            _ => {
-                let before = &self.waiting[..most.min(self.waiting.len())];
-                let at = before.binary_search_by_key(&id, |w| w.id).ok()?;
-                before.get(at)
-            }
-        }
-    }
-
+impl View<'_> {
     /// The memory of the lane that has most.
     fn most_bytes(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.bytes).max().unwrap_or(0)

@@ -3,12 +3,13 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
 };
 
 use super::{
-    Decision, Ids, Lane, Layout, Micros, Planned, Refusal, Scheduler, View, Waiting,
+    Decision, Lane, Layout, Micros, Planned, Refusal, Rows, Scheduler, View, Waiting,
     costs::{equal, packed},
+    queue::{Marks, Soonest},
 };
 use crate::tensor::Extents;
 
@@ -24,7 +25,7 @@ const LEAST: u64 = 64;
 const SIZES: std::ops::RangeInclusive<u32> = 0..=44;
 /// Tokens that a tenant may send at its turn.
 const QUANTUM: u64 = 512;
-/// How many requests of a tenant are looked at for one that fits the rest of a batch.
+/// How many requests of a tenant are looked at for one that fits the rest of a batch, with those that went by their deadlines.
 const LOOK_AHEAD: usize = 64;
 /// How often others are taken in place of the first that waits, as it does not fit.
 const PASSED_OVER: u8 = 8;
@@ -54,7 +55,7 @@ pub struct Packed {
     /// By class and tenant, in order of arrival; with requests that have gone.
     lines: BTreeMap<(u8, u32), Line>,
     /// By deadline; with requests that have gone.
-    soonest: BinaryHeap<Reverse<(Micros, u64)>>,
+    soonest: Soonest,
     /// The tenant that was served last.
     turn: u32,
     /// The memory of the largest lane at the last decision.
@@ -62,8 +63,8 @@ pub struct Packed {
     /// The fewest tokens that reach [`RATE`], and [`FULL_RATE`], by the mean length. The costs may change by a factor, which
     /// leaves them.
     budgets: HashMap<i32, (u64, u64)>,
-    /// Requests that the decision at hand has decided on, and their tokens.
-    gone: Ids,
+    /// Requests that the decision at hand has decided on, by their places, and their tokens.
+    gone: Marks,
     gone_tokens: u64,
     /// What requests of so many tokens take alone, as far as the decision at hand knows; 0 where it does not.
     alone: Vec<u64>,
@@ -76,11 +77,14 @@ pub struct Packed {
 
 #[derive(Default)]
 struct Line {
-    requests: VecDeque<u64>,
+    /// With their tokens.
+    requests: VecDeque<(u64, u32)>,
     /// Tokens that the tenant may still send.
     deficit: u64,
     /// How often others were taken in place of the first.
     passed: u8,
+    /// The fewest tokens among those that are looked at; 0 where they have changed.
+    least: u32,
 }
 
 /// A batch in the making.
@@ -90,12 +94,32 @@ struct Batch {
     /// Tokens that are aimed at.
     budget: u64,
     bytes: u64,
+    /// Tokens for which there is memory in whatever sequences they are, as far as was looked.
+    roomy: u64,
 }
 
 impl Line {
+    fn add(&mut self, waiting: &Waiting) {
+        if self.requests.len() < LOOK_AHEAD {
+            self.least = 0;
+        }
+        self.requests.push_back((waiting.id, waiting.tokens));
+    }
+
     fn forget_first(&mut self) {
         self.requests.pop_front();
-        self.passed = 0;
+        (self.passed, self.least) = (0, 0);
+    }
+
+    /// Takes out the request at a place.
+    fn take(&mut self, at: usize) {
+        match at {
+            0 => self.forget_first(),
+            _ => {
+                self.requests.remove(at);
+                (self.passed, self.least) = (self.passed.saturating_add(1), 0);
+            }
+        }
     }
 }
 
@@ -119,7 +143,17 @@ impl Batch {
         let extents = self.with(waiting);
         (self.ids.is_empty() || extents.tokens <= self.budget)
             && extents.tokens <= Extents::MAX_TOKENS
-            && view.costs.bytes(Layout::Packed, &extents) <= self.bytes
+            && (extents.tokens <= self.roomy
+                || view.costs.bytes(Layout::Packed, &extents) <= self.bytes)
+    }
+
+    /// The most tokens of a request that may fit.
+    fn room(&self) -> u32 {
+        let room = match self.ids.is_empty() {
+            true => Extents::MAX_TOKENS,
+            false => self.budget.saturating_sub(self.extents.tokens),
+        };
+        u32::try_from(room).unwrap_or(u32::MAX)
     }
 
     fn add(&mut self, waiting: &Waiting) {
@@ -139,11 +173,11 @@ impl Packed {
             slo,
             last: None,
             lines: BTreeMap::new(),
-            soonest: BinaryHeap::new(),
+            soonest: Soonest::default(),
             turn: 0,
             bytes: u64::MAX,
             budgets: HashMap::new(),
-            gone: Ids::default(),
+            gone: Marks::default(),
             gone_tokens: 0,
             alone: vec![0; 1024],
             came: (0.0, 0.0),
@@ -173,9 +207,14 @@ impl Packed {
         view.costs.bytes(Layout::Packed, &extents)
     }
 
-    fn refuse(&mut self, decision: &mut Decision, waiting: &Waiting, refusal: Refusal) {
-        if self.gone.insert(waiting.id) {
-            self.gone_tokens += u64::from(waiting.tokens);
+    fn refuse(
+        &mut self,
+        view: &View<'_>,
+        decision: &mut Decision,
+        waiting: &Waiting,
+        refusal: Refusal,
+    ) {
+        if self.forget(view, waiting) {
             self.came.0 = (self.came.0 - f64::from(waiting.tokens)).max(0.0);
             decision.refuse.push((waiting.id, refusal));
         }
@@ -186,46 +225,41 @@ impl Packed {
         self.gone.clear();
         self.gone_tokens = 0;
         self.alone.fill(0);
-        let new = match self.last {
-            Some(last) => view.waiting.partition_point(|w| w.id <= last),
-            None => 0,
-        };
-        let new = &view.waiting[new..];
+        let new = view.waiting.behind(self.last);
         let span = view
             .now
             .since(std::mem::replace(&mut self.decided, view.now))
             .0 as f64;
         let fades = (-span / (self.slo.0 as f64).max(1.0)).exp();
         self.came = (self.came.0 * fades, self.came.1 * fades + span);
-        for waiting in new {
+        for waiting in new.clone() {
             self.came.0 += f64::from(waiting.tokens);
             self.last = Some(waiting.id);
             let line = self.lines.entry((waiting.class, waiting.tenant));
-            line.or_default().requests.push_back(waiting.id);
+            line.or_default().add(waiting);
             if let Some(deadline) = waiting.deadline {
-                self.soonest.push(Reverse((deadline, waiting.id)));
+                self.soonest.push(deadline, waiting.id);
             }
         }
         let bytes = view.most_bytes();
-        let suspects = match bytes < self.bytes {
-            true => view.waiting,
-            false => new,
-        };
-        self.bytes = bytes;
+        let is_less = std::mem::replace(&mut self.bytes, bytes) > bytes;
+        let n = |looks: bool| if looks { usize::MAX } else { 0 };
+        let all = view.waiting.iter().take(n(is_less));
+        let suspects = all.chain(new.take(n(!is_less)));
         // Bytes rise with tokens.
         let mut fits_to = 0;
-        for waiting in suspects.iter() {
+        for waiting in suspects {
             if waiting.tokens <= fits_to {
                 continue;
             }
             let is_long = u64::from(waiting.tokens) > Extents::MAX_TOKENS;
             match is_long || Self::bytes_alone(view, waiting) > bytes {
-                true => self.refuse(decision, waiting, Refusal::TooLarge),
+                true => self.refuse(view, decision, waiting, Refusal::TooLarge),
                 false => fits_to = waiting.tokens,
             }
         }
-        while let Some(&Reverse((deadline, id))) = self.soonest.peek() {
-            let refused = match view.find(id) {
+        while let Some((deadline, id)) = self.soonest.peek() {
+            let refused = match view.waiting.get(id) {
                 None => None,
                 Some(waiting) if deadline < view.now => Some((waiting, Refusal::Expired)),
                 Some(waiting) => {
@@ -238,14 +272,25 @@ impl Packed {
             };
             self.soonest.pop();
             if let Some((waiting, refusal)) = refused {
-                self.refuse(decision, waiting, refusal);
+                self.refuse(view, decision, waiting, refusal);
             }
         }
     }
 
     /// The waiting request with this id, unless it has gone or was decided on.
     fn live<'v>(&self, view: &View<'v>, id: u64) -> Option<&'v Waiting> {
-        view.find(id).filter(|_| !self.gone.contains(&id))
+        let at = view.waiting.place(id).filter(|&at| !self.gone.has(at))?;
+        view.waiting.at(at).map(|(waiting, _)| waiting)
+    }
+
+    /// Has one more that is decided on, and tells whether it was not before.
+    fn forget(&mut self, view: &View<'_>, waiting: &Waiting) -> bool {
+        let at = view.waiting.place(waiting.id);
+        let is_new = at.is_some_and(|at| self.gone.set(at));
+        if is_new {
+            self.gone_tokens += u64::from(waiting.tokens);
+        }
+        is_new
     }
 
     /// Tokens that a batch should have, and the time that it takes.
@@ -261,9 +306,7 @@ impl Packed {
         let slack = self
             .soonest
             .peek()
-            .map_or(Micros::MAX, |Reverse((deadline, _))| {
-                deadline.since(view.now)
-            });
+            .map_or(Micros::MAX, |(deadline, _)| deadline.since(view.now));
         let time = |tokens| view.costs.time(Layout::Packed, &packed(tokens, mean));
         let at_best = || {
             let size = |i: u32| (64.0 * (f64::from(i) / 4.0).exp2()) as u64;
@@ -305,22 +348,11 @@ impl Packed {
 
     /// Whether so many tokens wait that nothing was decided on.
     fn waits(&self, view: &View<'_>, tokens: u64) -> bool {
-        let left = view.waiting.len().saturating_sub(self.gone.len());
-        // Each has one at least.
-        if left as u64 >= tokens {
-            return true;
-        }
-        let tokens = tokens.saturating_add(self.gone_tokens);
-        let mut sum = 0;
-        view.waiting.iter().any(|waiting| {
-            sum += u64::from(waiting.tokens);
-            sum >= tokens
-        })
+        view.waiting.tokens() >= tokens.saturating_add(self.gone_tokens)
     }
 
-    fn take(&mut self, batch: &mut Batch, waiting: &Waiting) {
-        self.gone.insert(waiting.id);
-        self.gone_tokens += u64::from(waiting.tokens);
+    fn take(&mut self, view: &View<'_>, batch: &mut Batch, waiting: &Waiting) {
+        self.forget(view, waiting);
         batch.add(waiting);
     }
 
@@ -343,7 +375,7 @@ impl Packed {
             false => 0,
         };
         let mut not_now = Vec::new();
-        while let Some(&Reverse((deadline, id))) = self.soonest.peek()
+        while let Some((deadline, id)) = self.soonest.peek()
             && deadline < within
             && not_now.len() < LOOK_AHEAD
             && batch.extents.tokens < batch.budget - keep
@@ -359,21 +391,23 @@ impl Packed {
                 false => alone,
             };
             if start.plus(own) > deadline {
-                self.refuse(decision, waiting, Refusal::Hopeless);
+                self.refuse(view, decision, waiting, Refusal::Hopeless);
             } else if batch.fits(view, waiting) {
-                self.take(batch, waiting);
+                self.take(view, batch, waiting);
             } else {
-                not_now.push(Reverse((deadline, id)));
+                not_now.push((deadline, id));
             }
         }
-        self.soonest.extend(not_now);
+        for (deadline, id) in not_now {
+            self.soonest.push(deadline, id);
+        }
     }
 
     /// Forgets what has gone from the head of each line, and lines without requests.
     fn tidy(&mut self, view: &View<'_>) {
         let mut lines = std::mem::take(&mut self.lines);
         lines.retain(|_, line| {
-            while let Some(&id) = line.requests.front()
+            while let Some(&(id, _)) = line.requests.front()
                 && self.live(view, id).is_none()
             {
                 line.forget_first();
@@ -383,32 +417,49 @@ impl Packed {
         self.lines = lines;
     }
 
-    /// A request of a line that fits a batch, in order of arrival as far as may be. What has gone from the line's head is
-    /// forgotten.
-    fn next<'v>(&self, view: &View<'v>, line: &mut Line, batch: &Batch) -> Option<&'v Waiting> {
+    /// A request of a line that fits a batch, and its place in the line, in order of arrival as far as may be. What has gone from
+    /// the line's head is forgotten.
+    fn next<'v>(
+        &self,
+        view: &View<'v>,
+        line: &mut Line,
+        batch: &Batch,
+    ) -> Option<(usize, &'v Waiting)> {
         let first = loop {
-            match self.live(view, *line.requests.front()?) {
+            match self.live(view, line.requests.front()?.0) {
                 Some(first) => break first,
                 None => line.forget_first(),
             }
         };
         if batch.fits(view, first) {
-            return Some(first);
+            return Some((0, first));
         }
         if line.passed >= PASSED_OVER {
             return None;
         }
-        let others = line.requests.iter().skip(1);
-        let mut live = others.filter_map(|&id| self.live(view, id));
-        live.by_ref()
-            .take(LOOK_AHEAD - 1)
-            .find(|w| batch.fits(view, w))
+        let room = batch.room();
+        let first = line.requests.iter().take(LOOK_AHEAD);
+        if line.least == 0 {
+            line.least = first.clone().map(|r| r.1).min().unwrap_or(u32::MAX);
+        }
+        if line.least > room {
+            return None;
+        }
+        let mut short = first.enumerate().filter(|(_, (_, tokens))| *tokens <= room);
+        short.find_map(|(at, &(id, _))| {
+            let waiting = self.live(view, id).filter(|w| batch.fits(view, w))?;
+            Some((at, waiting))
+        })
     }
 
     /// Fills a batch by class, and by turns of tenants.
     fn by_turns(&mut self, view: &View<'_>, batch: &mut Batch) {
         self.tidy(view);
-        let head = |line: &Line| line.requests.front().and_then(|&id| view.find(id));
+        let head = |line: &Line| {
+            line.requests
+                .front()
+                .and_then(|&(id, _)| view.waiting.get(id))
+        };
         let mut order: Vec<(Reverse<u64>, u32, (u8, u32))> = self
             .lines
             .iter()
@@ -442,7 +493,7 @@ impl Packed {
                 };
                 line.deficit += QUANTUM;
                 loop {
-                    let Some(waiting) = self.next(view, line, batch) else {
+                    let Some((at, waiting)) = self.next(view, line, batch) else {
                         // A tenant that has nothing more to send saves no turns up.
                         if line.requests.is_empty() {
                             line.deficit = 0;
@@ -455,11 +506,8 @@ impl Packed {
                     }
                     line.deficit -= tokens;
                     self.turn = key.1;
-                    self.take(batch, waiting);
-                    match line.requests.front() == Some(&waiting.id) {
-                        true => line.forget_first(),
-                        false => line.passed = line.passed.saturating_add(1),
-                    }
+                    self.take(view, batch, waiting);
+                    line.take(at);
                 }
             });
         }
@@ -474,11 +522,14 @@ impl Packed {
             0 => view.now,
             _ => view.now.max(lane.free_at),
         };
+        // Bytes rise with pairs, of which one sequence has most.
+        let most = view.costs.bytes(Layout::Packed, &equal(1, budget));
         let mut batch = Batch {
             ids: Vec::new(),
             extents: Extents::default(),
             budget,
             bytes: lane.bytes,
+            roomy: if most <= lane.bytes { budget } else { 0 },
         };
         self.urgent(view, start, time, &mut batch, decision);
         self.by_turns(view, &mut batch);
@@ -491,7 +542,7 @@ impl Packed {
         (!batch.ids.is_empty()).then(|| Planned {
             lane: at,
             layout: Layout::Packed,
-            rows: batch.ids.into_iter().map(|id| vec![id]).collect(),
+            rows: Rows::of_one(batch.ids),
             estimate,
             joins: false,
         })

@@ -134,7 +134,7 @@ fn a_desk_keeps_the_rest_in_order_wherever_requests_are_taken_from() {
             let run = Planned {
                 lane: 0,
                 layout: Layout::Packed,
-                rows: self.0.iter().map(|&id| vec![id]).collect(),
+                rows: Rows::of_one(self.0.clone()),
                 estimate: Micros(1),
                 joins: false,
             };

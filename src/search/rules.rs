@@ -8,6 +8,12 @@ pub struct Rules {
     /// Divides the positive and multiplies the negative logits of tokens that are there already (Keskar et al. 2019); 1 for
     /// none.
     pub repetition_penalty: f32,
+    /// What the logit of a token loses for each time that it is among the new ones; 0 for nothing.
+    pub frequency_penalty: f32,
+    /// What the logit of a token loses that is among the new ones, however often; 0 for nothing.
+    pub presence_penalty: f32,
+    /// What is added to the logits of tokens.
+    pub bias: Vec<(u32, f32)>,
     /// No sequence of so many tokens occurs twice; 0 for none.
     pub no_repeat_ngram: usize,
     /// Tokens that end a sequence.
@@ -34,6 +40,9 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            bias: Vec::new(),
             no_repeat_ngram: 0,
             end: Vec::new(),
             min_length: 0,
@@ -54,6 +63,14 @@ impl Rules {
         let n_new = tokens.len() - n_prompt;
         if self.repetition_penalty != 1.0 {
             self.penalise(logits, tokens);
+        }
+        if self.frequency_penalty != 0.0 || self.presence_penalty != 0.0 {
+            self.count(logits, &tokens[n_prompt..]);
+        }
+        for &(id, bias) in &self.bias {
+            if let Some(x) = logits.get_mut(id as usize) {
+                *x += bias;
+            }
         }
         if self.no_repeat_ngram > 0 {
             forbid(logits, &repeats(tokens, self.no_repeat_ngram));
@@ -79,9 +96,25 @@ impl Rules {
         }
     }
 
+    /// Whether they are among those of transformers' that devices apply: not the penalties by counts and the bias, which OpenAI has.
+    pub fn suit_devices(&self) -> bool {
+        self.frequency_penalty == 0.0 && self.presence_penalty == 0.0 && self.bias.is_empty()
+    }
+
     /// Whether a token ends its sequence.
     pub fn ends(&self, id: u32) -> bool {
         self.end.contains(&id)
+    }
+
+    /// Takes from the logits of new tokens by how often each of them has come.
+    fn count(&self, logits: &mut [f32], new: &[u32]) {
+        let mut new = new.to_vec();
+        new.sort_unstable();
+        for same in new.chunk_by(|a, b| a == b) {
+            if let Some(x) = logits.get_mut(same[0] as usize) {
+                *x -= self.frequency_penalty * same.len() as f32 + self.presence_penalty;
+            }
+        }
     }
 
     fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {

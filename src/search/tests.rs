@@ -295,3 +295,26 @@ fn beams_without_tokens_that_may_come_end_with_what_there_is() {
     let found = search(Beams::of(3), &table, &[1], 5);
     assert_eq!(found[0].tokens, [1]);
 }
+
+#[test]
+fn new_tokens_are_penalised_by_their_counts_and_a_bias_is_added() {
+    let rules = Rules {
+        frequency_penalty: 0.5,
+        presence_penalty: 0.25,
+        bias: vec![(0, -100.0), (3, 2.0), (9, 1.0)],
+        ..Rules::default()
+    };
+    let mut logits = [1.0; 4];
+    // The prompt's tokens do not count, and a token that is not there has no logit.
+    rules.apply(&mut logits, &[2, 2, 0, 1, 1], 2);
+    assert_eq!(logits, [1.0 - 0.75 - 100.0, 1.0 - 1.25, 1.0, 3.0]);
+    assert!(!rules.suit_devices() && Rules::default().suit_devices());
+    let mut logits = [1.0; 3];
+    let negative = Rules {
+        presence_penalty: -1.5,
+        ..Rules::default()
+    };
+    negative.apply(&mut logits, &[0, 1, 1], 1);
+    assert_eq!(logits, [1.0, 2.5, 1.0]);
+    assert!(!negative.suit_devices());
+}

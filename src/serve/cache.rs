@@ -109,7 +109,7 @@ struct Weight;
 const BESIDE: u64 = 160;
 
 fn weight(answer: &Answer) -> u64 {
-    4 * answer.values.len() as u64 + BESIDE
+    4 * (answer.values.len() + answer.entries.len()) as u64 + BESIDE
 }
 
 impl Weighter<Key, Arc<Answer>> for Weight {
@@ -313,19 +313,26 @@ pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
 
 /// Bytes of the check behind an answer.
 const CHECK: usize = 8;
+/// The form of what is kept, which the check knows, too: of another form, an answer is none.
+const FORM: u8 = 2;
 
 fn check(key: &Key, bytes: &[u8]) -> [u8; CHECK] {
-    let digest = Sha256::new().chain_update(key).chain_update(bytes);
+    let digest = Sha256::new().chain_update([FORM]).chain_update(key);
+    let digest = digest.chain_update(bytes);
     let mut check = [0; CHECK];
     check.copy_from_slice(&digest.finalize()[..CHECK]);
     check
 }
 
-/// An answer as it is kept outside of this process: tokens, values, and a check of both that knows the key.
+/// An answer as it is kept outside of this process: tokens, the number of entries, entries, values, and a check of all that knows
+/// the key.
 fn to_bytes(key: &Key, answer: &Answer) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(4 + 4 * answer.values.len() + CHECK);
+    let (entries, values) = (&answer.entries, &answer.values);
+    let mut bytes = Vec::with_capacity(8 + 4 * (entries.len() + values.len()) + CHECK);
     bytes.extend_from_slice(&(answer.tokens as u32).to_le_bytes());
-    bytes.extend(answer.values.iter().flat_map(|value| value.to_le_bytes()));
+    bytes.extend_from_slice(&(entries.len() as u32).to_le_bytes());
+    bytes.extend(entries.iter().flat_map(|entry| entry.to_le_bytes()));
+    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     let check = check(key, &bytes);
     bytes.extend_from_slice(&check);
     bytes
@@ -337,13 +344,13 @@ fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
     if found != check(key, bytes) {
         return None;
     }
-    let (tokens, values) = bytes.split_first_chunk::<4>()?;
-    let four = values.chunks_exact(4);
+    let numbers = bytes.chunks_exact(4);
+    let mut numbers = numbers.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let (tokens, n_entries) = (numbers.next()? as usize, numbers.next()? as usize);
     Some(Answer {
-        values: four
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect(),
-        tokens: u32::from_le_bytes(*tokens) as usize,
+        tokens,
+        entries: numbers.by_ref().take(n_entries).collect(),
+        values: numbers.map(f32::from_bits).collect(),
     })
 }
 
@@ -448,11 +455,12 @@ mod tests {
         let key = key(&[7; 32], &Text::One("x".to_owned()), Submit::default());
         let answer = Answer {
             values: vec![0.1, -0.0, f32::MIN_POSITIVE / 2.0, 3e38],
+            entries: vec![3, 1 << 31],
             tokens: 9,
         };
         let bytes = to_bytes(&key, &answer);
         let found = from_bytes(&key, &bytes).unwrap();
-        assert_eq!(found.tokens, 9);
+        assert_eq!((found.tokens, &found.entries), (9, &answer.entries));
         let bits = |a: &Answer| a.values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&found), bits(&answer));
         for at in 0..bytes.len() {

@@ -39,6 +39,8 @@ pub struct ModelConfig {
     pub tokenizers: Option<usize>,
     #[serde(default)]
     pub all_tokens: bool,
+    #[serde(default)]
+    pub sparse: bool,
     /// Its share of a device's time beside other models'; 1 by default.
     #[serde(default, deserialize_with = "share")]
     pub share: Option<f64>,

@@ -1,9 +1,18 @@
 //! What batches cost on the device at hand, measured before the first request.
 
-use std::time::{Duration, Instant};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use sha2::{Digest, Sha256};
 
 use crate::{
     Batch, Engine, EngineError, Session,
+    engine::DeviceName,
+    files::{Kind, own},
+    jit::DiskCache,
     schedule::{CostTable, Costs, Grid, Layout},
     tensor::Extents,
 };
@@ -13,6 +22,77 @@ const FIRST: u64 = 32;
 const MOST: u64 = 1 << 15;
 /// Lengths of the sequences in a batch.
 const LENGTHS: [u64; 3] = [16, 128, 512];
+
+/// What batches of an engine cost. On a GPU it is measured once for each card, program and version of gemmule, and kept in the user's
+/// cache; on a CPU at each start, as it depends on what else runs there.
+///
+/// # Errors
+/// As [`measure`].
+pub fn known_or_measured(engine: &Engine, within: Duration) -> Result<CostTable, EngineError> {
+    let measured = || measure(engine, &mut engine.session()?, within);
+    let folder = match engine.device() {
+        DeviceName::Cuda(_) => DiskCache::open_default().ok(),
+        DeviceName::Cpu { .. } => None,
+    };
+    match folder.and_then(|cache| kept_in(cache.path(), engine)) {
+        Some(file) => kept_or(&file, measured),
+        None => measured(),
+    }
+}
+
+/// The table in a file, or else one that is measured and written there. A file that is damaged is written anew.
+fn kept_or(
+    file: &Path,
+    measured: impl FnOnce() -> Result<CostTable, EngineError>,
+) -> Result<CostTable, EngineError> {
+    match kept(file) {
+        Ok(Some(table)) => return Ok(table),
+        Ok(None) => {}
+        Err(problem) => {
+            let file = file.display();
+            tracing::warn!("`{file}` is not used, and costs are measured again: {problem}");
+        }
+    }
+    let table = measured()?;
+    let problem = match table.to_ron() {
+        Ok(text) => match own::write(file, text.as_bytes()) {
+            Ok(()) => return Ok(table),
+            Err(trouble) => io::Error::from(trouble).to_string(),
+        },
+        Err(error) => error.to_string(),
+    };
+    let file = file.display();
+    tracing::warn!("what batches cost is not kept in `{file}`: {problem}");
+    Ok(table)
+}
+
+/// The file of an engine's costs in a folder.
+fn kept_in(folder: &Path, engine: &Engine) -> Option<PathBuf> {
+    let program = postcard::to_stdvec(engine.program()).ok()?;
+    let digest = Sha256::new()
+        .chain_update(concat!(
+            env!("CARGO_PKG_VERSION"),
+            "\n",
+            env!("GEMMULE_KERNELS"),
+            "\n"
+        ))
+        .chain_update(format!("{}\n", engine.device()))
+        .chain_update(program)
+        .finalize();
+    let name: String = digest[..12].iter().map(|b| format!("{b:02x}")).collect();
+    Some(folder.join(format!("{name}.costs.ron")))
+}
+
+/// The table in a file of the user's own; none where there is no such file.
+fn kept(file: &Path) -> Result<Option<CostTable>, String> {
+    let bytes = match own::read(file, Kind::Costs.limit()).map_err(io::Error::from) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    let text = String::from_utf8(bytes).map_err(|e| e.to_string())?;
+    CostTable::parse(&text).map(Some).map_err(|e| e.to_string())
+}
 
 /// Measures batches from small to large for about so long, each once after a run to warm up, and reckons memory from the planner.
 ///
@@ -82,7 +162,8 @@ pub fn measure(
     };
     table.bytes.fixed = fixed as u64;
     (table.bytes.per_token, table.bytes.per_pair) = (per_token, per_pair);
-    Ok(table)
+    // As it is read from a file: times that rise with the batch.
+    Ok(table.clone().checked().unwrap_or(table))
 }
 
 /// Tokens of sequences of 128 from which on larger batches are hardly faster by the token: the fewest whose rate is within half
@@ -101,4 +182,40 @@ pub fn full_batch(costs: &CostTable) -> u64 {
     let best = rates.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
     let full = rates.iter().find(|&&(_, rate)| rate >= 0.995 * best);
     full.map_or(FIRST, |&(tokens, _)| tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_are_kept_and_measured_again_where_their_file_is_damaged() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("own");
+        let file = folder.join("x.costs.ron");
+        let table = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
+        let never = || panic!("it is known");
+        assert_eq!(kept_or(&file, || Ok(table.clone())).unwrap(), table);
+        assert_eq!(kept_or(&file, never).unwrap(), table);
+        let text = std::fs::read_to_string(&file).unwrap();
+        let unordered = text.replacen("16384", "0.5", 1);
+        assert_ne!(unordered, text);
+        for damaged in ["", "(about: \"", &text[..text.len() / 2], &unordered] {
+            std::fs::write(&file, damaged).unwrap();
+            assert!(kept(&file).is_err(), "{damaged}");
+            let other = CostTable {
+                overhead: 7.0,
+                ..table.clone()
+            };
+            assert_eq!(kept_or(&file, || Ok(other.clone())).unwrap(), other);
+            assert_eq!(kept_or(&file, never).unwrap(), other);
+        }
+        // A measurement that fails leaves nothing.
+        std::fs::remove_file(&file).unwrap();
+        let fails = || {
+            let problem = "a".to_owned();
+            Err(EngineError::Threads { problem })
+        };
+        assert!(kept_or(&file, fails).is_err() && !file.exists());
+    }
 }

@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use crate::{EngineError, engine::AdmitError, schedule::Refusal};
+use crate::{EngineError, engine::AdmitError, schedule::Refusal, search::SamplingError};
 
 /// Why a request has no answer. What the sender can mend is told apart from what it cannot.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -74,6 +74,13 @@ impl ServeError {
 
 impl From<AdmitError> for ServeError {
     fn from(error: AdmitError) -> Self {
-        Self::invalid("prompt", error.to_string())
+        let param = match &error {
+            AdmitError::NoNewTokens => "max_tokens",
+            AdmitError::Sampling(SamplingError::Temperature { .. }) => "temperature",
+            AdmitError::Sampling(SamplingError::TopP { .. }) => "top_p",
+            AdmitError::Bias { .. } | AdmitError::BiasId { .. } => "logit_bias",
+            _ => "prompt",
+        };
+        Self::invalid(param, error.to_string())
     }
 }

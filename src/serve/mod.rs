@@ -18,7 +18,7 @@ mod writer;
 
 pub use cache::{Cache, CacheChoice, Lookup, Lookups, Tier};
 pub use config::{ModelConfig, ServeConfig, ServeConfigError};
-pub use costs::{full_batch, measure};
+pub use costs::{full_batch, known_or_measured, measure};
 pub use error::ServeError;
 pub use metrics::{Histogram, Metrics};
 pub use models::{Kind, Model, ModelChoice, Models, ReloadError};
@@ -28,4 +28,4 @@ pub use trace::Recorder;
 pub use turns::{Devices, Seat, Turn, Turns};
 pub use writer::{Ending, Piece, Pieces, Scored, Writer, Writing};
 
-pub use crate::engine::Message;
+pub use crate::engine::{Message, Tool};

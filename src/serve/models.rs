@@ -10,8 +10,9 @@ use std::{
 };
 
 use super::{
-    Cache, Devices, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer, measure,
-    service::{ROWS, STATES},
+    Cache, Devices, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer,
+    known_or_measured,
+    service::{ROWS, SPARSE, STATES},
 };
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
@@ -42,6 +43,8 @@ pub struct ModelChoice {
     pub tokenizers: usize,
     /// Whether an embedding model also gives the vectors of all tokens, which are copied from the device for each batch.
     pub all_tokens: bool,
+    /// Whether an embedding model also weighs the tokens of its texts, as BGE-M3 does.
+    pub sparse: bool,
     /// Its share of the devices' time, beside other models; `None` where it has them to itself.
     pub share: Option<(Arc<Devices>, f64)>,
     /// The model that it replaces. What batches cost is then not measured again beside that one's work, if they are alike.
@@ -91,6 +94,8 @@ pub enum ReloadError {
     Fixed,
     #[error("the models are being loaded already; ask again when that is done")]
     Busy,
+    #[error("the keys and the models stay as they are: {problem}")]
+    Keys { problem: String },
     #[error("the models stay as they are: {problem}")]
     Failed { problem: String },
 }
@@ -149,7 +154,7 @@ impl Model {
                 config,
             });
         }
-        let outputs = Self::outputs(&folder, choice.all_tokens)?;
+        let outputs = Self::outputs(&folder, choice.all_tokens, choice.sparse)?;
         let engines = devices.iter().map(|&device| match outputs.as_slice() {
             [] => builder(device).build(),
             outputs => builder(device).outputs(outputs.iter().copied()).build(),
@@ -169,7 +174,7 @@ impl Model {
             .or_else(|| choice.previous.as_ref().and_then(like));
         let costs = match known {
             Some(costs) => costs,
-            None => measure(engine, &mut engine.session()?, MEASURING)?,
+            None => known_or_measured(engine, MEASURING)?,
         };
         let service = ServiceChoice {
             scheduler: choice.scheduler,
@@ -198,7 +203,11 @@ impl Model {
     ///
     /// # Errors
     /// A config.json that cannot be read, or that no shipped description is for.
-    pub fn outputs(folder: &Folder, all_tokens: bool) -> Result<Vec<&'static str>, EngineError> {
+    pub fn outputs(
+        folder: &Folder,
+        all_tokens: bool,
+        sparse: bool,
+    ) -> Result<Vec<&'static str>, EngineError> {
         let config = folder.config()?;
         let description = Description::for_config(config)?;
         let usual = description.outputs_for(config);
@@ -206,12 +215,18 @@ impl Model {
             Some(modules) => computed(modules) == Some(EMBEDDING),
             None => usual.contains(&EMBEDDING),
         };
-        if all_tokens && embeds {
-            return Ok(vec![EMBEDDING, STATES]);
-        }
-        Ok(match folder.modules() {
-            Some(_) => Vec::new(),
-            None => ROWS.into_iter().filter(|o| usual.contains(o)).collect(),
+        let also = [(all_tokens, STATES), (sparse, SPARSE)];
+        let mut also = also.into_iter().filter(|&(is, _)| is && embeds).peekable();
+        Ok(match (also.peek(), folder.modules()) {
+            (Some(_), _) => {
+                let also = also.map(|(_, name)| name);
+                [EMBEDDING].into_iter().chain(also).collect()
+            }
+            (None, Some(_)) => Vec::new(),
+            (None, None) => {
+                let first = ROWS.into_iter().find(|name| usual.contains(name));
+                first.into_iter().collect()
+            }
         })
     }
 

@@ -39,7 +39,8 @@ const FEW: usize = 4;
 
 /// The output of descriptions that has a row for each token, before pooling.
 pub(super) const STATES: &str = "last_hidden_state";
-/// The output of models that weigh the entries of their vocabulary, as SPLADE does: `[batch, vocabulary]`, mostly 0.
+/// The output of models that weigh the entries of their vocabulary, mostly by 0: `[batch, vocabulary]` as SPLADE's, or `[tokens, 1]`
+/// as BGE-M3's, where an entry has the largest weight of its tokens.
 pub const SPARSE: &str = "sparse";
 
 /// The outputs with a row for each sequence, of which a service answers with the first that a model has.
@@ -97,6 +98,8 @@ pub struct Submit {
 pub struct Answer {
     /// An embedding or scores by label, or what else was [`Wanted`].
     pub values: Vec<f32>,
+    /// Of which entries the values are, ascending, where most have none: [`Wanted::Sparse`].
+    pub entries: Vec<u32>,
     /// Tokens that were computed for it.
     pub tokens: usize,
 }
@@ -246,6 +249,15 @@ pub struct Service {
     width: usize,
     has_states: bool,
     has_sparse: bool,
+}
+
+/// How a model weighs entries of its vocabulary.
+#[derive(Clone)]
+enum Weights {
+    /// It has a weight for each.
+    OfEntries,
+    /// It has a weight for each token of a text, of which these are not counted.
+    OfTokens(Arc<[u32]>),
 }
 
 impl Shared {
@@ -443,10 +455,13 @@ impl Service {
         let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
         let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
         let width = outputs.get(output)?.values.len();
-        // A weight for each token, as other models give it, is not one for each entry.
         let vocabulary = engine.limits().vocabulary as usize;
-        let sparse = outputs.get(SPARSE).map(|output| output.values.len());
-        let has_sparse = sparse.is_ok_and(|n| n == vocabulary);
+        let weights = match outputs.get(SPARSE).map(|output| output.values.len()) {
+            Ok(n) if n == vocabulary => Some(Weights::OfEntries),
+            Ok(_) => Some(Weights::OfTokens(encoder.unweighed()?.into())),
+            Err(_) => None,
+        };
+        let has_sparse = weights.is_some();
         let score = (output == LOGITS).then(|| {
             let folder = encoder.folder();
             folder.score(width as u64)
@@ -488,6 +503,8 @@ impl Service {
                 lane,
                 output,
                 score,
+                weights: weights.clone(),
+                bytes: choice.batch_bytes,
             };
             collectors.push((collect, results));
         }
@@ -929,6 +946,33 @@ struct Collect {
     lane: usize,
     output: &'static str,
     score: Option<crate::engine::Score>,
+    weights: Option<Weights>,
+    /// Memory that a batch may take where there was always enough.
+    bytes: u64,
+}
+
+/// A lane that had too little memory once takes so much more again for each batch, as a share of what it had.
+const RECOVERS: u64 = 256;
+
+impl Weights {
+    /// The entries that a sequence weighs, with their weights.
+    fn of(&self, weights: &[f32], ids: &[u32]) -> (Vec<u32>, Vec<f32>) {
+        match self {
+            Self::OfEntries => {
+                let all = (0_u32..).zip(weights.iter().copied());
+                all.filter(|&(_, weight)| weight != 0.0).unzip()
+            }
+            Self::OfTokens(left_out) => {
+                let all = ids.iter().copied().zip(weights.iter().copied());
+                let is_one = |&(id, weight): &(u32, f32)| weight > 0.0 && !left_out.contains(&id);
+                let mut all: Vec<(u32, f32)> = all.filter(is_one).collect();
+                all.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+                // The first of an entry is its largest.
+                all.dedup_by_key(|(id, _)| *id);
+                all.into_iter().unzip()
+            }
+        }
+    }
 }
 
 impl Collect {
@@ -955,11 +999,11 @@ impl Collect {
             Metrics::count(&metrics.batch_sequences, members.len() as u64);
             let ratio = took / estimate.seconds().max(1e-6) * 1e3;
             Metrics::set(&metrics.estimate_ratio, ratio as u64);
-            match outputs.and_then(|outputs| self.rows(&members, &outputs)) {
+            match outputs.and_then(|outputs| self.answers(&members, &outputs)) {
                 // The next batch is decided on while these are answered.
-                Ok(rows) => {
+                Ok(answers) => {
                     self.finish(ids);
-                    self.answer(members, rows);
+                    self.answer(members, answers);
                 }
                 Err(error) => {
                     self.answer_by_halves(members, error);
@@ -978,16 +1022,20 @@ impl Collect {
         } = &mut *state;
         desk.finished(now, self.lane, &ids, true, &mut **scheduler);
         let lane = self.lane;
+        let less = desk.lanes().get(lane).map(|lane| lane.bytes);
+        if let Some(bytes) = less.filter(|&bytes| bytes < self.bytes) {
+            let bytes = self.bytes.min(bytes + self.bytes / RECOVERS);
+            desk.set_bytes(lane, bytes);
+            state.record(now, || Happened::Bytes { lane, bytes });
+        }
         state.record(now, || Happened::Finished { lane, ids });
         drop(state);
         self.shared.changed.notify_one();
     }
 
-    fn answer(&self, members: Vec<(u64, Entry)>, rows: Vec<Vec<f32>>) {
-        for ((_, entry), values) in members.into_iter().zip(rows) {
-            let tokens = entry.encoded.ids.len();
-            Metrics::count(&self.shared.metrics.tokens, tokens as u64);
-            let answer = Answer { values, tokens };
+    fn answer(&self, members: Vec<(u64, Entry)>, answers: Vec<Answer>) {
+        for ((_, entry), answer) in members.into_iter().zip(answers) {
+            Metrics::count(&self.shared.metrics.tokens, answer.tokens as u64);
             self.shared.answer(entry.lead, Ok(answer), None);
         }
     }
@@ -1027,32 +1075,42 @@ impl Collect {
         let second = first.split_off(n / 2);
         for half in [first, second] {
             let outputs = batch_of(&half).and_then(|batch| self.pipeline.submit(batch)?.wait());
-            match outputs.and_then(|outputs| self.rows(&half, &outputs)) {
-                Ok(rows) => self.answer(half, rows),
+            match outputs.and_then(|outputs| self.answers(&half, &outputs)) {
+                Ok(answers) => self.answer(half, answers),
                 Err(error) => self.answer_by_halves(half, error),
             }
         }
     }
 
-    fn rows(
+    fn answers(
         &self,
         members: &[(u64, Entry)],
         outputs: &Outputs,
-    ) -> Result<Vec<Vec<f32>>, EngineError> {
+    ) -> Result<Vec<Answer>, EngineError> {
         outputs.check_finite()?;
         let output = outputs.get(self.output)?;
         let width = output.values.len() / members.len().max(1);
         let score = |x: &f32| self.score.map_or(*x, |score| score.of(*x));
         let rows = output.values.chunks_exact(width.max(1));
-        let mut rows: Vec<Vec<f32>> = rows.map(|row| row.iter().map(score).collect()).collect();
-        for (at, (_, entry)) in members.iter().enumerate() {
-            match entry.lead.submit().wanted {
-                Wanted::Usual => {}
-                Wanted::AllTokens => rows[at] = outputs.sequence(STATES, at)?.to_vec(),
-                Wanted::Sparse => rows[at] = outputs.sequence(SPARSE, at)?.to_vec(),
+        let answers = members.iter().zip(rows).enumerate();
+        let answers = answers.map(|(at, ((_, entry), row))| {
+            let ids = &entry.encoded.ids;
+            let mut answer = Answer {
+                values: Vec::new(),
+                entries: Vec::new(),
+                tokens: ids.len(),
+            };
+            match (entry.lead.submit().wanted, &self.weights) {
+                (Wanted::AllTokens, _) => answer.values = outputs.sequence(STATES, at)?.to_vec(),
+                (Wanted::Sparse, Some(weights)) => {
+                    let own = outputs.sequence(SPARSE, at)?;
+                    (answer.entries, answer.values) = weights.of(own, ids);
+                }
+                _ => answer.values = row.iter().map(score).collect(),
             }
-        }
-        Ok(rows)
+            Ok(answer)
+        });
+        answers.collect()
     }
 }
 
@@ -1111,5 +1169,98 @@ impl Drop for Reply {
             Metrics::count(&self.shared.metrics.cancelled, 1);
             self.shared.count_waiting(&state);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        DeviceChoice,
+        engine::{Input, Prompt},
+        runtime::cpu::CpuError,
+        schedule::{Settings, scheduler},
+    };
+
+    #[test]
+    fn a_batch_for_which_there_is_no_memory_runs_by_halves_and_its_lane_takes_less_for_a_while() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let folder = root.join("tests/checkpoints/st-mean");
+        let engine = Engine::from_checkpoint(&folder).device(DeviceChoice::Cpu);
+        let engine = engine.invariant(true).build().unwrap();
+        let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
+        let texts = ["a small bird", "the tower is high", "words", "rain"];
+        let encoder = TextEncoder::open(&folder).unwrap();
+        let batch = encoder.encode(&texts).unwrap();
+        let expected = engine.session().unwrap().run(&batch).unwrap();
+        let bytes = 1 << 30;
+        let choice = ServiceChoice {
+            scheduler: scheduler("packed", &Settings::default()).unwrap(),
+            costs,
+            batch_bytes: bytes,
+            queue: Duration::from_secs(60),
+            tokenizers: 1,
+            seats: Vec::new(),
+            trace: None,
+            cache: None,
+        };
+        let service = Service::start(&engine, &[], encoder, choice).unwrap();
+        let pipeline = Arc::new(Pipeline::new(engine.session().unwrap()).unwrap());
+        let collect = Collect {
+            shared: Arc::clone(&service.shared),
+            pipeline,
+            lane: 0,
+            output: EMBEDDING,
+            score: None,
+            weights: None,
+            bytes,
+        };
+        let (mut members, mut answers) = (Vec::new(), Vec::new());
+        for (index, text) in texts.iter().enumerate() {
+            let (answer, reply) = oneshot::channel();
+            answers.push(reply);
+            let asked = Asked {
+                answer,
+                index,
+                submit: Submit::default(),
+                sent: Instant::now(),
+            };
+            let encoder = service.encoder();
+            let entry = Entry {
+                encoded: encoder
+                    .encode_one(Input::Text(text), Prompt::Default)
+                    .unwrap(),
+                lead: Lead {
+                    asked: Some(asked),
+                    ticket: Arc::default(),
+                    boarded: None,
+                },
+                sent: Instant::now(),
+            };
+            members.push((index as u64, entry));
+        }
+        let no_memory = EngineError::Cpu(CpuError::OutOfMemory { bytes: 1 << 40 });
+        let metrics = &service.shared.metrics;
+        collect.answer(members, Err(no_memory));
+        assert_eq!(metrics.failed_batches.load(Ordering::Relaxed), 1);
+        for (at, answer) in answers.into_iter().enumerate() {
+            let answer = answer.blocking_recv().unwrap().unwrap();
+            assert_eq!(answer.values, expected.sequence(EMBEDDING, at).unwrap());
+        }
+        let held = || service.shared.lock().desk.lanes()[0].bytes;
+        let less = held();
+        assert!(less < bytes && less > 0, "{less}");
+        // It recovers with what runs.
+        for _ in 0..3 {
+            let replies = service.submit(vec![Text::One("x".to_owned())], Submit::default());
+            replies.unwrap().remove(0).wait().unwrap();
+        }
+        drop(collect);
+        let began = Instant::now();
+        while held() < less + 3 * bytes / RECOVERS {
+            assert!(began.elapsed() < Duration::from_secs(10), "{}", held());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(held() < bytes);
     }
 }

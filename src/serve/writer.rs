@@ -19,7 +19,7 @@ use crate::{
     Engine, EngineError,
     engine::{
         AdmitError, ChatTemplate, Event, Generate, Generator, GrowingText, Message, Reason,
-        Request, TextEncoder, Ticket, generation_config,
+        Request, TextEncoder, Ticket, Tool, generation_config,
     },
     schedule::Micros,
     search::Sampling,
@@ -37,6 +37,10 @@ pub struct Writing {
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub seed: Option<u64>,
+    /// As [`Rules`](crate::search::Rules) have them.
+    pub frequency_penalty: f32,
+    pub presence_penalty: f32,
+    pub bias: Vec<(u32, f32)>,
     /// Texts before which the writing ends.
     pub stop: Vec<String>,
     /// Lets each token come with its log-probability and those of so many of the most probable ones.
@@ -214,8 +218,13 @@ impl Writer {
     /// Answers a conversation.
     ///
     /// # Errors
-    /// A model without a template, what the template refuses, and as [`write`](Self::write).
-    pub fn answer(&self, messages: &[Message], writing: Writing) -> Result<Pieces, ServeError> {
+    /// A model without a template, tools that the template does not write down, what it refuses, and as [`write`](Self::write).
+    pub fn answer(
+        &self,
+        messages: &[Message],
+        tools: &[Tool],
+        writing: Writing,
+    ) -> Result<Pieces, ServeError> {
         let template = self.template.as_ref().ok_or_else(|| {
             ServeError::invalid(
                 "model",
@@ -223,7 +232,13 @@ impl Writer {
             )
         })?;
         let wrong = |e: EngineError| ServeError::invalid("messages", e.to_string());
-        let prompt = template.render(messages).map_err(wrong)?;
+        if !tools.is_empty() && !template.takes_tools() {
+            return Err(ServeError::invalid(
+                "tools",
+                "the model's chat template has no place for tools, as it was not taught to call them; leave `tools` out, or ask another model",
+            ));
+        }
+        let prompt = template.render_with(messages, tools).map_err(wrong)?;
         let ids = self.encoder.prompt_as_written(&prompt).map_err(wrong)?;
         self.go_on(ids, writing)
     }
@@ -239,6 +254,9 @@ impl Writer {
             temperature,
             top_p,
             seed,
+            frequency_penalty,
+            presence_penalty,
+            bias,
             stop,
             log_probabilities,
         } = writing;
@@ -254,6 +272,8 @@ impl Writer {
         };
         let left = self.positions.map(|n| (n as usize).saturating_sub(before));
         let rules = &mut options.rules;
+        (rules.frequency_penalty, rules.presence_penalty) = (frequency_penalty, presence_penalty);
+        rules.bias = bias;
         rules.max_new_tokens = match (max_tokens, left) {
             (Some(n), _) => n,
             (None, Some(left)) => left.max(1),

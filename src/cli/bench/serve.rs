@@ -91,6 +91,8 @@ struct Counted {
     /// Answers by status; 0 where there was none.
     statuses: std::collections::BTreeMap<u16, u64>,
     tokens: u64,
+    /// Answers within the time, and their tokens, whenever they were asked for.
+    came: (u64, u64),
     /// The first problem of each kind, in words.
     problems: Vec<String>,
     last: Duration,
@@ -221,6 +223,7 @@ fn drive<T: Target>(
         first: histogram()?,
         statuses: Default::default(),
         tokens: 0,
+        came: (0, 0),
         problems: Vec::new(),
         last: Duration::ZERO,
         latest: Duration::ZERO,
@@ -258,6 +261,11 @@ fn drive<T: Target>(
                 let planned = planned.unwrap_or(sent);
                 let answered = target.ask(number, tokens).await;
                 let done = Instant::now();
+                if answered.status == 200 && (warm..over).contains(&done) {
+                    let mut counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
+                    counted.came.0 += 1;
+                    counted.came.1 += answered.tokens;
+                }
                 // A closed loop's last answers may come late; they are of load that was less.
                 if planned < warm || planned >= over {
                     return answered.status == 200;
@@ -332,8 +340,18 @@ fn drive<T: Target>(
     }
     let counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
     let answered = counted.latency.len();
-    // Answers that came after the last request was sent count with their time.
-    let seconds = counted.last.as_secs_f64().max(args.seconds);
+    // Of a plan's requests, answers that came after the last was sent count with their time. In a closed loop as many come at any
+    // time as can: those within the time are counted, whenever their requests were sent.
+    let (n, tokens, seconds) = match args.rate {
+        Some(_) => {
+            let seconds = counted.last.as_secs_f64().max(args.seconds);
+            (answered as f64, counted.tokens as f64, seconds)
+        }
+        None => {
+            let (n, tokens) = counted.came;
+            (n as f64, tokens as f64, args.seconds)
+        }
+    };
     Ok(Run {
         target: name,
         mode: match (args.rate, args.closed) {
@@ -345,8 +363,8 @@ fn drive<T: Target>(
         sent: counted.statuses.values().sum(),
         answered,
         statuses: counted.statuses.clone(),
-        requests_per_second: answered as f64 / seconds,
-        tokens_per_second: counted.tokens as f64 / seconds,
+        requests_per_second: n / seconds,
+        tokens_per_second: tokens / seconds,
         latency: times(&counted.latency),
         first: times(&counted.first),
         late_ms: match args.rate {

@@ -302,7 +302,7 @@ fn lazy_waits_for_a_full_batch_a_timeout_or_half_of_the_latency() {
         let mut lazy = scheduler("lazy-naive", &settings).unwrap();
         lazy.decide(&View {
             now: Micros(now),
-            waiting: &waiting(lens),
+            waiting: waiting(lens).as_slice().into(),
             lanes: &[lane()],
             costs: &costs,
         })
@@ -320,7 +320,7 @@ fn lazy_waits_for_a_full_batch_a_timeout_or_half_of_the_latency() {
     let mut lazy = scheduler("lazy-dp", &timeout).unwrap();
     let decision = lazy.decide(&View {
         now: Micros(0),
-        waiting: &waiting(&[7]),
+        waiting: waiting(&[7]).as_slice().into(),
         lanes: &[lane()],
         costs: &costs,
     });
@@ -360,25 +360,32 @@ fn requests_join_slots_whose_own_have_finished() {
         },
         costs: &costs,
     };
-    let first = das.decide(&view(&all, false));
+    let first = das.decide(&view(all.as_slice().into(), false));
     let layout = Layout::Rows {
         length: 40,
         slot: 10,
     };
     assert_eq!(first.run[0].layout, layout);
-    assert_eq!(first.run[0].rows, [vec![4], vec![0], vec![1], vec![2]]);
+    assert_eq!(
+        first.run[0].rows,
+        vec![vec![4], vec![0], vec![1], vec![2]].into()
+    );
     let rest: Vec<Waiting> = all
         .iter()
         .copied()
         .filter(|w| [3, 5].contains(&w.id))
         .collect();
-    assert!(das.decide(&view(&rest, true)).run.is_empty());
+    assert!(
+        das.decide(&view(rest.as_slice().into(), true))
+            .run
+            .is_empty()
+    );
     das.finished(&[0], 0);
-    let joined = das.decide(&view(&rest, true));
+    let joined = das.decide(&view(rest.as_slice().into(), true));
     assert_eq!(joined.run.len(), 1);
     assert!(joined.run[0].joins);
-    assert_eq!(joined.run[0].rows, [vec![3]]);
+    assert_eq!(joined.run[0].rows, vec![vec![3]].into());
     // The request of 30 tokens fits no slot, and waits.
     das.finished(&[1, 2, 3, 4], 0);
-    assert!(das.decide(&view(&rest[1..], true)).run.is_empty());
+    assert!(das.decide(&view(rest[1..].into(), true)).run.is_empty());
 }

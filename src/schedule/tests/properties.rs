@@ -45,7 +45,7 @@ impl Scheduler for Watched<'_> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let decision = self.of.decide(view);
         for planned in &decision.run {
-            let len = |&id: &u64| view.find(id).expect("it waits").tokens;
+            let len = |&id: &u64| view.waiting.get(id).expect("it waits").tokens;
             let lens = planned
                 .rows
                 .iter()
@@ -60,12 +60,12 @@ impl Scheduler for Watched<'_> {
                 _ => assert!(planned.rows.iter().all(|row| row.len() == 1)),
             }
             for id in planned.ids() {
-                let deadline = view.find(id).and_then(|w| w.deadline);
+                let deadline = view.waiting.get(id).and_then(|w| w.deadline);
                 assert!(deadline.is_none_or(|at| at >= view.now), "{}", self.name);
             }
         }
         for (id, refusal) in &decision.refuse {
-            let waiting = view.find(*id).expect("it waits");
+            let waiting = view.waiting.get(*id).expect("it waits");
             match refusal {
                 Refusal::Expired | Refusal::Hopeless => assert!(waiting.deadline.is_some()),
                 Refusal::TooLarge => {
@@ -328,7 +328,7 @@ fn packed_refuses_what_cannot_be_in_time() {
         decision.refuse,
         [(2, Refusal::Hopeless), (0, Refusal::Hopeless)]
     );
-    assert_eq!(decision.run[0].rows, [[1]]);
+    assert_eq!(decision.run[0].rows, vec![vec![1]].into());
     desk.arrive(with(100, 900));
     let late = desk.decide(Micros(1_000), &mut *packed, &costs).unwrap();
     assert_eq!(late.refuse, [(3, Refusal::Expired)]);

@@ -66,7 +66,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
         miette!("--in-process needs --weights, the folder of the model that is asked")
     })?;
     let mut builder = Engine::from_checkpoint(&folder).device(inside.device);
-    let outputs = Model::outputs(&Folder::open(&folder)?, false)?;
+    let outputs = Model::outputs(&Folder::open(&folder)?, false, false)?;
     if !outputs.is_empty() {
         builder = builder.outputs(outputs);
     }
@@ -99,6 +99,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
         queue: Duration::from_secs(2),
         tokenizers: inside.tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
         all_tokens: false,
+        sparse: false,
         share: None,
         previous: None,
         trace: None,

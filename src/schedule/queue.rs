@@ -1,0 +1,511 @@
+//! Who waits, in order of arrival, and who of them waits for an answer soonest.
+
+use std::{collections::VecDeque, fmt};
+
+use super::{Micros, Planned, Waiting};
+
+/// A bit for each of many places.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Marks(Vec<u64>);
+
+impl Marks {
+    /// Marks a place, and tells whether it was not marked before.
+    pub fn set(&mut self, at: usize) -> bool {
+        let (word, bit) = (at / 64, 1 << (at % 64));
+        if word >= self.0.len() {
+            self.0.resize(word + 1, 0);
+        }
+        let is_new = self.0[word] & bit == 0;
+        self.0[word] |= bit;
+        is_new
+    }
+
+    pub fn has(&self, at: usize) -> bool {
+        has(&self.0, at)
+    }
+
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+fn has(marks: &[u64], at: usize) -> bool {
+    let word = marks.get(at / 64);
+    word.is_some_and(|word| word & (1 << (at % 64)) != 0)
+}
+
+/// The first place from this one on that is not marked.
+fn free(marks: &[u64], place: usize) -> usize {
+    let (mut word, mut left) = (place / 64, u64::MAX << (place % 64));
+    while let Some(marked) = marks.get(word) {
+        let bits = !marked & left;
+        if bits != 0 {
+            return word * 64 + bits.trailing_zeros() as usize;
+        }
+        (word, left) = (word + 1, u64::MAX);
+    }
+    place.max(word * 64)
+}
+
+/// The requests that wait, in order of arrival, and so of ids.
+///
+/// They lie one behind another with those that have gone, which nobody sees, so that a request is found by its id at once, and
+/// leaves without that others are moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Queue<'a> {
+    all: &'a [Waiting],
+    gone: &'a [u64],
+    /// Where the first that waits is.
+    head: usize,
+    n: usize,
+    tokens: u64,
+}
+
+impl<'a> From<&'a [Waiting]> for Queue<'a> {
+    fn from(all: &'a [Waiting]) -> Self {
+        Self {
+            all,
+            gone: &[],
+            head: 0,
+            n: all.len(),
+            tokens: all.iter().map(|w| u64::from(w.tokens)).sum(),
+        }
+    }
+}
+
+impl<'a> Queue<'a> {
+    pub fn len(&self) -> usize {
+        self.n
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
+    /// Tokens of all that wait.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &'a Waiting> + Clone + use<'a> {
+        self.starting_at(self.head)
+    }
+
+    /// The one that came first.
+    pub fn first(&self) -> Option<&'a Waiting> {
+        self.iter().next()
+    }
+
+    /// Those that came behind the request with this id, or all.
+    pub fn behind(&self, id: Option<u64>) -> impl Iterator<Item = &'a Waiting> + Clone + use<'a> {
+        let after = |id| self.head + self.all[self.head..].partition_point(|w| w.id <= id);
+        self.starting_at(id.map_or(self.head, after))
+    }
+
+    /// The request with this id, unless it has gone.
+    pub fn get(&self, id: u64) -> Option<&'a Waiting> {
+        self.place(id).map(|at| &self.all[at])
+    }
+
+    /// Where a request is, which stays so for the decision at hand.
+    pub(super) fn place(&self, id: u64) -> Option<usize> {
+        let waiting = self.all.get(self.head..)?;
+        let (first, last) = (waiting.first()?.id, waiting.last()?.id);
+        let (before, behind) = (id.checked_sub(first)?, last.checked_sub(id)?);
+        let n = waiting.len() as u64;
+        // Ids rise by at least one, and mostly by one: then nothing of the request itself is read.
+        let at = match before + behind + 1 == n {
+            true => before as usize,
+            // What went long ago has left gaps among the first.
+            false => {
+                let guessed = n.checked_sub(behind + 1).map(|at| at as usize);
+                match guessed.filter(|&at| waiting[at].id == id) {
+                    Some(at) => at,
+                    None => {
+                        let most = n.min(before + 1) as usize;
+                        waiting[..most].binary_search_by_key(&id, |w| w.id).ok()?
+                    }
+                }
+            }
+        };
+        (!has(self.gone, self.head + at)).then_some(self.head + at)
+    }
+
+    /// The request at a place, if one waits there; and the first place behind it that may have one.
+    pub(super) fn at(&self, place: usize) -> Option<(&'a Waiting, usize)> {
+        let next = free(self.gone, place.max(self.head));
+        Some((self.all.get(next)?, next))
+    }
+
+    fn starting_at(&self, mut place: usize) -> impl Iterator<Item = &'a Waiting> + Clone + use<'a> {
+        let (all, gone) = (self.all, self.gone);
+        std::iter::from_fn(move || {
+            let at = free(gone, place);
+            place = at + 1;
+            all.get(at)
+        })
+    }
+}
+
+/// The requests of a desk.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    all: Vec<Waiting>,
+    gone: Marks,
+    head: usize,
+    n: usize,
+    tokens: u64,
+}
+
+impl Arrivals {
+    pub fn queue(&self) -> Queue<'_> {
+        Queue {
+            all: &self.all,
+            gone: &self.gone.0,
+            head: self.head,
+            n: self.n,
+            tokens: self.tokens,
+        }
+    }
+
+    /// Adds a request, whose id is above those of all before.
+    pub fn push(&mut self, waiting: Waiting) {
+        self.n += 1;
+        self.tokens += u64::from(waiting.tokens);
+        self.all.push(waiting);
+    }
+
+    /// Takes out those that a decision is about, or none.
+    ///
+    /// # Errors
+    /// The id of one that does not wait, or comes twice.
+    pub fn remove(&mut self, ids: impl Iterator<Item = u64> + Clone) -> Result<(), u64> {
+        for (nth, id) in ids.clone().enumerate() {
+            let Some(at) = self.queue().place(id) else {
+                // Those before it are put back.
+                for id in ids.take(nth) {
+                    self.put_back(id);
+                }
+                return Err(id);
+            };
+            self.gone.set(at);
+            self.n -= 1;
+            self.tokens -= u64::from(self.all[at].tokens);
+        }
+        self.head = free(&self.gone.0, self.head).min(self.all.len());
+        // Each that went pays for a third of one that is moved.
+        if self.all.len() > 4096 && self.n < self.all.len() / 4 {
+            let mut at = 0;
+            self.all.retain(|_| {
+                at += 1;
+                !self.gone.has(at - 1)
+            });
+            self.gone.clear();
+            self.head = 0;
+        }
+        Ok(())
+    }
+
+    fn put_back(&mut self, id: u64) {
+        let found = self.all[self.head..].binary_search_by_key(&id, |w| w.id);
+        if let Ok(at) = found {
+            let at = self.head + at;
+            self.gone.0[at / 64] &= !(1 << (at % 64));
+            self.n += 1;
+            self.tokens += u64::from(self.all[at].tokens);
+        }
+    }
+}
+
+/// Requests by deadline, of which the soonest is taken again and again while others come. Those that come in order, as they do where
+/// each has the same time, are kept in it. The others are a heap of eight children a node, whose deadlines lie in one line of the
+/// cache: a step down reads them without a branch.
+#[derive(Debug, Default)]
+pub(super) struct Soonest {
+    in_order: VecDeque<(Micros, u64)>,
+    deadlines: Vec<Micros>,
+    /// Of the deadlines, place by place.
+    ids: Vec<u64>,
+}
+
+const CHILDREN: usize = 8;
+
+impl Soonest {
+    pub fn push(&mut self, deadline: Micros, id: u64) {
+        if self
+            .in_order
+            .back()
+            .is_none_or(|&last| last < (deadline, id))
+        {
+            return self.in_order.push_back((deadline, id));
+        }
+        self.insert(deadline, id);
+    }
+
+    /// Into the heap.
+    fn insert(&mut self, deadline: Micros, id: u64) {
+        self.deadlines.push(deadline);
+        self.ids.push(id);
+        self.raise(self.ids.len() - 1, deadline, id);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.in_order.is_empty() && self.ids.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.in_order.len() + self.ids.len()
+    }
+
+    /// Keeps those for which this holds.
+    pub fn retain(&mut self, stays: impl Fn(u64) -> bool) {
+        self.in_order.retain(|&(_, id)| stays(id));
+        let deadlines = std::mem::take(&mut self.deadlines);
+        let ids = std::mem::take(&mut self.ids);
+        for (deadline, id) in deadlines.into_iter().zip(ids) {
+            if stays(id) {
+                self.insert(deadline, id);
+            }
+        }
+    }
+
+    /// The soonest deadline and its request.
+    pub fn peek(&self) -> Option<(Micros, u64)> {
+        match self.is_top() {
+            true => self
+                .deadlines
+                .first()
+                .copied()
+                .zip(self.ids.first().copied()),
+            false => self.in_order.front().copied(),
+        }
+    }
+
+    pub fn pop(&mut self) -> Option<(Micros, u64)> {
+        let soonest = self.peek();
+        match self.is_top() {
+            true => self.pop_top(),
+            false => drop(self.in_order.pop_front()),
+        }
+        soonest
+    }
+
+    /// Whether the soonest is that of the heap.
+    fn is_top(&self) -> bool {
+        let top = self.deadlines.first().zip(self.ids.first());
+        match (top, self.in_order.front()) {
+            (Some((at, id)), Some(first)) => (*at, *id) < *first,
+            (top, _) => top.is_some(),
+        }
+    }
+
+    fn pop_top(&mut self) {
+        let (Some(deadline), Some(id)) = (self.deadlines.pop(), self.ids.pop()) else {
+            return;
+        };
+        let n = self.ids.len();
+        if n == 0 {
+            return;
+        }
+        // The place of the first goes down to a leaf, and the last comes up from there: it belongs far below, mostly.
+        let mut at = 0;
+        while at * CHILDREN + 1 < n {
+            let first = at * CHILDREN + 1;
+            let children = &self.deadlines[first..n.min(first + CHILDREN)];
+            let (mut least, mut soonest) = (0, Micros::MAX);
+            for (child, &deadline) in children.iter().enumerate() {
+                least = if deadline < soonest { child } else { least };
+                soonest = soonest.min(deadline);
+            }
+            self.deadlines[at] = soonest;
+            self.ids[at] = self.ids[first + least];
+            at = first + least;
+        }
+        self.raise(at, deadline, id);
+    }
+
+    /// Puts one at a place that is free, or above it.
+    fn raise(&mut self, mut at: usize, deadline: Micros, id: u64) {
+        while at > 0 && self.deadlines[(at - 1) / CHILDREN] > deadline {
+            let above = (at - 1) / CHILDREN;
+            (self.deadlines[at], self.ids[at]) = (self.deadlines[above], self.ids[above]);
+            at = above;
+        }
+        (self.deadlines[at], self.ids[at]) = (deadline, id);
+    }
+}
+
+/// The requests of a batch by row: with [`Layout::Packed`](super::Layout::Packed) and [`Layout::Padded`](super::Layout::Padded) one
+/// in each, with [`Layout::Rows`](super::Layout::Rows) those of a slot, `length / slot` slots a row.
+#[derive(Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(from = "Vec<Vec<u64>>", into = "Vec<Vec<u64>>")]
+pub struct Rows {
+    ids: Vec<u64>,
+    /// Where each row ends; empty where each has one request.
+    ends: Vec<usize>,
+}
+
+impl Rows {
+    /// One request in each row.
+    pub fn of_one(ids: Vec<u64>) -> Self {
+        Self {
+            ids,
+            ends: Vec::new(),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self.ends.is_empty() {
+            true => self.ids.len(),
+            false => self.ends.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The requests of all rows.
+    pub fn ids(&self) -> &[u64] {
+        &self.ids
+    }
+
+    /// The requests of each row.
+    pub fn iter(&self) -> impl Iterator<Item = &[u64]> {
+        (0..self.len()).map(|at| match self.ends.get(at) {
+            None => &self.ids[at..=at],
+            Some(&end) => {
+                let begin = at.checked_sub(1).map_or(0, |before| self.ends[before]);
+                &self.ids[begin..end]
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl From<Vec<Vec<u64>>> for Rows {
+    fn from(rows: Vec<Vec<u64>>) -> Self {
+        let ids = rows.concat();
+        if rows.iter().all(|row| row.len() == 1) {
+            return Self::of_one(ids);
+        }
+        let mut end = 0;
+        let ends = rows.iter().map(|row| {
+            end += row.len();
+            end
+        });
+        Self {
+            ends: ends.collect(),
+            ids,
+        }
+    }
+}
+
+impl From<Rows> for Vec<Vec<u64>> {
+    fn from(rows: Rows) -> Self {
+        rows.iter().map(<[u64]>::to_vec).collect()
+    }
+}
+
+impl Planned {
+    pub fn ids(&self) -> impl Iterator<Item = u64> + Clone {
+        self.rows.ids().iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_soonest_of_what_is_left_is_taken_each_time(
+            steps in prop::collection::vec((prop::collection::vec(0_u64..1000, 0..90), 0_usize..70), 1..60),
+        ) {
+            let (mut soonest, mut heap) = (Soonest::default(), std::collections::BinaryHeap::new());
+            let (mut id, mut ids) = (0, Vec::new());
+            for (come, n_taken) in steps {
+                for deadline in come {
+                    id += 1;
+                    soonest.push(Micros(deadline), id);
+                    heap.push(std::cmp::Reverse((Micros(deadline), id)));
+                }
+                for _ in 0..n_taken {
+                    let next = soonest.peek();
+                    prop_assert_eq!(next, soonest.pop());
+                    prop_assert_eq!(next.map(|(at, _)| at), heap.pop().map(|v| v.0.0));
+                    ids.extend(next.map(|(_, id)| id));
+                }
+                prop_assert_eq!(soonest.is_empty(), heap.is_empty());
+            }
+            ids.extend(std::iter::from_fn(|| soonest.pop()).map(|(_, id)| id));
+            ids.sort_unstable();
+            prop_assert!(ids.into_iter().eq(1..=id));
+        }
+
+        #[test]
+        fn a_queue_is_the_list_of_those_that_have_not_gone(
+            steps in prop::collection::vec((0_usize..3000, prop::collection::vec(any::<prop::sample::Index>(), 0..900)), 1..12),
+            gap in 1_u64..3,
+        ) {
+            let (mut arrivals, mut list, mut id) = (Arrivals::default(), Vec::new(), 5);
+            for (come, go) in steps {
+                for _ in 0..come {
+                    id += gap;
+                    let waiting = Waiting { id, ..Waiting::new(id as u32 % 7 + 1, Micros(id)) };
+                    arrivals.push(waiting);
+                    list.push(waiting);
+                }
+                let mut gone: Vec<u64> = Vec::new();
+                for at in go {
+                    if !list.is_empty() {
+                        gone.push(list.remove(at.index(list.len())).id);
+                    }
+                }
+                // A list with a request that does not wait changes nothing.
+                let before = arrivals.queue().len();
+                let wrong = gone.iter().chain(gone.first()).copied().chain([u64::MAX]);
+                prop_assert!(arrivals.remove(wrong).is_err());
+                prop_assert_eq!(arrivals.queue().len(), before);
+                prop_assert_eq!(arrivals.remove(gone.iter().copied()), Ok(()));
+                let queue = arrivals.queue();
+                prop_assert_eq!(queue.iter().copied().collect::<Vec<_>>(), list.clone());
+                prop_assert_eq!(queue.len(), list.len());
+                prop_assert_eq!(queue.tokens(), list.iter().map(|w| u64::from(w.tokens)).sum::<u64>());
+                prop_assert_eq!(queue.first(), list.first());
+                prop_assert!(gone.iter().all(|&id| queue.get(id).is_none()));
+                prop_assert!(list.iter().all(|w| queue.get(w.id) == Some(w)));
+                let middle = list.get(list.len() / 2).map(|w| w.id);
+                let behind = list.iter().filter(|w| middle.is_none_or(|id| w.id > id));
+                prop_assert!(queue.behind(middle).eq(behind));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_written_as_lists_of_lists_and_read_as_they_were() {
+        for rows in [
+            vec![],
+            vec![vec![3], vec![1]],
+            vec![vec![3, 4], vec![], vec![1]],
+            vec![vec![]],
+        ] {
+            let of = Rows::from(rows.clone());
+            assert_eq!(of.len(), rows.len());
+            assert_eq!(of.ids(), rows.concat());
+            let text = serde_json::to_string(&of).unwrap();
+            assert_eq!(text, serde_json::to_string(&rows).unwrap());
+            assert_eq!(format!("{of:?}"), format!("{rows:?}"));
+            assert_eq!(serde_json::from_str::<Rows>(&text).unwrap(), of);
+        }
+    }
+}
