@@ -10,6 +10,8 @@ mod device;
 mod memory;
 mod row;
 mod source;
+#[cfg(test)]
+mod tests;
 use std::collections::VecDeque;
 
 pub use config::generation_config;
@@ -107,8 +109,11 @@ pub enum AdmitError {
     #[error("max_new_tokens is 0; expected at least one token")]
     NoNewTokens,
     #[error(
-        "the prompt's {prompt} tokens and {new} new ones are more than the model's {positions} positions; shorten the prompt, or ask for at most {} new tokens",
-        positions.saturating_sub(*prompt as u32)
+        "the prompt's {prompt} tokens and {new} new ones are more than the model's {positions} positions; {}",
+        match positions.saturating_sub(*prompt as u32) {
+            0 => format!("shorten the prompt to at most {} tokens", positions.saturating_sub(*new as u32)),
+            left => format!("shorten the prompt, or ask for at most {left} new tokens"),
+        }
     )]
     TooLong {
         prompt: usize,

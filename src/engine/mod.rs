@@ -31,6 +31,7 @@ mod growing;
 mod model_file;
 mod padding;
 mod pipeline;
+mod published;
 mod text;
 mod timings;
 mod tune;

@@ -81,6 +81,11 @@ impl Source {
         self.is_encoded
     }
 
+    #[cfg(test)]
+    pub(super) fn blocks(&self) -> &[u32] {
+        &self.blocks
+    }
+
     pub(super) fn into_blocks(self) -> Vec<u32> {
         self.blocks
     }
