@@ -46,7 +46,7 @@ def save(path, model, **settings):
         top = torch.stack([s[0] for s in greedy.scores]).topk(2, -1).values
         gap = (top[:, 0] - top[:, 1])[torch.isfinite(top[:, 1])]
         assert gap.min() > 1e-3, (path, source, gap.min())
-        cut = lambda row: [t for t in row.tolist() if t != model.generation_config.pad_token_id]
+        cut = lambda row: row[: (row != model.generation_config.pad_token_id).nonzero().max() + 1].tolist()
         results.append({"source": source, "ids": ids[0].tolist(), "greedy": cut(greedy.sequences[0, 1:]), "beams": cut(beams.sequences[0, 1:]),
                         "score": beams.sequences_scores[0].item(), "text": own.decode(beams.sequences[0], skip_special_tokens=True)})
         print(os.path.basename(path), results[-1]["beams"], round(results[-1]["score"], 3), gap.min().item(), repr(results[-1]["text"]))

@@ -55,7 +55,10 @@ fn tokens_and_scores_are_those_of_transformers() {
 fn a_folder_with_sentence_pieces_and_forced_and_bad_words_writes_as_transformers() {
     let asked = writes_as_transformers("tests/checkpoints/hf-marian");
     assert_eq!(asked.rules.forced_last, [0]);
-    assert_eq!(asked.rules.suppressed, [asked.decoder_start.expect("a start")]);
+    assert_eq!(
+        asked.rules.suppressed,
+        [asked.decoder_start.expect("a start")]
+    );
     assert!(asked.rules.renormalize);
 }
 
@@ -156,7 +159,15 @@ fn a_folder_with_sentence_pieces_is_translated_as_it_is() {
     };
     std::fs::write(&source, texts("source")).expect("it is written");
     let source = source.to_str().expect("a name");
-    let args = ["translate", "--weights", name, "--source-file", source, "--max-new", "30"];
+    let args = [
+        "translate",
+        "--weights",
+        name,
+        "--source-file",
+        source,
+        "--max-new",
+        "30",
+    ];
     assert_eq!(done(&args), texts("text"));
 }
 
@@ -189,7 +200,10 @@ fn what_cannot_be_is_said() {
         std::fs::write(folder.path().join(file), "").expect("it is written");
     }
     let pieces = of(folder.path().to_str().expect("a name"), &[]);
-    assert!(pieces.contains("it has 0 pieces; expected 1 to"), "{pieces}");
+    assert!(
+        pieces.contains("it has 0 pieces; expected 1 to"),
+        "{pieces}"
+    );
 }
 
 #[test]
@@ -210,4 +224,42 @@ fn a_line_that_is_too_long_fails_alone() {
 fn a_source_is_a_prompt_that_is_not_repeated() {
     let out = done(&["generate", "--weights", FOLDER, "--prompt", "4217"]);
     assert_eq!(out, "four thousand two hundred seventeen\n");
+}
+
+#[test]
+fn a_bench_says_what_was_timed_and_where_the_time_of_a_step_goes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("times.json");
+    let file = file.to_str().expect("a name");
+    let sizes = [
+        "--batch",
+        "1,3",
+        "--prompt-tokens",
+        "5",
+        "--new",
+        "4",
+        "--json",
+        file,
+    ];
+    let of = |more: &[&str]| -> Vec<Value> {
+        let args = ["bench", "generate", "--weights", FOLDER];
+        done(&[&args[..], &sizes, more].concat());
+        let text = std::fs::read_to_string(file).expect("it is there");
+        serde_json::from_str(&text).expect("rows")
+    };
+    for (row, batch) in of(&["--beams", "2", "--classes"]).iter().zip([1, 3]) {
+        let asked = ["batch", "prompt_tokens", "new", "beams"].map(|key| row[key].as_u64());
+        assert_eq!(asked, [batch, 5, 4, 2].map(Some));
+        let time = |value: &Value| value.as_f64().expect("a time");
+        assert!(time(&row["whole_ms"]) > time(&row["first_ms"]));
+        let classes = row["classes"].as_object().expect("classes");
+        assert!(time(&classes["GEMM"]) > 0.0 && time(&classes["attention"]) > 0.0);
+        assert!(classes.contains_key("choosing"));
+    }
+    let drawn = of(&["--top-k", "3", "--top-p", "0.5"]);
+    assert_eq!(
+        (drawn[0]["top_k"].as_u64(), drawn[0]["top_p"].as_f64()),
+        (Some(3), Some(0.5))
+    );
+    assert!(drawn[0].get("beams").is_none() && drawn[0].get("classes").is_none());
 }

@@ -4,6 +4,7 @@
 //! A step is one batch: prompts in parts, and one token of each sequence that goes on. The keys and values of what is there
 //! lie in blocks of a pool, which are reserved when a request is admitted, so that nothing that runs is ever out of memory.
 
+mod breakdown;
 mod config;
 mod device;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod source;
 mod tests;
 use std::collections::VecDeque;
 
+pub use breakdown::DecodeStep;
 pub use config::generation_config;
 use device::DeviceRows;
 use row::{Advanced, Room, Row};

@@ -141,14 +141,21 @@ impl Settings {
         ];
         for (key, usual) in off {
             if let Some(value) = settings.get(key).filter(|value| **value != usual) {
-                return Err(settings.wrong(key, value, &format!("{usual}, as nothing else is read")));
+                return Err(settings.wrong(
+                    key,
+                    value,
+                    &format!("{usual}, as nothing else is read"),
+                ));
             }
         }
         Ok(settings)
     }
 
     fn wrong(&self, key: &str, value: &Value, expected: &str) -> EngineError {
-        broken(&self.file, format!("`{key}` is {value}; expected {expected}"))
+        broken(
+            &self.file,
+            format!("`{key}` is {value}; expected {expected}"),
+        )
     }
 
     fn get(&self, key: &str) -> Option<&Value> {
@@ -196,10 +203,15 @@ impl Settings {
             let id: u32 = id.parse().map_err(|_| wrong())?;
             let text = token(value).ok_or_else(wrong)?.to_owned();
             let is = |flag: &str| value.get(flag).and_then(Value::as_bool) == Some(true);
-            if let Some(flag) = ["lstrip", "rstrip", "single_word"].into_iter().find(|f| is(f)) {
+            if let Some(flag) = ["lstrip", "rstrip", "single_word"]
+                .into_iter()
+                .find(|f| is(f))
+            {
                 return Err(broken(
                     &self.file,
-                    format!("the token `{text}` has `{flag}`, which is not read beside a SentencePiece model; expected false"),
+                    format!(
+                        "the token `{text}` has `{flag}`, which is not read beside a SentencePiece model; expected false"
+                    ),
                 ));
             }
             added.push(Special {
@@ -246,7 +258,11 @@ impl Published {
         let file = folder.join("vocab.json");
         let mut ids = vocabulary(&file)?;
         let usual: &[(&str, &str)] = match kind {
-            Kinds::Pair => &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")],
+            Kinds::Pair => &[
+                ("eos_token", "</s>"),
+                ("unk_token", "<unk>"),
+                ("pad_token", "<pad>"),
+            ],
             Kinds::Many => &[
                 ("bos_token", "<s>"),
                 ("pad_token", "<pad>"),
@@ -260,7 +276,9 @@ impl Published {
             if let Some(known) = ids.insert(text.clone(), id).filter(|&known| known != id) {
                 return Err(broken(
                     &settings.file,
-                    format!("the token `{text}` has the id {id}; expected {known}, as vocab.json says"),
+                    format!(
+                        "the token `{text}` has the id {id}; expected {known}, as vocab.json says"
+                    ),
                 ));
             }
         }
@@ -268,7 +286,10 @@ impl Published {
         for &(key, usual) in usual {
             let text = settings.token(key)?.unwrap_or(usual);
             let id = ids.get(text).copied().ok_or_else(|| {
-                broken(&file, format!("there is no token `{text}`, the `{key}` of the files beside it"))
+                broken(
+                    &file,
+                    format!("there is no token `{text}`, the `{key}` of the files beside it"),
+                )
             })?;
             match key {
                 "eos_token" => end = id,
@@ -287,7 +308,9 @@ impl Published {
                 (None, Kinds::Pair) => {
                     return Err(broken(
                         &settings.file,
-                        format!("the special token `{text}` has no id; expected one in vocab.json or `added_tokens_decoder`"),
+                        format!(
+                            "the special token `{text}` has no id; expected one in vocab.json or `added_tokens_decoder`"
+                        ),
                     ));
                 }
             };

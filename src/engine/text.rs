@@ -4,7 +4,8 @@ use std::{
 };
 
 use tokenizers::{
-    EncodeInput, Encoding, InputSequence, NormalizerWrapper, Tokenizer, TruncationDirection, TruncationParams,
+    EncodeInput, Encoding, InputSequence, NormalizerWrapper, Tokenizer, TruncationDirection,
+    TruncationParams,
     normalizers::{Lowercase, Sequence},
 };
 
@@ -333,7 +334,9 @@ impl TextEncoder {
             }
             tokenizer
         });
-        let encoding = self.contained(0, || tokenizer.encode(EncodeInput::from(text), adds_special))?;
+        let encoding = self.contained(0, || {
+            tokenizer.encode(EncodeInput::from(text), adds_special)
+        })?;
         let marks = encoding.get_special_tokens_mask().iter();
         let names = encoding.get_tokens().iter().zip(encoding.get_offsets());
         let ids = encoding.get_ids().iter().zip(marks);

@@ -39,7 +39,7 @@ impl Parts {
     }
 
     /// The positions that a source of so many tokens is kept as.
-    fn positions(self, tokens: usize) -> usize {
+    pub(super) fn positions(self, tokens: usize) -> usize {
         match self.one_position {
             true => tokens.min(1),
             false => tokens,

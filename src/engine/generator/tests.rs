@@ -69,12 +69,36 @@ fn requests(decoder_start: Option<u32>) -> Vec<Request> {
     let options = [
         plain(1),
         plain(70),
-        Generate { sampling: Some(Sampling::default()), seed: 3, ..plain(40) },
-        Generate { beams: Some(beams), ..plain(36) },
-        Generate { beams: Some(groups), ..plain(12) },
-        Generate { rules: Rules { end: Vec::new(), no_repeat_ngram: 2, ..rules(33) }, ..plain(33) },
-        // Nothing may come behind the first token.
-        Generate { rules: Rules { suppressed: (0..VOCABULARY).collect(), forced_first: Some(5), ..rules(9) }, ..plain(9) },
+        Generate {
+            sampling: Some(Sampling::default()),
+            seed: 3,
+            ..plain(40)
+        },
+        Generate {
+            beams: Some(beams),
+            ..plain(36)
+        },
+        Generate {
+            beams: Some(groups),
+            ..plain(12)
+        },
+        Generate {
+            rules: Rules {
+                end: Vec::new(),
+                no_repeat_ngram: 2,
+                ..rules(33)
+            },
+            ..plain(33)
+        },
+        // One token may come, and only once.
+        Generate {
+            rules: Rules {
+                suppressed: (0..VOCABULARY).filter(|&id| id != 5).collect(),
+                no_repeat_ngram: 1,
+                ..rules(9)
+            },
+            ..plain(9)
+        },
     ];
     let prompt = |(n, options): (u32, Generate)| {
         let len = [1, 3, 31, 33, 64, 2, 5][n as usize];
@@ -149,21 +173,36 @@ fn check_blocks(generator: &Generator) {
             // The last token may have no slot, as it is never in the cache.
             assert!(lane.slots.len() <= lane.tokens.len());
             for (position, &slot) in lane.slots.iter().enumerate() {
-                assert!(own.contains(&(slot / BLOCK)), "slot {slot} is another request's");
+                assert!(
+                    own.contains(&(slot / BLOCK)),
+                    "slot {slot} is another request's"
+                );
                 let first = *positions.entry(slot).or_insert(position);
                 assert_eq!(first, position, "slot {slot} has two positions");
             }
         }
         for &slot in row.source_slots() {
             assert!(own.contains(&(slot / BLOCK)));
-            assert!(!positions.contains_key(&slot), "slot {slot} is the source's, too");
+            assert!(
+                !positions.contains_key(&slot),
+                "slot {slot} is the source's, too"
+            );
         }
         // What is written next goes into slots of each lane's own.
-        let next: Vec<u32> = row.lanes.iter().flat_map(|l| l.slots.get(row.cached..).unwrap_or_default()).copied().collect();
+        let next: Vec<u32> = row
+            .lanes
+            .iter()
+            .flat_map(|l| l.slots.get(row.cached..).unwrap_or_default())
+            .copied()
+            .collect();
         let distinct: BTreeSet<u32> = next.iter().copied().collect();
         assert_eq!(distinct.len(), next.len(), "two lanes write into one slot");
     }
-    assert_eq!(owned.len() as u32, generator.blocks.held(), "blocks without an owner are held");
+    assert_eq!(
+        owned.len() as u32,
+        generator.blocks.held(),
+        "blocks without an owner are held"
+    );
 }
 
 #[derive(Clone, Debug)]
@@ -204,9 +243,16 @@ fn live(subject: &Subject, bytes: u64, acts: &[Act]) {
                     Ok(ticket) => drop(running.insert(ticket, which)),
                     Err(AdmitError::Full { missing_bytes }) => {
                         assert!(held > 0 && missing_bytes <= total);
-                        assert_eq!(generator.cache_bytes().0, held, "a refused request holds memory");
+                        assert_eq!(
+                            generator.cache_bytes().0,
+                            held,
+                            "a refused request holds memory"
+                        );
                     }
-                    Err(AdmitError::NeverFits { needed_bytes, bytes }) => {
+                    Err(AdmitError::NeverFits {
+                        needed_bytes,
+                        bytes,
+                    }) => {
                         assert!(needed_bytes > bytes && bytes == total);
                     }
                     Err(other) => panic!("{other}"),
@@ -228,7 +274,11 @@ fn live(subject: &Subject, bytes: u64, acts: &[Act]) {
     while generator.is_busy() {
         step(&mut generator, &mut ended);
     }
-    assert_eq!(generator.cache_bytes().0, 0, "memory is held when nothing runs");
+    assert_eq!(
+        generator.cache_bytes().0,
+        0,
+        "memory is held when nothing runs"
+    );
     for (ticket, which) in running {
         let (own, alone) = (&ended[&ticket], &subject.alone[which]);
         match cancelled.contains(&ticket) {
@@ -262,8 +312,15 @@ proptest! {
 #[test]
 fn requests_alone_end_in_each_way() {
     for subject in [&*WRITER, &*TRANSLATOR] {
-        let reasons: BTreeSet<String> = subject.alone.iter().map(|ended| format!("{:?}", ended.reason)).collect();
-        assert!(reasons.contains("Some(Length)") && reasons.contains("None"), "{reasons:?}");
+        let reasons: BTreeSet<String> = subject
+            .alone
+            .iter()
+            .map(|ended| format!("{:?}", ended.reason))
+            .collect();
+        assert!(
+            reasons.contains("Some(Length)") && reasons.contains("None"),
+            "{reasons:?}"
+        );
         let failed = subject.alone[6].problem.as_deref();
         assert_eq!(failed, Some("the rules allow no token for new token 1"));
     }

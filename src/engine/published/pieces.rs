@@ -205,12 +205,16 @@ impl Model {
         }
         let normalizer = file.normalizer.unwrap_or_default();
         if normalizer.escapes_spaces == Some(false) {
-            return Err("its pieces hold plain spaces, which gemmule reads from a tokenizer.json only".to_owned());
+            return Err(
+                "its pieces hold plain spaces, which gemmule reads from a tokenizer.json only"
+                    .to_owned(),
+            );
         }
         if file.denormalizer.is_some_and(|d| !d.rules.is_empty()) {
             return Err("it has rules for what it writes, too, which gemmule reads from a tokenizer.json only".to_owned());
         }
-        let rules = Rules::read(&normalizer.rules).ok_or("its rules of normalisation are damaged")?;
+        let rules =
+            Rules::read(&normalizer.rules).ok_or("its rules of normalisation are damaged")?;
         let mut model = Self {
             pieces: Vec::new(),
             numbers: HashMap::new(),
@@ -408,7 +412,10 @@ impl Model {
         for right in 1..line.parts.len() {
             line.pair(right - 1, right, &mut pairs, &mut made);
         }
-        while let Some(Pair { left, right, len, .. }) = pairs.pop() {
+        while let Some(Pair {
+            left, right, len, ..
+        }) = pairs.pop()
+        {
             let (l, r) = (&line.parts[left], &line.parts[right]);
             if l.len == 0 || r.len == 0 || l.len + r.len != len {
                 continue;
