@@ -264,7 +264,8 @@ fn occupation(rows: &[Row]) -> Option<Figure> {
         bars.extend(measured.iter().filter(|(row, _)| row.case() == case));
     }
     let share = |classes: &BTreeMap<String, f64>, of: &[&str]| {
-        let sum: f64 = of.iter().filter_map(|&class| classes.get(class)).sum();
+        let times = of.iter().filter_map(|&class| classes.get(class));
+        let sum = times.fold(0.0, |sum, ms| sum + ms);
         100.0 * sum / classes.values().sum::<f64>()
     };
     let series = PARTS.map(|(name, of)| {

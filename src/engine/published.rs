@@ -68,12 +68,12 @@ impl Special {
 /// Files of a kind that is not read, and damaged ones.
 pub(super) fn published(folder: &Path) -> Result<(Published, PathBuf), EngineError> {
     let has = |name: &str| folder.join(name).is_file();
-    let (kind, name) = match () {
-        () if has("source.spm") => (Kinds::Pair, "source.spm"),
-        () if has("sentencepiece.bpe.model") && has("vocab.json") => {
-            (Kinds::Many, "sentencepiece.bpe.model")
-        }
-        () => return Err(none(folder)),
+    let (kind, name) = if has("source.spm") {
+        (Kinds::Pair, "source.spm")
+    } else if has("sentencepiece.bpe.model") && has("vocab.json") {
+        (Kinds::Many, "sentencepiece.bpe.model")
+    } else {
+        return Err(none(folder));
     };
     let file = folder.join(name);
     let settings = Settings::read(folder)?;

@@ -240,7 +240,9 @@ fn live(subject: &Subject, bytes: u64, acts: &[Act]) {
             Act::Admit(which) => {
                 let (held, total) = generator.cache_bytes();
                 match generator.admit(subject.requests[which].clone()) {
-                    Ok(ticket) => drop(running.insert(ticket, which)),
+                    Ok(ticket) => {
+                        running.insert(ticket, which);
+                    }
                     Err(AdmitError::Full { missing_bytes }) => {
                         assert!(held > 0 && missing_bytes <= total);
                         assert_eq!(
