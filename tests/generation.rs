@@ -450,6 +450,10 @@ fn what_cannot_run_is_refused_in_words() {
     let plain = |_: &mut Generate| ();
     insta::assert_snapshot!(refused(&[], plain), @"the prompt has no token; begin with the model's first token, if it has one");
     insta::assert_snapshot!(refused(&[7; 500], plain), @"the prompt's 500 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt, or ask for at most 12 new tokens");
+    insta::assert_snapshot!(refused(&[7; 600], plain), @"the prompt's 600 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt to at most 492 tokens");
+    insta::assert_snapshot!(refused(&[1], |o| o.beams = Some(Beams::of(0))), @"0 beams; expected at least one");
+    insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 0.0, ..Sampling::default() })), @"top_p is 0; expected a number above 0, up to 1");
+    insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 1.5, ..Sampling::default() })), @"top_p is 1.5; expected a number above 0, up to 1");
     insta::assert_snapshot!(refused(&[1, 5000], plain), @"token 1 of the prompt is 5000, but the vocabulary has 1003");
     insta::assert_snapshot!(refused(&[1], |o| o.rules.max_new_tokens = 0), @"max_new_tokens is 0; expected at least one token");
     insta::assert_snapshot!(refused(&[1], |o| o.rules.repetition_penalty = 0.0), @"the repetition penalty is 0; expected a number above 0");
@@ -493,6 +497,101 @@ fn a_step_without_a_token_that_may_come_ends_its_sequence_and_no_other() {
         if *ticket == bad && problem == "the rules allow no token for new token 0"));
     assert!(matches!(events[1], Event::Token { ticket, .. } if ticket == good));
     assert_eq!(drain(&mut generator)[&good].1, Some(Reason::Length));
+}
+
+/// A copy of the checkpoint that writes stories, with something changed.
+fn writer_with(change: impl FnOnce(&Path)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for entry in std::fs::read_dir("tests/checkpoints/writer").expect("the checkpoint") {
+        let file = entry.expect("a file").path();
+        let name = file.file_name().expect("a name");
+        std::fs::copy(&file, folder.path().join(name)).expect("it is copied");
+    }
+    change(folder.path());
+    folder
+}
+
+#[test]
+fn a_logit_that_is_no_number_fails_its_request_and_no_other() {
+    // Behind the last position nothing is written. The one before it is damaged: only who comes there fails, in that step.
+    let folder = writer_with(|folder| {
+        let file = folder.join("model.safetensors");
+        let mut bytes = std::fs::read(&file).expect("weights");
+        let (header, metadata) = safetensors::SafeTensors::read_metadata(&bytes).expect("a header");
+        let table = metadata.info("transformer.wpe.weight").expect("positions");
+        let (rows, width) = (table.shape[0], table.shape[1]);
+        let at = 8 + header + table.data_offsets.0 + (rows - 2) * width * 2;
+        for element in bytes[at..at + width * 2].chunks_exact_mut(2) {
+            element.copy_from_slice(&0x7e00u16.to_le_bytes());
+        }
+        std::fs::write(&file, bytes).expect("it is written");
+    });
+    let engine = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
+    let engine = engine.generating().build().expect("it loads");
+    let options = |new, beams: usize| Generate {
+        rules: Rules {
+            max_new_tokens: new,
+            ..Rules::default()
+        },
+        beams: (beams > 1).then(|| Beams::of(beams)),
+        ..Generate::default()
+    };
+    let prompt: Vec<u32> = (0..250).map(|i| 1 + i % 40).collect();
+    let asked = [options(6, 1), options(5, 1), options(6, 3), options(4, 3)];
+    let mut generator = engine.generator(64 << 20).expect("a generator");
+    let tickets: Vec<Ticket> = asked
+        .iter()
+        .map(|options| {
+            generator
+                .admit(request(&prompt, options))
+                .expect("there is room")
+        })
+        .collect();
+    let mut said: BTreeMap<Ticket, String> = BTreeMap::new();
+    while generator.is_busy() {
+        for event in generator.poll().expect("a step") {
+            match event {
+                Event::Failed { ticket, problem } => drop(said.insert(ticket, problem)),
+                Event::Done { ticket, reason } => drop(said.insert(ticket, format!("{reason:?}"))),
+                Event::Token { .. } | Event::Found { .. } => {}
+            }
+        }
+    }
+    let said: Vec<&String> = tickets.iter().map(|ticket| &said[ticket]).collect();
+    insta::assert_debug_snapshot!(said);
+    assert_eq!(generator.cache_bytes().0, 0);
+}
+
+#[test]
+fn a_key_that_would_change_the_result_is_refused_with_its_file() {
+    let folder = writer_with(|folder| {
+        let config = r#"{"eos_token_id": 0, "guidance_scale": 2.5}"#;
+        std::fs::write(folder.join("generation_config.json"), config).expect("it is written");
+    });
+    let refused = gemmule::engine::generation_config(folder.path()).expect_err("an error");
+    let text = refused.to_string();
+    let text = text.replace(&folder.path().display().to_string(), "[dir]");
+    insta::assert_snapshot!(text, @"`[dir]/generation_config.json`: `guidance_scale` is 2.5, which would change the result and is not computed; take it out of a copy of the folder to go on without");
+}
+
+#[test]
+fn a_callback_that_panics_ends_its_call_and_the_engine_goes_on() {
+    let (name, description) = MODELS[0];
+    let engine = engine(name, description);
+    let prompts = prompts(&[4, 9]);
+    let options = Generate::default();
+    let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
+    let want = engine.generate(&prompts, &options, go_on);
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        engine.generate(&prompts, &options, |index, _| match index {
+            0 => ControlFlow::Continue(()),
+            _ => panic!("the caller's own"),
+        })
+    }));
+    let payload = caught.expect_err("it panics");
+    assert_eq!(payload.downcast_ref(), Some(&"the caller's own"));
+    let again = engine.generate(&prompts, &options, go_on);
+    assert_eq!(again.expect("it writes"), want.expect("it writes"));
 }
 
 #[test]

@@ -32,8 +32,8 @@ fn done(args: &[&str]) -> String {
 }
 
 /// What transformers made of each source.
-fn written() -> Vec<Value> {
-    let file = Path::new(FOLDER).join("written.json");
+fn written(folder: &str) -> Vec<Value> {
+    let file = Path::new(folder).join("written.json");
     let text = std::fs::read_to_string(file).expect("it is there");
     serde_json::from_str(&text).expect("JSON")
 }
@@ -45,25 +45,55 @@ fn ids(value: &Value) -> Vec<u32> {
 
 #[test]
 fn tokens_and_scores_are_those_of_transformers() {
-    let engine = Engine::from_checkpoint(FOLDER).device(DeviceChoice::Cpu);
-    let engine = engine.generating().build().expect("it loads");
-    let folder = Folder::open(Path::new(FOLDER)).expect("a folder");
-    let encoder = TextEncoder::for_prompts(folder).expect("a tokenizer");
-    let mut asked = generation_config(Path::new(FOLDER)).expect("it is read");
+    let asked = writes_as_transformers(FOLDER);
     assert_eq!(asked.beams, Some(Beams::of(4)));
     assert_eq!(asked.decoder_start, Some(0));
+}
+
+/// Folders as they are published, of random weights (`scripts/translators.py`).
+#[test]
+fn a_folder_with_sentence_pieces_and_forced_and_bad_words_writes_as_transformers() {
+    let asked = writes_as_transformers("tests/checkpoints/hf-marian");
+    assert_eq!(asked.rules.forced_last, [0]);
+    assert_eq!(
+        asked.rules.suppressed,
+        [asked.decoder_start.expect("a start")]
+    );
+    assert!(asked.rules.renormalize);
+}
+
+#[test]
+fn a_folder_of_many_languages_with_sentence_pieces_writes_as_transformers() {
+    let asked = writes_as_transformers("tests/checkpoints/hf-m2m");
+    assert!(asked.rules.forced_first.is_some());
+}
+
+#[test]
+fn a_folder_with_biases_by_distance_writes_as_transformers() {
+    let asked = writes_as_transformers("tests/checkpoints/hf-t5");
+    assert_eq!(asked.rules.no_repeat_ngram, 3);
+}
+
+/// Compares what is written with the stored tokens and scores; what the folder asks for.
+#[track_caller]
+fn writes_as_transformers(name: &str) -> Generate {
+    let engine = Engine::from_checkpoint(name).device(DeviceChoice::Cpu);
+    let engine = engine.generating().build().expect("it loads");
+    let folder = Folder::open(Path::new(name)).expect("a folder");
+    let encoder = TextEncoder::for_prompts(folder).expect("a tokenizer");
+    let mut asked = generation_config(Path::new(name)).expect("it is read");
     asked.rules.max_new_tokens = 30;
     let greedy = Generate {
         beams: None,
         ..asked.clone()
     };
-    let written = written();
+    let written = written(name);
     let texts: Vec<&str> = written
         .iter()
         .filter_map(|w| w["source"].as_str())
         .collect();
     let sources = encoder.prompts(&texts).expect("ids");
-    for (options, key) in [(greedy, "greedy"), (asked, "beams")] {
+    for (options, key) in [(greedy, "greedy"), (asked.clone(), "beams")] {
         let go_on = |_: usize, _: &_| std::ops::ControlFlow::Continue(());
         let own = engine
             .generate(&sources, &options, go_on)
@@ -74,16 +104,19 @@ fn tokens_and_scores_are_those_of_transformers() {
             assert_eq!(own.tokens, ids(&want[key]), "{key} of {}", want["source"]);
             if let (Some(score), Some(wanted)) = (own.score, want["score"].as_f64()) {
                 assert!((f64::from(score) - wanted).abs() < 1e-4, "{score} {wanted}");
+                let text = encoder.decode(&own.tokens).expect("a text");
+                assert_eq!(Some(text.as_str()), want["text"].as_str());
             }
         }
     }
+    asked
 }
 
 #[test]
 fn a_file_is_translated_line_by_line_in_its_order() {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, output) = (folder.path().join("in.txt"), folder.path().join("out.txt"));
-    let written = written();
+    let written = written(FOLDER);
     let texts: Vec<&str> = written
         .iter()
         .filter_map(|w| w["source"].as_str())
@@ -115,6 +148,30 @@ fn a_file_is_translated_line_by_line_in_its_order() {
 }
 
 #[test]
+fn a_folder_with_sentence_pieces_is_translated_as_it_is() {
+    let name = "tests/checkpoints/hf-marian";
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("in.txt");
+    let written = written(name);
+    let texts = |key: &str| {
+        let texts = written.iter().filter_map(|w| w[key].as_str());
+        texts.map(|t| format!("{t}\n")).collect::<String>()
+    };
+    std::fs::write(&source, texts("source")).expect("it is written");
+    let source = source.to_str().expect("a name");
+    let args = [
+        "translate",
+        "--weights",
+        name,
+        "--source-file",
+        source,
+        "--max-new",
+        "30",
+    ];
+    assert_eq!(done(&args), texts("text"));
+}
+
+#[test]
 fn what_cannot_be_is_said() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = folder.path().join("in.txt");
@@ -135,7 +192,7 @@ fn what_cannot_be_is_said() {
     assert!(unknown.contains("has no token `__de__`"), "{unknown}");
     let writer = of("tests/checkpoints/writer", &[]);
     assert!(writer.contains("gemmule generate"), "{writer}");
-    // A folder as many models for translation are published.
+    // Pieces that are no SentencePiece model.
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
         std::fs::copy(Path::new(FOLDER).join(file), folder.path().join(file)).expect("a copy");
     }
@@ -144,7 +201,7 @@ fn what_cannot_be_is_said() {
     }
     let pieces = of(folder.path().to_str().expect("a name"), &[]);
     assert!(
-        pieces.contains("source.spm and target.spm cannot be read"),
+        pieces.contains("it has 0 pieces; expected 1 to"),
         "{pieces}"
     );
 }
@@ -167,4 +224,42 @@ fn a_line_that_is_too_long_fails_alone() {
 fn a_source_is_a_prompt_that_is_not_repeated() {
     let out = done(&["generate", "--weights", FOLDER, "--prompt", "4217"]);
     assert_eq!(out, "four thousand two hundred seventeen\n");
+}
+
+#[test]
+fn a_bench_says_what_was_timed_and_where_the_time_of_a_step_goes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("times.json");
+    let file = file.to_str().expect("a name");
+    let sizes = [
+        "--batch",
+        "1,3",
+        "--prompt-tokens",
+        "5",
+        "--new",
+        "4",
+        "--json",
+        file,
+    ];
+    let of = |more: &[&str]| -> Vec<Value> {
+        let args = ["bench", "generate", "--weights", FOLDER];
+        done(&[&args[..], &sizes, more].concat());
+        let text = std::fs::read_to_string(file).expect("it is there");
+        serde_json::from_str(&text).expect("rows")
+    };
+    for (row, batch) in of(&["--beams", "2", "--classes"]).iter().zip([1, 3]) {
+        let asked = ["batch", "prompt_tokens", "new", "beams"].map(|key| row[key].as_u64());
+        assert_eq!(asked, [batch, 5, 4, 2].map(Some));
+        let time = |value: &Value| value.as_f64().expect("a time");
+        assert!(time(&row["whole_ms"]) > time(&row["first_ms"]));
+        let classes = row["classes"].as_object().expect("classes");
+        assert!(time(&classes["GEMM"]) > 0.0 && time(&classes["attention"]) > 0.0);
+        assert!(classes.contains_key("choosing"));
+    }
+    let drawn = of(&["--top-k", "3", "--top-p", "0.5"]);
+    assert_eq!(
+        (drawn[0]["top_k"].as_u64(), drawn[0]["top_p"].as_f64()),
+        (Some(3), Some(0.5))
+    );
+    assert!(drawn[0].get("beams").is_none() && drawn[0].get("classes").is_none());
 }

@@ -10,6 +10,7 @@ mod gemm;
 mod kernels;
 mod ladder;
 mod launched;
+mod lightseq;
 mod peers;
 mod requests;
 mod serving;
@@ -47,6 +48,8 @@ enum Command {
     Kernels(kernels::Args),
     /// The passes switched on one after another, from padded and unfused to all of them
     Ladder(subject::Args),
+    /// Writing and translating beside others, from files of what was measured (LightSeq, figures 4 to 6)
+    Lightseq(lightseq::Args),
     /// The papers' figures of serving, simulated with tables of costs (TurboTransformers 8, 9, 12, table 4; TCB 9 to 16)
     Serving(serving::Args),
     /// A stream of requests of random lengths with the CUDA graphs of buckets, of exact shapes, and without
@@ -66,6 +69,7 @@ fn run(command: Command) -> Outcome {
         Command::Gemm(args) => gemm::run(args),
         Command::Kernels(args) => kernels::run(args),
         Command::Ladder(args) => ladder::run(args),
+        Command::Lightseq(args) => lightseq::run(args),
         Command::Serving(args) => serving::run(args),
         Command::Stream(args) => stream::run(*args),
     }

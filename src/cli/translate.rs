@@ -69,7 +69,7 @@ impl Args {
 pub(super) fn forced(encoder: &TextEncoder, token: &str) -> Result<u32, miette::Report> {
     encoder.token_id(token).ok_or_else(|| {
         miette!(
-            "tokenizer.json has no token `{token}`; --forced-bos takes one as the file writes it"
+            "the tokenizer has no token `{token}`; --forced-bos takes one as the checkpoint's files write it"
         )
     })
 }

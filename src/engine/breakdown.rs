@@ -7,8 +7,8 @@ use crate::{
     kernels::{Class, KernelSpec},
     runtime::{
         batch::Batch,
-        cpu::CpuSession,
-        cuda::{CudaSession, Part, Timing},
+        cpu::{CpuCache, CpuSession},
+        cuda::{CudaCache, CudaSession, Part, Timing},
     },
 };
 
@@ -50,23 +50,31 @@ impl Session {
         batch.check(&self.limits)?;
         let batch = &*laid_out(batch, self.padding)?;
         let (whole, parts) = match &mut self.backend {
-            SessionBackend::Cuda(session) => on_device(session, batch, warm_up, runs)?,
-            SessionBackend::Cpu(session) => on_cpu(session, batch, warm_up, runs)?,
+            SessionBackend::Cuda(session) => on_device(session, batch, None, warm_up, runs)?,
+            SessionBackend::Cpu(session) => on_cpu(session, batch, None, warm_up, runs)?,
         };
+        Ok(Breakdown::of(&whole, parts))
+    }
+}
+
+impl Breakdown {
+    /// Of a whole run, and of the parts of each class.
+    pub(super) fn of(whole: &Timing, parts: Vec<Timing>) -> Self {
         let share = |(class, timing): (Class, Timing)| Share {
             class,
             ms: timing.median(),
         };
-        Ok(Breakdown {
+        Self {
             whole_ms: whole.median(),
             shares: Class::ALL.into_iter().zip(parts).map(share).collect(),
-        })
+        }
     }
 }
 
-fn on_device(
+pub(super) fn on_device(
     session: &mut CudaSession,
     batch: &Batch,
+    cache: Option<&mut CudaCache>,
     warm_up: usize,
     runs: usize,
 ) -> Result<(Timing, Vec<Timing>), EngineError> {
@@ -75,13 +83,14 @@ fn on_device(
     let parts: Vec<Part<'_>> = std::iter::once(all)
         .chain(holds.iter().map(|part| part as Part<'_>))
         .collect();
-    let mut timings = session.time_parts(batch, &parts, warm_up, runs)?;
+    let mut timings = session.time_parts(batch, cache, &parts, warm_up, runs)?;
     Ok((timings.remove(0), timings))
 }
 
-fn on_cpu(
+pub(super) fn on_cpu(
     session: &mut CpuSession,
     batch: &Batch,
+    mut cache: Option<&mut CpuCache>,
     warm_up: usize,
     runs: usize,
 ) -> Result<(Timing, Vec<Timing>), EngineError> {
@@ -91,7 +100,7 @@ fn on_cpu(
     for i in 0..warm_up + runs {
         let mut spent = Class::ALL.map(|_| Duration::ZERO);
         let began = Instant::now();
-        session.run_observed(batch, |kernel, time| {
+        session.run_observed(batch, cache.as_deref_mut(), |kernel, time| {
             for (sum, class) in spent.iter_mut().zip(Class::ALL) {
                 if class == kernel.class() {
                     *sum += time;

@@ -132,6 +132,21 @@ pub enum EngineError {
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error(
+        "`{folder}` has no tokenizer.json{}",
+        match found {
+            None => "; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model".to_owned(),
+            Some(found) => format!(", and `{found}` alone is not read; Python writes one of it: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"),
+        }
+    )]
+    NoTokenizer {
+        folder: PathBuf,
+        /// A file of a tokenizer that is not read.
+        found: Option<&'static str>,
+    },
+    /// A file of a tokenizer that is no tokenizer.json.
+    #[error("no tokenizer can be made of `{file}`: {problem}")]
+    PublishedTokenizer { file: PathBuf, problem: String },
+    #[error(
         "no description `{name}` comes with gemmule{}; there are {known}",
         near.as_ref().map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
     )]

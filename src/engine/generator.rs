@@ -4,14 +4,18 @@
 //! A step is one batch: prompts in parts, and one token of each sequence that goes on. The keys and values of what is there
 //! lie in blocks of a pool, which are reserved when a request is admitted, so that nothing that runs is ever out of memory.
 
+mod breakdown;
 mod config;
 mod device;
 #[cfg(test)]
 mod memory;
 mod row;
 mod source;
+#[cfg(test)]
+mod tests;
 use std::collections::VecDeque;
 
+pub use breakdown::DecodeStep;
 pub use config::generation_config;
 use device::DeviceRows;
 use row::{Advanced, Room, Row};
@@ -107,8 +111,11 @@ pub enum AdmitError {
     #[error("max_new_tokens is 0; expected at least one token")]
     NoNewTokens,
     #[error(
-        "the prompt's {prompt} tokens and {new} new ones are more than the model's {positions} positions; shorten the prompt, or ask for at most {} new tokens",
-        positions.saturating_sub(*prompt as u32)
+        "the prompt's {prompt} tokens and {new} new ones are more than the model's {positions} positions; {}",
+        match positions.saturating_sub(*prompt as u32) {
+            0 => format!("shorten the prompt to at most {} tokens", positions.saturating_sub(*new as u32)),
+            left => format!("shorten the prompt, or ask for at most {left} new tokens"),
+        }
     )]
     TooLong {
         prompt: usize,

@@ -31,6 +31,7 @@ mod growing;
 mod model_file;
 mod padding;
 mod pipeline;
+mod published;
 mod text;
 mod timings;
 mod tune;
@@ -50,7 +51,8 @@ pub use error::EngineError;
 pub use estimate::estimated_costs;
 pub use folder::{Folder, Prompt, Score};
 pub use generator::{
-    AdmitError, Event, Generate, Generator, Reason, Request, Ticket, Written, generation_config,
+    AdmitError, DecodeStep, Event, Generate, Generator, Reason, Request, Ticket, Written,
+    generation_config,
 };
 pub use growing::GrowingText;
 pub use model_file::{ModelFile, description};

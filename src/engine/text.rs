@@ -4,11 +4,16 @@ use std::{
 };
 
 use tokenizers::{
-    EncodeInput, Encoding, NormalizerWrapper, Tokenizer, TruncationDirection, TruncationParams,
+    EncodeInput, Encoding, InputSequence, NormalizerWrapper, Tokenizer, TruncationDirection,
+    TruncationParams,
     normalizers::{Lowercase, Sequence},
 };
 
-use super::{EngineError, Folder, Prompt, contain::contain};
+use super::{
+    EngineError, Folder, Prompt,
+    contain::contain,
+    published::{Published, published},
+};
 use crate::{
     files::{self, Kind},
     runtime::batch::Batch,
@@ -17,9 +22,9 @@ use crate::{
 /// The tokenizer of a checkpoint, with what its folder says of texts: how long they may be, whether they are in lower
 /// case, and what stands before them.
 pub struct TextEncoder {
-    tokenizer: Tokenizer,
+    tokenizer: Coder,
     /// The same one without a limit, made when somebody wants to see all tokens of a text.
-    unlimited: OnceLock<Tokenizer>,
+    unlimited: OnceLock<Coder>,
     folder: Folder,
     /// For messages.
     file: PathBuf,
@@ -57,20 +62,42 @@ pub struct TextToken {
     pub span: Option<(usize, usize)>,
 }
 
-/// Why there is no tokenizer.json: many published models for translation have SentencePiece's files instead.
-fn missing(folder: &Path) -> String {
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
-    let mut pieces: Vec<String> = names
-        .filter(|name| name.ends_with(".spm") || name.ends_with(".bpe.model"))
-        .collect();
-    pieces.sort();
-    match pieces.is_empty() {
-        true => "there is no such file".to_owned(),
-        false => format!(
-            "there is no such file, and {} cannot be read; write a tokenizer.json of them with the tokenizers library, and put it into the folder",
-            pieces.join(" and ")
-        ),
+/// What makes tokens of texts.
+#[derive(Clone)]
+enum Coder {
+    Json(Tokenizer),
+    Pieces(Box<Published>),
+}
+
+impl Coder {
+    fn encode(&self, input: EncodeInput<'_>, adds_special: bool) -> tokenizers::Result<Encoding> {
+        match self {
+            Self::Json(tokenizer) => tokenizer.encode(input, adds_special),
+            Self::Pieces(pieces) => one_text(input).map(|text| pieces.encode(&text, adds_special)),
+        }
+    }
+
+    /// As `encode`, without offsets where that is faster.
+    fn encode_fast(&self, input: EncodeInput<'_>) -> tokenizers::Result<Encoding> {
+        match self {
+            Self::Json(tokenizer) => tokenizer.encode_fast(input, true),
+            Self::Pieces(_) => self.encode(input, true),
+        }
+    }
+
+    fn decode(&self, ids: &[u32], skips_special: bool) -> tokenizers::Result<String> {
+        match self {
+            Self::Json(tokenizer) => tokenizer.decode(ids, skips_special),
+            Self::Pieces(pieces) => Ok(pieces.decode(ids, skips_special)?),
+        }
+    }
+}
+
+/// The text of an input that is one.
+fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
+    match input {
+        EncodeInput::Single(InputSequence::Raw(text)) => Ok(text.into_owned()),
+        _ => Err("its tokenizer, a SentencePiece model for translation, takes no pairs of texts; give one text".into()),
     }
 }
 
@@ -83,12 +110,14 @@ impl TextEncoder {
         Self::of(Folder::open(folder)?)
     }
 
-    /// Loads `tokenizer.json` of a folder. Texts are cut to `max_seq_length` tokens where the folder gives that, else to the
+    /// Loads `tokenizer.json` of a folder, or, where it has none, a SentencePiece model with a `vocab.json` beside it (`source.spm`,
+    /// `sentencepiece.bpe.model`). Texts are cut to `max_seq_length` tokens where the folder gives that, else to the
     /// tokenizer's `model_max_length` and the model's positions; tokenizer.json's own truncation counts only where none of
     /// these is known. Its padding never does: batches are packed.
     ///
     /// # Errors
-    /// A file that is missing, too large, or no tokenizer, one on which the tokenizers crate panics included.
+    /// A file that is missing, too large, or no tokenizer, one on which the tokenizers crate panics included. A folder whose
+    /// tokenizer is in files that are not read.
     pub fn of(folder: Folder) -> Result<Self, EngineError> {
         Self::with(folder, true)
     }
@@ -109,7 +138,7 @@ impl TextEncoder {
             problem,
         };
         if !file.is_file() {
-            return Err(broken(missing(folder.trunk())));
+            return Self::of_pieces(folder, cuts);
         }
         let bytes = files::bytes(&file, Kind::Tokenizer)?;
         let (positions, has_segments) = folder.inputs();
@@ -148,7 +177,32 @@ impl TextEncoder {
             .map_err(|panic| broken(format!("the tokenizers crate panics on it: {panic}")))?
             .map_err(|e| broken(e.to_string()))?;
         Ok(Self {
-            tokenizer,
+            tokenizer: Coder::Json(tokenizer),
+            unlimited: OnceLock::new(),
+            folder,
+            file,
+            has_segments,
+        })
+    }
+
+    /// The tokenizer of a folder without tokenizer.json.
+    fn of_pieces(folder: Folder, cuts: bool) -> Result<Self, EngineError> {
+        let (mut pieces, file) = published(folder.trunk())?;
+        if folder.lower_case {
+            return Err(EngineError::PublishedTokenizer {
+                file,
+                problem: "the folder asks for texts in lower case, which gemmule has with a tokenizer.json only".to_owned(),
+            });
+        }
+        let (positions, has_segments) = folder.inputs();
+        let cuts_front = folder.cuts_the_front()?;
+        let limit = match cuts {
+            true => folder.limit(positions)?,
+            false => None,
+        };
+        pieces.limit(limit.map(|limit| (limit, cuts_front)));
+        Ok(Self {
+            tokenizer: Coder::Pieces(Box::new(pieces)),
             unlimited: OnceLock::new(),
             folder,
             file,
@@ -206,9 +260,12 @@ impl TextEncoder {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The id of a token as tokenizer.json has it, such as `__de__`.
+    /// The id of a token as the checkpoint's files have it, such as `__de__`.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.tokenizer.token_to_id(token)
+        match &self.tokenizer {
+            Coder::Json(tokenizer) => tokenizer.token_to_id(token),
+            Coder::Pieces(pieces) => pieces.id(token),
+        }
     }
 
     /// Tokens that say nothing of a text, which weights of tokens leave out: those that begin, end and fill up a sequence, and the
@@ -224,7 +281,10 @@ impl TextEncoder {
 
     /// Whether a token has this id.
     pub fn knows(&self, id: u32) -> bool {
-        self.tokenizer.id_to_token(id).is_some()
+        match &self.tokenizer {
+            Coder::Json(tokenizer) => tokenizer.id_to_token(id).is_some(),
+            Coder::Pieces(pieces) => pieces.knows(id),
+        }
     }
 
     /// The text of tokens, without special ones. What is not whole yet, as bytes of a character may be, is U+FFFD.
@@ -241,9 +301,12 @@ impl TextEncoder {
     /// As `decode`.
     pub fn decode_with(&self, ids: &[u32], skips_special: bool) -> Result<String, EngineError> {
         let decoded = contain(|| self.tokenizer.decode(ids, skips_special));
-        let broken = |problem: String| EngineError::Tokenizer {
-            file: self.file.clone(),
-            problem,
+        let broken = |problem: String| {
+            let file = self.file.clone();
+            match self.tokenizer {
+                Coder::Json(_) => EngineError::Tokenizer { file, problem },
+                Coder::Pieces(_) => EngineError::PublishedTokenizer { file, problem },
+            }
         };
         decoded
             .map_err(|panic| broken(format!("the tokenizers crate panics on tokens: {panic}")))?
@@ -275,11 +338,16 @@ impl TextEncoder {
     pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, EngineError> {
         let tokenizer = self.unlimited.get_or_init(|| {
             let mut tokenizer = self.tokenizer.clone();
-            // Only a limit can be refused.
-            let _ = tokenizer.with_truncation(None);
+            match &mut tokenizer {
+                // Only a limit can be refused.
+                Coder::Json(tokenizer) => drop(tokenizer.with_truncation(None)),
+                Coder::Pieces(pieces) => pieces.limit(None),
+            }
             tokenizer
         });
-        let encoding = self.contained(0, || tokenizer.encode(text, adds_special))?;
+        let encoding = self.contained(0, || {
+            tokenizer.encode(EncodeInput::from(text), adds_special)
+        })?;
         let marks = encoding.get_special_tokens_mask().iter();
         let names = encoding.get_tokens().iter().zip(encoding.get_offsets());
         let ids = encoding.get_ids().iter().zip(marks);
@@ -329,7 +397,7 @@ impl TextEncoder {
             (Input::Text(text), _) => EncodeInput::from(format!("{prompt}{text}")),
             (Input::Pair(a, b), _) => EncodeInput::from((format!("{prompt}{a}"), b.to_owned())),
         };
-        let encoding = contain(|| self.tokenizer.encode_fast(input, true))
+        let encoding = contain(|| self.tokenizer.encode_fast(input))
             .map_err(|problem| EngineError::TokenizerPanic {
                 file: self.file.clone(),
                 index: 0,

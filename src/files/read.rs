@@ -19,6 +19,8 @@ pub enum Kind {
     Description,
     Config,
     Tokenizer,
+    /// A SentencePiece model. Its pieces take some twenty times their bytes once read.
+    Pieces,
     /// Which shard has which tensor.
     ShardIndex,
     /// Token ids, texts, sets of lengths.
@@ -39,7 +41,7 @@ impl Kind {
     pub fn limit(self) -> u64 {
         match self {
             Self::Description => 128 * KIB,
-            Self::Config | Self::Ledger | Self::Timings | Self::Costs => 16 * MIB,
+            Self::Config | Self::Pieces | Self::Ledger | Self::Timings | Self::Costs => 16 * MIB,
             Self::Tokenizer | Self::ShardIndex => 256 * MIB,
             Self::Batch | Self::Trace => GIB,
             Self::Reference | Self::Artifact => 4 * GIB,
@@ -53,6 +55,7 @@ impl fmt::Display for Kind {
             Self::Description => "description has",
             Self::Config => "config.json has",
             Self::Tokenizer => "tokenizer.json has",
+            Self::Pieces => "SentencePiece model has",
             Self::ShardIndex => "index of shards has",
             Self::Batch => "batch needs",
             Self::Reference => "reference needs",

@@ -1,13 +1,14 @@
 //! `gemmule bench generate`: the time of a step of a model that writes.
 
-use std::{path::PathBuf, process::ExitCode, time::Instant};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, time::Instant};
 
 use miette::miette;
 use serde::Serialize;
 
 use super::super::{Outcome, align_right, human, model::Runnable, print, table, write_json};
 use crate::{
-    engine::{Event, Generate, Request},
+    Engine,
+    engine::{DecodeStep, Event, Generate, Request},
     search::{Beams, Rules, Sampling},
 };
 
@@ -29,12 +30,21 @@ pub(in crate::cli) struct Args {
     /// New tokens of each sequence
     #[arg(long, value_name = "N", default_value_t = 128)]
     new: usize,
-    /// Take the most probable token instead of drawing by top-k 50 and top-p 0.9
+    /// Take the most probable token instead of drawing
     #[arg(long)]
     greedy: bool,
+    /// Draw from so many tokens at most; 0 for all
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    top_k: usize,
+    /// Draw from the most probable tokens that have this probability together
+    #[arg(long, value_name = "P", default_value_t = 0.9)]
+    top_p: f32,
     /// Search so many beams of each sequence
     #[arg(long, value_name = "N", conflicts_with = "greedy")]
     beams: Option<usize>,
+    /// Time the step's kernels by class, too, in the middle of what is written
+    #[arg(long)]
+    classes: bool,
     /// Write all times to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -44,6 +54,17 @@ pub(in crate::cli) struct Args {
 #[derive(Serialize)]
 struct Row {
     batch: usize,
+    prompt_tokens: usize,
+    new: usize,
+    /// Of a search; of what draws tokens, the next two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beams: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_k: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f32>,
+    /// Until all tokens were there.
+    whole_ms: f64,
     /// Until every prompt had its first new token, or the search of beams its first step.
     first_ms: f64,
     /// Median of a step of one token for each sequence.
@@ -51,6 +72,27 @@ struct Row {
     slowest_ms: f64,
     tokens_per_second: f64,
     cache_bytes: u64,
+    /// Milliseconds of a step's kernels by class; `choosing` is what the step takes beyond them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    classes: Option<BTreeMap<&'static str, f64>>,
+}
+
+/// Runs from which the classes of a step are timed, and those before them.
+const RUNS: (usize, usize) = (20, 4);
+
+/// A step's kernels by class.
+fn classes(
+    engine: &Engine,
+    step: DecodeStep,
+    step_ms: f64,
+) -> Result<BTreeMap<&'static str, f64>, miette::Report> {
+    let found = engine.step_breakdown(step, RUNS.1, RUNS.0)?;
+    let shares = found
+        .shares
+        .iter()
+        .map(|s| (s.class.name(), f64::from(s.ms)));
+    let choosing = (step_ms - f64::from(found.whole_ms)).max(0.0);
+    Ok(shares.chain([("choosing", choosing)]).collect())
 }
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
@@ -67,7 +109,8 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
             ..Rules::default()
         },
         sampling: (!args.greedy && args.beams.is_none()).then_some(Sampling {
-            top_p: 0.9,
+            top_k: args.top_k,
+            top_p: args.top_p,
             ..Sampling::default()
         }),
         beams: args.beams.map(Beams::of),
@@ -80,7 +123,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         let lens = vec![args.prompt_tokens; batch];
         let cache_bytes = engine.cache_bytes_needed(&lens, &options)?;
         let mut generator = engine.generator(cache_bytes)?;
-        let mut write = || -> Result<(f64, Vec<f64>), miette::Report> {
+        let mut write = || -> Result<(f64, Vec<f64>, f64), miette::Report> {
             for i in 0..batch as u64 {
                 let ids =
                     (0..args.prompt_tokens as u64).map(|t| limits.token_id(31 * t + 977 * i + 5));
@@ -113,20 +156,40 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
                     _ => {}
                 }
             }
-            Ok((first.unwrap_or(f64::NAN), steps))
+            let whole = began.elapsed().as_secs_f64() * 1e3;
+            Ok((first.unwrap_or(f64::NAN), steps, whole))
         };
         // Once for memory, plans and clocks.
         write()?;
-        let (first_ms, mut steps) = write()?;
+        let (first_ms, mut steps, whole_ms) = write()?;
         steps.sort_by(f64::total_cmp);
         let step_ms = steps[steps.len() / 2];
+        let step = DecodeStep {
+            requests: batch,
+            beams: args.beams.unwrap_or(1),
+            source: args.prompt_tokens,
+            cached: args.new / 2
+                + if engine.has_source() {
+                    0
+                } else {
+                    args.prompt_tokens
+                },
+        };
+        let timed = args.classes.then(|| classes(&engine, step, step_ms));
         rows.push(Row {
             batch,
+            prompt_tokens: args.prompt_tokens,
+            new: args.new,
+            beams: args.beams,
+            top_k: options.sampling.map(|s| s.top_k),
+            top_p: options.sampling.map(|s| s.top_p),
+            whole_ms,
             first_ms,
             step_ms,
             slowest_ms: *steps.last().unwrap_or(&f64::NAN),
             tokens_per_second: batch as f64 / step_ms * 1e3,
             cache_bytes,
+            classes: timed.transpose()?,
         });
     }
     let mut shown = table(&[
@@ -156,11 +219,27 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         args.prompt_tokens,
         args.new,
         match (options.sampling, args.beams) {
-            (Some(_), _) => "drawn by top-k 50 and top-p 0.9".to_owned(),
+            (Some(s), _) => format!("drawn by top-k {} and top-p {}", s.top_k, s.top_p),
             (None, None) => "greedy".to_owned(),
             (None, Some(n)) => format!("{n} beams"),
         },
     ))?;
+    if args.classes {
+        let names = rows.first().and_then(|row| row.classes.as_ref());
+        let names = names.into_iter().flat_map(BTreeMap::keys).copied();
+        let header: Vec<&str> = ["sequences"].into_iter().chain(names).collect();
+        let mut shown = table(&header);
+        for row in &rows {
+            let times = row
+                .classes
+                .iter()
+                .flat_map(BTreeMap::values)
+                .map(|ms| format!("{ms:.4}"));
+            shown.add_row([row.batch.to_string()].into_iter().chain(times));
+        }
+        align_right(&mut shown, 0..header.len());
+        print(&format!("{shown}\n"))?;
+    }
     if let Some(file) = &args.json {
         write_json(file, &rows)?;
     }

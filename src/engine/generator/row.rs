@@ -204,6 +204,13 @@ impl Row {
         self.source.as_ref().map_or(&[], Source::slots)
     }
 
+    /// All blocks that it has.
+    #[cfg(test)]
+    pub(super) fn blocks(&self) -> impl Iterator<Item = u32> {
+        let of_source = self.source.iter().flat_map(Source::blocks);
+        self.blocks.iter().chain(of_source).copied()
+    }
+
     /// All blocks that it had.
     pub(super) fn into_blocks(self) -> Vec<u32> {
         let of_source = self.source.map(Source::into_blocks).unwrap_or_default();

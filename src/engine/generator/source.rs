@@ -39,7 +39,7 @@ impl Parts {
     }
 
     /// The positions that a source of so many tokens is kept as.
-    fn positions(self, tokens: usize) -> usize {
+    pub(super) fn positions(self, tokens: usize) -> usize {
         match self.one_position {
             true => tokens.min(1),
             false => tokens,
@@ -79,6 +79,11 @@ impl Source {
 
     pub(super) fn is_encoded(&self) -> bool {
         self.is_encoded
+    }
+
+    #[cfg(test)]
+    pub(super) fn blocks(&self) -> &[u32] {
+        &self.blocks
     }
 
     pub(super) fn into_blocks(self) -> Vec<u32> {

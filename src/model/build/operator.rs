@@ -356,10 +356,7 @@ impl Builder<'_> {
             return Err(error.help(help));
         };
         if part == self.part {
-            let (what, name) = ("cache without `x`", name);
-            let problem = Problem::SelfReference {
-                name: format!("{what} `{name}`"),
-            };
+            let problem = Problem::SelfReference { name };
             let error = self
                 .file
                 .error(problem, &pattern.span, "this part adds to it");

@@ -59,6 +59,16 @@ macro_rules! refuses {
 refuses! {
     a_cache_that_no_part_adds_to_names_the_nearest:
         r#"width: "hidden", name: "source.keys""# => r#"width: "hidden", name: "source.key""#;
+    a_cache_that_is_read_before_anything_is_appended_is_refused:
+        r#"Let("x", embedding(ids: "token_ids", rows: "vocab", width: "hidden", table: "words")),
+                Let("keys", cache(x: "x", heads: 1, name: "source.keys")),"# =>
+        r#"Let("x", cache(heads: 1, width: "hidden", name: "source.keys")),
+                Let("keys", cache(x: "x", heads: 1, name: "source.keys")),"#;
+    a_cache_of_the_same_part_is_read_by_its_value:
+        r#"Let("keys", cache(x: "x", heads: 1, name: "source.keys")),"# =>
+        r#"Let("keys", cache(x: "x", heads: 1, name: "source.keys")),
+                Let("left", cache(heads: 1, width: "hidden", name: "source.keys")),
+                Let("more", cache(x: "left", heads: 1, name: "more.keys")),"#;
     a_cache_is_read_as_it_was_added_to:
         r#"cache(heads: 1, width: "hidden""# => r#"cache(heads: 2, width: "hidden""#;
     attention_to_another_stream_is_not_causal: r#"softmax(x: "scores")"# => r#"softmax(x: "scores", causal: true)"#;

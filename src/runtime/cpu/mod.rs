@@ -233,7 +233,7 @@ impl CpuSession {
 
     /// Runs a batch that was checked against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CpuError> {
-        self.run_observed(batch, |_, _| ())
+        self.run_on(batch, &mut [], |_, _| ())
     }
 
     /// Runs the next tokens of sequences that lie in `cache`, and adds them to it.
@@ -245,13 +245,16 @@ impl CpuSession {
         self.run_on(batch, &mut cache.memory, |_, _| ())
     }
 
-    /// As [`run`](Self::run); `observe` sees the kernel of each step in turn, and how long it took.
+    /// As [`run`](Self::run), or with a cache [`run_cached`](Self::run_cached); `observe` sees the kernel of each step in turn,
+    /// and how long it took.
     pub fn run_observed(
         &mut self,
         batch: &Batch,
+        cache: Option<&mut CpuCache>,
         observe: impl FnMut(&KernelSpec, Duration) + Send,
     ) -> Result<Vec<Output>, CpuError> {
-        self.run_on(batch, &mut [], observe)
+        let memory = cache.map_or(&mut [][..], |cache| &mut cache.memory);
+        self.run_on(batch, memory, observe)
     }
 
     fn run_on(

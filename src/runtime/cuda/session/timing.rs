@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys;
 
-use super::{CudaSession, CudaTicket, Timing};
+use super::{CudaCache, CudaSession, CudaTicket, Timing};
 use crate::{
     kernels::KernelSpec,
     runtime::{
@@ -59,15 +59,18 @@ impl CudaSession {
     /// Times parts of a run, each as a CUDA graph of its launches alone, in their order and on the
     /// run's own memory. An untimed whole run precedes every replay, so that a part finds the values that it
     /// reads, and L2 as a run leaves it. The first `warm_up` replays of each part are left out of the `runs`
-    /// that are returned. A part without launches takes no time.
+    /// that are returned. A part without launches takes no time. A batch of sequences that go on writes the same positions
+    /// of `cache` in each run.
     pub fn time_parts(
         &mut self,
         batch: &Batch,
+        cache: Option<&mut CudaCache>,
         parts: &[Part<'_>],
         warm_up: usize,
         runs: usize,
     ) -> Result<Vec<Timing>, CudaError> {
-        let ready = self.prepare(batch, 0)?;
+        let start = cache.map_or(0, |cache| cache.memory.start());
+        let ready = self.prepare(batch, start)?;
         let staging = &mut self.slots[ready.slot].staging;
         staging.fill(&ready.data, batch, &ready.extents)?;
         let whole = capture(&self.launcher.stream, THREAD, || self.launch_all(&ready))?;

@@ -1,0 +1,329 @@
+//! Whatever comes and goes in whatever order: who has which block, and what is written.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::ControlFlow,
+    sync::LazyLock,
+};
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::{AdmitError, Event, Generate, Generator, Reason, Request, Ticket};
+use crate::{
+    DeviceChoice, Engine,
+    kernels::cache::BLOCK,
+    runtime::weights::RandomWeights,
+    search::{Beams, EarlyStopping, Rules, Sampling},
+};
+
+/// A model, requests to it, and what each writes alone.
+struct Subject {
+    engine: Engine,
+    requests: Vec<Request>,
+    alone: Vec<Ended>,
+}
+
+/// What a request wrote, and how it ended: its reason, or what failed.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Ended {
+    tokens: Vec<u32>,
+    reason: Option<Reason>,
+    problem: Option<String>,
+}
+
+impl Ended {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Token { id, .. } => self.tokens.push(id),
+            Event::Done { reason, .. } => self.reason = Some(reason),
+            Event::Failed { problem, .. } => self.problem = Some(problem),
+            Event::Found { .. } => {}
+        }
+    }
+}
+
+const VOCABULARY: u32 = 61;
+
+/// Requests of each kind: greedy ones, drawn ones, beams, groups of them, and one that fails.
+fn requests(decoder_start: Option<u32>) -> Vec<Request> {
+    let rules = |max_new_tokens| Rules {
+        max_new_tokens,
+        end: vec![7, 11],
+        ..Rules::default()
+    };
+    let plain = |max_new_tokens| Generate {
+        rules: rules(max_new_tokens),
+        decoder_start,
+        ..Generate::default()
+    };
+    let beams = Beams {
+        early_stopping: EarlyStopping::Never,
+        ..Beams::of(3)
+    };
+    let groups = Beams {
+        groups: 2,
+        diversity: 0.7,
+        ..Beams::of(4)
+    };
+    let options = [
+        plain(1),
+        plain(70),
+        Generate {
+            sampling: Some(Sampling::default()),
+            seed: 3,
+            ..plain(40)
+        },
+        Generate {
+            beams: Some(beams),
+            ..plain(36)
+        },
+        Generate {
+            beams: Some(groups),
+            ..plain(12)
+        },
+        Generate {
+            rules: Rules {
+                end: Vec::new(),
+                no_repeat_ngram: 2,
+                ..rules(33)
+            },
+            ..plain(33)
+        },
+        // One token may come, and only once.
+        Generate {
+            rules: Rules {
+                suppressed: (0..VOCABULARY).filter(|&id| id != 5).collect(),
+                no_repeat_ngram: 1,
+                ..rules(9)
+            },
+            ..plain(9)
+        },
+    ];
+    let prompt = |(n, options): (u32, Generate)| {
+        let len = [1, 3, 31, 33, 64, 2, 5][n as usize];
+        Request {
+            prompt: (0..len).map(|i| 12 + (i * 7 + n * 5) % 40).collect(),
+            options,
+        }
+    };
+    (0..).zip(options).map(prompt).collect()
+}
+
+impl Subject {
+    fn new(description: &str, config: serde_json::Value, start: Option<u32>) -> Self {
+        let weights = RandomWeights {
+            seed: 4,
+            deviation: 0.3,
+        };
+        let engine = Engine::builder(description)
+            .config_value(config)
+            .random_weights(weights)
+            .device(DeviceChoice::Cpu)
+            .generating()
+            .build()
+            .expect("the model loads");
+        let requests = requests(start);
+        let alone = requests.iter().map(|Request { prompt, options }| {
+            let mut ended = Ended::default();
+            let take = |_: usize, event: &Event| {
+                ended.take(event.clone());
+                ControlFlow::Continue(())
+            };
+            let written = engine.generate(std::slice::from_ref(prompt), options, take);
+            written.expect("it runs");
+            ended
+        });
+        Self {
+            alone: alone.collect(),
+            engine,
+            requests,
+        }
+    }
+}
+
+static WRITER: LazyLock<Subject> = LazyLock::new(|| {
+    let config = json!({
+        "model_type": "gpt2", "vocab_size": VOCABULARY, "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 160,
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+    });
+    Subject::new("gpt2", config, None)
+});
+
+static TRANSLATOR: LazyLock<Subject> = LazyLock::new(|| {
+    let config = json!({
+        "model_type": "marian", "vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48,
+        "max_position_embeddings": 160, "activation_function": "swish", "scale_embedding": true, "pad_token_id": 1,
+    });
+    Subject::new("marian", config, Some(2))
+});
+
+/// Checks that no block has two owners or none, and that each slot stands for one position.
+fn check_blocks(generator: &Generator) {
+    let mut owned = BTreeSet::new();
+    for row in &generator.rows {
+        let own: BTreeSet<u32> = row.blocks().collect();
+        for &block in &own {
+            assert!(block < generator.blocks.total());
+            assert!(owned.insert(block), "block {block} has two owners");
+        }
+        let mut positions: HashMap<u32, usize> = HashMap::new();
+        for lane in &row.lanes {
+            // The last token may have no slot, as it is never in the cache.
+            assert!(lane.slots.len() <= lane.tokens.len());
+            for (position, &slot) in lane.slots.iter().enumerate() {
+                assert!(
+                    own.contains(&(slot / BLOCK)),
+                    "slot {slot} is another request's"
+                );
+                let first = *positions.entry(slot).or_insert(position);
+                assert_eq!(first, position, "slot {slot} has two positions");
+            }
+        }
+        for &slot in row.source_slots() {
+            assert!(own.contains(&(slot / BLOCK)));
+            assert!(
+                !positions.contains_key(&slot),
+                "slot {slot} is the source's, too"
+            );
+        }
+        // What is written next goes into slots of each lane's own.
+        let next: Vec<u32> = row
+            .lanes
+            .iter()
+            .flat_map(|l| l.slots.get(row.cached..).unwrap_or_default())
+            .copied()
+            .collect();
+        let distinct: BTreeSet<u32> = next.iter().copied().collect();
+        assert_eq!(distinct.len(), next.len(), "two lanes write into one slot");
+    }
+    assert_eq!(
+        owned.len() as u32,
+        generator.blocks.held(),
+        "blocks without an owner are held"
+    );
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Admit(usize),
+    Poll,
+    Cancel(usize),
+    PromptTokens(usize),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        4 => (0usize..7).prop_map(Act::Admit),
+        6 => Just(Act::Poll),
+        1 => any::<prop::sample::Index>().prop_map(|i| Act::Cancel(i.index(1000))),
+        1 => prop_oneof![1usize..4, 30usize..80].prop_map(Act::PromptTokens),
+    ];
+    prop::collection::vec(act, 1..90)
+}
+
+/// Does all that, and then lets what is left run to its end.
+fn live(subject: &Subject, bytes: u64, acts: &[Act]) {
+    let mut generator = subject.engine.generator(bytes).expect("a generator");
+    let mut running: BTreeMap<Ticket, usize> = BTreeMap::new();
+    let mut ended: BTreeMap<Ticket, Ended> = BTreeMap::new();
+    let mut cancelled = BTreeSet::new();
+    let step = |generator: &mut Generator, ended: &mut BTreeMap<Ticket, Ended>| {
+        for event in generator.poll().expect("a step") {
+            ended.entry(event.ticket()).or_default().take(event);
+        }
+        check_blocks(generator);
+    };
+    for act in acts {
+        match *act {
+            Act::Admit(which) => {
+                let (held, total) = generator.cache_bytes();
+                match generator.admit(subject.requests[which].clone()) {
+                    Ok(ticket) => {
+                        running.insert(ticket, which);
+                    }
+                    Err(AdmitError::Full { missing_bytes }) => {
+                        assert!(held > 0 && missing_bytes <= total);
+                        assert_eq!(
+                            generator.cache_bytes().0,
+                            held,
+                            "a refused request holds memory"
+                        );
+                    }
+                    Err(AdmitError::NeverFits {
+                        needed_bytes,
+                        bytes,
+                    }) => {
+                        assert!(needed_bytes > bytes && bytes == total);
+                    }
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            Act::Poll => step(&mut generator, &mut ended),
+            Act::Cancel(nth) if !running.is_empty() => {
+                let ticket = *running.keys().nth(nth % running.len()).expect("one runs");
+                if generator.cancel(ticket) {
+                    cancelled.insert(ticket);
+                }
+                assert!(!generator.cancel(ticket), "it has ended");
+            }
+            Act::Cancel(_) => {}
+            Act::PromptTokens(n) => generator.prompt_tokens_per_step(n),
+        }
+        check_blocks(&generator);
+    }
+    while generator.is_busy() {
+        step(&mut generator, &mut ended);
+    }
+    assert_eq!(
+        generator.cache_bytes().0,
+        0,
+        "memory is held when nothing runs"
+    );
+    for (ticket, which) in running {
+        let (own, alone) = (&ended[&ticket], &subject.alone[which]);
+        match cancelled.contains(&ticket) {
+            true => {
+                assert_eq!(own.reason, Some(Reason::Cancelled));
+                assert!(alone.tokens.starts_with(&own.tokens), "request {which}");
+            }
+            false => assert_eq!(own, alone, "request {which}"),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Blocks, lanes, admission and cancellation, of a model that writes on from a prompt.
+    #[test]
+    fn prompts_that_come_and_go_own_their_blocks_and_write_as_alone(blocks in 2u64..40, acts in acts()) {
+        let block = WRITER.engine.generator(0).map_or(0, |g| g.block_bytes);
+        live(&WRITER, blocks * block, &acts);
+    }
+
+    /// The same of one that writes from a source.
+    #[test]
+    fn sources_that_come_and_go_own_their_blocks_and_write_as_alone(blocks in 2u64..40, acts in acts()) {
+        let block = TRANSLATOR.engine.generator(0).map_or(0, |g| g.block_bytes);
+        live(&TRANSLATOR, blocks * block, &acts);
+    }
+}
+
+#[test]
+fn requests_alone_end_in_each_way() {
+    for subject in [&*WRITER, &*TRANSLATOR] {
+        let reasons: BTreeSet<String> = subject
+            .alone
+            .iter()
+            .map(|ended| format!("{:?}", ended.reason))
+            .collect();
+        assert!(
+            reasons.contains("Some(Length)") && reasons.contains("None"),
+            "{reasons:?}"
+        );
+        let failed = subject.alone[6].problem.as_deref();
+        assert_eq!(failed, Some("the rules allow no token for new token 1"));
+    }
+}

@@ -1,0 +1,598 @@
+//! SentencePiece's models: a text is normalised, and cut into the pieces that are most probable together (unigram) or that
+//! joining neighbours makes (BPE). Ids must be those of the library to the last text, so its arithmetic is followed: sums in
+//! f32, rules of normalisation by the longest match, ties as it breaks them. The fields are those of its
+//! `sentencepiece_model.proto`; those that only training reads are left out.
+//!
+//! Kudo and Richardson, *SentencePiece*, EMNLP 2018; Kudo, *Subword Regularization*, ACL 2018 (unigram).
+
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::{BinaryHeap, HashMap, HashSet},
+};
+
+use prost::Message;
+
+/// More than any published model has: 256,000 with languages beside.
+const MOST_PIECES: usize = 1 << 20;
+/// Bytes of a piece. Training limits pieces to 16 characters unless told otherwise.
+const LONGEST: usize = 256;
+/// What stands for a space.
+const SPACE: &str = "\u{2581}";
+/// By how much a character without a piece is worse than the worst piece.
+const UNKNOWN: f32 = 10.0;
+
+#[derive(Clone, PartialEq, Message)]
+struct File {
+    #[prost(message, repeated, tag = "1")]
+    pieces: Vec<Piece>,
+    #[prost(message, optional, tag = "2")]
+    trainer: Option<Trainer>,
+    #[prost(message, optional, tag = "3")]
+    normalizer: Option<Normalizer>,
+    #[prost(message, optional, tag = "5")]
+    denormalizer: Option<Normalizer>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Piece {
+    #[prost(string, tag = "1")]
+    text: String,
+    #[prost(float, tag = "2")]
+    score: f32,
+    /// A normal piece, where it is missing.
+    #[prost(int32, optional, tag = "3")]
+    kind: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Trainer {
+    /// Unigram, where it is missing.
+    #[prost(int32, optional, tag = "3")]
+    model: Option<i32>,
+    #[prost(bool, tag = "24")]
+    whitespace_as_suffix: bool,
+    #[prost(bool, tag = "35")]
+    byte_fallback: bool,
+    #[prost(string, optional, tag = "44")]
+    unknown_surface: Option<String>,
+}
+
+/// All but the rules are true where they are missing.
+#[derive(Clone, PartialEq, Message)]
+struct Normalizer {
+    #[prost(bytes = "vec", tag = "2")]
+    rules: Vec<u8>,
+    #[prost(bool, optional, tag = "3")]
+    adds_prefix: Option<bool>,
+    #[prost(bool, optional, tag = "4")]
+    removes_spaces: Option<bool>,
+    #[prost(bool, optional, tag = "5")]
+    escapes_spaces: Option<bool>,
+}
+
+/// What a piece is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Normal,
+    Unknown,
+    /// It stands for no text: a beginning, an end.
+    Control,
+    /// Texts are cut around it before all else.
+    Defined,
+    /// It is in the vocabulary, and no text is cut into it.
+    Unused,
+}
+
+impl Piece {
+    /// Its use; the numbers were checked on reading.
+    fn usage(&self) -> Use {
+        match self.kind {
+            Some(2) => Use::Unknown,
+            Some(3) => Use::Control,
+            Some(4) => Use::Defined,
+            Some(5) => Use::Unused,
+            _ => Use::Normal,
+        }
+    }
+}
+
+/// What texts are normalised by: a double array over bytes (Darts-clone's), whose values are places in `texts`.
+#[derive(Debug, Default)]
+struct Rules {
+    units: Vec<u32>,
+    /// What is put in, each ended by a NUL.
+    texts: String,
+}
+
+impl Rules {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        if bytes.is_empty() {
+            return Some(Self::default());
+        }
+        let (len, rest) = bytes.split_first_chunk::<4>()?;
+        let len = u32::from_le_bytes(*len) as usize;
+        let (units, texts) = rest.split_at_checked(len)?;
+        let texts = std::str::from_utf8(texts).ok()?.to_owned();
+        let (units, odd) = units.as_chunks::<4>();
+        let units: Vec<u32> = units.iter().map(|u| u32::from_le_bytes(*u)).collect();
+        // The top bit marks what holds a value.
+        let mut values = units.iter().filter(|&&u| u >> 31 == 1);
+        let is_there = |value: &u32| {
+            let text = texts.get((value & 0x7fff_ffff) as usize..);
+            text.is_some_and(|text| text.contains('\0'))
+        };
+        (odd.is_empty() && values.all(is_there)).then_some(Self { units, texts })
+    }
+
+    /// What the longest rule makes of the beginning of a text, and how many bytes of it that takes.
+    fn apply(&self, text: &str) -> Option<(&str, usize)> {
+        let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
+        let mut at = offset(*self.units.first()?);
+        let mut found = None;
+        for (i, byte) in text.bytes().enumerate() {
+            at ^= usize::from(byte);
+            let Some(&unit) = self.units.get(at) else {
+                break;
+            };
+            if unit & 0x8000_00ff != u32::from(byte) {
+                break;
+            }
+            at ^= offset(unit);
+            let has_value = (unit >> 8) & 1 == 1 && text.is_char_boundary(i + 1);
+            if let (true, Some(&value)) = (has_value, self.units.get(at)) {
+                found = Some(((value & 0x7fff_ffff) as usize, i + 1));
+            }
+        }
+        let (start, len) = found?;
+        let (made, _) = self.texts.get(start..)?.split_once('\0')?;
+        Some((made, len))
+    }
+}
+
+/// A part of a text as the model cuts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// The piece, or neighbouring characters that are in none.
+    pub(super) text: String,
+    /// Where it comes from, in bytes of the text.
+    pub(super) span: (usize, usize),
+}
+
+pub(super) struct Model {
+    pieces: Vec<Piece>,
+    /// The pieces' numbers.
+    numbers: HashMap<String, usize>,
+    longest: usize,
+    /// Of normal pieces.
+    least: f32,
+    most: f32,
+    defined: HashSet<String>,
+    /// Their lengths in bytes, longest first.
+    defined_lens: Vec<usize>,
+    is_bpe: bool,
+    rules: Rules,
+    adds_prefix: bool,
+    removes_spaces: bool,
+    unknown_surface: String,
+}
+
+impl Model {
+    /// Reads a file and checks what its readers rely on.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
+        let file = File::decode(bytes)
+            .map_err(|e| format!("it is no SentencePiece model, or a damaged one: {e}"))?;
+        let n = file.pieces.len();
+        if n == 0 || n > MOST_PIECES {
+            return Err(format!(
+                "it has {n} pieces; expected 1 to {MOST_PIECES}, as a SentencePiece model has"
+            ));
+        }
+        let trainer = file.trainer.unwrap_or_default();
+        if !matches!(trainer.model, None | Some(1 | 2)) {
+            let kind = trainer.model.unwrap_or_default();
+            return Err(format!(
+                "it is a model of type {kind}; gemmule reads unigram (1) and BPE (2)"
+            ));
+        }
+        if trainer.byte_fallback || trainer.whitespace_as_suffix {
+            return Err(
+                "it writes unknown characters as bytes or spaces behind words, which gemmule reads from a tokenizer.json only"
+                    .to_owned(),
+            );
+        }
+        let normalizer = file.normalizer.unwrap_or_default();
+        if normalizer.escapes_spaces == Some(false) {
+            return Err(
+                "its pieces hold plain spaces, which gemmule reads from a tokenizer.json only"
+                    .to_owned(),
+            );
+        }
+        if file.denormalizer.is_some_and(|d| !d.rules.is_empty()) {
+            return Err("it has rules for what it writes, too, which gemmule reads from a tokenizer.json only".to_owned());
+        }
+        let rules =
+            Rules::read(&normalizer.rules).ok_or("its rules of normalisation are damaged")?;
+        let mut model = Self {
+            pieces: Vec::new(),
+            numbers: HashMap::new(),
+            longest: 0,
+            least: f32::MAX,
+            most: f32::MIN_POSITIVE,
+            defined: HashSet::new(),
+            defined_lens: Vec::new(),
+            is_bpe: trainer.model == Some(2),
+            rules,
+            adds_prefix: normalizer.adds_prefix.unwrap_or(true),
+            removes_spaces: normalizer.removes_spaces.unwrap_or(true),
+            unknown_surface: trainer.unknown_surface.unwrap_or(" \u{2047} ".to_owned()),
+        };
+        let mut seen = HashSet::new();
+        for (index, piece) in file.pieces.iter().enumerate() {
+            check(index, piece)?;
+            if !seen.insert(piece.text.as_str()) {
+                return Err(format!("the piece `{}` comes twice", piece.text));
+            }
+            model.take(index, piece);
+        }
+        let unknown = file.pieces.iter().filter(|p| p.usage() == Use::Unknown);
+        let n_unknown = unknown.count();
+        if n_unknown != 1 {
+            return Err(format!(
+                "{n_unknown} pieces stand for unknown text; expected one"
+            ));
+        }
+        model.defined_lens.sort_unstable_by_key(|&len| Reverse(len));
+        model.defined_lens.dedup();
+        model.pieces = file.pieces;
+        Ok(model)
+    }
+
+    fn take(&mut self, index: usize, piece: &Piece) {
+        self.numbers.insert(piece.text.clone(), index);
+        match piece.usage() {
+            Use::Unknown | Use::Control => return,
+            Use::Normal => {
+                self.least = self.least.min(piece.score);
+                self.most = self.most.max(piece.score);
+            }
+            Use::Defined => {
+                self.defined.insert(piece.text.clone());
+                self.defined_lens.push(piece.text.len());
+            }
+            Use::Unused => {}
+        }
+        self.longest = self.longest.max(piece.text.len());
+    }
+
+    /// The piece of a part of a text, an unused one included.
+    fn found(&self, part: &str) -> Option<&Piece> {
+        let piece = &self.pieces[*self.numbers.get(part)?];
+        (!matches!(piece.usage(), Use::Unknown | Use::Control)).then_some(piece)
+    }
+
+    /// Cuts a text.
+    pub(super) fn cut(&self, text: &str) -> Vec<Cut> {
+        let (normal, origins) = self.normalize(text);
+        let parts = match self.is_bpe {
+            true => self.join(&normal),
+            false => self.most_probable(&normal),
+        };
+        let mut cuts: Vec<Cut> = Vec::with_capacity(parts.len());
+        let mut was_unknown = false;
+        let mut start = 0;
+        for len in parts {
+            let part = &normal[start..start + len];
+            let span = (origins[start], origins[start + len]);
+            let is_unknown = self.found(part).is_none();
+            match cuts.last_mut() {
+                Some(last) if is_unknown && was_unknown => {
+                    last.text.push_str(part);
+                    last.span.1 = span.1;
+                }
+                _ => cuts.push(Cut {
+                    text: part.to_owned(),
+                    span,
+                }),
+            }
+            (was_unknown, start) = (is_unknown, start + len);
+        }
+        cuts
+    }
+
+    /// The length of the longest piece defined by the model's user that a text begins with.
+    fn defined_at(&self, text: &str) -> Option<usize> {
+        let mut lens = self.defined_lens.iter().copied();
+        lens.find(|&len| text.get(..len).is_some_and(|t| self.defined.contains(t)))
+    }
+
+    /// What the beginning of a text becomes, and its length there.
+    fn normal_prefix<'t>(&'t self, text: &'t str) -> (&'t str, usize) {
+        if let Some(len) = self.defined_at(text) {
+            return (&text[..len], len);
+        }
+        self.rules.apply(text).unwrap_or_else(|| {
+            let len = text.chars().next().map_or(0, char::len_utf8);
+            (&text[..len], len)
+        })
+    }
+
+    /// The normal form, with the place in the text that each byte comes from, and the end's.
+    fn normalize(&self, text: &str) -> (String, Vec<usize>) {
+        let (mut normal, mut origins) = (String::new(), Vec::new());
+        let mut at = 0;
+        let put = |normal: &mut String, origins: &mut Vec<usize>, text: &str, at: usize| {
+            normal.push_str(text);
+            origins.resize(normal.len(), at);
+        };
+        while self.removes_spaces && at < text.len() {
+            let (made, len) = self.normal_prefix(&text[at..]);
+            if made != " " {
+                break;
+            }
+            at += len;
+        }
+        if at < text.len() && self.adds_prefix {
+            put(&mut normal, &mut origins, SPACE, at);
+        }
+        let mut after_space = self.removes_spaces;
+        while at < text.len() {
+            let (mut made, len) = self.normal_prefix(&text[at..]);
+            if after_space {
+                made = made.trim_start_matches(' ');
+            }
+            if !made.is_empty() {
+                put(&mut normal, &mut origins, &made.replace(' ', SPACE), at);
+                after_space = self.removes_spaces && made.ends_with(' ');
+            }
+            at += len;
+        }
+        if self.removes_spaces {
+            while normal.ends_with(SPACE) {
+                normal.truncate(normal.len() - SPACE.len());
+                at = origins[normal.len()];
+            }
+            origins.truncate(normal.len());
+        }
+        origins.push(at);
+        (normal, origins)
+    }
+
+    /// Lengths of the parts that are most probable together.
+    fn most_probable(&self, text: &str) -> Vec<usize> {
+        // The best score of what ends at each byte, and where its last part starts.
+        let mut ends = vec![(f32::NEG_INFINITY, 0); text.len() + 1];
+        ends[0].0 = 0.0;
+        for (start, first) in text.char_indices() {
+            let before = f64::from(ends[start].0);
+            let mut take = |end: usize, score: f64| {
+                let score = score + before;
+                if score > f64::from(ends[end].0) {
+                    ends[end] = (score as f32, start);
+                }
+            };
+            let single = start + first.len_utf8();
+            let most = text.len().min(start + self.longest);
+            let mut has_single = false;
+            for end in single..=most {
+                let piece = text.get(start..end).and_then(|t| self.found(t));
+                let Some(piece) = piece else {
+                    continue;
+                };
+                let score = match piece.usage() {
+                    Use::Unused => continue,
+                    Use::Defined => f64::from((end - start) as f32 * self.most) - 0.1,
+                    _ => f64::from(piece.score),
+                };
+                take(end, score);
+                has_single |= end == single;
+            }
+            if !has_single {
+                take(single, f64::from(self.least - UNKNOWN));
+            }
+        }
+        let (mut lens, mut end) = (Vec::new(), text.len());
+        while end > 0 {
+            let start = ends[end].1;
+            lens.push(end - start);
+            end = start;
+        }
+        lens.reverse();
+        lens
+    }
+
+    /// Lengths of the parts that come of joining two neighbours again and again, those with the best whole first.
+    fn join(&self, text: &str) -> Vec<usize> {
+        let mut line = Line::new(self, text);
+        let mut pairs = BinaryHeap::new();
+        // How unused pieces were made, by their text: the length of the left part.
+        let mut made: HashMap<&str, usize> = HashMap::new();
+        for right in 1..line.parts.len() {
+            line.pair(right - 1, right, &mut pairs, &mut made);
+        }
+        while let Some(Pair {
+            left, right, len, ..
+        }) = pairs.pop()
+        {
+            let (l, r) = (&line.parts[left], &line.parts[right]);
+            if l.len == 0 || r.len == 0 || l.len + r.len != len {
+                continue;
+            }
+            let next = r.next;
+            line.parts[right].len = 0;
+            line.parts[left].len = len;
+            line.parts[left].next = next;
+            if let Some(next) = next {
+                line.parts[next].previous = Some(left);
+                line.pair(left, next, &mut pairs, &mut made);
+            }
+            if let Some(previous) = line.parts[left].previous {
+                line.pair(previous, left, &mut pairs, &mut made);
+            }
+        }
+        let mut lens = Vec::new();
+        for part in line.parts.iter().filter(|p| p.len > 0) {
+            self.part_again(&text[part.start..part.start + part.len], &made, &mut lens);
+        }
+        lens
+    }
+
+    fn is_unused(&self, part: &str) -> bool {
+        let piece = self.found(part);
+        piece.is_some_and(|p| p.usage() == Use::Unused)
+    }
+
+    /// Undoes what made unused pieces.
+    fn part_again(&self, part: &str, made: &HashMap<&str, usize>, lens: &mut Vec<usize>) {
+        match made.get(part) {
+            Some(&left) if self.is_unused(part) => {
+                self.part_again(&part[..left], made, lens);
+                self.part_again(&part[left..], made, lens);
+            }
+            _ => lens.push(part.len()),
+        }
+    }
+
+    /// The text of pieces, as those that stand at its beginning.
+    pub(super) fn text<'p>(&self, pieces: impl IntoIterator<Item = &'p str>) -> String {
+        let mut text = String::new();
+        let mut is_begun = false;
+        for piece in pieces {
+            is_begun |= !text.is_empty();
+            let usage = self.numbers.get(piece).map(|&n| self.pieces[n].usage());
+            match usage {
+                // It is of another vocabulary, and stands for itself.
+                None => text.push_str(piece),
+                Some(Use::Control) => {}
+                Some(Use::Unknown) => text.push_str(&self.unknown_surface),
+                Some(Use::Normal | Use::Defined | Use::Unused) => {
+                    let strips = !is_begun && (self.adds_prefix || self.removes_spaces);
+                    let rest = strips.then(|| piece.strip_prefix(SPACE)).flatten();
+                    is_begun |= rest.is_some() && !self.removes_spaces;
+                    text.push_str(&rest.unwrap_or(piece).replace(SPACE, " "));
+                }
+            }
+        }
+        text
+    }
+}
+
+fn check(index: usize, piece: &Piece) -> Result<(), String> {
+    let Piece { text, score, kind } = piece;
+    if text.is_empty() || text.len() > LONGEST {
+        let len = text.len();
+        return Err(format!(
+            "piece {index} has {len} bytes; expected 1 to {LONGEST}"
+        ));
+    }
+    if !score.is_finite() {
+        return Err(format!(
+            "piece {index}, `{text}`, has the score {score}; expected a finite one"
+        ));
+    }
+    if !matches!(kind, None | Some(1..=5)) {
+        let kind = kind.unwrap_or_default();
+        return Err(format!(
+            "piece {index}, `{text}`, is of kind {kind}; expected 1 to 5: normal, unknown, control, user-defined or unused"
+        ));
+    }
+    Ok(())
+}
+
+/// A part of a text while neighbours are joined. One without a length was joined to the one before it.
+struct Part {
+    start: usize,
+    len: usize,
+    previous: Option<usize>,
+    next: Option<usize>,
+    /// A piece that the model's user defined, which is joined to nothing.
+    is_whole: bool,
+}
+
+/// Two neighbours whose whole is a piece.
+struct Pair {
+    score: f32,
+    left: usize,
+    right: usize,
+    len: usize,
+}
+
+impl Ord for Pair {
+    /// The best score, and of equal ones the one that stands first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_score = self.score.partial_cmp(&other.score);
+        let by_score = by_score.unwrap_or(Ordering::Equal);
+        by_score.then(other.left.cmp(&self.left))
+    }
+}
+
+impl PartialOrd for Pair {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Pair {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Pair {}
+
+struct Line<'t, 'm> {
+    model: &'m Model,
+    text: &'t str,
+    parts: Vec<Part>,
+}
+
+impl<'t, 'm> Line<'t, 'm> {
+    fn new(model: &'m Model, text: &'t str) -> Self {
+        let mut parts: Vec<Part> = Vec::new();
+        let mut start = 0;
+        while let Some(first) = text[start..].chars().next() {
+            let defined = model.defined_at(&text[start..]);
+            let len = defined.unwrap_or(first.len_utf8());
+            let index = parts.len();
+            let next = (start + len < text.len()).then_some(index + 1);
+            parts.push(Part {
+                start,
+                len,
+                previous: index.checked_sub(1),
+                next,
+                is_whole: defined.is_some(),
+            });
+            start += len;
+        }
+        Self { model, text, parts }
+    }
+
+    fn pair(
+        &self,
+        left: usize,
+        right: usize,
+        pairs: &mut BinaryHeap<Pair>,
+        made: &mut HashMap<&'t str, usize>,
+    ) {
+        let (l, r) = (&self.parts[left], &self.parts[right]);
+        if l.is_whole || r.is_whole {
+            return;
+        }
+        let len = l.len + r.len;
+        let whole = &self.text[l.start..l.start + len];
+        let Some(piece) = self.model.found(whole) else {
+            return;
+        };
+        pairs.push(Pair {
+            score: piece.score,
+            left,
+            right,
+            len,
+        });
+        if piece.usage() == Use::Unused {
+            made.insert(whole, l.len);
+        }
+    }
+}
