@@ -1241,7 +1241,7 @@ mod tests {
         }
         let no_memory = EngineError::Cpu(CpuError::OutOfMemory { bytes: 1 << 40 });
         let metrics = &service.shared.metrics;
-        collect.answer(members, Err(no_memory));
+        collect.answer_by_halves(members, no_memory);
         assert_eq!(metrics.failed_batches.load(Ordering::Relaxed), 1);
         for (at, answer) in answers.into_iter().enumerate() {
             let answer = answer.blocking_recv().unwrap().unwrap();
