@@ -26,9 +26,11 @@ struct Job {
 }
 
 /// A batch that was submitted. Dropping it gives its results up; it runs all the same.
+#[derive(Debug)]
 pub struct Pending(Where);
 
 /// Where a batch is.
+#[derive(Debug)]
 enum Where {
     Done(Box<Outputs>),
     /// On a device, with the lengths of its sequences.

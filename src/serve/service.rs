@@ -787,6 +787,10 @@ fn session_of(
         other => other,
     };
     let mut session = engine.session_with(&allocator)?;
+    if allocator.maximum().is_some() {
+        // What is declared is what it takes, at its first batch.
+        return Ok(session);
+    }
     let longest = engine.limits().longest.map_or(USUAL_LONGEST, u64::from);
     let longest = longest.min(USUAL_LONGEST);
     // Schedulers fill a bucket's tokens beyond a full batch.

@@ -42,9 +42,9 @@ use crate::{
 /// Batches that a session takes at once: one that runs, and one right behind it on the stream.
 const IN_FLIGHT: usize = 2;
 
-/// Results of fewer bytes are copied to the host by a kernel, which neighbouring kernels wait less for than for the copy
+/// Results of no more bytes are copied to the host by a kernel, which neighbouring kernels wait less for than for the copy
 /// engines; those are faster with more.
-const FEW_BYTES: u64 = 1 << 20;
+const FEW_BYTES: u64 = 256 << 10;
 
 /// What one caller needs to run a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
 pub struct CudaSession {
@@ -393,12 +393,14 @@ impl CudaSession {
         })
     }
 
-    /// A slot for the next batch.
+    /// A slot for the next batch: one that has none before one whose batch still runs, though its ticket was dropped.
     fn free_slot(&mut self) -> Result<usize, CudaError> {
-        let free = self.slots.iter().position(|slot| !slot.is_taken());
-        let free = free.ok_or(CudaError::InFlight)?;
-        self.slots[free].clear();
-        Ok(free)
+        let slots = self.slots.iter().enumerate();
+        let free = slots.filter(|(_, slot)| !slot.is_taken());
+        let first = free.min_by_key(|(_, slot)| slot.nth());
+        let (at, _) = first.ok_or(CudaError::InFlight)?;
+        self.slots[at].clear();
+        Ok(at)
     }
 
     fn make_room(

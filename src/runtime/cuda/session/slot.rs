@@ -1,6 +1,9 @@
 //! Places for batches on a session's stream: what the host writes for a batch, and what it reads of its results.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
@@ -72,6 +75,12 @@ enum Progress<L> {
 /// The results to come of a batch that was submitted. Any thread may wait for them; a ticket that is dropped gives them up, and
 /// the batch runs all the same.
 pub struct CudaTicket(Arc<Flight<Landing>>);
+
+impl fmt::Debug for CudaTicket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaTicket").finish_non_exhaustive()
+    }
+}
 
 impl CudaTicket {
     /// Waits until the batch has run, and copies its outputs out, widened to f32.
@@ -297,7 +306,7 @@ mod tests {
 
     use super::*;
 
-    /// Results that are there when the device's clock has come to a time.
+    /// Results that are there as soon as somebody waits for them.
     struct Fake {
         memory: Vec<u8>,
         /// How often somebody waited.
