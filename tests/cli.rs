@@ -525,7 +525,7 @@ fn what_is_not_given_is_asked_for() {
         "a",
     ];
     assert_snapshot!(cli.error(&texts), @"× texts need the tokenizer.json of a checkpoint; give --weights, or --ids instead of texts");
-    assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--device", "cpu", "--text", "a"]), @"× `./tokenizer.json` is no tokenizer: there is no such file; expected the tokenizer.json of a checkpoint");
+    assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--device", "cpu", "--text", "a"]), @"× `.` has no tokenizer.json; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model");
 }
 
 #[test]

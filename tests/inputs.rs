@@ -210,7 +210,7 @@ fn what_is_missing_is_said_before_kernels_are_compiled() {
     assert_snapshot!(shell.error(&format!("{RUN} --texts-file texts")), @"× `texts` holds no text; expected one a line");
     // Also before weights are looked for.
     std::fs::remove_file(shell.0.file("model.safetensors")).expect("it was there");
-    assert_snapshot!(shell.error(&format!("{RUN} --text a")), @"× `./tokenizer.json` is no tokenizer: there is no such file; expected the tokenizer.json of a checkpoint");
+    assert_snapshot!(shell.error(&format!("{RUN} --text a")), @"× `.` has no tokenizer.json; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model");
     shell.0.write(
         "tokenizer.json",
         include_str!("../fuzz/seeds/tokenizer/wordpiece.json")

@@ -381,12 +381,13 @@ impl Published {
     fn cut(&self, text: &str, from: usize, tokens: &mut Vec<(u32, String, (usize, usize))>) {
         let mut skipped = 0;
         let id = |piece: &str| self.id(piece).unwrap_or(self.unknown);
-        if self.kind == Kinds::Pair && text.starts_with(">>") {
-            if let Some(end) = text.find("<<") {
-                skipped = end + 2;
-                let code = &text[..skipped];
-                tokens.push((id(code), code.to_owned(), (from, from + skipped)));
-            }
+        if self.kind == Kinds::Pair
+            && text.starts_with(">>")
+            && let Some(end) = text.find("<<")
+        {
+            skipped = end + 2;
+            let code = &text[..skipped];
+            tokens.push((id(code), code.to_owned(), (from, from + skipped)));
         }
         let from = from + skipped;
         for cut in self.model.cut(&text[skipped..]) {

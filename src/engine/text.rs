@@ -65,7 +65,7 @@ pub struct TextToken {
 /// What makes tokens of texts.
 #[derive(Clone)]
 enum Coder {
-    Json(Tokenizer),
+    Json(Box<Tokenizer>),
     Pieces(Box<Published>),
 }
 
@@ -177,7 +177,7 @@ impl TextEncoder {
             .map_err(|panic| broken(format!("the tokenizers crate panics on it: {panic}")))?
             .map_err(|e| broken(e.to_string()))?;
         Ok(Self {
-            tokenizer: Coder::Json(tokenizer),
+            tokenizer: Coder::Json(Box::new(tokenizer)),
             unlimited: OnceLock::new(),
             folder,
             file,
