@@ -467,7 +467,7 @@ impl Session {
     /// padding.
     ///
     /// # Errors
-    /// A batch beyond the model's limits, memory that could not be had, and [`CudaError::InFlight`] where two batches have been
+    /// A batch beyond the model's limits, memory that could not be had, and [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) where two batches have been
     /// submitted and neither was waited for nor dropped.
     ///
     /// ```no_run

@@ -35,6 +35,8 @@ use crate::{
 
 /// Texts of fewer bytes are tokenized where they come in, if a request has not more than [`FEW`] inputs.
 const SHORT: usize = 256;
+/// Token ids below this many bytes are only copied where they come in, which takes less than waking a thread.
+const SHORT_IDS: usize = 64 << 10;
 const FEW: usize = 4;
 
 /// The output of descriptions that has a row for each token, before pooling.
@@ -611,7 +613,11 @@ impl Service {
             left.push((text, key, asked));
         }
         let is_deep = shared.kept.as_ref().is_some_and(|k| k.cache.is_deep());
-        let is_short = left.len() <= FEW && left.iter().all(|(text, ..)| text.bytes() < SHORT);
+        let is_short = |text: &Text| match text {
+            Text::Ids(_) => text.bytes() < SHORT_IDS,
+            Text::One(_) | Text::Pair(..) => text.bytes() < SHORT,
+        };
+        let is_short = left.len() <= FEW && left.iter().all(|(text, ..)| is_short(text));
         let is_inline = is_short && !is_deep;
         if !left.is_empty() {
             let mut state = shared.lock();
