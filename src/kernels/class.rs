@@ -59,6 +59,7 @@ impl KernelSpec {
             | Self::GemmResidualLayerNorm(_)
             | Self::GemmResidualRowStats(_)
             | Self::DeferredLayerNormGemm(_)
+            | Self::GemmPrepareAttention(_)
             | Self::GemmStream(_) => Class::Gemm,
             Self::AttentionScores(_)
             | Self::RelativeScores(_)
@@ -116,6 +117,7 @@ impl KernelSpec {
             Self::GemmResidualLayerNorm(k) => Some([k.n, k.k]),
             Self::GemmResidualRowStats(k) => Some([k.n, k.k]),
             Self::DeferredLayerNormGemm(k) => Some([k.n, k.k]),
+            Self::GemmPrepareAttention(k) => Some([k.prepare.row, k.k]),
             Self::GemmStream(k) => Some([k.plain().n, k.k]),
             Self::GemmSplitK(k) => Some([k.n, k.k]),
             _ => None,

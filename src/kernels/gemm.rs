@@ -3,6 +3,7 @@
 mod activate;
 mod deferred_layernorm;
 mod instances;
+mod prepare_attention;
 mod residual_layernorm;
 mod residual_row_stats;
 mod split_k;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use activate::{activate_f64, erf, erfc};
 pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
+pub use prepare_attention::GemmPrepareAttention;
 pub use residual_layernorm::GemmResidualLayerNorm;
 pub use residual_row_stats::GemmResidualRowStats;
 pub use split_k::{GemmSplitK, SplitKTile};

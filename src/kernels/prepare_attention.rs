@@ -10,7 +10,7 @@ use super::{
     rotary::{Rotation, frequencies},
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, vector_width, word, write},
 };
-use crate::machine::Machine;
+use crate::machine::{Machine, SMALL_M};
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`token_slots [tokens]`) → `queries
@@ -95,7 +95,7 @@ impl PrepareAttention {
     }
 
     /// Heads of queries, keys and values.
-    fn parts(&self) -> [u32; 3] {
+    pub(super) fn parts(&self) -> [u32; 3] {
         [self.heads, self.kv_heads, self.kv_heads]
     }
 
@@ -105,7 +105,7 @@ impl PrepareAttention {
         self.heads + self.kv_heads + values
     }
 
-    fn pairs(&self) -> u32 {
+    pub(super) fn pairs(&self) -> u32 {
         let rotation = self.rotation.as_ref();
         rotation.map_or(0, |r| r.frequencies.len() as u32)
     }
@@ -220,6 +220,17 @@ impl Kernel for PrepareAttention {
         });
         params.push(count(Symbol::Tokens));
         params
+    }
+
+    /// Rows are read and written once, as by a norm.
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        let cost = &machine.costs.norm;
+        let elements = rows as f64 * f64::from(self.units() * self.head);
+        let launch = match rows <= SMALL_M {
+            true => cost.launch_small_m,
+            false => cost.launch,
+        };
+        Some(launch + elements * cost.element)
     }
 
     /// Where there are many tokens, a CTA has as many as leave every SM its CTAs; else one has as many heads of a token as it

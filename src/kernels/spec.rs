@@ -38,7 +38,7 @@ macro_rules! kernels {
 
 kernels! {
     Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
-    DeferredLayerNormGemm, GemmStream, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
+    DeferredLayerNormGemm, GemmPrepareAttention, GemmStream, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache,
@@ -60,6 +60,10 @@ impl KernelSpec {
             Self::Advance(_) => 10,
             Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
             Self::PrepareAttention(_) => 2,
+            Self::GemmPrepareAttention(k) => match k.prepare.stride {
+                Some(_) => 2,
+                None => 3,
+            },
             Self::GemmStream(k) => k.n_writes(),
             _ => 1,
         }

@@ -83,26 +83,14 @@ struct Lowering<'a> {
 
 impl<'a> Lowering<'a> {
     fn new(graph: &'a Graph, options: &LowerOptions<'a>) -> Result<Self, LowerError> {
-        let dtype = options.dtype;
-        let program = Program {
-            dtype,
-            invariant: options.invariant,
-            kernels: Vec::new(),
-            tensors: Vec::new(),
-            steps: Vec::new(),
-            outputs: Vec::new(),
-            caches: caches(graph),
-            parts: graph.parts().to_vec(),
-        };
+        let program = starting_program(graph, options);
+        let prepared = Prepared::of(graph, &program, options);
         Ok(Self {
             graph,
             options: *options,
-            dtype,
-            chains: Chains::of(graph, options)?,
-            prepared: match options.no_joint_launches {
-                true => Prepared::default(),
-                false => Prepared::of(graph, &program),
-            },
+            dtype: options.dtype,
+            chains: Chains::of(graph, options, &prepared)?,
+            prepared,
             program,
             tensor_of: HashMap::new(),
             meta_of: HashMap::new(),
@@ -568,6 +556,20 @@ impl<'a> Lowering<'a> {
             [heads, _, head] => constant(&(heads * head)),
             _ => width(shape),
         }
+    }
+}
+
+/// A program without launches, with the graph's caches.
+fn starting_program(graph: &Graph, options: &LowerOptions) -> Program {
+    Program {
+        dtype: options.dtype,
+        invariant: options.invariant,
+        kernels: Vec::new(),
+        tensors: Vec::new(),
+        steps: Vec::new(),
+        outputs: Vec::new(),
+        caches: caches(graph),
+        parts: graph.parts().to_vec(),
     }
 }
 

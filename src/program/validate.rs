@@ -14,6 +14,7 @@ use crate::{
         KernelSpec, Meta, Role,
         attention::{Keys, MhaSplitKeys},
         embedding::Table,
+        gemm::GemmPrepareAttention,
     },
     select::{Batches, Interval},
     tensor::{Shape, Size, Symbol},
@@ -316,7 +317,10 @@ impl Program {
                 let n = self.n_caches(cache, k.heads, k.head)?;
                 (own.one_position == k.of_sequence).then_some(n)
             }
-            KernelSpec::PrepareAttention(k) if k.stride.is_some() => {
+            KernelSpec::PrepareAttention(k)
+            | KernelSpec::GemmPrepareAttention(GemmPrepareAttention { prepare: k, .. })
+                if k.stride.is_some() =>
+            {
                 self.n_caches(cache, k.kv_heads.checked_mul(2)?, k.head)
             }
             _ => None,

@@ -6,6 +6,7 @@ mod gemm;
 mod gemm_norm;
 mod norm;
 mod norm_between;
+mod prepare;
 
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
@@ -22,6 +23,8 @@ pub(super) const ALL: &[Implement] = &[
     gate::alone,
     gate::behind_gemm,
     norm_between::implement,
+    prepare::alone,
+    prepare::behind_gemm,
 ];
 
 /// How the first sites of a chain are computed.
@@ -57,10 +60,12 @@ pub struct Candidate {
 /// The binding of a parameter. Sites are relative to the implementation's first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operand {
-    /// An operand of a site's node, by its place.
+    /// What a site reads, by its place.
     Of { site: usize, place: usize },
-    /// The value of a site.
+    /// The value of a site, or its first.
     Value(usize),
+    /// The second value of a site that has two.
+    Second(usize),
     /// A tensor of the implementation's own, `[rows, columns]`, named after a site's value.
     Scratch {
         site: usize,
@@ -98,7 +103,7 @@ pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
         .collect()
 }
 
-/// Operands of a site's node, by their places.
+/// What a site reads, by places.
 fn operands(site: usize, places: std::ops::Range<usize>) -> impl Iterator<Item = Operand> {
     places.map(move |place| Operand::Of { site, place })
 }

@@ -5,6 +5,7 @@ use crate::{
         elementwise::Gate,
         gemm::Epilogue,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
+        prepare_attention::PrepareAttention,
         rms_norm::RmsNorm,
     },
     tensor::DType,
@@ -28,6 +29,12 @@ pub enum Site {
     Gate(Gate),
     /// LayerNorm of a sum, as [`BiasResidualLayerNorm::new`] makes it.
     SumLayerNorm(BiasResidualLayerNorm),
+    /// What attention reads of a linear layer's rows: two values, queries and keys, or queries and a cache.
+    Prepare {
+        kernel: PrepareAttention,
+        /// Whether nothing else reads the columns that it prepares, so that the rows need not have them.
+        is_alone: bool,
+    },
 }
 
 /// A site of a chain. Its value is the first operand of the next site, and none of its other operands.

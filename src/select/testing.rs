@@ -3,10 +3,13 @@
 use super::{Chain, Link, Question, Site};
 use crate::{
     kernels::{
+        cache::BLOCK,
         elementwise::Gate,
         gemm::{Activation, Epilogue},
         layernorm::{BiasResidualLayerNorm, LayerNorm},
+        prepare_attention::PrepareAttention,
         rms_norm::RmsNorm,
+        rotary::Rotation,
     },
     machine::Machine,
     tensor::DType,
@@ -106,6 +109,53 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
         link(linear(inner, width, gelu), false),
     ];
     vec![(Chain { links: gated }, 3), (Chain { links: activated }, 2)]
+}
+
+/// Projections of which attention reads heads that are normalised and, where they are of 64 columns, turned: as rows, and with a
+/// cache.
+pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
+    let head = if width.is_multiple_of(64) { 64 } else { 1 };
+    let heads = width / head;
+    let kernel = PrepareAttention {
+        heads,
+        kv_heads: heads,
+        head,
+        columns: [0, width, 2 * width],
+        row: 3 * width,
+        norm: Some(1e-6),
+        rotation: (head == 64).then(|| Rotation {
+            heads,
+            frequencies: vec![0.5; 32],
+            factor: 1.0,
+        }),
+        stride: None,
+        dtype,
+    };
+    let chain = |stride: Option<u64>| {
+        let linear = Site::Linear {
+            n: kernel.row,
+            k: width,
+            dtype,
+            epilogue: Epilogue::default(),
+        };
+        let prepare = Site::Prepare {
+            kernel: PrepareAttention {
+                stride,
+                ..kernel.clone()
+            },
+            is_alone: true,
+        };
+        let links = [(linear, stride.is_some()), (prepare, false)];
+        let links = links.map(|(site, is_private)| Link { site, is_private });
+        (
+            Chain {
+                links: links.to_vec(),
+            },
+            2,
+        )
+    };
+    let block = u64::from(2 * width) * u64::from(BLOCK);
+    vec![chain(None), chain(Some(block))]
 }
 
 pub(super) fn question<'a>(chains: &'a [(Chain, usize)], machine: &'a Machine) -> Question<'a> {

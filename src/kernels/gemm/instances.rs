@@ -54,6 +54,7 @@ pub fn representative() -> Vec<KernelSpec> {
         }
     }
     kernels.extend(super::wgmma::representative());
+    kernels.extend(super::prepare_attention::representative());
     kernels.extend(super::split_k::representative());
     kernels.extend(super::residual_layernorm::representative());
     kernels.extend(super::residual_row_stats::representative());

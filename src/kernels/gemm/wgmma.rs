@@ -132,10 +132,19 @@ impl WgmmaTile {
     /// Whether the epilogue can gate `n` columns: a lane has the same columns of both halves of the weight, and registers
     /// for what is added to them.
     const fn gates(self, n: u32, bias: bool) -> bool {
-        let of_warpgroup = self.m * self.n / if self.cooperative { 2 } else { 1 };
-        let has_registers = !bias || of_warpgroup < 128 * 128;
+        let has_registers = !bias || self.outputs_of_warpgroup() < 128 * 128;
         let halves = self.n.is_multiple_of(2 * RowOrder::GROUP);
-        has_registers && halves && matches!(self.store(n), Store::Direct)
+        has_registers && halves && self.stores_directly(n)
+    }
+
+    /// Outputs of a consumer warpgroup.
+    pub(super) const fn outputs_of_warpgroup(self) -> u32 {
+        self.m * self.n / if self.cooperative { 2 } else { 1 }
+    }
+
+    /// Whether the epilogue of a GEMM with `n` columns stores from registers, a lane whole groups of eight columns.
+    pub(super) const fn stores_directly(self, n: u32) -> bool {
+        matches!(self.store(n), Store::Direct)
     }
 
     /// How the epilogue of a GEMM with `n` columns stores its output.
@@ -408,6 +417,7 @@ impl Kernel for GemmWgmma {
             ("direct_store", (store != Store::Tma).into()),
             ("swap_ab", (store == Store::SwapAb).into()),
             ("gated", self.gated.into()),
+            ("prepares", false.into()),
             ("mma_n", mma_n.into()),
             ("subtile", subtile.into()),
             ("boxes", boxes.into()),

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::{LowerError, LowerOptions, Lowering, UNPLACED, rows, unsupported, width};
+use super::{
+    LowerError, LowerOptions, Lowering, Prepared, UNPLACED, rows, starting_program, unsupported,
+    width,
+};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
@@ -34,7 +37,8 @@ pub fn alternatives(
     tokens: u64,
     more: f64,
 ) -> Result<Vec<Alternative>, LowerError> {
-    let found = Found::of(graph, options.dtype)?;
+    let prepared = Prepared::of(graph, &starting_program(graph, options), options);
+    let found = Found::of(graph, options.dtype, &prepared)?;
     Ok(found.question(options).alternatives(tokens, more))
 }
 
@@ -58,7 +62,7 @@ impl Found {
         }
     }
 
-    fn of(graph: &Graph, dtype: DType) -> Result<Self, LowerError> {
+    fn of(graph: &Graph, dtype: DType, prepared: &Prepared) -> Result<Self, LowerError> {
         let order = graph.topological();
         let order_of: HashMap<NodeId, usize> = order.iter().copied().zip(0..).collect();
         let mut nodes: Vec<Vec<NodeId>> = Vec::new();
@@ -67,15 +71,22 @@ impl Found {
         for &id in &order {
             let op = graph.op(id);
             let failed = |problem| unsupported(graph, id, op, problem);
-            let Some(site) = site(graph, id, dtype).map_err(failed)? else {
-                continue;
+            let (site, feeder) = match prepared.site(id) {
+                // Before it, nothing else reads rows of which it alone reads the columns that it prepares.
+                Some((site, x)) => {
+                    let feeds = matches!(site, Site::Prepare { is_alone: true, .. });
+                    (site, feeds.then_some(x))
+                }
+                None => match site(graph, id, dtype).map_err(failed)? {
+                    Some(site) if !prepared.holds(id) => (site, feeder(graph, id, &order_of)),
+                    _ => continue,
+                },
             };
             let link = Link {
                 site,
-                is_private: graph.sole_consumer(id).is_some(),
+                is_private: graph.sole_consumer(id).is_some() || prepared.alone_reads(graph, id),
             };
-            let feeder = feeder(graph, id, &order_of).and_then(|before| place_of.get(&before));
-            match feeder.copied() {
+            match feeder.and_then(|before| place_of.get(&before)).copied() {
                 Some((chain, _)) => {
                     nodes[chain].push(id);
                     chains[chain].links.push(link);
@@ -112,8 +123,12 @@ impl Found {
 }
 
 impl Chains {
-    pub(super) fn of(graph: &Graph, options: &LowerOptions) -> Result<Self, LowerError> {
-        let found = Found::of(graph, options.dtype)?;
+    pub(super) fn of(
+        graph: &Graph,
+        options: &LowerOptions,
+        prepared: &Prepared,
+    ) -> Result<Self, LowerError> {
+        let found = Found::of(graph, options.dtype, prepared)?;
         let launches = found.question(options).answer();
         Ok(Self {
             nodes: found.nodes,
@@ -188,9 +203,7 @@ impl Lowering<'_> {
                 .iter()
                 .any(|operand| is_of_node(launch, operand))
         }) {
-            let node = self.graph.node(id);
-            let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
-            self.tensor_of.insert(id, out);
+            self.values_of(id);
         }
         let launches = &self.chains.launches[self.chains.covers[chain]];
         let own: Vec<Covered> = launches
@@ -200,21 +213,22 @@ impl Lowering<'_> {
             .collect();
         for launch in own {
             let of_site = |site: usize| nodes[launch.first + site];
-            let operands = launch.operands.iter().map(|&operand| match operand {
-                Operand::Of { site, place } => {
-                    self.tensor_of[&self.graph.operands(of_site(site))[place]]
-                }
-                Operand::Value(site) => self.tensor_of[&of_site(site)],
-                Operand::Scratch {
-                    site,
-                    name,
-                    dtype,
-                    columns,
-                    more_rows,
-                } => self.scratch(of_site(site), name, dtype, (columns, more_rows)),
-            });
-            let operands = operands.collect();
-            self.step(id, launch.dispatch, operands);
+            let mut operands = Vec::with_capacity(launch.operands.len());
+            for operand in launch.operands {
+                operands.push(match operand {
+                    Operand::Of { site, place } => self.operand(of_site(site), place),
+                    Operand::Value(site) => self.tensor_of[&self.value_nodes(of_site(site))[0]],
+                    Operand::Second(site) => self.tensor_of[&self.value_nodes(of_site(site))[1]],
+                    Operand::Scratch {
+                        site,
+                        name,
+                        dtype,
+                        columns,
+                        more_rows,
+                    } => self.scratch(of_site(site), name, dtype, (columns, more_rows)),
+                });
+            }
+            self.step(self.value_nodes(id)[0], launch.dispatch, operands);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Lowering, UNPLACED, width};
+use super::{LowerOptions, Lowering, UNPLACED, width};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
@@ -12,8 +12,8 @@ use crate::{
         prepare_attention::PrepareAttention,
         rotary::Rotation,
     },
-    program::{Cache, Program},
-    select::Dispatch,
+    program::{Cache, Program, TensorIndex},
+    select::{Dispatch, Site},
     tensor::DType,
 };
 
@@ -33,6 +33,8 @@ pub(super) struct Preparation {
     reads: Vec<NodeId>,
     metas: Vec<Meta>,
     writes: Writes,
+    /// Whether nothing else reads the columns that it prepares of the first operand.
+    is_alone: bool,
 }
 
 /// What a launch writes.
@@ -49,7 +51,10 @@ enum Writes {
 }
 
 impl Prepared {
-    pub(super) fn of(graph: &Graph, program: &Program) -> Self {
+    pub(super) fn of(graph: &Graph, program: &Program, options: &LowerOptions) -> Self {
+        if options.no_joint_launches {
+            return Self::default();
+        }
         let order = graph.topological();
         let place: HashMap<NodeId, usize> = order.iter().copied().zip(0..).collect();
         let mut prepared = Self::default();
@@ -64,6 +69,10 @@ impl Prepared {
             if nodes.iter().any(|node| prepared.nodes.contains(node)) {
                 continue;
             }
+            let launch = Preparation {
+                is_alone: launch.is_alone_in(graph, &nodes, id, of),
+                ..launch
+            };
             if let Some(&last) = nodes.iter().max_by_key(|&node| place.get(node)) {
                 prepared.launches.insert(last, launch);
                 prepared.nodes.extend(nodes);
@@ -75,6 +84,88 @@ impl Prepared {
     /// Whether a node is computed by such a launch.
     pub(super) fn holds(&self, id: NodeId) -> bool {
         self.nodes.contains(&id)
+    }
+
+    /// The site of the launch whose last node this is, with the rows that it prepares. A launch that only adds rows to a cache is
+    /// no site: no other kernel does that.
+    pub(super) fn site(&self, id: NodeId) -> Option<(Site, NodeId)> {
+        let launch = self.launches.get(&id)?;
+        let KernelSpec::PrepareAttention(kernel) = &launch.kernel else {
+            return None;
+        };
+        let site = Site::Prepare {
+            kernel: kernel.clone(),
+            is_alone: launch.is_alone,
+        };
+        Some((site, *launch.reads.first()?))
+    }
+
+    /// Whether only the launch that this is the first operand of reads the node.
+    pub(super) fn alone_reads(&self, graph: &Graph, id: NodeId) -> bool {
+        let reads = |launch: &&Preparation| launch.reads.first() == Some(&id);
+        let launch = self.launches.values().find(reads);
+        let all_ours = || graph.consumers(id).iter().all(|c| self.nodes.contains(c));
+        launch.is_some_and(|launch| launch.is_alone) && all_ours()
+    }
+}
+
+impl Preparation {
+    /// Whether nothing but the launch of these nodes reads the columns of the rows that it prepares, where an attention reads the
+    /// values from them.
+    fn is_alone_in(
+        &self,
+        graph: &Graph,
+        nodes: &[NodeId],
+        attention: NodeId,
+        of: &Attending,
+    ) -> bool {
+        let (KernelSpec::PrepareAttention(kernel), Some(&x)) = (&self.kernel, self.reads.first())
+        else {
+            return false;
+        };
+        let parts = |values: u32| {
+            let of = [
+                (values, of.kv_heads),
+                (kernel.columns[0], of.heads),
+                (kernel.columns[1], of.kv_heads),
+            ];
+            of.map(|(from, heads)| from..from + heads * kernel.head)
+        };
+        let apart = |values: u32| {
+            let [a, b, c] = parts(values);
+            let meet = |x: &std::ops::Range<u32>, y: &std::ops::Range<u32>| {
+                x.start < y.end && y.start < x.end
+            };
+            !meet(&a, &b) && !meet(&a, &c) && !meet(&b, &c)
+        };
+        let others: Vec<NodeId> = graph
+            .consumers(x)
+            .into_iter()
+            .filter(|c| !nodes.contains(c))
+            .collect();
+        let serves = match kernel.stride {
+            Some(_) => others.is_empty() && apart(kernel.columns[2]),
+            None => {
+                let operands = graph.operands(attention);
+                let as_values = operands
+                    .iter()
+                    .enumerate()
+                    .all(|(place, &o)| (o == x) == (place == 2));
+                let HeadView::TokenMajor { offset, stride } = of.v else {
+                    return false;
+                };
+                others == [attention] && as_values && stride == kernel.row && apart(offset)
+            }
+        };
+        serves && !graph.is_output(x)
+    }
+
+    /// The nodes of the two values of a site.
+    fn values(&self) -> Option<[NodeId; 2]> {
+        match self.writes {
+            Writes::Rows(rows) => Some(rows),
+            Writes::Cache { queries, keys, .. } => Some([queries?, keys]),
+        }
     }
 }
 
@@ -175,6 +266,7 @@ fn find(
                 keys,
                 values,
             },
+            is_alone: false,
         };
         return (rows == value_rows).then(|| (vec![keys, values], launch));
     }
@@ -280,6 +372,7 @@ fn preparation(
         metas: positions.into_iter().collect(),
         writes: Writes::Rows([written(queries)?, written(key)?]),
         kernel: kernel.into(),
+        is_alone: false,
     })
 }
 
@@ -331,30 +424,65 @@ impl Lowering<'_> {
         let Some(launch) = self.prepared.launches.get(&id).cloned() else {
             return;
         };
+        if self.chains.holds(id) {
+            self.chained(id);
+            return;
+        }
         let mut operands: Vec<_> = launch.reads.iter().map(|x| self.tensor_of[x]).collect();
         for meta in launch.metas {
             operands.push(self.meta(meta));
         }
-        let rows: &[NodeId] = match &launch.writes {
-            Writes::Rows(rows) => rows,
-            Writes::Cache { queries, .. } => queries.as_slice(),
+        self.values_of(id);
+        if let Writes::Cache { keys, .. } = launch.writes {
+            operands.push(self.tensor_of[&keys]);
+            self.step(keys, Dispatch::always(launch.kernel), operands);
+        }
+    }
+
+    /// Makes the tensors of what a node's launches compute: of its value, or of those of the launch whose last node it is.
+    pub(super) fn values_of(&mut self, id: NodeId) {
+        let Some(launch) = self.prepared.launches.get(&id) else {
+            return self.rows_of(id);
         };
-        for &id in rows {
-            let node = self.graph.node(id);
-            let tensor = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
-            self.tensor_of.insert(id, tensor);
-            operands.push(tensor);
+        match launch.writes {
+            Writes::Rows(rows) => rows.into_iter().for_each(|id| self.rows_of(id)),
+            Writes::Cache {
+                queries,
+                keys,
+                values,
+            } => {
+                queries.into_iter().for_each(|id| self.rows_of(id));
+                for cache in [keys, values] {
+                    let tensor = self.cache_tensor(cache);
+                    self.tensor_of.insert(cache, tensor);
+                }
+            }
         }
-        let mut at = rows.first().copied();
-        if let Writes::Cache { keys, values, .. } = launch.writes {
-            let tensors = [keys, values].map(|cache| self.cache_tensor(cache));
-            operands.push(tensors[0]);
-            self.tensor_of.insert(keys, tensors[0]);
-            self.tensor_of.insert(values, tensors[1]);
-            at = at.or(Some(keys));
+    }
+
+    fn rows_of(&mut self, id: NodeId) {
+        let node = self.graph.node(id);
+        let tensor = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
+        self.tensor_of.insert(id, tensor);
+    }
+
+    /// What the site of a node reads at a place: an operand, or batch data behind them.
+    pub(super) fn operand(&mut self, id: NodeId, place: usize) -> TensorIndex {
+        let Some(launch) = self.prepared.launches.get(&id) else {
+            return self.tensor_of[&self.graph.operands(id)[place]];
+        };
+        match launch.reads.get(place) {
+            Some(read) => self.tensor_of[read],
+            None => {
+                let meta = launch.metas[place - launch.reads.len()];
+                self.meta(meta)
+            }
         }
-        if let Some(at) = at {
-            self.step(at, Dispatch::always(launch.kernel), operands);
-        }
+    }
+
+    /// The nodes of a site's values: its own, or those of the launch whose last node it is.
+    pub(super) fn value_nodes(&self, id: NodeId) -> [NodeId; 2] {
+        let launch = self.prepared.launches.get(&id);
+        launch.and_then(Preparation::values).unwrap_or([id; 2])
     }
 }

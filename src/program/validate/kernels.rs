@@ -10,6 +10,7 @@ use crate::{
         embedding::Table,
         gemm::{Gemm, StreamNorm, Tile},
         layernorm::Teams,
+        prepare_attention::PrepareAttention,
     },
     tensor::DType,
 };
@@ -22,6 +23,17 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         false => Err(format!("{what} is {value}")),
     };
     let eps = |value: f32| real("eps", value, value > 0.0);
+    let prepared = |k: &PrepareAttention| {
+        widths(&[k.row])
+            .and_then(|()| heads(k.heads, k.head, &[]))
+            .and_then(|()| heads(k.kv_heads.saturating_mul(2), k.head, &[]))
+            .and_then(|()| k.norm.map_or(Ok(()), eps))
+            .and_then(|()| k.check())
+            .and_then(|()| match k.stride {
+                Some(stride) => check_stride(stride, 2 * k.kv_heads, k.head),
+                None => Ok(()),
+            })
+    };
     let dtype = match kernel {
         K::Gemm(k) => check_gemm(k).map(|()| k.dtype),
         K::GemmWgmma(k) => check_gemm(&k.plain())
@@ -145,16 +157,11 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| k.check())
             .and_then(|()| check_stride(k.stride, k.heads, k.head))
             .map(|()| k.dtype),
-        K::PrepareAttention(k) => widths(&[k.row])
-            .and_then(|()| heads(k.heads, k.head, &[]))
-            .and_then(|()| heads(k.kv_heads.saturating_mul(2), k.head, &[]))
-            .and_then(|()| k.norm.map_or(Ok(()), eps))
+        K::PrepareAttention(k) => prepared(k).map(|()| k.dtype),
+        K::GemmPrepareAttention(k) => check_gemm(&k.plain())
+            .and_then(|()| prepared(&k.prepare))
             .and_then(|()| k.check())
-            .and_then(|()| match k.stride {
-                Some(stride) => check_stride(stride, 2 * k.kv_heads, k.head),
-                None => Ok(()),
-            })
-            .map(|()| k.dtype),
+            .map(|()| k.prepare.dtype),
         K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),

@@ -22,7 +22,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             )
         }
         Site::RmsNorm(norm) => (2, vec![norm.clone().into()]),
-        Site::Linear { .. } | Site::Gate(_) => return None,
+        Site::Linear { .. } | Site::Gate(_) | Site::Prepare { .. } => return None,
     };
     // A kernel may serve several ranges of rows.
     let mut candidates: Vec<Candidate> = Vec::new();

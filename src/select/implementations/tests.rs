@@ -4,7 +4,7 @@ use crate::{
     program::check_kernel,
     select::{
         Chain, Site,
-        testing::{encoder, pre_norm, writer},
+        testing::{attended, encoder, pre_norm, writer},
     },
 };
 
@@ -16,6 +16,10 @@ fn n_operands(site: &Site) -> usize {
         Site::Gate(_) => 1,
         Site::LayerNorm(_) => 3,
         Site::SumLayerNorm(norm) => 4 + usize::from(norm.bias),
+        Site::Prepare { kernel, .. } => {
+            let reads = signature(&kernel.clone().into()).into_iter();
+            reads.filter(|(_, _, writes)| !writes).count()
+        }
     }
 }
 
@@ -126,6 +130,7 @@ fn candidates_can_be_generated_and_launches_bind_what_their_kernels_take() {
                     encoder(width, inner, dtype),
                     pre_norm(width, inner, dtype),
                     writer(width, inner, dtype),
+                    attended(width, dtype),
                 ];
                 for (Chain { links }, _) in chains.iter().flatten() {
                     for from in 0..links.len() {
@@ -172,6 +177,13 @@ fn fused_implementations_serve_neither_a_value_that_others_read_nor_a_second_bia
     // The linear layer has a bias of its own, which these launches do not add.
     if let Site::Linear { epilogue, .. } = &mut chain[0].site {
         epilogue.bias = true;
+    }
+    assert!(fused(&chain).is_empty());
+    // What attention reads is computed from rows that something else reads.
+    let mut chain = attended(768, DType::F16).remove(0).0.links;
+    assert_eq!(fused(&chain), ["gemm+prepare attention"]);
+    if let Site::Prepare { is_alone, .. } = &mut chain[1].site {
+        *is_alone = false;
     }
     assert!(fused(&chain).is_empty());
 }

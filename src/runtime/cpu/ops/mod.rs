@@ -24,7 +24,7 @@ use args::Args;
 
 pub use linear::{PackedWeight, Products};
 
-use crate::kernels::{KernelSpec, attention::SoftmaxMask};
+use crate::kernels::{KernelSpec, attention::SoftmaxMask, gemm::GemmPrepareAttention};
 use crate::tensor::Extents;
 
 /// One tensor that a kernel reads, in host memory.
@@ -224,6 +224,9 @@ pub fn run(
         };
         return cached::prepare_attention(k, Args::new(op, extents, reads, keys), queries);
     }
+    if let KernelSpec::GemmPrepareAttention(k) = spec {
+        return gemm_prepare_attention(k, extents, reads, writes);
+    }
     let [out] = writes else {
         return Err(wrong("one tensor"));
     };
@@ -275,6 +278,7 @@ pub fn run(
         | KernelSpec::GemmResidualRowStats(_)
         | KernelSpec::DeferredLayerNormGemm(_)
         | KernelSpec::GemmStream(_)
+        | KernelSpec::GemmPrepareAttention(_)
         | KernelSpec::PrepareAttention(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
@@ -286,6 +290,29 @@ pub fn run(
         | KernelSpec::BeamStep(_)
         | KernelSpec::Advance(_) => Err(OpError::Packing { op }),
     }
+}
+
+/// The two kernels one after the other, with the rows of the first where the second leaves its values, or in memory of its own.
+fn gemm_prepare_attention(
+    spec: &GemmPrepareAttention,
+    extents: &Extents,
+    reads: &[Read<'_>],
+    writes: &mut [&mut [f32]],
+) -> Result<(), OpError> {
+    let mut own;
+    let (out, prepared): (&mut [f32], _) = match (spec.prepare.stride, writes) {
+        (None, [out, prepared @ ..]) => (out, prepared),
+        (_, prepared) => {
+            let n_rows = usize::try_from(extents.rows).unwrap_or(usize::MAX);
+            own = vec![0.0; n_rows.saturating_mul(spec.prepare.row as usize)];
+            (&mut own, prepared)
+        }
+    };
+    let (of_gemm, of_prepare) = reads.split_at(spec.of_gemm().min(reads.len()));
+    run(&spec.plain().into(), extents, of_gemm, &mut [&mut *out])?;
+    let rows = [Read::Real(out)];
+    let reads: Vec<Read<'_>> = rows.iter().chain(of_prepare).copied().collect();
+    run(&spec.prepare.clone().into(), extents, &reads, prepared)
 }
 
 /// Where a linear layer's weight is among the tensors that a kernel reads, with its rows and columns.
@@ -305,6 +332,10 @@ pub(super) fn weight_of(spec: &KernelSpec) -> Option<(usize, [u32; 2])> {
             plain = k.plain();
             &plain
         }
+        KernelSpec::GemmPrepareAttention(k) => {
+            plain = k.plain();
+            &plain
+        }
         KernelSpec::GemmResidualLayerNorm(k) => return Some((1, [k.n, k.k])),
         KernelSpec::GemmResidualRowStats(k) => return Some((1, [k.n, k.k])),
         KernelSpec::DeferredLayerNormGemm(k) => return Some((4, [k.n, k.k])),
@@ -319,6 +350,7 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) | KernelSpec::GemmSplitK(_) => "gemm",
         KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
         KernelSpec::GemmStream(_) => "gemm_stream",
+        KernelSpec::GemmPrepareAttention(_) => "gemm_prepare_attention",
         KernelSpec::GemmResidualRowStats(_) => "gemm_residual_row_stats",
         KernelSpec::DeferredLayerNormGemm(_) => "deferred_layernorm_gemm",
         KernelSpec::AddBias(_) => "add_bias",

@@ -1,0 +1,314 @@
+//! The projection of queries, keys and values, with what attention asks of them in the epilogue: heads are normalised and turned in
+//! registers, and go where attention reads them.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Activation, Epilogue, Gemm, GemmWgmma, WgmmaTile};
+use crate::{
+    kernels::{
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        RowOrder, TensorMap, Tolerance,
+        cache::BLOCK,
+        prepare_attention::PrepareAttention,
+        rotary::{Rotation, frequencies},
+    },
+    machine::Machine,
+    tensor::{DType, Extents},
+};
+
+/// [`GemmWgmma`] and [`PrepareAttention`] of its rows: `x [rows, k]`, `weight [n, k]`, (`bias [n]`), and what
+/// [`PrepareAttention`] reads beside rows, → without a cache `out [rows, n]`, of which only the columns of neither queries nor
+/// keys are written, and then what [`PrepareAttention`] writes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GemmPrepareAttention {
+    pub k: u32,
+    pub bias: bool,
+    pub prepare: PrepareAttention,
+    pub tile: WgmmaTile,
+}
+
+impl GemmPrepareAttention {
+    /// The tiles that have whole heads, of which a lane has both columns that are turned with each other.
+    pub fn tiles(
+        prepare: &PrepareAttention,
+        k: u32,
+        bias: bool,
+        instructions: Instructions,
+    ) -> Vec<WgmmaTile> {
+        let mut tiles = GemmWgmma::tiles(prepare.row, k, prepare.dtype, instructions);
+        tiles.retain(|&tile| Self::of(prepare, k, bias, tile).fits());
+        tiles
+    }
+
+    fn of(prepare: &PrepareAttention, k: u32, bias: bool, tile: WgmmaTile) -> Self {
+        Self {
+            k,
+            bias,
+            prepare: prepare.clone(),
+            tile,
+        }
+    }
+
+    fn fits(&self) -> bool {
+        let Self { prepare, tile, .. } = self;
+        let head = prepare.head;
+        let [queries, keys, values] = prepare.columns;
+        // Without a cache, values stay in the columns that they have.
+        let first = [queries, keys, prepare.stride.map_or(0, |_| values)];
+        let is_whole = [prepare.row, tile.n].into_iter().chain(first);
+        let groups = [head, prepare.pairs()];
+        let written: u32 = prepare.parts().iter().map(|heads| heads * head).sum();
+        let leaves_nothing = prepare.stride.is_none() || written == prepare.row;
+        tile.stores_directly(prepare.row)
+            && tile.outputs_of_warpgroup() <= Self::MOST_OUTPUTS
+            && is_whole
+                .into_iter()
+                .all(|columns| columns.is_multiple_of(head))
+            && groups
+                .iter()
+                .all(|&columns| columns.is_multiple_of(RowOrder::GROUP))
+            && leaves_nothing
+    }
+
+    /// Accumulators of a consumer warpgroup beside which its threads have registers for a head and its angles.
+    const MOST_OUTPUTS: u32 = 128 * 128;
+
+    /// Whether the kernel can be generated as described.
+    pub fn check(&self) -> Result<(), String> {
+        self.gemm().check()?;
+        self.prepare.check()?;
+        match self.fits() {
+            true => Ok(()),
+            false => Err(format!(
+                "{:?} has no whole heads of {} columns, each of {} pairs, of rows of {}",
+                self.tile,
+                self.prepare.head,
+                self.prepare.pairs(),
+                self.prepare.row
+            )),
+        }
+    }
+
+    /// The GEMM alone.
+    pub fn gemm(&self) -> GemmWgmma {
+        GemmWgmma {
+            n: self.prepare.row,
+            k: self.k,
+            dtype: self.prepare.dtype,
+            epilogue: Epilogue::new(self.bias, None),
+            gated: false,
+            tile: self.tile,
+        }
+    }
+
+    /// The GEMM alone for any card.
+    pub fn plain(&self) -> Gemm {
+        self.gemm().plain()
+    }
+
+    /// Tensors that the GEMM reads.
+    pub fn of_gemm(&self) -> usize {
+        2 + usize::from(self.bias)
+    }
+}
+
+impl Kernel for GemmPrepareAttention {
+    fn symbol(&self) -> String {
+        format!("{}_{}", self.definition(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        let bias = if self.bias { "_bias" } else { "" };
+        format!("gemm{bias}_k{}_{}", self.k, self.prepare.symbol())
+    }
+
+    fn template(&self) -> &'static str {
+        "gemm_wgmma"
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = self.gemm().constants();
+        let [q, k, v] = self.prepare.columns;
+        let of_prepare = self.prepare.constants();
+        let same = [
+            "heads",
+            "kv_heads",
+            "head",
+            "norm",
+            "eps",
+            "turned",
+            "pairs",
+            "cached",
+            "frequencies",
+            "factor",
+            "stride",
+            "block",
+        ];
+        constants.extend(
+            of_prepare
+                .into_iter()
+                .filter(|(name, _)| same.contains(name)),
+        );
+        constants.extend([
+            ("prepares", true.into()),
+            ("q_from", q.into()),
+            ("k_from", k.into()),
+            ("v_from", v.into()),
+        ]);
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let mut of_gemm = self.gemm().params();
+        let rows = of_gemm.pop();
+        let out = of_gemm.pop().filter(|_| self.prepare.stride.is_none());
+        let of_prepare = self.prepare.params().into_iter().skip(1);
+        let of_prepare = of_prepare.filter(|param| !matches!(param.role, Role::Count(_)));
+        let (reads, writes): (Vec<_>, Vec<_>) =
+            of_prepare.partition(|param| matches!(param.role, Role::Read { .. }));
+        let params = of_gemm.into_iter().chain(reads);
+        params.chain(out).chain(writes).chain(rows).collect()
+    }
+
+    fn tensor_maps(&self) -> Vec<TensorMap> {
+        self.gemm().tensor_maps()
+    }
+
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
+        self.gemm().launch(extents, machine)
+    }
+
+    /// What the epilogue computes of an output takes about as long as an activation.
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        let epilogue = Epilogue::new(self.bias, Some(Activation::Silu));
+        let tile = self.tile;
+        Some(tile.cycles(rows, self.prepare.row, self.k, epilogue, machine))
+    }
+
+    fn threads(&self) -> u32 {
+        self.gemm().threads()
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (of_gemm, of_prepare) = reads.split_at(self.of_gemm());
+        let out = self.plain().reference(extents, of_gemm).remove(0);
+        let reads: Vec<&HostTensor> = [&out]
+            .into_iter()
+            .chain(of_prepare.iter().copied())
+            .collect();
+        let prepared = self.prepare.reference(extents, &reads);
+        if self.prepare.stride.is_some() {
+            return prepared;
+        }
+        let head = self.prepare.head as usize;
+        let parts = self.prepare.columns.into_iter().zip(self.prepare.parts());
+        let mut rest = out.real().to_vec();
+        for row in rest.chunks_exact_mut(self.prepare.row as usize) {
+            for (from, heads) in parts.clone().take(2) {
+                row[from as usize..][..heads as usize * head].fill(f32::NAN);
+            }
+        }
+        [HostTensor::Real(rest)]
+            .into_iter()
+            .chain(prepared)
+            .collect()
+    }
+
+    /// Also more rows than have a tile on every SM.
+    fn cases(&self) -> Vec<Case> {
+        self.prepare.cases()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let Tolerance {
+            absolute, relative, ..
+        } = self.gemm().tolerance();
+        Tolerance {
+            absolute: absolute
+                * if self.prepare.norm.is_some() {
+                    8.0
+                } else {
+                    2.0
+                },
+            relative: 1.5 * relative,
+            reason: "the errors of the sums, of two that are turned with each other, and times a gamma of a few; sines and cosines within 2^-20; one rounding to storage",
+        }
+    }
+}
+
+/// Heads of 64 and of 128 in every tile: values before and columns behind the others; norms, and a cache; turned in part.
+pub fn representative() -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for (dtype, heads, kv_heads, head, pairs, columns, row, norm) in [
+        (DType::F16, 6, 3, 64, 32, [192, 576, 0], 832, None),
+        (DType::F16, 4, 2, 128, 64, [0, 512, 768], 1024, Some(1e-6)),
+        (DType::F16, 2, 2, 128, 32, [0, 256, 512], 768, None),
+        (DType::BF16, 3, 1, 64, 32, [0, 192, 256], 320, Some(1e-5)),
+    ] {
+        let prepare = PrepareAttention {
+            heads,
+            kv_heads,
+            head,
+            columns,
+            row,
+            norm,
+            rotation: Some(Rotation {
+                heads,
+                frequencies: frequencies(pairs, 1e4),
+                factor: if pairs * 2 < head { 1.25 } else { 1.0 },
+            }),
+            // Two layers.
+            stride: (head == 128).then(|| u64::from(4 * kv_heads * head * BLOCK)),
+            dtype,
+        };
+        let bias = norm.is_none();
+        let k = if bias { 72 } else { 328 };
+        for tile in GemmPrepareAttention::tiles(&prepare, k, bias, Instructions::Hopper) {
+            kernels.push(GemmPrepareAttention::of(&prepare, k, bias, tile).into());
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_have_whole_heads_and_both_columns_of_a_pair_in_a_lane() {
+        let KernelSpec::GemmPrepareAttention(kernel) = representative().remove(0) else {
+            unreachable!("all are of this kind")
+        };
+        assert_eq!(kernel.check(), Ok(()));
+        let refused = |prepare: PrepareAttention| {
+            let all = GemmPrepareAttention::tiles(&prepare, kernel.k, true, Instructions::Hopper);
+            assert_eq!(all, []);
+            let kernel = GemmPrepareAttention {
+                prepare,
+                ..kernel.clone()
+            };
+            kernel.check().expect_err("refused")
+        };
+        let mut sixteen = kernel.prepare.clone();
+        if let Some(rotation) = &mut sixteen.rotation {
+            rotation.frequencies.truncate(16);
+        }
+        assert_eq!(
+            refused(sixteen),
+            format!(
+                "{:?} has no whole heads of 64 columns, each of 16 pairs, of rows of 832",
+                kernel.tile
+            )
+        );
+        let mut between = kernel.prepare.clone();
+        between.columns[0] = 32;
+        assert!(refused(between).contains("no whole heads"));
+        let plain =
+            GemmPrepareAttention::tiles(&kernel.prepare, kernel.k, true, Instructions::default());
+        assert_eq!(plain, []);
+    }
+}
