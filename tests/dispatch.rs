@@ -168,12 +168,7 @@ fn check(machine: &Machine, program: &Program, what: &str) {
 
 /// Kernels whose CTAs stay on their SM and take tile after tile.
 fn is_persistent(template: &str) -> bool {
-    [
-        "gemm_wgmma",
-        "gemm_residual_layernorm",
-        "mha_wgmma_persistent",
-    ]
-    .contains(&template)
+    ["gemm_wgmma", "gemm_residual_norm", "mha_wgmma_persistent"].contains(&template)
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn launched(program: &Program, tokens: u32) -> Vec<&KernelSpec> {
 }
 
 fn fused(kernels: &[&KernelSpec]) -> usize {
-    let is_fused = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualLayerNorm(_));
+    let is_fused = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualNorm(_));
     kernels.iter().filter(is_fused).count()
 }
 

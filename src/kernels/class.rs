@@ -56,7 +56,7 @@ impl KernelSpec {
             Self::Gemm(_)
             | Self::GemmWgmma(_)
             | Self::GemmSplitK(_)
-            | Self::GemmResidualLayerNorm(_)
+            | Self::GemmResidualNorm(_)
             | Self::GemmResidualRowStats(_)
             | Self::DeferredLayerNormGemm(_)
             | Self::GemmPrepareAttention(_)
@@ -114,7 +114,7 @@ impl KernelSpec {
         match self {
             Self::Gemm(k) => Some([k.n, k.k]),
             Self::GemmWgmma(k) => Some([k.weight_rows(), k.k]),
-            Self::GemmResidualLayerNorm(k) => Some([k.n, k.k]),
+            Self::GemmResidualNorm(k) => Some([k.n, k.k]),
             Self::GemmResidualRowStats(k) => Some([k.n, k.k]),
             Self::DeferredLayerNormGemm(k) => Some([k.n, k.k]),
             Self::GemmPrepareAttention(k) => Some([k.prepare.row, k.k]),

@@ -56,9 +56,12 @@ pub struct BiasResidualLayerNorm {
     pub variance: Variance,
 }
 
+/// Rows that a norm without a residual reads and writes, over those of one with it.
+pub(super) const NO_RESIDUAL: f64 = 2.0 / 3.0;
+
 /// Dispatch, cost and candidates, which both kernels share.
 macro_rules! choices {
-    ($kernel:ident, $by_rows:path) => {
+    ($kernel:ident, $by_rows:path, $accesses:expr) => {
         impl $kernel {
             /// Default dispatch by rows: each kernel with its upper bound on rows, inclusive; the last has none. Few
             /// rows take several warps each.
@@ -93,7 +96,7 @@ macro_rules! choices {
                 } else {
                     cost.launch
                 };
-                let cycles = launch + elements * cost.element;
+                let cycles = launch + elements * cost.element * $accesses;
                 if is_best {
                     cycles
                 } else {
@@ -119,8 +122,8 @@ macro_rules! choices {
     };
 }
 
-choices!(LayerNorm, Teams::by_rows);
-choices!(BiasResidualLayerNorm, Teams::by_rows_with_residual);
+choices!(LayerNorm, Teams::by_rows, NO_RESIDUAL);
+choices!(BiasResidualLayerNorm, Teams::by_rows_with_residual, 1.0);
 
 impl LayerNorm {
     /// The default sharing for many rows, with one reduction.

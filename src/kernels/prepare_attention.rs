@@ -7,6 +7,7 @@ use super::{
     Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
     cache::{BLOCK, index, pool},
     f32_literal,
+    layernorm::NO_RESIDUAL,
     rotary::{Rotation, frequencies},
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, vector_width, word, write},
 };
@@ -230,7 +231,7 @@ impl Kernel for PrepareAttention {
             true => cost.launch_small_m,
             false => cost.launch,
         };
-        Some(launch + elements * cost.element)
+        Some(launch + elements * cost.element * NO_RESIDUAL)
     }
 
     /// Where there are many tokens, a CTA has as many as leave every SM its CTAs; else one has as many heads of a token as it

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance, f32_literal,
+    layernorm::NO_RESIDUAL,
     rows::{Teams, read, rounded_once, rows_by, vector_width, word, write},
 };
 use crate::machine::{Machine, SMALL_M};
@@ -99,7 +100,7 @@ impl Kernel for RmsNorm {
             true => cost.launch_small_m,
             false => cost.launch,
         };
-        Some(launch + elements * cost.element)
+        Some(launch + elements * cost.element * NO_RESIDUAL)
     }
 
     fn threads(&self) -> u32 {

@@ -37,7 +37,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Gemm, GemmWgmma, GemmSplitK, GemmResidualLayerNorm, GemmResidualRowStats,
+    Gemm, GemmWgmma, GemmSplitK, GemmResidualNorm, GemmResidualRowStats,
     DeferredLayerNormGemm, GemmPrepareAttention, GemmStream, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
@@ -58,12 +58,10 @@ impl KernelSpec {
             Self::Candidates(_) => 7,
             Self::BeamStep(_) => 10,
             Self::Advance(_) => 10,
+            Self::GemmResidualNorm(k) if k.keeps_sum => 2,
             Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
             Self::PrepareAttention(_) => 2,
-            Self::GemmPrepareAttention(k) => match k.prepare.stride {
-                Some(_) => 2,
-                None => 3,
-            },
+            Self::GemmPrepareAttention(_) => 3,
             Self::GemmStream(k) => k.n_writes(),
             _ => 1,
         }

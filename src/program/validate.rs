@@ -14,7 +14,6 @@ use crate::{
         KernelSpec, Meta, Role,
         attention::{Keys, MhaSplitKeys},
         embedding::Table,
-        gemm::GemmPrepareAttention,
     },
     select::{Batches, Interval},
     tensor::{Shape, Size, Symbol},
@@ -317,10 +316,7 @@ impl Program {
                 let n = self.n_caches(cache, k.heads, k.head)?;
                 (own.one_position == k.of_sequence).then_some(n)
             }
-            KernelSpec::PrepareAttention(k)
-            | KernelSpec::GemmPrepareAttention(GemmPrepareAttention { prepare: k, .. })
-                if k.stride.is_some() =>
-            {
+            KernelSpec::PrepareAttention(k) if k.stride.is_some() => {
                 self.n_caches(cache, k.kv_heads.checked_mul(2)?, k.head)
             }
             _ => None,

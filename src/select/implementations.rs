@@ -18,7 +18,8 @@ type Implement = fn(&[Link], &Machine) -> Option<Implementation>;
 pub(super) const ALL: &[Implement] = &[
     gemm::implement,
     norm::implement,
-    gemm_norm::implement,
+    gemm_norm::behind_linear,
+    gemm_norm::behind_sum,
     deferred_norm::implement,
     gate::alone,
     gate::behind_gemm,

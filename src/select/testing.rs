@@ -3,7 +3,6 @@
 use super::{Chain, Link, Question, Site};
 use crate::{
     kernels::{
-        cache::BLOCK,
         elementwise::Gate,
         gemm::{Activation, Epilogue},
         layernorm::{BiasResidualLayerNorm, LayerNorm},
@@ -111,51 +110,43 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
     vec![(Chain { links: gated }, 3), (Chain { links: activated }, 2)]
 }
 
-/// Projections of which attention reads heads that are normalised and, where they are of 64 columns, turned: as rows, and with a
-/// cache.
+/// A projection of which attention reads heads that are turned.
 pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
-    let head = if width.is_multiple_of(64) { 64 } else { 1 };
-    let heads = width / head;
+    let pairs = if width.is_multiple_of(64) { 32 } else { 1 };
+    let head = if pairs == 32 { 64 } else { 2 };
+    let heads = width.div_ceil(head);
+    let columns = heads * head;
     let kernel = PrepareAttention {
         heads,
         kv_heads: heads,
         head,
-        columns: [0, width, 2 * width],
-        row: 3 * width,
-        norm: Some(1e-6),
-        rotation: (head == 64).then(|| Rotation {
+        columns: [0, columns, 2 * columns],
+        row: 3 * columns,
+        norm: None,
+        rotation: Some(Rotation {
             heads,
-            frequencies: vec![0.5; 32],
+            frequencies: vec![0.5; pairs],
             factor: 1.0,
         }),
         stride: None,
         dtype,
     };
-    let chain = |stride: Option<u64>| {
-        let linear = Site::Linear {
-            n: kernel.row,
-            k: width,
-            dtype,
-            epilogue: Epilogue::default(),
-        };
-        let prepare = Site::Prepare {
-            kernel: PrepareAttention {
-                stride,
-                ..kernel.clone()
-            },
-            is_alone: true,
-        };
-        let links = [(linear, stride.is_some()), (prepare, false)];
-        let links = links.map(|(site, is_private)| Link { site, is_private });
-        (
-            Chain {
-                links: links.to_vec(),
-            },
-            2,
-        )
+    let linear = Site::Linear {
+        n: kernel.row,
+        k: width,
+        dtype,
+        epilogue: Epilogue::default(),
     };
-    let block = u64::from(2 * width) * u64::from(BLOCK);
-    vec![chain(None), chain(Some(block))]
+    let prepare = Site::Prepare {
+        kernel,
+        is_alone: true,
+    };
+    let links = [linear, prepare].map(|site| Link {
+        site,
+        is_private: false,
+    });
+    let links = links.to_vec();
+    vec![(Chain { links }, 2)]
 }
 
 pub(super) fn question<'a>(chains: &'a [(Chain, usize)], machine: &'a Machine) -> Question<'a> {

@@ -35,6 +35,10 @@ __device__ __forceinline__ Normal normal_of(const RowStats (&partials)[PARTIALS]
         const float d = partials[partial][row].mean - mean;
         m2 += fmaf(d * d, static_cast<float>(COLUMNS), partials[partial][row].m2);
     }
+{%- if not centred %}
+    return {rsqrtf(fmaf(mean, mean, fmaf(m2, 1.0f / N, eps))), 0.0f};
+{%- else %}
     const float scale = rsqrtf(fmaf(m2, 1.0f / N, eps));
     return {scale, -mean * scale};
+{%- endif %}
 }

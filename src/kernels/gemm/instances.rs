@@ -56,7 +56,7 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::wgmma::representative());
     kernels.extend(super::prepare_attention::representative());
     kernels.extend(super::split_k::representative());
-    kernels.extend(super::residual_layernorm::representative());
+    kernels.extend(super::residual_norm::representative());
     kernels.extend(super::residual_row_stats::representative());
     kernels.extend(super::deferred_layernorm::representative());
     kernels.extend(super::stream::representative());

@@ -1,5 +1,4 @@
-//! The projection of queries, keys and values, with what attention asks of them in the epilogue: heads are normalised and turned in
-//! registers, and go where attention reads them.
+//! The projection of queries, keys and values, with the rotation of heads in its epilogue.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +7,6 @@ use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         RowOrder, TensorMap, Tolerance,
-        cache::BLOCK,
         prepare_attention::PrepareAttention,
         rotary::{Rotation, frequencies},
     },
@@ -16,9 +14,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// [`GemmWgmma`] and [`PrepareAttention`] of its rows: `x [rows, k]`, `weight [n, k]`, (`bias [n]`), and what
-/// [`PrepareAttention`] reads beside rows, → without a cache `out [rows, n]`, of which only the columns of neither queries nor
-/// keys are written, and then what [`PrepareAttention`] writes.
+/// [`GemmWgmma`] and [`PrepareAttention`] of its rows, without norms and without a cache: `x [rows, k]`, `weight [n, k]`, (`bias
+/// [n]`), `positions [rows]` → `out [rows, n]`, of which only the columns of neither queries nor keys are written, and `queries`
+/// and `keys`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmPrepareAttention {
     pub k: u32,
@@ -49,25 +47,26 @@ impl GemmPrepareAttention {
         }
     }
 
+    /// Norms of heads and slots of a cache were tried in the epilogue too, and gained nothing (docs/history.md, section 51).
     fn fits(&self) -> bool {
         let Self { prepare, tile, .. } = self;
-        let head = prepare.head;
-        let [queries, keys, values] = prepare.columns;
-        // Without a cache, values stay in the columns that they have.
-        let first = [queries, keys, prepare.stride.map_or(0, |_| values)];
-        let is_whole = [prepare.row, tile.n].into_iter().chain(first);
-        let groups = [head, prepare.pairs()];
-        let written: u32 = prepare.parts().iter().map(|heads| heads * head).sum();
-        let leaves_nothing = prepare.stride.is_none() || written == prepare.row;
-        tile.stores_directly(prepare.row)
+        let [queries, keys, _] = prepare.columns;
+        let is_whole = [prepare.row, tile.n, queries, keys];
+        let groups = [prepare.head, prepare.pairs()];
+        // The angle of the last of 2²⁴ positions, in turns, is rounded by an addition to 2²³.
+        let frequencies = prepare.rotation.iter().flat_map(|r| &r.frequencies);
+        let are_slow = frequencies.into_iter().all(|f| f.abs() <= 1.0);
+        prepare.norm.is_none()
+            && are_slow
+            && prepare.stride.is_none()
+            && tile.stores_directly(prepare.row)
             && tile.outputs_of_warpgroup() <= Self::MOST_OUTPUTS
             && is_whole
                 .into_iter()
-                .all(|columns| columns.is_multiple_of(head))
+                .all(|columns| columns.is_multiple_of(prepare.head))
             && groups
-                .iter()
-                .all(|&columns| columns.is_multiple_of(RowOrder::GROUP))
-            && leaves_nothing
+                .into_iter()
+                .all(|columns| columns.is_multiple_of(RowOrder::GROUP))
     }
 
     /// Accumulators of a consumer warpgroup beside which its threads have registers for a head and its angles.
@@ -80,7 +79,7 @@ impl GemmPrepareAttention {
         match self.fits() {
             true => Ok(()),
             false => Err(format!(
-                "{:?} has no whole heads of {} columns, each of {} pairs, of rows of {}",
+                "{:?} has no whole heads of {} columns that are turned in {} pairs and nothing else, of rows of {}",
                 self.tile,
                 self.prepare.head,
                 self.prepare.pairs(),
@@ -132,46 +131,38 @@ impl Kernel for GemmPrepareAttention {
 
     fn constants(&self) -> Constants {
         let mut constants = self.gemm().constants();
-        let [q, k, v] = self.prepare.columns;
+        let [q, k, _] = self.prepare.columns;
         let of_prepare = self.prepare.constants();
         let same = [
             "heads",
             "kv_heads",
             "head",
-            "norm",
-            "eps",
-            "turned",
             "pairs",
-            "cached",
             "frequencies",
             "factor",
-            "stride",
-            "block",
         ];
-        constants.extend(
-            of_prepare
-                .into_iter()
-                .filter(|(name, _)| same.contains(name)),
-        );
+        let kept = of_prepare
+            .into_iter()
+            .filter(|(name, _)| same.contains(name));
+        constants.extend(kept);
         constants.extend([
             ("prepares", true.into()),
             ("q_from", q.into()),
             ("k_from", k.into()),
-            ("v_from", v.into()),
         ]);
         constants
     }
 
     fn params(&self) -> Vec<Param> {
         let mut of_gemm = self.gemm().params();
-        let rows = of_gemm.pop();
-        let out = of_gemm.pop().filter(|_| self.prepare.stride.is_none());
+        let writes = of_gemm.split_off(self.of_gemm());
         let of_prepare = self.prepare.params().into_iter().skip(1);
         let of_prepare = of_prepare.filter(|param| !matches!(param.role, Role::Count(_)));
-        let (reads, writes): (Vec<_>, Vec<_>) =
+        let (reads, prepared): (Vec<_>, Vec<_>) =
             of_prepare.partition(|param| matches!(param.role, Role::Read { .. }));
-        let params = of_gemm.into_iter().chain(reads);
-        params.chain(out).chain(writes).chain(rows).collect()
+        let [out, rows] = [0, 1].map(|at| writes[at].clone());
+        let params = of_gemm.into_iter().chain(reads).chain([out]);
+        params.chain(prepared).chain([rows]).collect()
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
@@ -201,9 +192,6 @@ impl Kernel for GemmPrepareAttention {
             .chain(of_prepare.iter().copied())
             .collect();
         let prepared = self.prepare.reference(extents, &reads);
-        if self.prepare.stride.is_some() {
-            return prepared;
-        }
         let head = self.prepare.head as usize;
         let parts = self.prepare.columns.into_iter().zip(self.prepare.parts());
         let mut rest = out.real().to_vec();
@@ -240,14 +228,14 @@ impl Kernel for GemmPrepareAttention {
     }
 }
 
-/// Heads of 64 and of 128 in every tile: values before and columns behind the others; norms, and a cache; turned in part.
+/// Heads of 64 and of 128 in every tile: values before and columns behind the others; turned in part.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
-    for (dtype, heads, kv_heads, head, pairs, columns, row, norm) in [
-        (DType::F16, 6, 3, 64, 32, [192, 576, 0], 832, None),
-        (DType::F16, 4, 2, 128, 64, [0, 512, 768], 1024, Some(1e-6)),
-        (DType::F16, 2, 2, 128, 32, [0, 256, 512], 768, None),
-        (DType::BF16, 3, 1, 64, 32, [0, 192, 256], 320, Some(1e-5)),
+    for (dtype, heads, kv_heads, head, pairs, columns, row, bias) in [
+        (DType::F16, 6, 3, 64, 32, [192, 576, 0], 832, true),
+        (DType::F16, 4, 2, 128, 64, [0, 512, 768], 1024, false),
+        (DType::F16, 2, 2, 128, 32, [0, 256, 512], 768, true),
+        (DType::BF16, 3, 1, 64, 32, [0, 192, 256], 320, false),
     ] {
         let prepare = PrepareAttention {
             heads,
@@ -255,17 +243,15 @@ pub fn representative() -> Vec<KernelSpec> {
             head,
             columns,
             row,
-            norm,
+            norm: None,
             rotation: Some(Rotation {
                 heads,
                 frequencies: frequencies(pairs, 1e4),
                 factor: if pairs * 2 < head { 1.25 } else { 1.0 },
             }),
-            // Two layers.
-            stride: (head == 128).then(|| u64::from(4 * kv_heads * head * BLOCK)),
+            stride: None,
             dtype,
         };
-        let bias = norm.is_none();
         let k = if bias { 72 } else { 328 };
         for tile in GemmPrepareAttention::tiles(&prepare, k, bias, Instructions::Hopper) {
             kernels.push(GemmPrepareAttention::of(&prepare, k, bias, tile).into());
@@ -300,7 +286,7 @@ mod tests {
         assert_eq!(
             refused(sixteen),
             format!(
-                "{:?} has no whole heads of 64 columns, each of 16 pairs, of rows of 832",
+                "{:?} has no whole heads of 64 columns that are turned in 16 pairs and nothing else, of rows of 832",
                 kernel.tile
             )
         );

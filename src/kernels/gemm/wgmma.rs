@@ -254,8 +254,10 @@ impl WgmmaTile {
             }
             false => 0.0,
         };
-        let estimate =
-            cost.launch + bytes * cost.stage_byte + of_busiest * cost.tile + work + waits;
+        // A residual is read when it is needed: ping-pong hides nothing of that.
+        let added = outputs * cost.output * f64::from(u8::from(epilogue.residual));
+        let tiles = of_busiest * (cost.tile + added);
+        let estimate = cost.launch + bytes * cost.stage_byte + tiles + work + waits;
         estimate.max(cost.launch + f64::from(n) * f64::from(k) * 2.0 / cost.dram)
     }
 

@@ -84,7 +84,7 @@ impl Found {
             };
             let link = Link {
                 site,
-                is_private: graph.sole_consumer(id).is_some() || prepared.alone_reads(graph, id),
+                is_private: graph.sole_consumer(id).is_some(),
             };
             match feeder.and_then(|before| place_of.get(&before)).copied() {
                 Some((chain, _)) => {

@@ -99,19 +99,11 @@ impl Prepared {
         };
         Some((site, *launch.reads.first()?))
     }
-
-    /// Whether only the launch that this is the first operand of reads the node.
-    pub(super) fn alone_reads(&self, graph: &Graph, id: NodeId) -> bool {
-        let reads = |launch: &&Preparation| launch.reads.first() == Some(&id);
-        let launch = self.launches.values().find(reads);
-        let all_ours = || graph.consumers(id).iter().all(|c| self.nodes.contains(c));
-        launch.is_some_and(|launch| launch.is_alone) && all_ours()
-    }
 }
 
 impl Preparation {
-    /// Whether nothing but the launch of these nodes reads the columns of the rows that it prepares, where an attention reads the
-    /// values from them.
+    /// Whether the launch of these nodes alone reads the columns that it prepares, and besides it only the attention behind it reads
+    /// the rows, for its values.
     fn is_alone_in(
         &self,
         graph: &Graph,
@@ -123,41 +115,32 @@ impl Preparation {
         else {
             return false;
         };
-        let parts = |values: u32| {
-            let of = [
-                (values, of.kv_heads),
-                (kernel.columns[0], of.heads),
-                (kernel.columns[1], of.kv_heads),
-            ];
-            of.map(|(from, heads)| from..from + heads * kernel.head)
+        let HeadView::TokenMajor { offset, stride } = of.v else {
+            return false;
         };
-        let apart = |values: u32| {
-            let [a, b, c] = parts(values);
-            let meet = |x: &std::ops::Range<u32>, y: &std::ops::Range<u32>| {
-                x.start < y.end && y.start < x.end
-            };
-            !meet(&a, &b) && !meet(&a, &c) && !meet(&b, &c)
-        };
-        let others: Vec<NodeId> = graph
+        let [queries, keys, _] = kernel.columns;
+        let mut parts = [
+            (queries, of.heads),
+            (keys, of.kv_heads),
+            (offset, of.kv_heads),
+        ];
+        parts.sort_unstable();
+        let apart = parts
+            .windows(2)
+            .all(|pair| pair[0].0 + pair[0].1 * kernel.head <= pair[1].0);
+        let operands = graph.operands(attention);
+        let mut places = operands.iter().enumerate();
+        let as_values = places.all(|(place, &o)| (o == x) == (place == 2));
+        let others = graph
             .consumers(x)
             .into_iter()
-            .filter(|c| !nodes.contains(c))
-            .collect();
-        let serves = match kernel.stride {
-            Some(_) => others.is_empty() && apart(kernel.columns[2]),
-            None => {
-                let operands = graph.operands(attention);
-                let as_values = operands
-                    .iter()
-                    .enumerate()
-                    .all(|(place, &o)| (o == x) == (place == 2));
-                let HeadView::TokenMajor { offset, stride } = of.v else {
-                    return false;
-                };
-                others == [attention] && as_values && stride == kernel.row && apart(offset)
-            }
-        };
-        serves && !graph.is_output(x)
+            .filter(|c| !nodes.contains(c));
+        kernel.stride.is_none()
+            && others.eq([attention])
+            && as_values
+            && stride == kernel.row
+            && apart
+            && !graph.is_output(x)
     }
 
     /// The nodes of the two values of a site.

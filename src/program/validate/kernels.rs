@@ -42,7 +42,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::GemmSplitK(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
             .map(|()| k.dtype),
-        K::GemmResidualLayerNorm(k) => check_gemm(&k.unfused().0)
+        K::GemmResidualNorm(k) => check_gemm(&k.unfused().0)
             .and_then(|()| k.check())
             .and_then(|()| eps(k.eps))
             .map(|()| k.dtype),

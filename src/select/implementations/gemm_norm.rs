@@ -1,16 +1,18 @@
-//! A linear layer and the LayerNorm that follows by one GEMM with LayerNorm in its epilogue: a cluster has whole rows.
+//! A linear layer and the norm that follows by one GEMM with the norm in its epilogue: a cluster has whole rows.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
     kernels::{
         Instructions,
-        gemm::{Epilogue, GemmResidualLayerNorm},
+        gemm::{Epilogue, GemmResidualNorm, WgmmaTile},
     },
     machine::Machine,
     select::site::{Link, Site},
+    tensor::DType,
 };
 
-pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+/// The norm of a sum that has its own place in the graph.
+pub(super) fn behind_linear(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, norm, ..] = chain else {
         return None;
     };
@@ -32,19 +34,16 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     if !serves {
         return None;
     }
-    let kernels = GemmResidualLayerNorm::candidates(n, k, dtype).into_iter();
-    let candidates: Vec<Candidate> = kernels
-        .map(|tile| {
-            Candidate::new(GemmResidualLayerNorm {
-                n,
-                k,
-                eps: norm.eps,
-                dtype,
-                bias: norm.bias,
-                tile,
-            })
-        })
-        .collect();
+    let candidates = |tile| GemmResidualNorm {
+        n,
+        k,
+        eps: norm.eps,
+        dtype,
+        bias: norm.bias,
+        keeps_sum: false,
+        centred: true,
+        tile,
+    };
     // LayerNorm's operands besides the accumulators: (bias), residual, gamma, beta.
     let of_norm = operands(1, 1..4 + usize::from(norm.bias));
     let launch = Launch {
@@ -53,7 +52,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             .chain(of_norm)
             .chain([Operand::Value(1)])
             .collect(),
-        candidates,
+        candidates: of_tiles(n, k, dtype, candidates),
     };
     (!launch.candidates.is_empty()).then(|| Implementation {
         name: "gemm+norm",
@@ -61,4 +60,64 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         launches: vec![launch],
         saved: 0.0,
     })
+}
+
+/// The norm of a linear layer that adds to the residual stream, which is stored too.
+pub(super) fn behind_sum(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+    let [linear, norm, ..] = chain else {
+        return None;
+    };
+    let &Site::Linear {
+        n,
+        k,
+        dtype,
+        epilogue,
+    } = &linear.site
+    else {
+        return None;
+    };
+    let (eps, centred) = match &norm.site {
+        Site::LayerNorm(norm) => (norm.eps, true),
+        Site::RmsNorm(norm) => (norm.eps, false),
+        _ => return None,
+    };
+    let serves = machine.instructions == Instructions::Hopper
+        && epilogue == Epilogue::new(epilogue.bias, None).with_residual();
+    if !serves {
+        return None;
+    }
+    let kernel = |tile| GemmResidualNorm {
+        n,
+        k,
+        eps,
+        dtype,
+        bias: epilogue.bias,
+        keeps_sum: true,
+        centred,
+        tile,
+    };
+    let launch = Launch {
+        site: 1,
+        operands: operands(0, 0..2 + epilogue.operands())
+            .chain(operands(1, 1..2 + usize::from(centred)))
+            .chain([Operand::Value(0), Operand::Value(1)])
+            .collect(),
+        candidates: of_tiles(n, k, dtype, kernel),
+    };
+    (!launch.candidates.is_empty()).then(|| Implementation {
+        name: "gemm+sum+norm",
+        sites: 2,
+        launches: vec![launch],
+        saved: 0.0,
+    })
+}
+
+fn of_tiles(
+    n: u32,
+    k: u32,
+    dtype: DType,
+    kernel: impl Fn(WgmmaTile) -> GemmResidualNorm,
+) -> Vec<Candidate> {
+    let tiles = GemmResidualNorm::candidates(n, k, dtype).into_iter();
+    tiles.map(|tile| Candidate::new(kernel(tile))).collect()
 }

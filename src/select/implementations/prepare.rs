@@ -1,4 +1,4 @@
-//! What attention reads, by a launch of its own or in the epilogue of the GEMM whose rows it is made of.
+//! What attention reads, by a launch of its own or, where heads are turned and nothing else, in the epilogue of the GEMM before it.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -53,13 +53,11 @@ pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implement
         return None;
     }
     let tiles = GemmPrepareAttention::tiles(kernel, k, epilogue.bias, machine.instructions);
-    let rows = kernel.stride.is_none().then_some(Operand::Value(0));
     let launch = Launch {
         site: 1,
         operands: operands(0, 0..2 + epilogue.operands())
             .chain(operands(1, 1..n_reads(kernel)))
-            .chain(rows)
-            .chain([Operand::Value(1), Operand::Second(1)])
+            .chain([Operand::Value(0), Operand::Value(1), Operand::Second(1)])
             .collect(),
         candidates: tiles
             .into_iter()

@@ -4,8 +4,8 @@ use super::args::Args;
 use super::linear::{Finish, Linear};
 use super::{OpError, Read, rows};
 use crate::kernels::gemm::{
-    DeferredLayerNormGemm, Gemm, GemmResidualLayerNorm, GemmResidualRowStats, GemmStream,
-    StreamNorm, normalised, scaled_and_row_stats, stream_normals, stream_scaled,
+    DeferredLayerNormGemm, Gemm, GemmResidualNorm, GemmResidualRowStats, GemmStream, StreamNorm,
+    normalised, scaled_and_row_stats, stream_normals, stream_scaled,
 };
 
 pub(super) fn gemm(spec: &Gemm, mut args: Args<'_, '_>) -> Result<(), OpError> {
@@ -35,46 +35,38 @@ pub(super) fn gemm(spec: &Gemm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The products, and LayerNorm of their sum with bias and residual, one after the other.
-pub(super) fn gemm_residual_layer_norm(
-    spec: &GemmResidualLayerNorm,
-    mut args: Args<'_, '_>,
+/// The products with bias and residual, and the norm of that sum, one after the other.
+pub(super) fn gemm_residual_norm(
+    spec: &GemmResidualNorm,
+    extents: &crate::tensor::Extents,
+    reads: &[Read<'_>],
+    writes: &mut [&mut [f32]],
 ) -> Result<(), OpError> {
-    let (op, extents) = (args.op(), args.extents);
-    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
-    let x = args.real("x", &[rows, k])?;
-    let weight = args.weight("weight", &[n, k])?;
-    let bias = match spec.bias {
-        true => Some(args.real("bias", &[n])?),
-        false => None,
-    };
-    let residual = args.real("residual", &[rows, n])?;
-    let gamma = args.real("gamma", &[n])?;
-    let beta = args.real("beta", &[n])?;
-    let out = args.out(&[rows, n])?;
     let (product, norm) = spec.unfused();
-    let mut products = Vec::new();
-    products
-        .try_reserve_exact(out.len())
-        .map_err(|_| OpError::OutOfMemory {
-            op,
-            bytes: size_of_val(&*out) as u64,
-        })?;
-    products.resize(out.len(), 0.0);
-    let reads = [Read::Real(x), weight.into()];
-    gemm(&product, Args::new(op, extents, &reads, &mut products))?;
-    let reads: Vec<Read> = [
-        Some(products.as_slice()),
-        bias,
-        Some(residual),
-        Some(gamma),
-        Some(beta),
-    ]
-    .into_iter()
-    .flatten()
-    .map(Read::Real)
-    .collect();
-    rows::bias_residual_layer_norm(&norm, Args::new(op, extents, &reads, out))
+    let mut own = Vec::new();
+    let (sum, out): (&mut [f32], _) = match (spec.keeps_sum, writes) {
+        (true, [sum, out]) => (sum, out),
+        (false, [out]) => {
+            let bytes = size_of_val(&**out) as u64;
+            let op = "gemm_residual_norm";
+            own.try_reserve_exact(out.len())
+                .map_err(|_| OpError::OutOfMemory { op, bytes })?;
+            own.resize(out.len(), 0.0);
+            (&mut own, out)
+        }
+        (_, writes) => {
+            return Err(OpError::Writes {
+                op: "gemm_residual_norm",
+                expected: "one tensor, or two with the sum",
+                found: writes.len(),
+            });
+        }
+    };
+    let (of_sum, of_norm) = reads.split_at(spec.of_sum().min(reads.len()));
+    super::run(&product.into(), extents, of_sum, &mut [&mut *sum])?;
+    let rows = [Read::Real(sum)];
+    let reads: Vec<Read<'_>> = rows.iter().chain(of_norm).copied().collect();
+    super::run(&norm, extents, &reads, &mut [&mut **out])
 }
 
 /// The GEMM, then bias, residual and the row statistics that LayerNorm needs.

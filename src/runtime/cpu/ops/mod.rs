@@ -227,6 +227,9 @@ pub fn run(
     if let KernelSpec::GemmPrepareAttention(k) = spec {
         return gemm_prepare_attention(k, extents, reads, writes);
     }
+    if let KernelSpec::GemmResidualNorm(k) = spec {
+        return gemm::gemm_residual_norm(k, extents, reads, writes);
+    }
     let [out] = writes else {
         return Err(wrong("one tensor"));
     };
@@ -238,7 +241,6 @@ pub fn run(
             None => gemm::gemm(&k.plain(), args),
         },
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), args),
-        KernelSpec::GemmResidualLayerNorm(k) => gemm::gemm_residual_layer_norm(k, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Combine(k) => rows::combine(k, args),
         KernelSpec::RmsNorm(k) => rows::rms_norm(k, args),
@@ -279,6 +281,7 @@ pub fn run(
         | KernelSpec::DeferredLayerNormGemm(_)
         | KernelSpec::GemmStream(_)
         | KernelSpec::GemmPrepareAttention(_)
+        | KernelSpec::GemmResidualNorm(_)
         | KernelSpec::PrepareAttention(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
@@ -292,24 +295,22 @@ pub fn run(
     }
 }
 
-/// The two kernels one after the other, with the rows of the first where the second leaves its values, or in memory of its own.
+/// The two kernels one after the other, with the rows of the first where the second leaves its values.
 fn gemm_prepare_attention(
     spec: &GemmPrepareAttention,
     extents: &Extents,
     reads: &[Read<'_>],
     writes: &mut [&mut [f32]],
 ) -> Result<(), OpError> {
-    let mut own;
-    let (out, prepared): (&mut [f32], _) = match (spec.prepare.stride, writes) {
-        (None, [out, prepared @ ..]) => (out, prepared),
-        (_, prepared) => {
-            let n_rows = usize::try_from(extents.rows).unwrap_or(usize::MAX);
-            own = vec![0.0; n_rows.saturating_mul(spec.prepare.row as usize)];
-            (&mut own, prepared)
-        }
+    let [out, prepared @ ..] = writes else {
+        return Err(OpError::Writes {
+            op: "gemm_prepare_attention",
+            expected: "three tensors",
+            found: 0,
+        });
     };
     let (of_gemm, of_prepare) = reads.split_at(spec.of_gemm().min(reads.len()));
-    run(&spec.plain().into(), extents, of_gemm, &mut [&mut *out])?;
+    run(&spec.plain().into(), extents, of_gemm, &mut [&mut **out])?;
     let rows = [Read::Real(out)];
     let reads: Vec<Read<'_>> = rows.iter().chain(of_prepare).copied().collect();
     run(&spec.prepare.clone().into(), extents, &reads, prepared)
@@ -336,7 +337,7 @@ pub(super) fn weight_of(spec: &KernelSpec) -> Option<(usize, [u32; 2])> {
             plain = k.plain();
             &plain
         }
-        KernelSpec::GemmResidualLayerNorm(k) => return Some((1, [k.n, k.k])),
+        KernelSpec::GemmResidualNorm(k) => return Some((1, [k.n, k.k])),
         KernelSpec::GemmResidualRowStats(k) => return Some((1, [k.n, k.k])),
         KernelSpec::DeferredLayerNormGemm(k) => return Some((4, [k.n, k.k])),
         _ => return None,
@@ -348,7 +349,7 @@ pub(super) fn weight_of(spec: &KernelSpec) -> Option<(usize, [u32; 2])> {
 fn name(spec: &KernelSpec) -> &'static str {
     match spec {
         KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) | KernelSpec::GemmSplitK(_) => "gemm",
-        KernelSpec::GemmResidualLayerNorm(_) => "gemm_residual_layernorm",
+        KernelSpec::GemmResidualNorm(_) => "gemm_residual_norm",
         KernelSpec::GemmStream(_) => "gemm_stream",
         KernelSpec::GemmPrepareAttention(_) => "gemm_prepare_attention",
         KernelSpec::GemmResidualRowStats(_) => "gemm_residual_row_stats",

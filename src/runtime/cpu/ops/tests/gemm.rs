@@ -2,10 +2,12 @@ use super::*;
 use crate::kernels::{
     HostTensor,
     gemm::{
-        Activation, DeferredLayerNormGemm, Epilogue, Gemm, GemmResidualLayerNorm,
-        GemmResidualRowStats, SplitKTile, Tile,
+        Activation, DeferredLayerNormGemm, Epilogue, Gemm, GemmPrepareAttention, GemmResidualNorm,
+        GemmResidualRowStats, SplitKTile, Tile, WgmmaTile,
     },
     layernorm::BiasResidualLayerNorm,
+    prepare_attention::PrepareAttention,
+    rotary::Rotation,
 };
 
 fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> KernelSpec {
@@ -119,30 +121,45 @@ fn every_epilogue_is_applied_to_the_sum_with_the_bias() {
 }
 
 #[test]
-fn products_residual_and_layer_norm_are_those_of_the_reference() {
+fn products_residual_and_norm_are_those_of_the_reference() {
     let (rows, n, k) = (5, 256, 24);
-    for bias in [true, false] {
-        let spec = KernelSpec::GemmResidualLayerNorm(GemmResidualLayerNorm {
+    for (bias, keeps_sum, centred) in [
+        (true, false, true),
+        (false, false, true),
+        (true, true, false),
+        (false, true, true),
+    ] {
+        let spec = KernelSpec::GemmResidualNorm(GemmResidualNorm {
             n: n as u32,
             k: k as u32,
             eps: 1e-12,
             dtype: F32,
             bias,
+            keeps_sum,
+            centred,
             // Not read on the CPU.
-            tile: GemmResidualLayerNorm::TILES[0],
+            tile: GemmResidualNorm::TILES[0],
         });
         let mut operands = vec![noise(rows * k, 1), noise(n * k, 2)];
         if bias {
             operands.push(noise(n, 3));
         }
-        operands.extend([noise(rows * n, 4), noise(n, 5), noise(n, 6)]);
+        operands.extend([noise(rows * n, 4), noise(n, 5)]);
+        if centred {
+            operands.push(noise(n, 6));
+        }
         let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
         let reads: Vec<Read> = operands.iter().map(|o| Read::Real(o)).collect();
-        let got = output(&spec, &extents, &reads, rows * n);
+        let mut got = vec![vec![f32::NAN; rows * n]; spec.n_writes()];
+        let mut writes: Vec<&mut [f32]> = got.iter_mut().map(Vec::as_mut_slice).collect();
+        run(&spec, &extents, &reads, &mut writes).expect("the operands fit");
         let tensors: Vec<HostTensor> = operands.into_iter().map(HostTensor::Real).collect();
         let tensors: Vec<&HostTensor> = tensors.iter().collect();
         let want = spec.as_kernel().reference(&extents, &tensors);
-        assert_close(&got, &wide(want[0].real()), 1e-4);
+        assert_eq!(got.len(), want.len());
+        for (got, want) in got.iter().zip(&want) {
+            assert_close(got, &wide(want.real()), 1e-4);
+        }
     }
 }
 
@@ -225,4 +242,54 @@ fn reference(spec: &KernelSpec, extents: &Extents, operands: Vec<Vec<f32>>) -> V
     let tensors: Vec<HostTensor> = operands.into_iter().map(HostTensor::Real).collect();
     let tensors: Vec<&HostTensor> = tensors.iter().collect();
     spec.as_kernel().reference(extents, &tensors)
+}
+
+#[test]
+fn what_attention_reads_of_a_projection_is_that_of_the_reference() {
+    let (tokens, k) = (5, 24);
+    let prepare = PrepareAttention {
+        heads: 2,
+        kv_heads: 1,
+        head: 4,
+        columns: [4, 12, 0],
+        row: 16,
+        norm: None,
+        rotation: Some(Rotation {
+            heads: 2,
+            frequencies: vec![1.0, 0.1],
+            factor: 1.0,
+        }),
+        stride: None,
+        dtype: F32,
+    };
+    let spec = KernelSpec::GemmPrepareAttention(GemmPrepareAttention {
+        k: k as u32,
+        bias: true,
+        prepare,
+        // Not read on the CPU.
+        tile: WgmmaTile::CANDIDATES[0],
+    });
+    let operands = [tokens * k, 16 * k, 16].map(|n| noise(n, n as u64));
+    let positions: Vec<i32> = (0..tokens as i32).collect();
+    let extents = Batch::new(&[tokens as u32])
+        .extents
+        .with_rows(tokens as u64);
+    let reads = operands.iter().map(|o| Read::Real(o));
+    let reads: Vec<Read> = reads.chain([Read::I32(&positions)]).collect();
+    let mut got = [16, 8, 4].map(|width| vec![f32::NAN; tokens * width]);
+    let mut writes = got.each_mut().map(Vec::as_mut_slice);
+    run(&spec, &extents, &reads, &mut writes).expect("the operands fit");
+    let mut tensors = operands.map(HostTensor::Real).to_vec();
+    tensors.push(HostTensor::Index(
+        positions.into_iter().map(i64::from).collect(),
+    ));
+    let tensors: Vec<&HostTensor> = tensors.iter().collect();
+    let want = spec.as_kernel().reference(&extents, &tensors);
+    for (row, want) in got[0].chunks(16).zip(want[0].real().chunks(16)) {
+        // Of the values alone; the reference has nothing of the other columns.
+        assert_close(&row[..4], &wide(&want[..4]), 1e-4);
+        assert!(want[4..].iter().all(|v| v.is_nan()));
+    }
+    assert_close(&got[1], &wide(want[1].real()), 1e-4);
+    assert_close(&got[2], &wide(want[2].real()), 1e-4);
 }

@@ -6,13 +6,15 @@ const EPS: f32 = 1e-12;
 #[test]
 fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
     for n in (128..=2048).step_by(64) {
-        for tile in GemmResidualLayerNorm::tiles(n) {
-            let kernel = GemmResidualLayerNorm {
+        for tile in GemmResidualNorm::tiles(n) {
+            let kernel = GemmResidualNorm {
                 n,
                 k: 768,
                 eps: EPS,
                 dtype: DType::F16,
                 bias: true,
+                keeps_sum: false,
+                centred: true,
                 tile,
             };
             assert_eq!(kernel.check(), Ok(()));
@@ -29,11 +31,11 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
 
 #[test]
 fn whole_rows_are_held_by_two_to_eight_ctas() {
-    assert_eq!(GemmResidualLayerNorm::tiles(768).len(), 9);
+    assert_eq!(GemmResidualNorm::tiles(768).len(), 9);
     for n in [64, 128, 100, 832, 4096] {
-        assert_eq!(GemmResidualLayerNorm::tiles(n), [], "{n}");
+        assert_eq!(GemmResidualNorm::tiles(n), [], "{n}");
     }
-    let candidates = |n, dtype| GemmResidualLayerNorm::candidates(n, 768, dtype);
+    let candidates = |n, dtype| GemmResidualNorm::candidates(n, 768, dtype);
     assert_eq!(candidates(832, DType::F16), []);
     assert_eq!(candidates(768, DType::F32), []);
     assert_eq!(candidates(768, DType::F16).len(), 9);
@@ -46,17 +48,19 @@ fn rows_that_fill_the_card_in_one_wave_are_estimated_to_be_fastest_with_the_tile
     for k in [768, 3072] {
         for n in [256, 192] {
             let cycles = |&tile: &WgmmaTile| {
-                let kernel = GemmResidualLayerNorm {
+                let kernel = GemmResidualNorm {
                     n: 768,
                     k,
                     eps: EPS,
                     dtype: DType::F16,
                     bias: true,
+                    keeps_sum: false,
+                    centred: true,
                     tile,
                 };
                 kernel.cycles(rows(n), &machine).expect("an estimate")
             };
-            let tiles = GemmResidualLayerNorm::tiles(768);
+            let tiles = GemmResidualNorm::tiles(768);
             let best = tiles.iter().min_by(|a, b| cycles(a).total_cmp(&cycles(b)));
             assert_eq!(best, Some(&tile(128, n, true)), "{k} {n}");
         }
@@ -65,12 +69,14 @@ fn rows_that_fill_the_card_in_one_wave_are_estimated_to_be_fastest_with_the_tile
 
 #[test]
 fn a_card_without_room_for_a_cluster_is_told_by_the_estimate() {
-    let kernel = GemmResidualLayerNorm {
+    let kernel = GemmResidualNorm {
         n: 768,
         k: 768,
         eps: EPS,
         dtype: DType::F16,
         bias: true,
+        keeps_sum: false,
+        centred: true,
         tile: tile(128, 128, true),
     };
     let cycles = |sms| kernel.cycles(1000, &hopper().with_sms(sms));
@@ -80,15 +86,17 @@ fn a_card_without_room_for_a_cluster_is_told_by_the_estimate() {
 
 #[test]
 fn a_cluster_is_launched_whole_and_never_idle() {
-    let kernel = |m, n, cooperative| GemmResidualLayerNorm {
+    let kernel = |m, n, cooperative| GemmResidualNorm {
         n: 768,
         k: 768,
         eps: EPS,
         dtype: DType::F16,
         bias: true,
+        keeps_sum: false,
+        centred: true,
         tile: tile(m, n, cooperative),
     };
-    let grid = |kernel: GemmResidualLayerNorm, rows| {
+    let grid = |kernel: GemmResidualNorm, rows| {
         kernel
             .launch(
                 &Extents::default().with_rows(rows),

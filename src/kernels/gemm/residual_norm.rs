@@ -1,4 +1,4 @@
-//! A linear layer fused with all that follows it up to LayerNorm, for Hopper: a cluster holds whole rows of
+//! A linear layer fused with all that follows it up to LayerNorm or RMSNorm, for Hopper: a cluster holds whole rows of
 //! the result, so that they are normalised in registers, with a cluster reduction of row statistics.
 
 use serde::{Deserialize, Serialize};
@@ -7,23 +7,28 @@ use super::{Epilogue, Gemm, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        RowOrder, TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, rows::word,
+        RowOrder, TensorMap, Tolerance, f32_literal, layernorm::LayerNorm, rms_norm::RmsNorm,
+        rows::word,
     },
     machine::{Hopper, Machine},
     tensor::{DType, Extents},
 };
 
-/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, `beta [n]`
-/// → `out [rows, n]`: LayerNorm of `x · weightᵀ + bias + residual`, in f16 or bf16, on Hopper. It fuses
-/// [`Gemm`] and [`BiasResidualLayerNorm`], without the rounding between them.
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, (`beta [n]`) → (`sum [rows, n]`), `out
+/// [rows, n]`: the sum `x · weightᵀ + bias + residual`, and its LayerNorm or RMSNorm, in f16 or bf16, on Hopper. It fuses
+/// [`Gemm`] and [`LayerNorm`] or [`RmsNorm`], without the rounding between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GemmResidualLayerNorm {
+pub struct GemmResidualNorm {
     pub n: u32,
     pub k: u32,
     pub eps: f32,
     pub dtype: DType,
     /// Whether there is a bias.
     pub bias: bool,
+    /// Whether the sum is stored too: where norms come before layers, it is the stream that the next layer adds to.
+    pub keeps_sum: bool,
+    /// Whether rows are centred, and shifted by beta: LayerNorm, else RMSNorm.
+    pub centred: bool,
     /// The CTA tile. A cluster has `n / tile.n` of them, side by side.
     pub tile: WgmmaTile,
 }
@@ -46,7 +51,7 @@ const THREADS: u32 = 384;
 /// Elements of k in a stage: 128 bytes, the span of the widest swizzle.
 const BLOCK_K: u32 = 64;
 
-impl GemmResidualLayerNorm {
+impl GemmResidualNorm {
     /// The CTA tiles.
     pub const TILES: [WgmmaTile; 9] = [
         tile(128, 256, true),
@@ -68,7 +73,7 @@ impl GemmResidualLayerNorm {
         Self::TILES.into_iter().filter(serves).collect()
     }
 
-    /// As [`GemmResidualLayerNorm::tiles`], if the kernel serves these sizes at all.
+    /// As [`GemmResidualNorm::tiles`], if the kernel serves these sizes at all.
     pub fn candidates(n: u32, k: u32, dtype: DType) -> Vec<WgmmaTile> {
         match GemmWgmma::serves(n, k, dtype) {
             true => Self::tiles(n),
@@ -88,17 +93,30 @@ impl GemmResidualLayerNorm {
         }
     }
 
-    /// The two unfused kernels that compute the same on any card, which are its definition.
-    pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
-        let gemm = Gemm::of(self.n, self.k, self.dtype, Epilogue::default());
-        let norm = BiasResidualLayerNorm::new(self.n, self.eps, self.dtype, self.bias);
-        (gemm, norm)
+    /// The two unfused kernels that compute the same on any card, which are its definition: the sum, and its norm.
+    pub fn unfused(&self) -> (Gemm, KernelSpec) {
+        let Self {
+            n, k, eps, dtype, ..
+        } = *self;
+        let epilogue = Epilogue::new(self.bias, None).with_residual();
+        let norm = match self.centred {
+            true => LayerNorm::new(n, eps, dtype).into(),
+            false => RmsNorm::of_rows(n, eps, dtype).into(),
+        };
+        (Gemm::of(n, k, dtype, epilogue), norm)
+    }
+
+    /// Tensors that the sum is computed from.
+    pub fn of_sum(&self) -> usize {
+        3 + usize::from(self.bias)
     }
 
     /// Estimated cycles on a card with Hopper's instructions, of the form of [`WgmmaTile::cycles`] and comparable with it.
     fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
         let Some(Hopper {
-            gemm_norm: cost, ..
+            gemm_norm: cost,
+            wgmma,
+            ..
         }) = &machine.costs.hopper
         else {
             return f64::INFINITY;
@@ -127,13 +145,18 @@ impl GemmResidualLayerNorm {
             + bytes * ctas / f64::from(machine.sms) * cost.power;
         let residual = outputs * 2.0 / l2;
         let mainloop = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
+        // The statistics wait for the stores of the sum; what that takes was found to grow with the cluster.
+        let kept = match self.keeps_sum {
+            true => outputs * wgmma.output * f64::from(self.cluster_size()) / 6.0,
+            false => 0.0,
+        };
         let work = if self.tile.cooperative {
             of_busiest * (mainloop + outputs * cost.finish)
         } else {
             let finish = outputs * cost.finish_by_one;
             (of_busiest - 1.0) * mainloop.max((mainloop + finish) / 2.0) + mainloop + finish
         };
-        cost.launch + of_busiest * cost.tile + work
+        cost.launch + of_busiest * (cost.tile + kept) + work
     }
 
     /// CTAs of a cluster.
@@ -194,15 +217,21 @@ const fn tile(m: u32, n: u32, cooperative: bool) -> WgmmaTile {
     WgmmaTile { m, n, cooperative }
 }
 
-impl Kernel for GemmResidualLayerNorm {
+impl Kernel for GemmResidualNorm {
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
     }
 
     fn definition(&self) -> String {
         format!(
-            "gemm_{}residual_layernorm_{}_n{}_k{}_eps{}",
+            "gemm_{}residual_{}{}_{}_n{}_k{}_eps{}",
             if self.bias { "bias_" } else { "" },
+            if self.keeps_sum { "sum_" } else { "" },
+            if self.centred {
+                "layernorm"
+            } else {
+                "rms_norm"
+            },
             self.dtype,
             self.n,
             self.k,
@@ -211,7 +240,7 @@ impl Kernel for GemmResidualLayerNorm {
     }
 
     fn template(&self) -> &'static str {
-        "gemm_residual_layernorm"
+        "gemm_residual_norm"
     }
 
     fn instructions(&self) -> Instructions {
@@ -219,8 +248,7 @@ impl Kernel for GemmResidualLayerNorm {
     }
 
     fn constants(&self) -> Constants {
-        let (gemm, norm) = self.unfused();
-        let mut constants = gemm.constants();
+        let mut constants = self.unfused().0.constants();
         constants.retain(|name, _| ["storage", "n", "k"].contains(name));
         let acc = self.columns_of_warpgroup() / 2;
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
@@ -231,8 +259,10 @@ impl Kernel for GemmResidualLayerNorm {
             ("cluster", self.cluster_size().into()),
             ("stages", self.stages().into()),
             ("columns", self.columns_of_warpgroup().into()),
-            ("bias", norm.bias.into()),
-            ("eps", f32_literal(norm.eps).into()),
+            ("bias", self.bias.into()),
+            ("keeps_sum", self.keeps_sum.into()),
+            ("centred", self.centred.into()),
+            ("eps", f32_literal(self.eps).into()),
             ("accumulators", acc.into()),
             ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
@@ -245,11 +275,16 @@ impl Kernel for GemmResidualLayerNorm {
 
     fn params(&self) -> Vec<Param> {
         let (gemm, norm) = self.unfused();
-        let is_read = |p: &Param| matches!(p.role, Role::Read { .. });
-        // The operands of the GEMM, then those of LayerNorm but its input.
-        let mut params: Vec<Param> = gemm.params().into_iter().filter(is_read).collect();
-        params.extend(norm.params().into_iter().skip(1));
-        params
+        // The operands of the sum, then those of the norm but its input.
+        let mut params = gemm.params();
+        let rows = params.pop();
+        let sum = params.pop().filter(|_| self.keeps_sum);
+        let mut of_norm = norm.as_kernel().params();
+        of_norm.retain(|param| !matches!(param.role, Role::Count(_)));
+        let out = of_norm.pop();
+        params.extend(of_norm.into_iter().skip(1));
+        params.extend(sum.map(|sum| Param { name: "sum", ..sum }));
+        params.into_iter().chain(out).chain(rows).collect()
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
@@ -287,11 +322,16 @@ impl Kernel for GemmResidualLayerNorm {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (gemm, norm) = self.unfused();
-        let (of_gemm, of_norm) = reads.split_at(2);
-        let products = gemm.reference(extents, of_gemm);
-        let mut operands: Vec<&HostTensor> = products.iter().collect();
+        let (of_sum, of_norm) = reads.split_at(self.of_sum());
+        let mut sum = gemm.reference(extents, of_sum);
+        let mut operands: Vec<&HostTensor> = sum.iter().collect();
         operands.extend(of_norm);
-        norm.reference(extents, &operands)
+        let out = norm.as_kernel().reference(extents, &operands);
+        if !self.keeps_sum {
+            return out;
+        }
+        sum.extend(out);
+        sum
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -310,7 +350,7 @@ impl Kernel for GemmResidualLayerNorm {
 
     fn tolerance(&self) -> Tolerance {
         let (gemm, norm) = self.unfused();
-        let (sums, rounding) = (gemm.tolerance(), norm.tolerance());
+        let (sums, rounding) = (gemm.tolerance(), norm.as_kernel().tolerance());
         Tolerance {
             absolute: 4.0 * sums.absolute + rounding.absolute,
             relative: 2.0 * rounding.relative,
@@ -319,22 +359,30 @@ impl Kernel for GemmResidualLayerNorm {
     }
 }
 
-/// Every tile, in clusters of several sizes, and depths that divide by 8 and nothing else.
+/// Every tile, in clusters of several sizes, and depths that divide by 8 and nothing else; both norms, with the sum and without.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
-        for (n, k, bias) in [
-            (768, FEW_PRODUCTS, true),
-            (1024, 328, false),
-            (384, 328, true),
+        for (n, k, bias, keeps_sum, centred) in [
+            (768, FEW_PRODUCTS, true, false, true),
+            (1024, 328, false, false, true),
+            (384, 328, true, false, true),
+            (768, FEW_PRODUCTS, false, true, true),
+            (1024, 328, true, true, false),
         ] {
-            for tile in GemmResidualLayerNorm::tiles(n) {
-                kernels.push(KernelSpec::from(GemmResidualLayerNorm {
+            // The storage type changes conversions alone.
+            if keeps_sum && dtype == DType::BF16 && centred {
+                continue;
+            }
+            for tile in GemmResidualNorm::tiles(n) {
+                kernels.push(KernelSpec::from(GemmResidualNorm {
                     n,
                     k,
-                    eps: 1e-12,
+                    eps: if centred { 1e-12 } else { 1e-6 },
                     dtype,
                     bias,
+                    keeps_sum,
+                    centred,
                     tile,
                 }));
             }
