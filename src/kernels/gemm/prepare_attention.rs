@@ -61,6 +61,7 @@ impl GemmPrepareAttention {
             && prepare.stride.is_none()
             && tile.stores_directly(prepare.row)
             && tile.outputs_of_warpgroup() <= Self::MOST_OUTPUTS
+            && tile.n <= Self::MOST_COLUMNS
             && is_whole
                 .into_iter()
                 .all(|columns| columns.is_multiple_of(prepare.head))
@@ -69,8 +70,10 @@ impl GemmPrepareAttention {
                 .all(|columns| columns.is_multiple_of(RowOrder::GROUP))
     }
 
-    /// Accumulators of a consumer warpgroup beside which its threads have registers for a head and its angles.
+    /// Accumulators of a consumer warpgroup, and columns of a tile, beside which its threads have registers for a head and its
+    /// angles.
     const MOST_OUTPUTS: u32 = 128 * 128;
+    const MOST_COLUMNS: u32 = 192;
 
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), String> {
