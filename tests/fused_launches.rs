@@ -161,7 +161,11 @@ fn pairs_are_unfused_where_no_kernel_fuses_them_or_batches_must_not_differ() {
     let all = [
         program(|o| o.machine = usual()),
         program(|o| o.invariant = true),
-        program(|o| o.without = ["fuse_bias_residual_layer_norm".to_owned()].into()),
+        // Without either pass, a sum has a launch of its own.
+        program(|o| {
+            let passes = ["fuse_bias_residual_layer_norm", "fuse_residual"];
+            o.without = passes.map(str::to_owned).into();
+        }),
     ];
     for program in all {
         let serves_some =
@@ -171,6 +175,16 @@ fn pairs_are_unfused_where_no_kernel_fuses_them_or_batches_must_not_differ() {
         assert_eq!(deferred(&launched(&program, 5)), 0);
         assert_eq!(deferred(&launched(&program, 100)), 0);
     }
+}
+
+#[test]
+fn a_sum_that_a_linear_layer_adds_to_itself_is_stored_beside_its_norm() {
+    let program = program(|o| o.without = ["fuse_bias_residual_layer_norm".to_owned()].into());
+    program.validate().expect("it is sound");
+    let kernels = launched(&program, 4915);
+    let keeps = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualNorm(k) if k.keeps_sum);
+    let kept = kernels.iter().filter(keeps).count();
+    assert!(kept > 0 && kept == fused(&kernels), "{kept}");
 }
 
 #[test]
