@@ -3,7 +3,7 @@
 mod common;
 
 use common::Folder;
-use gemmule::engine::TextEncoder;
+use gemmule::engine::{Input, Prompt, TextEncoder};
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
@@ -57,6 +57,35 @@ fn sound_tokenizers_encode() {
         let encoder = TextEncoder::open(folder.path()).expect("it is sound");
         let batch = encoder.encode(&["a text of words!", "a"]).expect("texts");
         assert_eq!(batch.lens().len(), 2);
+    }
+}
+
+/// The crate stops at the limit, and where no token stands behind it, what it leaves out is nowhere.
+#[test]
+fn a_text_that_is_cut_is_said_to_be() {
+    let folder = Folder::new();
+    let limit =
+        json!({"direction": "Right", "max_length": 6, "strategy": "LongestFirst", "stride": 0});
+    for at in [0, 3] {
+        folder.write(
+            "tokenizer.json",
+            with(at, "truncation", limit.clone()).to_string(),
+        );
+        let encoder = TextEncoder::open(folder.path()).expect("it is sound");
+        for text in [
+            "a",
+            "a a a a",
+            "a a a a a a",
+            "a a a a a a a",
+            "a a a a a a a a a a a a a a a a",
+        ] {
+            let whole = encoder.tokens(text, true).expect("a text").len();
+            let encoded = encoder
+                .encode_one(Input::Text(text), Prompt::Default)
+                .expect("a text");
+            assert_eq!(encoded.ids.len(), whole.min(6), "{at} {text}");
+            assert_eq!(encoded.is_cut, whole > 6, "{at} {text}");
+        }
     }
 }
 

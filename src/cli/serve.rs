@@ -101,7 +101,7 @@ pub(super) struct Args {
     /// How long a request is of use that does not say so itself, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 60_000)]
     timeout_ms: u64,
-    /// Threads that tokenize; by default half of the cores, at most 8
+    /// Threads that tokenize a model's texts; by default one for each core, at most 64
     #[arg(long, value_name = "N")]
     tokenizers: Option<usize>,
     /// Only those may ask who have a key: a name and the key's SHA-256 a line
@@ -230,7 +230,7 @@ fn open(
             batch_bytes: config.batch_bytes.unwrap_or(args.batch_bytes),
             cache_bytes: config.kv_bytes.or(args.kv_bytes),
             queue: Duration::from_millis(queue),
-            tokenizers: tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
+            tokenizers: tokenizers.unwrap_or(cores.clamp(1, 64)),
             all_tokens: config.all_tokens,
             sparse: config.sparse,
             share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),

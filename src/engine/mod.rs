@@ -37,6 +37,7 @@ mod timings;
 mod tune;
 mod verify;
 mod weights;
+mod words;
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 

@@ -1,6 +1,6 @@
 use std::{
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
 use tokenizers::{
@@ -13,6 +13,7 @@ use super::{
     EngineError, Folder, Prompt,
     contain::contain,
     published::{Published, published},
+    words::Words,
 };
 use crate::{
     files::{self, Kind},
@@ -65,29 +66,39 @@ pub struct TextToken {
 /// What makes tokens of texts.
 #[derive(Clone)]
 enum Coder {
-    Json(Box<Tokenizer>),
+    Json(Box<Tokenizer>, Option<Arc<Words>>),
     Pieces(Box<Published>),
 }
 
 impl Coder {
     fn encode(&self, input: EncodeInput<'_>, adds_special: bool) -> tokenizers::Result<Encoding> {
         match self {
-            Self::Json(tokenizer) => tokenizer.encode(input, adds_special),
+            Self::Json(tokenizer, _) => tokenizer.encode(input, adds_special),
             Self::Pieces(pieces) => one_text(input).map(|text| pieces.encode(&text, adds_special)),
         }
     }
 
-    /// As `encode`, without offsets where that is faster.
-    fn encode_fast(&self, input: EncodeInput<'_>) -> tokenizers::Result<Encoding> {
-        match self {
-            Self::Json(tokenizer) => tokenizer.encode_fast(input, true),
-            Self::Pieces(_) => self.encode(input, true),
+    /// As `encode`, which tokens there are and what was cut off; their names and places are left out where that is faster.
+    fn encode_fast(
+        &self,
+        input: EncodeInput<'_>,
+        adds_special: bool,
+    ) -> tokenizers::Result<Encoding> {
+        let Self::Json(tokenizer, words) = self else {
+            return self.encode(input, adds_special);
+        };
+        let known = words
+            .as_ref()
+            .map(|w| w.encode(tokenizer, &input, adds_special));
+        match known.transpose()?.flatten() {
+            Some(encoding) => Ok(encoding),
+            None => tokenizer.encode_fast(input, adds_special),
         }
     }
 
     fn decode(&self, ids: &[u32], skips_special: bool) -> tokenizers::Result<String> {
         match self {
-            Self::Json(tokenizer) => tokenizer.decode(ids, skips_special),
+            Self::Json(tokenizer, _) => tokenizer.decode(ids, skips_special),
             Self::Pieces(pieces) => Ok(pieces.decode(ids, skips_special)?),
         }
     }
@@ -176,8 +187,9 @@ impl TextEncoder {
         let tokenizer = loaded
             .map_err(|panic| broken(format!("the tokenizers crate panics on it: {panic}")))?
             .map_err(|e| broken(e.to_string()))?;
+        let words = Words::of(&tokenizer).map(Arc::new);
         Ok(Self {
-            tokenizer: Coder::Json(Box::new(tokenizer)),
+            tokenizer: Coder::Json(Box::new(tokenizer), words),
             unlimited: OnceLock::new(),
             folder,
             file,
@@ -244,7 +256,7 @@ impl TextEncoder {
     pub fn prompts<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<u32>>, EngineError> {
         let each = texts.iter().enumerate();
         each.map(|(index, text)| {
-            let encoding = self.encoding(index, EncodeInput::from(text.as_ref()))?;
+            let encoding = self.encoding_of(index, EncodeInput::from(text.as_ref()), true)?;
             Ok(encoding.get_ids().to_vec())
         })
         .collect()
@@ -263,7 +275,7 @@ impl TextEncoder {
     /// The id of a token as the checkpoint's files have it, such as `__de__`.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         match &self.tokenizer {
-            Coder::Json(tokenizer) => tokenizer.token_to_id(token),
+            Coder::Json(tokenizer, _) => tokenizer.token_to_id(token),
             Coder::Pieces(pieces) => pieces.id(token),
         }
     }
@@ -282,7 +294,7 @@ impl TextEncoder {
     /// Whether a token has this id.
     pub fn knows(&self, id: u32) -> bool {
         match &self.tokenizer {
-            Coder::Json(tokenizer) => tokenizer.id_to_token(id).is_some(),
+            Coder::Json(tokenizer, _) => tokenizer.id_to_token(id).is_some(),
             Coder::Pieces(pieces) => pieces.knows(id),
         }
     }
@@ -304,7 +316,7 @@ impl TextEncoder {
         let broken = |problem: String| {
             let file = self.file.clone();
             match self.tokenizer {
-                Coder::Json(_) => EngineError::Tokenizer { file, problem },
+                Coder::Json(..) => EngineError::Tokenizer { file, problem },
                 Coder::Pieces(_) => EngineError::PublishedTokenizer { file, problem },
             }
         };
@@ -336,17 +348,9 @@ impl TextEncoder {
     /// # Errors
     /// A text that the tokenizer refuses or panics on.
     pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, EngineError> {
-        let tokenizer = self.unlimited.get_or_init(|| {
-            let mut tokenizer = self.tokenizer.clone();
-            match &mut tokenizer {
-                // Only a limit can be refused.
-                Coder::Json(tokenizer) => drop(tokenizer.with_truncation(None)),
-                Coder::Pieces(pieces) => pieces.limit(None),
-            }
-            tokenizer
-        });
         let encoding = self.contained(0, || {
-            tokenizer.encode(EncodeInput::from(text), adds_special)
+            self.unlimited()
+                .encode(EncodeInput::from(text), adds_special)
         })?;
         let marks = encoding.get_special_tokens_mask().iter();
         let names = encoding.get_tokens().iter().zip(encoding.get_offsets());
@@ -361,6 +365,18 @@ impl TextEncoder {
             }
         });
         Ok(tokens.collect())
+    }
+
+    fn unlimited(&self) -> &Coder {
+        self.unlimited.get_or_init(|| {
+            let mut tokenizer = self.tokenizer.clone();
+            match &mut tokenizer {
+                // Only a limit can be refused.
+                Coder::Json(tokenizer, _) => drop(tokenizer.with_truncation(None)),
+                Coder::Pieces(pieces) => pieces.limit(None),
+            }
+            tokenizer
+        })
     }
 
     /// Token ids and segment ids of pairs of texts, as a cross-encoder takes them: a query and a document. Of a pair that is
@@ -382,8 +398,8 @@ impl TextEncoder {
         self.batch(pairs)
     }
 
-    /// Token ids and segment ids of one input, behind a prompt. Unlike [`encode`](Self::encode) it keeps no offsets, which
-    /// takes a third of the time, and leaves it to the caller what a text that is cut means.
+    /// Token ids and segment ids of one input, behind a prompt. Unlike [`encode`](Self::encode) it leaves it to the caller what
+    /// a text that is cut means.
     ///
     /// # Errors
     /// A text that the tokenizer refuses or panics on, and those of [`Folder::prompt`].
@@ -397,27 +413,34 @@ impl TextEncoder {
             (Input::Text(text), _) => EncodeInput::from(format!("{prompt}{text}")),
             (Input::Pair(a, b), _) => EncodeInput::from((format!("{prompt}{a}"), b.to_owned())),
         };
-        let encoding = contain(|| self.tokenizer.encode_fast(input))
-            .map_err(|problem| EngineError::TokenizerPanic {
-                file: self.file.clone(),
-                index: 0,
-                problem,
-            })?
-            .map_err(|e| EngineError::Text {
-                index: 0,
-                problem: e.to_string(),
-            })?;
+        let (encoding, is_cut) = self.encoding(0, input)?;
         let types = encoding.get_type_ids();
         let has_types = self.has_segments && types.iter().any(|&t| t != 0);
         Ok(Encoded {
             ids: encoding.get_ids().to_vec(),
             types: has_types.then(|| types.to_vec()),
-            is_cut: !encoding.get_overflowing().is_empty(),
+            is_cut,
         })
     }
 
-    fn encoding(&self, index: usize, input: EncodeInput<'_>) -> Result<Encoding, EngineError> {
-        self.encoding_of(index, input, true)
+    /// The encoding of an input, and whether it was cut.
+    fn encoding(
+        &self,
+        index: usize,
+        input: EncodeInput<'_>,
+    ) -> Result<(Encoding, bool), EngineError> {
+        let encoding = self.encoding_of(index, input.clone(), true)?;
+        let mut is_cut = !encoding.get_overflowing().is_empty();
+        if let Coder::Json(tokenizer, _) = &self.tokenizer
+            && let Some(limit) = tokenizer.get_truncation()
+            && encoding.len() == limit.max_length
+            && !is_cut
+        {
+            // The crate stops at the limit, and where no token is added behind it says nothing of what it left out.
+            let whole = self.contained(index, || self.unlimited().encode_fast(input, true))?;
+            is_cut = whole.len() > encoding.len();
+        }
+        Ok((encoding, is_cut))
     }
 
     /// The encoding of an input, with the special tokens that the tokenizer adds or without.
@@ -427,7 +450,7 @@ impl TextEncoder {
         input: EncodeInput<'_>,
         adds_special: bool,
     ) -> Result<Encoding, EngineError> {
-        self.contained(index, || self.tokenizer.encode(input, adds_special))
+        self.contained(index, || self.tokenizer.encode_fast(input, adds_special))
     }
 
     /// What the tokenizers crate makes of an input, whatever it does.
@@ -454,8 +477,8 @@ impl TextEncoder {
     ) -> Result<Batch, EngineError> {
         let (mut ids, mut types, mut lens) = (Vec::new(), Vec::new(), Vec::new());
         for (index, input) in inputs.enumerate() {
-            let encoding = self.encoding(index, input)?;
-            if !encoding.get_overflowing().is_empty() {
+            let (encoding, is_cut) = self.encoding(index, input)?;
+            if is_cut {
                 tracing::warn!(
                     "text {index} is cut to {} tokens, the most that the checkpoint takes",
                     encoding.len()

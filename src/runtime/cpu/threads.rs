@@ -34,7 +34,13 @@ impl Threads {
         /// A pool that failed to start is not tried again by rayon.
         static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
         STARTED
-            .get_or_init(|| started(ThreadPoolBuilder::new().build_global()))
+            .get_or_init(|| {
+                started(
+                    ThreadPoolBuilder::new()
+                        .start_handler(keep_apart(0))
+                        .build_global(),
+                )
+            })
             .clone()
             .map_err(|problem| ThreadsError { problem })?;
         Ok(Self { pool: None })
@@ -55,6 +61,7 @@ impl Threads {
         let built = ThreadPoolBuilder::new()
             .num_threads(n.get())
             .thread_name(|i| format!("cpu-{i}"))
+            .start_handler(keep_apart(n.get()))
             .build();
         let pool = Arc::new(built.map_err(|error| ThreadsError {
             problem: error.to_string(),
@@ -76,6 +83,22 @@ impl Threads {
         match &self.pool {
             Some(pool) => pool.install(work),
             None => rayon::scope(|_| work()),
+        }
+    }
+}
+
+/// Gives each thread of a pool a CPU of its own where there are as many as the process may use. Otherwise two that wake for a
+/// millisecond may share one for all of it, until the system balances them.
+fn keep_apart(n: usize) -> impl Fn(usize) {
+    let cpus = core_affinity::get_core_ids().unwrap_or_default();
+    let usual = std::thread::available_parallelism().map_or(1, usize::from);
+    let n = if n == 0 { usual } else { n };
+    move |thread| {
+        if let Some(&cpu) = cpus.get(thread)
+            && cpus.len() == n
+        {
+            // A system that refuses places threads as it did before.
+            core_affinity::set_for_current(cpu);
         }
     }
 }

@@ -97,7 +97,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
         batch_bytes: 8 << 30,
         cache_bytes: None,
         queue: Duration::from_secs(2),
-        tokenizers: inside.tokenizers.unwrap_or((cores / 2).clamp(1, 8)),
+        tokenizers: inside.tokenizers.unwrap_or(cores.clamp(1, 64)),
         all_tokens: false,
         sparse: false,
         share: None,

@@ -1,0 +1,268 @@
+//! Token ids of words that came before, for tokenizers that make the same tokens of a word wherever it stands.
+//!
+//! The tokenizers crate normalizes a text character by character, with where each came from, which takes most of BERT's
+//! tokenizing: 3 µs a word. Texts repeat their words.
+
+use quick_cache::sync::Cache;
+use tokenizers::{
+    EncodeInput, Encoding, InputSequence, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper,
+    Tokenizer,
+};
+
+/// Words that are kept; whichever is asked for least goes.
+const N_WORDS: usize = 1 << 16;
+/// Bytes of a word that is kept.
+const MOST_BYTES: usize = 48;
+
+pub(super) struct Words {
+    known: Cache<Box<str>, Ids>,
+}
+
+/// The tokens of a word, by value: threads that ask for the same word share no count.
+#[derive(Clone, Copy)]
+struct Ids {
+    n: u8,
+    ids: [u32; 7],
+}
+
+impl Ids {
+    /// `None` where a word has more tokens than are kept.
+    fn of(ids: &[u32]) -> Option<Self> {
+        let mut kept = [0; 7];
+        kept.get_mut(..ids.len())?.copy_from_slice(ids);
+        Some(Self {
+            n: ids.len() as u8,
+            ids: kept,
+        })
+    }
+
+    fn get(&self) -> &[u32] {
+        &self.ids[..usize::from(self.n)]
+    }
+}
+
+impl Words {
+    /// `None` for a tokenizer of which it is not known that spaces part a text into words that do not see each other.
+    pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
+        let parts_at_spaces = matches!(
+            tokenizer.get_pre_tokenizer(),
+            Some(
+                PreTokenizerWrapper::BertPreTokenizer(_)
+                    | PreTokenizerWrapper::Whitespace(_)
+                    | PreTokenizerWrapper::WhitespaceSplit(_)
+            )
+        );
+        let mut added = tokenizer
+            .get_added_vocabulary()
+            .get_added_tokens_decoder()
+            .values();
+        // BPE and Unigram keep words themselves.
+        let suits = parts_at_spaces
+            && matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_))
+            && tokenizer.get_normalizer().is_none_or(is_local)
+            && !added.any(|token| token.content.contains(char::is_whitespace));
+        suits.then(|| Self {
+            known: Cache::new(N_WORDS),
+        })
+    }
+
+    /// What `tokenizer`, the one that this was made of, makes of an input, as far as it says which tokens there are and what
+    /// was cut off: without their names and places. `None` for an input that it has to see whole.
+    ///
+    /// # Errors
+    /// Those of the tokenizer.
+    pub(super) fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        input: &EncodeInput<'_>,
+        adds_special: bool,
+    ) -> tokenizers::Result<Option<Encoding>> {
+        let (first, second) = match input {
+            EncodeInput::Single(InputSequence::Raw(text)) => (text, None),
+            EncodeInput::Dual(InputSequence::Raw(a), InputSequence::Raw(b)) => (a, Some(b)),
+            _ => return Ok(None),
+        };
+        let Some(first) = self.ids(tokenizer, first)? else {
+            return Ok(None);
+        };
+        let second = match second.map(|text| self.ids(tokenizer, text)) {
+            Some(ids) => match ids? {
+                Some(ids) => Some(encoding(ids, 1)),
+                None => return Ok(None),
+            },
+            None => None,
+        };
+        // Cutting, and the tokens around a text, are the crate's.
+        let is_pair = second.is_some();
+        let whole = tokenizer.post_process(encoding(first, 0), second, adds_special)?;
+        // Of a pair that is too long the crate stops tokenizing before it compares the lengths, and so cuts elsewhere.
+        let cuts_a_pair = is_pair && !whole.get_overflowing().is_empty();
+        Ok((!cuts_a_pair).then_some(whole))
+    }
+
+    /// Token ids of a text without special ones around it.
+    fn ids(&self, tokenizer: &Tokenizer, text: &str) -> tokenizers::Result<Option<Vec<u32>>> {
+        let most = tokenizer
+            .get_truncation()
+            .map_or(usize::MAX, |t| t.max_length);
+        let mut ids = Vec::with_capacity(text.len() / 4);
+        // BERT's normalizer makes a space of each of these, and removes other ASCII characters that Unicode calls space.
+        for word in text
+            .split([' ', '\t', '\n', '\r'])
+            .filter(|w| !w.is_empty())
+        {
+            let kept = word.len() <= MOST_BYTES;
+            if let Some(known) = kept.then(|| self.known.get(word)).flatten() {
+                ids.extend_from_slice(known.get());
+                continue;
+            }
+            let made = tokenizer.encode_fast(word, false)?;
+            // It may have been cut: the crate stops there, and does not always say so.
+            if made.len() >= most {
+                return Ok(None);
+            }
+            ids.extend_from_slice(made.get_ids());
+            if let Some(new) = kept.then(|| Ids::of(made.get_ids())).flatten() {
+                self.known.insert(word.into(), new);
+            }
+        }
+        Ok(Some(ids))
+    }
+}
+
+/// Whether a normalizer makes of a text what it makes of its words, with spaces between.
+fn is_local(normalizer: &NormalizerWrapper) -> bool {
+    match normalizer {
+        NormalizerWrapper::BertNormalizer(_) | NormalizerWrapper::Lowercase(_) => true,
+        NormalizerWrapper::Sequence(all) => all.as_ref().iter().all(is_local),
+        _ => false,
+    }
+}
+
+/// Tokens of which only the ids are known.
+fn encoding(ids: Vec<u32>, type_id: u32) -> Encoding {
+    let n = ids.len();
+    Encoding::new(
+        ids,
+        vec![type_id; n],
+        vec![String::new(); n],
+        vec![None; n],
+        vec![(0, 0); n],
+        vec![0; n],
+        vec![1; n],
+        Vec::new(),
+        Default::default(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+    use tokenizers::{AddedToken, TruncationParams};
+
+    use super::*;
+
+    fn tokenizer(file: &str) -> Tokenizer {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let mut tokenizer = Tokenizer::from_file(file).expect("a tokenizer");
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).expect("no limit");
+        tokenizer
+    }
+
+    fn bert() -> Tokenizer {
+        tokenizer("tests/checkpoints/st-mean/tokenizer.json")
+    }
+
+    /// Ids and segment ids.
+    fn seen(encoding: &Encoding) -> (Vec<u32>, Vec<u32>) {
+        (
+            encoding.get_ids().to_vec(),
+            encoding.get_type_ids().to_vec(),
+        )
+    }
+
+    #[test]
+    fn tokenizers_that_see_beyond_a_space_are_left_alone() {
+        assert!(Words::of(&bert()).is_some());
+        for file in ["st-xlmr", "st-qwen", "writer", "hf-t5", "hf-clip"] {
+            let file = format!("tests/checkpoints/{file}/tokenizer.json");
+            assert!(Words::of(&tokenizer(&file)).is_none(), "{file}");
+        }
+        let mut spaced = bert();
+        let token = AddedToken::from("new york".to_owned(), false);
+        spaced.add_tokens([token]).expect("a token");
+        assert!(Words::of(&spaced).is_none());
+    }
+
+    #[test]
+    fn a_full_house_still_answers_rightly() {
+        let tokenizer = bert();
+        let words = Words {
+            known: Cache::new(8),
+        };
+        let text: String = (0..200).map(|i| format!("word{} ", i % 40)).collect();
+        let input = EncodeInput::from(text.as_str());
+        for _ in 0..3 {
+            let ours = words.encode(&tokenizer, &input, true).expect("a text");
+            let whole = tokenizer.encode_fast(text.as_str(), true).expect("a text");
+            assert_eq!(seen(&ours.expect("it is parted")), seen(&whole));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        /// Words of letters, marks, CJK, control characters, spaces of all kinds and special tokens.
+        #[test]
+        fn words_by_themselves_are_the_text(
+            parts in prop::collection::vec(
+                prop_oneof![
+                    4 => "[a-zA-Z,.'-]{1,9}",
+                    2 => "\\PC{0,6}",
+                    1 => ".{0,4}",
+                    1 => "[ \\t\\n\\r\\x0b\\x0c\u{a0}\u{85}\u{2003}\u{3000}\u{200b}\u{0}]{1,3}",
+                    1 => "[ae\u{301}\u{308}\u{fffd}文字ßİΣ]{1,5}",
+                    1 => Just("[SEP]".to_owned()),
+                    1 => Just("[MASK]x".to_owned()),
+                    1 => "[a-z]{90,130}",
+                ],
+                0..24,
+            ),
+            joint in prop_oneof![Just(" "), Just("\n"), Just("")],
+            second in prop::option::of("[a-z ]{0,20}"),
+            limit in prop::option::of(3usize..40),
+            adds_special: bool,
+            of_the_seed: bool,
+        ) {
+            let mut tokenizer = match of_the_seed {
+                true => tokenizer("fuzz/seeds/tokenizer/wordpiece.json"),
+                false => bert(),
+            };
+            let truncation = limit.map(|max_length| TruncationParams { max_length, ..Default::default() });
+            tokenizer.with_truncation(None).expect("no limit");
+            let unlimited = tokenizer.clone();
+            tokenizer.with_truncation(truncation).expect("a limit");
+            let words = Words::of(&tokenizer).expect("a tokenizer of words");
+            let text = parts.join(joint);
+            let input = match &second {
+                None => EncodeInput::from(text.as_str()),
+                Some(second) => EncodeInput::from((text.as_str(), second.as_str())),
+            };
+            let whole = tokenizer.encode_fast(input.clone(), adds_special).expect("a text");
+            let is_cut = unlimited.encode_fast(input.clone(), adds_special).expect("a text").len() > whole.len();
+            for _ in 0..2 {
+                match words.encode(&tokenizer, &input, adds_special).expect("a text") {
+                    Some(ours) => {
+                        prop_assert_eq!(seen(&ours), seen(&whole));
+                        prop_assert_eq!(!ours.get_overflowing().is_empty(), is_cut);
+                    }
+                    // One word alone is beyond the limit, or a pair.
+                    None => prop_assert!(limit.is_some()),
+                }
+            }
+        }
+    }
+}
