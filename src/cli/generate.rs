@@ -220,18 +220,14 @@ pub(super) fn run(args: Args) -> Outcome {
         if text.stopped {
             return ControlFlow::Continue(());
         }
-        text.tokens.push(*id);
-        let shown = encoder
-            .decode(&text.tokens)
-            .map_err(Report::from)
-            .and_then(|now| {
-                text.text = now;
-                text.cut(&args.stop);
-                match args.stream {
-                    true => show(text, &args.stop),
-                    false => Ok(()),
-                }
-            });
+        let pushed = text.push(*id, |tokens| encoder.decode(tokens));
+        let shown = pushed.map_err(Report::from).and_then(|()| {
+            text.cut(&args.stop);
+            match args.stream {
+                true => show(text, &args.stop),
+                false => Ok(()),
+            }
+        });
         if let Err(error) = shown {
             problem = Some(error);
             return ControlFlow::Break(());

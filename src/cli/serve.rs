@@ -92,7 +92,8 @@ pub(super) struct Args {
     /// Memory for the intermediate tensors of a batch, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 30)]
     batch_bytes: u64,
-    /// Memory for keys and values of each model that writes, in bytes; by default eight texts of all positions
+    /// Memory for keys and values of each model that writes, in bytes; by default eight texts of all positions, on a GPU more,
+    /// up to half of what is free
     #[arg(long, value_name = "BYTES")]
     kv_bytes: Option<u64>,
     /// Refuse requests when what waits takes longer than this, in milliseconds

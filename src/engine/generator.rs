@@ -25,7 +25,7 @@ use rayon::prelude::*;
 
 use super::{Backend, Engine, EngineError};
 use crate::{
-    kernels::cache::BLOCK,
+    kernels::{cache::BLOCK, decoding::Advance},
     plan::Blocks,
     program::{NEXT_LOGITS, Program},
     runtime::{
@@ -293,6 +293,28 @@ impl Engine {
             u64::from(blocks_needed(parts, prompt, new, options.beams))
         });
         Ok(blocks.sum::<u64>() * self.program().block_bytes())
+    }
+
+    /// Bytes of KV cache for whoever does not know what will be asked: eight texts of all positions and, on a device, as many
+    /// as it decodes at once, as far as half of the memory goes that is free now.
+    ///
+    /// # Errors
+    /// As [`cache_bytes_needed`](Self::cache_bytes_needed), and a device that does not answer.
+    pub fn usual_cache_bytes(&self, options: &Generate) -> Result<u64, EngineError> {
+        /// Positions of a model that has no limit.
+        const POSITIONS: u32 = 4096;
+        let all = self.limits().longest.unwrap_or(POSITIONS) as usize;
+        let new = options.rules.max_new_tokens.clamp(1, all);
+        let one = self.cache_bytes_needed(&[(all - new).max(1)], options)?;
+        let eight = one.saturating_mul(8);
+        match &self.backend {
+            Backend::Cpu(_) => Ok(eight),
+            Backend::Cuda(model) => {
+                let (free, _) = model.device().memory()?;
+                let most = one.saturating_mul(Advance::ROWS as u64);
+                Ok(most.min(free / 2).max(eight))
+            }
+        }
     }
 
     /// Writes on from each prompt, all at once, and returns what was written. `on_event` sees each event as it comes, with

@@ -1,5 +1,7 @@
 //! A text as its tokens come, one after another: what of it is certain, and where it stops.
 
+use std::ops::Range;
+
 /// A text in the making.
 #[derive(Clone, Debug, Default)]
 pub struct GrowingText {
@@ -9,16 +11,51 @@ pub struct GrowingText {
     pub shown: usize,
     /// Whether a stop was found.
     pub stopped: bool,
+    /// The tokens that are decoded again with those that come, as the text of a token depends on what is before it.
+    context: Range<usize>,
+    /// Their text by themselves.
+    context_text: String,
+    /// Bytes of the text that the tokens up to the context's end gave.
+    settled: usize,
 }
 
 impl GrowingText {
-    /// The text up to where a stop begins, if one is there.
+    /// Adds a token. Of those before it only the last few are decoded again.
+    ///
+    /// # Errors
+    /// Those of `decode`.
+    pub fn push<E>(
+        &mut self,
+        id: u32,
+        decode: impl Fn(&[u32]) -> Result<String, E>,
+    ) -> Result<(), E> {
+        self.tokens.push(id);
+        let now = decode(&self.tokens[self.context.start..])?;
+        let Some(new) = now.strip_prefix(self.context_text.as_str()) else {
+            // A decoder that changes what it wrote before sees all of it.
+            self.text = decode(&self.tokens)?;
+            self.context = 0..0;
+            self.context_text.clear();
+            self.settled = 0;
+            return Ok(());
+        };
+        self.text.truncate(self.settled);
+        self.text.push_str(new);
+        // Bytes of a character that is not whole yet, and tokens without a text, are decoded with what follows.
+        if !new.is_empty() && !new.ends_with('\u{fffd}') {
+            self.settled = self.text.len();
+            self.context = self.context.end..self.tokens.len();
+            self.context_text = decode(&self.tokens[self.context.clone()])?;
+        }
+        Ok(())
+    }
+
+    /// The text up to where a stop begins, if one is there. None begins in what was shown: see [`ready`](Self::ready).
     pub fn cut(&mut self, stops: &[String]) -> bool {
-        let found = stops
-            .iter()
-            .filter_map(|stop| self.text.find(stop.as_str()));
+        let open = self.text.get(self.shown..).unwrap_or_default();
+        let found = stops.iter().filter_map(|stop| open.find(stop.as_str()));
         if let Some(at) = found.min() {
-            self.text.truncate(at);
+            self.text.truncate(self.shown + at);
             self.stopped = true;
         }
         self.stopped
@@ -39,6 +76,10 @@ impl GrowingText {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use proptest::prelude::*;
+
     use super::*;
 
     fn text(all: &str) -> GrowingText {
@@ -55,6 +96,44 @@ mod tests {
         assert!(cut.cut(&stops));
         assert_eq!(cut.text, "one ");
         assert!(!text("one EN").cut(&stops));
+    }
+
+    /// Byte-level tokens, with marks that are skipped and a decoder that drops a leading space, as SentencePiece's do.
+    fn decode(tokens: &[u32]) -> Result<String, Infallible> {
+        let bytes = tokens.iter().filter_map(|&t| u8::try_from(t).ok());
+        let text = String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned();
+        Ok(text.strip_prefix(' ').map_or(text.clone(), str::to_owned))
+    }
+
+    proptest! {
+        #[test]
+        fn a_text_by_parts_is_the_whole(whole in "[a-c é文\u{301}😀]{0,40}", marks in prop::collection::vec(0usize..60, 0..9)) {
+            let mut tokens: Vec<u32> = whole.bytes().map(u32::from).collect();
+            let n_marks = marks.len();
+            for at in marks {
+                tokens.insert(at.min(tokens.len()), 1000);
+            }
+            let mut text = GrowingText::default();
+            for token in tokens {
+                text.push(token, decode).expect("it decodes anything");
+                let n = text.context.end - text.context.start;
+                prop_assert!(n <= 8 + n_marks, "{n} tokens are decoded again");
+                let known = decode(&text.tokens).expect("it decodes anything");
+                // What is not whole yet may be one sign of it or several.
+                let whole = |text: &str| text.trim_end_matches('\u{fffd}').to_owned();
+                prop_assert_eq!(whole(&text.text), whole(&known));
+            }
+        }
+    }
+
+    #[test]
+    fn a_decoder_that_takes_back_what_it_wrote_is_followed() {
+        let sums = |tokens: &[u32]| Ok::<_, Infallible>(tokens.iter().sum::<u32>().to_string());
+        let mut text = GrowingText::default();
+        for (token, sum) in [(7, "7"), (8, "15"), (90, "105"), (1, "106")] {
+            text.push(token, sums).expect("numbers");
+            assert_eq!(text.text, sum);
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Writing on from prompts: one thread steps the generator, and requests join and leave between steps.
 
+mod texts;
+
 use std::{
     collections::HashMap,
     sync::{
@@ -14,12 +16,13 @@ use std::{
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use self::texts::{News, Texts};
 use super::{Metrics, Seat, ServeError};
 use crate::{
     Engine, EngineError,
     engine::{
-        AdmitError, ChatTemplate, Event, Generate, Generator, GrowingText, Message, Reason,
-        Request, TextEncoder, Ticket, Tool, generation_config,
+        AdmitError, ChatTemplate, Event, Generate, Generator, Message, Request, TextEncoder,
+        Ticket, Tool, generation_config,
     },
     schedule::Micros,
     search::Sampling,
@@ -85,7 +88,7 @@ pub enum Piece {
 /// The pieces of a text as they come. Dropping it ends the writing.
 pub struct Pieces {
     pieces: UnboundedReceiver<Result<Piece, ServeError>>,
-    is_cancelled: Arc<AtomicBool>,
+    is_over: Arc<AtomicBool>,
 }
 
 impl Pieces {
@@ -105,7 +108,7 @@ impl Pieces {
 
 impl Drop for Pieces {
     fn drop(&mut self) {
-        self.is_cancelled.store(true, Ordering::Release);
+        self.is_over.store(true, Ordering::Release);
     }
 }
 
@@ -125,15 +128,15 @@ struct Job {
     request: Request,
     stop: Vec<String>,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
-    is_cancelled: Arc<AtomicBool>,
+    is_over: Arc<AtomicBool>,
 }
 
 /// A request that runs.
 struct Row {
-    job: Job,
-    text: GrowingText,
-    /// Tokens that no piece had yet.
-    scored: Vec<Scored>,
+    /// The thread that makes its text.
+    thread: usize,
+    /// Nobody reads on, or a stop was found.
+    is_over: Arc<AtomicBool>,
 }
 
 impl Writer {
@@ -153,12 +156,7 @@ impl Writer {
         let positions = engine.limits().longest;
         let bytes = match cache_bytes {
             Some(bytes) => bytes,
-            // Eight texts of all positions.
-            None => {
-                let all = positions.unwrap_or(4096) as usize;
-                let new = usual.rules.max_new_tokens.clamp(1, all);
-                engine.cache_bytes_needed(&[(all - new).max(1); 8], &usual)?
-            }
+            None => engine.usual_cache_bytes(&usual)?,
         };
         let generator = engine.generator(bytes)?;
         // A model without a template writes on from prompts alone.
@@ -168,7 +166,7 @@ impl Writer {
         let metrics = Arc::new(Metrics::default());
         let writing = Running {
             generator,
-            encoder: Arc::clone(&encoder),
+            texts: Texts::start(&encoder, &metrics)?,
             metrics: Arc::clone(&metrics),
             rows: HashMap::new(),
             waiting: None,
@@ -304,12 +302,12 @@ impl Writer {
         }
         options.seed = seed.unwrap_or_default();
         let (sender, pieces) = unbounded_channel();
-        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::new(AtomicBool::new(false));
         let job = Job {
             request: Request { prompt, options },
             stop,
             pieces: sender,
-            is_cancelled: Arc::clone(&is_cancelled),
+            is_over: Arc::clone(&is_over),
         };
         let why = "it is shutting down";
         let jobs = self.jobs.as_ref().ok_or(ServeError::NotReady { why })?;
@@ -321,10 +319,7 @@ impl Writer {
         }
         Metrics::count(waiting, 1);
         jobs.send(job).map_err(|_| ServeError::NotReady { why })?;
-        Ok(Pieces {
-            pieces,
-            is_cancelled,
-        })
+        Ok(Pieces { pieces, is_over })
     }
 }
 
@@ -340,7 +335,7 @@ impl Drop for Writer {
 /// The thread's side.
 struct Running {
     generator: Generator,
-    encoder: Arc<TextEncoder>,
+    texts: Texts,
     metrics: Arc<Metrics>,
     rows: HashMap<Ticket, Row>,
     /// The first request for which there was no room.
@@ -356,14 +351,16 @@ impl Running {
             if !self.take_in(queue) {
                 return;
             }
-            let gone = self.rows.iter().filter(|(_, row)| {
-                row.text.stopped || row.job.is_cancelled.load(Ordering::Acquire)
-            });
+            let gone = self.rows.iter();
+            let gone = gone.filter(|(_, row)| row.is_over.load(Ordering::Acquire));
             let gone: Vec<Ticket> = gone.map(|(&ticket, _)| ticket).collect();
             for ticket in gone {
                 self.generator.cancel(ticket);
-                self.rows.remove(&ticket);
+                if let Some(row) = self.rows.remove(&ticket) {
+                    self.texts.tell(row.thread, News::Gone(ticket));
+                }
             }
+            self.texts.send();
             if !self.generator.is_busy() {
                 continue;
             }
@@ -379,11 +376,12 @@ impl Running {
                     let error = Arc::new(error);
                     for (ticket, row) in std::mem::take(&mut self.rows) {
                         self.generator.cancel(ticket);
-                        let error = ServeError::Engine(Arc::clone(&error));
-                        let _ = row.job.pieces.send(Err(error));
+                        let error = Arc::clone(&error);
+                        self.texts.tell(row.thread, News::Failed(ticket, error));
                     }
                 }
             }
+            self.texts.send();
         }
     }
 
@@ -404,7 +402,7 @@ impl Running {
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
                 },
             };
-            if job.is_cancelled.load(Ordering::Acquire) {
+            if job.is_over.load(Ordering::Acquire) {
                 Metrics::count(&self.metrics.cancelled, 1);
                 self.waits_no_more();
                 continue;
@@ -412,9 +410,8 @@ impl Running {
             match self.generator.admit(job.request.clone()) {
                 Ok(ticket) => {
                     let row = Row {
-                        job,
-                        text: GrowingText::default(),
-                        scored: Vec::new(),
+                        is_over: Arc::clone(&job.is_over),
+                        thread: self.texts.begin(ticket, job),
                     };
                     self.rows.insert(ticket, row);
                     self.waits_no_more();
@@ -435,125 +432,16 @@ impl Running {
         self.metrics.queue_requests.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Passes on what the generator says of a request.
     fn tell(&mut self, event: Event) {
         let ticket = event.ticket();
-        let Some(row) = self.rows.get_mut(&ticket) else {
-            return;
+        let ends = matches!(event, Event::Done { .. } | Event::Failed { .. });
+        let thread = match ends {
+            true => self.rows.remove(&ticket).map(|row| row.thread),
+            false => self.rows.get(&ticket).map(|row| row.thread),
         };
-        match event {
-            Event::Token {
-                id,
-                log_probability,
-                most_probable,
-                ..
-            } => {
-                if row.text.stopped {
-                    return;
-                }
-                let step = Step {
-                    id,
-                    log_probability,
-                    most_probable,
-                };
-                Metrics::count(&self.metrics.tokens, 1);
-                match row.grow(&self.encoder, step) {
-                    Ok(()) => {}
-                    Err(error) => {
-                        let error = ServeError::Engine(Arc::new(error));
-                        let _ = row.job.pieces.send(Err(error));
-                        row.text.stopped = true;
-                        return;
-                    }
-                }
-                let stopped = row.text.cut(&row.job.stop);
-                row.show(stopped);
-                if stopped {
-                    row.end(Ending::Stop);
-                }
-            }
-            Event::Found { .. } => {}
-            Event::Done { reason, .. } => {
-                let Some(mut row) = self.rows.remove(&ticket) else {
-                    return;
-                };
-                row.show(true);
-                row.end(match reason {
-                    Reason::Length => Ending::Length,
-                    Reason::End | Reason::Cancelled => Ending::Stop,
-                });
-            }
-            Event::Failed { problem, .. } => {
-                if let Some(row) = self.rows.remove(&ticket) {
-                    let _ = row.job.pieces.send(Err(ServeError::Internal(problem)));
-                }
-            }
+        if let Some(thread) = thread {
+            self.texts.tell(thread, News::Event(event));
         }
-    }
-}
-
-/// A token as the generator tells it.
-struct Step {
-    id: u32,
-    log_probability: Option<f32>,
-    most_probable: Vec<(u32, f32)>,
-}
-
-impl Row {
-    /// Adds a token to the text.
-    fn grow(&mut self, encoder: &TextEncoder, step: Step) -> Result<(), EngineError> {
-        let prompt = &self.job.request.prompt;
-        let before = self.text.tokens.last().or(prompt.last()).copied();
-        let start = self.text.text.trim_end_matches('\u{fffd}').len();
-        self.text.tokens.push(step.id);
-        self.text.text = encoder.decode(&self.text.tokens)?;
-        let ends = self.job.request.options.rules.ends(step.id);
-        if let Some(log_probability) = step.log_probability.filter(|_| !ends) {
-            let behind = |id: u32| encoder.text_behind(before, id);
-            let most_probable = step.most_probable.into_iter();
-            self.scored.push(Scored {
-                text: behind(step.id)?,
-                log_probability,
-                most_probable: most_probable
-                    .map(|(id, value)| Ok((behind(id)?, value)))
-                    .collect::<Result<_, EngineError>>()?,
-                start,
-                offset: self
-                    .text
-                    .text
-                    .get(..start)
-                    .unwrap_or_default()
-                    .chars()
-                    .count(),
-            });
-        }
-        Ok(())
-    }
-
-    /// Sends what has become certain of the text, at its end all.
-    fn show(&mut self, is_over: bool) {
-        let text = &mut self.text;
-        let to = match is_over {
-            true => text.text.len().max(text.shown),
-            false => text.ready(&self.job.stop),
-        };
-        let piece = text.text.get(text.shown..to).unwrap_or_default();
-        if !piece.is_empty() {
-            // What lies behind a stop is not shown, and its tokens neither.
-            let n = self.scored.partition_point(|token| token.start < to);
-            let piece = Piece::Text {
-                text: piece.to_owned(),
-                tokens: self.scored.drain(..n).collect(),
-            };
-            let _ = self.job.pieces.send(Ok(piece));
-            text.shown = to;
-        }
-    }
-
-    fn end(&self, ending: Ending) {
-        let _ = self.job.pieces.send(Ok(Piece::End {
-            ending,
-            prompt_tokens: self.job.request.prompt.len(),
-            tokens: self.text.tokens.len(),
-        }));
     }
 }

@@ -4,6 +4,7 @@
 //! stalls does not slow down those who ask it, as it would in a closed loop.
 
 mod client;
+mod inputs;
 mod inside;
 
 use std::{
@@ -50,12 +51,8 @@ pub(in crate::cli) struct Args {
     /// uniform:LEAST,MOST or fixed:N
     #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
     lens: Lengths,
-    /// Send token ids below N in place of texts, so that nothing is tokenized
-    #[arg(long, value_name = "N")]
-    ids: Option<u32>,
-    /// So many different texts, in turn; by default all are different, and no cache has them
-    #[arg(long, value_name = "N")]
-    different: Option<u64>,
+    #[command(flatten)]
+    inputs: inputs::Options,
     /// What is asked: embeddings, or completions as events
     #[arg(long, default_value = "embeddings")]
     route: Route,
@@ -430,103 +427,4 @@ fn shown(run: &Run) -> String {
         text += &format!("problem: {problem}\n");
     }
     text
-}
-
-/// Words that tokenizers of English have whole.
-const WORDS: [&str; 64] = [
-    "time",
-    "year",
-    "people",
-    "way",
-    "day",
-    "man",
-    "thing",
-    "woman",
-    "life",
-    "child",
-    "world",
-    "school",
-    "state",
-    "family",
-    "student",
-    "group",
-    "country",
-    "problem",
-    "hand",
-    "part",
-    "place",
-    "case",
-    "week",
-    "company",
-    "system",
-    "program",
-    "question",
-    "work",
-    "government",
-    "number",
-    "night",
-    "point",
-    "home",
-    "water",
-    "room",
-    "mother",
-    "area",
-    "money",
-    "story",
-    "fact",
-    "month",
-    "lot",
-    "right",
-    "study",
-    "book",
-    "eye",
-    "job",
-    "word",
-    "business",
-    "issue",
-    "side",
-    "kind",
-    "head",
-    "house",
-    "service",
-    "friend",
-    "father",
-    "power",
-    "hour",
-    "game",
-    "line",
-    "end",
-    "member",
-    "law",
-];
-
-/// Numbers that look like chance, the same for a number each time.
-fn scattered(number: u64, at: u64) -> u64 {
-    let mut x = number
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(at.wrapping_mul(0xbf58_476d_1ce4_e5b9));
-    x = (x ^ (x >> 30)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// A text of so many words.
-fn words(number: u64, n: u32) -> String {
-    let mut text = String::with_capacity(n as usize * 6);
-    for at in 0..n.max(1) {
-        if at > 0 {
-            text.push(' ');
-        }
-        let word = scattered(number, u64::from(at)) as usize % WORDS.len();
-        text.push_str(WORDS[word]);
-    }
-    text
-}
-
-fn ids(number: u64, n: u32, below: u32) -> Vec<u32> {
-    // The first ids are marks mostly.
-    let least = u64::from(below / 8);
-    let span = u64::from(below).saturating_sub(least).max(1);
-    (0..n.max(1))
-        .map(|at| (least + scattered(number, u64::from(at)) % span) as u32)
-        .collect()
 }

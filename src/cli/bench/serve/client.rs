@@ -13,7 +13,10 @@ use miette::{Report, miette};
 use serde_json::{Value, json};
 use tokio::{net::TcpStream, sync::Semaphore};
 
-use super::{Answered, Target, ids, words};
+use super::{
+    Answered, Target,
+    inputs::{Input, Inputs},
+};
 use crate::{
     EngineError,
     files::{self, Kind},
@@ -36,8 +39,7 @@ struct Shared {
     key: Option<String>,
     route: Route,
     model: Option<String>,
-    ids: Option<u32>,
-    different: Option<u64>,
+    inputs: Inputs,
     new: u32,
     idle: Mutex<Vec<Sender>>,
     places: Semaphore,
@@ -74,8 +76,7 @@ impl Server {
             key,
             route: args.route,
             model: args.model.clone(),
-            ids: args.ids,
-            different: args.different,
+            inputs: Inputs::of(&args.inputs)?,
             new: args.new,
             idle: Mutex::new(Vec::new()),
             places: Semaphore::new(args.connections),
@@ -108,16 +109,15 @@ impl Server {
 
     fn body(&self, number: u64, tokens: u32) -> Vec<u8> {
         let shared = &self.0;
-        let number = shared.different.map_or(number, |n| number % n.max(1));
         // Tokenizers put a mark before and behind.
         let marks = if shared.route == Route::Embeddings {
             2
         } else {
             0
         };
-        let input: Value = match shared.ids {
-            Some(below) => ids(number, tokens, below).into(),
-            None => words(number, tokens.saturating_sub(marks)).into(),
+        let input: Value = match shared.inputs.get(number, tokens, marks) {
+            Input::Ids(ids) => ids.into(),
+            Input::Text(text) => text.into(),
         };
         let mut body = match shared.route {
             Route::Embeddings => {

@@ -8,7 +8,10 @@ use std::{
 
 use miette::{IntoDiagnostic, Report, miette};
 
-use super::{Answered, Target, ids, words};
+use super::{
+    Answered, Target,
+    inputs::{Input, Inputs},
+};
 use crate::{
     Batch, DType, DeviceChoice, Engine, EngineError,
     cli::simulate::Chosen,
@@ -52,8 +55,7 @@ pub(super) struct Options {
 #[derive(Clone)]
 pub(super) struct Inside {
     model: Arc<Model>,
-    ids: Option<u32>,
-    different: Option<u64>,
+    inputs: Inputs,
 }
 
 /// How long the engine alone is measured, at most.
@@ -107,8 +109,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
     })?;
     let target = Inside {
         model: Arc::new(model),
-        ids: args.ids,
-        different: args.different,
+        inputs: Inputs::of(&args.inputs)?,
     };
     target.service()?;
     Ok((target, offline))
@@ -210,10 +211,9 @@ impl Inside {
         let Kind::Service(service) = &self.model.kind else {
             return Ok(0);
         };
-        let number = self.different.map_or(number, |n| number % n.max(1));
-        let text = match self.ids {
-            Some(below) => Text::Ids(ids(number, tokens, below)),
-            None => Text::One(words(number, tokens.saturating_sub(2))),
+        let text = match self.inputs.get(number, tokens, 2) {
+            Input::Ids(ids) => Text::Ids(ids),
+            Input::Text(text) => Text::One(text),
         };
         let submit = Submit {
             truncate: true,
