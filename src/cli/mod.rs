@@ -291,3 +291,13 @@ pub fn align_right(table: &mut comfy_table::Table, columns: impl IntoIterator<It
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_options_of_each_command_fit_together() {
+        super::Cli::command().debug_assert();
+    }
+}

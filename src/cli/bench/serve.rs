@@ -52,7 +52,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
     lens: Lengths,
     #[command(flatten)]
-    inputs: inputs::Options,
+    inputs: inputs::InputOptions,
     /// What is asked: embeddings, or completions as events
     #[arg(long, default_value = "embeddings")]
     route: Route,
@@ -75,7 +75,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, requires = "weights")]
     in_process: bool,
     #[command(flatten)]
-    inside: inside::Options,
+    inside: inside::InsideOptions,
     /// Write all numbers to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,

@@ -35,11 +35,8 @@ impl Threads {
         static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
         STARTED
             .get_or_init(|| {
-                started(
-                    ThreadPoolBuilder::new()
-                        .start_handler(keep_apart(0))
-                        .build_global(),
-                )
+                let builder = ThreadPoolBuilder::new().start_handler(keep_apart());
+                started(builder.build_global())
             })
             .clone()
             .map_err(|problem| ThreadsError { problem })?;
@@ -61,7 +58,7 @@ impl Threads {
         let built = ThreadPoolBuilder::new()
             .num_threads(n.get())
             .thread_name(|i| format!("cpu-{i}"))
-            .start_handler(keep_apart(n.get()))
+            .start_handler(keep_apart())
             .build();
         let pool = Arc::new(built.map_err(|error| ThreadsError {
             problem: error.to_string(),
@@ -87,20 +84,38 @@ impl Threads {
     }
 }
 
-/// Gives each thread of a pool a CPU of its own where there are as many as the process may use. Otherwise two that wake for a
-/// millisecond may share one for all of it, until the system balances them.
-fn keep_apart(n: usize) -> impl Fn(usize) {
-    let cpus = core_affinity::get_core_ids().unwrap_or_default();
-    let usual = std::thread::available_parallelism().map_or(1, usize::from);
-    let n = if n == 0 { usual } else { n };
+/// What gives each thread of a pool a CPU of its own, where there are as many threads as the process may run at once, by its
+/// affinity and by its quota. Otherwise two that wake for a millisecond may share one for all of it, until the system balances
+/// them.
+#[cfg(target_os = "linux")]
+fn keep_apart() -> impl Fn(usize) {
+    use rustix::{
+        process::getpid,
+        thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+    };
+
+    // Those of the main thread: whoever starts this pool may have one CPU itself, which its threads would inherit.
+    let allowed = sched_getaffinity(Some(getpid()));
     move |thread| {
-        if let Some(&cpu) = cpus.get(thread)
-            && cpus.len() == n
+        let Ok(allowed) = allowed else {
+            return;
+        };
+        let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+        let mut own = allowed;
+        if rayon::current_num_threads() == allowed.count() as usize
+            && let Some(cpu) = cpus.nth(thread)
         {
-            // A system that refuses places threads as it did before.
-            core_affinity::set_for_current(cpu);
+            own.clear();
+            own.set(cpu);
         }
+        // A system that refuses places threads as it likes.
+        let _ = sched_setaffinity(None, &own);
     }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn keep_apart() -> impl Fn(usize) {
+    |_| {}
 }
 
 fn started(built: Result<(), ThreadPoolBuildError>) -> Result<(), String> {
@@ -129,6 +144,28 @@ mod tests {
         let again = ThreadPoolBuilder::new().build_global();
         assert!(again.is_err());
         assert_eq!(started(again), Ok(()));
+    }
+
+    /// Also in pools that a thread with a CPU of its own starts.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn as_many_threads_as_cpus_have_one_each_and_others_have_all() {
+        use rustix::thread::{CpuSet, sched_getaffinity};
+
+        let all = sched_getaffinity(Some(rustix::process::getpid())).expect("a mask");
+        let n_cpus = all.count() as usize;
+        let masks = |n: usize| {
+            let pool = Threads::of(NonZeroUsize::new(n).expect("not 0")).expect("threads");
+            let own = |_: rayon::BroadcastContext<'_>| sched_getaffinity(None).expect("a mask");
+            pool.pool.expect("its own").broadcast(own)
+        };
+        let each: Vec<CpuSet> = masks(n_cpus);
+        assert!(each.iter().all(|mask| mask.count() == 1));
+        let together = (0..CpuSet::MAX_CPU).filter(|&cpu| each.iter().any(|m| m.is_set(cpu)));
+        assert_eq!(together.count(), n_cpus);
+        let pool = Threads::of(NonZeroUsize::new(n_cpus).expect("not 0")).expect("threads");
+        let others = pool.run(|| masks(n_cpus + 1));
+        assert!(others.iter().all(|mask| *mask == all));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::{
 
 /// What requests are made of.
 #[derive(clap::Args)]
-pub(super) struct Options {
+pub(super) struct InputOptions {
     /// Send token ids below N in place of texts, so that nothing is tokenized
     #[arg(long, value_name = "N", conflicts_with = "words")]
     ids: Option<u32>,
@@ -41,7 +41,7 @@ pub(super) enum Input {
 impl Inputs {
     /// # Errors
     /// A file that cannot be read, or has no word.
-    pub(super) fn of(options: &Options) -> Result<Self, Report> {
+    pub(super) fn of(options: &InputOptions) -> Result<Self, Report> {
         let words = match &options.words {
             None => None,
             Some(file) => {

@@ -24,7 +24,7 @@ use crate::{
 
 /// As those of `gemmule serve`.
 #[derive(clap::Args)]
-pub(super) struct Options {
+pub(super) struct InsideOptions {
     /// A checkpoint's folder, with --in-process
     #[arg(long, value_name = "DIR", requires = "in_process")]
     weights: Option<PathBuf>,
