@@ -54,8 +54,6 @@ impl Weights {
                 *at = *places.entry(expr).or_insert(next);
             }
         }
-        // An invariant program's f32 sums are in the order of dot products, which need no packing.
-        let packs = products != Products::F32 || !program.invariant;
         let mut readers = vec![Readers::default(); places.len() + 1];
         for step in &program.steps {
             for kernel in step.dispatch.choices() {
@@ -63,7 +61,7 @@ impl Weights {
                 for (operand, &tensor) in step.operands.iter().enumerate() {
                     let readers = &mut readers[at[tensor]];
                     match weight {
-                        Some((index, shape)) if index == operand && packs => {
+                        Some((index, shape)) if index == operand => {
                             readers.multiplied = Some(shape);
                         }
                         _ => readers.otherwise = true,

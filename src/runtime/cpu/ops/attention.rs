@@ -18,7 +18,7 @@ const MIN_PARALLEL: usize = 1 << 17;
 
 /// Queries that a task takes at once, and keys that it meets them with: the scores between them stay
 /// in the second-level cache, whatever the length of the sequence.
-const MAX_QUERIES: usize = 256;
+pub(super) const MAX_QUERIES: usize = 240;
 pub(super) const MAX_KEYS: usize = 256;
 
 /// Some queries of one sequence.
@@ -30,15 +30,15 @@ pub(super) struct Block {
     pub n_queries: usize,
 }
 
-/// Cuts sequences into blocks of queries.
-pub(super) fn blocks(sequences: &[Sequence]) -> Vec<Block> {
+/// Cuts sequences into blocks of at most so many queries.
+pub(super) fn blocks(sequences: &[Sequence], most: usize) -> Vec<Block> {
     let mut blocks = Vec::with_capacity(sequences.len());
     for &sequence in sequences {
-        for query in (0..sequence.len).step_by(MAX_QUERIES) {
+        for query in (0..sequence.len).step_by(most) {
             blocks.push(Block {
                 sequence,
                 query,
-                n_queries: MAX_QUERIES.min(sequence.len - query),
+                n_queries: most.min(sequence.len - query),
             });
         }
     }
@@ -47,7 +47,7 @@ pub(super) fn blocks(sequences: &[Sequence]) -> Vec<Block> {
 
 /// Calls `body(scratch, head, block)` for every head of every block, in parallel when `work`
 /// multiplications are enough for it.
-pub(super) fn for_heads_and_blocks(
+pub(super) fn for_heads_and_blocks<Scratch: Default>(
     heads: usize,
     blocks: &[Block],
     work: usize,
@@ -112,25 +112,30 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
     let (heads, head, pairs) = (spec.heads as usize, spec.head as usize, pairs as usize);
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
-        let Sequence { start, len, .. } = block.sequence;
-        let q = rows_of(q, &q_heads, h, start + block.query);
-        let k = rows_of(k, &k_heads, h / group, start);
-        let at = h * pairs + block.sequence.pairs + block.query * len;
-        // SAFETY: each head and query has its own rows of the scores.
-        unsafe {
-            multiply(
-                (block.n_queries, len, head),
-                spec.scale,
-                q,
-                transposed(k),
-                Into::Overwrite,
-                &out,
-                at,
-                len,
-            );
-        }
-    });
+    for_heads_and_blocks(
+        heads,
+        &blocks(&sequences, MAX_QUERIES),
+        work,
+        |_: &mut (), h, block| {
+            let Sequence { start, len, .. } = block.sequence;
+            let q = rows_of(q, &q_heads, h, start + block.query);
+            let k = rows_of(k, &k_heads, h / group, start);
+            let at = h * pairs + block.sequence.pairs + block.query * len;
+            // SAFETY: each head and query has its own rows of the scores.
+            unsafe {
+                multiply(
+                    (block.n_queries, len, head),
+                    spec.scale,
+                    q,
+                    transposed(k),
+                    Into::Overwrite,
+                    &out,
+                    at,
+                    len,
+                );
+            }
+        },
+    );
     Ok(())
 }
 
@@ -150,53 +155,58 @@ pub(super) fn relative_scores(
     let pairs = pairs as usize;
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
-        let Sequence { start, len, .. } = block.sequence;
-        let at = h * pairs + block.sequence.pairs + block.query * len;
-        // SAFETY: each head and query has its own rows of the scores.
-        let out = unsafe { out.slice(at..at + block.n_queries * len) };
-        let rows_from = |x: &'_ [f32], row: usize| x.len().min(row * width + h * head);
-        for key in (0..len).step_by(MAX_QUERIES) {
-            let n_keys = MAX_QUERIES.min(len - key);
-            let first = spec.row(key, block.query + block.n_queries - 1);
-            let n_rows = spec.row(key + n_keys - 1, block.query) + 1 - first;
-            let (token, n) = match spec.of {
-                Side::Query => (start + block.query, block.n_queries),
-                Side::Key => (start + key, n_keys),
-            };
-            let matrix = |data, row| Operand {
-                data: &data[rows_from(data, row)..],
-                row: width,
-                col: 1,
-            };
-            let (rows, positions) = (matrix(x, token), matrix(table, first));
-            scratch.scores.resize(n * n_rows, 0.0);
-            let products = SharedOut::new(&mut scratch.scores);
-            // SAFETY: the products are this task's own.
-            unsafe {
-                multiply(
-                    (n, n_rows, head),
-                    1.0,
-                    rows,
-                    transposed(positions),
-                    Into::Overwrite,
-                    &products,
-                    0,
-                    n_rows,
-                );
-            }
-            for query in 0..block.n_queries {
-                for j in 0..n_keys {
-                    let row = match spec.of {
-                        Side::Query => query,
-                        Side::Key => j,
-                    };
-                    let column = spec.row(key + j, block.query + query) - first;
-                    out[query * len + key + j] = scratch.scores[row * n_rows + column];
+    for_heads_and_blocks(
+        heads,
+        &blocks(&sequences, MAX_QUERIES),
+        work,
+        |scratch: &mut Scratch, h, block| {
+            let Sequence { start, len, .. } = block.sequence;
+            let at = h * pairs + block.sequence.pairs + block.query * len;
+            // SAFETY: each head and query has its own rows of the scores.
+            let out = unsafe { out.slice(at..at + block.n_queries * len) };
+            let rows_from = |x: &'_ [f32], row: usize| x.len().min(row * width + h * head);
+            for key in (0..len).step_by(MAX_QUERIES) {
+                let n_keys = MAX_QUERIES.min(len - key);
+                let first = spec.row(key, block.query + block.n_queries - 1);
+                let n_rows = spec.row(key + n_keys - 1, block.query) + 1 - first;
+                let (token, n) = match spec.of {
+                    Side::Query => (start + block.query, block.n_queries),
+                    Side::Key => (start + key, n_keys),
+                };
+                let matrix = |data, row| Operand {
+                    data: &data[rows_from(data, row)..],
+                    row: width,
+                    col: 1,
+                };
+                let (rows, positions) = (matrix(x, token), matrix(table, first));
+                scratch.scores.resize(n * n_rows, 0.0);
+                let products = SharedOut::new(&mut scratch.scores);
+                // SAFETY: the products are this task's own.
+                unsafe {
+                    multiply(
+                        (n, n_rows, head),
+                        1.0,
+                        rows,
+                        transposed(positions),
+                        Into::Overwrite,
+                        &products,
+                        0,
+                        n_rows,
+                    );
+                }
+                for query in 0..block.n_queries {
+                    for j in 0..n_keys {
+                        let row = match spec.of {
+                            Side::Query => query,
+                            Side::Key => j,
+                        };
+                        let column = spec.row(key + j, block.query + query) - first;
+                        out[query * len + key + j] = scratch.scores[row * n_rows + column];
+                    }
                 }
             }
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -212,21 +222,26 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
     let out = SharedOut::new(out);
     // A softmax is worth a few multiplications for each score.
     let work = work(&sequences, heads, 8);
-    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
-        let len = block.sequence.len;
-        let at = h * pairs + block.sequence.pairs + block.query * len;
-        let range = at..at + block.n_queries * len;
-        // SAFETY: each head and query has its own rows of the scores.
-        let out = unsafe { out.slice(range.clone()) };
-        out.copy_from_slice(&x[range]);
-        simd::dispatch(SoftmaxRows {
-            rows: out,
-            len,
-            valid: block.sequence.valid,
-            causal: (spec.mask == SoftmaxMask::Causal).then_some(block.query),
-            scale: spec.scale,
-        });
-    });
+    for_heads_and_blocks(
+        heads,
+        &blocks(&sequences, MAX_QUERIES),
+        work,
+        |_: &mut (), h, block| {
+            let len = block.sequence.len;
+            let at = h * pairs + block.sequence.pairs + block.query * len;
+            let range = at..at + block.n_queries * len;
+            // SAFETY: each head and query has its own rows of the scores.
+            let out = unsafe { out.slice(range.clone()) };
+            out.copy_from_slice(&x[range]);
+            simd::dispatch(SoftmaxRows {
+                rows: out,
+                len,
+                valid: block.sequence.valid,
+                causal: (spec.mask == SoftmaxMask::Causal).then_some(block.query),
+                scale: spec.scale,
+            });
+        },
+    );
     Ok(())
 }
 
@@ -245,41 +260,46 @@ pub(super) fn softmax_by_distance(
     let (heads, pairs) = (heads as usize, pairs as usize);
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, 8);
-    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
-        let Sequence { len, valid, .. } = block.sequence;
-        let at = h * pairs + block.sequence.pairs + block.query * len;
-        let range = at..at + block.n_queries * len;
-        // SAFETY: each head and query has its own rows of the scores.
-        let rows = unsafe { out.slice(range.clone()) };
-        for (to, &score) in rows.iter_mut().zip(&x[range]) {
-            *to = spec.scale * score;
-        }
-        let distances = Distances {
-            by: spec.by,
-            causal: spec.mask == SoftmaxMask::Causal,
-            biases,
-            head: h,
-        };
-        scratch.running.clear();
-        scratch.running.resize(block.n_queries, Running::START);
-        scratch.factors.resize(block.n_queries, 0.0);
-        simd::dispatch(OnlineSoftmax {
-            rows,
-            len,
-            seen: distances.of(block.query, 0, valid),
-            running: &mut scratch.running,
-            corrections: &mut scratch.factors,
-        });
-        for (row, running) in rows.chunks_exact_mut(len).zip(&scratch.running) {
-            // A query of padding may attend to no key: its numerators are 0.
-            let inverse = if running.sum > 0.0 {
-                1.0 / running.sum
-            } else {
-                0.0
+    for_heads_and_blocks(
+        heads,
+        &blocks(&sequences, MAX_QUERIES),
+        work,
+        |scratch: &mut Scratch, h, block| {
+            let Sequence { len, valid, .. } = block.sequence;
+            let at = h * pairs + block.sequence.pairs + block.query * len;
+            let range = at..at + block.n_queries * len;
+            // SAFETY: each head and query has its own rows of the scores.
+            let rows = unsafe { out.slice(range.clone()) };
+            for (to, &score) in rows.iter_mut().zip(&x[range]) {
+                *to = spec.scale * score;
+            }
+            let distances = Distances {
+                by: spec.by,
+                causal: spec.mask == SoftmaxMask::Causal,
+                biases,
+                head: h,
             };
-            row.iter_mut().for_each(|x| *x *= inverse);
-        }
-    });
+            scratch.running.clear();
+            scratch.running.resize(block.n_queries, Running::START);
+            scratch.factors.resize(block.n_queries, 0.0);
+            simd::dispatch(OnlineSoftmax {
+                rows,
+                len,
+                seen: distances.of(block.query, 0, valid),
+                running: &mut scratch.running,
+                corrections: &mut scratch.factors,
+            });
+            for (row, running) in rows.chunks_exact_mut(len).zip(&scratch.running) {
+                // A query of padding may attend to no key: its numerators are 0.
+                let inverse = if running.sum > 0.0 {
+                    1.0 / running.sum
+                } else {
+                    0.0
+                };
+                row.iter_mut().for_each(|x| *x *= inverse);
+            }
+        },
+    );
     Ok(())
 }
 
@@ -386,149 +406,32 @@ pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result
     let (heads, head, pairs) = (spec.heads as usize, spec.head as usize, pairs as usize);
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
-        let Sequence { start, len, .. } = block.sequence;
-        let probabilities = Operand {
-            data: &probabilities[h * pairs + block.sequence.pairs + block.query * len..],
-            row: len,
-            col: 1,
-        };
-        // SAFETY: each head has its own columns, each query its own rows.
-        unsafe {
-            multiply(
-                (block.n_queries, head, len),
-                1.0,
-                probabilities,
-                rows_of(v, &v_heads, h / group, start),
-                Into::Overwrite,
-                &out,
-                out_heads.at(h, start + block.query),
-                out_heads.token_stride,
-            );
-        }
-    });
-    Ok(())
-}
-
-pub(super) fn mha_short(spec: &MhaShort, args: Args<'_, '_>) -> Result<(), OpError> {
-    fused(&spec.of, Some(spec.max_len), args)
-}
-
-pub(super) fn mha_online(spec: &MhaOnline, args: Args<'_, '_>) -> Result<(), OpError> {
-    fused(&spec.of, None, args)
-}
-
-/// Both fused kernels: on the CPU they differ only in the lengths that they take.
-fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result<(), OpError> {
-    let (op, tokens) = (args.op(), args.extents.tokens);
-    let q_heads = args.heads("the heads of `q`", of.q, of.heads, of.head)?;
-    let k_heads = args.heads("the heads of `k`", of.k, of.kv_heads, of.head)?;
-    let v_heads = args.heads("the heads of `v`", of.v, of.kv_heads, of.head)?;
-    let q = args.real("q", &[q_heads.elements])?;
-    let k = args.real("k", &[k_heads.elements])?;
-    let v = args.real("v", &[v_heads.elements])?;
-    let biases = biases(of.by, of.heads, &mut args)?;
-    let sequences = args.sequences()?;
-    if let Some(max_len) = max_len {
-        let too_long = |s: &Sequence| s.len as u64 > u64::from(max_len);
-        if let Some(sequence) = sequences.iter().position(too_long) {
-            return Err(OpError::TooLong {
-                op,
-                sequence,
-                len: sequences[sequence].len,
-                max_len,
-            });
-        }
-    }
-    let (heads, head) = (of.heads as usize, of.head as usize);
-    let group = heads / (of.kv_heads.max(1) as usize);
-    let out = args.out(&[tokens, u64::from(of.heads), u64::from(of.head)])?;
-    if out.is_empty() {
-        return Ok(());
-    }
-    let width = heads * head;
-    let out = SharedOut::new(out);
-    let work = work(&sequences, heads, head);
-    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
-        let Sequence { start, len, .. } = block.sequence;
-        let n = block.n_queries;
-        let distances = Distances {
-            by: of.by,
-            causal: of.causal,
-            biases,
-            head: h,
-        };
-        // The keys that any query of the block attends to, from the first of a tile on.
-        let first_key = of.by.seen(of.causal, block.query, len).start / MAX_KEYS * MAX_KEYS;
-        let n_keys_of_sequence = len;
-        let len = of.by.seen(of.causal, block.query + n - 1, len).end;
-        let q = rows_of(q, &q_heads, h, start + block.query);
-        // The result is a head's columns of these queries' rows.
-        let at = (start + block.query) * width + h * head;
-        scratch.running.clear();
-        scratch.running.resize(n, Running::START);
-        scratch.factors.resize(n, 0.0);
-        // Only grows, and each product overwrites its part of it.
-        let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
-        scratch.scores.resize(largest, 0.0);
-        for key in (first_key..len).step_by(MAX_KEYS) {
-            let n_keys = MAX_KEYS.min(len - key);
-            let scores = &mut scratch.scores[..n * n_keys];
-            let k = rows_of(k, &k_heads, h / group, start + key);
-            // SAFETY: the scratch is this task's.
-            unsafe {
-                multiply(
-                    (n, n_keys, head),
-                    of.scale,
-                    q,
-                    transposed(k),
-                    Into::Overwrite,
-                    &SharedOut::new(scores),
-                    0,
-                    n_keys,
-                );
-            }
-            simd::dispatch(OnlineSoftmax {
-                rows: scores,
-                len: n_keys,
-                seen: distances.of(block.query, key, n_keys_of_sequence),
-                running: &mut scratch.running,
-                corrections: &mut scratch.factors,
-            });
-            let first = key == first_key;
-            if !first {
-                simd::dispatch(ScaleRows {
-                    by: &scratch.factors,
-                    out,
-                    at,
-                    cols: head,
-                    stride: width,
-                });
-            }
-            let numerators = Operand {
-                data: scores,
-                row: n_keys,
+    for_heads_and_blocks(
+        heads,
+        &blocks(&sequences, MAX_QUERIES),
+        work,
+        |_: &mut (), h, block| {
+            let Sequence { start, len, .. } = block.sequence;
+            let probabilities = Operand {
+                data: &probabilities[h * pairs + block.sequence.pairs + block.query * len..],
+                row: len,
                 col: 1,
             };
-            let into = match first {
-                true => Into::Overwrite,
-                false => Into::Accumulate,
-            };
-            let v = rows_of(v, &v_heads, h / group, start + key);
             // SAFETY: each head has its own columns, each query its own rows.
-            unsafe { multiply((n, head, n_keys), 1.0, numerators, v, into, &out, at, width) };
-        }
-        for (factor, running) in scratch.factors.iter_mut().zip(&scratch.running) {
-            *factor = 1.0 / running.sum;
-        }
-        simd::dispatch(ScaleRows {
-            by: &scratch.factors,
-            out,
-            at,
-            cols: head,
-            stride: width,
-        });
-    });
+            unsafe {
+                multiply(
+                    (block.n_queries, head, len),
+                    1.0,
+                    probabilities,
+                    rows_of(v, &v_heads, h / group, start),
+                    Into::Overwrite,
+                    &out,
+                    out_heads.at(h, start + block.query),
+                    out_heads.token_stride,
+                );
+            }
+        },
+    );
     Ok(())
 }
 

@@ -1,15 +1,21 @@
 //! Linear layers: `act(x · weightᵀ + bias) + residual`, over the pool's threads, with the epilogue applied while a block of
 //! the result is in cache.
 //!
-//! A weight is packed once, when a model is loaded, for the instructions of the CPU at hand. A weight that lies in memory as
-//! it was stored is multiplied by dot products, which compute a row in the same order whatever the other rows are.
+//! A weight is packed once, when a model is loaded, for the instructions of the CPU at hand. Every form sums a row's products in
+//! an order that does not depend on the other rows.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
+#[cfg(target_arch = "x86_64")]
+mod groups;
 mod int8;
-mod panels;
+pub(super) mod panels;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
 
 use std::fmt;
+
+use panels::Panels;
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -17,7 +23,6 @@ use rayon::prelude::*;
 use super::{
     Read,
     parallel::SharedOut,
-    product::DotRows,
     simd::{self, Pointwise, with_activation},
 };
 use crate::kernels::gemm::Activation;
@@ -30,7 +35,7 @@ pub struct PackedWeight {
 }
 
 enum Form {
-    F32(panels::Panels),
+    F32(Panels),
     #[cfg(target_arch = "x86_64")]
     Bf16(bf16::Bf16),
     Int8(int8::Int8),
@@ -85,7 +90,7 @@ impl PackedWeight {
     pub fn new(weight: &[f32], n: usize, k: usize, products: Products) -> Self {
         assert_eq!(weight.len(), n * k, "the weight has n rows of k elements");
         let form = match products {
-            Products::F32 => Form::F32(panels::Panels::new(weight, k)),
+            Products::F32 => Form::F32(Panels::new(weight, n, k)),
             #[cfg(target_arch = "x86_64")]
             Products::Bf16 => Form::Bf16(bf16::Bf16::new(weight, n, k)),
             #[cfg(not(target_arch = "x86_64"))]
@@ -185,9 +190,9 @@ impl Linear<'_> {
     /// Writes the layer's result.
     pub fn run(&self, weight: Weight<'_>, out: &mut [f32]) {
         match weight {
-            Weight::Rows(weight) => self.dot(weight, out),
+            Weight::Rows(weight) => Panels::new(weight, self.n, self.k).multiply(self, out),
             // There is nothing to pack.
-            Weight::Packed(_) if self.k == 0 => self.dot(&[], out),
+            Weight::Packed(_) if self.k == 0 => Panels::new(&[], self.n, 0).multiply(self, out),
             Weight::Packed(packed) => match &packed.form {
                 Form::F32(panels) => panels.multiply(self, out),
                 #[cfg(target_arch = "x86_64")]
@@ -195,26 +200,6 @@ impl Linear<'_> {
                 Form::Int8(panels) => panels.multiply(self, out),
             },
         }
-    }
-
-    /// Dot products of rows that lie in memory as they are.
-    fn dot(&self, weight: &[f32], out: &mut [f32]) {
-        /// Rows and columns of a block, whose parts of both operands stay in cache.
-        const BLOCK: [usize; 2] = [64, 96];
-        let k = self.k;
-        let cut = self.cut(out.len() / self.n, BLOCK);
-        self.blocks(out, cut, |out, block| {
-            simd::dispatch(DotRows {
-                x: &self.x[block.row * k..][..block.rows * k],
-                weight: &weight[block.col * k..][..block.cols * k],
-                rows: block.rows,
-                cols: block.cols,
-                k,
-                out,
-                at: self.at(block),
-                stride: self.n,
-            });
-        });
     }
 
     /// Calls `part` for the layer on some of its rows after others, with their number and their part of the result, so that what

@@ -8,8 +8,10 @@
 mod args;
 mod attention;
 mod cached;
+mod fused_attention;
 mod gemm;
 mod linear;
+mod lines;
 mod long_attention;
 mod parallel;
 mod pooling;
@@ -268,14 +270,14 @@ pub fn run(
         KernelSpec::SoftmaxByDistance(k) => attention::softmax_by_distance(k, args),
         KernelSpec::RelativeScores(k) => attention::relative_scores(k, args),
         KernelSpec::AttentionContext(k) => attention::context(k, args),
-        KernelSpec::MhaShort(k) => attention::mha_short(k, args),
-        KernelSpec::MhaOnline(k) => attention::mha_online(k, args),
-        KernelSpec::MhaSplitKeys(k) => attention::mha_online(&k.plain, args),
+        KernelSpec::MhaShort(k) => fused_attention::mha_short(k, args),
+        KernelSpec::MhaOnline(k) => fused_attention::mha_online(k, args),
+        KernelSpec::MhaSplitKeys(k) => fused_attention::mha_online(&k.plain, args),
         KernelSpec::MhaCached(k) => cached::mha_cached(k, args),
         KernelSpec::MhaDecode(k) => cached::mha_cached(&k.plain, args),
         KernelSpec::MhaPrefill(k) => cached::mha_cached(&k.plain, args),
         KernelSpec::AppendCache(k) => cached::append_cache(k, args),
-        KernelSpec::MhaWgmma(k) => attention::mha_online(&k.plain(), args),
+        KernelSpec::MhaWgmma(k) => fused_attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
         | KernelSpec::GemmResidualRowStats(_)
         | KernelSpec::DeferredLayerNormGemm(_)

@@ -52,6 +52,33 @@ pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.mul_f32s(mantissa, simd.transmute_f32s_u32s(power))
 }
 
+/// `2ˣ` for `x ≤ 0`, relatively within 3e-7. Below −126, where the result would be subnormal, `2^−126`. NaN stays NaN.
+///
+/// A polynomial for the part of `x` between −½ and ½, whose exponent then takes the whole part.
+#[inline(always)]
+pub(super) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    // Adding this leaves the nearest whole number in the low bits of the mantissa.
+    const ROUND: f32 = 12_582_912.0;
+    let low = simd.splat_f32s(-126.0);
+    let x = simd.select_f32s(simd.less_than_f32s(x, low), low, x);
+    let shifted = simd.add_f32s(x, simd.splat_f32s(ROUND));
+    let r = simd.sub_f32s(x, simd.sub_f32s(shifted, simd.splat_f32s(ROUND)));
+    let power = polynomial(
+        simd,
+        r,
+        &[
+            1.326_472_7e-3,
+            9.671_514e-3,
+            5.550_733_7e-2,
+            2.402_224_2e-1,
+            6.931_47e-1,
+            1.0,
+        ],
+    );
+    let whole = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
+    simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(power), whole))
+}
+
 /// `tanh x`, at most 1e-6 from it: an odd polynomial over an even one, as in Eigen's `ptanh`.
 #[inline(always)]
 pub(super) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {

@@ -2,35 +2,25 @@
 //! is loaded, an activation when it is multiplied. Sums are in the order of k, whatever the other rows are.
 
 use std::{
-    arch::x86_64::{
-        __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32,
-        _mm512_setzero_ps, _mm512_storeu_ps,
-    },
+    arch::x86_64::{__m512, __m512bh, __m512i, _mm512_dpbf16_ps},
     iter::zip,
     mem::transmute,
 };
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
-use super::{super::simd, Linear};
+use super::{
+    super::simd,
+    Linear,
+    groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTORS, tiles},
+};
 
-/// Lanes of a vector of sums.
-const LANES: usize = 16;
-/// Vectors of a panel, and rows of a tile: as many sums as fit the registers together with what is multiplied.
-const VECTORS: usize = 3;
-const TILE_ROWS: usize = 8;
-/// Columns of a panel.
-const COLS: usize = VECTORS * LANES;
 /// Rows of a block, whose activations stay in cache.
 const ROWS: usize = 256;
 
-/// Two neighbours along k, the first in the low half.
-type Pair = u32;
-
-/// A weight `[n, k]` as panels `[k / 2, 48]` of pairs, the last one filled up with zeros.
+/// A weight in pairs.
 pub(super) struct Bf16 {
-    pairs: Vec<Pair>,
+    panels: Panels,
 }
 
 /// Whether this CPU has the instructions.
@@ -46,23 +36,21 @@ impl Bf16 {
             is_supported(),
             "who asks for bf16 products has asked whether there are any"
         );
-        let depth = k.div_ceil(2);
-        let mut pairs = vec![0; n.div_ceil(COLS) * COLS * depth];
-        let panels = pairs.par_chunks_mut((COLS * depth).max(1));
-        panels.enumerate().for_each(|(panel, pairs)| {
-            let first = panel * COLS;
+        let pack = |first: usize, panel: &mut [Group]| {
             for col in 0..COLS.min(n - first) {
                 let row = &weight[(first + col) * k..][..k];
-                for (to, from) in zip(pairs[col..].iter_mut().step_by(COLS), row.chunks(2)) {
+                for (to, from) in zip(panel[col..].iter_mut().step_by(COLS), row.chunks(2)) {
                     *to = pair(from);
                 }
             }
-        });
-        Self { pairs }
+        };
+        Self {
+            panels: Panels::new(n, k.div_ceil(2), pack),
+        }
     }
 
     pub fn bytes(&self) -> u64 {
-        size_of_val(self.pairs.as_slice()) as u64
+        self.panels.bytes()
     }
 
     /// Writes the layer's result.
@@ -73,11 +61,13 @@ impl Bf16 {
             let activations = layer.of_rows(rows, cut, |x| rounded(x, layer.k));
             layer.blocks(out, cut, |out, block| {
                 let x = &activations[block.row / cut.rows];
-                let panel = &self.pairs[block.col * depth..][..COLS * depth];
+                let panel = self.panels.from_column(block.col);
+                let mut sums = [[0.0; COLS]; TILE_ROWS];
                 for row in (0..block.rows).step_by(TILE_ROWS) {
                     let rows = TILE_ROWS.min(block.rows - row);
+                    let x = &x[row * depth..][..rows * depth];
                     // SAFETY: a weight is packed on a CPU with the instructions only.
-                    let sums = unsafe { sums_of(&x[row * depth..][..rows * depth], panel, depth) };
+                    unsafe { sums_of(x, panel, depth, &mut sums) };
                     for (i, sums) in sums.iter().take(rows).enumerate() {
                         let start = layer.at(block) + (row + i) * n;
                         // SAFETY: a row of the block that this task alone writes.
@@ -91,7 +81,7 @@ impl Bf16 {
 }
 
 /// Rows of activations as pairs.
-fn rounded(x: &[f32], k: usize) -> Vec<Pair> {
+fn rounded(x: &[f32], k: usize) -> Vec<Group> {
     let mut pairs = vec![0; x.len() / k * k.div_ceil(2)];
     simd::dispatch(Round {
         x,
@@ -104,7 +94,7 @@ fn rounded(x: &[f32], k: usize) -> Vec<Pair> {
 struct Round<'a> {
     x: &'a [f32],
     k: usize,
-    pairs: &'a mut [Pair],
+    pairs: &'a mut [Group],
 }
 
 impl WithSimd for Round<'_> {
@@ -126,7 +116,7 @@ impl WithSimd for Round<'_> {
 }
 
 /// One or two neighbours.
-fn pair(x: &[f32]) -> Pair {
+fn pair(x: &[f32]) -> Group {
     x.iter().rev().fold(0, |pair, &x| pair << 16 | bf16(x))
 }
 
@@ -142,54 +132,13 @@ fn bf16(x: f32) -> u32 {
     }
 }
 
-/// The products of up to [`TILE_ROWS`] rows of `depth` pairs with a panel.
-///
-/// # Safety
-/// The CPU has AVX-512 BF16.
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn sums_of(x: &[Pair], panel: &[Pair], depth: usize) -> [[f32; COLS]; TILE_ROWS] {
-    match x.len() / depth.max(1) {
-        1 => tile::<1>(x, panel, depth),
-        2 => tile::<2>(x, panel, depth),
-        3 | 4 => tile::<4>(x, panel, depth),
-        _ => tile::<TILE_ROWS>(x, panel, depth),
+tiles!("avx512f,avx512bf16", f32, |sums, x, w| {
+    // SAFETY: all are 512 bits, which the instruction takes for numbers of these types.
+    unsafe {
+        let (x, w) = (
+            transmute::<__m512i, __m512bh>(x),
+            transmute::<__m512i, __m512bh>(w),
+        );
+        transmute::<__m512, __m512i>(_mm512_dpbf16_ps(transmute::<__m512i, __m512>(sums), x, w))
     }
-}
-
-/// As [`sums_of`], for up to `M` rows: behind the last one, it is computed again.
-#[target_feature(enable = "avx512f,avx512bf16")]
-#[inline]
-fn tile<const M: usize>(x: &[Pair], panel: &[Pair], depth: usize) -> [[f32; COLS]; TILE_ROWS] {
-    let last = (x.len() / depth.max(1)).saturating_sub(1);
-    let rows: [&[Pair]; M] = std::array::from_fn(|i| &x[i.min(last) * depth..][..depth]);
-    let mut sums = [[_mm512_setzero_ps(); VECTORS]; M];
-    for (at, weights) in panel.chunks_exact(COLS).enumerate() {
-        let mut w = [_mm512_set1_epi32(0); VECTORS];
-        for j in 0..VECTORS {
-            // SAFETY: 16 of the 48 pairs.
-            w[j] = unsafe { _mm512_loadu_si512(weights[j * LANES..][..LANES].as_ptr().cast()) };
-        }
-        for i in 0..M {
-            let x = _mm512_set1_epi32(rows[i][at].cast_signed());
-            for j in 0..VECTORS {
-                // SAFETY: both are 512 bits without a meaning of their own.
-                let (x, w) = unsafe {
-                    (
-                        transmute::<__m512i, __m512bh>(x),
-                        transmute::<__m512i, __m512bh>(w[j]),
-                    )
-                };
-                sums[i][j] = _mm512_dpbf16_ps(sums[i][j], x, w);
-            }
-        }
-    }
-    let mut out = [[0.0; COLS]; TILE_ROWS];
-    for i in 0..M {
-        for j in 0..VECTORS {
-            let to = &mut out[i][j * LANES..][..LANES];
-            // SAFETY: room for the 16 lanes.
-            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), sums[i][j]) };
-        }
-    }
-    out
-}
+});

@@ -1,4 +1,5 @@
-//! 8-bit integer products: a weight has a scale for each of its rows, an activation one for each of its, and both are
+//! 8-bit integer products, by instructions of our own choice where the CPU has AVX-512 VNNI, elsewhere by the crate `rten-gemm`,
+//! which knows those of other CPUs. A weight has a scale for each of its rows, an activation one for each of its, and both are
 //! symmetric around 0. Sums of products are exact in 32 bits, so a row's result does not depend on the other rows.
 //!
 //! `x ≈ sx·q` with `q = round(x / sx)` and `sx = max|x| / 127` by row, and so the weight; then `x · w ≈ sx·sw·Σ q·p`. The
@@ -8,18 +9,24 @@ use std::iter::zip;
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
-use rten_gemm::{
-    GemmExecutor, GemmInputA, GemmInputB, GemmUninitOptions, PackedAMatrix, PackedBMatrix,
-};
+use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmUninitOptions, PackedBMatrix};
 use rten_tensor::NdTensorView;
 
-use super::{super::simd, Linear, SharedOut};
+#[cfg(target_arch = "x86_64")]
+use super::vnni::{self, Quads};
+use super::{
+    super::{lines::Lines, simd},
+    Block, Linear, SharedOut,
+};
 
-/// Columns of a panel: whole tiles of the crate's kernels.
+/// Columns of a panel of the crate's: whole tiles of its kernels.
 const COLS: usize = 96;
-/// Rows of a block: its 32-bit sums stay in cache until they are scaled.
+/// Rows of a block of the crate's: its 32-bit sums stay in cache until they are scaled.
 const ROWS: usize = 64;
-/// What is added to an activation, as the crate's products are of unsigned and signed integers.
+/// Rows and columns of a block in quads.
+#[cfg(target_arch = "x86_64")]
+const QUADS: [usize; 2] = [256, 48];
+/// What is added to an activation, as products are of unsigned and signed integers.
 const ZERO: i32 = 128;
 
 type Executor = GemmExecutor<u8, i8, i32>;
@@ -37,11 +44,18 @@ pub(super) fn largest() -> i8 {
     }
 }
 
-/// A weight `[n, k]` as panels of its rows.
+/// A weight `[n, k]` of integers.
 pub(super) struct Int8 {
-    panels: Vec<PackedBMatrix<i8>>,
+    form: Form,
     /// By row of the weight.
     columns: Vec<Column>,
+}
+
+enum Form {
+    #[cfg(target_arch = "x86_64")]
+    Quads(Quads),
+    /// Panels of the weight's rows.
+    Crate(Vec<PackedBMatrix<i8>>),
 }
 
 /// What turns the sum of a column of the result into a number.
@@ -54,111 +68,169 @@ struct Column {
 
 impl Int8 {
     pub fn new(weight: &[f32], n: usize, k: usize) -> Self {
-        let panel = |first: usize| {
-            let rows = COLS.min(n - first);
-            let (mut integers, mut scales) = (vec![0_i8; rows * k], vec![0.0; rows]);
+        // A weight of no depth has nothing to pack.
+        let n = if k == 0 { 0 } else { n };
+        let (mut integers, mut scales) = (vec![0_i8; n * k], vec![0.0; n]);
+        let rows = COLS * k.max(1);
+        let parts = weight.par_chunks(rows).zip(
+            integers
+                .par_chunks_mut(rows)
+                .zip(scales.par_chunks_mut(COLS)),
+        );
+        parts.for_each(|(x, (integers, scales))| {
             simd::dispatch(Round {
-                x: &weight[first * k..][..rows * k],
+                x,
                 k,
+                stride: k,
                 largest: largest().into(),
                 integer: |p: i32| p as i8,
-                integers: &mut integers,
-                scales: &mut scales,
+                integers,
+                scales,
             });
-            let matrix = NdTensorView::from_data([rows, k], integers.as_slice());
-            let packed = EXECUTOR.with(|executor| executor.prepack_b(matrix.transposed()));
-            let column = |(row, &scale): (&[i8], &f32)| Column {
-                scale,
-                surplus: ZERO * row.iter().map(|&p| i32::from(p)).sum::<i32>(),
-            };
-            let columns: Vec<Column> = zip(integers.chunks(k), &scales).map(column).collect();
-            (packed, columns)
+        });
+        let column = |(row, &scale): (&[i8], &f32)| Column {
+            scale,
+            surplus: ZERO * row.iter().map(|&p| i32::from(p)).sum::<i32>(),
         };
-        // A weight of no depth has nothing to pack.
-        let packed = if k == 0 { 0 } else { n };
-        let firsts: Vec<usize> = (0..packed).step_by(COLS).collect();
-        let (panels, columns): (Vec<_>, Vec<_>) = firsts.into_par_iter().map(panel).unzip();
+        let columns = zip(integers.chunks(k.max(1)), &scales)
+            .map(column)
+            .collect();
         Self {
-            panels,
-            columns: columns.concat(),
+            form: Form::new(&integers, n, k),
+            columns,
         }
     }
 
-    /// Bytes of memory for a weight `[n, k]`: its integers, in whole tiles, and what each column has.
+    /// Bytes of memory for a weight `[n, k]`: its integers, and what each column has.
     pub fn bytes(&self, n: usize, k: usize) -> u64 {
-        (n * k.next_multiple_of(4) + size_of_val(self.columns.as_slice())) as u64
+        let columns = size_of_val(self.columns.as_slice()) as u64;
+        columns
+            + match &self.form {
+                #[cfg(target_arch = "x86_64")]
+                Form::Quads(quads) => quads.bytes(),
+                Form::Crate(_) => (n * k.next_multiple_of(4)) as u64,
+            }
     }
 
     /// Writes the layer's result.
     pub fn multiply(&self, layer: &Linear<'_>, out: &mut [f32]) {
-        layer.by_chunks(out, |layer, rows, out| {
-            self.multiply_chunk(layer, rows, out)
+        layer.by_chunks(out, |layer, rows, out| match &self.form {
+            #[cfg(target_arch = "x86_64")]
+            Form::Quads(quads) => self.by_quads(quads, layer, rows, out),
+            Form::Crate(panels) => self.by_crate(panels, layer, rows, out),
         });
     }
 
-    fn multiply_chunk(&self, layer: &Linear<'_>, rows: usize, out: &mut [f32]) {
-        let (n, k) = (layer.n, layer.k);
-        let cut = layer.cut(rows, [ROWS, COLS]);
-        let activations = layer.of_rows(rows, cut, |x| Activations::new(x, k));
+    #[cfg(target_arch = "x86_64")]
+    fn by_quads(&self, quads: &Quads, layer: &Linear<'_>, rows: usize, out: &mut [f32]) {
+        let cut = layer.cut(rows, QUADS);
+        let activations = layer.of_rows(rows, cut, |x| {
+            let mut integers = Lines::zeros::<u8>(x.len() / layer.k * layer.k.next_multiple_of(4));
+            let stride = layer.k.next_multiple_of(4);
+            let scales = round(x, layer.k, stride, integers.all_mut());
+            (integers, scales)
+        });
         layer.blocks(out, cut, |out, block| {
-            let x = &activations[block.row / cut.rows];
-            let panel = GemmInputB::Packed(&self.panels[block.col / COLS]);
+            let (x, scales) = &activations[block.row / cut.rows];
+            quads.multiply(x, block.rows, block.col, |row, sums| {
+                let block = Block {
+                    row: block.row + row,
+                    rows: sums.len(),
+                    ..block
+                };
+                let scales = &scales[row..][..sums.len()];
+                self.scale(layer, block, sums.as_flattened(), scales, out);
+            });
+        });
+    }
+
+    fn by_crate(
+        &self,
+        panels: &[PackedBMatrix<i8>],
+        layer: &Linear<'_>,
+        rows: usize,
+        out: &mut [f32],
+    ) {
+        let k = layer.k;
+        let cut = layer.cut(rows, [ROWS, COLS]);
+        let activations = layer.of_rows(rows, cut, |x| {
+            let mut integers = vec![0; x.len()];
+            let scales = round(x, k, k, &mut integers);
+            let matrix = NdTensorView::from_data([x.len() / k, k], integers.as_slice());
+            (EXECUTOR.with(|executor| executor.prepack_a(matrix)), scales)
+        });
+        layer.blocks(out, cut, |out, block| {
+            let (x, scales) = &activations[block.row / cut.rows];
+            let panel = GemmInputB::Packed(&panels[block.col / COLS]);
             let mut sums = Vec::with_capacity(block.rows * block.cols);
             let sums = EXECUTOR.with(|executor| {
                 let room = &mut sums.spare_capacity_mut()[..block.rows * block.cols];
-                executor.gemm_uninit(
-                    room,
-                    GemmInputA::Packed(&x.packed),
-                    panel,
-                    GemmUninitOptions::default(),
-                )
+                let options = GemmUninitOptions::default();
+                executor.gemm_uninit(room, GemmInputA::Packed(x), panel, options)
             });
-            simd::dispatch(Scale {
-                sums: sums.expect(
-                    "both operands were packed by this executor, and the room is of their sizes",
-                ),
-                rows: &x.scales,
-                columns: &self.columns[block.col..][..block.cols],
-                out,
-                at: layer.at(block),
-                stride: n,
-            });
+            let sums = sums.expect(
+                "both operands were packed by this executor, and the room is of their sizes",
+            );
+            self.scale(layer, block, sums, scales, out);
+        });
+    }
+
+    /// Numbers of the sums of a block, whose rows' scales are given.
+    fn scale(
+        &self,
+        layer: &Linear<'_>,
+        block: Block,
+        sums: &[i32],
+        rows: &[f32],
+        out: SharedOut<'_>,
+    ) {
+        simd::dispatch(Scale {
+            sums,
+            rows,
+            columns: &self.columns[block.col..][..block.cols],
+            out,
+            at: layer.at(block),
+            stride: layer.n,
         });
     }
 }
 
-/// A block of activations as integers.
-struct Activations {
-    packed: PackedAMatrix<u8>,
-    scales: Vec<f32>,
-}
-
-impl Activations {
-    /// Rounds `x [rows, k]`.
-    fn new(x: &[f32], k: usize) -> Self {
-        let rows = x.len() / k;
-        let mut integers = vec![0; x.len()];
-        let mut scales = vec![0.0; rows];
-        simd::dispatch(Round {
-            x,
-            k,
-            largest: 127.0,
-            integer: |q: i32| q.wrapping_add(ZERO) as u8,
-            integers: &mut integers,
-            scales: &mut scales,
-        });
-        let matrix = NdTensorView::from_data([rows, k], integers.as_slice());
-        Self {
-            packed: EXECUTOR.with(|executor| executor.prepack_a(matrix)),
-            scales,
+impl Form {
+    /// Packs `integers [n, k]`.
+    fn new(integers: &[i8], n: usize, k: usize) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if vnni::is_supported() {
+            return Self::Quads(Quads::new(integers, n, k));
         }
+        let pack = |rows: &[i8]| {
+            let matrix = NdTensorView::from_data([rows.len() / k, k], rows);
+            EXECUTOR.with(|executor| executor.prepack_b(matrix.transposed()))
+        };
+        Self::Crate(integers.par_chunks(COLS * k.max(1)).map(pack).collect())
     }
+}
+
+/// Rounds `x [rows, k]` to integers, whose rows begin `stride` apart, and returns their scales.
+fn round(x: &[f32], k: usize, stride: usize, integers: &mut [u8]) -> Vec<f32> {
+    let mut scales = vec![0.0; x.len() / k];
+    simd::dispatch(Round {
+        x,
+        k,
+        stride,
+        largest: 127.0,
+        integer: |q: i32| q.wrapping_add(ZERO) as u8,
+        integers,
+        scales: &mut scales,
+    });
+    scales
 }
 
 /// Rounds rows of `k` numbers to integers of up to `largest`, and finds their scales.
 struct Round<'a, T, F> {
     x: &'a [f32],
     k: usize,
+    /// From one row of integers to the next.
+    stride: usize,
     largest: f32,
     /// What an integer, of which the low 8 bits count, is stored as.
     integer: F,
@@ -175,7 +247,7 @@ impl<T, F: Fn(i32) -> T> WithSimd for Round<'_, T, F> {
         const ROUND: f32 = 12_582_912.0;
         let rows = zip(
             self.x.chunks_exact(self.k),
-            self.integers.chunks_exact_mut(self.k),
+            self.integers.chunks_exact_mut(self.stride),
         );
         for ((x, integers), scale) in zip(rows, self.scales) {
             *scale = largest_of(x) / self.largest;
@@ -189,8 +261,9 @@ impl<T, F: Fn(i32) -> T> WithSimd for Round<'_, T, F> {
 
 /// Numbers of sums: a block of the result before the epilogue.
 struct Scale<'a> {
+    /// Rows at least as long as there are columns.
     sums: &'a [i32],
-    /// By row of the block.
+    /// By row of the block, which is not empty.
     rows: &'a [f32],
     columns: &'a [Column],
     out: SharedOut<'a>,
@@ -204,7 +277,8 @@ impl WithSimd for Scale<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let cols = self.columns.len();
-        for ((i, sums), scale) in zip(self.sums.chunks_exact(cols).enumerate(), self.rows) {
+        let pitch = self.sums.len() / self.rows.len();
+        for ((i, sums), scale) in zip(self.sums.chunks_exact(pitch).enumerate(), self.rows) {
             let start = self.at + i * self.stride;
             // SAFETY: a row of the block that this task alone writes.
             let out = unsafe { self.out.slice(start..start + cols) };

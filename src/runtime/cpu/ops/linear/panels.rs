@@ -1,84 +1,210 @@
-//! f32 weights: panels of columns of the transposed weight, which the `gemm` crate's micro-kernels read as they are.
+//! f32 weights: panels of columns of the transposed weight, as wide as a tile of sums.
+//!
+//! Sums are in the order of k whatever the other rows are, so a row has the same bits in every batch.
 
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::{
-    super::product::{Into, Operand, multiply},
-    Linear,
+    super::{
+        lines::Lines,
+        product::{add_products, vectors, vectors_mut},
+        simd,
+    },
+    Block, Linear, SharedOut,
 };
 
-/// Columns of a panel: whole tiles of the micro-kernels of every instruction set.
+/// Columns of a block: whole panels, whatever the instruction set.
 const COLS: usize = 48;
-/// Rows that are computed before the epilogue runs over them, so that they are still in cache.
+/// Rows of a block: what they read of a panel, and its epilogue of them, is still in cache.
 const ROWS: usize = 256;
+/// The part of k at most that all rows of a block are multiplied by before the next one: that part of a panel stays in the
+/// second-level cache.
+const DEPTH: usize = 1024;
 
-/// A weight `[n, k]` as panels `[k, 48]`, one behind the other; the last has the columns that are left.
-pub(super) struct Panels {
-    values: Vec<f32>,
+/// A weight `[n, k]` as panels `[k, columns]`, one behind the other. The last one is filled up with zeros.
+pub(in super::super) struct Panels {
+    values: Lines,
 }
 
 impl Panels {
-    pub fn new(weight: &[f32], k: usize) -> Self {
-        let mut values = vec![0.0; weight.len()];
-        let panel = (COLS * k).max(1);
-        let (panels, rows) = (values.par_chunks_mut(panel), weight.par_chunks(panel));
-        panels
-            .zip(rows)
-            .for_each(|(to, rows)| transpose(rows, k, to));
+    pub fn new(weight: &[f32], n: usize, k: usize) -> Self {
+        Self::of_width(simd::dispatch(PanelCols), weight, n, k)
+    }
+
+    /// Panels for the instruction set whose tiles have so many columns.
+    pub fn of_width(cols: usize, weight: &[f32], n: usize, k: usize) -> Self {
+        let mut values = Lines::zeros::<f32>(n.next_multiple_of(cols) * k);
+        if k > 0 {
+            let (panels, rows) = (
+                values.all_mut().par_chunks_mut(cols * k),
+                weight.par_chunks(cols * k),
+            );
+            panels
+                .zip(rows)
+                .for_each(|(to, rows)| transpose(rows, k, to, cols));
+        }
         Self { values }
     }
 
     pub fn bytes(&self) -> u64 {
-        size_of_val(self.values.as_slice()) as u64
+        self.values.bytes()
     }
 
     /// Writes the layer's result.
     pub fn multiply(&self, layer: &Linear<'_>, out: &mut [f32]) {
-        let k = layer.k;
         let cut = layer.cut(out.len() / layer.n, [ROWS, COLS]);
         layer.blocks(out, cut, |out, block| {
-            let x = Operand {
-                data: &layer.x[block.row * k..],
-                row: k,
-                col: 1,
-            };
-            let panel = Operand {
-                data: &self.values[block.col * k..],
-                row: block.cols,
-                col: 1,
-            };
-            let sizes = (block.rows, block.cols, k);
-            // SAFETY: blocks are disjoint, and each is one task's.
-            unsafe {
-                multiply(
-                    sizes,
-                    1.0,
-                    x,
-                    panel,
-                    Into::Overwrite,
-                    &out,
-                    layer.at(block),
-                    layer.n,
-                )
-            };
+            simd::dispatch(Tiles {
+                panels: self.values.all(),
+                layer: *layer,
+                block,
+                out,
+            });
         });
     }
 }
 
-/// Writes the transpose of `x [n, k]` to `out [k, n]`, in tiles of one cache line by as many rows:
-/// rows a power of two apart would evict each other before their lines were used up.
-fn transpose(x: &[f32], k: usize, out: &mut [f32]) {
-    const TILE: usize = 16;
-    if k == 0 {
-        return;
+#[cfg(test)]
+impl Panels {
+    /// The products of all rows, which one thread computes.
+    pub fn block_of<'a>(
+        &'a self,
+        x: &'a [f32],
+        n: usize,
+        k: usize,
+        out: &'a mut [f32],
+    ) -> Tiles<'a> {
+        let finish = super::Finish {
+            bias: None,
+            activation: None,
+            residual: None,
+        };
+        Tiles {
+            panels: self.values.all(),
+            layer: Linear { x, n, k, finish },
+            block: Block {
+                row: 0,
+                rows: x.len() / k,
+                col: 0,
+                cols: n,
+            },
+            out: SharedOut::new(out),
+        }
     }
+}
+
+/// Columns of a panel: as many vectors of sums as fit the registers, by the rows of a tile, together with what is multiplied.
+pub(in super::super) struct PanelCols;
+
+impl WithSimd for PanelCols {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> usize {
+        S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 }
+    }
+}
+
+/// The products of a block.
+pub(in super::super) struct Tiles<'a> {
+    panels: &'a [f32],
+    layer: Linear<'a>,
+    block: Block,
+    out: SharedOut<'a>,
+}
+
+impl WithSimd for Tiles<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        if S::REGISTER_COUNT >= 32 {
+            self.run::<S, 8, 3>(simd);
+        } else {
+            self.run::<S, 6, 2>(simd);
+        }
+    }
+}
+
+impl Tiles<'_> {
+    /// By tiles of up to `M` rows and panels of `N` vectors.
+    #[inline(always)]
+    fn run<S: Simd, const M: usize, const N: usize>(&self, simd: S) {
+        let (k, cols) = (self.layer.k, N * S::F32_LANES);
+        let depth = k.div_ceil(k.div_ceil(DEPTH).max(1)).max(1);
+        for col in (0..self.block.cols).step_by(cols) {
+            let panel = &self.panels[(self.block.col + col) * k..][..cols * k];
+            let panel = vectors::<S, N>(panel);
+            for from in (0..k.max(1)).step_by(depth) {
+                let panel = &panel[from..k.min(from + depth)];
+                for row in (0..self.block.rows).step_by(M) {
+                    match self.block.rows - row {
+                        1 => self.tile::<S, 1, N>(simd, panel, from, row, col),
+                        2 => self.tile::<S, 2, N>(simd, panel, from, row, col),
+                        3 | 4 => self.tile::<S, 4, N>(simd, panel, from, row, col),
+                        _ => self.tile::<S, M, N>(simd, panel, from, row, col),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Up to `M` rows times a panel, from a place in k on. Behind the block's last row, that one is computed again.
+    #[inline(always)]
+    fn tile<S: Simd, const M: usize, const N: usize>(
+        &self,
+        simd: S,
+        panel: &[[S::f32s; N]],
+        from: usize,
+        row: usize,
+        col: usize,
+    ) {
+        let (layer, block) = (self.layer, self.block);
+        let rows = M.min(block.rows - row);
+        let cols = (N * S::F32_LANES).min(block.cols - col);
+        let mut x: [&[f32]; M] = [&[]; M];
+        for (i, x) in x.iter_mut().enumerate() {
+            let row = block.row + row + i.min(rows - 1);
+            *x = &layer.x[row * layer.k + from..][..panel.len()];
+        }
+        let mut sums = [[simd.splat_f32s(0.0); N]; M];
+        let out = |i: usize| {
+            let start = layer.at(block) + (row + i) * layer.n + col;
+            // SAFETY: a row of the block that this task alone writes.
+            unsafe { self.out.slice(start..start + cols) }
+        };
+        if from > 0 {
+            for i in 0..rows {
+                elements::<S>(&mut sums[i])[..cols].copy_from_slice(out(i));
+            }
+        }
+        add_products(simd, x, panel, &mut sums);
+        for i in 0..rows {
+            match vectors_mut::<S, N>(out(i)).first_mut() {
+                Some(out) => *out = sums[i],
+                None => out(i).copy_from_slice(&elements::<S>(&mut sums[i])[..cols]),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn elements<S: Simd>(vectors: &mut [S::f32s]) -> &mut [f32] {
+    bytemuck::cast_slice_mut(vectors)
+}
+
+/// Writes the transpose of `x [n, k]` to `out [k, cols]`, in tiles of one cache line by as many rows:
+/// rows a power of two apart would evict each other before their lines were used up.
+fn transpose(x: &[f32], k: usize, out: &mut [f32], cols: usize) {
+    const TILE: usize = 16;
     let n = x.len() / k;
     for row in (0..n).step_by(TILE) {
         let rows = TILE.min(n - row);
         for col in (0..k).step_by(TILE) {
-            let cols = TILE.min(k - col);
+            let width = TILE.min(k - col);
             let mut tile = [[0.0_f32; TILE]; TILE];
-            if (rows, cols) == (TILE, TILE) {
+            if (rows, width) == (TILE, TILE) {
                 // Sizes that the compiler knows: no check and no loop is left.
                 for i in 0..TILE {
                     let line = &x[(row + i) * k + col..][..TILE];
@@ -88,13 +214,13 @@ fn transpose(x: &[f32], k: usize, out: &mut [f32]) {
                 }
             } else {
                 for i in 0..rows {
-                    for j in 0..cols {
+                    for j in 0..width {
                         tile[j][i] = x[(row + i) * k + col + j];
                     }
                 }
             }
-            for (j, tile) in tile.iter().take(cols).enumerate() {
-                out[(col + j) * n + row..][..rows].copy_from_slice(&tile[..rows]);
+            for (j, tile) in tile.iter().take(width).enumerate() {
+                out[(col + j) * cols + row..][..rows].copy_from_slice(&tile[..rows]);
             }
         }
     }

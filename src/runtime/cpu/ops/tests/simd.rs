@@ -3,8 +3,12 @@
 use pulp::{Scalar, Simd, WithSimd};
 
 use super::*;
+use crate::kernels::attention::ByDistance;
+use crate::runtime::cpu::ops::attention::Distances;
+use crate::runtime::cpu::ops::fused_attention::{Attend, Scratch};
+use crate::runtime::cpu::ops::linear::panels::{PanelCols, Panels};
 use crate::runtime::cpu::ops::parallel::SharedOut;
-use crate::runtime::cpu::ops::product::DotRows;
+use crate::runtime::cpu::ops::product::Operand;
 use crate::runtime::cpu::ops::simd::{self, GeluExact, GeluTanh, Pointwise, Running, Silu, Tanh};
 
 fn on_every_instruction_set<Op: WithSimd + Clone>(op: Op) -> Vec<(&'static str, Op::Output)> {
@@ -43,6 +47,38 @@ impl<F: Pointwise> WithSimd for Mapped<'_, F> {
         let mut out = vec![f32::NAN; self.1.len()];
         simd::map(simd, self.0, self.1, &mut out);
         out
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Exp2OfNegative;
+
+impl Pointwise for Exp2OfNegative {
+    #[inline(always)]
+    fn apply<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s {
+        simd::exp2_of_negative(simd, x)
+    }
+}
+
+#[test]
+fn powers_of_two_are_within_a_few_units_in_the_last_place() {
+    let x: Vec<f32> = (-126_000..=0).map(|i| i as f32 / 1000.0).collect();
+    for (set, got) in on_every_instruction_set(Mapped(Exp2OfNegative, &x)) {
+        for (&x, &got) in x.iter().zip(&got) {
+            let want = f64::from(x).exp2();
+            let error = (f64::from(got) / want - 1.0).abs();
+            assert!(error < 3e-7, "{set}: 2^{x}: got {got}, want {want}");
+        }
+    }
+    for (set, got) in on_every_instruction_set(Mapped(
+        Exp2OfNegative,
+        &[-127.0, -1e30, f32::NEG_INFINITY, f32::NAN],
+    )) {
+        assert!(
+            got[..3].iter().all(|&x| x == 2.0_f32.powi(-126)),
+            "{set}: {got:?}"
+        );
+        assert!(got[3].is_nan(), "{set}: {got:?}");
     }
 }
 
@@ -182,58 +218,166 @@ fn normalize_is_its_definition_on_every_instruction_set() {
     }
 }
 
-/// Both the tile of 4 × 4 and, with few registers, that of 3 × 3.
+/// A linear layer's products, by the panels of an instruction set.
 #[derive(Clone)]
-struct Dots<'a> {
+struct Products<'a> {
     x: &'a [f32],
     weight: &'a [f32],
-    rows: usize,
-    cols: usize,
+    n: usize,
     k: usize,
 }
 
-impl WithSimd for Dots<'_> {
+impl WithSimd for Products<'_> {
     type Output = Vec<f32>;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Vec<f32> {
-        let mut out = vec![f32::NAN; self.rows * self.cols];
-        let op = DotRows {
-            x: self.x,
-            weight: self.weight,
-            rows: self.rows,
-            cols: self.cols,
-            k: self.k,
+        let (n, k) = (self.n, self.k);
+        let panels = Panels::of_width(PanelCols.with_simd(simd), self.weight, n, k);
+        let mut out = vec![f32::NAN; self.x.len() / k * n];
+        panels.block_of(self.x, n, k, &mut out).with_simd(simd);
+        out
+    }
+}
+
+#[test]
+fn panels_give_the_product_on_every_instruction_set() {
+    let sizes = [(1, 1, 1), (3, 4, 20), (8, 48, 33), (7, 50, 64), (21, 25, 7)];
+    for (rows, n, k) in sizes.into_iter().chain([(5, 49, 1030), (2, 3, 2500)]) {
+        let (x, weight) = (noise(rows * k, 1), noise(n * k, 2));
+        let product = |i: usize| {
+            let (row, col) = (i / n, i % n);
+            let pairs = x[row * k..][..k].iter().zip(&weight[col * k..][..k]);
+            pairs.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
+        };
+        let want: Vec<f64> = (0..rows * n).map(product).collect();
+        let op = Products {
+            x: &x,
+            weight: &weight,
+            n,
+            k,
+        };
+        for (_, got) in on_every_instruction_set(op) {
+            assert_close(&got, &want, 1e-5);
+        }
+    }
+}
+
+/// One head of one sequence.
+#[derive(Clone)]
+struct Attention<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    head: usize,
+    by: ByDistance,
+    causal: bool,
+}
+
+impl WithSimd for Attention<'_> {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Vec<f32> {
+        let (head, len) = (self.head, self.q.len() / self.head);
+        let rows = |data| Operand {
+            data,
+            row: head,
+            col: 1,
+        };
+        let mut out = vec![f32::NAN; self.q.len()];
+        let op = Attend {
+            q: rows(self.q),
+            k: rows(self.k),
+            v: rows(self.v),
+            scale: 1.5,
+            head,
+            len,
+            queries: 0..len,
+            distances: Distances {
+                by: self.by,
+                causal: self.causal,
+                biases: &[],
+                head: 0,
+            },
+            scratch: &mut Scratch::default(),
             out: SharedOut::new(&mut out),
             at: 0,
-            stride: self.cols,
+            stride: head,
         };
         op.with_simd(simd);
         out
     }
 }
 
-#[test]
-fn dot_products_are_the_product_on_every_instruction_set() {
-    for (rows, cols, k) in [(1, 1, 1), (3, 4, 20), (4, 3, 33), (7, 10, 64), (2, 5, 7)] {
-        let (x, weight) = (noise(rows * k, 1), noise(cols * k, 2));
-        let want: Vec<f64> = (0..rows * cols)
-            .map(|i| {
-                let (row, col) = (i / cols, i % cols);
-                (0..k)
-                    .map(|j| f64::from(x[row * k + j]) * f64::from(weight[col * k + j]))
-                    .sum()
-            })
-            .collect();
-        let op = Dots {
-            x: &x,
-            weight: &weight,
-            rows,
-            cols,
-            k,
-        };
-        for (_, got) in on_every_instruction_set(op) {
-            assert_close(&got, &want, 1e-5);
+impl Attention<'_> {
+    fn defined(&self) -> Vec<f64> {
+        let (head, len) = (self.head, self.q.len() / self.head);
+        let mut out = Vec::new();
+        for query in 0..len {
+            let keys = self.by.seen(self.causal, query, len);
+            let score = |key: usize| {
+                let pairs = (self.q[query * head..][..head].iter()).zip(&self.k[key * head..]);
+                let product: f64 = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                (1.5 * product).exp()
+            };
+            let weights: Vec<f64> = keys.clone().map(score).collect();
+            let sum: f64 = weights.iter().sum();
+            for c in 0..head {
+                let values = keys.clone().map(|key| f64::from(self.v[key * head + c]));
+                let of = values.zip(&weights).map(|(v, w)| v * w).sum::<f64>();
+                out.push(of / sum);
+            }
         }
+        out
+    }
+}
+
+/// Both sides of the limits of vectors, panels and blocks of keys, and heads that are no whole tiles.
+#[test]
+fn attention_is_its_definition_on_every_instruction_set() {
+    let windows = [None, Some(0), Some(5), Some(140)];
+    for (len, head) in [(1, 8), (15, 20), (17, 32), (49, 5), (129, 33), (300, 16)] {
+        let [q, k, v] = [1, 2, 3].map(|seed| noise(len * head, seed));
+        for (window, causal) in windows.into_iter().flat_map(|w| [(w, false), (w, true)]) {
+            let op = Attention {
+                q: &q,
+                k: &k,
+                v: &v,
+                head,
+                by: ByDistance { window, bias: None },
+                causal,
+            };
+            let want = op.defined();
+            for (_, got) in on_every_instruction_set(op) {
+                assert_close(&got, &want, 2e-5);
+            }
+        }
+    }
+}
+
+/// A query whose scores are all huge, or all far below those of its neighbours in the vector, keeps its own scale.
+#[test]
+fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
+    let (len, head) = (200, 8);
+    let mut q = noise(len * head, 1);
+    for (query, row) in q.chunks_exact_mut(head).enumerate() {
+        let by = [1.0, 1e3, 1e-3, -1e4][query % 4];
+        row.iter_mut().for_each(|x| *x *= by);
+    }
+    let [k, v] = [2, 3].map(|seed| noise(len * head, seed));
+    let op = Attention {
+        q: &q,
+        k: &k,
+        v: &v,
+        head,
+        by: ByDistance {
+            window: Some(30),
+            bias: None,
+        },
+        causal: true,
+    };
+    for (set, got) in on_every_instruction_set(op) {
+        assert!(got.iter().all(|x| x.abs() <= 1.0), "{set}");
     }
 }

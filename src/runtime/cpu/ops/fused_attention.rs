@@ -1,0 +1,375 @@
+//! Attention in one kernel: a few queries, one in each lane, meet block after block of keys, so that scores stay in the
+//! first-level cache and sums in registers (FlashAttention's loops, Dao et al. 2022, algorithm 1, on a CPU's caches).
+//!
+//! Scores are transposed, a row for each key: a softmax takes no sums across lanes, and all that is turned are queries, once,
+//! and results.
+
+use std::{iter::zip, ops::Range};
+
+use pulp::{Simd, WithSimd};
+
+use super::{
+    OpError,
+    args::{Args, Sequence},
+    attention::{
+        Block, Distances, MAX_QUERIES, biases, blocks, for_heads_and_blocks, rows_of, work,
+    },
+    lines::Lines,
+    parallel::SharedOut,
+    product::{Operand, add_products, vectors, vectors_mut},
+    simd::{self, exp2_of_negative},
+};
+use crate::kernels::attention::{Attending, MhaOnline, MhaShort};
+
+/// Keys of a block: their scores with three vectors of queries fit the first-level cache.
+const KEYS: usize = 128;
+
+pub(super) fn mha_short(spec: &MhaShort, args: Args<'_, '_>) -> Result<(), OpError> {
+    fused(&spec.of, Some(spec.max_len), args)
+}
+
+pub(super) fn mha_online(spec: &MhaOnline, args: Args<'_, '_>) -> Result<(), OpError> {
+    fused(&spec.of, None, args)
+}
+
+/// Both fused kernels: on the CPU they differ only in the lengths that they take.
+fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (op, tokens) = (args.op(), args.extents.tokens);
+    let q_heads = args.heads("the heads of `q`", of.q, of.heads, of.head)?;
+    let k_heads = args.heads("the heads of `k`", of.k, of.kv_heads, of.head)?;
+    let v_heads = args.heads("the heads of `v`", of.v, of.kv_heads, of.head)?;
+    let q = args.real("q", &[q_heads.elements])?;
+    let k = args.real("k", &[k_heads.elements])?;
+    let v = args.real("v", &[v_heads.elements])?;
+    let biases = biases(of.by, of.heads, &mut args)?;
+    let sequences = args.sequences()?;
+    if let Some(max_len) = max_len {
+        let too_long = |s: &Sequence| s.len as u64 > u64::from(max_len);
+        if let Some(sequence) = sequences.iter().position(too_long) {
+            return Err(OpError::TooLong {
+                op,
+                sequence,
+                len: sequences[sequence].len,
+                max_len,
+            });
+        }
+    }
+    let (heads, head) = (of.heads as usize, of.head as usize);
+    let group = heads / (of.kv_heads.max(1) as usize);
+    let out = args.out(&[tokens, u64::from(of.heads), u64::from(of.head)])?;
+    if out.is_empty() {
+        return Ok(());
+    }
+    let width = heads * head;
+    let out = SharedOut::new(out);
+    let work = work(&sequences, heads, head);
+    let body = |scratch: &mut Scratch, h: usize, block: Block| {
+        let Sequence { start, len, .. } = block.sequence;
+        simd::dispatch(Attend {
+            q: rows_of(q, &q_heads, h, start),
+            k: rows_of(k, &k_heads, h / group, start),
+            v: rows_of(v, &v_heads, h / group, start),
+            scale: of.scale,
+            head,
+            len,
+            queries: block.query..block.query + block.n_queries,
+            distances: Distances {
+                by: of.by,
+                causal: of.causal,
+                biases,
+                head: h,
+            },
+            scratch,
+            out,
+            // The result is a head's columns of the sequence's rows.
+            at: start * width + h * head,
+            stride: width,
+        });
+    };
+    // Keys and values are gathered for each block, of which there must be a few for each thread.
+    let most = match heads * sequences.len() >= 4 * rayon::current_num_threads() {
+        true => 4 * MAX_QUERIES,
+        false => MAX_QUERIES,
+    };
+    for_heads_and_blocks(heads, &blocks(&sequences, most), work, body);
+    Ok(())
+}
+
+/// Memory that a task keeps, for a panel of queries.
+#[derive(Default)]
+pub(super) struct Scratch {
+    rows: Rows,
+    /// `[head, queries]`, scaled.
+    queries: Lines,
+    /// `[keys, queries]`, which become the weights of values.
+    scores: Lines,
+    /// `[head, queries]`.
+    sums: Lines,
+}
+
+/// What is read, one row behind the other.
+#[derive(Default)]
+struct Rows {
+    /// `[keys, head]`.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// `[queries, head]`.
+    queries: Vec<f32>,
+}
+
+/// Attention of some queries of a sequence to its keys, for one head.
+pub(super) struct Attend<'a, 'b> {
+    /// Rows of the sequence.
+    pub q: Operand<'a>,
+    pub k: Operand<'a>,
+    pub v: Operand<'a>,
+    pub scale: f32,
+    /// Elements of a row.
+    pub head: usize,
+    /// Rows.
+    pub len: usize,
+    pub queries: Range<usize>,
+    pub distances: Distances<'a>,
+    pub scratch: &'b mut Scratch,
+    pub out: SharedOut<'a>,
+    /// Where the sequence's results start in `out`, whose rows are `stride` apart.
+    pub at: usize,
+    pub stride: usize,
+}
+
+impl WithSimd for Attend<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let lanes = S::F32_LANES;
+        let keys = self.seen(&self.queries);
+        let Scratch { rows, .. } = &mut *self.scratch;
+        // Rows of one head lie far from each other.
+        for (to, from, which) in [
+            (&mut rows.keys, self.k, &keys),
+            (&mut rows.values, self.v, &keys),
+            (&mut rows.queries, self.q, &self.queries),
+        ] {
+            to.clear();
+            for row in which.clone() {
+                to.extend_from_slice(&from.data[row * from.row..][..self.head]);
+            }
+        }
+        // As many sums as fit the registers together with what is multiplied.
+        let many = S::REGISTER_COUNT >= 32;
+        let most = lanes * if many { 3 } else { 2 };
+        for first in self.queries.clone().step_by(most) {
+            let queries = first..self.queries.end.min(first + most);
+            match (many, queries.len().div_ceil(lanes)) {
+                (true, 1) => self.panel::<S, 8, 1>(simd, queries),
+                (true, 2) => self.panel::<S, 8, 2>(simd, queries),
+                (true, _) => self.panel::<S, 8, 3>(simd, queries),
+                (false, 1) => self.panel::<S, 4, 1>(simd, queries),
+                (false, _) => self.panel::<S, 4, 2>(simd, queries),
+            }
+        }
+    }
+}
+
+impl Attend<'_, '_> {
+    /// The keys that any of some queries attends to: they see further the later they are.
+    fn seen(&self, queries: &Range<usize>) -> Range<usize> {
+        let Distances { by, causal, .. } = self.distances;
+        let of = |query| by.seen(causal, query, self.len);
+        of(queries.start).start..of(queries.end - 1).end
+    }
+
+    /// The queries of `N` vectors, by tiles of sums of `M` rows.
+    #[inline(always)]
+    fn panel<S: Simd, const M: usize, const N: usize>(&mut self, simd: S, queries: Range<usize>) {
+        let (head, cols) = (self.head, N * S::F32_LANES);
+        let (keys, first_key) = (self.seen(&queries), self.seen(&self.queries).start);
+        let Scratch {
+            rows,
+            queries: turned,
+            scores,
+            sums,
+        } = &mut *self.scratch;
+        let turned = turned.room(head * cols);
+        turned.fill(0.0);
+        let own = rows.queries[(queries.start - self.queries.start) * head..].chunks_exact(head);
+        let scale = self.scale * std::f32::consts::LOG2_E;
+        for (lane, row) in own.take(queries.len()).enumerate() {
+            for (to, x) in zip(turned[lane..].iter_mut().step_by(cols), row) {
+                *to = scale * x;
+            }
+        }
+        let turned = vectors::<S, N>(turned);
+        let scores = scores.room(KEYS * cols);
+        let sums = sums.room(head * cols);
+        sums.fill(0.0);
+        let mut softmax = Softmax {
+            max: [simd.splat_f32s(f32::NEG_INFINITY); N],
+            total: [simd.splat_f32s(0.0); N],
+        };
+        for key in keys.clone().step_by(KEYS) {
+            let block = key..keys.end.min(key + KEYS);
+            let scores = &mut scores[..block.len() * cols];
+            let of_block = (key - first_key) * head..(block.end - first_key) * head;
+            let (k, values) = (&rows.keys[of_block.clone()], &rows.values[of_block]);
+            let tiles = scores.chunks_mut(M * cols).zip(k.chunks(M * head));
+            for (scores, k) in tiles {
+                // Behind the last key, it is computed again and not stored.
+                let last = k.len() / head - 1;
+                let mut rows: [&[f32]; M] = [&[]; M];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    *row = &k[i.min(last) * head..][..head];
+                }
+                let mut products = [[simd.splat_f32s(0.0); N]; M];
+                add_products(simd, rows, turned, &mut products);
+                for (to, products) in zip(vectors_mut::<S, N>(scores), products) {
+                    *to = products;
+                }
+            }
+            self.distances
+                .add_biases(&queries, &block, self.len, cols, scores);
+            self.distances
+                .fill_unseen(&queries, &block, self.len, cols, scores, f32::NEG_INFINITY);
+            let corrections = softmax.step::<S>(simd, scores);
+            self.distances
+                .fill_unseen(&queries, &block, self.len, cols, scores, 0.0);
+            let weights = vectors::<S, N>(scores);
+            let (whole, rest) = sums.split_at_mut(head / M * M * cols);
+            for (i, sums) in whole.chunks_exact_mut(M * cols).enumerate() {
+                let values = &values[i * M..];
+                accumulate::<S, M, N>(simd, values, head, weights, corrections, sums);
+            }
+            for (i, sums) in rest.chunks_exact_mut(cols).enumerate() {
+                let values = &values[head / M * M + i..];
+                accumulate::<S, 1, N>(simd, values, head, weights, corrections, sums);
+            }
+        }
+        let one = simd.splat_f32s(1.0);
+        for sums in vectors_mut::<S, N>(sums) {
+            for j in 0..N {
+                sums[j] = simd.mul_f32s(sums[j], simd.div_f32s(one, softmax.total[j]));
+            }
+        }
+        for (lane, query) in queries.enumerate() {
+            let start = self.at + query * self.stride;
+            // SAFETY: these columns of the query's row are this task's.
+            let row = unsafe { self.out.slice(start..start + head) };
+            for (to, &sum) in zip(row, sums[lane..].iter().step_by(cols)) {
+                *to = sum;
+            }
+        }
+    }
+}
+
+impl Distances<'_> {
+    /// Adds biases to scores that have a row for each key of a block and a column for each query, in powers of two.
+    fn add_biases(
+        &self,
+        queries: &Range<usize>,
+        block: &Range<usize>,
+        n_keys: usize,
+        cols: usize,
+        scores: &mut [f32],
+    ) {
+        let Some(bias) = self.by.bias else { return };
+        for (lane, query) in queries.clone().enumerate() {
+            let seen = self.by.seen(self.causal, query, n_keys);
+            for key in seen.start.max(block.start)..seen.end.min(block.end) {
+                let bias = bias.at(self.biases, self.head, key as i64 - query as i64) as f32;
+                scores[(key - block.start) * cols + lane] += std::f32::consts::LOG2_E * bias;
+            }
+        }
+    }
+
+    /// Sets such scores of what queries do not see.
+    fn fill_unseen(
+        &self,
+        queries: &Range<usize>,
+        block: &Range<usize>,
+        n_keys: usize,
+        cols: usize,
+        scores: &mut [f32],
+        value: f32,
+    ) {
+        if !self.causal && self.by.window.is_none() {
+            return;
+        }
+        for (lane, query) in queries.clone().enumerate() {
+            let seen = self.by.seen(self.causal, query, n_keys);
+            let before = block.start..seen.start.min(block.end);
+            for key in before.chain(seen.end.max(block.start)..block.end) {
+                scores[(key - block.start) * cols + lane] = value;
+            }
+        }
+    }
+}
+
+/// `sums = corrections · sums + valuesᵀ · weights`, for the first `M` elements of each row of values.
+#[inline(always)]
+fn accumulate<S: Simd, const M: usize, const N: usize>(
+    simd: S,
+    values: &[f32],
+    stride: usize,
+    weights: &[[S::f32s; N]],
+    corrections: [S::f32s; N],
+    sums: &mut [f32],
+) {
+    let to = vectors_mut::<S, N>(sums);
+    let mut sums = [[simd.splat_f32s(0.0); N]; M];
+    for i in 0..M {
+        for j in 0..N {
+            sums[i][j] = simd.mul_f32s(to[i][j], corrections[j]);
+        }
+    }
+    for (key, weights) in weights.iter().enumerate() {
+        let row = &values[key * stride..][..M];
+        for i in 0..M {
+            let x = simd.splat_f32s(row[i]);
+            for j in 0..N {
+                sums[i][j] = simd.mul_add_e_f32s(x, weights[j], sums[i][j]);
+            }
+        }
+    }
+    for (to, sums) in zip(to, sums) {
+        *to = sums;
+    }
+}
+
+/// The online softmax of columns of scores in powers of two (Milakov and Gimelshein, algorithm 3).
+struct Softmax<V, const N: usize> {
+    /// The largest score of each column so far, and the sum of `2^(score − max)`.
+    max: [V; N],
+    total: [V; N],
+}
+
+impl<V: Copy, const N: usize> Softmax<V, N> {
+    /// Goes on with some rows, which become `2^(score − max)`. Returns the factors that bring what was summed before to the
+    /// maxima that now cover these rows.
+    #[inline(always)]
+    fn step<S: Simd<f32s = V>>(&mut self, simd: S, scores: &mut [f32]) -> [V; N] {
+        let scores = vectors_mut::<S, N>(scores);
+        let before = self.max;
+        for scores in scores.iter() {
+            for j in 0..N {
+                self.max[j] = simd.max_f32s(self.max[j], scores[j]);
+            }
+        }
+        let mut base = self.max;
+        let mut corrections = self.max;
+        for j in 0..N {
+            // A column that has seen nothing yet has no number to subtract.
+            let nothing = simd.equal_f32s(base[j], simd.splat_f32s(f32::NEG_INFINITY));
+            base[j] = simd.select_f32s(nothing, simd.splat_f32s(0.0), base[j]);
+            corrections[j] = exp2_of_negative(simd, simd.sub_f32s(before[j], base[j]));
+            self.total[j] = simd.mul_f32s(self.total[j], corrections[j]);
+        }
+        for scores in scores {
+            for j in 0..N {
+                scores[j] = exp2_of_negative(simd, simd.sub_f32s(scores[j], base[j]));
+                self.total[j] = simd.add_f32s(self.total[j], scores[j]);
+            }
+        }
+        corrections
+    }
+}

@@ -1,0 +1,74 @@
+//! 8-bit products by the instruction that multiplies quads (AVX-512 VNNI). It takes rows of activations as they are, and as
+//! few as there are.
+
+use std::{arch::x86_64::_mm512_dpbusd_epi32, iter::zip};
+
+use super::{
+    super::lines::Lines,
+    groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTORS, tiles},
+};
+
+/// Whether this CPU has the instruction.
+pub(super) fn is_supported() -> bool {
+    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")
+}
+
+/// A weight of integers in quads.
+pub(super) struct Quads {
+    panels: Panels,
+}
+
+impl Quads {
+    /// Packs `integers [n, k]`.
+    ///
+    /// # Panics
+    /// On a CPU without the instruction.
+    pub fn new(integers: &[i8], n: usize, k: usize) -> Self {
+        assert!(
+            is_supported(),
+            "who asks for products of quads has asked whether there are any"
+        );
+        let pack = |first: usize, panel: &mut [Group]| {
+            for col in 0..COLS.min(n - first) {
+                let row = &integers[(first + col) * k..][..k];
+                for (to, from) in zip(panel[col..].iter_mut().step_by(COLS), row.chunks(4)) {
+                    let mut quad = [0; 4];
+                    quad[..from.len()].copy_from_slice(bytemuck::cast_slice(from));
+                    *to = u32::from_le_bytes(quad);
+                }
+            }
+        };
+        Self {
+            panels: Panels::new(n, k.div_ceil(4), pack),
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.panels.bytes()
+    }
+
+    /// Calls `store` with a row's number and the sums of it and the next ones with the columns of a panel, from a multiple of 48
+    /// on. `x` has rows of whole quads.
+    pub fn multiply(
+        &self,
+        x: &Lines,
+        rows: usize,
+        col: usize,
+        mut store: impl FnMut(usize, &[[i32; COLS]]),
+    ) {
+        let panel = self.panels.from_column(col);
+        let depth = panel.len() / COLS;
+        let mut sums = [[0; COLS]; TILE_ROWS];
+        for row in (0..rows).step_by(TILE_ROWS) {
+            let n = TILE_ROWS.min(rows - row);
+            let x = &x.all()[row * depth..][..n * depth];
+            // SAFETY: a weight is packed on a CPU with the instruction only.
+            unsafe { sums_of(x, panel, depth, &mut sums) };
+            store(row, &sums[..n]);
+        }
+    }
+}
+
+tiles!("avx512f,avx512vnni", i32, |sums, x, w| _mm512_dpbusd_epi32(
+    sums, x, w
+));
