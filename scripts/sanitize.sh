@@ -14,7 +14,7 @@ export GEMMULE=${GEMMULE:-target/release/gemmule} LOGS=${LOGS:-$(mktemp -d)} RAY
 export SANITIZER=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
 export GPUS; GPUS=$(nvidia-smi -L | wc -l)
 # Their GEMMs are so large that racecheck takes seconds for one token.
-vocabularies="n30522_ n50265_"
+vocabularies="n30522_ n50265_ n50257_ n32000_ n128256_ n151936_"
 
 tasks() {
   local tool number=0 vocabulary part skip=""

@@ -9,6 +9,7 @@ mod attending;
 mod by_distance;
 mod cached;
 mod decode;
+mod decode_append;
 mod fused;
 mod long;
 mod operands;
@@ -28,6 +29,7 @@ pub use attending::Attending;
 pub use by_distance::{Bias, ByDistance};
 pub use cached::{Keys, MhaCached};
 pub use decode::MhaDecode;
+pub use decode_append::MhaDecodeAppend;
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
@@ -148,6 +150,10 @@ pub enum AttentionError {
     DecodeView,
     #[error("decode attention splits keys over {splits} CTAs; expected 1 to 8")]
     DecodeSplits { splits: u32 },
+    #[error("attention to a source adds nothing to its cache")]
+    AppendToSource,
+    #[error("decode attention cannot add to the cache: {0}")]
+    Append(String),
     #[error(
         "prefill attention over {dtype} elements; expected f16 or bf16, use the plain kernel for a cache"
     )]
@@ -254,6 +260,7 @@ pub fn representative() -> Vec<KernelSpec> {
     }
     all.extend(cached::representative());
     all.extend(decode::representative());
+    all.extend(decode_append::representative());
     all.extend(prefill::representative());
     all.extend(split_keys::representative());
     all.extend(wgmma::representative());

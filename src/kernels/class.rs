@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{
     KernelSpec,
-    attention::{Attending, MhaDecode, MhaPrefill},
+    attention::{Attending, MhaDecode, MhaDecodeAppend, MhaPrefill},
 };
 use crate::tensor::{Size, Symbol};
 
@@ -70,6 +70,7 @@ impl KernelSpec {
             | Self::MhaWgmma(_)
             | Self::MhaCached(_)
             | Self::MhaDecode(_)
+            | Self::MhaDecodeAppend(_)
             | Self::MhaPrefill(_)
             | Self::MhaLongScores(_)
             | Self::MhaLongReduce(_)
@@ -149,6 +150,10 @@ impl KernelSpec {
             Self::MhaOnline(k) => fused(&k.of),
             Self::MhaCached(k)
             | Self::MhaDecode(MhaDecode { plain: k, .. })
+            | Self::MhaDecodeAppend(MhaDecodeAppend {
+                decode: MhaDecode { plain: k, .. },
+                ..
+            })
             | Self::MhaPrefill(MhaPrefill { plain: k, .. }) => {
                 let one = attention(k.heads, k.head);
                 &one + &one

@@ -41,7 +41,8 @@ kernels! {
     DeferredLayerNormGemm, GemmPrepareAttention, GemmStream, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
     MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
-    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaPrefill, AppendCache,
+    MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
+    AppendCache,
     PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, ChooseToken, Candidates, BeamStep, Advance,
     RelativeScores,
 }
@@ -60,7 +61,7 @@ impl KernelSpec {
             Self::Advance(_) => 10,
             Self::GemmResidualNorm(k) if k.keeps_sum => 2,
             Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
-            Self::PrepareAttention(_) => 2,
+            Self::PrepareAttention(_) | Self::MhaDecodeAppend(_) => 2,
             Self::GemmPrepareAttention(_) => 3,
             Self::GemmStream(k) => k.n_writes(),
             _ => 1,

@@ -7,6 +7,7 @@ mod prepared;
 
 use std::collections::HashMap;
 
+use attention::Appending;
 use chains::Chains;
 pub use chains::alternatives;
 pub use error::LowerError;
@@ -77,6 +78,8 @@ struct Lowering<'a> {
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<Meta, TensorIndex>,
+    /// The attentions whose steps of one token add to the cache themselves.
+    appending: HashMap<NodeId, Appending>,
     /// Scratch tensors of implementations, by the node that they are named after.
     scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
 }
@@ -94,6 +97,7 @@ impl<'a> Lowering<'a> {
             program,
             tensor_of: HashMap::new(),
             meta_of: HashMap::new(),
+            appending: HashMap::new(),
             scratch_of: HashMap::new(),
         })
     }

@@ -270,7 +270,9 @@ impl Program {
                     ));
                 }
                 Place::Planned { .. } | Place::Cached(_)
-                    if !writes && !all_are_covered(step, &written[operand]) =>
+                    if !writes
+                        && !all_are_covered(step, &written[operand])
+                        && !self.adds_itself(step, kernel, operand) =>
                 {
                     return Err(format!(
                         "reads `{}`, which is not computed for all its batches",
@@ -302,10 +304,23 @@ impl Program {
             KernelSpec::MhaCached(k) => k,
             KernelSpec::MhaDecode(k) => &k.plain,
             KernelSpec::MhaPrefill(k) => &k.plain,
+            KernelSpec::MhaDecodeAppend(k) => {
+                let reads = &k.decode.plain;
+                let is_one = self.n_caches(cache, reads.kv_heads, reads.head) == Some(1);
+                return own && (is_one || self.n_appended(kernel, cache).is_some());
+            }
             _ => return own && self.n_appended(kernel, cache).is_some(),
         };
         let is_read = own == (reads.keys == Keys::Own);
         is_read && self.n_caches(cache, reads.kv_heads, reads.head) == Some(1)
+    }
+
+    /// Whether a kernel adds to the cache that it reads, which then holds what it needs.
+    fn adds_itself(&self, step: &Step, kernel: &KernelSpec, cache: usize) -> bool {
+        let first = step.operands.len().wrapping_sub(kernel.n_writes());
+        let added = step.operands.get(first);
+        matches!(kernel, KernelSpec::MhaDecodeAppend(_))
+            && added.is_some_and(|&added| self.written(step, added).contains(&cache))
     }
 
     /// How many caches a kernel adds to, from this one on; `None` where it is none that adds to it as it is laid out.
@@ -318,6 +333,12 @@ impl Program {
             }
             KernelSpec::PrepareAttention(k) if k.stride.is_some() => {
                 self.n_caches(cache, k.kv_heads.checked_mul(2)?, k.head)
+            }
+            KernelSpec::MhaDecodeAppend(k) => {
+                let append = k.append();
+                let own = self.caches.get(cache as usize)?;
+                let n = self.n_caches(cache, append.heads, append.head)?;
+                (!own.one_position).then_some(n)
             }
             _ => None,
         }
@@ -392,6 +413,7 @@ fn check_limit(step: &Step, batches: Batches, kernel: &KernelSpec) -> Result<(),
     let max_len = match kernel {
         KernelSpec::MhaShort(k) => Some(k.max_len),
         KernelSpec::MhaSplitKeys(_) => Some(MhaSplitKeys::MAX_LEN),
+        KernelSpec::MhaDecodeAppend(_) => Some(1),
         KernelSpec::AttentionSoftmax(k) => k.form.max_len(),
         _ => None,
     };

@@ -5,8 +5,9 @@ use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            Attending, AttentionError, MhaCached, MhaDecode, MhaLongContext, MhaLongReduce,
-            MhaLongScores, MhaOnline, MhaPrefill, MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
+            Attending, AttentionError, HeadView, MhaCached, MhaDecode, MhaDecodeAppend,
+            MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaPrefill, MhaShort,
+            MhaSplitKeys, MhaTile, MhaWgmma,
         },
         chain::Chain,
     },
@@ -152,6 +153,10 @@ impl Attention {
     }
 }
 
+/// Batches in which every sequence has one token, and those with longer pieces.
+const STEPS: Interval = Interval::new(0, Some(1));
+const PIECES: Interval = Interval::new(1, None);
+
 /// Attention to a KV cache, whichever kernel computes it, given by the kernel that serves every shape and card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedAttention(pub MhaCached);
@@ -174,10 +179,9 @@ impl CachedAttention {
             (true, true) => Dispatch::always(tiles.into()),
             (false, false) => steps,
             (false, true) => {
-                let one = Interval::new(0, Some(1));
                 let of_one = steps.entries().iter().map(|entry| Entry {
                     batches: Batches {
-                        longest: one,
+                        longest: STEPS,
                         ..entry.batches
                     },
                     choice: entry.choice.clone(),
@@ -191,12 +195,44 @@ impl CachedAttention {
                         longer(Interval::new(1, Some(Self::SHORT)), tiles),
                         longer(Interval::new(Self::SHORT, None), long),
                     ],
-                    None => vec![longer(Interval::new(1, None), tiles)],
+                    None => vec![longer(PIECES, tiles)],
                 };
                 let all = Dispatch::of(of_one.chain(pieces).collect());
                 by_rounds(&all, machine, self.0.heads)
             }
         }
+    }
+
+    /// The same, where the kernel of steps adds a token's key and value, columns of `x`, to the cache as well: the dispatch of steps,
+    /// and that of longer pieces, before which another launch does. `None` where no kernel does both.
+    pub fn appending(&self, machine: &Machine, x: HeadView) -> Option<[Dispatch<KernelSpec>; 2]> {
+        let (mut steps, mut pieces) = (Vec::new(), Vec::new());
+        for entry in self.by_length(machine).entries() {
+            let part = |longest: Interval| Batches {
+                longest: entry.batches.longest.within(longest),
+                ..entry.batches
+            };
+            let (one, longer) = (part(STEPS), part(PIECES));
+            if !one.is_empty() {
+                let KernelSpec::MhaDecode(decode) = &entry.choice else {
+                    return None;
+                };
+                let decode = decode.clone();
+                let choice = MhaDecodeAppend { decode, x };
+                choice.check().ok()?;
+                steps.push(Entry {
+                    batches: one,
+                    choice: choice.into(),
+                });
+            }
+            if !longer.is_empty() {
+                pieces.push(Entry {
+                    batches: longer,
+                    choice: entry.choice.clone(),
+                });
+            }
+        }
+        Some([steps, pieces].map(Dispatch::of))
     }
 
     /// One kernel for every batch, with one number of splits, so that a row is computed in one order whatever the batch.
@@ -446,6 +482,50 @@ mod tests {
             ]
         );
         assert!(Batches::ALL.is_covered_by(&usual.covered()));
+    }
+
+    #[test]
+    fn steps_add_to_the_cache_themselves_where_their_kernel_serves() {
+        let x = |head| HeadView::TokenMajor {
+            offset: 12 * head,
+            stride: 20 * head,
+        };
+        let hopper = testing::hopper();
+        let [steps, pieces] = cached(64, DType::F16)
+            .appending(&hopper, x(64))
+            .expect("both");
+        let all = shown(&steps);
+        assert_eq!(all.len(), 3);
+        assert!(
+            all.iter()
+                .all(|line| line.ends_with("longest up to 1: mha_decode"))
+        );
+        assert_eq!(
+            shown(&pieces),
+            [
+                "longest 2 to 192: mha_prefill",
+                "longest above 192: mha_wgmma_persistent"
+            ]
+        );
+        let covered = [steps.covered(), pieces.covered()].concat();
+        assert!(Batches::ALL.is_covered_by(&covered));
+        // One kernel serves any batch in f32, and adds its own in steps alone.
+        let usual = testing::usual();
+        let [steps, pieces] = cached(64, DType::F32)
+            .appending(&usual, x(64))
+            .expect("both");
+        assert_eq!(shown(&steps), ["longest up to 1: mha_decode"]);
+        assert_eq!(shown(&pieces), ["longest above 1: mha_decode"]);
+        assert!(cached(16, DType::F16).appending(&usual, x(16)).is_none());
+        let unaligned = HeadView::TokenMajor {
+            offset: 12 * 64 + 4,
+            stride: 20 * 64 + 8,
+        };
+        assert!(
+            cached(64, DType::F16)
+                .appending(&usual, unaligned)
+                .is_none()
+        );
     }
 
     #[test]

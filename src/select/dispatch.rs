@@ -35,6 +35,15 @@ impl Interval {
         self.above.max(other.above) < self.end().min(other.end())
     }
 
+    /// The sizes in both.
+    pub fn within(self, other: Self) -> Self {
+        let ends = [self.up_to, other.up_to];
+        Self {
+            above: self.above.max(other.above),
+            up_to: ends.into_iter().flatten().min(),
+        }
+    }
+
     fn end(self) -> u64 {
         self.up_to.unwrap_or(u64::MAX)
     }

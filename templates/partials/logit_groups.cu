@@ -73,57 +73,111 @@
     const float temperature = request.temperature;
 {% endif %}
 
-    // The best token of each group of this CTA. Sums of exponentials are over that of the largest logit so far.
+    // The best token of each group of this CTA. Sums of exponentials are over that of the largest logit so far. Where the CTA has
+    // more warps than pieces, several share the accesses to a piece, and the first of them merges what they found.
     constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : 8;  // accesses
-    for (unsigned int piece = warp * gridDim.x + blockIdx.x; piece < PIECES; piece += WARPS * gridDim.x) {
-        const unsigned int begin = piece * PIECE + lane * N;
-        unsigned int best_id = begin, wrong_id = VOCABULARY;
-        float raw_max = -infinite, raw_sum = 0.0f, top = -infinite, sum = 0.0f;
-        for (unsigned int k = 0; k < PACKS && begin + k * 32 * N < VOCABULARY; k += AT_ONCE) {
+    const unsigned int n_pieces = (PIECES - blockIdx.x + gridDim.x - 1) / gridDim.x;
+    const unsigned int sharers = max(1u, WARPS / n_pieces), share = warp % sharers;
+    const unsigned int accesses = (PACKS + sharers - 1) / sharers;
+    static_assert(2 * THREADS <= MOST_CANDIDATES && THREADS <= MOST_GROUPS);
+    Mass* found_best = masses;  // by thread, as what follows
+    float2* found_raw = reinterpret_cast<float2*>(masses + THREADS);
+    float* found_sum = reinterpret_cast<float*>(bests);
+    auto leave = [&](unsigned int piece, Mass best, float2 raw, float sum) {
+        const unsigned int at = row * MOST_GROUPS + piece * 32 + lane;
+        const bool has_tokens = piece * PIECE + lane * N < VOCABULARY;
+        best_of_group[at] = static_cast<long long>(best);
+        if (has_tokens && logs) raw_of_group[2 * at] = raw.x, raw_of_group[2 * at + 1] = raw.y;
+        if (has_tokens && weighs) sum_of_group[at] = sum;
+    };
+    for (unsigned int nth = warp / sharers; nth < n_pieces; nth += WARPS / sharers) {
+        const unsigned int piece = nth * gridDim.x + blockIdx.x;
+        const unsigned int begin = piece * PIECE + lane * N, first_access = share * accesses, end = min(PACKS, first_access + accesses);
+        unsigned int best_id = begin + first_access * 32 * N, wrong_id = VOCABULARY;
+        // A group of no token is below all others.
+        const bool is_empty = first_access >= end || best_id >= VOCABULARY;
+        float2 raw = {-infinite, 0.0f};  // the largest, and the sum
+        float top = -infinite, sum = 0.0f;
+        for (unsigned int k = first_access; k < end && begin + k * 32 * N < VOCABULARY; k += AT_ONCE) {
+            auto first_of = [&](unsigned int i) { return k + i < end ? begin + (k + i) * 32 * N : VOCABULARY; };
             Pack<T, N> packs[AT_ONCE];
-            auto first_of = [&](unsigned int i) { return k + i < PACKS ? begin + (k + i) * 32 * N : VOCABULARY; };
 #pragma unroll
             for (unsigned int i = 0; i < AT_ONCE; ++i) {
                 if (first_of(i) < VOCABULARY) packs[i] = load_pack<N>(from + first_of(i));
             }
             float x[AT_ONCE * N];
-            const float raw_before = raw_max, top_before = top;
+            bool is_wrong = false;
 #pragma unroll
             for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
-                const unsigned int first = first_of(i / N), id = first + i % N;
-                x[i] = -infinite;
-                if (first >= VOCABULARY) continue;
-                x[i] = to_float(packs[i / N].at[i % N]);
+                x[i] = first_of(i / N) < VOCABULARY ? to_float(packs[i / N].at[i % N]) : -infinite;
+                is_wrong |= !(x[i] < infinite);
+            }
+            if (is_wrong) {
                 // The later reads of a row whose logits are wrong do not matter.
-                if (!(x[i] < infinite)) wrong_id = min(wrong_id, id);
-                raw_max = fmaxf(raw_max, x[i]);
-                const float y = ruled(id, x[i]);
-                // Of equal logits the lower id stays.
-                if (y > top) top = y, best_id = id;
-                if (!logs) x[i] = y;
-            }
-            if (logs && raw_max > -infinite) {
-                raw_sum *= expf(raw_before - raw_max);
-#pragma unroll
-                for (unsigned int i = 0; i < AT_ONCE * N; ++i) raw_sum += expf(x[i] - raw_max);
-            }
-            if (weighs && top > -infinite) {
-                sum *= expf(top_before / temperature - top / temperature);
 #pragma unroll
                 for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
-                    const unsigned int first = first_of(i / N);
-                    const float y = logs && first < VOCABULARY ? ruled(first + i % N, x[i]) : x[i];
-                    sum += expf(y / temperature - top / temperature);
+                    if (!(x[i] < infinite)) wrong_id = min(wrong_id, first_of(i / N) + i % N);
                 }
             }
+            if (logs) {
+                const float before = raw.x;
+#pragma unroll
+                for (unsigned int i = 0; i < AT_ONCE * N; ++i) raw.x = fmaxf(raw.x, x[i]);
+                if (raw.x > -infinite) {
+                    raw.y *= expf(before - raw.x);
+#pragma unroll
+                    for (unsigned int i = 0; i < AT_ONCE * N; ++i) raw.y += expf(x[i] - raw.x);
+                }
+            }
+            if (penalises || forbids) {
+#pragma unroll
+                for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
+                    if (first_of(i / N) < VOCABULARY) x[i] = ruled(first_of(i / N) + i % N, x[i]);
+                }
+            }
+            const float before = top;
+            unsigned int at = AT_ONCE * N;
+#pragma unroll
+            for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
+                // Of equal logits the lower id stays.
+                if (x[i] > top) top = x[i], at = i;
+            }
+            if (at < AT_ONCE * N) best_id = begin + (k + at / N) * 32 * N + at % N;
+            if (weighs && top > -infinite) {
+                sum *= expf(before / temperature - top / temperature);
+#pragma unroll
+                for (unsigned int i = 0; i < AT_ONCE * N; ++i) sum += expf(x[i] / temperature - top / temperature);
+            }
         }
-        const unsigned int at = row * MOST_GROUPS + piece * 32 + lane;
         const bool is_wrong = wrong_id < VOCABULARY;
-        const Mass best = static_cast<Mass>(is_wrong ? KEY_OF_WRONG : key_of(top)) << 32 | (0xffffffffu - (is_wrong ? wrong_id : best_id));
-        // A group of no token is below all others.
-        best_of_group[at] = begin < VOCABULARY ? static_cast<long long>(best) : 0;
-        if (begin < VOCABULARY && logs) raw_of_group[2 * at] = raw_max, raw_of_group[2 * at + 1] = raw_sum;
-        if (begin < VOCABULARY && weighs) sum_of_group[at] = sum;
+        Mass best = static_cast<Mass>(is_wrong ? KEY_OF_WRONG : key_of(top)) << 32 | (0xffffffffu - (is_wrong ? wrong_id : best_id));
+        if (is_empty) best = 0;
+        if (sharers == 1) {
+            leave(piece, best, raw, sum);
+        } else {
+            found_best[thread] = best;
+            found_raw[thread] = raw;
+            found_sum[thread] = sum;
+        }
+    }
+    if (sharers > 1) {
+        __syncthreads();
+        if (share == 0 && warp / sharers < n_pieces) {
+            Mass best = 0;
+            float2 raw = {-infinite, 0.0f};
+            float sum = 0.0f;
+            for (unsigned int i = thread; i < thread + sharers * 32; i += 32) {
+                best = Larger::of(best, found_best[i]);
+                raw.x = fmaxf(raw.x, found_raw[i].x);
+            }
+            const float top = of_key(best >> 32);
+            for (unsigned int i = thread; i < thread + sharers * 32; i += 32) {
+                const unsigned int key = found_best[i] >> 32;
+                if (logs && found_raw[i].x > -infinite) raw.y += found_raw[i].y * expf(found_raw[i].x - raw.x);
+                if (weighs && key > KEY_OF_NOTHING) sum += found_sum[i] * expf(of_key(key) / temperature - top / temperature);
+            }
+            leave(warp / sharers * gridDim.x + blockIdx.x, best, raw, sum);
+        }
     }
     __threadfence();
     __syncthreads();

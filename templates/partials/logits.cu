@@ -10,8 +10,6 @@ constexpr unsigned int MOST_GROUPS = {{ most_groups }};
 constexpr unsigned int PACKS = {{ packs }};                          // accesses of a lane to a group
 // A warp reads a piece of the row at once: each of its lanes has a group, every 32nd access of the piece.
 constexpr unsigned int PIECE = 32 * N * PACKS, PIECES = (VOCABULARY + PIECE - 1) / PIECE, GROUPS = 32 * PIECES;
-constexpr unsigned int GROUPS_AT_ONCE = 4;                          // whose candidates a warp gathers together
-constexpr unsigned int PACKS_OF_LANE = (PACKS + 31) / 32;           // where a warp reads a group
 constexpr unsigned int MOST_CANDIDATES = {{ most_candidates }};
 constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // the largest k that groups bound
 constexpr unsigned int ALL_LANES = 0xffffffffu;
@@ -86,6 +84,19 @@ __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mas
     return threshold;
 }
 
+// How many neighbouring lanes, a power of two, compare each of `n` things with all others: as many as there are threads for.
+__device__ __forceinline__ unsigned int lookers_of(unsigned int n) {
+    unsigned int lookers = 1;
+    while (lookers < 8 && 2 * lookers * n <= THREADS) lookers *= 2;
+    return lookers;
+}
+
+// What the lanes of a thing found together. All lanes of a warp call it.
+template <typename Value> __device__ __forceinline__ Value sum_of_lookers(Value value, unsigned int lookers) {
+    for (unsigned int offset = lookers / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
+    return value;
+}
+
 // The k-th largest of the maxima of 2k or more merged groups, which no more than the k-th largest logit can be, or 0. Every
 // thread gets it; `merged` has room for 4k, and `found` is 0 before.
 __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests, unsigned int k, unsigned int* merged, unsigned int* found) {
@@ -97,46 +108,42 @@ __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests,
         merged[i] = largest;
     }
     __syncthreads();
-    for (unsigned int i = threadIdx.x; i < n; i += THREADS) {
-        const unsigned int key = merged[i];
+    const unsigned int lookers = lookers_of(n);
+    for (unsigned int nth = threadIdx.x; nth < n * lookers; nth += THREADS) {
+        const unsigned int i = nth / lookers, key = merged[i];
         unsigned int before = 0;
 #pragma unroll 8
-        for (unsigned int j = 0; j < n; ++j) before += merged[j] > key || (merged[j] == key && j < i);
-        if (before == k - 1) *found = key;
+        for (unsigned int j = nth % lookers; j < n; j += lookers) before += merged[j] > key || (merged[j] == key && j < i);
+        if (sum_of_lookers(before, lookers) == k - 1) *found = key;
     }
     __syncthreads();
     return *found;
 }
 
-// Calls `visit(id, logit)` for each token of these groups, by the warps of the CTA.
+// Calls `visit(id, logit)` for each token of these groups. A thread has one access to one of them after another.
 template <typename Group, typename Visit>
 __device__ __forceinline__ void each_of_groups(const T* row, const Group* groups, unsigned int n, Visit visit) {
-    const unsigned int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (unsigned int i = warp; i < n; i += WARPS * GROUPS_AT_ONCE) {
-        Pack<T, N> packs[GROUPS_AT_ONCE][PACKS_OF_LANE];
+    constexpr unsigned int AT_ONCE = N > 1 ? 2 : 8;  // accesses under way
+    for (unsigned int i = threadIdx.x; i < n * PACKS; i += THREADS * AT_ONCE) {
+        Pack<T, N> packs[AT_ONCE];
         // The first token of an access, or none.
-        auto first_of = [&](unsigned int g, unsigned int k) {
-            const unsigned int at = i + g * WARPS, nth = k * 32 + lane;
-            if (at >= n || nth >= PACKS) return VOCABULARY;
-            const unsigned int group = static_cast<unsigned int>(groups[at]);
+        auto first_of = [&](unsigned int a) {
+            const unsigned int at = i + a * THREADS, nth = at % PACKS;
+            if (at >= n * PACKS) return VOCABULARY;
+            const unsigned int group = static_cast<unsigned int>(groups[at / PACKS]);
             return group / 32 * PIECE + (nth * 32 + group % 32) * N;
         };
+        unsigned int first[AT_ONCE];
 #pragma unroll
-        for (unsigned int g = 0; g < GROUPS_AT_ONCE; ++g) {
-#pragma unroll
-            for (unsigned int k = 0; k < PACKS_OF_LANE; ++k) {
-                if (first_of(g, k) < VOCABULARY) packs[g][k] = load_pack<N>(row + first_of(g, k));
-            }
+        for (unsigned int a = 0; a < AT_ONCE; ++a) {
+            first[a] = first_of(a);
+            if (first[a] < VOCABULARY) packs[a] = load_pack<N>(row + first[a]);
         }
 #pragma unroll
-        for (unsigned int g = 0; g < GROUPS_AT_ONCE; ++g) {
+        for (unsigned int a = 0; a < AT_ONCE; ++a) {
+            if (first[a] >= VOCABULARY) continue;
 #pragma unroll
-            for (unsigned int k = 0; k < PACKS_OF_LANE; ++k) {
-                const unsigned int first = first_of(g, k);
-                if (first >= VOCABULARY) continue;
-#pragma unroll
-                for (unsigned int j = 0; j < N; ++j) visit(first + j, to_float(packs[g][k].at[j]));
-            }
+            for (unsigned int j = 0; j < N; ++j) visit(first[a] + j, to_float(packs[a].at[j]));
         }
     }
 }

@@ -110,7 +110,25 @@ impl MhaDecode {
 
     /// Tiles in flight of a warp.
     fn stages(&self) -> u32 {
-        (self.room().0 / (self.warps() * self.stage_bytes())).clamp(2, 3)
+        let most = if self.is_small() { 2 } else { 3 };
+        (self.room().0 / (self.warps() * self.stage_bytes())).clamp(2, most)
+    }
+
+    /// Whether a CTA has little to do: six of them on an SM hide more of each other's beginnings and ends than a third tile of
+    /// each warp would.
+    fn is_small(&self) -> bool {
+        let plain = &self.plain;
+        let one_query = plain.heads == plain.kv_heads && plain.dtype != DType::F32;
+        one_query && plain.head <= 64 && self.splits == 1
+    }
+
+    /// CTAs that an SM must have registers for. Without a minimum ptxas may spill.
+    fn min_ctas(&self) -> u32 {
+        match self.plain.head {
+            _ if self.is_small() => 6,
+            129.. => 1,
+            _ => 2,
+        }
     }
 }
 
@@ -153,8 +171,9 @@ impl Kernel for MhaDecode {
             ("warps", self.warps().into()),
             ("stages", self.stages().into()),
             ("splits", self.splits.into()),
-            ("min_ctas", if plain.head > 128 { 1u32 } else { 2 }.into()),
+            ("min_ctas", self.min_ctas().into()),
             ("cluster", cluster.into()),
+            ("appends", false.into()),
             ("q_column", plain.q.column().into()),
             ("q_stride", plain.q.stride(plain.head).into()),
             ("out_stride", (plain.heads * plain.head).into()),

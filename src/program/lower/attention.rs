@@ -22,6 +22,14 @@ enum Launches {
     Several(Chain),
 }
 
+/// How an attention is launched whose steps of one token add to the cache themselves.
+pub(super) struct Appending {
+    steps: Dispatch<KernelSpec>,
+    pieces: Dispatch<KernelSpec>,
+    /// Those of the launch that adds to the cache before longer pieces: what it reads, and the cache.
+    operands: Vec<TensorIndex>,
+}
+
 impl Lowering<'_> {
     pub(super) fn attention(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
@@ -133,6 +141,37 @@ impl Lowering<'_> {
         }))
     }
 
+    /// Whether the steps of an attention add to the cache what `kernel` adds before longer pieces. Then [`Self::attention`] finds
+    /// how.
+    pub(super) fn appending(
+        &mut self,
+        attention: Option<NodeId>,
+        kernel: &KernelSpec,
+        operands: &[TensorIndex],
+    ) -> bool {
+        let (Some(id), KernelSpec::AppendCache(append)) = (attention, kernel) else {
+            return false;
+        };
+        let Op::Attention(of) = self.graph.op(id) else {
+            return false;
+        };
+        // A problem is told when the attention is lowered.
+        let plain = self.cached(id, of).ok().flatten();
+        let plain = plain.filter(|_| !self.options.invariant);
+        let both = plain.map(CachedAttention);
+        let both = both.and_then(|both| both.appending(self.options.machine, append.x));
+        let Some([steps, pieces]) = both else {
+            return false;
+        };
+        let appending = Appending {
+            steps,
+            pieces,
+            operands: operands.to_vec(),
+        };
+        self.appending.insert(id, appending);
+        true
+    }
+
     fn cached_attention(&mut self, id: NodeId, kernel: MhaCached) -> TensorIndex {
         let node = self.graph.node(id);
         let operands = self.graph.operands(id);
@@ -144,6 +183,13 @@ impl Lowering<'_> {
         tensors.push(out);
         let machine = self.options.machine;
         let attention = CachedAttention(kernel);
+        if let Some(appending) = self.appending.remove(&id) {
+            let reads = tensors.iter().take(tensors.len() - 1);
+            let operands = reads.chain(&appending.operands).chain([&out]);
+            self.step(id, appending.steps, operands.copied().collect());
+            self.step(id, appending.pieces, tensors);
+            return out;
+        }
         let dispatch = match self.options.invariant {
             true => attention.invariant(machine),
             false => attention.by_length(machine),

@@ -35,6 +35,8 @@ pub(super) struct Preparation {
     writes: Writes,
     /// Whether nothing else reads the columns that it prepares of the first operand.
     is_alone: bool,
+    /// The attention that alone reads rows which it adds to a cache as they are.
+    attention: Option<NodeId>,
 }
 
 /// What a launch writes.
@@ -71,6 +73,7 @@ impl Prepared {
             }
             let launch = Preparation {
                 is_alone: launch.is_alone_in(graph, &nodes, id, of),
+                attention: launch.is_added_for(graph, id).then_some(id),
                 ..launch
             };
             if let Some(&last) = nodes.iter().max_by_key(|&node| place.get(node)) {
@@ -141,6 +144,20 @@ impl Preparation {
             && stride == kernel.row
             && apart
             && !graph.is_output(x)
+    }
+
+    /// Whether it adds rows as they are to caches that this attention alone reads.
+    fn is_added_for(&self, graph: &Graph, attention: NodeId) -> bool {
+        let Writes::Cache {
+            queries: None,
+            keys,
+            values,
+        } = self.writes
+        else {
+            return false;
+        };
+        let mut caches = [keys, values].into_iter();
+        caches.all(|cache| graph.consumers(cache).iter().eq([&attention]))
     }
 
     /// The nodes of the two values of a site.
@@ -250,6 +267,7 @@ fn find(
                 values,
             },
             is_alone: false,
+            attention: None,
         };
         return (rows == value_rows).then(|| (vec![keys, values], launch));
     }
@@ -356,6 +374,7 @@ fn preparation(
         writes: Writes::Rows([written(queries)?, written(key)?]),
         kernel: kernel.into(),
         is_alone: false,
+        attention: None,
     })
 }
 
@@ -418,7 +437,11 @@ impl Lowering<'_> {
         self.values_of(id);
         if let Writes::Cache { keys, .. } = launch.writes {
             operands.push(self.tensor_of[&keys]);
-            self.step(keys, Dispatch::always(launch.kernel), operands);
+            let dispatch = match self.appending(launch.attention, &launch.kernel, &operands) {
+                true => Dispatch::by_longest([(Some(1), None), (None, Some(launch.kernel))]),
+                false => Dispatch::always(launch.kernel),
+            };
+            self.step(keys, dispatch, operands);
         }
     }
 

@@ -150,6 +150,9 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::MhaDecode(k) => cached(&k.plain)
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.plain.dtype),
+        K::MhaDecodeAppend(k) => cached(&k.decode.plain)
+            .and_then(|()| k.check().map_err(|e| e.to_string()))
+            .map(|()| k.decode.plain.dtype),
         K::MhaPrefill(k) => cached(&k.plain)
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.plain.dtype),

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     kernels::{KernelSpec, Meta},
     plan::Plan,
-    program::{LaunchError, Place, Program, SizeOverflow, Step},
+    program::{LaunchError, Place, Program, SizeOverflow, Step, TensorIndex},
     tensor::{DType, Extents},
 };
 
@@ -401,10 +401,30 @@ impl<'a> Run<'a> {
             return Ok(None);
         };
         let kernel = &program.kernels[kernel];
+        let done = match kernel {
+            // A launch that reads what it adds to the cache: operands of one kernel here share no bytes.
+            KernelSpec::MhaDecodeAppend(both) => both
+                .in_turn(&step.operands)
+                .iter()
+                .try_for_each(|(kernel, operands)| self.launch(kernel, operands, &extents)),
+            _ => self.launch(kernel, &step.operands, &extents),
+        };
+        done.map_err(|source| CpuError::Step {
+            step: step.name.clone(),
+            source,
+        })?;
+        Ok(Some(kernel))
+    }
+
+    fn launch(
+        &self,
+        kernel: &KernelSpec,
+        operands: &[TensorIndex],
+        extents: &Extents,
+    ) -> Result<(), OpError> {
+        let program = &self.model.program;
         let n_writes = kernel.n_writes();
-        let (reads, writes) = step
-            .operands
-            .split_at(step.operands.len().saturating_sub(n_writes));
+        let (reads, writes) = operands.split_at(operands.len().saturating_sub(n_writes));
         let multiplied = ops::weight_of(kernel).map(|(at, _)| at);
         let reads: Vec<Read<'_>> = reads
             .iter()
@@ -412,8 +432,8 @@ impl<'a> Run<'a> {
             .map(|(at, &operand)| match &program.tensors[operand].place {
                 Place::Batch(meta) => self.data.read(*meta),
                 Place::Weight(_) => self.model.weights.read(operand, multiplied == Some(at)),
-                // SAFETY: the step writes `writes` only, whose bytes no other operand of it shares.
-                // A step reads the cache or adds to it, never both.
+                // SAFETY: the kernel writes `writes` only, whose bytes no other operand of it shares.
+                // A kernel reads the cache or adds to it, never both.
                 Place::Planned { .. } | Place::Cached(_) => {
                     Read::Real(unsafe { self.slice(operand) })
                 }
@@ -425,10 +445,6 @@ impl<'a> Run<'a> {
             // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
             .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
             .collect();
-        ops::run(kernel, &extents, &reads, &mut writes).map_err(|source| CpuError::Step {
-            step: step.name.clone(),
-            source,
-        })?;
-        Ok(Some(kernel))
+        ops::run(kernel, extents, &reads, &mut writes)
     }
 }

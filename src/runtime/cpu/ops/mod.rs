@@ -157,6 +157,8 @@ pub enum OpError {
         /// In words.
         expected: String,
     },
+    #[error("{op} reads the cache that it adds to; on the CPU two kernels do that in turn")]
+    InTurn { op: &'static str },
     #[error("{op} brings batches to a device; on the CPU a batch is packed when it is made")]
     Packing { op: &'static str },
     #[error(
@@ -232,6 +234,9 @@ pub fn run(
     if let KernelSpec::GemmResidualNorm(k) = spec {
         return gemm::gemm_residual_norm(k, extents, reads, writes);
     }
+    if matches!(spec, KernelSpec::MhaDecodeAppend(_)) {
+        return Err(OpError::InTurn { op });
+    }
     let [out] = writes else {
         return Err(wrong("one tensor"));
     };
@@ -284,6 +289,7 @@ pub fn run(
         | KernelSpec::GemmStream(_)
         | KernelSpec::GemmPrepareAttention(_)
         | KernelSpec::GemmResidualNorm(_)
+        | KernelSpec::MhaDecodeAppend(_)
         | KernelSpec::PrepareAttention(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
@@ -391,7 +397,7 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::MhaOnline(_) => "mha_online",
         KernelSpec::MhaSplitKeys(_) => "mha_split_keys",
         KernelSpec::MhaCached(_) => "mha_cached",
-        KernelSpec::MhaDecode(_) => "mha_decode",
+        KernelSpec::MhaDecode(_) | KernelSpec::MhaDecodeAppend(_) => "mha_decode",
         KernelSpec::MhaPrefill(_) => "mha_prefill",
         KernelSpec::AppendCache(_) => "append_cache",
         KernelSpec::PrepareAttention(_) => "prepare_attention",

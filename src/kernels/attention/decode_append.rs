@@ -1,0 +1,178 @@
+//! Attention of single tokens to a KV cache, to which the same launch adds their keys and values.
+
+use serde::{Deserialize, Serialize};
+
+use super::{AttentionError, HeadView, Keys, MhaDecode, params};
+use crate::{
+    kernels::{
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Meta, Param, Role,
+        Tolerance,
+        cache::{AppendCache, index, pool},
+        rows::read_meta,
+    },
+    machine::Machine,
+    tensor::{Extents, Shape, Symbol},
+};
+
+/// [`MhaDecode`]'s parameters, then `x [tokens, x.stride]` and `token_slots [tokens]` → `cache [blocks, stride]` as
+/// [`AppendCache`] leaves it, and `out`: what a launch of that kernel and one of attention compute, for sequences of one token.
+///
+/// Attention reads the newest key and value where the projection left them, so that no CTA waits for another one's store.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MhaDecodeAppend {
+    pub decode: MhaDecode,
+    /// Where a token's keys lie, head by head; values follow them.
+    pub x: HeadView,
+}
+
+impl MhaDecodeAppend {
+    /// Whether the kernel can be generated as described.
+    pub fn check(&self) -> Result<(), AttentionError> {
+        self.decode.check()?;
+        if self.decode.plain.keys == Keys::Source {
+            return Err(AttentionError::AppendToSource);
+        }
+        let (append, plain) = (self.append(), &self.decode.plain);
+        let views = [("x", self.x, append.heads)];
+        super::operands::check_views(plain.head, plain.dtype, &views)?;
+        append.check().map_err(AttentionError::Append)
+    }
+
+    /// The two kernels that compute the same one after the other, each with its own of this one's operands.
+    pub fn in_turn<T: Copy>(&self, operands: &[T]) -> [(KernelSpec, Vec<T>); 2] {
+        // The last two that it reads are the first kernel's, which writes the cache.
+        let n_reads = operands.len().saturating_sub(4);
+        let (of_attention, rest) = operands.split_at(n_reads);
+        let (of_append, out) = rest.split_at(rest.len().min(3));
+        [
+            (self.append().into(), of_append.to_vec()),
+            (self.decode.clone().into(), [of_attention, out].concat()),
+        ]
+    }
+
+    /// The kernel that adds to the cache alone.
+    pub fn append(&self) -> AppendCache {
+        let plain = &self.decode.plain;
+        AppendCache {
+            heads: 2 * plain.kv_heads,
+            head: plain.head,
+            x: self.x,
+            of_sequence: false,
+            stride: plain.stride,
+            dtype: plain.dtype,
+        }
+    }
+}
+
+impl Kernel for MhaDecodeAppend {
+    fn symbol(&self) -> String {
+        let (column, stride) = (self.x.column(), self.x.stride(self.decode.plain.head));
+        format!("{}_append{column}of{stride}", self.decode.symbol())
+    }
+
+    fn definition(&self) -> String {
+        let (column, stride) = (self.x.column(), self.x.stride(self.decode.plain.head));
+        format!("{}_append{column}of{stride}", self.decode.definition())
+    }
+
+    fn template(&self) -> &'static str {
+        self.decode.template()
+    }
+
+    fn constants(&self) -> Constants {
+        let plain = &self.decode.plain;
+        let keys = self.x.column();
+        let mut constants = self.decode.constants();
+        constants.extend(Constants::from([
+            ("appends", true.into()),
+            ("kv_heads", plain.kv_heads.into()),
+            ("key_column", keys.into()),
+            ("value_column", (keys + plain.kv_heads * plain.head).into()),
+            ("x_stride", self.x.stride(plain.head).into()),
+        ]));
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let plain = &self.decode.plain;
+        let mut all = self.decode.params();
+        let is_write = |param: &Param| matches!(param.role, Role::Write { .. });
+        let at = all.iter().position(is_write).unwrap_or(all.len());
+        let x = self.x.shape(2 * plain.kv_heads, plain.head);
+        let slots = Shape::new([Symbol::Tokens.into()]);
+        let added = [
+            params::read("x", plain.dtype, x),
+            read_meta("token_slots", Meta::TokenSlots, slots),
+            params::write("cache", plain.dtype, pool(plain.stride)),
+        ];
+        all.splice(at..at, added);
+        all
+    }
+
+    fn instructions(&self) -> Instructions {
+        self.decode.instructions()
+    }
+
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
+        self.decode.launch(extents, machine)
+    }
+
+    fn threads(&self) -> u32 {
+        self.decode.threads()
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let plain = &self.decode.plain;
+        let (of_attention, of_append) = reads.split_at(reads.len() - 2);
+        let (heads, head, stride) = (plain.kv_heads, plain.head as usize, plain.stride as usize);
+        let (x, slots) = (of_append[0].real(), of_append[1].index());
+        // What attention reads of the cache, with the new rows in it.
+        let [keys, values] = [0, 1].map(|nth: u32| {
+            let mut rows = of_attention[1 + nth as usize].real().to_vec();
+            for (token, &slot) in slots.iter().enumerate() {
+                for h in 0..heads {
+                    let from =
+                        self.x
+                            .index(slots.len(), token, (nth * heads + h) as usize, plain.head);
+                    let to = index(slot as usize, h as usize, head, stride);
+                    rows[to..to + head].copy_from_slice(&x[from..from + head]);
+                }
+            }
+            HostTensor::Real(rows)
+        });
+        let mut with_new = of_attention.to_vec();
+        (with_new[1], with_new[2]) = (&keys, &values);
+        let mut written = self.append().reference(extents, of_append);
+        written.extend(self.decode.reference(extents, &with_new));
+        written
+    }
+
+    /// Those of attention in which every sequence has one token.
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = self.decode.cases();
+        cases.retain(|case| case.lens.iter().all(|&len| len == 1));
+        cases
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.decode.tolerance()
+    }
+}
+
+/// Each kernel of single tokens, whose queries, keys and values are columns of one projection.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let decode = super::decode::representative();
+    let appending = decode.into_iter().filter_map(|kernel| {
+        let KernelSpec::MhaDecode(decode) = kernel else {
+            return None;
+        };
+        let plain = &decode.plain;
+        let x = HeadView::TokenMajor {
+            offset: plain.heads * plain.head,
+            stride: (plain.heads + 2 * plain.kv_heads) * plain.head,
+        };
+        let kernel = MhaDecodeAppend { decode, x };
+        kernel.check().is_ok().then(|| kernel.into())
+    });
+    appending.collect()
+}
