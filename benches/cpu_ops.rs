@@ -8,7 +8,7 @@ use gemmule::kernels::KernelSpec;
 use gemmule::kernels::attention::{Attending, HeadView, MhaOnline, usual_scale};
 use gemmule::kernels::gemm::{Activation, Epilogue, Gemm, Tile};
 use gemmule::kernels::layernorm::BiasResidualLayerNorm;
-use gemmule::runtime::cpu::ops::{Read, run};
+use gemmule::runtime::cpu::ops::{PackedWeight, Products, Read, run};
 use gemmule::tensor::{DType, Extents};
 
 const WIDTH: u32 = 384;
@@ -51,6 +51,8 @@ fn gemm(c: &mut Criterion) {
             let rows = extents.tokens as usize;
             let x = values(rows * k as usize);
             let weight = values((n * k) as usize);
+            // As when a model is loaded.
+            let weight = PackedWeight::new(&weight, n as usize, k as usize, Products::F32);
             let bias = values(n as usize);
             let mut out = vec![0.0; rows * n as usize];
             let spec = KernelSpec::Gemm(Gemm {
@@ -68,7 +70,7 @@ fn gemm(c: &mut Criterion) {
                     stages: 1,
                 },
             });
-            let reads = [Read::Real(&x), Read::Real(&weight), Read::Real(&bias)];
+            let reads = [Read::Real(&x), Read::Packed(&weight), Read::Real(&bias)];
             // Multiplications and additions.
             group.throughput(Throughput::Elements(
                 2 * extents.tokens * u64::from(n) * u64::from(k),
@@ -102,8 +104,8 @@ fn layernorm(c: &mut Criterion) {
 
 fn attention(c: &mut Criterion) {
     let mut group = c.benchmark_group("mha_online");
-    let long = ("1x2048", vec![2048]);
-    for (batch, lens) in batches().into_iter().chain([long]) {
+    let long = [("1x2048", vec![2048]), ("8x400", vec![400; 8])];
+    for (batch, lens) in batches().into_iter().chain(long) {
         let extents = extents(&lens);
         let tokens = extents.tokens as usize;
         let qkv = values(tokens * 3 * WIDTH as usize);

@@ -2,11 +2,12 @@
 
 Weights are random, from a seed, as the time does not depend on them; prompts have 32 tokens, 48 new ones follow. A
 step's time is that of all new tokens but the first, by their number. Each contender is a process of its own; they
-alternate, round by round, and the median of the rounds is shown. ONNX Runtime's graph is made with the `onnx` package
+alternate, round by round, and the median of the rounds is shown. The first result is that of a process
+which loads the model and writes two tokens, twice, the least that `bench generate` does; so is the peak memory. ONNX Runtime's graph is made with the `onnx` package
 of its own fused operators (Attention with a past, SkipLayerNormalization, FastGelu), as its GPT-2 optimizer makes them.
 
     pip install onnx==1.23.2 onnxruntime==1.32.0 ctranslate2==4.8.5 torch transformers
-    taskset -c 0,1 python3 scripts/cpu_decode_peers.py target/release/gemmule [--rounds 5]
+    taskset -c 0,1 python3 scripts/cpu_decode_peers.py target/release/gemmule [--rounds 10]
 """
 import argparse, json, os, statistics, subprocess, sys, tempfile, time
 
@@ -149,6 +150,10 @@ def child(a):
     if a.child == "prepare":
         return prepare(a.folder)
     generate = PEERS[a.child](a)
+    if a.first:
+        generate(2)
+        generate(2)
+        return
     tokens, times = generate(NEW), []
     for _ in range(3):
         began = time.perf_counter()
@@ -159,14 +164,26 @@ def child(a):
     json.dump({"ms": statistics.median(times), "tokens": tokens}, open(a.out, "w"))
 
 
+def spawned(command):
+    """The process's seconds and peak bytes."""
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    error = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"{' '.join(command)} failed:\n{error.decode()}")
+    return time.perf_counter() - began, usage.ru_maxrss * 1024
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("gemmule")
-    ap.add_argument("--rounds", type=int, default=5)
+    ap.add_argument("--rounds", type=int, default=10)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--only", help="contenders, with commas", default=",".join([*OURS, *PEERS]))
     for hidden in ("child", "folder", "out"):
         ap.add_argument("--" + hidden, help=argparse.SUPPRESS)
+    ap.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
     a = ap.parse_args()
     if a.child:
         return child(a)
@@ -174,26 +191,31 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         out, hf = os.path.join(folder, "out.json"), os.path.join(folder, "hf")
         again = [sys.executable, __file__, a.gemmule, "--threads", str(a.threads), "--folder", folder, "--out", out, "--child"]
-        run = lambda command: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        run([*again, "prepare"])
+        ours = lambda name, new: [a.gemmule, "bench", "generate", "--weights", hf, "--device", "cpu", "--threads", str(a.threads), "--batch", "1", "--prompt-tokens", str(PROMPT), "--new", str(new), "--greedy", "--json", out, *OURS[name]]
+        # In a process of its own: a process's peak memory is at least that of the one that starts it.
+        spawned([*again, "prepare"])
         for _ in range(a.rounds):
             times = {}
             for name in only:
                 if name in OURS:
-                    run([a.gemmule, "bench", "generate", "--weights", hf, "--device", "cpu", "--threads", str(a.threads), "--batch", "1", "--prompt-tokens", str(PROMPT), "--new", str(NEW), "--greedy", "--json", out, *OURS[name]])
+                    spawned(ours(name, NEW))
                     times[name] = json.load(open(out))[0]["step_ms"]
                 else:
-                    run([*again, name])
+                    spawned([*again, name])
                     result = json.load(open(out))
                     times[name], tokens[name] = result["ms"], result["tokens"]
             rounds.append(times)
+        first = {}
+        for name in only:
+            runs = [spawned(ours(name, 2) if name in OURS else [*again, name, "--first"]) for _ in range(3)]
+            first[name] = (min(t for t, _ in runs), max(m for _, m in runs))
     for name, of in tokens.items():
         same = next((i for i, (x, y) in enumerate(zip(of, tokens.get("PyTorch", of))) if x != y), NEW)
         print(f"{name}: the first {same} of {NEW} tokens are PyTorch's")
     for name in only:
         ms = statistics.median(r[name] for r in rounds)
         ratio = f", {statistics.median(r[name] / r['gemmule'] for r in rounds):.2f} of gemmule's f32" if "gemmule" in only else ""
-        print(f"{name:20} {ms:7.2f} ms a step, {1e3 / ms:6.1f} tokens/s{ratio}")
+        print(f"{name:20} {ms:7.2f} ms a step, {1e3 / ms:6.1f} tokens/s{ratio}; first result {first[name][0]:.2f} s, peak memory {first[name][1] / 2**20:.0f} MiB")
 
 
 if __name__ == "__main__":

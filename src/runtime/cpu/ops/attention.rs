@@ -17,7 +17,8 @@ use crate::kernels::attention::*;
 const MIN_PARALLEL: usize = 1 << 17;
 
 /// Queries that a task takes at once, and keys that it meets them with: the scores between them stay
-/// in the second-level cache, whatever the length of the sequence.
+/// in the second-level cache, whatever the length of the sequence. Queries are whole panels of fused attention on every
+/// instruction set, which asserts it: 48, 32, 16 or 12 of them, and 2.
 pub(super) const MAX_QUERIES: usize = 240;
 pub(super) const MAX_KEYS: usize = 256;
 
@@ -30,15 +31,15 @@ pub(super) struct Block {
     pub n_queries: usize,
 }
 
-/// Cuts sequences into blocks of at most so many queries.
-pub(super) fn blocks(sequences: &[Sequence], most: usize) -> Vec<Block> {
+/// Cuts sequences into blocks of queries.
+pub(super) fn blocks(sequences: &[Sequence]) -> Vec<Block> {
     let mut blocks = Vec::with_capacity(sequences.len());
     for &sequence in sequences {
-        for query in (0..sequence.len).step_by(most) {
+        for query in (0..sequence.len).step_by(MAX_QUERIES) {
             blocks.push(Block {
                 sequence,
                 query,
-                n_queries: most.min(sequence.len - query),
+                n_queries: MAX_QUERIES.min(sequence.len - query),
             });
         }
     }
@@ -47,7 +48,17 @@ pub(super) fn blocks(sequences: &[Sequence], most: usize) -> Vec<Block> {
 
 /// Calls `body(scratch, head, block)` for every head of every block, in parallel when `work`
 /// multiplications are enough for it.
-pub(super) fn for_heads_and_blocks<Scratch: Default>(
+pub(super) fn for_heads_and_blocks(
+    heads: usize,
+    blocks: &[Block],
+    work: usize,
+    body: impl Fn(&mut Scratch, usize, Block) + Sync,
+) {
+    with_scratch(heads, blocks, work, body);
+}
+
+/// As [`for_heads_and_blocks`], for tasks that keep something else.
+pub(super) fn with_scratch<Scratch: Default>(
     heads: usize,
     blocks: &[Block],
     work: usize,
@@ -112,30 +123,25 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
     let (heads, head, pairs) = (spec.heads as usize, spec.head as usize, pairs as usize);
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(
-        heads,
-        &blocks(&sequences, MAX_QUERIES),
-        work,
-        |_: &mut (), h, block| {
-            let Sequence { start, len, .. } = block.sequence;
-            let q = rows_of(q, &q_heads, h, start + block.query);
-            let k = rows_of(k, &k_heads, h / group, start);
-            let at = h * pairs + block.sequence.pairs + block.query * len;
-            // SAFETY: each head and query has its own rows of the scores.
-            unsafe {
-                multiply(
-                    (block.n_queries, len, head),
-                    spec.scale,
-                    q,
-                    transposed(k),
-                    Into::Overwrite,
-                    &out,
-                    at,
-                    len,
-                );
-            }
-        },
-    );
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
+        let Sequence { start, len, .. } = block.sequence;
+        let q = rows_of(q, &q_heads, h, start + block.query);
+        let k = rows_of(k, &k_heads, h / group, start);
+        let at = h * pairs + block.sequence.pairs + block.query * len;
+        // SAFETY: each head and query has its own rows of the scores.
+        unsafe {
+            multiply(
+                (block.n_queries, len, head),
+                spec.scale,
+                q,
+                transposed(k),
+                Into::Overwrite,
+                &out,
+                at,
+                len,
+            );
+        }
+    });
     Ok(())
 }
 
@@ -155,58 +161,53 @@ pub(super) fn relative_scores(
     let pairs = pairs as usize;
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(
-        heads,
-        &blocks(&sequences, MAX_QUERIES),
-        work,
-        |scratch: &mut Scratch, h, block| {
-            let Sequence { start, len, .. } = block.sequence;
-            let at = h * pairs + block.sequence.pairs + block.query * len;
-            // SAFETY: each head and query has its own rows of the scores.
-            let out = unsafe { out.slice(at..at + block.n_queries * len) };
-            let rows_from = |x: &'_ [f32], row: usize| x.len().min(row * width + h * head);
-            for key in (0..len).step_by(MAX_QUERIES) {
-                let n_keys = MAX_QUERIES.min(len - key);
-                let first = spec.row(key, block.query + block.n_queries - 1);
-                let n_rows = spec.row(key + n_keys - 1, block.query) + 1 - first;
-                let (token, n) = match spec.of {
-                    Side::Query => (start + block.query, block.n_queries),
-                    Side::Key => (start + key, n_keys),
-                };
-                let matrix = |data, row| Operand {
-                    data: &data[rows_from(data, row)..],
-                    row: width,
-                    col: 1,
-                };
-                let (rows, positions) = (matrix(x, token), matrix(table, first));
-                scratch.scores.resize(n * n_rows, 0.0);
-                let products = SharedOut::new(&mut scratch.scores);
-                // SAFETY: the products are this task's own.
-                unsafe {
-                    multiply(
-                        (n, n_rows, head),
-                        1.0,
-                        rows,
-                        transposed(positions),
-                        Into::Overwrite,
-                        &products,
-                        0,
-                        n_rows,
-                    );
-                }
-                for query in 0..block.n_queries {
-                    for j in 0..n_keys {
-                        let row = match spec.of {
-                            Side::Query => query,
-                            Side::Key => j,
-                        };
-                        let column = spec.row(key + j, block.query + query) - first;
-                        out[query * len + key + j] = scratch.scores[row * n_rows + column];
-                    }
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
+        let Sequence { start, len, .. } = block.sequence;
+        let at = h * pairs + block.sequence.pairs + block.query * len;
+        // SAFETY: each head and query has its own rows of the scores.
+        let out = unsafe { out.slice(at..at + block.n_queries * len) };
+        let rows_from = |x: &'_ [f32], row: usize| x.len().min(row * width + h * head);
+        for key in (0..len).step_by(MAX_QUERIES) {
+            let n_keys = MAX_QUERIES.min(len - key);
+            let first = spec.row(key, block.query + block.n_queries - 1);
+            let n_rows = spec.row(key + n_keys - 1, block.query) + 1 - first;
+            let (token, n) = match spec.of {
+                Side::Query => (start + block.query, block.n_queries),
+                Side::Key => (start + key, n_keys),
+            };
+            let matrix = |data, row| Operand {
+                data: &data[rows_from(data, row)..],
+                row: width,
+                col: 1,
+            };
+            let (rows, positions) = (matrix(x, token), matrix(table, first));
+            scratch.scores.resize(n * n_rows, 0.0);
+            let products = SharedOut::new(&mut scratch.scores);
+            // SAFETY: the products are this task's own.
+            unsafe {
+                multiply(
+                    (n, n_rows, head),
+                    1.0,
+                    rows,
+                    transposed(positions),
+                    Into::Overwrite,
+                    &products,
+                    0,
+                    n_rows,
+                );
+            }
+            for query in 0..block.n_queries {
+                for j in 0..n_keys {
+                    let row = match spec.of {
+                        Side::Query => query,
+                        Side::Key => j,
+                    };
+                    let column = spec.row(key + j, block.query + query) - first;
+                    out[query * len + key + j] = scratch.scores[row * n_rows + column];
                 }
             }
-        },
-    );
+        }
+    });
     Ok(())
 }
 
@@ -222,26 +223,21 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
     let out = SharedOut::new(out);
     // A softmax is worth a few multiplications for each score.
     let work = work(&sequences, heads, 8);
-    for_heads_and_blocks(
-        heads,
-        &blocks(&sequences, MAX_QUERIES),
-        work,
-        |_: &mut (), h, block| {
-            let len = block.sequence.len;
-            let at = h * pairs + block.sequence.pairs + block.query * len;
-            let range = at..at + block.n_queries * len;
-            // SAFETY: each head and query has its own rows of the scores.
-            let out = unsafe { out.slice(range.clone()) };
-            out.copy_from_slice(&x[range]);
-            simd::dispatch(SoftmaxRows {
-                rows: out,
-                len,
-                valid: block.sequence.valid,
-                causal: (spec.mask == SoftmaxMask::Causal).then_some(block.query),
-                scale: spec.scale,
-            });
-        },
-    );
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
+        let len = block.sequence.len;
+        let at = h * pairs + block.sequence.pairs + block.query * len;
+        let range = at..at + block.n_queries * len;
+        // SAFETY: each head and query has its own rows of the scores.
+        let out = unsafe { out.slice(range.clone()) };
+        out.copy_from_slice(&x[range]);
+        simd::dispatch(SoftmaxRows {
+            rows: out,
+            len,
+            valid: block.sequence.valid,
+            causal: (spec.mask == SoftmaxMask::Causal).then_some(block.query),
+            scale: spec.scale,
+        });
+    });
     Ok(())
 }
 
@@ -260,46 +256,41 @@ pub(super) fn softmax_by_distance(
     let (heads, pairs) = (heads as usize, pairs as usize);
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, 8);
-    for_heads_and_blocks(
-        heads,
-        &blocks(&sequences, MAX_QUERIES),
-        work,
-        |scratch: &mut Scratch, h, block| {
-            let Sequence { len, valid, .. } = block.sequence;
-            let at = h * pairs + block.sequence.pairs + block.query * len;
-            let range = at..at + block.n_queries * len;
-            // SAFETY: each head and query has its own rows of the scores.
-            let rows = unsafe { out.slice(range.clone()) };
-            for (to, &score) in rows.iter_mut().zip(&x[range]) {
-                *to = spec.scale * score;
-            }
-            let distances = Distances {
-                by: spec.by,
-                causal: spec.mask == SoftmaxMask::Causal,
-                biases,
-                head: h,
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
+        let Sequence { len, valid, .. } = block.sequence;
+        let at = h * pairs + block.sequence.pairs + block.query * len;
+        let range = at..at + block.n_queries * len;
+        // SAFETY: each head and query has its own rows of the scores.
+        let rows = unsafe { out.slice(range.clone()) };
+        for (to, &score) in rows.iter_mut().zip(&x[range]) {
+            *to = spec.scale * score;
+        }
+        let distances = Distances {
+            by: spec.by,
+            causal: spec.mask == SoftmaxMask::Causal,
+            biases,
+            head: h,
+        };
+        scratch.running.clear();
+        scratch.running.resize(block.n_queries, Running::START);
+        scratch.factors.resize(block.n_queries, 0.0);
+        simd::dispatch(OnlineSoftmax {
+            rows,
+            len,
+            seen: distances.of(block.query, 0, valid),
+            running: &mut scratch.running,
+            corrections: &mut scratch.factors,
+        });
+        for (row, running) in rows.chunks_exact_mut(len).zip(&scratch.running) {
+            // A query of padding may attend to no key: its numerators are 0.
+            let inverse = if running.sum > 0.0 {
+                1.0 / running.sum
+            } else {
+                0.0
             };
-            scratch.running.clear();
-            scratch.running.resize(block.n_queries, Running::START);
-            scratch.factors.resize(block.n_queries, 0.0);
-            simd::dispatch(OnlineSoftmax {
-                rows,
-                len,
-                seen: distances.of(block.query, 0, valid),
-                running: &mut scratch.running,
-                corrections: &mut scratch.factors,
-            });
-            for (row, running) in rows.chunks_exact_mut(len).zip(&scratch.running) {
-                // A query of padding may attend to no key: its numerators are 0.
-                let inverse = if running.sum > 0.0 {
-                    1.0 / running.sum
-                } else {
-                    0.0
-                };
-                row.iter_mut().for_each(|x| *x *= inverse);
-            }
-        },
-    );
+            row.iter_mut().for_each(|x| *x *= inverse);
+        }
+    });
     Ok(())
 }
 
@@ -406,32 +397,27 @@ pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result
     let (heads, head, pairs) = (spec.heads as usize, spec.head as usize, pairs as usize);
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(
-        heads,
-        &blocks(&sequences, MAX_QUERIES),
-        work,
-        |_: &mut (), h, block| {
-            let Sequence { start, len, .. } = block.sequence;
-            let probabilities = Operand {
-                data: &probabilities[h * pairs + block.sequence.pairs + block.query * len..],
-                row: len,
-                col: 1,
-            };
-            // SAFETY: each head has its own columns, each query its own rows.
-            unsafe {
-                multiply(
-                    (block.n_queries, head, len),
-                    1.0,
-                    probabilities,
-                    rows_of(v, &v_heads, h / group, start),
-                    Into::Overwrite,
-                    &out,
-                    out_heads.at(h, start + block.query),
-                    out_heads.token_stride,
-                );
-            }
-        },
-    );
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
+        let Sequence { start, len, .. } = block.sequence;
+        let probabilities = Operand {
+            data: &probabilities[h * pairs + block.sequence.pairs + block.query * len..],
+            row: len,
+            col: 1,
+        };
+        // SAFETY: each head has its own columns, each query its own rows.
+        unsafe {
+            multiply(
+                (block.n_queries, head, len),
+                1.0,
+                probabilities,
+                rows_of(v, &v_heads, h / group, start),
+                Into::Overwrite,
+                &out,
+                out_heads.at(h, start + block.query),
+                out_heads.token_stride,
+            );
+        }
+    });
     Ok(())
 }
 

@@ -11,9 +11,7 @@ use pulp::{Simd, WithSimd};
 use super::{
     OpError,
     args::{Args, Sequence},
-    attention::{
-        Block, Distances, MAX_QUERIES, biases, blocks, for_heads_and_blocks, rows_of, work,
-    },
+    attention::{Block, Distances, MAX_QUERIES, biases, blocks, rows_of, with_scratch, work},
     lines::Lines,
     parallel::SharedOut,
     product::{Operand, add_products, vectors, vectors_mut},
@@ -86,35 +84,25 @@ fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result
             stride: width,
         });
     };
-    // Keys and values are gathered for each block, of which there must be a few for each thread.
-    let most = match heads * sequences.len() >= 4 * rayon::current_num_threads() {
-        true => 4 * MAX_QUERIES,
-        false => MAX_QUERIES,
-    };
-    for_heads_and_blocks(heads, &blocks(&sequences, most), work, body);
+    with_scratch(heads, &blocks(&sequences), work, body);
     Ok(())
 }
 
-/// Memory that a task keeps, for a panel of queries.
+/// Memory that a task keeps: of a block of keys and all of its queries, so little whatever the length of a sequence.
 #[derive(Default)]
 pub(super) struct Scratch {
-    rows: Rows,
-    /// `[head, queries]`, scaled.
-    queries: Lines,
-    /// `[keys, queries]`, which become the weights of values.
-    scores: Lines,
-    /// `[head, queries]`.
-    sums: Lines,
-}
-
-/// What is read, one row behind the other.
-#[derive(Default)]
-struct Rows {
-    /// `[keys, head]`.
+    /// `[keys, head]`, one row behind the other: those of one head lie far from each other.
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// `[queries, head]`.
-    queries: Vec<f32>,
+    /// `[keys, queries]` of a panel, which become the weights of values.
+    scores: Lines,
+    /// Of every panel `[head, queries]`, scaled.
+    turned: Lines,
+    /// Of every panel `[head, queries]`.
+    sums: Lines,
+    /// Of every query, as a [`Softmax`] has them.
+    max: Lines,
+    total: Lines,
 }
 
 /// Attention of some queries of a sequence to its keys, for one head.
@@ -137,37 +125,59 @@ pub(super) struct Attend<'a, 'b> {
     pub stride: usize,
 }
 
+/// As many queries as have their sums in registers, one in each lane.
+struct Panel {
+    queries: Range<usize>,
+    /// Lanes: the queries, in whole vectors.
+    cols: usize,
+    /// Lanes of the panels before.
+    at: usize,
+}
+
 impl WithSimd for Attend<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let lanes = S::F32_LANES;
-        let keys = self.seen(&self.queries);
-        let Scratch { rows, .. } = &mut *self.scratch;
-        // Rows of one head lie far from each other.
-        for (to, from, which) in [
-            (&mut rows.keys, self.k, &keys),
-            (&mut rows.values, self.v, &keys),
-            (&mut rows.queries, self.q, &self.queries),
-        ] {
-            to.clear();
-            for row in which.clone() {
-                to.extend_from_slice(&from.data[row * from.row..][..self.head]);
-            }
-        }
         // As many sums as fit the registers together with what is multiplied.
         let many = S::REGISTER_COUNT >= 32;
-        let most = lanes * if many { 3 } else { 2 };
-        for first in self.queries.clone().step_by(most) {
-            let queries = first..self.queries.end.min(first + most);
-            match (many, queries.len().div_ceil(lanes)) {
-                (true, 1) => self.panel::<S, 8, 1>(simd, queries),
-                (true, 2) => self.panel::<S, 8, 2>(simd, queries),
-                (true, _) => self.panel::<S, 8, 3>(simd, queries),
-                (false, 1) => self.panel::<S, 4, 1>(simd, queries),
-                (false, _) => self.panel::<S, 4, 2>(simd, queries),
+        let most = const {
+            let most = S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 };
+            // Blocks of queries are whole panels but for the last of a sequence.
+            assert!(MAX_QUERIES.is_multiple_of(most));
+            most
+        };
+        let lanes = S::F32_LANES;
+        let (first, end) = (self.queries.start, self.queries.end);
+        let panels = (first..end).step_by(most).map(|query| {
+            let queries = query..end.min(query + most);
+            Panel {
+                cols: queries.len().next_multiple_of(lanes),
+                at: query - first,
+                queries,
             }
+        });
+        self.begin((end - first).next_multiple_of(lanes));
+        for panel in panels.clone() {
+            self.turn(&panel);
+        }
+        let seen = self.seen(&self.queries);
+        // Blocks begin at the same keys for all queries of a sequence.
+        for key in (seen.start / KEYS * KEYS..seen.end).step_by(KEYS) {
+            let block = key.max(seen.start)..seen.end.min(key + KEYS);
+            self.gather(&block);
+            for panel in panels.clone() {
+                match (many, panel.cols / lanes) {
+                    (true, 1) => self.meet::<S, 8, 1>(simd, &panel, &block),
+                    (true, 2) => self.meet::<S, 8, 2>(simd, &panel, &block),
+                    (true, _) => self.meet::<S, 8, 3>(simd, &panel, &block),
+                    (false, 1) => self.meet::<S, 4, 1>(simd, &panel, &block),
+                    (false, _) => self.meet::<S, 4, 2>(simd, &panel, &block),
+                }
+            }
+        }
+        for panel in panels {
+            self.finish(&panel);
         }
     }
 }
@@ -180,83 +190,125 @@ impl Attend<'_, '_> {
         of(queries.start).start..of(queries.end - 1).end
     }
 
-    /// The queries of `N` vectors, by tiles of sums of `M` rows.
+    /// Sums over no keys, for so many lanes.
+    fn begin(&mut self, cols: usize) {
+        let (head, scratch) = (self.head, &mut *self.scratch);
+        scratch.turned.room::<f32>(head * cols).fill(0.0);
+        scratch.sums.room::<f32>(head * cols).fill(0.0);
+        scratch.max.room(cols).fill(f32::NEG_INFINITY);
+        scratch.total.room::<f32>(cols).fill(0.0);
+    }
+
+    /// The queries of a panel, in powers of two.
     #[inline(always)]
-    fn panel<S: Simd, const M: usize, const N: usize>(&mut self, simd: S, queries: Range<usize>) {
-        let (head, cols) = (self.head, N * S::F32_LANES);
-        let (keys, first_key) = (self.seen(&queries), self.seen(&self.queries).start);
-        let Scratch {
-            rows,
-            queries: turned,
-            scores,
-            sums,
-        } = &mut *self.scratch;
-        let turned = turned.room(head * cols);
-        turned.fill(0.0);
-        let own = rows.queries[(queries.start - self.queries.start) * head..].chunks_exact(head);
+    fn turn(&mut self, panel: &Panel) {
         let scale = self.scale * std::f32::consts::LOG2_E;
-        for (lane, row) in own.take(queries.len()).enumerate() {
-            for (to, x) in zip(turned[lane..].iter_mut().step_by(cols), row) {
+        let turned = &mut self.scratch.turned.all_mut()[panel.at * self.head..];
+        for (lane, query) in panel.queries.clone().enumerate() {
+            let row = &self.q.data[query * self.q.row..][..self.head];
+            for (to, x) in zip(turned[lane..].iter_mut().step_by(panel.cols), row) {
                 *to = scale * x;
             }
         }
-        let turned = vectors::<S, N>(turned);
-        let scores = scores.room(KEYS * cols);
-        let sums = sums.room(head * cols);
-        sums.fill(0.0);
+    }
+
+    /// The rows of a block of keys.
+    fn gather(&mut self, block: &Range<usize>) {
+        let Scratch { keys, values, .. } = &mut *self.scratch;
+        for (to, from) in [(keys, self.k), (values, self.v)] {
+            to.clear();
+            for row in block.clone() {
+                to.extend_from_slice(&from.data[row * from.row..][..self.head]);
+            }
+        }
+    }
+
+    /// The queries of a panel of `N` vectors and the keys of a block, by tiles of sums of `M` rows.
+    #[inline(always)]
+    fn meet<S: Simd, const M: usize, const N: usize>(
+        &mut self,
+        simd: S,
+        panel: &Panel,
+        block: &Range<usize>,
+    ) {
+        let seen = self.seen(&panel.queries);
+        let keys = block.start.max(seen.start)..block.end.min(seen.end);
+        if keys.is_empty() {
+            return;
+        }
+        let (head, &Panel { cols, at, .. }) = (self.head, panel);
+        let Scratch {
+            keys: k,
+            values,
+            scores,
+            turned,
+            sums,
+            max,
+            total,
+        } = &mut *self.scratch;
+        let of_block = (keys.start - block.start) * head..(keys.end - block.start) * head;
+        let (k, values) = (&k[of_block.clone()], &values[of_block]);
+        let turned = vectors::<S, N>(&turned.all()[at * head..][..head * cols]);
+        let sums = &mut sums.all_mut()[at * head..][..head * cols];
+        let max = &mut vectors_mut::<S, N>(&mut max.all_mut()[at..][..cols])[0];
+        let total = &mut vectors_mut::<S, N>(&mut total.all_mut()[at..][..cols])[0];
+        let scores = scores.room(keys.len() * cols);
+        let tiles = scores.chunks_mut(M * cols).zip(k.chunks(M * head));
+        for (scores, k) in tiles {
+            // Behind the last key, it is computed again and not stored.
+            let last = k.len() / head - 1;
+            let mut rows: [&[f32]; M] = [&[]; M];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = &k[i.min(last) * head..][..head];
+            }
+            let mut products = [[simd.splat_f32s(0.0); N]; M];
+            add_products(simd, rows, turned, &mut products);
+            for (to, products) in zip(vectors_mut::<S, N>(scores), products) {
+                *to = products;
+            }
+        }
+        let (distances, len) = (self.distances, self.len);
+        distances.add_biases(&panel.queries, &keys, len, cols, scores);
+        distances.fill_unseen(&panel.queries, &keys, len, cols, scores, f32::NEG_INFINITY);
         let mut softmax = Softmax {
-            max: [simd.splat_f32s(f32::NEG_INFINITY); N],
-            total: [simd.splat_f32s(0.0); N],
+            max: *max,
+            total: *total,
         };
-        for key in keys.clone().step_by(KEYS) {
-            let block = key..keys.end.min(key + KEYS);
-            let scores = &mut scores[..block.len() * cols];
-            let of_block = (key - first_key) * head..(block.end - first_key) * head;
-            let (k, values) = (&rows.keys[of_block.clone()], &rows.values[of_block]);
-            let tiles = scores.chunks_mut(M * cols).zip(k.chunks(M * head));
-            for (scores, k) in tiles {
-                // Behind the last key, it is computed again and not stored.
-                let last = k.len() / head - 1;
-                let mut rows: [&[f32]; M] = [&[]; M];
-                for (i, row) in rows.iter_mut().enumerate() {
-                    *row = &k[i.min(last) * head..][..head];
-                }
-                let mut products = [[simd.splat_f32s(0.0); N]; M];
-                add_products(simd, rows, turned, &mut products);
-                for (to, products) in zip(vectors_mut::<S, N>(scores), products) {
-                    *to = products;
-                }
-            }
-            self.distances
-                .add_biases(&queries, &block, self.len, cols, scores);
-            self.distances
-                .fill_unseen(&queries, &block, self.len, cols, scores, f32::NEG_INFINITY);
-            let corrections = softmax.step::<S>(simd, scores);
-            self.distances
-                .fill_unseen(&queries, &block, self.len, cols, scores, 0.0);
-            let weights = vectors::<S, N>(scores);
-            let (whole, rest) = sums.split_at_mut(head / M * M * cols);
-            for (i, sums) in whole.chunks_exact_mut(M * cols).enumerate() {
-                let values = &values[i * M..];
-                accumulate::<S, M, N>(simd, values, head, weights, corrections, sums);
-            }
-            for (i, sums) in rest.chunks_exact_mut(cols).enumerate() {
-                let values = &values[head / M * M + i..];
-                accumulate::<S, 1, N>(simd, values, head, weights, corrections, sums);
-            }
+        let corrections = softmax.step::<S>(simd, scores);
+        (*max, *total) = (softmax.max, softmax.total);
+        distances.fill_unseen(&panel.queries, &keys, len, cols, scores, 0.0);
+        let weights = vectors::<S, N>(scores);
+        let (whole, rest) = sums.split_at_mut(head / M * M * cols);
+        for (i, sums) in whole.chunks_exact_mut(M * cols).enumerate() {
+            let values = &values[i * M..];
+            accumulate::<S, M, N>(simd, values, head, weights, corrections, sums);
         }
-        let one = simd.splat_f32s(1.0);
-        for sums in vectors_mut::<S, N>(sums) {
-            for j in 0..N {
-                sums[j] = simd.mul_f32s(sums[j], simd.div_f32s(one, softmax.total[j]));
-            }
+        for (i, sums) in rest.chunks_exact_mut(cols).enumerate() {
+            let values = &values[head / M * M + i..];
+            accumulate::<S, 1, N>(simd, values, head, weights, corrections, sums);
         }
-        for (lane, query) in queries.enumerate() {
+    }
+
+    /// Writes the results of a panel's queries.
+    #[inline(always)]
+    fn finish(&self, panel: &Panel) {
+        let (head, &Panel { cols, at, .. }) = (self.head, panel);
+        let Scratch {
+            sums, max, total, ..
+        } = &*self.scratch;
+        let (max, total) = (&max.all::<f32>()[at..], &total.all::<f32>()[at..]);
+        let sums = &sums.all::<f32>()[at * head..];
+        for (lane, query) in panel.queries.clone().enumerate() {
+            let factor = match max[lane] == f32::NEG_INFINITY {
+                // Such scores have no softmax: their difference from the largest is no number.
+                true => f32::NAN,
+                false => 1.0 / total[lane],
+            };
             let start = self.at + query * self.stride;
             // SAFETY: these columns of the query's row are this task's.
             let row = unsafe { self.out.slice(start..start + head) };
             for (to, &sum) in zip(row, sums[lane..].iter().step_by(cols)) {
-                *to = sum;
+                *to = factor * sum;
             }
         }
     }

@@ -102,6 +102,13 @@ impl PackedWeight {
         Self { n, k, form }
     }
 
+    /// As with [`Products::Int8`] on a CPU that has no form of ours for them.
+    #[cfg(test)]
+    pub fn int8_of_crate(weight: &[f32], n: usize, k: usize) -> Self {
+        let form = Form::Int8(int8::Int8::of_crate(weight, n, k));
+        Self { n, k, form }
+    }
+
     /// The largest magnitude of a weight's integers on this CPU: 127, or 63 where it adds two products in 16 bits.
     pub fn largest_integer() -> i8 {
         int8::largest()
@@ -113,7 +120,7 @@ impl PackedWeight {
             Form::F32(panels) => panels.bytes(),
             #[cfg(target_arch = "x86_64")]
             Form::Bf16(panels) => panels.bytes(),
-            Form::Int8(panels) => panels.bytes(self.n, self.k),
+            Form::Int8(panels) => panels.bytes(),
         }
     }
 

@@ -4,9 +4,7 @@ use pulp::{Simd, WithSimd};
 
 use super::OpError;
 use super::args::{Args, Sequence};
-use super::attention::{
-    MAX_KEYS, MAX_QUERIES, Scratch, blocks, for_heads_and_blocks, rows_of, transposed, work,
-};
+use super::attention::{MAX_KEYS, blocks, for_heads_and_blocks, rows_of, transposed, work};
 use super::parallel::SharedOut;
 use super::product::{Into, Operand, multiply};
 use super::simd::{self, Running, Weight};
@@ -46,44 +44,39 @@ pub(super) fn scores(
     let (heads, head) = (spec.heads as usize, spec.head as usize);
     let (out, partials) = (SharedOut::new(out), SharedOut::new(partials));
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(
-        heads,
-        &blocks(&sequences, MAX_QUERIES),
-        work,
-        |_: &mut (), h, block| {
-            let Sequence {
-                start, len, pairs, ..
-            } = block.sequence;
-            let (pitch, tiles, n) = (Layout::pitch(len), Layout::tiles(len), block.n_queries);
-            let at = layout.scores(h, pairs, start) + block.query * pitch;
-            let reduced = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
-            let q = rows_of(q, &q_heads, h, start + block.query);
-            let k = transposed(rows_of(k, &k_heads, h, start));
-            // SAFETY: each head and query has its own rows of the scores and of the partials.
-            let (rows, partials) = unsafe {
-                multiply(
-                    (n, len, head),
-                    spec.scale,
-                    q,
-                    k,
-                    Into::Overwrite,
-                    &out,
-                    at,
-                    pitch,
-                );
-                (
-                    out.slice(at..at + n * pitch),
-                    partials.slice(reduced..reduced + n * tiles * 2),
-                )
-            };
-            simd::dispatch(PartialReductions {
-                rows,
-                len,
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
+        let Sequence {
+            start, len, pairs, ..
+        } = block.sequence;
+        let (pitch, tiles, n) = (Layout::pitch(len), Layout::tiles(len), block.n_queries);
+        let at = layout.scores(h, pairs, start) + block.query * pitch;
+        let reduced = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
+        let q = rows_of(q, &q_heads, h, start + block.query);
+        let k = transposed(rows_of(k, &k_heads, h, start));
+        // SAFETY: each head and query has its own rows of the scores and of the partials.
+        let (rows, partials) = unsafe {
+            multiply(
+                (n, len, head),
+                spec.scale,
+                q,
+                k,
+                Into::Overwrite,
+                &out,
+                at,
                 pitch,
-                partials,
-            });
-        },
-    );
+            );
+            (
+                out.slice(at..at + n * pitch),
+                partials.slice(reduced..reduced + n * tiles * 2),
+            )
+        };
+        simd::dispatch(PartialReductions {
+            rows,
+            len,
+            pitch,
+            partials,
+        });
+    });
     Ok(())
 }
 
@@ -130,29 +123,24 @@ pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(),
     let out = SharedOut::new(out);
     // An exponential for each tile of keys.
     let work = work(&sequences, heads, 1);
-    for_heads_and_blocks(
-        heads,
-        &blocks(&sequences, MAX_QUERIES),
-        work,
-        |_: &mut (), h, block| {
-            let Sequence {
-                start, len, pairs, ..
-            } = block.sequence;
-            let n = block.n_queries;
-            let tiles = Layout::tiles(len);
-            let from = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
-            let to = (h * tokens + start + block.query) * 2;
-            // SAFETY: each head and query has its own place.
-            let out = unsafe { out.slice(to..to + n * 2) };
-            let rows = partials[from..from + n * tiles * 2].chunks_exact(tiles * 2);
-            for (row, to) in rows.zip(out.chunks_exact_mut(2)) {
-                let tiles = || row.chunks_exact(2);
-                let max = tiles().map(|t| t[0]).fold(f32::NEG_INFINITY, f32::max);
-                let sum: f32 = tiles().map(|t| t[1] * (t[0] - max).exp()).sum();
-                to.copy_from_slice(&[max, sum]);
-            }
-        },
-    );
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
+        let Sequence {
+            start, len, pairs, ..
+        } = block.sequence;
+        let n = block.n_queries;
+        let tiles = Layout::tiles(len);
+        let from = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
+        let to = (h * tokens + start + block.query) * 2;
+        // SAFETY: each head and query has its own place.
+        let out = unsafe { out.slice(to..to + n * 2) };
+        let rows = partials[from..from + n * tiles * 2].chunks_exact(tiles * 2);
+        for (row, to) in rows.zip(out.chunks_exact_mut(2)) {
+            let tiles = || row.chunks_exact(2);
+            let max = tiles().map(|t| t[0]).fold(f32::NEG_INFINITY, f32::max);
+            let sum: f32 = tiles().map(|t| t[1] * (t[0] - max).exp()).sum();
+            to.copy_from_slice(&[max, sum]);
+        }
+    });
     Ok(())
 }
 
@@ -171,47 +159,42 @@ pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(
     let width = heads * head;
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(
-        heads,
-        &blocks(&sequences, MAX_QUERIES),
-        work,
-        |scratch: &mut Scratch, h, block| {
-            let Sequence {
-                start, len, pairs, ..
-            } = block.sequence;
-            let (pitch, n) = (Layout::pitch(len), block.n_queries);
-            let from = layout.scores(h, pairs, start) + block.query * pitch;
-            let first = (h * tokens + start + block.query) * 2;
-            let statistics = &statistics[first..first + n * 2];
-            let at = (start + block.query) * width + h * head;
-            // Only grows, and each part of the keys overwrites its part of it.
-            let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
-            scratch.scores.resize(largest, 0.0);
-            for key in (0..len).step_by(MAX_KEYS) {
-                let n_keys = MAX_KEYS.min(len - key);
-                let weights = &mut scratch.scores[..n * n_keys];
-                simd::dispatch(Weights {
-                    scores: &scores[from + key..from + (n - 1) * pitch + key + n_keys],
-                    pitch,
-                    statistics,
-                    weights,
-                    len: n_keys,
-                });
-                let weights = Operand {
-                    data: weights,
-                    row: n_keys,
-                    col: 1,
-                };
-                let into = match key {
-                    0 => Into::Overwrite,
-                    _ => Into::Accumulate,
-                };
-                let v = rows_of(v, &v_heads, h, start + key);
-                // SAFETY: each head has its own columns, each query its own rows.
-                unsafe { multiply((n, head, n_keys), 1.0, weights, v, into, &out, at, width) };
-            }
-        },
-    );
+    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
+        let Sequence {
+            start, len, pairs, ..
+        } = block.sequence;
+        let (pitch, n) = (Layout::pitch(len), block.n_queries);
+        let from = layout.scores(h, pairs, start) + block.query * pitch;
+        let first = (h * tokens + start + block.query) * 2;
+        let statistics = &statistics[first..first + n * 2];
+        let at = (start + block.query) * width + h * head;
+        // Only grows, and each part of the keys overwrites its part of it.
+        let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
+        scratch.scores.resize(largest, 0.0);
+        for key in (0..len).step_by(MAX_KEYS) {
+            let n_keys = MAX_KEYS.min(len - key);
+            let weights = &mut scratch.scores[..n * n_keys];
+            simd::dispatch(Weights {
+                scores: &scores[from + key..from + (n - 1) * pitch + key + n_keys],
+                pitch,
+                statistics,
+                weights,
+                len: n_keys,
+            });
+            let weights = Operand {
+                data: weights,
+                row: n_keys,
+                col: 1,
+            };
+            let into = match key {
+                0 => Into::Overwrite,
+                _ => Into::Accumulate,
+            };
+            let v = rows_of(v, &v_heads, h, start + key);
+            // SAFETY: each head has its own columns, each query its own rows.
+            unsafe { multiply((n, head, n_keys), 1.0, weights, v, into, &out, at, width) };
+        }
+    });
     Ok(())
 }
 

@@ -54,16 +54,16 @@ pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 
 /// `2ˣ` for `x ≤ 0`, relatively within 3e-7. Below −126, where the result would be subnormal, `2^−126`. NaN stays NaN.
 ///
-/// A polynomial for the part of `x` between −½ and ½, whose exponent then takes the whole part.
+/// A polynomial for the part of `x` between −½ and ½, times `2ⁿ` made from its exponent bits for the whole part.
 #[inline(always)]
 pub(super) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    // Adding this leaves the nearest whole number in the low bits of the mantissa.
-    const ROUND: f32 = 12_582_912.0;
+    // Adding this leaves the nearest whole number, with the bias of exponents, in the low bits of the mantissa.
+    const ROUND: f32 = 12_582_912.0 + 127.0;
     let low = simd.splat_f32s(-126.0);
     let x = simd.select_f32s(simd.less_than_f32s(x, low), low, x);
     let shifted = simd.add_f32s(x, simd.splat_f32s(ROUND));
     let r = simd.sub_f32s(x, simd.sub_f32s(shifted, simd.splat_f32s(ROUND)));
-    let power = polynomial(
+    let mantissa = polynomial(
         simd,
         r,
         &[
@@ -75,8 +75,9 @@ pub(super) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
             1.0,
         ],
     );
-    let whole = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
-    simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(power), whole))
+    let power = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
+    // A product rather than a sum of bits, which would make numbers of some NaNs.
+    simd.mul_f32s(mantissa, simd.transmute_f32s_u32s(power))
 }
 
 /// `tanh x`, at most 1e-6 from it: an odd polynomial over an even one, as in Eigen's `ptanh`.

@@ -36,16 +36,8 @@ impl Bf16 {
             is_supported(),
             "who asks for bf16 products has asked whether there are any"
         );
-        let pack = |first: usize, panel: &mut [Group]| {
-            for col in 0..COLS.min(n - first) {
-                let row = &weight[(first + col) * k..][..k];
-                for (to, from) in zip(panel[col..].iter_mut().step_by(COLS), row.chunks(2)) {
-                    *to = pair(from);
-                }
-            }
-        };
         Self {
-            panels: Panels::new(n, k.div_ceil(2), pack),
+            panels: packed(weight, n, k),
         }
     }
 
@@ -78,6 +70,19 @@ impl Bf16 {
             });
         });
     }
+}
+
+/// Panels of pairs of `weight [n, k]`.
+fn packed(weight: &[f32], n: usize, k: usize) -> Panels {
+    let pack = |first: usize, panel: &mut [Group]| {
+        for col in 0..COLS.min(n - first) {
+            let row = &weight[(first + col) * k..][..k];
+            for (to, from) in zip(panel[col..].iter_mut().step_by(COLS), row.chunks(2)) {
+                *to = pair(from);
+            }
+        }
+    };
+    Panels::new(n, k.div_ceil(2), pack)
 }
 
 /// Rows of activations as pairs.
@@ -142,3 +147,48 @@ tiles!("avx512f,avx512bf16", f32, |sums, x, w| {
         transmute::<__m512, __m512i>(_mm512_dpbf16_ps(transmute::<__m512i, __m512>(sums), x, w))
     }
 });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(n: usize) -> Vec<f32> {
+        (0..n)
+            .map(|i| (i * 7919 % 1009) as f32 / 7.0 - 70.0)
+            .collect()
+    }
+
+    fn halves(pair: Group) -> [f32; 2] {
+        [pair << 16, pair & 0xffff_0000].map(f32::from_bits)
+    }
+
+    /// On every CPU, as the instructions themselves are not on every one.
+    #[test]
+    fn a_weight_lies_in_panels_of_pairs_and_activations_in_rows_of_them() {
+        let rounded = |x: f32| half::bf16::from_f32(x).to_f32();
+        for (n, k) in [(1, 1), (48, 4), (50, 7), (97, 12)] {
+            let x = numbers(n * k);
+            let row = |row: usize| {
+                let numbers = match row < n {
+                    true => &x[row * k..][..k],
+                    false => &[],
+                };
+                let mut row: Vec<f32> = numbers.iter().copied().map(rounded).collect();
+                row.resize(k.next_multiple_of(2), 0.0);
+                row
+            };
+            let panels = packed(&x, n, k);
+            for col in 0..n.next_multiple_of(COLS) {
+                let panel = panels.from_column(col / COLS * COLS);
+                let pairs = panel[col % COLS..].iter().step_by(COLS);
+                let held: Vec<f32> = pairs.flat_map(|&p| halves(p)).collect();
+                assert_eq!(held, row(col), "column {col} of [{n}, {k}]");
+            }
+            for (at, pairs) in super::rounded(&x, k).chunks(k.div_ceil(2)).enumerate() {
+                let held: Vec<f32> = pairs.iter().flat_map(|&p| halves(p)).collect();
+                assert_eq!(held, row(at), "row {at} of [{n}, {k}]");
+            }
+        }
+        assert!(halves(bf16(f32::from_bits(0x7f80_0001)))[0].is_nan());
+    }
+}

@@ -5,19 +5,22 @@
 //! `x ≈ sx·q` with `q = round(x / sx)` and `sx = max|x| / 127` by row, and so the weight; then `x · w ≈ sx·sw·Σ q·p`. The
 //! error of one factor is at most half its scale.
 
-use std::iter::zip;
+use std::{
+    iter::zip,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmUninitOptions, PackedBMatrix};
-use rten_tensor::NdTensorView;
+use rten_tensor::{NdTensorView, storage::Alloc};
 
 #[cfg(target_arch = "x86_64")]
-use super::vnni::{self, Quads};
 use super::{
-    super::{lines::Lines, simd},
-    Block, Linear, SharedOut,
+    super::lines::Lines,
+    vnni::{self, Quads},
 };
+use super::{super::simd, Block, Linear, SharedOut};
 
 /// Columns of a panel of the crate's: whole tiles of its kernels.
 const COLS: usize = 96;
@@ -54,8 +57,21 @@ pub(super) struct Int8 {
 enum Form {
     #[cfg(target_arch = "x86_64")]
     Quads(Quads),
-    /// Panels of the weight's rows.
-    Crate(Vec<PackedBMatrix<i8>>),
+    /// Panels of the weight's rows, and the bytes that they take.
+    Crate(Vec<PackedBMatrix<i8>>, u64),
+}
+
+/// Memory for the crate, which tells nobody how much it holds.
+#[derive(Default)]
+struct Counted(AtomicU64);
+
+impl Alloc for Counted {
+    fn alloc<T>(&self, capacity: usize) -> Vec<T> {
+        let room = Vec::with_capacity(capacity);
+        let bytes = room.capacity() * size_of::<T>();
+        self.0.fetch_add(bytes as u64, Ordering::Relaxed);
+        room
+    }
 }
 
 /// What turns the sum of a column of the result into a number.
@@ -68,6 +84,22 @@ struct Column {
 
 impl Int8 {
     pub fn new(weight: &[f32], n: usize, k: usize) -> Self {
+        Self::of_form(weight, n, k, Form::new)
+    }
+
+    /// As on a CPU without instructions of our own choice.
+    #[cfg(test)]
+    pub fn of_crate(weight: &[f32], n: usize, k: usize) -> Self {
+        Self::of_form(weight, n, k, |integers, _, k| Form::of_crate(integers, k))
+    }
+
+    /// What `form` packs of integers `[n, k]`, with the scales.
+    fn of_form(
+        weight: &[f32],
+        n: usize,
+        k: usize,
+        form: impl FnOnce(&[i8], usize, usize) -> Form,
+    ) -> Self {
         // A weight of no depth has nothing to pack.
         let n = if k == 0 { 0 } else { n };
         let (mut integers, mut scales) = (vec![0_i8; n * k], vec![0.0; n]);
@@ -96,19 +128,19 @@ impl Int8 {
             .map(column)
             .collect();
         Self {
-            form: Form::new(&integers, n, k),
+            form: form(&integers, n, k),
             columns,
         }
     }
 
-    /// Bytes of memory for a weight `[n, k]`: its integers, and what each column has.
-    pub fn bytes(&self, n: usize, k: usize) -> u64 {
+    /// Bytes of memory: of its integers, as they were packed, and of what each column has.
+    pub fn bytes(&self) -> u64 {
         let columns = size_of_val(self.columns.as_slice()) as u64;
         columns
             + match &self.form {
                 #[cfg(target_arch = "x86_64")]
                 Form::Quads(quads) => quads.bytes(),
-                Form::Crate(_) => (n * k.next_multiple_of(4)) as u64,
+                Form::Crate(_, bytes) => *bytes,
             }
     }
 
@@ -117,7 +149,7 @@ impl Int8 {
         layer.by_chunks(out, |layer, rows, out| match &self.form {
             #[cfg(target_arch = "x86_64")]
             Form::Quads(quads) => self.by_quads(quads, layer, rows, out),
-            Form::Crate(panels) => self.by_crate(panels, layer, rows, out),
+            Form::Crate(panels, _) => self.by_crate(panels, layer, rows, out),
         });
     }
 
@@ -197,16 +229,28 @@ impl Int8 {
 
 impl Form {
     /// Packs `integers [n, k]`.
+    #[cfg(target_arch = "x86_64")]
     fn new(integers: &[i8], n: usize, k: usize) -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if vnni::is_supported() {
-            return Self::Quads(Quads::new(integers, n, k));
+        match vnni::is_supported() {
+            true => Self::Quads(Quads::new(integers, n, k)),
+            false => Self::of_crate(integers, k),
         }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn new(integers: &[i8], _n: usize, k: usize) -> Self {
+        Self::of_crate(integers, k)
+    }
+
+    /// Packs rows of `k` integers for the crate.
+    fn of_crate(integers: &[i8], k: usize) -> Self {
+        let held = Counted::default();
         let pack = |rows: &[i8]| {
             let matrix = NdTensorView::from_data([rows.len() / k, k], rows);
-            EXECUTOR.with(|executor| executor.prepack_b(matrix.transposed()))
+            EXECUTOR.with(|executor| executor.prepack_b_in(&held, matrix.transposed()))
         };
-        Self::Crate(integers.par_chunks(COLS * k.max(1)).map(pack).collect())
+        let panels = integers.par_chunks(COLS * k.max(1)).map(pack).collect();
+        Self::Crate(panels, held.0.into_inner())
     }
 }
 

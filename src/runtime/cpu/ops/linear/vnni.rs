@@ -28,18 +28,8 @@ impl Quads {
             is_supported(),
             "who asks for products of quads has asked whether there are any"
         );
-        let pack = |first: usize, panel: &mut [Group]| {
-            for col in 0..COLS.min(n - first) {
-                let row = &integers[(first + col) * k..][..k];
-                for (to, from) in zip(panel[col..].iter_mut().step_by(COLS), row.chunks(4)) {
-                    let mut quad = [0; 4];
-                    quad[..from.len()].copy_from_slice(bytemuck::cast_slice(from));
-                    *to = u32::from_le_bytes(quad);
-                }
-            }
-        };
         Self {
-            panels: Panels::new(n, k.div_ceil(4), pack),
+            panels: packed(integers, n, k),
         }
     }
 
@@ -69,6 +59,48 @@ impl Quads {
     }
 }
 
+/// Panels of quads of `integers [n, k]`.
+fn packed(integers: &[i8], n: usize, k: usize) -> Panels {
+    let pack = |first: usize, panel: &mut [Group]| {
+        for col in 0..COLS.min(n - first) {
+            let row = &integers[(first + col) * k..][..k];
+            for (to, from) in zip(panel[col..].iter_mut().step_by(COLS), row.chunks(4)) {
+                let mut quad = [0; 4];
+                quad[..from.len()].copy_from_slice(bytemuck::cast_slice(from));
+                *to = u32::from_le_bytes(quad);
+            }
+        }
+    };
+    Panels::new(n, k.div_ceil(4), pack)
+}
+
 tiles!("avx512f,avx512vnni", i32, |sums, x, w| _mm512_dpbusd_epi32(
     sums, x, w
 ));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On every CPU, as the instruction itself is not on every one.
+    #[test]
+    fn a_weight_lies_in_panels_of_quads_behind_which_there_are_zeros() {
+        for (n, k) in [(1, 1), (48, 4), (50, 7), (97, 12)] {
+            let integers: Vec<i8> = (0..n * k).map(|i| (i * 37 % 251) as u8 as i8).collect();
+            let panels = packed(&integers, n, k);
+            for col in 0..n.next_multiple_of(COLS) {
+                let panel = panels.from_column(col / COLS * COLS);
+                let quads = panel[col % COLS..].iter().step_by(COLS);
+                let held: Vec<i8> = quads
+                    .flat_map(|q| q.to_le_bytes().map(|b| b as i8))
+                    .collect();
+                let mut want = match col < n {
+                    true => integers[col * k..][..k].to_vec(),
+                    false => Vec::new(),
+                };
+                want.resize(k.next_multiple_of(4), 0);
+                assert_eq!(held, want, "column {col} of [{n}, {k}]");
+            }
+        }
+    }
+}

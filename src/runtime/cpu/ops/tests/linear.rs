@@ -101,7 +101,7 @@ fn packed_f32_weights_give_the_product() {
         let got = layer.computed(&packed, 0..layer.rows);
         assert_close(&got, &want, 1e-5);
         alone_as_among_others(&layer, &packed, &got);
-        held_in_panels(&packed, 4 * layer.n * layer.k, 4 * layer.k);
+        held_in_panels(&packed, layer.n, [4 * layer.k; 2]);
     }
 }
 
@@ -138,7 +138,12 @@ fn integers(row: &[f32], largest: f32) -> (f64, Vec<f64>) {
 fn int8_products_are_those_of_integers_with_a_scale_for_each_row_whatever_the_other_rows() {
     let largest = PackedWeight::largest_integer() as f32;
     for layer in layers() {
-        let packed = PackedWeight::new(&layer.weight, layer.n, layer.k, Products::Int8);
+        let Layer { n, k, .. } = layer;
+        // The form for this CPU, and that of CPUs for which there is no other.
+        let forms = [
+            PackedWeight::new(&layer.weight, n, k, Products::Int8),
+            PackedWeight::int8_of_crate(&layer.weight, n, k),
+        ];
         let of = |values: &[f32], row: usize, largest| {
             integers(&values[row * layer.k..][..layer.k], largest)
         };
@@ -152,26 +157,25 @@ fn int8_products_are_those_of_integers_with_a_scale_for_each_row_whatever_the_ot
             |row, i| x[row].0 * x[row].1[i],
             |col, i| w[col].0 * w[col].1[i],
         );
-        let got = layer.computed(&packed, 0..layer.rows);
-        assert_close(&got, &want, 1e-5);
-        alone_as_among_others(&layer, &packed, &got);
-        // A weight of no depth has nothing to hold.
-        let held = match layer.k {
-            0 => 0,
-            k => layer.n * (k.next_multiple_of(4) + 8),
-        };
-        held_in_panels(&packed, held, layer.k.next_multiple_of(4));
+        for packed in forms {
+            let got = layer.computed(&packed, 0..layer.rows);
+            assert_close(&got, &want, 1e-5);
+            alone_as_among_others(&layer, &packed, &got);
+            // A weight of no depth has nothing to hold; the crate adds sums of columns.
+            let (held, of_column) = match k {
+                0 => (0, 0),
+                k => (n, k.next_multiple_of(4) + 8),
+            };
+            held_in_panels(&packed, held, [of_column, of_column + 16]);
+        }
     }
 }
 
-/// A weight takes its own bytes, up to a panel of 48 columns more, and what fills a cache line up.
-fn held_in_panels(packed: &PackedWeight, own: usize, of_column: usize) {
-    let most = own + 47 * of_column + 63;
+/// A weight takes so many bytes for each column of the result, of which a panel may have 47 more, and what fills a cache line up.
+fn held_in_panels(packed: &PackedWeight, n: usize, [least, most]: [usize; 2]) {
+    let expected = n * least..=(n + 47) * most + 63;
     let bytes = packed.bytes() as usize;
-    assert!(
-        (own..=most).contains(&bytes),
-        "{bytes}, not {own} to {most}"
-    );
+    assert!(expected.contains(&bytes), "{bytes}, not {expected:?}");
 }
 
 /// Some rows have the same bits when they are computed alone.

@@ -3,7 +3,7 @@
 use pulp::{Scalar, Simd, WithSimd};
 
 use super::*;
-use crate::kernels::attention::ByDistance;
+use crate::kernels::attention::{Bias, ByDistance};
 use crate::runtime::cpu::ops::attention::Distances;
 use crate::runtime::cpu::ops::fused_attention::{Attend, Scratch};
 use crate::runtime::cpu::ops::linear::panels::{PanelCols, Panels};
@@ -60,6 +60,16 @@ impl Pointwise for Exp2OfNegative {
     }
 }
 
+/// Quiet and signalling, of both signs, and with bits that would count as part of an exponent.
+fn nans() -> Vec<f32> {
+    let payloads = (0..10).map(|bit| 1 << bit).chain([0x1ff, 0x20_0000]);
+    let bits = payloads.flat_map(|payload| [0x7fc0_0000 | payload, 0x7f80_0000 | payload]);
+    let bits = bits.chain([0x7fc0_0000, 0x7fff_ffff]);
+    bits.flat_map(|bits| [bits, bits | 1 << 31])
+        .map(f32::from_bits)
+        .collect()
+}
+
 #[test]
 fn powers_of_two_are_within_a_few_units_in_the_last_place() {
     let x: Vec<f32> = (-126_000..=0).map(|i| i as f32 / 1000.0).collect();
@@ -70,15 +80,14 @@ fn powers_of_two_are_within_a_few_units_in_the_last_place() {
             assert!(error < 3e-7, "{set}: 2^{x}: got {got}, want {want}");
         }
     }
-    for (set, got) in on_every_instruction_set(Mapped(
-        Exp2OfNegative,
-        &[-127.0, -1e30, f32::NEG_INFINITY, f32::NAN],
-    )) {
-        assert!(
-            got[..3].iter().all(|&x| x == 2.0_f32.powi(-126)),
-            "{set}: {got:?}"
-        );
-        assert!(got[3].is_nan(), "{set}: {got:?}");
+    let small = [-127.0, -1e30, f32::NEG_INFINITY];
+    for (set, got) in on_every_instruction_set(Mapped(Exp2OfNegative, &small)) {
+        let least = 2.0_f32.powi(-126);
+        assert!(got.iter().all(|&x| x == least), "{set}: {got:?}");
+    }
+    let nans = nans();
+    for (set, got) in on_every_instruction_set(Mapped(Exp2OfNegative, &nans)) {
+        assert!(got.iter().all(|x| x.is_nan()), "{set}: {got:?}");
     }
 }
 
@@ -271,6 +280,7 @@ struct Attention<'a> {
     v: &'a [f32],
     head: usize,
     by: ByDistance,
+    biases: &'a [f32],
     causal: bool,
 }
 
@@ -297,7 +307,7 @@ impl WithSimd for Attention<'_> {
             distances: Distances {
                 by: self.by,
                 causal: self.causal,
-                biases: &[],
+                biases: self.biases,
                 head: 0,
             },
             scratch: &mut Scratch::default(),
@@ -319,7 +329,9 @@ impl Attention<'_> {
             let score = |key: usize| {
                 let pairs = (self.q[query * head..][..head].iter()).zip(&self.k[key * head..]);
                 let product: f64 = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-                (1.5 * product).exp()
+                let distance = key as i64 - query as i64;
+                let bias = self.by.bias.map(|b| b.at(self.biases, 0, distance));
+                (1.5 * product + bias.unwrap_or(0.0)).exp()
             };
             let weights: Vec<f64> = keys.clone().map(score).collect();
             let sum: f64 = weights.iter().sum();
@@ -346,6 +358,7 @@ fn attention_is_its_definition_on_every_instruction_set() {
                 v: &v,
                 head,
                 by: ByDistance { window, bias: None },
+                biases: &[],
                 causal,
             };
             let want = op.defined();
@@ -375,9 +388,87 @@ fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
             window: Some(30),
             bias: None,
         },
+        biases: &[],
         causal: true,
     };
     for (set, got) in on_every_instruction_set(op) {
         assert!(got.iter().all(|x| x.abs() <= 1.0), "{set}");
     }
+}
+
+#[test]
+fn attention_with_biases_by_distance_is_its_definition_on_every_instruction_set() {
+    let (table, slope) = (noise(2 * 20 + 1, 4), [0.5]);
+    let biases = [
+        (Bias::Table { reach: 20 }, &table[..]),
+        (Bias::Slopes, &slope),
+    ];
+    for (len, head) in [(1, 8), (17, 32), (50, 5), (300, 16)] {
+        let [q, k, v] = [1, 2, 3].map(|seed| noise(len * head, seed));
+        for ((bias, biases), causal) in biases.into_iter().flat_map(|b| [(b, false), (b, true)]) {
+            for window in [None, Some(7)] {
+                let op = Attention {
+                    q: &q,
+                    k: &k,
+                    v: &v,
+                    head,
+                    by: ByDistance {
+                        window,
+                        bias: Some(bias),
+                    },
+                    biases,
+                    causal,
+                };
+                let want = op.defined();
+                for (_, got) in on_every_instruction_set(op) {
+                    assert_close(&got, &want, 2e-5);
+                }
+            }
+        }
+    }
+}
+
+/// Results of queries that see a NaN, or whose scores are no numbers, and of no others.
+#[test]
+fn attention_to_what_is_no_number_gives_nan() {
+    let (len, head) = (300, 8);
+    let [q, k, v] = [1, 2, 3].map(|seed| noise(len * head, seed));
+    let check = |q: &[f32], k: &[f32], v: &[f32], is_nan: &dyn Fn(usize) -> bool| {
+        let op = Attention {
+            q,
+            k,
+            v,
+            head,
+            by: ByDistance::default(),
+            biases: &[],
+            causal: false,
+        };
+        for (set, got) in on_every_instruction_set(op) {
+            for (query, row) in got.chunks_exact(head).enumerate() {
+                let expected = is_nan(query);
+                assert!(row.iter().all(|x| x.is_nan() == expected), "{set}: {query}");
+            }
+        }
+    };
+    check(&q, &k, &v, &|_| false);
+    for bad in nans() {
+        let mut with = q.clone();
+        with[201 * head + 3] = bad;
+        check(&with, &k, &v, &|query| query == 201);
+        for key in [0, 131, 299] {
+            let mut with = k.clone();
+            with[key * head + 3] = bad;
+            check(&q, &with, &v, &|_| true);
+        }
+    }
+    // The definition has no value for scores that are all −∞, but one where a single score is not.
+    let mut endless = k.clone();
+    endless
+        .chunks_exact_mut(head)
+        .for_each(|row| row[0] = f32::NEG_INFINITY);
+    let mut positive = q.clone();
+    positive.iter_mut().for_each(|x| *x = x.abs() + 0.1);
+    check(&positive, &endless, &v, &|_| true);
+    endless[150 * head] = 0.5;
+    check(&positive, &endless, &v, &|_| false);
 }
