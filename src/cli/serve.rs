@@ -10,7 +10,7 @@ use std::{
 
 use miette::{IntoDiagnostic, Report, miette};
 
-use super::{Outcome, say, simulate::Chosen, write_file};
+use super::{Outcome, allow_connections, say, simulate::Chosen, write_file};
 use crate::{
     DType, DeviceChoice, EngineError,
     files::{self, Kind},
@@ -125,6 +125,7 @@ pub(super) fn run(args: Args) -> Outcome {
         Some(file) => Some(Keys::open(file).into_diagnostic()?),
         None => None,
     };
+    allow_connections();
     // The socket is taken first: a port that is in use is known before models are loaded.
     let address = SocketAddr::new(args.host, args.port);
     let socket = TcpListener::bind(address)
