@@ -38,8 +38,15 @@ fn decision(c: &mut Criterion) {
     .expect("a sound table");
     let mut group = c.benchmark_group("decision");
     let far = (Micros(1_000_000_000), Micros(9_000_000_000));
-    for (lengths, tokens) in [(LENGTHS, 250), (SHORT, 20)] {
-        let arrivals = load(lengths, 1e6, 4 * WAITING, Some(far)).arrivals();
+    for (lengths, case, tenants) in [
+        (LENGTHS, "250", 1),
+        (SHORT, "20", 1),
+        (LENGTHS, "250 of 64 tenants", 64),
+    ] {
+        let mut arrivals = load(lengths, 1e6, 4 * WAITING, Some(far)).arrivals();
+        for (at, waiting) in arrivals.iter_mut().enumerate() {
+            waiting.tenant = at as u32 % tenants;
+        }
         for name in ["packed", "concat-das", "slotted-das"] {
             let mut of = scheduler(name, &Settings::default()).expect("it is there");
             let mut desk = Desk::new(&[u64::MAX], 1);
@@ -51,7 +58,7 @@ fn decision(c: &mut Criterion) {
                     desk.arrive(*next.next().expect("it goes on"));
                 }
             };
-            group.bench_function(BenchmarkId::new(name, tokens), |b| {
+            group.bench_function(BenchmarkId::new(name, case), |b| {
                 b.iter_custom(|n| {
                     let mut took = std::time::Duration::ZERO;
                     for _ in 0..n {

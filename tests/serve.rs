@@ -885,6 +885,251 @@ fn slow_half_closed_and_oversized_clients_do_not_keep_others_waiting() {
 }
 
 #[test]
+fn who_sends_no_more_is_answered_and_who_reads_nothing_is_let_go() {
+    let choice = HttpChoice {
+        write_time: Duration::from_millis(300),
+        ..quick()
+    };
+    let server = serving(&["st-mean", "writer"], choice);
+    let to = server.address();
+    for (path, body) in [
+        (
+            "/v1/embeddings",
+            json!({"input": vec!["some words"; 2_000]}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "One", "max_tokens": 40, "n": 8}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "One", "max_tokens": 40, "n": 8, "stream": true}),
+        ),
+    ] {
+        let (mut stream, text) = (connect(to), body.to_string());
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{text}",
+            text.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        // It may be told that the server is still there.
+        let answer = answer.replace("HTTP/1.1 100 Continue\r\n\r\n", "");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let end = match body["stream"] == true {
+            true => "data: [DONE]\n\n\r\n0\r\n\r\n",
+            false => "}",
+        };
+        assert!(answer.ends_with(end), "{answer}");
+    }
+    // Answers of many megabytes, more than lie between two programs.
+    let mut stream = connect(to);
+    let n = 1_000;
+    let asked = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(n);
+    stream.write_all(asked.as_bytes()).unwrap();
+    let size = get(to, "/openapi.json").1.len();
+    assert!(n * size > 20 << 20, "{size}");
+    thread::sleep(Duration::from_secs(2));
+    let mut answers = Vec::new();
+    let _ = stream.read_to_end(&mut answers);
+    assert!(
+        answers.len() < n * size,
+        "{} of {}",
+        answers.len(),
+        n * size
+    );
+    server.shut_down(Duration::ZERO);
+}
+
+/// A model that writes two texts of 40 tokens at once, while others wait at most so long.
+fn narrow(queue: Duration) -> Model {
+    let choice = ModelChoice {
+        cache_bytes: Some(400_000),
+        ..choice("writer", false, queue)
+    };
+    Model::open(choice).unwrap()
+}
+
+#[test]
+fn what_outlives_a_drain_is_told_so() {
+    let choice = HttpChoice {
+        drain_limit: Duration::from_millis(1),
+        ..quick()
+    };
+    let server = serving_models(vec![narrow(Duration::from_secs(10))], choice);
+    let to = server.address();
+    let body = json!({"prompt": "One", "max_tokens": 40, "n": 128}).to_string();
+    let client = thread::spawn(move || ask_with(to, "POST", "/v1/completions", "", &body));
+    let is_idle = "gemmule_queue_requests{model=\"writer\"} 0\n";
+    while get(to, "/metrics").1.contains(is_idle) {
+        assert!(!client.is_finished());
+        thread::sleep(Duration::from_millis(1));
+    }
+    server.shut_down(Duration::ZERO);
+    let (status, _, text) = client.join().unwrap();
+    assert_eq!(status, 503, "{text}");
+    assert!(
+        text.contains("the server is not ready: it is shutting down; another one may answer"),
+        "{text}"
+    );
+}
+
+#[test]
+fn while_models_are_loaded_probes_are_answered_and_a_signal_ends_it() {
+    for is_ended in [true, false] {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = port.local_addr().unwrap();
+        drop(port);
+        // What batches cost is measured for seconds.
+        let weights = checkpoint("st-mean");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_gemmule"))
+            .args([
+                "serve",
+                "--device",
+                "cpu",
+                "--drain-delay-ms",
+                "0",
+                "--weights",
+            ])
+            .arg(weights)
+            .args(["--port", &to.port().to_string()])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let began = Instant::now();
+        while TcpStream::connect(to).is_err() {
+            assert!(began.elapsed() < Duration::from_secs(30));
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(get(to, "/health").0, 200);
+        let loading =
+            "the server is not ready: its models are being loaded; another one may answer";
+        let (status, text) = get(to, "/ready");
+        assert!(status == 503 && text.contains(loading), "{text}");
+        let (status, told) = post(to, "/v1/embeddings", &json!({"input": "x"}));
+        assert_eq!((status, &told["error"]["message"]), (503, &json!(loading)));
+        if !is_ended {
+            while get(to, "/ready").0 != 200 {
+                assert!(began.elapsed() < Duration::from_secs(60));
+                thread::sleep(Duration::from_millis(20));
+            }
+            assert_eq!(post(to, "/v1/embeddings", &json!({"input": "x"})).0, 200);
+        }
+        let sent = Command::new("kill").arg(child.id().to_string()).status();
+        assert!(sent.unwrap().success());
+        let ended = child.wait().unwrap();
+        assert!(ended.success(), "{ended}");
+    }
+}
+
+#[test]
+fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
+    let server = serving_models(vec![narrow(Duration::ZERO)], quick());
+    let to = server.address();
+    let body = |stream: bool| {
+        json!({"prompt": "One", "max_tokens": 40, "n": 64, "temperature": 1, "seed": 1, "stream": stream})
+            .to_string()
+    };
+    let began = Instant::now();
+    let ask = |headers: &str, stream: bool| {
+        ask_with(to, "POST", "/v1/completions", headers, &body(stream))
+    };
+    assert_eq!(ask("", true).0, 200);
+    let half = began.elapsed().as_millis() / 2;
+    let (status, _, text) = ask(&format!("x-request-timeout-ms: {half}\r\n"), true);
+    assert_eq!(status, 200, "{text}");
+    assert!(
+        text.contains(
+            "the request's deadline passed before there was an answer; send it with a later one"
+        ),
+        "{text}"
+    );
+    // It is known how long texts take: while some wait, others are refused.
+    let body = body(false);
+    let busy = thread::spawn(move || ask_with(to, "POST", "/v1/completions", "", &body).0);
+    let mut refused = 0;
+    while !busy.is_finished() {
+        let asked = "{\"prompt\": \"One\", \"max_tokens\": 1}";
+        let (status, head, text) = ask_with(to, "POST", "/v1/completions", "", asked);
+        match status {
+            200 => {}
+            429 => {
+                assert!(head.contains("retry-after-ms: "), "{head}");
+                refused += 1;
+            }
+            other => panic!("{other} {text}"),
+        }
+    }
+    assert_eq!((busy.join().unwrap(), refused > 0), (200, true));
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn metrics_are_those_that_the_documentation_has() {
+    let embeds = Model::open(ModelChoice {
+        cache: Some(cache()),
+        ..choice("st-mean", true, Duration::from_secs(10))
+    });
+    let models = vec![
+        embeds.unwrap(),
+        model("writer", true, Duration::from_secs(10)),
+    ];
+    let device = models[0].device.clone();
+    let server = serving_models(models, quick());
+    let to = server.address();
+    let asked = json!({"input": ["one", "two"]});
+    assert_eq!(post(to, "/v1/embeddings", &asked).0, 200);
+    let asked = json!({"prompt": "One", "max_tokens": 2});
+    assert_eq!(post(to, "/v1/completions", &asked).0, 200);
+    assert_eq!(post(to, "/v1/embeddings", &json!({"input": []})).0, 400);
+    let counts = get(to, "/metrics").1;
+    let page = include_str!("../docs/metrics.md");
+    let mut told: Vec<(&str, &str)> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `gemmule_")?.split_once("` | "))
+        .map(|(name, rest)| (name, rest.split(" |").next().unwrap()))
+        .collect();
+    let types = counts.lines().filter_map(|line| {
+        let line = line.strip_prefix("# TYPE gemmule_")?;
+        line.split_once(' ')
+    });
+    let mut found: Vec<(&str, &str)> = types.collect();
+    told.sort_unstable();
+    found.sort_unstable();
+    assert_eq!(found, told);
+    let counts = counts.replace(&device, "cpu");
+    for line in [
+        "requests_total{route=\"/v1/embeddings\",code=\"200\",model=\"st-mean\"} 1",
+        "requests_total{route=\"/v1/completions\",code=\"200\",model=\"writer\"} 1",
+        "requests_total{route=\"/v1/embeddings\",code=\"400\",model=\"st-mean\"} 1",
+        "stage_seconds_count{model=\"st-mean\",stage=\"serialise\"} 1",
+        "batch_seconds_count{model=\"st-mean\",device=\"cpu\"} ",
+        "batch_tokens_count{model=\"st-mean\"} ",
+        "memory_bytes{model=\"writer\",device=\"cpu\",kind=\"weights\"} ",
+        "memory_bytes{model=\"st-mean\",device=\"cpu\",kind=\"batch\"} 1073741824",
+        "ready 1",
+    ] {
+        assert!(
+            counts.contains(&format!("\ngemmule_{line}")),
+            "{line}\n{counts}"
+        );
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+fn cache() -> Arc<gemmule::serve::Cache> {
+    let choice = gemmule::serve::CacheChoice {
+        memory_bytes: 1 << 20,
+        file: None,
+        #[cfg(feature = "shared-cache")]
+        shared: None,
+    };
+    Arc::new(gemmule::serve::Cache::open(&choice).unwrap())
+}
+
+#[test]
 fn keys_let_those_in_who_have_one_and_balancers() {
     // The SHA-256 of `secret`.
     let keys = Keys::parse(
@@ -1021,7 +1266,7 @@ fn a_full_queue_and_a_late_deadline_are_told_at_once() {
 fn clients_that_leave_are_forgotten_and_a_drain_answers_all_that_came() {
     let server = serving(&["st-mean"], quick());
     let to = server.address();
-    let body = json!({"input": vec!["some words that take a while"; 2_000]}).to_string();
+    let body = json!({"input": vec!["some words that take a while"; 20_000]}).to_string();
     for _ in 0..3 {
         let mut stream = connect(to);
         let head = format!(
@@ -1031,6 +1276,18 @@ fn clients_that_leave_are_forgotten_and_a_drain_answers_all_that_came() {
         stream.write_all(head.as_bytes()).unwrap();
         thread::sleep(Duration::from_millis(30));
         drop(stream);
+    }
+    let began = Instant::now();
+    let cancelled = || {
+        let counts = get(to, "/metrics").1;
+        let (_, n) = counts
+            .split_once("gemmule_cancelled_total{model=\"st-mean\"} ")
+            .unwrap();
+        n.lines().next().unwrap().parse::<u64>().unwrap()
+    };
+    while cancelled() == 0 {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(post(to, "/v1/embeddings", &json!({"input": "x"})).0, 200);
     let clients: Vec<_> = (0..8)

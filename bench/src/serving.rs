@@ -41,6 +41,9 @@ pub(crate) struct Args {
     seed: u64,
 }
 
+/// Why margins of the papers are not there, found with the costs that the cost model estimates for an H200.
+const MARGINS: &str = include_str!("serving_margins.md");
+
 /// What figures are drawn of.
 struct Bench {
     costs: CostTable,
@@ -328,7 +331,8 @@ fn shown(page: &Page<'_>, turbo: &Bench, tcb: &Bench, table: &str) -> String {
             claim.of, claim.figure, claim.paper, claim.here
         );
     }
-    text += "\n## Latency (TurboTransformers, table 4)\n\nMilliseconds: mean (least, most); +∞ where the queue grows.\n\n";
+    let _ = write!(text, "\n{MARGINS}");
+    text += "## Latency (TurboTransformers, table 4)\n\nMilliseconds: mean (least, most); +∞ where the queue grows.\n\n";
     text += table;
     for claim in &page.claims {
         let _ = write!(

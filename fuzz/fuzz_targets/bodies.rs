@@ -32,6 +32,8 @@ fn model(name: &str) -> Model {
         sparse: false,
         share: None,
         previous: None,
+        trace: None,
+        cache: None,
     });
     model.expect("the small checkpoints are sound")
 }

@@ -269,6 +269,20 @@ pub fn write_json<T: serde::Serialize + ?Sized>(
     write_file(path, &serde_json::to_vec_pretty(value).into_diagnostic()?)
 }
 
+/// Lets the process have as many connections open as the system grants: mostly a thousand are the usual, and many more are to be had.
+#[cfg(feature = "server")]
+fn allow_connections() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, most) {
+        tracing::warn!("the limit of open files stays as it is: {error}");
+    }
+}
+
 /// Bytes for people.
 pub fn human(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()

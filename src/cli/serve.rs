@@ -10,11 +10,11 @@ use std::{
 
 use miette::{IntoDiagnostic, Report, miette};
 
-use super::{Outcome, say, simulate::Chosen, write_file};
+use super::{Outcome, allow_connections, say, simulate::Chosen, write_file};
 use crate::{
     DType, DeviceChoice, EngineError,
     files::{self, Kind},
-    http::{HttpChoice, Keys, Server},
+    http::{Ended, HttpChoice, Keys, Server},
     schedule::{CostTable, scheduler},
     serve::{
         Cache, CacheChoice, Devices, Model, ModelChoice, ModelConfig, Models, Recorder, ServeConfig,
@@ -59,7 +59,8 @@ pub(super) struct Args {
     /// Weigh the tokens of texts, too, for /embed_sparse, where an embedding model can (BGE-M3); SPLADE does anyway
     #[arg(long)]
     sparse: bool,
-    /// Which requests run next; `gemmule simulate --scheduler all` compares them
+    /// Which requests run next; `gemmule simulate --scheduler all` compares them. Batches run packed, also those that a scheduler
+    /// plans as padded or as rows: it decides who is in them, and when
     #[arg(long, value_name = "NAME", default_value = "packed")]
     scheduler: String,
     #[command(flatten)]
@@ -96,10 +97,11 @@ pub(super) struct Args {
     /// up to half of what is free
     #[arg(long, value_name = "BYTES")]
     kv_bytes: Option<u64>,
-    /// Refuse requests when what waits takes longer than this, in milliseconds
+    /// Refuse requests when what waits takes longer than this, in milliseconds: by the slower of tokenizers and device, and texts by
+    /// the rate at which they are written
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     queue_ms: u64,
-    /// How long a request is of use that does not say so itself, in milliseconds
+    /// How long a request is of use that does not say so itself, in milliseconds; a stream as a whole
     #[arg(long, value_name = "MS", default_value_t = 60_000)]
     timeout_ms: u64,
     /// Threads that tokenize a model's texts; by default one for each core, at most 64
@@ -114,7 +116,7 @@ pub(super) struct Args {
     /// How long requests are taken on after SIGTERM, so that balancers see that /ready fails, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     drain_delay_ms: u64,
-    /// How long requests that run have then, in milliseconds
+    /// How long requests that run have then, in milliseconds; who has no byte of an answer by then gets 503
     #[arg(long, value_name = "MS", default_value_t = 25_000)]
     drain_limit_ms: u64,
 }
@@ -125,6 +127,7 @@ pub(super) fn run(args: Args) -> Outcome {
         Some(file) => Some(Keys::open(file).into_diagnostic()?),
         None => None,
     };
+    allow_connections();
     // The socket is taken first: a port that is in use is known before models are loaded.
     let address = SocketAddr::new(args.host, args.port);
     let socket = TcpListener::bind(address)
@@ -146,30 +149,6 @@ pub(super) fn run(args: Args) -> Outcome {
         Some(file) => Some(Recorder::create(file, args.trace_bytes)?),
         None => None,
     };
-    let models = open(&args, &[], &devices, cache.clone(), trace)?;
-    if args.trace.is_some() && models.iter().any(|model| model.costs.is_none()) {
-        return Err(miette!(
-            "a model that writes has no schedule to record; leave --trace out"
-        ));
-    }
-    let models = Models::reloadable(models, move |previous| {
-        if again.trace.is_some() {
-            say("the trace ends here: it is of the models that were loaded first");
-        }
-        let models = open(&again, previous, &devices, cache.clone(), None);
-        let models = models.map_err(|e| format!("{e:#}"))?;
-        say("the models are loaded anew");
-        Ok(models)
-    });
-    if let Some(file) = &args.write_costs {
-        let all = models.all();
-        let costs = all.first().and_then(|model| model.costs.as_ref());
-        let costs = costs.ok_or_else(|| {
-            miette!("a model that writes has no table of costs; leave --write-costs out")
-        })?;
-        write_file(file, costs.to_ron().into_diagnostic()?.as_bytes())?;
-    }
-    let example = example(&models.all());
     let choice = HttpChoice {
         most_body: args.body_bytes,
         timeout: Duration::from_millis(args.timeout_ms.max(1)),
@@ -179,19 +158,57 @@ pub(super) fn run(args: Args) -> Outcome {
         threads: (cores / 2).clamp(1, 8),
         ..HttpChoice::default()
     };
+    let models = {
+        let (devices, cache) = (Arc::clone(&devices), cache.clone());
+        Models::loading(move |previous| {
+            if again.trace.is_some() {
+                say("the trace ends here: it is of the models that were loaded first");
+            }
+            let models = open(&again, previous, &devices, cache.clone(), None);
+            let models = models.map_err(|e| format!("{e:#}"))?;
+            say("the models are loaded anew");
+            Ok(models)
+        })
+    };
     let server = Server::start(socket, models, choice).into_diagnostic()?;
-    if let Some(socket) = admin {
-        let address = server.listen_admin(socket).into_diagnostic()?;
-        say(&format!("commands on http://{address}/admin/reload"));
-    }
     let address = server.address();
-    say(&format!("listening on http://{address}"));
-    if let Some((route, body)) = example {
-        say(&format!("try: curl http://{address}{route} -d '{body}'"));
+    let admin = admin.map(|socket| server.listen_admin(socket));
+    let admin = admin.transpose().into_diagnostic()?;
+    let load = move |models: &Models| {
+        let loaded = open(&args, &[], &devices, cache, trace)?;
+        if args.trace.is_some() && loaded.iter().any(|model| model.costs.is_none()) {
+            return Err(miette!(
+                "a model that writes has no schedule to record; leave --trace out"
+            ));
+        }
+        if let Some(file) = &args.write_costs {
+            let costs = loaded.first().and_then(|model| model.costs.as_ref());
+            let costs = costs.ok_or_else(|| {
+                miette!("a model that writes has no table of costs; leave --write-costs out")
+            })?;
+            write_file(file, costs.to_ron().into_diagnostic()?.as_bytes())?;
+        }
+        let example = loaded.first().map(example);
+        models.begin(loaded);
+        if let Some(address) = admin {
+            say(&format!("commands on http://{address}/admin/reload"));
+        }
+        say(&format!("listening on http://{address}"));
+        if let Some((route, body)) = example {
+            say(&format!("try: curl http://{address}{route} -d '{body}'"));
+        }
+        Ok(())
+    };
+    match server.run(load).into_diagnostic()? {
+        Ended::Asked => {
+            say("shut down");
+            Ok(ExitCode::SUCCESS)
+        }
+        Ended::NotLoaded(error) => Err(error),
+        Ended::DeviceLost => Err(miette!(
+            "a device was lost, and nothing runs on it in this process any more; start the server again"
+        )),
     }
-    server.run_until_signal().into_diagnostic()?;
-    say("shut down");
-    Ok(ExitCode::SUCCESS)
 }
 
 /// The models as the arguments ask for them, or their file. Both folders and file are read anew each time.
@@ -323,11 +340,10 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
     Ok(configs.collect())
 }
 
-/// A request that shows what the first model does.
-fn example(models: &[Arc<Model>]) -> Option<(&'static str, String)> {
-    let model = models.first()?;
+/// A request that shows what a model does.
+fn example(model: &Model) -> (&'static str, String) {
     let name = serde_json::Value::from(model.name.as_str());
-    Some(match &model.kind {
+    match &model.kind {
         crate::serve::Kind::Service(service) if service.is_scoring() => (
             "/v1/rerank",
             format!(
@@ -342,5 +358,5 @@ fn example(models: &[Arc<Model>]) -> Option<(&'static str, String)> {
             "/v1/completions",
             format!(r#"{{"model": {name}, "prompt": "One cold morning", "stream": true}}"#),
         ),
-    })
+    }
 }

@@ -289,6 +289,16 @@ impl EngineError {
             Self::Cpu(CpuError::OutOfMemory { .. }) | Self::Cuda(CudaError::OutOfMemory { .. })
         )
     }
+
+    /// Whether nothing can run in this process any more, on the device of the batch: CUDA gives the same error to whatever comes
+    /// after it, and a thread that has ended takes no batch.
+    pub fn is_device_lost(&self) -> bool {
+        match self {
+            Self::Cuda(error) => error.is_sticky(),
+            Self::PipelineEnded => true,
+            _ => false,
+        }
+    }
 }
 
 impl From<ReadError> for EngineError {

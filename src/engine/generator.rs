@@ -425,21 +425,13 @@ impl Generator {
     /// # Errors
     /// A request that can never run, or that has no room now; nothing is changed then.
     pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
+        let n = self.blocks_for(&request)?;
         let Request {
             prompt,
             mut options,
         } = request;
-        self.check(&prompt, &options)?;
         // A sequence cannot hold it, so it is never written.
         options.rules.suppressed.extend(self.limits.skipped);
-        let new = options.rules.max_new_tokens;
-        let n = blocks_needed(self.parts, prompt.len(), new, options.beams);
-        if n > self.blocks.total() {
-            return Err(AdmitError::NeverFits {
-                needed_bytes: u64::from(n) * self.block_bytes,
-                bytes: u64::from(self.blocks.total()) * self.block_bytes,
-            });
-        }
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
             missing_bytes: u64::from(full.missing) * self.block_bytes,
         })?;
@@ -455,6 +447,35 @@ impl Generator {
         self.rows
             .push(Row::new(ticket, prompt, source, blocks, options));
         Ok(ticket)
+    }
+
+    /// Whether [`admit`](Self::admit) takes a request now.
+    ///
+    /// # Errors
+    /// As of `admit`.
+    pub fn has_room(&self, request: &Request) -> Result<(), AdmitError> {
+        let n = self.blocks_for(request)?;
+        match n.saturating_sub(self.blocks.total() - self.blocks.held()) {
+            0 => Ok(()),
+            missing => Err(AdmitError::Full {
+                missing_bytes: u64::from(missing) * self.block_bytes,
+            }),
+        }
+    }
+
+    /// The blocks that a request can come to need.
+    fn blocks_for(&self, request: &Request) -> Result<u32, AdmitError> {
+        let Request { prompt, options } = request;
+        self.check(prompt, options)?;
+        let new = options.rules.max_new_tokens;
+        let n = blocks_needed(self.parts, prompt.len(), new, options.beams);
+        match n > self.blocks.total() {
+            false => Ok(n),
+            true => Err(AdmitError::NeverFits {
+                needed_bytes: u64::from(n) * self.block_bytes,
+                bytes: u64::from(self.blocks.total()) * self.block_bytes,
+            }),
+        }
     }
 
     fn check(&self, prompt: &[u32], options: &Generate) -> Result<(), AdmitError> {

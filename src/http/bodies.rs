@@ -6,7 +6,7 @@ use hyper::Method;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{App, Body, HttpChoice, Route, openapi};
+use super::{App, Asking, Body, HttpChoice, Route, openapi};
 use crate::serve::{Models, Submit};
 
 /// Models that are asked by bodies alone.
@@ -42,7 +42,8 @@ impl Bodies {
         let (route, ..) = Route::of(path);
         let submit = Submit::default();
         self.runtime.block_on(async {
-            let answered = self.app.of_body(route, body, submit, false).await;
+            let asking = Asking::of(&self.app);
+            let answered = asking.of_body(route, body, submit, false).await;
             let response = answered.unwrap_or_else(|failure| failure.response(route.style()));
             let status = response.status().as_u16();
             let told = &self.document["paths"][path]["post"]["responses"];

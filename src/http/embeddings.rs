@@ -2,11 +2,12 @@
 
 use serde_json::Value;
 
-use super::error::Failure;
+use super::{Asking, error::Failure};
 use crate::serve::{Answer, ServeError, Service, Submit, Text};
 
 /// Answers for inputs, in their order. All or none: an input that fails is the request's failure.
 pub(super) async fn computed(
+    app: &Asking<'_>,
     service: &Service,
     inputs: Vec<Text>,
     submit: Submit,
@@ -16,6 +17,7 @@ pub(super) async fn computed(
     for reply in service.submit(inputs, submit)? {
         answers.push(reply.await?);
     }
+    app.has_values();
     Ok(answers)
 }
 
@@ -149,6 +151,7 @@ pub(super) fn base64(values: &[f32]) -> String {
 
 /// A score a document, the best first.
 pub(super) async fn ranked(
+    app: &Asking<'_>,
     service: &Service,
     query: &str,
     documents: &[String],
@@ -170,7 +173,7 @@ pub(super) async fn ranked(
         .into());
     }
     let pair = |document: &String| Text::Pair(query.to_owned(), document.clone());
-    let answers = computed(service, documents.iter().map(pair).collect(), submit).await?;
+    let answers = computed(app, service, documents.iter().map(pair).collect(), submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let score = |answer: &Answer| answer.values.first().copied().unwrap_or(0.0);
     let mut ranks: Vec<(usize, f32)> = answers.iter().map(score).enumerate().collect();

@@ -11,10 +11,10 @@ pub(super) fn health() -> Response<Body> {
     json(StatusCode::OK, &json!({"status": "ok"}))
 }
 
-/// New requests are welcome: models are loaded, and the server is not about to end.
+/// New requests are welcome: models are loaded, their devices compute, and the server is not about to end.
 pub(super) fn ready(models: &Models) -> Answered {
-    match models.is_ready() {
-        true => Ok(json(StatusCode::OK, &json!({"status": "ready"}))),
-        false => Err(Failure::not_ready("it is shutting down")),
+    match models.not_ready() {
+        None => Ok(json(StatusCode::OK, &json!({"status": "ready"}))),
+        Some(why) => Err(Failure::not_ready(why)),
     }
 }

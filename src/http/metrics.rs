@@ -1,8 +1,12 @@
 //! Counts in Prometheus's text format.
 
 use std::{
+    collections::BTreeMap,
     fmt::Write,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,20 +19,49 @@ const CODES: [u16; 14] = [
     200, 400, 401, 404, 405, 408, 413, 422, 424, 429, 500, 503, 504, 0,
 ];
 
-/// Answers by route and status.
+/// By route and status.
+type Table = [[AtomicU64; CODES.len()]; Route::ALL.len() + 1];
+
+/// Answers by model, route and status.
 #[derive(Default)]
 pub(super) struct Counts {
-    routes: [[AtomicU64; CODES.len()]; Route::ALL.len() + 1],
+    /// Of requests that asked no model, or one that is not there.
+    others: Table,
+    /// By name, also of models that have gone: counters do not go back.
+    models: RwLock<BTreeMap<String, Arc<Table>>>,
     seconds: [Histogram; Route::ALL.len() + 1],
 }
 
 impl Counts {
-    pub fn add(&self, route: Route, status: StatusCode, took: Duration) {
+    pub fn add(&self, route: Route, model: Option<&str>, status: StatusCode, took: Duration) {
         let route = route as usize;
         let known = CODES.iter().position(|&code| code == status.as_u16());
         let code = known.unwrap_or(CODES.len() - 1);
-        self.routes[route][code].fetch_add(1, Ordering::Relaxed);
+        let add = |table: &Table| table[route][code].fetch_add(1, Ordering::Relaxed);
+        match model {
+            None => add(&self.others),
+            Some(name) => add(&self.of_model(name)),
+        };
         self.seconds[route].add(took.as_secs_f64());
+    }
+
+    fn of_model(&self, name: &str) -> Arc<Table> {
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = models.get(name) {
+            return Arc::clone(table);
+        }
+        drop(models);
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(models.entry(name.to_owned()).or_default())
+    }
+
+    /// All tables, with the name of their model.
+    fn each(&self, mut see: impl FnMut(Option<&str>, &Table)) {
+        see(None, &self.others);
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, table) in models.iter() {
+            see(Some(name), table);
+        }
     }
 }
 
@@ -43,13 +76,14 @@ impl Counts {
             .filter(|route| !route.is_open())
             .chain([Route::Unknown])
             .collect();
-        let answers = CODES.iter().enumerate().map(|(at, &code)| {
-            let n = routes
-                .iter()
-                .map(|&route| self.routes[route as usize][at].load(Ordering::Relaxed));
-            (code, n.sum())
+        let mut answers = CODES.map(|code| (code, 0));
+        self.each(|_, table| {
+            for (at, (_, n)) in answers.iter_mut().enumerate() {
+                let own = routes.iter().map(|&route| &table[route as usize][at]);
+                *n += own.map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
+            }
         });
-        let answers = answers.filter(|&(_, n)| n > 0).collect();
+        let answers = answers.into_iter().filter(|&(_, n)| n > 0).collect();
         let (mut ends, mut count, mut sum) = Histogram::default().read();
         for route in routes {
             let of = self.seconds[route as usize].read();
@@ -109,22 +143,31 @@ fn escaped(text: &str) -> String {
 pub(super) fn response(app: &App) -> Response<Body> {
     let models = app.models.all();
     let mut page = Page(String::new());
-    page.head("requests_total", "counter", "Answers by route and status.");
+    page.head(
+        "requests_total",
+        "counter",
+        "Answers by route, model and status.",
+    );
     let routes = || {
         Route::ALL
             .iter()
             .map(|(route, ..)| *route)
             .chain([Route::Unknown])
     };
-    for route in routes() {
-        for (at, code) in CODES.iter().enumerate() {
-            let n = app.counts.routes[route as usize][at].load(Ordering::Relaxed);
-            if n > 0 {
-                let labels = [("route", route.name()), ("code", &code.to_string())];
-                page.line("requests_total", &labels, n as f64);
+    app.counts.each(|model, table| {
+        for route in routes() {
+            for (code, n) in CODES.iter().zip(&table[route as usize]) {
+                let n = n.load(Ordering::Relaxed);
+                if n == 0 {
+                    continue;
+                }
+                let code = code.to_string();
+                let labels = [("route", route.name()), ("code", &code)];
+                let labels = labels.into_iter().chain(model.map(|name| ("model", name)));
+                page.line("requests_total", &labels.collect::<Vec<_>>(), n as f64);
             }
         }
-    }
+    });
     page.head(
         "request_seconds",
         "histogram",
@@ -147,10 +190,51 @@ pub(super) fn response(app: &App) -> Response<Body> {
             ("tokenize", &metrics.tokenize),
             ("queue", &metrics.queue),
             ("device", &metrics.device),
+            ("serialise", &metrics.serialise),
         ];
         for (stage, histogram) in stages {
             let labels = [("model", model.name.as_str()), ("stage", stage)];
             page.histogram("stage_seconds", &labels, histogram);
+        }
+    }
+    page.head(
+        "batch_seconds",
+        "histogram",
+        "Time of batches by device, without their waiting behind others.",
+    );
+    for model in models.iter() {
+        for lane in &model.metrics().lanes {
+            let labels = [("model", model.name.as_str()), ("device", &lane.device)];
+            page.histogram("batch_seconds", &labels, &lane.seconds);
+        }
+    }
+    page.head("batch_tokens", "histogram", "Tokens of batches.");
+    for model in models.iter() {
+        let labels = [("model", model.name.as_str())];
+        page.histogram("batch_tokens", &labels, &model.metrics().batch_tokens);
+    }
+    page.head(
+        "memory_bytes",
+        "gauge",
+        "Bytes of weights, of keys and values, and those that a batch's intermediate tensors may take.",
+    );
+    for model in models.iter() {
+        for lane in &model.metrics().lanes {
+            for (kind, bytes) in [
+                ("weights", &lane.weight_bytes),
+                ("cache", &lane.cache_bytes),
+                ("batch", &lane.batch_bytes),
+            ] {
+                let labels = [
+                    ("model", model.name.as_str()),
+                    ("device", &lane.device),
+                    ("kind", kind),
+                ];
+                let bytes = bytes.load(Ordering::Relaxed);
+                if bytes > 0 {
+                    page.line("memory_bytes", &labels, bytes as f64);
+                }
+            }
         }
     }
     type Value = fn(&Model) -> &AtomicU64;
@@ -233,7 +317,11 @@ pub(super) fn response(app: &App) -> Response<Body> {
     }
     cache(&mut page, app);
     page.head("ready", "gauge", "Whether new requests are welcome.");
-    page.line("ready", &[], f64::from(u8::from(app.models.is_ready())));
+    page.line(
+        "ready",
+        &[],
+        f64::from(u8::from(app.models.not_ready().is_none())),
+    );
     of_type(
         StatusCode::OK,
         "text/plain; version=0.0.4",

@@ -23,6 +23,7 @@ mod metrics;
 mod openai;
 mod openapi;
 mod server;
+mod socket;
 mod status;
 mod tei;
 #[cfg(test)]
@@ -30,10 +31,14 @@ mod tests;
 mod writing;
 
 use std::{
+    future::{Future, poll_fn},
+    ops::Deref,
+    pin::pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -47,9 +52,10 @@ use hyper::{
 pub use auth::{Keys, KeysError};
 #[doc(hidden)]
 pub use bodies::Bodies;
-pub use server::Server;
+pub use server::{Ended, Server};
+use tokio::sync::watch;
 
-use crate::serve::{Models, ServeError, Submit, Wanted};
+use crate::serve::{self, Model, Models, ServeError, Submit, Wanted};
 use body::Body;
 use error::{Failure, Style};
 use metrics::Counts;
@@ -64,6 +70,8 @@ pub struct HttpChoice {
     /// How long a client may take to send headers, and a body.
     pub header_time: Duration,
     pub body_time: Duration,
+    /// How long it may take none of the bytes of an answer.
+    pub write_time: Duration,
     /// Who may ask; `None` for everybody.
     pub keys: Option<Keys>,
     /// How long requests are taken on after the server has said that it is not ready.
@@ -81,6 +89,7 @@ impl Default for HttpChoice {
             timeout: Duration::from_secs(60),
             header_time: Duration::from_secs(10),
             body_time: Duration::from_secs(30),
+            write_time: Duration::from_secs(30),
             keys: None,
             drain_delay: Duration::from_secs(5),
             drain_limit: Duration::from_secs(25),
@@ -95,6 +104,8 @@ struct App {
     choice: HttpChoice,
     counts: Counts,
     next_id: AtomicU64,
+    /// Whether what still runs is given up.
+    cut: watch::Sender<bool>,
     began: Instant,
     /// The first digits of ids, which tell servers and starts apart.
     started: u64,
@@ -199,6 +210,22 @@ impl Route {
     }
 }
 
+/// A request while it is answered: what it turns out to ask of a server.
+struct Asking<'a> {
+    app: &'a App,
+    model: OnceLock<Arc<Model>>,
+    /// When the values of its answer were there.
+    has_values: OnceLock<Instant>,
+}
+
+impl Deref for Asking<'_> {
+    type Target = App;
+
+    fn deref(&self) -> &App {
+        self.app
+    }
+}
+
 type Answered = Result<Response<Body>, Failure>;
 
 impl App {
@@ -209,6 +236,7 @@ impl App {
             choice,
             counts: Counts::default(),
             next_id: AtomicU64::new(0),
+            cut: watch::Sender::new(false),
             began: Instant::now(),
             started: started.map_or(0, |since| since.as_micros() as u64),
         }
@@ -222,8 +250,20 @@ impl App {
         let id = self.request_id(request.headers());
         // Who asks for a head alone is answered as if it asked for all; hyper leaves the body out.
         let is_head = request.method() == Method::HEAD && method == Method::GET;
+        let asking = Asking::of(&self);
         let answered = match request.method() == method || is_head || route == Route::Unknown {
-            true => self.routed(route, request, began).await,
+            true => {
+                let mut routed = pin!(asking.routed(route, request, began));
+                let mut cut = pin!(server::ends(self.cut.subscribe()));
+                poll_fn(|context| match routed.as_mut().poll(context) {
+                    Poll::Ready(answered) => Poll::Ready(answered),
+                    Poll::Pending => {
+                        let cut = cut.as_mut().poll(context);
+                        cut.map(|()| Err(Failure::not_ready("it is shutting down")))
+                    }
+                })
+                .await
+            }
             false => Err(Failure::method(request.method(), &method)),
         };
         let mut response = match answered {
@@ -233,8 +273,41 @@ impl App {
         if let Ok(id) = HeaderValue::from_str(&id) {
             response.headers_mut().insert("x-request-id", id);
         }
-        self.counts.add(route, response.status(), began.elapsed());
+        asking.count(route, response.status(), began);
         response
+    }
+}
+
+impl<'a> Asking<'a> {
+    fn of(app: &'a App) -> Self {
+        Self {
+            app,
+            model: OnceLock::new(),
+            has_values: OnceLock::new(),
+        }
+    }
+
+    /// Notes the model that is asked, if there is one.
+    fn asks(&self, found: Result<Arc<Model>, ServeError>) -> Result<Arc<Model>, ServeError> {
+        if let Ok(model) = &found {
+            let _ = self.model.set(Arc::clone(model));
+        }
+        found
+    }
+
+    /// The answer's values are there, and are written down from now on.
+    fn has_values(&self) {
+        let _ = self.has_values.set(Instant::now());
+    }
+
+    fn count(&self, route: Route, status: StatusCode, began: Instant) {
+        let model = self.model.get();
+        let name = model.map(|model| model.name.as_str());
+        self.counts.add(route, name, status, began.elapsed());
+        if let (Some(model), Some(since)) = (model, self.has_values.get()) {
+            let seconds = since.elapsed().as_secs_f64();
+            model.metrics().serialise.add(seconds);
+        }
     }
 
     async fn routed(&self, route: Route, request: Request<Incoming>, began: Instant) -> Answered {
@@ -245,17 +318,18 @@ impl App {
         match route {
             Route::Health => return Ok(health::health()),
             Route::Ready => return health::ready(&self.models),
-            Route::Metrics => return Ok(metrics::response(self)),
+            Route::Metrics => return Ok(metrics::response(self.app)),
             Route::OpenApi => return Ok(json(StatusCode::OK, &openapi::document())),
             Route::Page => return Ok(status::page()),
-            Route::Status => return Ok(status::counts(self)),
+            Route::Status => return Ok(status::counts(self.app)),
+            Route::Unknown => return Err(Failure::no_route(request.uri().path())),
+            _ if !self.models.is_loaded() => return Err(Failure::not_ready(serve::LOADING)),
             Route::Models => return Ok(openai::models(&self.models)),
             Route::Model => {
                 let (.., name) = Route::of(request.uri().path());
                 return openai::model(&self.models, &unescaped(name));
             }
             Route::Info => return tei::info(&self.models),
-            Route::Unknown => return Err(Failure::no_route(request.uri().path())),
             _ => {}
         }
         let timeout = self.timeout(request.headers())?;
@@ -280,8 +354,8 @@ impl App {
     async fn of_body(&self, route: Route, body: &[u8], submit: Submit, is_raw: bool) -> Answered {
         match route {
             Route::Embeddings => openai::embeddings(self, body, submit, is_raw).await,
-            Route::Completions => writing::completions(self, body).await,
-            Route::ChatCompletions => writing::chat(self, body).await,
+            Route::Completions => writing::completions(self, body, submit).await,
+            Route::ChatCompletions => writing::chat(self, body, submit).await,
             Route::Embed => tei::embed(self, body, submit).await,
             Route::EmbedAll => tei::embed_all(self, body, submit).await,
             Route::EmbedSparse => tei::embed_sparse(self, body, submit).await,
@@ -294,7 +368,9 @@ impl App {
             _ => openai::rerank(self, body, submit).await,
         }
     }
+}
 
+impl App {
     /// The body of a request, within its limit and time.
     async fn body(&self, request: Request<Incoming>) -> Result<Vec<u8>, Failure> {
         let most = self.choice.most_body;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    Answered, App, Body,
+    Answered, Asking, Body,
     embeddings::{base64, computed, inputs, ranked, shortened},
     error::Failure,
     json, of_type, on_thread,
@@ -71,7 +71,12 @@ pub(super) fn wants_raw(headers: &HeaderMap) -> bool {
     first.is_some_and(|kind| kind.trim().eq_ignore_ascii_case(RAW))
 }
 
-pub(super) async fn embeddings(app: &App, body: &[u8], submit: Submit, is_raw: bool) -> Answered {
+pub(super) async fn embeddings(
+    app: &Asking<'_>,
+    body: &[u8],
+    submit: Submit,
+    is_raw: bool,
+) -> Answered {
     let asked: Asked = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     let is_base64 = match asked.encoding_format.as_deref() {
         None | Some("float") => false,
@@ -81,7 +86,7 @@ pub(super) async fn embeddings(app: &App, body: &[u8], submit: Submit, is_raw: b
             return Err(Failure::invalid("encoding_format", problem));
         }
     };
-    let model = app.models.embedding(asked.model.as_deref())?;
+    let model = app.asks(app.models.embedding(asked.model.as_deref()))?;
     let service = model.service()?;
     // What is wrong with this is known before anything runs.
     shortened(vec![0.0; service.width()], asked.dimensions)?;
@@ -89,7 +94,7 @@ pub(super) async fn embeddings(app: &App, body: &[u8], submit: Submit, is_raw: b
         truncate: asked.truncate,
         ..submit
     };
-    let answers = computed(service, inputs("input", &asked.input)?, submit).await?;
+    let answers = computed(app, service, inputs("input", &asked.input)?, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     if is_raw {
         return raw(answers, asked.dimensions, tokens);
@@ -175,9 +180,9 @@ pub(super) struct Rerank {
     truncate: bool,
 }
 
-pub(super) async fn rerank(app: &App, body: &[u8], submit: Submit) -> Answered {
+pub(super) async fn rerank(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: Rerank = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let model = app.models.scoring(asked.model.as_deref())?;
+    let model = app.asks(app.models.scoring(asked.model.as_deref()))?;
     let service = model.service()?;
     let text = |document| match document {
         Document::Text(text) | Document::Object { text } => text,
@@ -187,7 +192,7 @@ pub(super) async fn rerank(app: &App, body: &[u8], submit: Submit) -> Answered {
         truncate: asked.truncate,
         ..submit
     };
-    let (ranks, tokens) = ranked(service, &asked.query, &documents, submit).await?;
+    let (ranks, tokens) = ranked(app, service, &asked.query, &documents, submit).await?;
     let results: Vec<Value> = ranks
         .into_iter()
         .take(asked.top_n.unwrap_or(usize::MAX))
@@ -220,9 +225,9 @@ pub(super) struct RerankV2 {
 /// The tokens of a document that are read, where a request does not say so.
 const USUAL_TOKENS: usize = 4096;
 
-pub(super) async fn rerank_v2(app: &App, body: &[u8], submit: Submit) -> Answered {
+pub(super) async fn rerank_v2(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: RerankV2 = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let model = app.models.scoring(Some(&asked.model))?;
+    let model = app.asks(app.models.scoring(Some(&asked.model)))?;
     let service = model.service()?;
     for (name, value) in [
         ("top_n", asked.top_n),
@@ -257,7 +262,7 @@ pub(super) async fn rerank_v2(app: &App, body: &[u8], submit: Submit) -> Answere
         truncate: true,
         ..submit
     };
-    let (ranks, tokens) = ranked(service, &asked.query, &documents, submit).await?;
+    let (ranks, tokens) = ranked(app, service, &asked.query, &documents, submit).await?;
     let results: Vec<Value> = ranks
         .into_iter()
         .take(asked.top_n.unwrap_or(usize::MAX))

@@ -5,7 +5,7 @@ use std::{
     future::{Future, poll_fn},
     io,
     net::{SocketAddr, TcpListener},
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -31,6 +31,7 @@ use super::{
     App, Body, HttpChoice,
     error::{Failure, Style},
     json, on_thread,
+    socket::Socket,
 };
 use crate::serve::{Models, ReloadError};
 
@@ -46,6 +47,21 @@ pub struct Server {
     accepting: JoinHandle<()>,
 }
 
+/// Why a server has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended<E> {
+    /// It was told to by a signal.
+    Asked,
+    /// A device computes nothing any more.
+    DeviceLost,
+    /// There are no models to serve.
+    NotLoaded(E),
+}
+
+/// How often it is looked whether all devices are there.
+const LOOKS: Duration = Duration::from_millis(200);
+/// How long those have for their answer who are told that theirs is given up.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a connection may be without a request when the server ends.
 const FIRST_REQUEST: Duration = Duration::from_millis(500);
 /// Where headers may be this long together, in bytes.
@@ -72,33 +88,15 @@ impl Server {
             let _inside = runtime.enter();
             Listener::from_std(socket)?
         };
-        let accepting = runtime.spawn(async move {
-            loop {
-                let mut ends = pin!(ends(stopped.clone()));
-                // Who has come already is taken, however soon it is to stop.
-                let accepted = poll_fn(|context| match listener.poll_accept(context) {
-                    Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
-                    Poll::Pending => ends.as_mut().poll(context).map(|()| None),
-                });
-                let stream = match accepted.await {
-                    None => return,
-                    Some(Ok((stream, _))) => stream,
-                    Some(Err(error)) => {
-                        // Too many open files, mostly: others close soon.
-                        tracing::warn!("a connection is not taken: {error}");
-                        tokio::time::sleep(Duration::from_millis(50)).await;
-                        continue;
-                    }
-                };
-                let _ = stream.set_nodelay(true);
-                let (app, open) = (Arc::clone(&shared), open.clone());
-                let stopped = stopped.clone();
-                tokio::spawn(async move {
-                    serve(app, stream, stopped).await;
-                    drop(open);
-                });
-            }
-        });
+        let until = stopped.clone();
+        let accepting = runtime.spawn(accept(listener, until, move |stream| {
+            let (app, open) = (Arc::clone(&shared), open.clone());
+            let stopped = stopped.clone();
+            tokio::spawn(async move {
+                serve(app, stream, stopped).await;
+                drop(open);
+            });
+        }));
         Ok(Self {
             runtime,
             app,
@@ -127,43 +125,62 @@ impl Server {
             Listener::from_std(socket)?
         };
         let app = Arc::clone(&self.app);
-        self.runtime.spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
+        let until = self.stop.subscribe();
+        self.runtime.spawn(accept(listener, until, move |stream| {
+            let app = Arc::clone(&app);
+            let service = service_fn(move |request: Request<Incoming>| {
                 let app = Arc::clone(&app);
-                let service = service_fn(move |request: Request<Incoming>| {
-                    let app = Arc::clone(&app);
-                    async move { Ok::<_, Infallible>(app.command(&request).await) }
-                });
-                let connection = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(Duration::from_secs(10))
-                    .serve_connection(TokioIo::new(stream), service);
-                tokio::spawn(connection);
-            }
-        });
+                async move { Ok::<_, Infallible>(app.command(&request).await) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(Duration::from_secs(10))
+                .serve_connection(TokioIo::new(stream), service);
+            tokio::spawn(connection);
+        }));
         Ok(address)
     }
 
-    /// Waits for SIGTERM or SIGINT, loading the models anew by SIGHUP; then shuts down: `/ready` says so at once, requests are taken on for the drain's delay, and
-    /// those that run then have the drain's limit.
+    /// Lets `load` bring the models, while requests are told to wait for them, and serves until SIGTERM or SIGINT, loading the
+    /// models anew by SIGHUP; then shuts down: `/ready` says so at once, requests are taken on for the drain's delay, and those
+    /// that run then have the drain's limit. A signal ends it while models are loaded, too, and a device that is lost at any time.
     ///
     /// # Errors
     /// Signals that the system does not let be caught.
-    pub fn run_until_signal(self) -> io::Result<()> {
-        self.runtime.block_on(async {
+    pub fn run<E: Send + 'static>(
+        self,
+        load: impl FnOnce(&Models) -> Result<(), E> + Send + 'static,
+    ) -> io::Result<Ended<E>> {
+        let ended = self.runtime.block_on(async {
             let mut term = signal(SignalKind::terminate())?;
             let mut int = signal(SignalKind::interrupt())?;
             let mut hangup = signal(SignalKind::hangup())?;
+            let app = Arc::clone(&self.app);
+            let mut loading = Some(tokio::task::spawn_blocking(move || load(&app.models)));
+            let mut looks = tokio::time::interval(LOOKS);
             loop {
-                let ends = poll_fn(|context| {
+                let happened = poll_fn(|context| {
                     let either = [term.poll_recv(context), int.poll_recv(context)];
                     if either.iter().any(Poll::is_ready) {
-                        return Poll::Ready(true);
+                        return Poll::Ready(Some(Ended::Asked));
                     }
-                    hangup.poll_recv(context).map(|_| false)
+                    if let Some(task) = &mut loading
+                        && let Poll::Ready(loaded) = Pin::new(task).poll(context)
+                    {
+                        loading = None;
+                        match loaded {
+                            Ok(Ok(())) => {}
+                            Ok(Err(error)) => return Poll::Ready(Some(Ended::NotLoaded(error))),
+                            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+                        }
+                    }
+                    if looks.poll_tick(context).is_ready() && self.app.models.is_lost() {
+                        return Poll::Ready(Some(Ended::DeviceLost));
+                    }
+                    hangup.poll_recv(context).map(|_| None)
                 });
-                if ends.await {
-                    return io::Result::Ok(());
+                if let Some(ended) = happened.await {
+                    return io::Result::Ok(ended);
                 }
                 let app = Arc::clone(&self.app);
                 // Not waited for: it may be told to end in the meantime.
@@ -174,13 +191,16 @@ impl Server {
                 }));
             }
         })?;
-        let delay = self.app.choice.drain_delay;
+        let delay = match self.app.models.is_loaded() {
+            true => self.app.choice.drain_delay,
+            false => Duration::ZERO,
+        };
         self.shut_down(delay);
-        Ok(())
+        Ok(ended)
     }
 
-    /// Says that it is not ready, takes requests for `delay` more, and lets those that run end. What has not ended within the
-    /// drain's limit is broken off.
+    /// Says that it is not ready, takes requests for `delay` more, and lets those that run end. What has no answer within the
+    /// drain's limit is told that it gets none here; a stream that has begun is broken off.
     pub fn shut_down(self, delay: Duration) {
         let limit = self.app.choice.drain_limit;
         self.app.models.retire();
@@ -190,15 +210,45 @@ impl Server {
             let _ = self.stop.send(true);
             let _ = accepting.await;
             if tokio::time::timeout(limit, closed.recv()).await.is_err() {
-                tracing::warn!("requests that still run after {limit:?} are broken off");
+                tracing::warn!("requests that still run after {limit:?} are given up");
+                self.app.cut.send_replace(true);
+                let _ = tokio::time::timeout(LAST_WORDS, closed.recv()).await;
             }
         });
         self.runtime.shutdown_timeout(Duration::from_secs(1));
     }
 }
 
-/// Ends when connections are to end.
-async fn ends(mut stopped: watch::Receiver<bool>) {
+/// Takes connections until it is told to end.
+async fn accept(
+    listener: Listener,
+    stopped: watch::Receiver<bool>,
+    mut take: impl FnMut(TcpStream),
+) {
+    loop {
+        let mut ends = pin!(ends(stopped.clone()));
+        // Who has come already is taken, however soon it is to stop.
+        let accepted = poll_fn(|context| match listener.poll_accept(context) {
+            Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
+            Poll::Pending => ends.as_mut().poll(context).map(|()| None),
+        });
+        match accepted.await {
+            None => return,
+            Some(Ok((stream, _))) => {
+                let _ = stream.set_nodelay(true);
+                take(stream);
+            }
+            Some(Err(error)) => {
+                // Too many open files, mostly: others close soon.
+                tracing::warn!("a connection is not taken: {error}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// Ends when this is said.
+pub(super) async fn ends(mut stopped: watch::Receiver<bool>) {
     // Without a server there is nobody to serve for.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
@@ -206,18 +256,27 @@ async fn ends(mut stopped: watch::Receiver<bool>) {
 /// Answers the requests of a connection until it ends, by its client or as the server does.
 async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>) {
     let has_asked = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&has_asked);
+    let is_computed = Arc::new(AtomicBool::new(false));
+    let (asked, computed) = (Arc::clone(&has_asked), Arc::clone(&is_computed));
+    let (socket, mut watch) = Socket::new(stream, app.choice.write_time);
     let header_time = app.choice.header_time;
     let service = service_fn(move |request: Request<Incoming>| {
         asked.store(true, Ordering::Relaxed);
-        let app = Arc::clone(&app);
-        async move { Ok::<_, Infallible>(app.answer(request).await) }
+        let (app, computed) = (Arc::clone(&app), Arc::clone(&computed));
+        async move {
+            computed.store(true, Ordering::Relaxed);
+            let answer = app.answer(request).await;
+            computed.store(false, Ordering::Relaxed);
+            Ok::<_, Infallible>(answer)
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(header_time)
         .max_buf_size(MOST_HEADERS)
-        .serve_connection(TokioIo::new(stream), service);
+        // Who sends no more waits for its answer; the watch sees who has gone.
+        .half_close(true)
+        .serve_connection(TokioIo::new(socket), service);
     let mut connection = pin!(connection);
     let mut ends = pin!(async {
         ends(stopped).await;
@@ -227,15 +286,24 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
+    let mut is_ending = false;
     // What has come is read before the end is looked at. What breaks a connection is its client's affair.
-    let is_over = poll_fn(|context| match connection.as_mut().poll(context) {
-        Poll::Ready(_) => Poll::Ready(true),
-        Poll::Pending => ends.as_mut().poll(context).map(|()| false),
-    });
-    if !is_over.await {
-        connection.as_mut().graceful_shutdown();
-        let _ = connection.await;
-    }
+    poll_fn(|context| {
+        loop {
+            if connection.as_mut().poll(context).is_ready() {
+                return Poll::Ready(());
+            }
+            if is_computed.load(Ordering::Relaxed) && watch.poll_gone(context).is_ready() {
+                return Poll::Ready(());
+            }
+            if is_ending || ends.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            is_ending = true;
+            connection.as_mut().graceful_shutdown();
+        }
+    })
+    .await;
 }
 
 impl App {

@@ -42,7 +42,7 @@ pub(super) fn counts(app: &App) -> Response<Body> {
     let models: Vec<Value> = models.iter().map(|model| of_model(model)).collect();
     let counts = json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "ready": app.models.is_ready(),
+        "ready": app.models.not_ready().is_none(),
         "uptime_seconds": app.began.elapsed().as_secs_f64(),
         "answers": answers,
         "seconds": {"ends": ends, "below": below, "count": seconds.1, "sum": seconds.2},

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Answered, App, Body,
+    Answered, Asking, Body,
     embeddings::{computed, inputs, kind, normalize, not_computed, ranked, shortened},
     error::Failure,
     json, on_thread,
@@ -51,20 +51,20 @@ fn usual_scores(are_raw: bool) -> Result<(), Failure> {
     }
 }
 
-pub(super) async fn embed(app: &App, body: &[u8], submit: Submit) -> Answered {
+pub(super) async fn embed(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: Embed = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     usual_text(
         asked.prompt_name.as_deref(),
         asked.truncation_direction.as_deref(),
     )?;
-    let model = app.models.embedding(None)?;
+    let model = app.asks(app.models.embedding(None))?;
     let service = model.service()?;
     shortened(vec![0.0; service.width()], asked.dimensions)?;
     let submit = Submit {
         truncate: asked.truncate,
         ..submit
     };
-    let answers = computed(service, inputs("inputs", &asked.inputs)?, submit).await?;
+    let answers = computed(app, service, inputs("inputs", &asked.inputs)?, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let mut rows = Vec::with_capacity(answers.len());
     for answer in answers {
@@ -97,20 +97,20 @@ pub(super) struct EmbedAll {
 }
 
 /// The vectors of all tokens, special ones included, before pooling.
-pub(super) async fn embed_all(app: &App, body: &[u8], submit: Submit) -> Answered {
+pub(super) async fn embed_all(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: EmbedAll = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     usual_text(
         asked.prompt_name.as_deref(),
         asked.truncation_direction.as_deref(),
     )?;
-    let model = app.models.embedding(None)?;
+    let model = app.asks(app.models.embedding(None))?;
     let submit = Submit {
         truncate: asked.truncate,
         wanted: Wanted::AllTokens,
         ..submit
     };
     let inputs = inputs("inputs", &asked.inputs)?;
-    let answers = computed(model.service()?, inputs, submit).await?;
+    let answers = computed(app, model.service()?, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let rows = answers.iter().map(|answer| {
         let width = answer.values.len() / answer.tokens.max(1);
@@ -121,20 +121,20 @@ pub(super) async fn embed_all(app: &App, body: &[u8], submit: Submit) -> Answere
 }
 
 /// The entries of the vocabulary that a text weighs, with their weights.
-pub(super) async fn embed_sparse(app: &App, body: &[u8], submit: Submit) -> Answered {
+pub(super) async fn embed_sparse(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: EmbedAll = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     usual_text(
         asked.prompt_name.as_deref(),
         asked.truncation_direction.as_deref(),
     )?;
-    let model = app.models.sparse(None)?;
+    let model = app.asks(app.models.sparse(None))?;
     let submit = Submit {
         truncate: asked.truncate,
         wanted: Wanted::Sparse,
         ..submit
     };
     let inputs = inputs("inputs", &asked.inputs)?;
-    let answers = computed(model.service()?, inputs, submit).await?;
+    let answers = computed(app, model.service()?, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let row = |answer: &Answer| -> Vec<Value> {
         let weights = answer.entries.iter().zip(&answer.values);
@@ -169,7 +169,7 @@ pub(super) struct Parameters {
 }
 
 /// The cosine of the angle between a text and each other one.
-pub(super) async fn similarity(app: &App, body: &[u8], submit: Submit) -> Answered {
+pub(super) async fn similarity(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: Similarity = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     let parameters = asked.parameters.unwrap_or_default();
     usual_text(
@@ -184,14 +184,14 @@ pub(super) async fn similarity(app: &App, body: &[u8], submit: Submit) -> Answer
         let problem = "`sentences` is an empty list; expected at least one text".to_owned();
         return Err(Failure::invalid("sentences", problem));
     }
-    let model = app.models.embedding(None)?;
+    let model = app.asks(app.models.embedding(None))?;
     let submit = Submit {
         truncate: parameters.truncate,
         ..submit
     };
     let texts = [source_sentence].into_iter().chain(sentences);
     let inputs = texts.map(Text::One).collect();
-    let mut answers = computed(model.service()?, inputs, submit).await?;
+    let mut answers = computed(app, model.service()?, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     answers.iter_mut().for_each(|a| normalize(&mut a.values));
     let Some((source, others)) = answers.split_first() else {
@@ -217,10 +217,10 @@ pub(super) struct Tokenize {
 }
 
 /// The tokens of texts, whatever the model does with them.
-pub(super) async fn tokenize(app: &App, body: &[u8]) -> Answered {
+pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
     let asked: Tokenize = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     usual_text(asked.prompt_name.as_deref(), None)?;
-    let model = app.models.named(None, |_| true)?;
+    let model = app.asks(app.models.named(None, |_| true))?;
     let texts: Vec<String> = inputs("inputs", &asked.inputs)?
         .into_iter()
         .map(|input| match input {
@@ -259,9 +259,9 @@ pub(super) struct Decode {
 }
 
 /// The texts of token ids.
-pub(super) async fn decode(app: &App, body: &[u8]) -> Answered {
+pub(super) async fn decode(app: &Asking<'_>, body: &[u8]) -> Answered {
     let asked: Decode = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let model = app.models.named(None, |_| true)?;
+    let model = app.asks(app.models.named(None, |_| true))?;
     let all: Vec<Vec<u32>> = inputs("ids", &asked.ids)?
         .into_iter()
         .map(|input| match input {
@@ -325,18 +325,18 @@ fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
     }
 }
 
-pub(super) async fn predict(app: &App, body: &[u8], submit: Submit) -> Answered {
+pub(super) async fn predict(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: Predict = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     usual_scores(asked.raw_scores)?;
     usual_text(None, asked.truncation_direction.as_deref())?;
-    let model = app.models.scoring(None)?;
+    let model = app.asks(app.models.scoring(None))?;
     let service = model.service()?;
     let (inputs, is_list) = predicted(&asked.inputs)?;
     let submit = Submit {
         truncate: asked.truncate,
         ..submit
     };
-    let answers = computed(service, inputs, submit).await?;
+    let answers = computed(app, service, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let labels = answers.iter().map(|answer| {
         let mut scores: Vec<(usize, f32)> = answer.values.iter().copied().enumerate().collect();
@@ -369,17 +369,17 @@ pub(super) struct Rerank {
     truncation_direction: Option<String>,
 }
 
-pub(super) async fn rerank(app: &App, body: &[u8], submit: Submit) -> Answered {
+pub(super) async fn rerank(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: Rerank = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
     usual_scores(asked.raw_scores)?;
     usual_text(None, asked.truncation_direction.as_deref())?;
-    let model = app.models.scoring(None)?;
+    let model = app.asks(app.models.scoring(None))?;
     let service = model.service()?;
     let submit = Submit {
         truncate: asked.truncate,
         ..submit
     };
-    let (ranks, tokens) = ranked(service, &asked.query, &asked.texts, submit).await?;
+    let (ranks, tokens) = ranked(app, service, &asked.query, &asked.texts, submit).await?;
     let rank = |(index, score)| match asked.return_text {
         true => json!({"index": index, "score": score, "text": asked.texts[index]}),
         false => json!({"index": index, "score": score}),

@@ -1,10 +1,16 @@
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    Bodies, Body, Route,
+    Bodies, Body, Ended, HttpChoice, Route, Server,
     embeddings::{base64, inputs, normalize, shortened},
     error::{Failure, Style},
     openai, openapi, tei, unescaped,
@@ -12,7 +18,7 @@ use super::{
 use crate::{
     DeviceChoice,
     schedule::{CostTable, Settings, scheduler},
-    serve::{Model, ModelChoice, Models, ReloadError, ServeError, Text},
+    serve::{Kind, Model, ModelChoice, Models, ReloadError, ServeError, Text},
 };
 
 #[test]
@@ -241,6 +247,61 @@ fn small(name: &str) -> Model {
         cache: None,
     })
     .unwrap()
+}
+
+#[test]
+fn a_server_whose_device_is_lost_is_not_ready_and_ends() {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let choice = HttpChoice {
+        drain_delay: Duration::from_secs(1),
+        ..HttpChoice::default()
+    };
+    let models = Models::loading(|_| Ok(Vec::new()));
+    let server = Server::start(socket, models, choice).unwrap();
+    let to = server.address();
+    let ask = move |path: &str, body: &str| {
+        let mut stream = TcpStream::connect(to).ok()?;
+        let method = if body.is_empty() { "GET" } else { "POST" };
+        let length = body.len();
+        let text = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(text.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    };
+    let probes = std::thread::spawn(move || {
+        let mut answers = Vec::new();
+        while let Some(answer) = ask("/ready", "") {
+            let is_last = answer.contains("its device was lost");
+            answers.push(answer);
+            if is_last {
+                answers.extend(ask("/v1/embeddings", "{\"input\": \"x\"}"));
+                break;
+            }
+        }
+        answers
+    });
+    let ended = server.run(|models| {
+        let model = small("st-mean");
+        if let Kind::Service(service) = &model.kind {
+            service.lose_device();
+        }
+        models.begin(vec![model]);
+        Ok::<(), ()>(())
+    });
+    assert_eq!(ended.unwrap(), Ended::DeviceLost);
+    let answers = probes.join().unwrap();
+    let told = "the server is not ready: its device was lost, and it ends; another one may answer";
+    assert!(answers.len() > 1);
+    assert!(
+        answers.iter().all(|a| a.starts_with("HTTP/1.1 503")),
+        "{answers:?}"
+    );
+    for answer in &answers[answers.len() - 2..] {
+        assert!(answer.contains(told), "{answer}");
+    }
 }
 
 /// Values that fields have by mistake, and some that they may have.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     task::{Context, Poll},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -14,13 +15,15 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Answered, App,
+    Answered, App, Asking,
     body::{Body, Events},
     embeddings::{inputs, kind, neutral_only},
     error::Failure,
-    json,
+    json, on_thread,
 };
-use crate::serve::{Ending, Message, Piece, Pieces, Scored, ServeError, Text, Tool, Writing};
+use crate::serve::{
+    Ending, Message, Piece, Pieces, Scored, ServeError, Submit, Text, Tool, Writer, Writing,
+};
 
 #[derive(Deserialize)]
 struct Asked {
@@ -432,9 +435,9 @@ fn usage(prompt: usize, tokens: usize) -> Value {
     json!({"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens})
 }
 
-pub(super) async fn completions(app: &App, body: &[u8]) -> Answered {
+pub(super) async fn completions(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked = Asked::parse(body)?;
-    let model = app.models.writing(asked.model.as_deref())?;
+    let model = app.asks(app.models.writing(asked.model.as_deref()))?;
     let writer = model.writer()?;
     let prompts = inputs("prompt", &asked.prompt)?;
     if !asked.tools()?.is_empty() {
@@ -447,22 +450,25 @@ pub(super) async fn completions(app: &App, body: &[u8]) -> Answered {
         let problem = format!("there are {} prompts; a stream is of one", prompts.len());
         return Err(Failure::invalid("prompt", problem));
     }
-    let mut all = Vec::with_capacity(prompts.len() * n);
-    for prompt in &prompts {
-        for nth in 0..n {
-            let writing = seeded(app, &writing, nth);
-            all.push(match prompt {
-                Text::Ids(ids) => writer.go_on(ids.clone(), writing)?,
-                Text::One(text) | Text::Pair(text, _) => writer.write(text, writing)?,
-            });
-        }
-    }
+    writer.has_place()?;
+    let holds = Arc::clone(&model);
+    let prompts = on_thread(move || {
+        let writer = holds.writer()?;
+        let ids = prompts.into_iter().map(|prompt| match prompt {
+            Text::Ids(ids) => Ok(ids),
+            Text::One(text) | Text::Pair(text, _) => {
+                Ok(writer.prompts(&[&text])?.pop().unwrap_or_default())
+            }
+        });
+        ids.collect::<Result<Vec<Vec<u32>>, ServeError>>()
+    });
+    let all = written(app, writer, prompts.await??, n, &writing, submit)?;
     answered(Head::new(app, &model.name, false, &asked), &asked, n, all).await
 }
 
-pub(super) async fn chat(app: &App, body: &[u8]) -> Answered {
+pub(super) async fn chat(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let mut asked = Asked::parse(body)?;
-    let model = app.models.writing(asked.model.as_deref())?;
+    let model = app.asks(app.models.writing(asked.model.as_deref()))?;
     let writer = model.writer()?;
     let said = asked
         .messages
@@ -478,11 +484,28 @@ pub(super) async fn chat(app: &App, body: &[u8]) -> Answered {
         .map(|(at, said)| said.message(at));
     let messages = messages.collect::<Result<Vec<Message>, Failure>>()?;
     let (n, writing) = (asked.n()?, asked.writing(true)?);
-    let mut all = Vec::with_capacity(n);
-    for nth in 0..n {
-        all.push(writer.answer(&messages, asked.tools()?, seeded(app, &writing, nth))?);
-    }
+    let tools = asked.tools()?.to_vec();
+    writer.has_place()?;
+    let holds = Arc::clone(&model);
+    let prompt = on_thread(move || holds.writer()?.conversation(&messages, &tools));
+    let all = written(app, writer, vec![prompt.await??], n, &writing, submit)?;
     answered(Head::new(app, &model.name, true, &asked), &asked, n, all).await
+}
+
+/// `n` texts of each prompt, which are being written.
+fn written(
+    app: &App,
+    writer: &Writer,
+    prompts: Vec<Vec<u32>>,
+    n: usize,
+    writing: &Writing,
+    submit: Submit,
+) -> Result<Vec<Pieces>, ServeError> {
+    let each = prompts
+        .iter()
+        .flat_map(|prompt| (0..n).map(move |nth| (prompt, nth)));
+    each.map(|(prompt, nth)| writer.go_on(prompt.clone(), seeded(app, writing, nth), submit))
+        .collect()
 }
 
 /// What the nth text of a prompt is drawn by. One seed gives the same texts again; without one they differ from request to

@@ -76,8 +76,9 @@ pub struct Composed {
 /// The slots of a running batch.
 struct Slots {
     length: u32,
-    /// How many requests of each slot have not finished.
-    left: Vec<usize>,
+    /// How many requests of each slot have not finished; `None` for a slot that none was put into: it is computed with the others,
+    /// and frees nothing.
+    left: Vec<Option<usize>>,
     slot_of: HashMap<u64, usize>,
 }
 
@@ -398,7 +399,7 @@ impl Composed {
             let Some(slots) = self.slots.get_mut(&lane) else {
                 continue;
             };
-            let n_free = slots.left.iter().filter(|&&left| left == 0).count();
+            let n_free = slots.left.iter().filter(|left| **left == Some(0)).count();
             let filled = das(&mut self.index, n_free as u32, slots.length, dominance);
             if filled.is_empty() {
                 continue;
@@ -429,7 +430,7 @@ impl Slots {
     fn new(length: u32, rows: &[Vec<u64>]) -> Self {
         let mut slots = Self {
             length,
-            left: vec![0; rows.len()],
+            left: vec![None; rows.len()],
             slot_of: HashMap::new(),
         };
         for (slot, ids) in rows.iter().enumerate() {
@@ -439,22 +440,24 @@ impl Slots {
     }
 
     fn add(&mut self, slot: usize, ids: &[u64]) {
-        self.left[slot] += ids.len();
+        if !ids.is_empty() {
+            *self.left[slot].get_or_insert(0) += ids.len();
+        }
         self.slot_of.extend(ids.iter().map(|&id| (id, slot)));
     }
 
-    /// Fills empty slots, of which there are as many as rows.
+    /// Fills free slots, of which there are as many as rows.
     fn fill(&mut self, rows: &[Vec<u64>]) {
-        let empty = (0..self.left.len()).filter(|&slot| self.left[slot] == 0);
-        let empty: Vec<usize> = empty.collect();
-        for (slot, ids) in empty.into_iter().zip(rows) {
+        let free = (0..self.left.len()).filter(|&slot| self.left[slot] == Some(0));
+        let free: Vec<usize> = free.collect();
+        for (slot, ids) in free.into_iter().zip(rows) {
             self.add(slot, ids);
         }
     }
 
     fn finish(&mut self, id: u64) {
         if let Some(slot) = self.slot_of.remove(&id) {
-            self.left[slot] -= 1;
+            self.left[slot] = self.left[slot].map(|left| left - 1);
         }
     }
 }

@@ -15,7 +15,9 @@ pub enum ServeError {
         "input {index} has more than {limit} tokens, the most that the model takes; shorten it, or send \"truncate\": true to have it cut"
     )]
     TooLong { index: usize, limit: usize },
-    #[error("input {index} is larger than any batch that the device has memory for; shorten it")]
+    #[error(
+        "input {index} is larger than any batch here, by the device's memory or by the rows of the scheduler; shorten it"
+    )]
     TooLarge { index: usize },
     #[error(
         "the server has as much to do as it can answer in time; send the request again after {} ms, or to another server",

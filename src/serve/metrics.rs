@@ -2,42 +2,80 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::Engine;
+
 /// Upper ends of the buckets of times, in seconds.
 const SECONDS: [f64; 16] = [
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     10.0,
 ];
 
-/// A distribution of times, in seconds.
-#[derive(Debug, Default)]
+/// The same of tokens of a batch: powers of two.
+const TOKENS: [f64; 16] = [
+    16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0,
+    65536.0, 131_072.0, 262_144.0, 524_288.0,
+];
+
+/// A distribution; of times in seconds, unless it says otherwise.
+#[derive(Debug)]
 pub struct Histogram {
+    ends: &'static [f64; SECONDS.len()],
     buckets: [AtomicU64; SECONDS.len()],
     count: AtomicU64,
-    micros: AtomicU64,
+    millionths: AtomicU64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::of(&SECONDS)
+    }
 }
 
 impl Histogram {
-    pub fn add(&self, seconds: f64) {
-        let at = SECONDS.partition_point(|&end| end < seconds);
+    fn of(ends: &'static [f64; SECONDS.len()]) -> Self {
+        Self {
+            ends,
+            buckets: Default::default(),
+            count: AtomicU64::new(0),
+            millionths: AtomicU64::new(0),
+        }
+    }
+
+    pub fn add(&self, value: f64) {
+        let at = self.ends.partition_point(|&end| end < value);
         if let Some(bucket) = self.buckets.get(at) {
             bucket.fetch_add(1, Ordering::Relaxed);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
-        let micros = (seconds * 1e6).max(0.0) as u64;
-        self.micros.fetch_add(micros, Ordering::Relaxed);
+        let millionths = (value * 1e6).max(0.0) as u64;
+        self.millionths.fetch_add(millionths, Ordering::Relaxed);
     }
 
-    /// Upper ends with how many times lie at or below them, then the count and the sum in seconds.
+    /// Upper ends with how many values lie at or below them, then the count and the sum.
     pub fn read(&self) -> (Vec<(f64, u64)>, u64, f64) {
         let mut below = 0;
-        let ends = SECONDS.iter().zip(&self.buckets).map(|(&end, n)| {
+        let ends = self.ends.iter().zip(&self.buckets).map(|(&end, n)| {
             below += n.load(Ordering::Relaxed);
             (end, below)
         });
         let ends = ends.collect();
-        let sum = self.micros.load(Ordering::Relaxed) as f64 / 1e6;
+        let sum = self.millionths.load(Ordering::Relaxed) as f64 / 1e6;
         (ends, self.count.load(Ordering::Relaxed), sum)
     }
+}
+
+/// What one device of a model has done so far.
+#[derive(Debug, Default)]
+pub struct LaneMetrics {
+    /// What the device is called.
+    pub device: String,
+    /// Times of its batches, without their waiting behind others.
+    pub seconds: Histogram,
+    pub weight_bytes: AtomicU64,
+    /// Of keys and values that are held.
+    pub cache_bytes: AtomicU64,
+    /// That the intermediate tensors of a batch may take now.
+    pub batch_bytes: AtomicU64,
 }
 
 /// What one model's service has done so far.
@@ -47,6 +85,11 @@ pub struct Metrics {
     pub queue: Histogram,
     pub device: Histogram,
     pub tokens: AtomicU64,
+    /// Making bodies of answers.
+    pub serialise: Histogram,
+    pub batch_tokens: Histogram,
+    /// By the place of the device among those of the model.
+    pub lanes: Vec<LaneMetrics>,
     pub batches: AtomicU64,
     pub batch_sequences: AtomicU64,
     pub failed_batches: AtomicU64,
@@ -63,6 +106,20 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// Of a model on the devices of these engines.
+    pub(super) fn of<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> Self {
+        let lane = |engine: &Engine| LaneMetrics {
+            device: engine.device().to_string(),
+            weight_bytes: engine.weight_bytes().into(),
+            ..LaneMetrics::default()
+        };
+        Self {
+            batch_tokens: Histogram::of(&TOKENS),
+            lanes: engines.into_iter().map(lane).collect(),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn count(counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Ordering::Relaxed);
     }

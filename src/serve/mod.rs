@@ -4,6 +4,7 @@
 //! launch thread asks the scheduler through the [`Desk`](crate::schedule::Desk) and gives batches to the executor; the collect
 //! thread waits for results and answers. A [`Writer`] writes on from prompts. Both are asked through [`Models`], by name.
 
+mod backlog;
 mod cache;
 mod config;
 mod costs;
@@ -20,8 +21,8 @@ pub use cache::{Cache, CacheChoice, Lookup, Lookups, Tier};
 pub use config::{ModelConfig, ServeConfig, ServeConfigError};
 pub use costs::{full_batch, known_or_measured, measure};
 pub use error::ServeError;
-pub use metrics::{Histogram, Metrics};
-pub use models::{Kind, Model, ModelChoice, Models, ReloadError};
+pub use metrics::{Histogram, LaneMetrics, Metrics};
+pub use models::{Kind, LOADING, Model, ModelChoice, Models, ReloadError};
 pub use service::{Answer, Reply, SPARSE, Service, ServiceChoice, Submit, Wanted};
 pub use tokenize::Text;
 pub use trace::Recorder;

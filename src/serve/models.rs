@@ -5,6 +5,7 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
+        mpsc::channel,
     },
     time::{Duration, SystemTime},
 };
@@ -12,7 +13,7 @@ use std::{
 use super::{
     Cache, Devices, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer,
     known_or_measured,
-    service::{ROWS, SPARSE, STATES},
+    service::{LOST, ROWS, SPARSE, STATES},
 };
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
@@ -79,7 +80,8 @@ pub struct Model {
 pub struct Models {
     /// Who answers a request holds its model, so that one that is replaced goes on until its last answer.
     models: RwLock<Arc<Vec<Arc<Model>>>>,
-    is_ready: AtomicBool,
+    is_loaded: AtomicBool,
+    is_retired: AtomicBool,
     open: Option<Open>,
     reloading: Mutex<()>,
 }
@@ -99,6 +101,12 @@ pub enum ReloadError {
     #[error("the models stay as they are: {problem}")]
     Failed { problem: String },
 }
+
+/// Why there is no model yet.
+pub const LOADING: &str = "its models are being loaded";
+
+/// How long a reload waits for the last requests of the models that went, which may have a day.
+const LEAVE: Duration = Duration::from_secs(60);
 
 /// How long costs are measured.
 const MEASURING: Duration = Duration::from_secs(3);
@@ -143,7 +151,8 @@ impl Model {
         };
         if let Some(engine) = writing {
             let encoder = TextEncoder::for_prompts(folder)?;
-            let writer = Writer::start(&engine, encoder, choice.cache_bytes, seat(&engine))?;
+            let (bytes, seat) = (choice.cache_bytes, seat(&engine));
+            let writer = Writer::start(&engine, encoder, bytes, choice.queue, seat)?;
             return Ok(Self {
                 name: choice.name,
                 device: engine.device().to_string(),
@@ -323,7 +332,8 @@ impl Models {
         let models = models.into_iter().map(Arc::new).collect();
         Self {
             models: RwLock::new(Arc::new(models)),
-            is_ready: AtomicBool::new(true),
+            is_loaded: AtomicBool::new(true),
+            is_retired: AtomicBool::new(false),
             open: None,
             reloading: Mutex::new(()),
         }
@@ -340,6 +350,29 @@ impl Models {
         }
     }
 
+    /// The same before there is any: requests are told so, until [`begin`](Self::begin) brings them.
+    pub fn loading(
+        open: impl Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            is_loaded: AtomicBool::new(false),
+            ..Self::reloadable(Vec::new(), open)
+        }
+    }
+
+    /// Serves the first models.
+    pub fn begin(&self, models: Vec<Model>) {
+        self.replace(models);
+        self.is_loaded.store(true, Ordering::Release);
+    }
+
+    /// Those that were there before.
+    fn replace(&self, models: Vec<Model>) -> Arc<Vec<Arc<Model>>> {
+        let models = Arc::new(models.into_iter().map(Arc::new).collect());
+        let mut current = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *current, models)
+    }
+
     /// Loads all models anew beside those that serve, and lets them take their place. Requests that run end where they began.
     /// Returns the names.
     ///
@@ -348,16 +381,26 @@ impl Models {
     pub fn reload(&self) -> Result<Vec<String>, ReloadError> {
         let open = self.open.as_ref().ok_or(ReloadError::Fixed)?;
         let _only = self.reloading.try_lock().map_err(|_| ReloadError::Busy)?;
+        if !self.is_loaded() {
+            return Err(ReloadError::Busy);
+        }
         let models = open(&self.all()).map_err(|problem| ReloadError::Failed { problem })?;
         let names = models.iter().map(|model| model.name.clone()).collect();
-        let models = Arc::new(models.into_iter().map(Arc::new).collect());
-        let old = {
-            let mut current = self.models.write().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *current, models)
-        };
-        // A model waits for its threads when it goes: here, and not where the last of its requests is answered.
-        while Arc::strong_count(&old) > 1 || old.iter().any(|model| Arc::strong_count(model) > 1) {
-            std::thread::sleep(Duration::from_millis(5));
+        let old = self.replace(models);
+        // A model waits for its threads when it goes: on a thread of its own, and not where the last of its requests is answered.
+        let (gone, all_gone) = channel();
+        let leaving = std::thread::Builder::new().name("leaving".to_owned());
+        let leaving = leaving.spawn(move || {
+            while Arc::strong_count(&old) > 1
+                || old.iter().any(|model| Arc::strong_count(model) > 1)
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            drop(old);
+            let _ = gone.send(());
+        });
+        if leaving.is_ok() && all_gone.recv_timeout(LEAVE).is_err() {
+            tracing::warn!("requests of the models that were replaced still run after {LEAVE:?}");
         }
         Ok(names)
     }
@@ -367,14 +410,33 @@ impl Models {
         Arc::clone(&self.models.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether new requests are welcome.
-    pub fn is_ready(&self) -> bool {
-        self.is_ready.load(Ordering::Acquire)
+    /// Whether there are models, or were.
+    pub fn is_loaded(&self) -> bool {
+        self.is_loaded.load(Ordering::Acquire)
+    }
+
+    /// Why new requests are not welcome; `None` where they are.
+    pub fn not_ready(&self) -> Option<&'static str> {
+        let is_retired = self.is_retired.load(Ordering::Acquire);
+        let all = [
+            (self.is_lost(), LOST),
+            (is_retired, "it is shutting down"),
+            (!self.is_loaded(), LOADING),
+        ];
+        all.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
+    }
+
+    /// Whether the device of a model computes nothing any more, which this process cannot mend.
+    pub fn is_lost(&self) -> bool {
+        self.all().iter().any(|model| match &model.kind {
+            Kind::Service(service) => service.is_lost(),
+            Kind::Writer(writer) => writer.is_lost(),
+        })
     }
 
     /// Says that the server will end. It goes on answering.
     pub fn retire(&self) {
-        self.is_ready.store(false, Ordering::Release);
+        self.is_retired.store(true, Ordering::Release);
     }
 
     /// The model of this name; without one, the first that does what is asked, or the first.

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Cache, Lookup, Metrics, Recorder, Seat, ServeError, Text, Tier, Turn,
+    backlog::Backlog,
     cache::{Deep, Flights, Key, digest, key},
     costs::full_batch,
     tokenize::{Pool, encode},
@@ -59,6 +60,9 @@ pub enum Wanted {
     /// A weight for each entry of the vocabulary.
     Sparse,
 }
+/// Why nothing is answered after its device has failed for good.
+pub(super) const LOST: &str = "its device was lost, and it ends";
+
 /// Batches that the executor takes: one that runs, and one behind it.
 const DEPTH: u8 = 2;
 
@@ -198,9 +202,9 @@ struct State {
     desk: Desk,
     scheduler: Box<dyn Scheduler>,
     entries: HashMap<u64, Entry>,
-    /// Bytes of texts that are being tokenized.
-    untokenized: usize,
-    is_over: bool,
+    backlog: Backlog,
+    /// Why no request is taken any more.
+    is_over: Option<&'static str>,
     trace: Option<Recorder>,
 }
 
@@ -230,6 +234,8 @@ struct Launched {
     pending: Result<Pending, EngineError>,
     members: Vec<(u64, Entry)>,
     estimate: Micros,
+    /// Whether it is of requests that joined a batch, which the desk has as one.
+    joins: bool,
     launched: Instant,
     /// The device's time, until the batch is done.
     turn: Option<Turn>,
@@ -272,20 +278,22 @@ impl Shared {
         Micros(self.began.elapsed().as_micros() as u64)
     }
 
-    /// Lets a tokenized input wait for the executor.
-    fn enqueue(&self, encoded: Encoded, lead: Lead) {
+    /// Lets an input that was tokenized wait for the executor; of so many bytes, in so long, if that was just now.
+    fn enqueue(&self, encoded: Encoded, lead: Lead, tokenized: Option<(usize, Duration)>) {
         let Some(asked) = &lead.asked else {
             return;
         };
         let (submit, sent) = (asked.submit, asked.sent);
         let mut state = self.lock();
+        if let Some((n_bytes, took)) = tokenized {
+            state.backlog.tokenizing.add(n_bytes as f64, took);
+        }
         if lead.ticket.is_cancelled.load(Ordering::Acquire) {
             Metrics::count(&self.metrics.cancelled, 1);
             return;
         }
-        if state.is_over {
+        if let Some(why) = state.is_over {
             drop(state);
-            let why = "it is shutting down";
             return self.answer(lead, Err(ServeError::NotReady { why }), None);
         }
         let since = sent.duration_since(self.began);
@@ -342,7 +350,7 @@ impl Shared {
                             ticket: Arc::clone(&lead.ticket),
                             boarded: Some((*key, Arc::clone(joined))),
                         };
-                        self.enqueue(encoded, lead);
+                        self.enqueue(encoded, lead, None);
                     }
                 }
                 Err(error) => {
@@ -373,9 +381,10 @@ impl Shared {
         let truncate = lead.submit().truncate;
         let encoded = |index| encode(&self.encoder, text, index, truncate, self.limits.longest);
         let found = encoded(lead.index());
-        self.metrics.tokenize.add(began.elapsed().as_secs_f64());
+        let took = began.elapsed();
+        self.metrics.tokenize.add(took.as_secs_f64());
         match found {
-            Ok(found) => self.enqueue(found, lead),
+            Ok(found) => self.enqueue(found, lead, Some((text.bytes(), took))),
             Err(error) => {
                 // Each is told by its own place.
                 for asked in lead.land() {
@@ -389,30 +398,17 @@ impl Shared {
 
     fn is_tokenized(&self, n_bytes: usize) {
         let mut state = self.lock();
-        state.untokenized = state.untokenized.saturating_sub(n_bytes);
+        let backlog = &mut state.backlog;
+        backlog.untokenized = backlog.untokenized.saturating_sub(n_bytes);
     }
 
     fn count_waiting(&self, state: &State) {
         Metrics::set(&self.metrics.queue_tokens, state.desk.tokens());
         let n = state.desk.waiting().len() as u64;
         Metrics::set(&self.metrics.queue_requests, n);
-    }
-
-    /// How long what waits will take.
-    fn backlog(&self, state: &State) -> Duration {
-        // A text has about one token for four bytes.
-        let tokens = state.desk.tokens() + state.untokenized as u64 / 4;
-        if tokens == 0 {
-            return Duration::ZERO;
+        for (of, lane) in self.metrics.lanes.iter().zip(state.desk.lanes()) {
+            Metrics::set(&of.batch_bytes, lane.bytes);
         }
-        let size = tokens.min(4096);
-        let extents = crate::schedule::Layout::Packed.computed([size as u32]);
-        let extents = crate::tensor::Extents {
-            pairs: size * 128.min(size),
-            ..extents
-        };
-        let time = self.costs.time(crate::schedule::Layout::Packed, &extents);
-        Duration::from_secs_f64(time.seconds() * tokens as f64 / size as f64)
     }
 }
 
@@ -473,8 +469,8 @@ impl Service {
                 desk: Desk::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
                 scheduler: choice.scheduler,
                 entries: HashMap::new(),
-                untokenized: 0,
-                is_over: false,
+                backlog: Backlog::new(choice.tokenizers, 1 + others.len()),
+                is_over: None,
                 trace: choice.trace.map(|mut trace| {
                     trace.record(began(vec![choice.batch_bytes; 1 + others.len()], DEPTH));
                     trace
@@ -485,7 +481,7 @@ impl Service {
             queue: choice.queue,
             began: Instant::now(),
             limits: engine.limits(),
-            metrics: Metrics::default(),
+            metrics: Metrics::of([engine].into_iter().chain(others)),
             encoder,
             kept,
         });
@@ -621,18 +617,18 @@ impl Service {
         let is_inline = is_short && !is_deep;
         if !left.is_empty() {
             let mut state = shared.lock();
-            if state.is_over {
-                let why = "it is shutting down";
+            if let Some(why) = state.is_over {
                 return Err(ServeError::NotReady { why });
             }
-            let backlog = shared.backlog(&state);
+            let backlog = state.backlog.time(state.desk.tokens(), &shared.costs);
             if backlog > shared.queue {
                 Metrics::count(&shared.metrics.overloaded, left.len() as u64);
                 let retry_after = backlog.saturating_sub(shared.queue / 2);
                 return Err(ServeError::Overloaded { retry_after });
             }
             if !is_inline {
-                state.untokenized += left.iter().map(|(text, ..)| text.bytes()).sum::<usize>();
+                state.backlog.untokenized +=
+                    left.iter().map(|(text, ..)| text.bytes()).sum::<usize>();
             }
         }
         for (text, key, asked) in left {
@@ -760,8 +756,20 @@ impl Service {
 
     /// Takes no more requests; those that wait are answered.
     pub fn drain(&self) {
-        self.shared.lock().is_over = true;
+        let why = "it is shutting down";
+        self.shared.lock().is_over.get_or_insert(why);
         self.shared.changed.notify_one();
+    }
+
+    /// As if its device were lost.
+    #[cfg(test)]
+    pub(crate) fn lose_device(&self) {
+        self.shared.lock().is_over = Some(LOST);
+    }
+
+    /// Whether its device computes nothing any more.
+    pub fn is_lost(&self) -> bool {
+        self.shared.lock().is_over == Some(LOST)
     }
 }
 
@@ -841,7 +849,9 @@ fn run_launch(shared: &Shared, lanes: &[Launcher]) {
                     decision
                 }
                 Err(mistake) => {
-                    let failed = fail_all(&mut state, &mistake.to_string());
+                    let problem = mistake.to_string();
+                    tracing::error!("{problem}");
+                    let failed = fail_all(&mut state, &ServeError::Internal(problem));
                     drop(state);
                     for (entry, error) in failed {
                         shared.answer(entry.lead, Err(error), None);
@@ -866,14 +876,19 @@ fn run_launch(shared: &Shared, lanes: &[Launcher]) {
             }
         }
         if !decision.run.is_empty() || !refused.is_empty() {
-            let batches: Vec<_> = decision.run.iter().map(|p| take(&mut state, p)).collect();
+            let batches = decision.run.into_iter().map(|planned| {
+                let members = take(&mut state, &planned);
+                (planned, members)
+            });
+            let batches: Vec<_> = batches.collect();
             shared.count_waiting(&state);
             drop(state);
             for (entry, error) in refused {
                 shared.answer(entry.lead, Err(error), Some(entry.encoded));
             }
-            for (lane, members, estimate) in batches {
-                let Some(lane) = lanes.get(lane) else {
+            for (planned, members) in batches {
+                let estimate = planned.estimate;
+                let Some(lane) = lanes.get(planned.lane) else {
                     continue;
                 };
                 // Other models' batches come first here where they have had less of the device.
@@ -883,6 +898,7 @@ fn run_launch(shared: &Shared, lanes: &[Launcher]) {
                     pending,
                     members,
                     estimate,
+                    joins: planned.joins,
                     launched: Instant::now(),
                     turn,
                 });
@@ -894,7 +910,7 @@ fn run_launch(shared: &Shared, lanes: &[Launcher]) {
             continue;
         }
         let is_idle = state.desk.lanes().iter().all(|lane| lane.in_flight == 0);
-        if state.is_over && is_idle && state.desk.waiting().is_empty() {
+        if state.is_over.is_some() && is_idle && state.desk.waiting().is_empty() {
             return;
         }
         let wait = decision
@@ -910,27 +926,26 @@ fn run_launch(shared: &Shared, lanes: &[Launcher]) {
 }
 
 /// The requests of a batch, which wait no more.
-fn take(state: &mut State, planned: &Planned) -> (usize, Vec<(u64, Entry)>, Micros) {
-    let members = planned
-        .ids()
-        .filter_map(|id| Some((id, state.entries.remove(&id)?)));
-    (planned.lane, members.collect(), planned.estimate)
+fn take(state: &mut State, planned: &Planned) -> Vec<(u64, Entry)> {
+    let members = planned.ids();
+    let members = members.filter_map(|id| Some((id, state.entries.remove(&id)?)));
+    members.collect()
 }
 
 /// Takes out all that waits, with the error that it is to be answered with.
-fn fail_all(state: &mut State, problem: &str) -> Vec<(Entry, ServeError)> {
-    tracing::error!("{problem}");
+fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
     let ids: Vec<u64> = state.desk.waiting().iter().map(|w| w.id).collect();
     let mut failed = Vec::new();
     for id in ids {
         state.desk.cancel(id);
         if let Some(entry) = state.entries.remove(&id) {
-            failed.push((entry, ServeError::Internal(problem.to_owned())));
+            failed.push((entry, error.clone()));
         }
     }
     failed
 }
 
+/// The sequences of a batch one after another, whatever layout it was planned in: an executor has no other.
 fn batch_of(members: &[(u64, Entry)]) -> Result<Batch, EngineError> {
     let lens: Vec<u32> = members
         .iter()
@@ -987,11 +1002,14 @@ impl Weights {
 
 impl Collect {
     fn run(&self, results: &Receiver<Launched>) {
+        // When the lane was done with the batch before.
+        let mut free = self.shared.began;
         for batch in results {
             let Launched {
                 pending,
                 members,
                 estimate,
+                joins,
                 launched,
                 turn,
             } = batch;
@@ -1003,34 +1021,48 @@ impl Collect {
             }
             let outputs = pending.and_then(Pending::wait);
             drop(turn);
-            let took = launched.elapsed().as_secs_f64();
-            metrics.device.add(took);
+            let done = Instant::now();
+            // It waited behind the one that ran.
+            let took = done - launched.max(std::mem::replace(&mut free, done));
+            let seconds = took.as_secs_f64();
+            metrics.device.add(seconds);
+            if let Some(lane) = metrics.lanes.get(self.lane) {
+                lane.seconds.add(seconds);
+            }
+            let tokens = members.iter().map(|(_, entry)| entry.encoded.ids.len());
+            metrics.batch_tokens.add(tokens.sum::<usize>() as f64);
             Metrics::count(&metrics.batches, 1);
             Metrics::count(&metrics.batch_sequences, members.len() as u64);
-            let ratio = took / estimate.seconds().max(1e-6) * 1e3;
+            let ratio = seconds / estimate.seconds().max(1e-6) * 1e3;
             Metrics::set(&metrics.estimate_ratio, ratio as u64);
             match outputs.and_then(|outputs| self.answers(&members, &outputs)) {
                 // The next batch is decided on while these are answered.
                 Ok(answers) => {
-                    self.finish(ids);
+                    self.finish(ids, joins, Some((estimate, took)));
                     self.answer(members, answers);
                 }
                 Err(error) => {
                     self.answer_by_halves(members, error);
-                    self.finish(ids);
+                    self.finish(ids, joins, None);
                 }
             }
         }
     }
 
-    /// Gives the lane back that a batch had.
-    fn finish(&self, ids: Vec<u64>) {
+    /// Gives the lane back that a batch had, unless it joined another. A batch that ran well says how fast the device is.
+    fn finish(&self, ids: Vec<u64>, joined: bool, took: Option<(Micros, Duration)>) {
         let mut state = self.shared.lock();
         let now = self.shared.now();
         let State {
-            desk, scheduler, ..
+            desk,
+            scheduler,
+            backlog,
+            ..
         } = &mut *state;
-        desk.finished(now, self.lane, &ids, true, &mut **scheduler);
+        if let Some((estimate, took)) = took {
+            backlog.device.add(estimate.seconds(), took);
+        }
+        desk.finished(now, self.lane, &ids, !joined, &mut **scheduler);
         let lane = self.lane;
         let less = desk.lanes().get(lane).map(|lane| lane.bytes);
         if let Some(bytes) = less.filter(|&bytes| bytes < self.bytes) {
@@ -1038,7 +1070,7 @@ impl Collect {
             desk.set_bytes(lane, bytes);
             state.record(now, || Happened::Bytes { lane, bytes });
         }
-        state.record(now, || Happened::Finished { lane, ids });
+        state.record(now, || Happened::Finished { lane, ids, joined });
         drop(state);
         self.shared.changed.notify_one();
     }
@@ -1072,7 +1104,10 @@ impl Collect {
             let now = self.shared.now();
             state.record(now, || Happened::Bytes { lane, bytes });
         }
-        if n <= 1 || matches!(error, EngineError::PipelineEnded) {
+        if error.is_device_lost() {
+            return self.lose(members, &error);
+        }
+        if n <= 1 {
             let error = Arc::new(error);
             for (_, entry) in members {
                 let error = ServeError::Engine(Arc::clone(&error));
@@ -1089,6 +1124,23 @@ impl Collect {
                 Ok(answers) => self.answer(half, answers),
                 Err(error) => self.answer_by_halves(half, error),
             }
+        }
+    }
+
+    /// Tells all who wait that another server may answer: nothing runs on this device any more.
+    fn lose(&self, members: Vec<(u64, Entry)>, error: &EngineError) {
+        let gone = ServeError::NotReady { why: LOST };
+        let mut state = self.shared.lock();
+        if state.is_over != Some(LOST) {
+            tracing::error!("the device is lost: {error}");
+        }
+        state.is_over = Some(LOST);
+        let waiting = fail_all(&mut state, &gone);
+        self.shared.count_waiting(&state);
+        drop(state);
+        let members = members.into_iter().map(|(_, entry)| entry);
+        for entry in members.chain(waiting.into_iter().map(|(entry, _)| entry)) {
+            self.shared.answer(entry.lead, Err(gone.clone()), None);
         }
     }
 
@@ -1192,54 +1244,64 @@ mod tests {
         schedule::{Settings, scheduler},
     };
 
-    #[test]
-    fn a_batch_for_which_there_is_no_memory_runs_by_halves_and_its_lane_takes_less_for_a_while() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-        let folder = root.join("tests/checkpoints/st-mean");
-        let engine = Engine::from_checkpoint(&folder).device(DeviceChoice::Cpu);
-        let engine = engine.invariant(true).build().unwrap();
-        let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
-        let texts = ["a small bird", "the tower is high", "words", "rain"];
-        let encoder = TextEncoder::open(&folder).unwrap();
-        let batch = encoder.encode(&texts).unwrap();
-        let expected = engine.session().unwrap().run(&batch).unwrap();
-        let bytes = 1 << 30;
+    /// A service of a small model on the CPU.
+    fn service(name: &str, engine: &Engine, encoder: TextEncoder) -> Service {
         let choice = ServiceChoice {
-            scheduler: scheduler("packed", &Settings::default()).unwrap(),
-            costs,
-            batch_bytes: bytes,
+            scheduler: scheduler(name, &Settings::default()).unwrap(),
+            costs: CostTable::parse(include_str!("../../examples/costs.ron")).unwrap(),
+            batch_bytes: 1 << 30,
             queue: Duration::from_secs(60),
             tokenizers: 1,
             seats: Vec::new(),
             trace: None,
             cache: None,
         };
-        let service = Service::start(&engine, &[], encoder, choice).unwrap();
-        let pipeline = Arc::new(Pipeline::new(engine.session().unwrap()).unwrap());
-        let collect = Collect {
+        Service::start(engine, &[], encoder, choice).unwrap()
+    }
+
+    fn engine() -> (Engine, TextEncoder) {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let folder = root.join("tests/checkpoints/st-mean");
+        let engine = Engine::from_checkpoint(&folder).device(DeviceChoice::Cpu);
+        let engine = engine.invariant(true).build().unwrap();
+        (engine, TextEncoder::open(&folder).unwrap())
+    }
+
+    /// The thread that answers, without its results.
+    fn collect(service: &Service, engine: &Engine, bytes: u64) -> Collect {
+        Collect {
             shared: Arc::clone(&service.shared),
-            pipeline,
+            pipeline: Arc::new(Pipeline::new(engine.session().unwrap()).unwrap()),
             lane: 0,
             output: EMBEDDING,
             score: None,
             weights: None,
             bytes,
-        };
-        let (mut members, mut answers) = (Vec::new(), Vec::new());
-        for (index, text) in texts.iter().enumerate() {
+        }
+    }
+
+    /// Requests of a batch, and their answers.
+    #[allow(clippy::type_complexity)]
+    fn batch(
+        service: &Service,
+        texts: &[&str],
+    ) -> (
+        Vec<(u64, Entry)>,
+        Vec<oneshot::Receiver<Result<Answer, ServeError>>>,
+    ) {
+        let members = texts.iter().enumerate().map(|(index, text)| {
             let (answer, reply) = oneshot::channel();
-            answers.push(reply);
             let asked = Asked {
                 answer,
                 index,
                 submit: Submit::default(),
                 sent: Instant::now(),
             };
-            let encoder = service.encoder();
+            let encoded = service
+                .encoder()
+                .encode_one(Input::Text(text), Prompt::Default);
             let entry = Entry {
-                encoded: encoder
-                    .encode_one(Input::Text(text), Prompt::Default)
-                    .unwrap(),
+                encoded: encoded.unwrap(),
                 lead: Lead {
                     asked: Some(asked),
                     ticket: Arc::default(),
@@ -1247,8 +1309,125 @@ mod tests {
                 },
                 sent: Instant::now(),
             };
-            members.push((index as u64, entry));
+            ((index as u64, entry), reply)
+        });
+        members.unzip()
+    }
+
+    #[test]
+    fn a_batch_that_joined_another_gives_no_lane_back() {
+        let (engine, encoder) = engine();
+        let service = service("slotted-das", &engine, encoder);
+        let collect = collect(&service, &engine, 1 << 30);
+        let shared = &service.shared;
+        {
+            let mut state = shared.lock();
+            let State {
+                desk, scheduler, ..
+            } = &mut *state;
+            for _ in 0..2 {
+                desk.arrive(Waiting::new(4, Micros(0)));
+            }
+            let first = desk
+                .decide(Micros(1), &mut **scheduler, &shared.costs)
+                .unwrap();
+            // One of them ends before the other.
+            desk.finished(Micros(2), 0, &[0], false, &mut **scheduler);
+            desk.arrive(Waiting::new(3, Micros(2)));
+            let second = desk
+                .decide(Micros(3), &mut **scheduler, &shared.costs)
+                .unwrap();
+            assert_eq!((first.run.len(), second.run.len()), (1, 1));
+            assert_eq!((first.run[0].joins, second.run[0].joins), (false, true));
         }
+        let in_flight = || shared.lock().desk.lanes()[0].in_flight;
+        assert_eq!(in_flight(), 1);
+        collect.finish(vec![2], true, None);
+        assert_eq!(in_flight(), 1);
+        collect.finish(vec![1], false, None);
+        assert_eq!(in_flight(), 0);
+    }
+
+    #[test]
+    fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
+        let (engine, encoder) = engine();
+        let service = service("packed", &engine, encoder);
+        let ask = || service.submit(vec![Text::One("rain".to_owned())], Submit::default());
+        assert!(ask().is_ok());
+        {
+            let mut state = service.shared.lock();
+            for _ in 0..100 {
+                state
+                    .backlog
+                    .tokenizing
+                    .add(1.0, Duration::from_millis(100));
+            }
+            state.backlog.untokenized = 1000;
+        }
+        match ask().err() {
+            Some(ServeError::Overloaded { retry_after }) => {
+                let seconds = retry_after.as_secs_f64();
+                assert!((60.0..=75.0).contains(&seconds), "{seconds}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_lost_has_all_told_to_ask_another_server() {
+        use cudarc::driver::{DriverError, sys::CUresult};
+        let (engine, encoder) = engine();
+        let service = service("packed", &engine, encoder);
+        let collect = collect(&service, &engine, 1 << 30);
+        let (members, answers) = batch(&service, &["a small bird", "rain"]);
+        // One that waits, and that no launch thread takes.
+        let (mut waiting, waits) = batch(&service, &["words"]);
+        {
+            let mut state = service.shared.lock();
+            let (_, entry) = waiting.remove(0);
+            let id = state.desk.arrive(Waiting::new(3, Micros(0)));
+            state.entries.insert(id, entry);
+            drop(state);
+        }
+        assert!(!service.is_lost());
+        let lost = EngineError::Cuda(crate::runtime::cuda::CudaError::Driver {
+            action: "wait for the stream".to_owned(),
+            source: DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS),
+        });
+        collect.answer_by_halves(members, lost);
+        assert!(service.is_lost());
+        for answer in answers {
+            let error = answer.blocking_recv().unwrap().unwrap_err();
+            assert!(
+                matches!(error, ServeError::NotReady { why: LOST }),
+                "{error}"
+            );
+        }
+        // It ran before, or is told so, too.
+        for answer in waits {
+            match answer.blocking_recv().unwrap() {
+                Ok(_) | Err(ServeError::NotReady { why: LOST }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let asked = service.submit(vec![Text::One("x".to_owned())], Submit::default());
+        let error = asked.err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "the server is not ready: its device was lost, and it ends; another one may answer"
+        );
+    }
+
+    #[test]
+    fn a_batch_for_which_there_is_no_memory_runs_by_halves_and_its_lane_takes_less_for_a_while() {
+        let (engine, encoder) = engine();
+        let texts = ["a small bird", "the tower is high", "words", "rain"];
+        let of_all = encoder.encode(&texts).unwrap();
+        let expected = engine.session().unwrap().run(&of_all).unwrap();
+        let bytes = 1 << 30;
+        let service = service("packed", &engine, encoder);
+        let collect = collect(&service, &engine, bytes);
+        let (members, answers) = batch(&service, &texts);
         let no_memory = EngineError::Cpu(CpuError::OutOfMemory { bytes: 1 << 40 });
         let metrics = &service.shared.metrics;
         collect.answer_by_halves(members, no_memory);

@@ -1,12 +1,13 @@
 //! Writing on from prompts: one thread steps the generator, and requests join and leave between steps.
 
+mod line;
 mod texts;
 
 use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel},
     },
     task::{Context, Poll},
@@ -16,8 +17,11 @@ use std::{
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use self::texts::{News, Texts};
-use super::{Metrics, Seat, ServeError};
+use self::{
+    line::Line,
+    texts::{News, Texts},
+};
+use super::{Metrics, Seat, ServeError, Submit, backlog::Pace, service::LOST};
 use crate::{
     Engine, EngineError,
     engine::{
@@ -30,6 +34,9 @@ use crate::{
 
 /// Texts that wait at most; who asks for one more is told to come again.
 const MOST_WAITING: u64 = 1024;
+
+/// What a token counts in the pace of those that are written of those that are asked for, which is so of the last twenty thousand.
+const TOKEN: f64 = 1e-5;
 
 /// What is asked of a writer.
 #[derive(Clone, Debug, Default)]
@@ -121,18 +128,57 @@ pub struct Writer {
     usual: Generate,
     positions: Option<u32>,
     has_source: bool,
+    /// Texts are refused when those that wait would take longer than this.
+    queue: Duration,
+    shared: Arc<Shared>,
+}
+
+/// What a writer and its thread tell each other.
+struct Shared {
     metrics: Arc<Metrics>,
+    is_lost: AtomicBool,
+    /// What a token that waits takes of the thread's time, in nanoseconds; 0 before anything was written.
+    token_nanos: AtomicU64,
+}
+
+impl Shared {
+    /// A text of so many tokens waits no more.
+    fn waits_no_more(&self, job: &Job) {
+        let metrics = &self.metrics;
+        metrics.queue_requests.fetch_sub(1, Ordering::Relaxed);
+        metrics
+            .queue_tokens
+            .fetch_sub(job.tokens(), Ordering::Relaxed);
+    }
 }
 
 struct Job {
     request: Request,
+    class: u8,
+    tenant: u32,
+    /// Until when it is of use.
+    until: Option<Instant>,
     stop: Vec<String>,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
     is_over: Arc<AtomicBool>,
 }
 
+impl Job {
+    /// New tokens at most.
+    fn tokens(&self) -> u64 {
+        self.request.options.rules.max_new_tokens as u64
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| until <= now)
+    }
+}
+
 /// A request that runs.
 struct Row {
+    until: Option<Instant>,
+    /// New tokens that were asked for, and those that there are.
+    tokens: [u64; 2],
     /// The thread that makes its text.
     thread: usize,
     /// Nobody reads on, or a stop was found.
@@ -140,8 +186,8 @@ struct Row {
 }
 
 impl Writer {
-    /// Starts a model that was built for writing, with `cache_bytes` for the keys and values of what runs at once, and its place
-    /// among the models of its device, if there are others.
+    /// Starts a model that was built for writing, with `cache_bytes` for the keys and values of what runs at once, the time that
+    /// texts may wait, and its place among the models of its device, if there are others.
     ///
     /// # Errors
     /// Settings of the folder that cannot be, memory that cannot be had, and a thread that the system does not give.
@@ -149,6 +195,7 @@ impl Writer {
         engine: &Engine,
         encoder: TextEncoder,
         cache_bytes: Option<u64>,
+        queue: Duration,
         seat: Option<Seat>,
     ) -> Result<Self, EngineError> {
         let folder = encoder.folder().trunk().to_owned();
@@ -161,20 +208,29 @@ impl Writer {
         let generator = engine.generator(bytes)?;
         // A model without a template writes on from prompts alone.
         let template = ChatTemplate::open(&folder).ok();
-        let (jobs, queue) = channel();
+        let (jobs, come) = channel();
         let encoder = Arc::new(encoder);
-        let metrics = Arc::new(Metrics::default());
+        let metrics = Arc::new(Metrics::of([engine]));
+        let texts = Texts::start(&encoder, &metrics)?;
+        let shared = Arc::new(Shared {
+            metrics,
+            is_lost: AtomicBool::new(false),
+            token_nanos: AtomicU64::new(0),
+        });
         let writing = Running {
             generator,
-            texts: Texts::start(&encoder, &metrics)?,
-            metrics: Arc::clone(&metrics),
+            texts,
+            shared: Arc::clone(&shared),
             rows: HashMap::new(),
-            waiting: None,
+            line: Line::default(),
+            full_at: None,
             seat,
             step: Micros(1_000),
+            tokens: Pace::of(1e-3),
+            written: Pace::of(1.0),
         };
         let thread = std::thread::Builder::new().name("write".to_owned());
-        let thread = thread.spawn(move || writing.run(&queue));
+        let thread = thread.spawn(move || writing.run(&come));
         let thread = thread.map_err(|e| EngineError::Threads {
             problem: e.to_string(),
         })?;
@@ -186,7 +242,8 @@ impl Writer {
             usual,
             positions,
             has_source: engine.has_source(),
-            metrics,
+            queue,
+            shared,
         })
     }
 
@@ -195,34 +252,37 @@ impl Writer {
         self.template.is_some()
     }
 
+    /// Whether its device computes nothing any more.
+    pub fn is_lost(&self) -> bool {
+        self.shared.is_lost.load(Ordering::Acquire)
+    }
+
     pub fn metrics(&self) -> &Metrics {
-        &self.metrics
+        &self.shared.metrics
     }
 
     pub fn encoder(&self) -> &TextEncoder {
         &self.encoder
     }
 
-    /// Writes on from a prompt.
+    /// Token ids of prompts.
     ///
     /// # Errors
-    /// A prompt that is empty or too long, settings that cannot be, and too many texts that wait.
-    pub fn write(&self, prompt: &str, writing: Writing) -> Result<Pieces, ServeError> {
-        let ids = self.encoder.prompts(&[prompt]);
-        let ids = ids.map_err(|e| ServeError::invalid("prompt", e.to_string()))?;
-        self.go_on(ids.into_iter().next().unwrap_or_default(), writing)
+    /// A prompt that the tokenizer refuses.
+    pub fn prompts(&self, prompts: &[&str]) -> Result<Vec<Vec<u32>>, ServeError> {
+        let ids = self.encoder.prompts(prompts);
+        ids.map_err(|e| ServeError::invalid("prompt", e.to_string()))
     }
 
-    /// Answers a conversation.
+    /// Token ids of a conversation, as the model's template writes it down.
     ///
     /// # Errors
-    /// A model without a template, tools that the template does not write down, what it refuses, and as [`write`](Self::write).
-    pub fn answer(
+    /// A model without a template, tools that the template does not write down, and what it refuses.
+    pub fn conversation(
         &self,
         messages: &[Message],
         tools: &[Tool],
-        writing: Writing,
-    ) -> Result<Pieces, ServeError> {
+    ) -> Result<Vec<u32>, ServeError> {
         let template = self.template.as_ref().ok_or_else(|| {
             ServeError::invalid(
                 "model",
@@ -237,15 +297,41 @@ impl Writer {
             ));
         }
         let prompt = template.render_with(messages, tools).map_err(wrong)?;
-        let ids = self.encoder.prompt_as_written(&prompt).map_err(wrong)?;
-        self.go_on(ids, writing)
+        self.encoder.prompt_as_written(&prompt).map_err(wrong)
     }
 
-    /// Writes on from token ids.
+    /// Whether the texts of another request may wait: a request's texts are let in together.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
-    pub fn go_on(&self, prompt: Vec<u32>, writing: Writing) -> Result<Pieces, ServeError> {
+    /// Texts that wait for longer than they may, and a device that is lost.
+    pub fn has_place(&self) -> Result<(), ServeError> {
+        if self.is_lost() {
+            return Err(ServeError::NotReady { why: LOST });
+        }
+        let nanos = self.shared.token_nanos.load(Ordering::Relaxed);
+        let tokens = self.metrics().queue_tokens.load(Ordering::Relaxed);
+        let backlog = Duration::from_nanos(nanos.saturating_mul(tokens));
+        match backlog > self.queue {
+            true => Err(self.overloaded(backlog.saturating_sub(self.queue / 2))),
+            false => Ok(()),
+        }
+    }
+
+    fn overloaded(&self, retry_after: Duration) -> ServeError {
+        Metrics::count(&self.metrics().overloaded, 1);
+        ServeError::Overloaded { retry_after }
+    }
+
+    /// Writes on from token ids. Of those that wait the highest class is next, of a class tenants by turns.
+    ///
+    /// # Errors
+    /// A prompt that is empty or too long, settings that cannot be, and too many texts that wait.
+    pub fn go_on(
+        &self,
+        prompt: Vec<u32>,
+        writing: Writing,
+        submit: Submit,
+    ) -> Result<Pieces, ServeError> {
         let mut options = self.usual.clone();
         let Writing {
             max_tokens,
@@ -305,20 +391,25 @@ impl Writer {
         let is_over = Arc::new(AtomicBool::new(false));
         let job = Job {
             request: Request { prompt, options },
+            class: submit.class,
+            tenant: submit.tenant,
+            until: submit.within.and_then(|w| Instant::now().checked_add(w)),
             stop,
             pieces: sender,
             is_over: Arc::clone(&is_over),
         };
         let why = "it is shutting down";
         let jobs = self.jobs.as_ref().ok_or(ServeError::NotReady { why })?;
-        let waiting = &self.metrics.queue_requests;
-        if waiting.load(Ordering::Relaxed) >= MOST_WAITING {
-            Metrics::count(&self.metrics.overloaded, 1);
-            let retry_after = Duration::from_secs(1);
-            return Err(ServeError::Overloaded { retry_after });
+        let metrics = self.metrics();
+        if metrics.queue_requests.load(Ordering::Relaxed) >= MOST_WAITING {
+            return Err(self.overloaded(Duration::from_secs(1)));
         }
-        Metrics::count(waiting, 1);
-        jobs.send(job).map_err(|_| ServeError::NotReady { why })?;
+        Metrics::count(&metrics.queue_requests, 1);
+        Metrics::count(&metrics.queue_tokens, job.tokens());
+        if let Err(unsent) = jobs.send(job) {
+            self.shared.waits_no_more(&unsent.0);
+            return Err(ServeError::NotReady { why });
+        }
         Ok(Pieces { pieces, is_over })
     }
 }
@@ -336,30 +427,27 @@ impl Drop for Writer {
 struct Running {
     generator: Generator,
     texts: Texts,
-    metrics: Arc<Metrics>,
+    shared: Arc<Shared>,
     rows: HashMap<Ticket, Row>,
-    /// The first request for which there was no room.
-    waiting: Option<Job>,
+    line: Line,
+    /// Bytes of the cache that were held when there was no room for the first in the line.
+    full_at: Option<u64>,
     seat: Option<Seat>,
     /// What the last step took.
     step: Micros,
+    /// Of a token of all that run together.
+    tokens: Pace,
+    /// Tokens that were written, for one that was asked for.
+    written: Pace,
 }
 
 impl Running {
-    fn run(mut self, queue: &Receiver<Job>) {
+    fn run(mut self, come: &Receiver<Job>) {
         loop {
-            if !self.take_in(queue) {
+            if !self.take_in(come) {
                 return;
             }
-            let gone = self.rows.iter();
-            let gone = gone.filter(|(_, row)| row.is_over.load(Ordering::Acquire));
-            let gone: Vec<Ticket> = gone.map(|(&ticket, _)| ticket).collect();
-            for ticket in gone {
-                self.generator.cancel(ticket);
-                if let Some(row) = self.rows.remove(&ticket) {
-                    self.texts.tell(row.thread, News::Gone(ticket));
-                }
-            }
+            self.give_up();
             self.texts.send();
             if !self.generator.is_busy() {
                 continue;
@@ -367,69 +455,147 @@ impl Running {
             let turn = self.seat.as_ref().map(|seat| seat.take(self.step));
             let began = Instant::now();
             let polled = self.generator.poll();
-            self.step = Micros(began.elapsed().as_micros() as u64);
+            let took = began.elapsed();
+            self.step = Micros(took.as_micros() as u64);
             drop(turn);
             match polled {
-                Ok(events) => events.into_iter().for_each(|event| self.tell(event)),
-                Err(error) => {
-                    // The step was of all of them.
-                    let error = Arc::new(error);
-                    for (ticket, row) in std::mem::take(&mut self.rows) {
-                        self.generator.cancel(ticket);
-                        let error = Arc::clone(&error);
-                        self.texts.tell(row.thread, News::Failed(ticket, error));
-                    }
-                }
+                Ok(events) => self.note(events, took),
+                Err(error) => self.fail(error),
             }
             self.texts.send();
         }
     }
 
-    /// Admits what has come and has room. `false` when nobody can ask any more and all is written.
-    fn take_in(&mut self, queue: &Receiver<Job>) -> bool {
+    /// Takes in what has come, and admits what has room, in the order of the line. `false` when nobody can ask any more and all
+    /// is written.
+    fn take_in(&mut self, come: &Receiver<Job>) -> bool {
         loop {
-            let job = match self.waiting.take() {
-                Some(job) => job,
-                None if self.rows.is_empty() && !self.generator.is_busy() => {
-                    match queue.recv_timeout(Duration::from_secs(3600)) {
-                        Ok(job) => job,
-                        Err(RecvTimeoutError::Timeout) => continue,
-                        Err(RecvTimeoutError::Disconnected) => return false,
-                    }
-                }
-                None => match queue.try_recv() {
+            let is_idle = self.rows.is_empty() && !self.generator.is_busy() && self.line.is_empty();
+            let job = match is_idle {
+                true => match come.recv_timeout(Duration::from_secs(3600)) {
                     Ok(job) => job,
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                },
+                false => match come.try_recv() {
+                    Ok(job) => job,
+                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
                 },
             };
-            if job.is_over.load(Ordering::Acquire) {
-                Metrics::count(&self.metrics.cancelled, 1);
-                self.waits_no_more();
-                continue;
-            }
-            match self.generator.admit(job.request.clone()) {
-                Ok(ticket) => {
-                    let row = Row {
-                        is_over: Arc::clone(&job.is_over),
-                        thread: self.texts.begin(ticket, job),
-                    };
-                    self.rows.insert(ticket, row);
-                    self.waits_no_more();
-                }
+            self.line.add(job);
+            self.full_at = None;
+        }
+        let now = Instant::now();
+        for job in self
+            .line
+            .take_out(|job| job.is_over.load(Ordering::Acquire))
+        {
+            Metrics::count(&self.shared.metrics.cancelled, 1);
+            self.shared.waits_no_more(&job);
+        }
+        for job in self.line.take_out(|job| job.is_late(now)) {
+            Metrics::count(&self.shared.metrics.expired, 1);
+            self.refuse(job, ServeError::Deadline);
+        }
+        while self.full_at != Some(self.generator.cache_bytes().0)
+            && let Some(at) = self.line.next()
+        {
+            match self.generator.has_room(&self.line.get(at).request) {
                 Err(AdmitError::Full { .. }) => {
-                    self.waiting = Some(job);
-                    return true;
+                    self.full_at = Some(self.generator.cache_bytes().0);
                 }
                 Err(error) => {
-                    let _ = job.pieces.send(Err(error.into()));
-                    self.waits_no_more();
+                    let job = self.line.take(at);
+                    self.refuse(job, error.into());
                 }
+                Ok(()) => {
+                    let job = self.line.take(at);
+                    self.admit(job);
+                }
+            }
+        }
+        true
+    }
+
+    fn admit(&mut self, job: Job) {
+        match self.generator.admit(job.request.clone()) {
+            Ok(ticket) => {
+                self.shared.waits_no_more(&job);
+                let row = Row {
+                    until: job.until,
+                    tokens: [job.tokens(), 0],
+                    is_over: Arc::clone(&job.is_over),
+                    thread: self.texts.begin(ticket, job),
+                };
+                self.rows.insert(ticket, row);
+            }
+            Err(error) => self.refuse(job, error.into()),
+        }
+    }
+
+    fn refuse(&self, job: Job, error: ServeError) {
+        self.shared.waits_no_more(&job);
+        let _ = job.pieces.send(Err(error));
+    }
+
+    /// Ends texts that nobody reads, and those whose time is over.
+    fn give_up(&mut self) {
+        let now = Instant::now();
+        let gone = self.rows.iter().filter_map(|(&ticket, row)| {
+            match row.until.is_some_and(|until| until <= now) {
+                true => Some((ticket, News::Failed(ticket, ServeError::Deadline))),
+                false => row
+                    .is_over
+                    .load(Ordering::Acquire)
+                    .then_some((ticket, News::Gone(ticket))),
+            }
+        });
+        for (ticket, news) in gone.collect::<Vec<_>>() {
+            self.generator.cancel(ticket);
+            if let Some(row) = self.rows.remove(&ticket) {
+                self.texts.tell(row.thread, news);
             }
         }
     }
 
-    fn waits_no_more(&self) {
-        self.metrics.queue_requests.fetch_sub(1, Ordering::Relaxed);
+    /// Passes on what a step gave, and notes how fast it was.
+    fn note(&mut self, events: Vec<Event>, took: Duration) {
+        let n = events.iter();
+        let n = n
+            .filter(|event| matches!(event, Event::Token { .. }))
+            .count();
+        if n > 0 {
+            self.tokens.add(n as f64, took);
+        }
+        events.into_iter().for_each(|event| self.tell(event));
+        if let Some(lane) = self.shared.metrics.lanes.first() {
+            Metrics::set(&lane.cache_bytes, self.generator.cache_bytes().0);
+        }
+        if n > 0 {
+            let seconds = self.tokens.seconds(self.written.seconds(1.0));
+            let nanos = (seconds * 1e9) as u64;
+            self.shared.token_nanos.store(nanos, Ordering::Relaxed);
+        }
+    }
+
+    /// A step failed, which was of all that run.
+    fn fail(&mut self, error: EngineError) {
+        let is_lost = error.is_device_lost();
+        let told = match is_lost {
+            true => ServeError::NotReady { why: LOST },
+            false => ServeError::Engine(Arc::new(error)),
+        };
+        for (ticket, row) in std::mem::take(&mut self.rows) {
+            self.generator.cancel(ticket);
+            self.texts
+                .tell(row.thread, News::Failed(ticket, told.clone()));
+        }
+        if is_lost {
+            self.shared.is_lost.store(true, Ordering::Release);
+            for job in self.line.take_out(|_| true) {
+                self.refuse(job, told.clone());
+            }
+        }
     }
 
     /// Passes on what the generator says of a request.
@@ -437,8 +603,15 @@ impl Running {
         let ticket = event.ticket();
         let ends = matches!(event, Event::Done { .. } | Event::Failed { .. });
         let thread = match ends {
-            true => self.rows.remove(&ticket).map(|row| row.thread),
-            false => self.rows.get(&ticket).map(|row| row.thread),
+            true => self.rows.remove(&ticket).map(|row| {
+                let [asked, written] = row.tokens.map(|n| n as f64 * TOKEN);
+                self.written.add(asked, Duration::from_secs_f64(written));
+                row.thread
+            }),
+            false => self.rows.get_mut(&ticket).map(|row| {
+                row.tokens[1] += u64::from(matches!(event, Event::Token { .. }));
+                row.thread
+            }),
         };
         if let Some(thread) = thread {
             self.texts.tell(thread, News::Event(event));

@@ -71,6 +71,8 @@ struct Run {
     members: Vec<(usize, u32)>,
     /// Members that take part from the next pass on, with the time of their first pass.
     joining: Vec<(usize, u32)>,
+    /// What that pass computes, of all that joined since the last one.
+    first: Extents,
     first_pass: Micros,
 }
 
@@ -166,10 +168,18 @@ impl Device {
             outcome.fates[id as usize] = Fate::Runs;
             members.push((id as usize, waiting.steps.max(1)));
         }
-        let first_pass = costs.time(planned.layout, &computed);
         if let Some(run) = self.runs.front_mut().filter(|_| planned.joins) {
             run.joining.append(&mut members);
-            run.first_pass = run.first_pass.plus(first_pass);
+            run.first = Extents {
+                tokens: run.first.tokens + computed.tokens,
+                batch: run.first.batch + computed.batch,
+                longest: run.first.longest.max(computed.longest),
+                pairs: run.first.pairs + computed.pairs,
+                slots: run.first.slots + computed.slots,
+                rows: run.first.rows + computed.rows,
+                ..run.first
+            };
+            run.first_pass = costs.time(planned.layout, &run.first);
             return;
         }
         outcome.batches += 1;
@@ -177,7 +187,8 @@ impl Device {
             layout: planned.layout,
             members,
             joining: Vec::new(),
-            first_pass,
+            first: Extents::default(),
+            first_pass: costs.time(planned.layout, &computed),
         });
         if self.runs.len() == 1 {
             self.start(now, costs, outcome);
@@ -191,6 +202,7 @@ impl Device {
             return;
         };
         let mut time = std::mem::take(&mut run.first_pass);
+        run.first = Extents::default();
         let is_first = time > Micros(0) && run.joining.is_empty();
         if !is_first {
             let tokens = run.members.len() as u64;

@@ -79,8 +79,8 @@ impl Summary {
         summary
     }
 
-    /// Whether the devices could not keep up: less than 97 % was answered while requests arrived, and the last tenth of the load
-    /// does not explain it.
+    /// Whether the devices could not keep up: less than 97 % was answered while requests arrived. Of a load so short that those
+    /// that run at its end are more than 3 %, it tells nothing.
     pub fn is_saturated(&self) -> bool {
         self.answered < 0.97 * self.offered
     }

@@ -22,8 +22,13 @@ pub enum Happened {
     Began { bytes: Vec<u64>, depth: u8 },
     /// The scheduler was asked and answered.
     Decided(Decision),
-    /// Requests of the batch that ran on a lane have finished, and with them the batch.
-    Finished { lane: usize, ids: Vec<u64> },
+    /// Requests of the batch that ran on a lane have finished, and with them the batch; where they had `joined` it, it goes on.
+    Finished {
+        lane: usize,
+        ids: Vec<u64>,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        joined: bool,
+    },
     /// A request's sender has gone while it waited.
     Left(u64),
     /// The memory that batches of a lane may take was changed.
@@ -232,7 +237,9 @@ pub fn replay(
                 replayed.decisions += 1;
                 replayed.batches += found.run.len();
             }
-            Happened::Finished { lane, ids } => desk.finished(now, *lane, ids, true, scheduler),
+            Happened::Finished { lane, ids, joined } => {
+                desk.finished(now, *lane, ids, !joined, scheduler);
+            }
             Happened::Left(id) => {
                 desk.cancel(*id);
             }

@@ -18,7 +18,7 @@ use hdrhistogram::Histogram;
 use miette::{IntoDiagnostic, Report, miette};
 use serde::Serialize;
 
-use super::super::{Outcome, align_right, print, table, write_json};
+use super::super::{Outcome, align_right, allow_connections, print, table, write_json};
 use crate::{
     schedule::Micros,
     simulate::{Lengths, Load},
@@ -65,9 +65,13 @@ pub(in crate::cli) struct Args {
     /// The key, in a file
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Connections at most; who finds none waits, and its latency counts
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    /// Connections at most, of which as many are opened as requests are in flight; who finds none waits, its latency counts, and how
+    /// many did is said
+    #[arg(long, value_name = "N", default_value_t = 16_384)]
     connections: usize,
+    /// How long an answer is of use, in milliseconds from the planned time: the server is told, and answers in time are counted
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
+    deadline_ms: Option<u64>,
     /// Equal seeds give equal requests at equal times
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -90,6 +94,10 @@ struct Counted {
     tokens: u64,
     /// Answers within the time, and their tokens, whenever they were asked for.
     came: (u64, u64),
+    /// Answers before their deadlines, and their tokens.
+    in_time: (u64, u64),
+    /// Requests that waited for a connection.
+    waited: u64,
     /// The first problem of each kind, in words.
     problems: Vec<String>,
     last: Duration,
@@ -103,6 +111,8 @@ struct Answered {
     tokens: u64,
     /// When the first part of a text came.
     first: Option<Instant>,
+    /// Whether all connections were in use.
+    has_waited: bool,
     problem: Option<String>,
 }
 
@@ -138,10 +148,23 @@ struct Run {
     first: Option<Times>,
     /// How late the last-sent request was sent, at worst: a large number says that this machine cannot send as fast.
     late_ms: f64,
+    /// Requests that found all connections in use: beyond them the server was not asked as planned.
+    waited_for_connection: u64,
+    in_time: Option<InTime>,
     /// Of the engine alone on the same lengths, and the share of it that the service reached.
     offline_tokens_per_second: Option<f64>,
     share: Option<f64>,
     problems: Vec<String>,
+}
+
+/// Answers before a deadline, of the requests that were sent.
+#[derive(Serialize)]
+struct InTime {
+    deadline_ms: u64,
+    answered: u64,
+    share: f64,
+    requests_per_second: f64,
+    tokens_per_second: f64,
 }
 
 const MOST_SECONDS: f64 = 86_400.0;
@@ -173,6 +196,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
             return Err(miette!("{option} is {value}; expected from 1 to 65536"));
         }
     }
+    allow_connections();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads((threads / 2).clamp(1, 4))
@@ -221,6 +245,8 @@ fn drive<T: Target>(
         statuses: Default::default(),
         tokens: 0,
         came: (0, 0),
+        in_time: (0, 0),
+        waited: 0,
         problems: Vec::new(),
         last: Duration::ZERO,
         latest: Duration::ZERO,
@@ -249,6 +275,7 @@ fn drive<T: Target>(
     let began = Instant::now();
     let warm = began + Duration::from_secs_f64(args.warm_up);
     let over = warm + Duration::from_secs_f64(args.seconds);
+    let deadline = args.deadline_ms.map(Duration::from_millis);
     let one = {
         let counted = Arc::clone(&counted);
         move |target: T, number: u64, tokens: u32, planned: Option<Instant>| {
@@ -272,7 +299,12 @@ fn drive<T: Target>(
                 let mut counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
                 *counted.statuses.entry(answered.status).or_default() += 1;
                 counted.latest = counted.latest.max(sent - planned);
+                counted.waited += u64::from(answered.has_waited);
                 if answered.status == 200 {
+                    if deadline.is_some_and(|deadline| done - planned <= deadline) {
+                        counted.in_time.0 += 1;
+                        counted.in_time.1 += answered.tokens;
+                    }
                     counted.latency.saturating_record(micros(done));
                     if let Some(first) = answered.first {
                         counted.first.saturating_record(micros(first));
@@ -349,6 +381,7 @@ fn drive<T: Target>(
             (n as f64, tokens as f64, args.seconds)
         }
     };
+    let sent = counted.statuses.values().sum::<u64>();
     Ok(Run {
         target: name,
         mode: match (args.rate, args.closed) {
@@ -357,7 +390,7 @@ fn drive<T: Target>(
         },
         lens: args.lens.to_string(),
         seconds: args.seconds,
-        sent: counted.statuses.values().sum(),
+        sent,
         answered,
         statuses: counted.statuses.clone(),
         requests_per_second: n / seconds,
@@ -368,6 +401,14 @@ fn drive<T: Target>(
             Some(_) => counted.latest.as_secs_f64() * 1e3,
             None => 0.0,
         },
+        waited_for_connection: counted.waited,
+        in_time: args.deadline_ms.map(|deadline_ms| InTime {
+            deadline_ms,
+            answered: counted.in_time.0,
+            share: counted.in_time.0 as f64 / (sent as f64).max(1.0),
+            requests_per_second: counted.in_time.0 as f64 / args.seconds,
+            tokens_per_second: counted.in_time.1 as f64 / args.seconds,
+        }),
         offline_tokens_per_second: None,
         share: None,
         problems: counted.problems.clone(),
@@ -417,6 +458,23 @@ fn shown(run: &Run) -> String {
         statuses.join(", "),
         run.late_ms,
     );
+    if let Some(of) = &run.in_time {
+        text += &format!(
+            "in time, within {} ms: {} of {}, {:.1} %; {:.1} requests/s, {:.0} tokens/s\n",
+            of.deadline_ms,
+            of.answered,
+            run.sent,
+            of.share * 100.0,
+            of.requests_per_second,
+            of.tokens_per_second,
+        );
+    }
+    if run.waited_for_connection > 0 {
+        text += &format!(
+            "{} requests waited for a connection: the load was not sent as planned; give more --connections\n",
+            run.waited_for_connection
+        );
+    }
     if let (Some(offline), Some(share)) = (run.offline_tokens_per_second, run.share) {
         text += &format!(
             "the engine alone: {offline:.0} tokens/s; share {:.1} %\n",

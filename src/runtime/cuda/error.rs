@@ -91,6 +91,34 @@ pub enum CudaError {
     CublasLt { action: String, source: CublasError },
 }
 
+impl CudaError {
+    /// Whether the device's context is broken, so that all that follows fails as this did.
+    pub fn is_sticky(&self) -> bool {
+        use cudarc::driver::sys::CUresult as Code;
+        let Self::Driver { source, .. } = self else {
+            return false;
+        };
+        matches!(
+            source.0,
+            Code::CUDA_ERROR_DEINITIALIZED
+                | Code::CUDA_ERROR_DEVICE_UNAVAILABLE
+                | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+                | Code::CUDA_ERROR_NVLINK_UNCORRECTABLE
+                | Code::CUDA_ERROR_ILLEGAL_ADDRESS
+                | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+                | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
+                | Code::CUDA_ERROR_ASSERT
+                | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+                | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+                | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+                | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
+                | Code::CUDA_ERROR_INVALID_PC
+                | Code::CUDA_ERROR_LAUNCH_FAILED
+                | Code::CUDA_ERROR_UNKNOWN
+        )
+    }
+}
+
 /// Names the action that failed.
 pub(super) trait During<T> {
     fn during(self, action: impl FnOnce() -> String) -> Result<T, CudaError>;

@@ -25,8 +25,8 @@ const MOST_THREADS: usize = 4;
 pub(super) enum News {
     Begins(Ticket, Box<Job>),
     Event(Event),
-    /// A step failed that the request was in.
-    Failed(Ticket, Arc<EngineError>),
+    /// A step failed that the request was in, or its time is over.
+    Failed(Ticket, ServeError),
     /// Nobody waits for it any more.
     Gone(Ticket),
 }
@@ -144,7 +144,7 @@ impl Making {
             News::Event(event) => self.tell(event),
             News::Failed(ticket, error) => {
                 if let Some(row) = self.rows.remove(&ticket) {
-                    let _ = row.job.pieces.send(Err(ServeError::Engine(error)));
+                    let _ = row.job.pieces.send(Err(error));
                 }
             }
             News::Gone(ticket) => drop(self.rows.remove(&ticket)),

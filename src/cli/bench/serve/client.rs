@@ -41,6 +41,7 @@ struct Shared {
     model: Option<String>,
     inputs: Inputs,
     new: u32,
+    deadline_ms: Option<u64>,
     idle: Mutex<Vec<Sender>>,
     places: Semaphore,
 }
@@ -78,6 +79,7 @@ impl Server {
             model: args.model.clone(),
             inputs: Inputs::of(&args.inputs)?,
             new: args.new,
+            deadline_ms: args.deadline_ms,
             idle: Mutex::new(Vec::new()),
             places: Semaphore::new(args.connections),
         })))
@@ -141,13 +143,21 @@ impl Server {
             Route::Completions => "/v1/completions",
         };
         let body = self.body(number, tokens);
-        let _place = shared.places.acquire().await;
+        let place = shared.places.try_acquire();
+        let has_waited = place.is_err();
+        let _place = match place {
+            Ok(place) => Ok(place),
+            Err(_) => shared.places.acquire().await,
+        };
         let mut sender = self.connection().await?;
         let mut request = Request::post(path)
             .header("host", &shared.host)
             .header("content-type", "application/json");
         if let Some(key) = &shared.key {
             request = request.header("authorization", format!("Bearer {key}"));
+        }
+        if let Some(ms) = shared.deadline_ms {
+            request = request.header("x-request-timeout-ms", ms);
         }
         let request = request
             .body(Full::new(Bytes::from(body)))
@@ -156,6 +166,7 @@ impl Server {
         let response = sender.send_request(request).await.map_err(broken)?;
         let mut answered = Answered {
             status: response.status().as_u16(),
+            has_waited,
             ..Answered::default()
         };
         let mut body = response.into_body();

@@ -56,6 +56,7 @@ pub(super) struct InsideOptions {
 pub(super) struct Inside {
     model: Arc<Model>,
     inputs: Inputs,
+    within: Option<Duration>,
 }
 
 /// How long the engine alone is measured, at most.
@@ -110,6 +111,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
     let target = Inside {
         model: Arc::new(model),
         inputs: Inputs::of(&args.inputs)?,
+        within: args.deadline_ms.map(Duration::from_millis),
     };
     target.service()?;
     Ok((target, offline))
@@ -217,6 +219,7 @@ impl Inside {
         };
         let submit = Submit {
             truncate: true,
+            within: self.within,
             ..Submit::default()
         };
         let mut all = 0;

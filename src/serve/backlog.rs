@@ -1,0 +1,134 @@
+//! How long what waits will take, by which requests are let in: at the pace of the slower of tokenizers and devices, as it was
+//! measured of late.
+
+use std::time::Duration;
+
+use crate::{
+    schedule::{CostTable, Costs, Layout},
+    tensor::Extents,
+};
+
+/// Seconds of work that a pace is of; older ones count half, and half again.
+const OF_LATE: f64 = 0.2;
+/// What a byte of text takes where nothing was measured yet, in seconds: a word of WordPiece, on one core.
+const BYTE: f64 = 0.5e-6;
+/// Tokens by which the cost of a long queue is reckoned, and the mean length there.
+const FULL: u64 = 4096;
+const LENGTH: u64 = 128;
+
+/// Seconds of work for an amount of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    amount: f64,
+    seconds: f64,
+}
+
+impl Pace {
+    /// A pace to begin with, which counts a hundredth of what is measured.
+    pub fn of(seconds: f64) -> Self {
+        let of = OF_LATE / 100.0;
+        Self {
+            amount: of / seconds,
+            seconds: of,
+        }
+    }
+
+    pub fn add(&mut self, amount: f64, took: Duration) {
+        self.amount += amount;
+        self.seconds += took.as_secs_f64();
+        if self.seconds > OF_LATE {
+            (self.amount, self.seconds) = (self.amount / 2.0, self.seconds / 2.0);
+        }
+    }
+
+    pub fn seconds(&self, amount: f64) -> f64 {
+        amount * self.seconds / self.amount.max(f64::MIN_POSITIVE)
+    }
+}
+
+/// What waits before the tokenizers, and how fast they and the devices are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backlog {
+    /// Bytes of texts that no thread has taken yet.
+    pub untokenized: usize,
+    /// Of a byte of text on one thread.
+    pub tokenizing: Pace,
+    /// Of a second that a batch was estimated to take.
+    pub device: Pace,
+    n_tokenizers: usize,
+    n_lanes: usize,
+}
+
+impl Backlog {
+    pub fn new(n_tokenizers: usize, n_lanes: usize) -> Self {
+        Self {
+            untokenized: 0,
+            tokenizing: Pace::of(BYTE),
+            device: Pace::of(1.0),
+            n_tokenizers: n_tokenizers.max(1),
+            n_lanes: n_lanes.max(1),
+        }
+    }
+
+    /// How long what waits takes: tokenizers and devices work at the same time, so that the slower of them tells.
+    pub fn time(&self, tokens: u64, costs: &CostTable) -> Duration {
+        let tokenizing = self.tokenizing.seconds(self.untokenized as f64);
+        // A text has about one token for four bytes.
+        let tokens = tokens + self.untokenized as u64 / 4;
+        let size = tokens.min(FULL);
+        let device = match size {
+            0 => 0.0,
+            _ => {
+                let extents = Extents {
+                    pairs: size * LENGTH.min(size),
+                    ..Layout::Packed.computed([size as u32])
+                };
+                let one = costs.time(Layout::Packed, &extents).seconds();
+                self.device.seconds(one * tokens as f64 / size as f64)
+            }
+        };
+        let slower = f64::max(
+            tokenizing / self.n_tokenizers as f64,
+            device / self.n_lanes as f64,
+        );
+        Duration::try_from_secs_f64(slower).unwrap_or(Duration::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_takes_as_long_as_the_slower_of_tokenizers_and_devices() {
+        let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
+        let seconds = |of: &Backlog, tokens| of.time(tokens, &costs).as_secs_f64();
+        let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.05, "{a} {b}");
+        let mut one = Backlog::new(1, 1);
+        assert_eq!(one.time(0, &costs), Duration::ZERO);
+        let of_device = seconds(&one, 100_000);
+        near(seconds(&one, 200_000), 2.0 * of_device);
+        near(seconds(&Backlog::new(1, 4), 100_000), of_device / 4.0);
+        // Batches take three times their estimates.
+        for _ in 0..100 {
+            one.device.add(0.01, Duration::from_millis(30));
+        }
+        near(seconds(&one, 100_000), 3.0 * of_device);
+        // Texts that take a tokenizer longer than the device.
+        for _ in 0..100 {
+            one.tokenizing.add(1000.0, Duration::from_millis(100));
+        }
+        one.untokenized = 100_000;
+        near(seconds(&one, 0), 10.0);
+        let mut four = Backlog::new(4, 1);
+        (four.tokenizing, four.untokenized) = (one.tokenizing, one.untokenized);
+        near(seconds(&four, 0), 2.5);
+        // What the device has to do beside that is no more.
+        near(seconds(&four, 1), 2.5);
+        // A pace that changes is followed within a second of work.
+        for _ in 0..1000 {
+            one.tokenizing.add(1000.0, Duration::from_millis(1));
+        }
+        near(seconds(&one, 0), f64::max(0.1, 3.0 * of_device / 4.0));
+    }
+}

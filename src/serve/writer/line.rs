@@ -1,0 +1,125 @@
+//! Texts that wait for room, and which is next.
+
+use std::{cmp::Reverse, collections::HashMap};
+
+use super::Job;
+
+/// Of the highest class that waits, the text whose tenant was given the fewest tokens, the first that came: start-time fair
+/// queueing, as [`Turns`](crate::serve::Turns) has it. Who had nothing to write begins where the others are.
+#[derive(Default)]
+pub(super) struct Line {
+    /// In the order in which they came.
+    waiting: Vec<Job>,
+    /// Tokens that tenants have been given, of those that are ahead of `now`.
+    given: HashMap<u32, u64>,
+    /// What the tenant had that was next at last.
+    now: u64,
+}
+
+impl Line {
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub fn add(&mut self, job: Job) {
+        self.waiting.push(job);
+    }
+
+    fn given(&self, tenant: u32) -> u64 {
+        self.given
+            .get(&tenant)
+            .map_or(self.now, |&n| n.max(self.now))
+    }
+
+    /// The place of the one that is next.
+    pub fn next(&self) -> Option<usize> {
+        let each = self.waiting.iter().enumerate();
+        let next = each.min_by_key(|(at, job)| (Reverse(job.class), self.given(job.tenant), *at));
+        next.map(|(at, _)| at)
+    }
+
+    pub fn get(&self, at: usize) -> &Job {
+        &self.waiting[at]
+    }
+
+    /// Takes the one at a place, which counts as its tenant's.
+    pub fn take(&mut self, at: usize) -> Job {
+        let job = self.waiting.remove(at);
+        let given = self.given(job.tenant);
+        self.now = given;
+        let tokens = job.tokens() + job.request.prompt.len() as u64;
+        self.given.insert(job.tenant, given + tokens);
+        self.given.retain(|_, given| *given > self.now);
+        job
+    }
+
+    /// Takes those out of which this holds.
+    pub fn take_out(&mut self, which: impl Fn(&Job) -> bool) -> Vec<Job> {
+        self.waiting.extract_if(.., |job| which(job)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+    use crate::engine::{Generate, Request};
+
+    fn job(name: u32, class: u8, tenant: u32, tokens: usize) -> Job {
+        let mut options = Generate::default();
+        options.rules.max_new_tokens = tokens;
+        Job {
+            request: Request {
+                prompt: vec![name],
+                options,
+            },
+            class,
+            tenant,
+            until: None,
+            stop: Vec::new(),
+            pieces: unbounded_channel().0,
+            is_over: Arc::default(),
+        }
+    }
+
+    fn all(line: &mut Line) -> Vec<u32> {
+        let next = || line.next().map(|at| line.take(at).request.prompt[0]);
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn the_highest_class_goes_first_and_tenants_take_turns_by_tokens() {
+        let mut line = Line::default();
+        // A tenant with many texts, one with two, and one that is urgent.
+        for name in 0..5 {
+            line.add(job(name, 0, 1, 9));
+        }
+        line.add(job(10, 0, 2, 9));
+        line.add(job(11, 0, 2, 9));
+        line.add(job(20, 3, 1, 9));
+        // What the urgent one took is of its tenant.
+        assert_eq!(all(&mut line), [20, 10, 0, 11, 1, 2, 3, 4]);
+        // Who comes later saves nothing up: it takes turns with those that had all of it.
+        line.add(job(5, 0, 1, 9));
+        line.add(job(6, 0, 1, 9));
+        line.add(job(12, 0, 2, 9));
+        line.add(job(13, 0, 2, 9));
+        let order = all(&mut line);
+        let of_first = order[..2].iter().filter(|&&name| name < 10).count();
+        assert_eq!(of_first, 1, "{order:?}");
+        // One that is twice as long is two turns.
+        let mut line = Line::default();
+        line.add(job(0, 0, 1, 39));
+        line.add(job(1, 0, 1, 39));
+        for name in 10..14 {
+            line.add(job(name, 0, 2, 19));
+        }
+        assert_eq!(all(&mut line), [0, 10, 11, 1, 12, 13]);
+        line.add(job(7, 0, 1, 9));
+        assert_eq!(line.take_out(|job| job.request.prompt[0] == 7).len(), 1);
+        assert!(line.is_empty());
+    }
+}
