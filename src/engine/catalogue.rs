@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Published sizes: name, description, config.
-const CONFIGS: [(&str, &str, &str); 13] = [
+const CONFIGS: [(&str, &str, &str); 8] = [
     (
         "bert-base",
         "bert",
@@ -86,58 +86,11 @@ const CONFIGS: [(&str, &str, &str); 13] = [
             "/models/configs/gpt2.json"
         )),
     ),
-    (
-        "modernbert-base",
-        "modernbert",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/modernbert-base.json"
-        )),
-    ),
-    (
-        "nomic-embed-text-v1.5",
-        "nomic_bert",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/nomic-embed-text-v1.5.json"
-        )),
-    ),
-    (
-        "qwen3-0.6b",
-        "qwen3",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/qwen3-0.6b.json"
-        )),
-    ),
-    (
-        "llama-3.2-1b",
-        "llama",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/llama-3.2-1b.json"
-        )),
-    ),
-    (
-        "marian-base",
-        "marian",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/marian-base.json"
-        )),
-    ),
 ];
 
 /// Sizes of which the project answers for the fused programs in 16 bits only: what else it launches for them
 /// differs from that of other sizes in widths alone.
-const FUSED_ONLY: [&str; 6] = [
-    "bert-large",
-    "modernbert-base",
-    "nomic-embed-text-v1.5",
-    "qwen3-0.6b",
-    "llama-3.2-1b",
-    "marian-base",
-];
+const FUSED_ONLY: [&str; 1] = ["bert-large"];
 
 /// Name, description and `config.json` of the models that come with the crate.
 pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, EngineError> {
