@@ -9,7 +9,7 @@ use common::{
 };
 use gemmule::{
     Batch, Builder, DType, DeviceChoice, Engine, EngineError,
-    engine::{Artifact, CompileOptions, TuneMode, compile, description},
+    engine::{Artifact, CompileOptions, Padding, TuneMode, compile, description},
     program::AttentionChoice,
     runtime::weights::RandomWeights,
     select::{Batches, Timings},
@@ -40,7 +40,7 @@ fn builder() -> Builder {
         .device(DeviceChoice::Cpu)
 }
 
-/// One token, below and above what the CPU takes as dot products, and beyond a tile of keys.
+/// One token, about the rows of tiles and blocks, and beyond a block of queries and of keys.
 fn n_changed(engine: &Engine) -> usize {
     mates::n_changed(engine, &[1, 7, 63, 64, 65, 130, 600], LONGEST)
 }
@@ -53,10 +53,18 @@ fn batch_mates_do_not_change_a_bit() {
     );
 }
 
+/// Every kernel of the CPU sums a row in an order in which the batch has no part, whatever the mode.
 #[test]
-fn without_the_mode_they_do() {
-    // Else the test above shows nothing.
-    assert!(n_changed(&builder().build().expect("it builds")) > 0);
+fn on_a_cpu_they_do_not_without_the_mode_either() {
+    assert_eq!(n_changed(&builder().build().expect("it builds")), 0);
+}
+
+/// Else the tests above show nothing: with padding kept, sums of values run to the longest sequence's end.
+#[test]
+fn where_padding_is_kept_they_do() {
+    let builder = builder().padding(Padding::Kept).without(["fuse_attention"]);
+    let engine = builder.outputs(["last_hidden_state"]).build();
+    assert!(n_changed(&engine.expect("it builds")) > 0);
 }
 
 #[test]

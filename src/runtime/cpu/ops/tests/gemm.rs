@@ -79,7 +79,7 @@ fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activat
 
 #[test]
 fn gemm_is_the_product_with_the_transposed_weight() {
-    // Both sides of the limits of a tile, of a block of columns and of the dot products' rows.
+    // Both sides of the limits of a tile, of a panel and of a block of rows.
     for rows in [1, 3, 4, 64, 65] {
         for n in [1, 5, 96, 100, 200] {
             for k in [1, 2, 3, 16, 37] {
