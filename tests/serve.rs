@@ -952,6 +952,15 @@ fn narrow(queue: Duration) -> Model {
     Model::open(choice).unwrap()
 }
 
+/// Waits until texts of a client do.
+fn until_texts_wait<T>(to: SocketAddr, client: &thread::JoinHandle<T>) {
+    let is_idle = "gemmule_queue_requests{model=\"writer\"} 0\n";
+    while get(to, "/metrics").1.contains(is_idle) {
+        assert!(!client.is_finished());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn what_outlives_a_drain_is_told_so() {
     let choice = HttpChoice {
@@ -962,11 +971,7 @@ fn what_outlives_a_drain_is_told_so() {
     let to = server.address();
     let body = json!({"prompt": "One", "max_tokens": 40, "n": 128}).to_string();
     let client = thread::spawn(move || ask_with(to, "POST", "/v1/completions", "", &body));
-    let is_idle = "gemmule_queue_requests{model=\"writer\"} 0\n";
-    while get(to, "/metrics").1.contains(is_idle) {
-        assert!(!client.is_finished());
-        thread::sleep(Duration::from_millis(1));
-    }
+    until_texts_wait(to, &client);
     server.shut_down(Duration::ZERO);
     let (status, _, text) = client.join().unwrap();
     assert_eq!(status, 503, "{text}");
@@ -1049,6 +1054,7 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
     // It is known how long texts take: while some wait, others are refused.
     let body = body(false);
     let busy = thread::spawn(move || ask_with(to, "POST", "/v1/completions", "", &body).0);
+    until_texts_wait(to, &busy);
     let mut refused = 0;
     while !busy.is_finished() {
         let asked = "{\"prompt\": \"One\", \"max_tokens\": 1}";

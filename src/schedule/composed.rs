@@ -76,9 +76,8 @@ pub struct Composed {
 /// The slots of a running batch.
 struct Slots {
     length: u32,
-    /// How many requests of each slot have not finished; `None` for a slot that none was put into: it is computed with the others,
-    /// and frees nothing.
-    left: Vec<Option<usize>>,
+    /// How many requests of each slot have not finished.
+    left: Vec<usize>,
     slot_of: HashMap<u64, usize>,
 }
 
@@ -374,7 +373,9 @@ impl Composed {
         }
         let layout = Layout::Rows { length, slot };
         let extents = equal(filled.len() as u64, u64::from(slot));
-        if slot < length {
+        // What has one step ends with its batch, and leaves no slot to others before.
+        let goes_on = |id: &u64| view.waiting.get(*id).is_some_and(|w| w.steps > 1);
+        if slot < length && filled.iter().flatten().any(goes_on) {
             self.slots.insert(lane, Slots::new(slot, &filled));
         }
         Some(Planned {
@@ -386,7 +387,7 @@ impl Composed {
         })
     }
 
-    /// Requests for slots of running batches whose own have finished (TCB 4.2.2).
+    /// Requests for slots of running batches that are empty, or whose own have finished (TCB 4.2.2).
     fn join(&mut self, view: &View<'_>, decision: &mut Decision) {
         let Which::SlottedDas { dominance } = self.which else {
             return;
@@ -399,7 +400,7 @@ impl Composed {
             let Some(slots) = self.slots.get_mut(&lane) else {
                 continue;
             };
-            let n_free = slots.left.iter().filter(|left| **left == Some(0)).count();
+            let n_free = slots.left.iter().filter(|&&left| left == 0).count();
             let filled = das(&mut self.index, n_free as u32, slots.length, dominance);
             if filled.is_empty() {
                 continue;
@@ -430,7 +431,7 @@ impl Slots {
     fn new(length: u32, rows: &[Vec<u64>]) -> Self {
         let mut slots = Self {
             length,
-            left: vec![None; rows.len()],
+            left: vec![0; rows.len()],
             slot_of: HashMap::new(),
         };
         for (slot, ids) in rows.iter().enumerate() {
@@ -440,24 +441,22 @@ impl Slots {
     }
 
     fn add(&mut self, slot: usize, ids: &[u64]) {
-        if !ids.is_empty() {
-            *self.left[slot].get_or_insert(0) += ids.len();
-        }
+        self.left[slot] += ids.len();
         self.slot_of.extend(ids.iter().map(|&id| (id, slot)));
     }
 
-    /// Fills free slots, of which there are as many as rows.
+    /// Fills empty slots, of which there are as many as rows.
     fn fill(&mut self, rows: &[Vec<u64>]) {
-        let free = (0..self.left.len()).filter(|&slot| self.left[slot] == Some(0));
-        let free: Vec<usize> = free.collect();
-        for (slot, ids) in free.into_iter().zip(rows) {
+        let empty = (0..self.left.len()).filter(|&slot| self.left[slot] == 0);
+        let empty: Vec<usize> = empty.collect();
+        for (slot, ids) in empty.into_iter().zip(rows) {
             self.add(slot, ids);
         }
     }
 
     fn finish(&mut self, id: u64) {
         if let Some(slot) = self.slot_of.remove(&id) {
-            self.left[slot] = self.left[slot].map(|left| left - 1);
+            self.left[slot] -= 1;
         }
     }
 }

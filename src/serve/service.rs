@@ -1325,14 +1325,14 @@ mod tests {
             let State {
                 desk, scheduler, ..
             } = &mut *state;
-            for _ in 0..2 {
-                desk.arrive(Waiting::new(4, Micros(0)));
-            }
+            // It goes on for a while, so that others may join it.
+            desk.arrive(Waiting {
+                steps: 5,
+                ..Waiting::new(4, Micros(0))
+            });
             let first = desk
                 .decide(Micros(1), &mut **scheduler, &shared.costs)
                 .unwrap();
-            // One of them ends before the other.
-            desk.finished(Micros(2), 0, &[0], false, &mut **scheduler);
             desk.arrive(Waiting::new(3, Micros(2)));
             let second = desk
                 .decide(Micros(3), &mut **scheduler, &shared.costs)
@@ -1342,9 +1342,9 @@ mod tests {
         }
         let in_flight = || shared.lock().desk.lanes()[0].in_flight;
         assert_eq!(in_flight(), 1);
-        collect.finish(vec![2], true, None);
+        collect.finish(vec![1], true, None);
         assert_eq!(in_flight(), 1);
-        collect.finish(vec![1], false, None);
+        collect.finish(vec![0], false, None);
         assert_eq!(in_flight(), 0);
     }
 
