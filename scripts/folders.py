@@ -30,6 +30,9 @@ How sentence-transformers reads a folder (6.2.0, where not said otherwise):
   (from 0, [CLS] included) by i + 1.
 * A pair is cut with "longest_first" to that same limit (a cross encoder without modules.json has no
   sentence_bert_config.json): tokens go one at a time from the end of the longer text.
+* Where sentence_bert_config.json's `modality_config` has `message`, texts are messages of the role user, pairs of the roles query and
+  document, a prompt one of the role system before them, and the chat template writes them down, without `add_generation_prompt`
+  unless `processing_kwargs` have it. No special token is added. What is cut ends in what the template writes last.
 * The activation of a cross encoder is config_sentence_transformers.json's `activation_fn` beside a
   modules.json; else config.json's `sentence_transformers.activation_fn`; else its
   `sbert_ce_default_activation_function`; else sigmoid for one label and none for several.
@@ -582,22 +585,44 @@ def st_splade(folder):
 # Cross encoders.
 
 
+RANKING = """{%- set instruct = messages | selectattr("role", "eq", "system") | map(attribute="content") | first | default("find") -%}
+<s>{{ instruct }}{% for m in messages if m.role == "user" %} text: {{ m.content }}{% endfor %}
+{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
+{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}</s>
+about: {{ ending }}
+"""
+
+
 def ce_qwen(folder):
-    """As Qwen3-Reranker is published: the logits of two tokens. A pair is one text, as the model card writes it."""
+    """As Qwen3-Reranker is published for sentence-transformers: the logits of two tokens, behind what a chat template makes of a pair."""
     tok = roberta_tokenizer()
+    tok.model_max_length = 120
     config = tf.Qwen3Config(**sizes(tok, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
-    tok.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    config.max_position_embeddings = 128
+    tok.chat_template = RANKING
     with tempfile.TemporaryDirectory() as temporary:
         path = os.path.join(temporary, os.path.basename(folder))
         save(path, tok, tf.Qwen3ForCausalLM(config))
-        trunk = Transformer(path, transformer_task="text-generation", model_kwargs={"dtype": torch.float16})
-        CrossEncoder(modules=[trunk, LogitScore(30, 31)], device="cpu").save(folder, create_model_card=False)
-    model = tf.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ids = [tok(text)["input_ids"] for text in TEXTS]
-    logits = torch.stack([model(torch.tensor([i])).logits[0, -1] for i in ids])
-    values = plain((logits[:, 30] - logits[:, 31])[:, None])
-    check(values)
-    record(folder, [{"texts": TEXTS, "output": "sequence_logits", "shape": list(values.shape), "values": values, "ids": ids}])
+        trunk = Transformer(path, transformer_task="text-generation", model_kwargs={"dtype": torch.float16}, processing_kwargs={"chat_template": {"ending": "letters"}})
+        CrossEncoder(modules=[trunk, LogitScore(30, 31)], device="cpu", prompts={"query": "one can find"}).save(folder, create_model_card=False)
+    model = CrossEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32})
+    assert all(p.dtype == torch.float32 for p in model.parameters()) and model.max_seq_length == 120
+    runs = []
+    for name, inputs in ((None, PAIRS), ("query", PAIRS), (None, [LONG_PAIR, LONG_SECOND]), (None, TEXTS)):
+        prompt = model._resolve_prompt(None, name)
+        features = model.preprocess(inputs, prompt=prompt)
+        ids, _ = ids_and_types(features)
+        logits = plain(model(features)["scores"])
+        assert all(tok.decode(i).endswith("</s>\nabout: letters") for i in ids) and (inputs[0] is not LONG_PAIR or {len(i) for i in ids} == {120})
+        run = {"prompt_name": name, "ids": ids}
+        if isinstance(inputs[0], str):
+            run |= {"texts": inputs, "output": "sequence_logits", "shape": list(logits.shape), "values": logits}
+        else:
+            values = plain(model.predict(inputs, prompt_name=name))
+            run |= {"pairs": inputs, "output": "scores", "shape": list(values.shape), "values": values, "logits": logits}
+        check(run["values"])
+        runs.append(run)
+    record(folder, runs)
 
 
 def ce_one(folder):

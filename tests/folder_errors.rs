@@ -204,12 +204,7 @@ fn what_vocabularies_and_tokens_weigh_is_read_as_it_is_computed() {
 }
 
 #[test]
-fn a_pair_is_no_input_of_a_model_that_reads_conversations() {
-    let encoder = TextEncoder::open(&published("ce-qwen")).expect("a tokenizer");
-    let error = encoder.encode_pairs(&[("a query", "a document")], Prompt::Default);
-    let root = published("").display().to_string();
-    let error = error.expect_err("it is refused").to_string();
-    assert_snapshot!(error.replace(&root, "[checkpoints]/"));
+fn what_a_ranker_that_reads_conversations_lacks_is_named() {
     let with = |changes: Value| {
         let folder = copy("ce-qwen");
         change(&folder, "1_LogitScore/config.json", changes);
@@ -218,6 +213,58 @@ fn a_pair_is_no_input_of_a_model_that_reads_conversations() {
     assert_snapshot!(with(json!({"true_token_id": null})));
     assert_snapshot!(with(json!({"false_token_id": -1})));
     assert_snapshot!(with(json!({"true_token_id": 100_000})));
+    const PAIR: [(&str, &str); 1] = [("a query", "a document")];
+    let pair = |folder: &Folder| {
+        let encoder = TextEncoder::open(folder.path())?;
+        encoder.encode_pairs(&PAIR, Prompt::Default)
+    };
+    let error = |folder: &Folder| folder.text(&pair(folder).expect_err("it is refused"));
+    let folder = copy("ce-qwen");
+    let template = "{% for m in messages %}{{ m.content if m.role != 'document' }}{% endfor %}";
+    folder.write("chat_template.jinja", template);
+    assert_snapshot!(error(&folder));
+    std::fs::remove_file(folder.file("chat_template.jinja")).expect("it is there");
+    assert_snapshot!(error(&folder));
+    std::fs::remove_file(folder.file("modules.json")).expect("it is there");
+    assert_snapshot!(error(&folder));
+    let own = "sentence_bert_config.json";
+    let folder = copy("ce-qwen");
+    change(
+        &folder,
+        own,
+        json!({"processing_kwargs": {"text": {"max_length": 5}}}),
+    );
+    assert_snapshot!(error(&folder));
+    change(
+        &folder,
+        own,
+        json!({"processing_kwargs": {"chat_template": {"max_length": 5}}}),
+    );
+    assert_snapshot!(error(&folder));
+    change(
+        &folder,
+        own,
+        json!({"modality_config": {"message": {"method": "forward"}}}),
+    );
+    assert_snapshot!(error(&folder));
+    // Contents that are lists of parts are the same texts to a template that reads them so.
+    let written = copy("ce-qwen");
+    let folder = copy("ce-qwen");
+    let config = json!({"modality_config": {"message": {"format": "structured"}}});
+    change(&folder, own, config);
+    let source = std::fs::read_to_string(folder.file("chat_template.jinja")).expect("a template");
+    let source = source.replace(
+        "map(attribute=\"content\") | first }}",
+        "map(attribute=\"content\") | first | map(attribute=\"text\") | first }}",
+    );
+    folder.write("chat_template.jinja", source);
+    let ids = |folder: &Folder| {
+        pair(folder)
+            .expect("both are written down")
+            .token_ids()
+            .to_vec()
+    };
+    assert_eq!(ids(&folder), ids(&written));
 }
 
 #[test]

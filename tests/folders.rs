@@ -192,7 +192,7 @@ as_published! {
     windows_in_both_directions_and_two_projections: "st-gemma", 4 runs;
     dense_sparse_and_vectors_of_tokens: "st-m3", 3 runs;
     weights_of_the_vocabulary: "st-splade", 2 runs;
-    a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 1 runs;
+    a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 4 runs;
     a_cross_encoder_of_one_label: "ce-one", 2 runs;
     a_cross_encoder_whose_config_has_the_old_key: "ce-identity", 2 runs;
     a_cross_encoder_of_three_labels: "ce-nli", 2 runs;

@@ -765,6 +765,33 @@ fn raw_rows_all_tokens_cosines_and_tokens_are_those_of_the_engine() {
 }
 
 #[test]
+fn pairs_that_are_conversations_score_as_the_folder_says() {
+    let server = serving(&["ce-qwen"], quick());
+    let file = checkpoint("ce-qwen").join("expected.json");
+    let expected: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let run = &expected["runs"][0];
+    let (pairs, scores) = (
+        run["pairs"].as_array().unwrap(),
+        run["values"].as_array().unwrap(),
+    );
+    // The first two have one query.
+    let asked = json!({"query": pairs[0][0], "texts": [pairs[0][1], pairs[1][1]]});
+    let (status, ranked) = post(server.address(), "/rerank", &asked);
+    assert_eq!(status, 200, "{ranked}");
+    assert_eq!(ranked.as_array().unwrap().len(), 2);
+    for one in ranked.as_array().unwrap() {
+        let want = scores[one["index"].as_u64().unwrap() as usize]
+            .as_f64()
+            .unwrap();
+        assert!(
+            (one["score"].as_f64().unwrap() - want).abs() < 1e-4,
+            "{ranked} of {scores:?}"
+        );
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
 fn pairs_are_ranked_as_they_score() {
     let server = serving(&["ce-one"], quick());
     let to = server.address();

@@ -146,12 +146,6 @@ impl ChatTemplate {
     /// # Errors
     /// As `render`.
     pub fn render_with(&self, messages: &[Message], tools: &[Tool]) -> Result<String, EngineError> {
-        let broken = |error: Error| EngineError::ChatTemplate {
-            file: self.file.clone(),
-            problem: say(&error),
-        };
-        let template = self.environment.get_template(NAME).map_err(broken)?;
-        let tokens = Value::from(self.tokens.clone());
         let messages = messages.iter().map(|message| {
             let Message {
                 role,
@@ -164,15 +158,44 @@ impl ChatTemplate {
         let messages: Vec<Value> = messages.collect();
         let conversation = context! { messages, add_generation_prompt => true };
         let tools: Vec<Value> = tools.iter().map(|tool| tool.0.clone()).collect();
-        // As in transformers, they are there and `none` where there are none, as documents are, which templates ask for, too.
-        let tools = match tools.is_empty() {
-            true => Value::from(()),
-            false => Value::from(tools),
-        };
-        let others = context! { tools, documents => () };
+        self.rendered(match tools.is_empty() {
+            true => conversation,
+            false => context! { tools, ..conversation },
+        })
+    }
+
+    /// Messages of any form, with other values that the template may ask for. Unless these say so, the conversation does not go on.
+    ///
+    /// # Errors
+    /// As `render`.
+    pub(super) fn write(
+        &self,
+        messages: &[serde_json::Value],
+        options: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<String, EngineError> {
+        let messages = Value::from(Serde(messages));
+        let options = Value::from(Serde(options));
+        let usual = context! { add_generation_prompt => false };
+        self.rendered(context! { ..context! { messages }, ..options, ..usual })
+    }
+
+    fn rendered(&self, conversation: Value) -> Result<String, EngineError> {
+        let broken = |error: Error| self.broken(say(&error));
+        let template = self.environment.get_template(NAME).map_err(broken)?;
+        let tokens = Value::from(self.tokens.clone());
+        // As in transformers, tools are there and `none` where there are none, as documents are, which templates ask for, too.
+        let others = context! { tools => (), documents => () };
         template
             .render(context! { ..conversation, ..others, ..tokens })
             .map_err(broken)
+    }
+
+    /// An error of this template.
+    pub(super) fn broken(&self, problem: String) -> EngineError {
+        EngineError::ChatTemplate {
+            file: self.file.clone(),
+            problem,
+        }
     }
 }
 

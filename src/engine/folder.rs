@@ -10,15 +10,16 @@ mod modules;
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::EngineError;
 use crate::{
     model::{Description, Module},
     names::nearest,
+    program::NEXT_LOGITS,
 };
 use json::Json;
-use modules::{Entry, dense, entries, logit_score, pooling, splade};
+use modules::{Entry, dense, entries, logit_score, messages, pooling, splade};
 
 /// A checkpoint's folder.
 #[derive(Clone, Debug)]
@@ -36,6 +37,26 @@ pub struct Folder {
     prompts: Vec<(String, String)>,
     default_prompt: Option<String>,
     score: Option<Score>,
+    pub(super) messages: Option<Messages>,
+}
+
+/// How texts become messages, where the folder's model reads conversations.
+#[derive(Clone, Debug)]
+pub(super) struct Messages {
+    /// Whether a message's content is a list of parts, of which a text is one.
+    pub(super) has_parts: bool,
+    /// Values for the chat template.
+    pub(super) options: Map<String, Value>,
+}
+
+/// What a model takes of tokens.
+pub(super) struct Inputs {
+    /// The longest sequence that it has positions for.
+    pub(super) positions: Option<u32>,
+    /// Whether it tells the texts of a pair apart by segment ids.
+    pub(super) has_segments: bool,
+    /// Whether it goes on from texts, and a pair of texts is none of its inputs.
+    pub(super) writes: bool,
 }
 
 /// What stands before a text.
@@ -109,6 +130,7 @@ impl Folder {
             prompts: Vec::new(),
             default_prompt: None,
             score: None,
+            messages: None,
         };
         let own = Json::optional(root.join("config_sentence_transformers.json"))?;
         if !listed.is_empty() {
@@ -149,21 +171,6 @@ impl Folder {
         self.modules.as_deref()
     }
 
-    /// Refuses pairs of texts where the folder's model reads them as a conversation.
-    ///
-    /// # Errors
-    /// A folder whose modules ask which token comes next.
-    pub(super) fn takes_pairs(&self) -> Result<(), EngineError> {
-        let asks = |module: &Module| matches!(module, Module::LogitScore { .. });
-        match self.modules().unwrap_or_default().iter().any(asks) {
-            false => Ok(()),
-            true => Err(EngineError::Folder {
-                file: self.root.join("modules.json"),
-                problem: "its scores are of the token that comes next in a conversation, so a pair of texts is none of its inputs; write each pair as its model card says, with instruction and special tokens, and give that as one text".to_owned(),
-            }),
-        }
-    }
-
     /// What turns logits of so many labels into scores, as `CrossEncoder.predict` does.
     pub fn score(&self, n_labels: u64) -> Score {
         self.score.unwrap_or_else(|| Score::usual(n_labels))
@@ -198,7 +205,8 @@ impl Folder {
     }
 
     fn pooled<'s>(&'s self, prompt: &'s str) -> Result<&'s str, EngineError> {
-        match self.pools_prompt || prompt.is_empty() {
+        // In a conversation a prompt is a message, which pooling leaves in.
+        match self.pools_prompt || prompt.is_empty() || self.messages.is_some() {
             true => Ok(prompt),
             false => Err(EngineError::PromptLeftOut {
                 folder: self.root.clone(),
@@ -207,19 +215,28 @@ impl Folder {
         }
     }
 
-    /// What the model takes of tokens: the longest sequence that it has positions for, and whether it tells segments
-    /// apart. A description that does not come with gemmule is not known here: the config says what it can.
-    pub(super) fn inputs(&self) -> (Option<u32>, bool) {
+    /// What the model takes of tokens. A description that does not come with gemmule is not known here: the config says what it
+    /// can.
+    pub(super) fn inputs(&self) -> Inputs {
         let config = self.config.as_ref();
         let built = config.and_then(|config| {
             let description = Description::for_config(config).ok()?;
-            description.build(config, None).ok()
+            let writes = description.outputs_for(config).contains(&NEXT_LOGITS);
+            Some((description.build(config, None).ok()?, writes))
         });
         match built {
-            Some(model) => (model.max_positions, model.type_rows.is_some()),
+            Some((model, writes)) => Inputs {
+                positions: model.max_positions,
+                has_segments: model.type_rows.is_some(),
+                writes: writes && self.modules.is_none(),
+            },
             None => {
                 let positions = config.and_then(|c| c.get("max_position_embeddings")?.as_u64());
-                (positions.and_then(|n| u32::try_from(n).ok()), true)
+                Inputs {
+                    positions: positions.and_then(|n| u32::try_from(n).ok()),
+                    has_segments: true,
+                    writes: false,
+                }
             }
         }
     }
@@ -301,7 +318,7 @@ impl Folder {
         Ok(())
     }
 
-    /// `max_seq_length` and `do_lower_case`, in the one file of several names that older folders have it in.
+    /// `max_seq_length`, `do_lower_case` and whether texts become messages, in the one file of several names that older folders have it in.
     fn read_lengths(&mut self) -> Result<(), EngineError> {
         let entries = std::fs::read_dir(&self.trunk).map_err(|source| EngineError::Read {
             file: self.trunk.clone(),
@@ -329,6 +346,7 @@ impl Folder {
         let json = Json::read(file.clone())?;
         self.max_seq_length = json.count("max_seq_length")?.map(|n| n as usize);
         self.lower_case = json.flag("do_lower_case", false)?;
+        self.messages = messages(&json)?;
         Ok(())
     }
 

@@ -22,6 +22,7 @@ mod catalogue;
 mod chat;
 mod compile;
 mod contain;
+mod conversation;
 mod error;
 mod estimate;
 mod finite;

@@ -12,6 +12,7 @@ use tokenizers::{
 use super::{
     EngineError, Folder, Prompt,
     contain::contain,
+    conversation::Conversation,
     published::{Published, published},
     words::Words,
 };
@@ -31,6 +32,10 @@ pub struct TextEncoder {
     file: PathBuf,
     /// Whether the model tells the texts of a pair apart by segment ids.
     has_segments: bool,
+    /// Whether the model goes on from texts, and takes no pairs.
+    writes: bool,
+    /// How texts are written down, where the model reads them as conversations.
+    conversation: Option<Conversation>,
 }
 
 /// A text, or a pair of texts, as a server takes them one at a time.
@@ -152,9 +157,9 @@ impl TextEncoder {
             return Self::of_pieces(folder, cuts);
         }
         let bytes = files::bytes(&file, Kind::Tokenizer)?;
-        let (positions, has_segments) = folder.inputs();
+        let inputs = folder.inputs();
         let limit = match cuts {
-            true => folder.limit(positions)?,
+            true => folder.limit(inputs.positions)?,
             false => None,
         };
         let direction = match folder.cuts_the_front()? {
@@ -191,9 +196,11 @@ impl TextEncoder {
         Ok(Self {
             tokenizer: Coder::Json(Box::new(tokenizer), words),
             unlimited: OnceLock::new(),
+            conversation: Conversation::of(&folder)?,
             folder,
             file,
-            has_segments,
+            has_segments: inputs.has_segments,
+            writes: inputs.writes,
         })
     }
 
@@ -206,19 +213,21 @@ impl TextEncoder {
                 problem: "the folder asks for texts in lower case, which gemmule has with a tokenizer.json only".to_owned(),
             });
         }
-        let (positions, has_segments) = folder.inputs();
+        let inputs = folder.inputs();
         let cuts_front = folder.cuts_the_front()?;
         let limit = match cuts {
-            true => folder.limit(positions)?,
+            true => folder.limit(inputs.positions)?,
             false => None,
         };
         pieces.limit(limit.map(|limit| (limit, cuts_front)));
         Ok(Self {
             tokenizer: Coder::Pieces(Box::new(pieces)),
             unlimited: OnceLock::new(),
+            conversation: Conversation::of(&folder)?,
             folder,
             file,
-            has_segments,
+            has_segments: inputs.has_segments,
+            writes: inputs.writes,
         })
     }
 
@@ -244,9 +253,7 @@ impl TextEncoder {
         texts: &[S],
         prompt: Prompt,
     ) -> Result<Batch, EngineError> {
-        let prompt = self.folder.prompt(prompt)?;
-        let texts = texts.iter().map(|t| format!("{prompt}{}", t.as_ref()));
-        self.batch(texts.map(EncodeInput::from))
+        self.batch(texts.iter().map(|t| Input::Text(t.as_ref())), prompt)
     }
 
     /// Token ids of texts to go on from, each by itself.
@@ -380,22 +387,21 @@ impl TextEncoder {
     }
 
     /// Token ids and segment ids of pairs of texts, as a cross-encoder takes them: a query and a document. Of a pair that is
-    /// too long the longer text is cut first. The prompt stands before the first.
+    /// too long the longer text is cut first. The prompt stands before the first. Where the model reads conversations, its template
+    /// writes a pair down as one text, of which the end is cut that stands before what the template ends with.
     ///
     /// # Errors
-    /// As [`encode_with`](Self::encode_with).
+    /// As [`encode_with`](Self::encode_with), a model that goes on from texts, and a template that leaves out a text of a pair.
     pub fn encode_pairs<S: AsRef<str>>(
         &self,
         pairs: &[(S, S)],
         prompt: Prompt,
     ) -> Result<Batch, EngineError> {
-        self.folder.takes_pairs()?;
-        let prompt = self.folder.prompt(prompt)?;
-        let pairs = pairs.iter().map(|(a, b)| {
-            let (a, b) = (format!("{prompt}{}", a.as_ref()), b.as_ref().to_owned());
-            EncodeInput::from((a, b))
-        });
-        self.batch(pairs)
+        let pairs = pairs.iter();
+        self.batch(
+            pairs.map(|(a, b)| Input::Pair(a.as_ref(), b.as_ref())),
+            prompt,
+        )
     }
 
     /// Token ids and segment ids of one input, behind a prompt. Unlike [`encode`](Self::encode) it leaves it to the caller what
@@ -404,16 +410,26 @@ impl TextEncoder {
     /// # Errors
     /// A text that the tokenizer refuses or panics on, and those of [`Folder::prompt`].
     pub fn encode_one(&self, input: Input<'_>, prompt: Prompt) -> Result<Encoded, EngineError> {
-        if matches!(input, Input::Pair(..)) {
-            self.folder.takes_pairs()?;
-        }
         let prompt = self.folder.prompt(prompt)?;
+        self.coded(0, input, prompt)
+    }
+
+    fn coded(&self, index: usize, input: Input<'_>, prompt: &str) -> Result<Encoded, EngineError> {
+        if let Some(conversation) = &self.conversation {
+            return self.written_down(conversation, index, input, prompt);
+        }
         let input = match (input, prompt) {
+            (Input::Pair(..), _) if self.writes => {
+                return Err(EngineError::Folder {
+                    file: self.folder.trunk().join("config.json"),
+                    problem: "its model goes on from texts, and there is no modules.json that says how it scores pairs of texts; a ranker of this kind has a LogitScore module, and a chat template for a query and a document: `CrossEncoder(DIR).save(DIR)` of sentence-transformers writes them".to_owned(),
+                });
+            }
             (Input::Text(text), "") => EncodeInput::from(text),
             (Input::Text(text), _) => EncodeInput::from(format!("{prompt}{text}")),
             (Input::Pair(a, b), _) => EncodeInput::from((format!("{prompt}{a}"), b.to_owned())),
         };
-        let (encoding, is_cut) = self.encoding(0, input)?;
+        let (encoding, is_cut) = self.encoding(index, input, true)?;
         let types = encoding.get_type_ids();
         let has_types = self.has_segments && types.iter().any(|&t| t != 0);
         Ok(Encoded {
@@ -423,13 +439,53 @@ impl TextEncoder {
         })
     }
 
+    /// Token ids of what a template writes. Of one that is too long the last tokens are those that the template ends with, by
+    /// which the model knows that it is to answer.
+    fn written_down(
+        &self,
+        conversation: &Conversation,
+        index: usize,
+        input: Input<'_>,
+        prompt: &str,
+    ) -> Result<Encoded, EngineError> {
+        let text = conversation.write(input, prompt)?;
+        let (encoding, is_cut) = self.encoding(index, EncodeInput::from(text), false)?;
+        let mut ids = encoding.get_ids().to_vec();
+        if is_cut {
+            let whole = |filler| {
+                let filled = match input {
+                    Input::Text(_) => Input::Text(filler),
+                    Input::Pair(..) => Input::Pair(filler, filler),
+                };
+                let text = conversation.write(filled, prompt)?;
+                let encode = || self.unlimited().encode_fast(EncodeInput::from(text), false);
+                Ok::<_, EngineError>(self.contained(index, encode)?.get_ids().to_vec())
+            };
+            // What follows two texts that have no token in common is the template's.
+            let (one, other) = (whole("0")?, whole("1 2 3 4")?);
+            let pairs = one.iter().rev().zip(other.iter().rev());
+            let same = pairs.take_while(|(a, b)| a == b).count();
+            if same < one.len().min(other.len()) {
+                let kept = same.min(ids.len());
+                let from = ids.len() - kept;
+                ids[from..].copy_from_slice(&one[one.len() - kept..]);
+            }
+        }
+        Ok(Encoded {
+            ids,
+            types: None,
+            is_cut,
+        })
+    }
+
     /// The encoding of an input, and whether it was cut.
     fn encoding(
         &self,
         index: usize,
         input: EncodeInput<'_>,
+        adds_special: bool,
     ) -> Result<(Encoding, bool), EngineError> {
-        let encoding = self.encoding_of(index, input.clone(), true)?;
+        let encoding = self.encoding_of(index, input.clone(), adds_special)?;
         let mut is_cut = !encoding.get_overflowing().is_empty();
         if let Coder::Json(tokenizer, _) = &self.tokenizer
             && let Some(limit) = tokenizer.get_truncation()
@@ -437,7 +493,8 @@ impl TextEncoder {
             && !is_cut
         {
             // The crate stops at the limit, and where no token is added behind it says nothing of what it left out.
-            let whole = self.contained(index, || self.unlimited().encode_fast(input, true))?;
+            let whole =
+                self.contained(index, || self.unlimited().encode_fast(input, adds_special))?;
             is_cut = whole.len() > encoding.len();
         }
         Ok((encoding, is_cut))
@@ -473,23 +530,27 @@ impl TextEncoder {
 
     fn batch<'s>(
         &self,
-        inputs: impl Iterator<Item = EncodeInput<'s>>,
+        inputs: impl Iterator<Item = Input<'s>>,
+        prompt: Prompt,
     ) -> Result<Batch, EngineError> {
+        let prompt = self.folder.prompt(prompt)?;
         let (mut ids, mut types, mut lens) = (Vec::new(), Vec::new(), Vec::new());
+        let mut has_types = false;
         for (index, input) in inputs.enumerate() {
-            let (encoding, is_cut) = self.encoding(index, input)?;
-            if is_cut {
+            let coded = self.coded(index, input, prompt)?;
+            if coded.is_cut {
                 tracing::warn!(
                     "text {index} is cut to {} tokens, the most that the checkpoint takes",
-                    encoding.len()
+                    coded.ids.len()
                 );
             }
-            ids.extend_from_slice(encoding.get_ids());
-            types.extend_from_slice(encoding.get_type_ids());
-            lens.push(encoding.len() as u32);
+            has_types |= coded.types.is_some();
+            lens.push(coded.ids.len() as u32);
+            types.extend(coded.types.unwrap_or_else(|| vec![0; coded.ids.len()]));
+            ids.extend(coded.ids);
         }
         let batch = Batch::from_packed(ids, &lens)?;
-        Ok(match self.has_segments && types.iter().any(|&t| t != 0) {
+        Ok(match has_types {
             true => batch.with_type_ids(types)?,
             false => batch,
         })

@@ -2,9 +2,9 @@
 
 use std::path::{Component, Path};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::json::Json;
+use super::{Messages, json::Json};
 use crate::{
     engine::EngineError,
     kernels::gemm::Activation,
@@ -161,4 +161,54 @@ pub(super) fn dense(json: &Json, folder: String) -> Result<Module, EngineError> 
         bias: json.flag("bias", true)?,
         activation,
     })
+}
+
+/// How texts become messages, by the file that says what the Transformer takes. Without a `modality_config` they never do.
+pub(super) fn messages(json: &Json) -> Result<Option<Messages>, EngineError> {
+    let key = "modality_config";
+    let Some(message) = json.get(key).and_then(|config| config.get("message")) else {
+        return Ok(None);
+    };
+    let has_parts = match message.get("format").and_then(Value::as_str) {
+        Some("flat") => false,
+        Some("structured") => true,
+        _ => return Err(json.wrong(key, "a `format` of `message` that is flat or structured")),
+    };
+    // What else the library would be told of texts changes their tokens, and is not read here.
+    let key = "processing_kwargs";
+    let none = Map::new();
+    let given = match json.get(key) {
+        None => &none,
+        Some(given) => given
+            .as_object()
+            .ok_or_else(|| json.wrong(key, "an object"))?,
+    };
+    let mut options = Map::new();
+    for (bucket, values) in given {
+        let values = values
+            .as_object()
+            .ok_or_else(|| json.wrong(key, "objects by name"))?;
+        match bucket.as_str() {
+            "chat_template" => options.extend(values.clone()),
+            "audio" | "image" | "video" => {}
+            _ if values.is_empty() => {}
+            _ => return Err(json.wrong(key, "values of `chat_template` alone")),
+        }
+    }
+    let of_tokenizer = [
+        "chat_template",
+        "max_length",
+        "padding",
+        "restore_suffix",
+        "return_tensors",
+        "truncation",
+    ];
+    if let Some(name) = of_tokenizer
+        .iter()
+        .find(|name| options.contains_key(**name))
+    {
+        let expected = format!("values that the template itself asks for, and no `{name}`");
+        return Err(json.wrong(key, &expected));
+    }
+    Ok(Some(Messages { has_parts, options }))
 }
