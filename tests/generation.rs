@@ -1055,11 +1055,11 @@ fn collect_bits(events: Vec<Event>, into: &mut BTreeMap<Ticket, Bits>) {
 
 #[test]
 fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
-    for ((name, description), dtype) in [(MODELS[0], DType::F32), (MODELS[4], DType::BF16)] {
+    for (name, description) in [MODELS[0], MODELS[2], MODELS[4]] {
         let engine = Engine::builder(description)
             .config(file(&format!("{name}.json")))
             .random_weights(WEIGHTS)
-            .dtype(dtype)
+            .dtype(DType::F32)
             .invariant(true)
             .device(DeviceChoice::Cpu)
             .generating()

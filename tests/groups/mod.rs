@@ -62,7 +62,7 @@ pub fn compare(what: &str, found: &[Hypothesis], tokens: &[u32], lens: &[u32], s
         let (want, behind) = rest.split_at(len as usize);
         rest = behind;
         assert_eq!(own.tokens, want, "{what}");
-        let near = (own.score - score).abs() < 1e-4;
+        let near = (own.score - score).abs() < 1e-4 * score.abs().max(1.0);
         assert!(near, "{what}: {} {score}", own.score);
     }
 }
