@@ -160,6 +160,86 @@ BEAMS = {
     "early": dict(num_beams=3, length_penalty=2.0, early_stopping=True),
     "never": dict(num_beams=5, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2),
 }
+# Of beams in groups, which transformers 5 has no more.
+GROUPS = {
+    "groups": dict(num_beams=4, num_beam_groups=2, diversity_penalty=0.5),
+    "ruled": dict(num_beams=6, num_beam_groups=3, diversity_penalty=0.8, repetition_penalty=1.3, no_repeat_ngram_size=2),
+    "full": dict(num_beams=4, num_beam_groups=2, diversity_penalty=1.0, early_stopping=True, length_penalty=2.0, repetition_penalty=0.8),
+    "summed": dict(num_beams=6, num_beam_groups=3, diversity_penalty=2.0, early_stopping="never", length_penalty=0.6, repetition_penalty=1.3, renormalize_logits=True),
+}
+# And of what may not end early.
+LEAST = {"least": dict(min_new_tokens=9), "least_beams": dict(num_beams=4, min_length=14)}
+
+
+def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, diversity_penalty, length_penalty=1.0, early_stopping=False,
+                  repetition_penalty=1.0, no_repeat_ngram_size=0, renormalize_logits=False, suppress_tokens=(), forced_bos_token_id=None):
+    """All that diverse beam search finds behind `start` (Vijayakumar et al. 2016), the best first, with scores: the steps of
+    `_group_beam_search` and `BeamSearchScorer` of transformers 4, for one sequence. A group that is done goes on with padding there,
+    for which later groups pay; here it takes no token. `logits_of` gives the next logits behind sequences of equal lengths."""
+    rules = tf.LogitsProcessorList()
+    if repetition_penalty != 1.0:
+        rules.append(tf.RepetitionPenaltyLogitsProcessor(repetition_penalty))
+    if no_repeat_ngram_size:
+        rules.append(tf.NoRepeatNGramLogitsProcessor(no_repeat_ngram_size))
+    if forced_bos_token_id is not None:
+        rules.append(tf.ForcedBOSTokenLogitsProcessor(forced_bos_token_id))
+    if suppress_tokens:
+        rules.append(tf.SuppressTokensLogitsProcessor(list(suppress_tokens)))
+    if renormalize_logits:
+        rules.append(tf.LogitNormalization())
+    n = num_beams // num_beam_groups
+    running = [[(0.0, start)] + [(-1e9, start)] * (n - 1) for _ in range(num_beam_groups)]
+    ended, is_done = [[] for _ in running], [False] * num_beam_groups
+
+    def add(group, score, tokens):
+        own, score = ended[group], score / (len(tokens) - len(start)) ** length_penalty
+        if len(own) < n or score > min(own)[0]:
+            own.append((score, tokens))
+        if len(own) > n:
+            own.remove(min(own))
+
+    for n_new in range(1, most + 1):
+        taken = []
+        for group in range(num_beam_groups):
+            if is_done[group]:
+                continue
+            tokens = torch.tensor([own for _, own in running[group]])
+            scores = torch.log_softmax(logits_of(tokens).float(), -1)
+            vocab = scores.shape[1]
+            # The diversity comes before the other rules.
+            scores = scores - diversity_penalty * torch.bincount(torch.tensor(taken, dtype=torch.long), minlength=vocab)
+            scores = rules(tokens, scores) + torch.tensor([score for score, _ in running[group]])[:, None]
+            top = scores.flatten().topk(max(2, 1 + len(ends)) * n)
+            going = []
+            for rank, (score, at) in enumerate(zip(top.values.tolist(), top.indices.tolist())):
+                behind = running[group][at // vocab][1] + [at % vocab]
+                if at % vocab not in ends and len(going) < n:
+                    going.append((score, behind))
+                # Only the first n candidates may end.
+                if at % vocab in ends and rank < n:
+                    add(group, score, behind)
+            running[group] = going
+            taken += [own[-1] for _, own in going]
+            longest = most if early_stopping == "never" and length_penalty > 0 else n_new
+            best = top.values[0].item() / longest ** length_penalty
+            is_done[group] = len(ended[group]) == n and (early_stopping is True or min(ended[group])[0] >= best)
+        if all(is_done):
+            break
+    for group, is_done_now in enumerate(is_done):
+        for score, own in running[group] if not is_done_now else []:
+            add(group, score, own)
+    found = sorted((one for own in ended for one in own), key=lambda one: -one[0])
+    return [own[len(start):] for _, own in found], [score for score, _ in found]
+
+
+def store_groups(written, kind, i, prompt, ends, found):
+    """What a search found: all sequences one behind another, their lengths and scores."""
+    tokens, scores = found
+    for key, value in (("prompt", prompt), ("ends", ends), ("tokens", sum(tokens, [])), ("lens", [len(t) for t in tokens])):
+        written[f"{kind}.{i}.{key}"] = np.array(value, dtype=np.int64)
+    written[f"{kind}.{i}.scores"] = np.array(scores, dtype=np.float32)
+
+
 DECODERS = {
     "gpt2": (tf.GPT2LMHeadModel, lambda s: tf.GPT2Config(
         vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"],
@@ -183,8 +263,22 @@ def write_config(out, name, cfg, **more):
         f.write("\n")
 
 
-def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **sizes):
-    """States, logits and log-probabilities of a model that writes, each sequence by itself."""
+def store_least(written, kind, i, prompt, ends, o, tokens):
+    """Tokens up to the first that ends, and how far the second best is behind, at the least, or the score of beams."""
+    tokens = tokens.numpy().astype(np.int64)
+    at = [j for j, t in enumerate(tokens) if t in ends]
+    written[f"{kind}.{i}.prompt"] = prompt.numpy().astype(np.int64)
+    written[f"{kind}.{i}.tokens"] = tokens[:at[0] + 1] if at else tokens
+    written[f"{kind}.{i}.ends"] = np.array(ends, dtype=np.int64)
+    if getattr(o, "sequences_scores", None) is not None:
+        written[f"{kind}.{i}.score"] = o.sequences_scores[:1].numpy()
+    else:
+        top = torch.stack(o.scores).squeeze(1).topk(2, -1).values
+        written[f"{kind}.{i}.margin"] = (top[:, 0] - top[:, 1]).min().reshape(1).numpy()
+
+
+def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, writes=True, **sizes):
+    """States, logits and log-probabilities of a model that writes, each sequence by itself, and what it writes."""
     head, make = DECODERS[family]
     cfg = make(dict(vocab=vocab, layers=layers, more=more, **sizes))
     model = fill(head(cfg))
@@ -210,6 +304,12 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
         put("token_logits", torch.cat(logits)[rows][:, :64])
         put("next_token_logits", torch.stack([x[-1] for x in logits]))
         put("log_probability", torch.cat(scores)[rows][:, None])
+    if tensors:
+        save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    write_config(out, name, cfg)
+    print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
+    if not writes:
+        return
     written = {}
     for rules_name, rules in RULES.items():
         lens, prompts = LENS["tiny"], []
@@ -235,10 +335,16 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
             written[f"{beams_name}.{i}.tokens"] = tokens[:at[0] + 1] if at else tokens
             written[f"{beams_name}.{i}.score"] = o.sequences_scores[:1].numpy()
             written[f"{beams_name}.{i}.ends"] = np.array(ends, dtype=np.int64)
+    for kind, how in LEAST.items():
+        for i, prompt in enumerate(prompts):
+            o = model.generate(prompt[None], max_new_tokens=16, do_sample=False, pad_token_id=0, eos_token_id=ends,
+                               bos_token_id=None, return_dict_in_generate=True, output_scores=True, **how)
+            store_least(written, kind, i, prompt, ends, o, o.sequences[0, len(prompt):])
+    for kind, how in GROUPS.items():
+        for i, prompt in enumerate(prompts):
+            logits_of = lambda tokens: model(input_ids=tokens).logits[:, -1]
+            store_groups(written, kind, i, prompt, ends, search_groups(logits_of, prompt.tolist(), ends, 16, **how))
     save_file(written, os.path.join(out, f"{name}.written.safetensors"))
-    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
-    write_config(out, name, cfg)
-    print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
 
 
 TRANSLATORS = {
@@ -297,6 +403,18 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
         if kind == "rules":
             # Tokens of greedy search end sequences, so that beams end at several lengths.
             ends = sorted({int(written[f"rules.{i}.tokens"][3 * i + 4]) for i in range(3)})
+    for i, n in enumerate([5, 1, 40]):
+        source = torch.from_numpy(np.random.default_rng(SEED + n).integers(5, vocab, n))
+        for kind, how in LEAST.items():
+            o = model.generate(source[None], max_new_tokens=16, do_sample=False, eos_token_id=ends, bos_token_id=None, suppress_tokens=[1],
+                               output_scores=True, return_dict_in_generate=True, **({"num_beams": 1} | how))
+            store_least(written, kind, i, source, ends, o, o.sequences[0, 1:])
+        state = model.get_encoder()(source[None]).last_hidden_state
+        of_source = lambda n: tf.modeling_outputs.BaseModelOutput(last_hidden_state=state.expand(n, -1, -1))
+        logits_of = lambda tokens: model(encoder_outputs=of_source(len(tokens)), decoder_input_ids=tokens).logits[:, -1]
+        for kind, how in GROUPS.items():
+            first = 7 if kind == "full" else None
+            store_groups(written, kind, i, source, ends, search_groups(logits_of, [2], ends, 16, suppress_tokens=[1], forced_bos_token_id=first, **how))
     save_file(written, os.path.join(out, f"{name}.written.safetensors"))
     save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     write_config(out, name, cfg)
@@ -704,11 +822,15 @@ if __name__ == "__main__":
         random_model(a.out, f"bert_head{head}", "bert", ["tiny", "mixed"], hidden=head * heads, heads=heads, inner=512, layers=2)
     random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")
     decoder(a.out, "gpt2_h320a5", "gpt2", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
-    decoder(a.out, "gpt2_head20", "gpt2", ["tiny"], hidden=60, heads=3, inner=None, layers=2, more=dict(activation_function="relu", tie_word_embeddings=False))
+    untied = dict(activation_function="relu", tie_word_embeddings=False)
+    # A cache takes heads of multiples of 8.
+    decoder(a.out, "gpt2_head20", "gpt2", ["tiny"], hidden=60, heads=3, inner=None, layers=2, more=untied, writes=False)
+    decoder(a.out, "gpt2_head24", "gpt2", [], hidden=72, heads=3, inner=None, layers=2, more=untied)
     decoder(a.out, "llama_h320a5", "llama", ["one_token", "tiny", "mixed"], hidden=320, heads=10, kv_heads=2, head=32, inner=1000)
     scaling = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
-    decoder(a.out, "llama_head20", "llama", ["tiny"], hidden=60, heads=3, kv_heads=3, head=20, inner=100, layers=2,
-            more=dict(rope_parameters=scaling, tie_word_embeddings=True, attention_bias=True, mlp_bias=True))
+    biased = dict(rope_parameters=scaling, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+    decoder(a.out, "llama_head20", "llama", ["tiny"], hidden=60, heads=3, kv_heads=3, head=20, inner=100, layers=2, more=biased, writes=False)
+    decoder(a.out, "llama_head24", "llama", [], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2, more=biased)
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)
     decoder(a.out, "qwen3_h192a6", "qwen3", ["tiny", "mixed"], hidden=192, heads=6, kv_heads=2, head=64, inner=500, layers=2,
             more=dict(rope_parameters=yarn, tie_word_embeddings=True))

@@ -1,13 +1,15 @@
 //! Writing with a KV cache: tokens of Hugging Face transformers, and results that do not depend on how a sequence is cut into
 //! steps or on what runs beside it.
 
+mod groups;
+
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use gemmule::{
     AttentionChoice, Batch, DType, DeviceChoice, Engine,
     engine::{AdmitError, Event, Generate, Generator, Reason, Request, Ticket},
     runtime::weights::RandomWeights,
-    search::{Beams, EarlyStopping, Rules, Sampling},
+    search::{Beams, EarlyStopping, Hypothesis, Rules, Sampling},
 };
 
 /// As in `scripts/reference.py`.
@@ -17,10 +19,13 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, and the description that each is of.
-const MODELS: [(&str, &str); 3] = [
+const MODELS: [(&str, &str); 5] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
     ("qwen3_h192a6", "qwen3"),
+    // A head apart from the words; frequencies that are scaled, and biases.
+    ("gpt2_head24", "gpt2"),
+    ("llama_head24", "llama"),
 ];
 
 fn file(name: &str) -> std::path::PathBuf {
@@ -62,8 +67,15 @@ impl Stored {
             .collect()
     }
 
+    fn reals(&self, key: &str) -> Vec<f32> {
+        let bytes = self.bytes(key);
+        let all = bytes.chunks_exact(4);
+        all.map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")))
+            .collect()
+    }
+
     fn real(&self, key: &str) -> f32 {
-        f32::from_le_bytes(self.bytes(key).try_into().expect("one number"))
+        self.reals(key)[0]
     }
 }
 
@@ -152,14 +164,7 @@ fn beams_on(device: DeviceChoice) {
                 wanted.insert(ticket, (key(""), want));
             }
         }
-        let mut found = BTreeMap::new();
-        while generator.is_busy() {
-            for event in generator.poll().expect("a step") {
-                if let Event::Found { ticket, hypotheses } = event {
-                    found.insert(ticket, hypotheses);
-                }
-            }
-        }
+        let found = all_found(&mut generator);
         for (ticket, (what, (tokens, score))) in &wanted {
             let best = &found[ticket][0];
             assert_eq!(&best.tokens, tokens, "{name} {what}");
@@ -171,6 +176,130 @@ fn beams_on(device: DeviceChoice) {
         }
         assert_eq!(generator.cache_bytes().0, 0);
     }
+}
+
+/// Runs until nothing is left; what the search of each found.
+fn all_found(generator: &mut Generator) -> BTreeMap<Ticket, Vec<Hypothesis>> {
+    let mut found = BTreeMap::new();
+    while generator.is_busy() {
+        for event in generator.poll().expect("a step") {
+            match event {
+                Event::Found { ticket, hypotheses } => drop(found.insert(ticket, hypotheses)),
+                Event::Failed { problem, .. } => panic!("{problem}"),
+                Event::Token { .. } | Event::Done { .. } => {}
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn groups_of_beams_are_those_of_the_published_search() {
+    groups_on(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn groups_of_beams_on_a_device_are_those_of_the_published_search() {
+    groups_on(DeviceChoice::Cuda(0));
+}
+
+fn groups_on(device: DeviceChoice) {
+    for (name, description) in MODELS {
+        let engine = engine_on(device, name, description);
+        let mut generator = engine.generator(64 << 20).expect("a generator");
+        let stored = Stored::read(name);
+        let mut wanted = BTreeMap::new();
+        for kind in groups::KINDS {
+            for i in 0..3 {
+                let key = |what: &str| format!("{kind}.{i}.{what}");
+                let (beams, rules) = groups::asked(kind);
+                let options = Generate {
+                    rules: Rules {
+                        end: stored.ids(&key("ends")),
+                        ..rules
+                    },
+                    beams: Some(beams),
+                    ..Generate::default()
+                };
+                let admitted = generator.admit(request(&stored.ids(&key("prompt")), &options));
+                wanted.insert(admitted.expect("there is room"), format!("{kind}.{i}"));
+            }
+        }
+        let found = all_found(&mut generator);
+        for (ticket, key) in &wanted {
+            let of = |what: &str| format!("{key}.{what}");
+            let (tokens, lens) = (stored.ids(&of("tokens")), stored.ids(&of("lens")));
+            let scores = stored.reals(&of("scores"));
+            let what = format!("{name} {key}");
+            groups::compare(&what, &found[ticket], &tokens, &lens, &scores);
+        }
+    }
+}
+
+#[test]
+fn no_sequence_ends_before_its_least_length() {
+    least_lengths_on(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn no_sequence_ends_before_its_least_length_on_a_device() {
+    least_lengths_on(DeviceChoice::Cuda(0));
+}
+
+fn least_lengths_on(device: DeviceChoice) {
+    let mut compared = 0;
+    let mut longer = [0, 0];
+    for (name, description) in MODELS {
+        let engine = engine_on(device, name, description);
+        let stored = Stored::read(name);
+        for kind in ["least", "least_beams"] {
+            for i in 0..3 {
+                let key = |what: &str| format!("{kind}.{i}.{what}");
+                let beams = (kind == "least_beams").then(|| Beams::of(4));
+                if beams.is_none() && stored.real(&key("margin")) < 1e-3 {
+                    continue;
+                }
+                let prompt = stored.ids(&key("prompt"));
+                // The prompt counts in the least length, and not in the fewest new tokens.
+                let (min_length, min_new_tokens) = match beams {
+                    Some(_) => (14, 0),
+                    None => (0, 9),
+                };
+                let write = |min_length, min_new_tokens| {
+                    let options = Generate {
+                        rules: Rules {
+                            end: stored.ids(&key("ends")),
+                            max_new_tokens: 16,
+                            min_length,
+                            min_new_tokens,
+                            ..Rules::default()
+                        },
+                        beams,
+                        ..Generate::default()
+                    };
+                    let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
+                    let prompt = std::slice::from_ref(&prompt);
+                    let mut written = engine.generate(prompt, &options, go_on);
+                    written.as_mut().expect("it writes").remove(0)
+                };
+                let own = write(min_length, min_new_tokens);
+                assert_eq!(own.tokens, stored.ids(&key("tokens")), "{name} {}", key(""));
+                if let Some(score) = own.score {
+                    assert!((score - stored.real(&key("score"))).abs() < 1e-4, "{name}");
+                }
+                let least = min_new_tokens.max(min_length.saturating_sub(prompt.len()));
+                assert!(own.tokens.len() >= least, "{name} {}", key(""));
+                longer[usize::from(beams.is_some())] +=
+                    usize::from(write(0, 0).tokens.len() < least);
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared >= 25, "{compared}");
+    // Both would have ended earlier without.
+    assert!(longer.iter().all(|&n| n > 0), "{longer:?}");
 }
 
 fn rules(name: &str) -> Rules {
@@ -452,6 +581,7 @@ fn what_cannot_run_is_refused_in_words() {
     insta::assert_snapshot!(refused(&[7; 500], plain), @"the prompt's 500 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt, or ask for at most 12 new tokens");
     insta::assert_snapshot!(refused(&[7; 600], plain), @"the prompt's 600 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt to at most 492 tokens");
     insta::assert_snapshot!(refused(&[1], |o| o.beams = Some(Beams::of(0))), @"0 beams; expected at least one");
+    insta::assert_snapshot!(refused(&[1], |o| (o.beams, o.logits) = (Some(Beams::of(2)), true)), @"beams are searched along many sequences, and logits come with the tokens of one; ask for one of the two");
     insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 0.0, ..Sampling::default() })), @"top_p is 0; expected a number above 0, up to 1");
     insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 1.5, ..Sampling::default() })), @"top_p is 1.5; expected a number above 0, up to 1");
     insta::assert_snapshot!(refused(&[1, 5000], plain), @"token 1 of the prompt is 5000, but the vocabulary has 1003");
@@ -823,6 +953,176 @@ fn searches_on_a_device_are_those_of_the_cpu_and_move_and_grow() {
         let (a, b) = (best(own_scores), best(scores));
         assert!((a - b).abs() < 1e-4, "{ticket:?}: {a} {b}");
         assert_eq!(own_scores.len(), scores.len(), "{ticket:?}");
+    }
+}
+
+#[test]
+fn logits_come_with_the_tokens_of_who_asks() {
+    logits_on(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn logits_come_with_the_tokens_of_who_asks_on_a_device() {
+    logits_on(DeviceChoice::Cuda(0));
+}
+
+fn logits_on(device: DeviceChoice) {
+    let (name, description) = MODELS[2];
+    let engine = engine_on(device, name, description);
+    let fresh = Engine::builder(description)
+        .config(file(&format!("{name}.json")))
+        .random_weights(WEIGHTS)
+        .dtype(DType::F32)
+        .outputs(["next_token_logits"])
+        .device(DeviceChoice::Cpu)
+        .build()
+        .expect("the model loads");
+    let prompts = prompts(&[5, 40]);
+    let options = |logits: bool, suppressed: Vec<u32>| Generate {
+        rules: Rules {
+            max_new_tokens: 5,
+            suppressed,
+            ..Rules::default()
+        },
+        log_probabilities: true,
+        logits,
+        ..Generate::default()
+    };
+    let mut generator = engine.generator(16 << 20).expect("a generator");
+    // What the rules forbid has a logit all the same.
+    let best = gemmule::search::greedy(&whole(&fresh, &prompts[0]));
+    let asks = generator.admit(request(&prompts[0], &options(true, vec![best])));
+    let asks = asks.expect("there is room");
+    let other = generator.admit(request(&prompts[1], &options(false, Vec::new())));
+    other.expect("there is room");
+    let mut all = prompts[0].clone();
+    while generator.is_busy() {
+        for event in generator.poll().expect("a step") {
+            let Event::Token {
+                ticket,
+                id,
+                log_probability,
+                logits,
+                ..
+            } = event
+            else {
+                continue;
+            };
+            if ticket != asks {
+                assert!(logits.is_empty());
+                continue;
+            }
+            let want = whole(&fresh, &all);
+            assert_eq!(logits.len(), want.len());
+            for (a, b) in logits.iter().zip(&want) {
+                assert!((a - b).abs() < 1e-3, "{a} {b}");
+            }
+            assert_ne!(id, best);
+            let own = gemmule::search::log_probability(&logits, id);
+            assert_eq!(log_probability, Some(own));
+            all.push(id);
+        }
+    }
+    assert_eq!(all.len(), prompts[0].len() + 5);
+}
+
+/// Tokens, and the bits of all numbers that came with them: of each token, or of what a search found.
+type Bits = (Vec<u32>, Vec<(Vec<u32>, u32)>);
+
+fn collect_bits(events: Vec<Event>, into: &mut BTreeMap<Ticket, Bits>) {
+    for event in events {
+        let own = into.entry(event.ticket()).or_default();
+        match event {
+            Event::Token {
+                id,
+                log_probability,
+                ..
+            } => {
+                own.0.push(id);
+                own.1
+                    .extend(log_probability.map(|x| (Vec::new(), x.to_bits())));
+            }
+            Event::Found { hypotheses, .. } => {
+                let all = hypotheses.into_iter();
+                own.1.extend(all.map(|h| (h.tokens, h.score.to_bits())));
+            }
+            Event::Failed { problem, .. } => panic!("{problem}"),
+            Event::Done { .. } => {}
+        }
+    }
+}
+
+#[test]
+fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
+    for (name, description) in [MODELS[0], MODELS[2], MODELS[4]] {
+        let engine = Engine::builder(description)
+            .config(file(&format!("{name}.json")))
+            .random_weights(WEIGHTS)
+            .dtype(DType::F32)
+            .invariant(true)
+            .device(DeviceChoice::Cpu)
+            .generating()
+            .build()
+            .expect("the model loads");
+        let prompts = prompts(&[5, 40, 3, 70, 12, 33, 1, 90]);
+        // Greedy ones, draws, beams, and beams in groups.
+        let options = |i: usize| Generate {
+            rules: Rules {
+                max_new_tokens: 12 + i,
+                ..Rules::default()
+            },
+            sampling: (i % 4 == 1).then(Sampling::default),
+            beams: match i % 4 {
+                2 => Some(Beams::of(3)),
+                3 => Some(Beams {
+                    groups: 2,
+                    diversity: 0.5,
+                    ..Beams::of(4)
+                }),
+                _ => None,
+            },
+            seed: 7 + i as u64,
+            log_probabilities: true,
+            ..Generate::default()
+        };
+        let generator = || engine.generator(16 << 20).expect("a generator");
+        let alone: Vec<Bits> = prompts
+            .iter()
+            .enumerate()
+            .map(|(i, prompt)| {
+                let mut generator = generator();
+                let admitted = generator.admit(request(prompt, &options(i)));
+                let ticket = admitted.expect("there is room");
+                let mut all = BTreeMap::new();
+                while generator.is_busy() {
+                    collect_bits(generator.poll().expect("a step"), &mut all);
+                }
+                all.remove(&ticket).expect("it wrote")
+            })
+            .collect();
+        // Prompts are cut, others come while the first are on their way, and one goes in the middle of its tokens.
+        let mut generator = generator();
+        generator.prompt_tokens_per_step(11);
+        let mut all = BTreeMap::new();
+        let mut tickets = Vec::new();
+        for (i, prompt) in prompts.iter().enumerate() {
+            let admitted = generator.admit(request(prompt, &options(i)));
+            tickets.push(admitted.expect("there is room"));
+            collect_bits(generator.poll().expect("a step"), &mut all);
+            if i == 6 {
+                assert!(generator.cancel(tickets[4]), "{name}: it runs");
+            }
+        }
+        while generator.is_busy() {
+            collect_bits(generator.poll().expect("a step"), &mut all);
+        }
+        for (i, (ticket, want)) in tickets.iter().zip(&alone).enumerate() {
+            match i {
+                4 => assert!(want.0.starts_with(&all[ticket].0), "{name}"),
+                _ => assert_eq!(&all[ticket], want, "{name}, request {i}"),
+            }
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Models that write from a source: encoder states, tokens and scores of Hugging Face transformers.
 
+mod groups;
+
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use gemmule::{
@@ -100,6 +102,21 @@ fn options(kind: &str) -> Generate {
             ..Generate::default()
         },
         "beams" => beams(rules(16), Beams::of(4)),
+        "least" => Generate {
+            rules: Rules {
+                min_new_tokens: 9,
+                ..rules(16)
+            },
+            ..Generate::default()
+        },
+        // The token before the first new one counts.
+        "least_beams" => {
+            let rules = Rules {
+                min_length: 14,
+                ..rules(16)
+            };
+            beams(rules, Beams::of(4))
+        }
         "early" => {
             let of = Beams {
                 length_penalty: 2.0,
@@ -175,10 +192,11 @@ fn translations_on(device: DeviceChoice) {
         generator.prompt_tokens_per_step(44);
         let stored = Stored::read(&format!("{name}.written.safetensors"));
         let mut wanted = BTreeMap::new();
-        for kind in ["greedy", "rules", "forced", "beams", "early", "never"] {
+        let kinds = ["greedy", "rules", "forced", "beams", "early", "never"];
+        for kind in kinds.into_iter().chain(["least", "least_beams"]) {
             for i in 0..3 {
                 let key = |what: &str| format!("{kind}.{i}.{what}");
-                let is_beams = ["beams", "early", "never"].contains(&kind);
+                let is_beams = ["beams", "early", "never", "least_beams"].contains(&kind);
                 // Where the two best are nearer than f32 in another order, the token is a toss.
                 if !is_beams && stored.reals(&key("margin"))[0] < 1e-3 {
                     continue;
@@ -206,6 +224,63 @@ fn translations_on(device: DeviceChoice) {
         assert_eq!(generator.cache_bytes().0, 0);
     }
     assert!(compared >= 60, "{compared}");
+}
+
+#[test]
+fn groups_of_beams_are_those_of_the_published_search() {
+    groups_on(DeviceChoice::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn groups_of_beams_on_a_device_are_those_of_the_published_search() {
+    groups_on(DeviceChoice::Cuda(0));
+}
+
+fn groups_on(device: DeviceChoice) {
+    for (name, description) in MODELS {
+        let engine = engine_on(device, name, description);
+        let mut generator = engine.generator(16 << 20).expect("a generator");
+        let stored = Stored::read(&format!("{name}.written.safetensors"));
+        let mut wanted = BTreeMap::new();
+        for kind in groups::KINDS {
+            for i in 0..3 {
+                let key = |what: &str| format!("{kind}.{i}.{what}");
+                let (beams, rules) = groups::asked(kind);
+                let options = Generate {
+                    rules: Rules {
+                        end: stored.ids(&key("ends")),
+                        suppressed: vec![1],
+                        // What is forced costs nothing, whoever else took it.
+                        forced_first: (kind == "full").then_some(7),
+                        ..rules
+                    },
+                    beams: Some(beams),
+                    decoder_start: Some(2),
+                    ..Generate::default()
+                };
+                let admitted = generator.admit(request(&stored.ids(&key("prompt")), &options));
+                wanted.insert(admitted.expect("there is room"), format!("{kind}.{i}"));
+            }
+        }
+        let mut found = BTreeMap::new();
+        while generator.is_busy() {
+            for event in generator.poll().expect("a step") {
+                match event {
+                    Event::Found { ticket, hypotheses } => drop(found.insert(ticket, hypotheses)),
+                    Event::Failed { problem, .. } => panic!("{problem}"),
+                    Event::Token { .. } | Event::Done { .. } => {}
+                }
+            }
+        }
+        for (ticket, key) in &wanted {
+            let of = |what: &str| format!("{key}.{what}");
+            let (tokens, lens) = (stored.ids(&of("tokens")), stored.ids(&of("lens")));
+            let scores = stored.reals(&of("scores"));
+            let what = format!("{name} {key}");
+            groups::compare(&what, &found[ticket], &tokens, &lens, &scores);
+        }
+    }
 }
 
 #[test]

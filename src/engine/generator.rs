@@ -51,6 +51,9 @@ pub struct Generate {
     pub log_probabilities: bool,
     /// How many of the most probable tokens come with each that has a log-probability. The host chooses the tokens then.
     pub most_probable: usize,
+    /// Whether each token comes with the logits of all tokens in its place. The host chooses the tokens then, and no beams are
+    /// searched.
+    pub logits: bool,
     /// The token before the first new one, in models that write from a source.
     pub decoder_start: Option<u32>,
 }
@@ -86,6 +89,8 @@ pub enum Event {
         log_probability: Option<f32>,
         /// The most probable tokens in its place, with their log-probabilities, as many as were asked for.
         most_probable: Vec<(u32, f32)>,
+        /// The logits of its place before rules and sampling, one for each token of the vocabulary; none where they were not asked for.
+        logits: Vec<f32>,
     },
     /// What a search of beams found, the best first; its tokens follow.
     Found {
@@ -144,6 +149,10 @@ pub enum AdmitError {
         "beams are searched for the most probable tokens, and sampling draws others; ask for one of the two"
     )]
     BeamsAndSampling,
+    #[error(
+        "beams are searched along many sequences, and logits come with the tokens of one; ask for one of the two"
+    )]
+    BeamsAndLogits,
     #[error("the repetition penalty is {found}; expected a number above 0")]
     RepetitionPenalty { found: f32 },
     #[error("the {name} is {found}; expected a number")]
@@ -515,6 +524,9 @@ impl Generator {
             beams.check()?;
             if options.sampling.is_some() {
                 return Err(AdmitError::BeamsAndSampling);
+            }
+            if options.logits {
+                return Err(AdmitError::BeamsAndLogits);
             }
         }
         Ok(())

@@ -205,6 +205,26 @@ impl BeamStep {
     }
 }
 
+/// Takes from candidates what their diversity costs, which transformers takes before the rules: what the repetition penalty
+/// multiplies loses as many times more, and a forced token loses nothing.
+fn diversify(candidates: &mut [(u32, f32)], taken: &[u32], choice: &Choice, there: &[i64]) {
+    let (rules, n_new) = (&choice.rules, there.len() + 1 - choice.n_prompt);
+    let diversity = choice.beam.map_or(0.0, |beam| beam.of.diversity);
+    let is_forced = n_new == 1 && rules.forced_first.is_some()
+        || n_new == rules.max_new_tokens && !rules.forced_last.is_empty();
+    if is_forced {
+        return;
+    }
+    for (id, x) in candidates {
+        let n_taken = taken.iter().filter(|&taken| taken == id).count();
+        let times = match there.contains(&i64::from(*id)) {
+            true => rules.repetition_penalty,
+            false => 1.0,
+        };
+        *x -= n_taken as f32 * diversity * times;
+    }
+}
+
 fn requests(vocabulary: u32) -> Param {
     read(
         "requests",
@@ -350,7 +370,14 @@ impl Kernel for BeamStep {
                 n_new: n_known + 1 - choice.n_prompt,
                 most: choice.rules.max_new_tokens,
             };
-            let stepped = standing.step(&of, rows.clone().map(of_row).collect(), ending);
+            let of_beam = |beam: usize, taken: &[u32]| {
+                let row = first + beam;
+                let there = &tokens_before[starts[row] as usize..][..n_known];
+                let mut all = of_row(row);
+                diversify(&mut all, taken, &choice, there);
+                all
+            };
+            let stepped = standing.step(&of, of_beam, ending);
             let tokens_of = |row: usize| {
                 let start = starts[row] as usize;
                 &tokens_before[start + choice.n_prompt..start + n_known]
@@ -448,7 +475,7 @@ pub enum BeamData {
     Requests { vocabulary: u32 },
     /// Candidates of each beam: mostly all, fewer, none, and what is no number.
     Counts,
-    /// Their tokens, all different.
+    /// Their tokens, all different; those of a beam are mostly its neighbours', too.
     Ids { vocabulary: u32 },
     /// Scores in the middle of a search.
     Scores,
@@ -559,7 +586,8 @@ impl BeamData {
             }
             Self::Ids { vocabulary } => {
                 let ids = of_rows.enumerate().flat_map(|(row, _)| {
-                    (0..STRIDE).map(move |i| i64::from((37 * i + 5 + 11 * row as u32) % vocabulary))
+                    (0..STRIDE)
+                        .map(move |i| i64::from((37 * (i + 3 * row as u32) + 5) % vocabulary))
                 });
                 HostTensor::Index(ids.collect())
             }
@@ -608,4 +636,69 @@ pub(super) fn representative() -> Vec<KernelSpec> {
     let dtypes = [DType::F32, DType::F16, DType::BF16];
     let candidates = dtypes.into_iter().flat_map(of);
     candidates.chain([BeamStep.into()]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The most probable tokens by the rules and then the diversity, as the device does it, are those by the diversity and then
+    /// the rules.
+    #[test]
+    fn a_diversity_behind_the_rules_is_the_one_before_them() {
+        let forced = |rules: &mut Rules| (rules.forced_first, rules.max_new_tokens) = (Some(3), 9);
+        let last = |rules: &mut Rules| {
+            (rules.forced_last, rules.max_new_tokens) = (vec![2, 3, 9], 3);
+        };
+        let penalised = |rules: &mut Rules| rules.repetition_penalty = 1.3;
+        let preferred = |rules: &mut Rules| {
+            (rules.repetition_penalty, rules.no_repeat_ngram) = (0.7, 2);
+        };
+        let changes: [&dyn Fn(&mut Rules); 5] = [&|_| (), &forced, &last, &penalised, &preferred];
+        let logits: Vec<f32> = (0..12).map(|i| ((i * 7 + 3) % 12) as f32 * 0.3).collect();
+        let taken = [3, 3, 5];
+        for (change, n_prompt) in changes
+            .iter()
+            .flat_map(|&change| [(change, 3), (change, 5)])
+        {
+            let there: Vec<u32> = vec![1, 3, 8, 5, 1];
+            let of = Beams {
+                groups: 4,
+                diversity: 0.6,
+                ..Beams::of(4)
+            };
+            let mut choice = Choice {
+                rules: Rules::default(),
+                sampling: None,
+                seed: 0,
+                n_prompt,
+                log_probability: false,
+                beam: Some(Beam { of, nth: 3 }),
+            };
+            change(&mut choice.rules);
+            let sum = log_sum(&logits);
+            let plain: Vec<f32> = logits.iter().map(|x| x - sum).collect();
+
+            let mut before = plain.clone();
+            taken.iter().for_each(|&id| before[id as usize] -= 0.6);
+            choice.rules.apply(&mut before, &there, n_prompt);
+            let want = largest(&before, of.kept(0));
+
+            let mut behind = plain;
+            choice.rules.apply(&mut behind, &there, n_prompt);
+            let mut found = largest(&behind, of.candidates(0));
+            let there: Vec<i64> = there.into_iter().map(i64::from).collect();
+            diversify(&mut found, &taken, &choice, &there);
+            found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+
+            let rules = &choice.rules;
+            assert!(found.len() >= want.len(), "{rules:?}");
+            for ((id, x), (own, y)) in want.iter().zip(&found) {
+                assert!(
+                    id == own && (x - y).abs() < 1e-5,
+                    "{rules:?}: {want:?} {found:?}"
+                );
+            }
+        }
+    }
 }

@@ -88,7 +88,7 @@ impl Choice {
     const HEADER: usize = 24;
 
     /// The numbers, in the order of `templates/partials/request.cu`; `None` where its lists of tokens are too long, or
-    /// there are more beams than a CTA searches, or rules that devices do not apply.
+    /// there are more beams than a CTA searches, or rules that devices do not apply, or apply before a diversity.
     pub fn encode(&self) -> Option<Vec<i32>> {
         let rules = &self.rules;
         if !rules.suit_devices() {
@@ -135,6 +135,10 @@ impl Choice {
             Some(Beam { of, nth }) => {
                 let n_candidates = of.candidates(rules.end.len());
                 if of.n > Beam::MOST || n_candidates > Beam::MOST_CANDIDATES {
+                    return None;
+                }
+                // What all tokens sum to depends on what earlier groups take.
+                if rules.renormalize && of.groups > 1 && of.diversity > 0.0 {
                     return None;
                 }
                 [

@@ -7,7 +7,7 @@ pub struct Beams {
     pub n: usize,
     /// Groups that are searched one after another in each step, and keep apart (Vijayakumar et al. 2016).
     pub groups: usize,
-    /// What a token costs for each beam of an earlier group that took it in this step.
+    /// What a token costs for each beam of an earlier group that took it in this step. A group that is done takes none.
     pub diversity: f32,
     /// A sequence's score is its log-probability over its length to this power.
     pub length_penalty: f32,
@@ -102,7 +102,8 @@ pub enum Kept {
 }
 
 /// The scores of one request's beams, without their tokens, as `_beam_search` of transformers 5 keeps them. What belongs to beam
-/// `i` and to the best sequence in place `i` lies at `i`; groups lie one behind another.
+/// `i` and to the best sequence in place `i` lies at `i`; groups lie one behind another. Transformers 5 has no groups: several end
+/// as the `BeamSearchScorer` of transformers 4 lets them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Standing {
     /// Summed log-probability of each beam.
@@ -142,12 +143,12 @@ impl Beams {
     }
 
     /// Candidates of all beams of a group that count.
-    fn kept(&self, n_ends: usize) -> usize {
+    pub fn kept(&self, n_ends: usize) -> usize {
         2.max(1 + n_ends) * self.of_group()
     }
 
-    /// The most probable tokens of a beam among which all are that can count: so many of them can be less probable by the
-    /// diversity as other groups have beams.
+    /// The most probable tokens of a beam, by what they are without the diversity, among which all are that can count: so many of
+    /// them can be less probable by it as other groups have beams.
     pub fn candidates(&self, n_ends: usize) -> usize {
         self.kept(n_ends) + self.n - self.of_group()
     }
@@ -168,11 +169,12 @@ impl Standing {
         }
     }
 
-    /// Goes on by the [`Beams::candidates`] most probable tokens of each beam, with their log-probabilities.
+    /// Goes on by the most probable tokens of each beam, with their log-probabilities: `tokens` gives them for a beam, of which
+    /// [`Beams::kept`] count, when it is known what earlier groups have taken in this step.
     pub fn step(
         &mut self,
         options: &Beams,
-        mut tokens: Vec<Vec<(u32, f32)>>,
+        mut tokens: impl FnMut(usize, &[u32]) -> Vec<(u32, f32)>,
         ending: Ending,
     ) -> Stepped {
         let of_group = options.of_group();
@@ -188,14 +190,9 @@ impl Standing {
                 continue;
             }
             let mut candidates: Vec<Candidate> = Vec::new();
-            let own = tokens.iter_mut().enumerate();
-            for (beam, own) in own.skip(group * of_group).take(of_group) {
-                for (token, x) in own {
-                    for _ in taken.iter().filter(|&id| id == token) {
-                        *x -= options.diversity;
-                    }
-                    candidates.push((*x + self.running[beam], beam, *token));
-                }
+            for beam in group * of_group..(group + 1) * of_group {
+                let of_beam = tokens(beam, &taken).into_iter();
+                candidates.extend(of_beam.map(|(id, x)| (x + self.running[beam], beam, id)));
             }
             by_score(&mut candidates);
             candidates.truncate(options.kept(ending.ends.len()));
@@ -228,17 +225,16 @@ impl Standing {
         let Ending { ends, n_new, most } = ending;
         let n = options.of_group();
         let first = group * n;
-        let stops: Vec<bool> = candidates
-            .iter()
-            .map(|(_, _, token)| ends.contains(token) || n_new == most)
-            .collect();
+        let is_end = |&(_, _, token): &Candidate| ends.contains(&token);
+        let is_end: Vec<bool> = candidates.iter().map(is_end).collect();
+        let is_last = n_new == most;
         let behind = |&(_, parent, token): &Candidate| Step { parent, token };
-        // What stops now does not go on.
+        // What ends now does not go on.
         let mut going: Vec<(f32, usize)> = candidates
             .iter()
-            .zip(&stops)
+            .zip(&is_end)
             .enumerate()
-            .map(|(i, ((score, ..), &stop))| (if stop { score + NEVER } else { *score }, i))
+            .map(|(i, ((score, ..), &end))| (if end { score + NEVER } else { *score }, i))
             .collect();
         going.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         going.truncate(n);
@@ -249,13 +245,22 @@ impl Standing {
             self.running[first + i] = score;
             stepped.steps[first + i] = behind(&candidates[candidate]);
         }
-        // Only the first n candidates may end; the others are there to go on.
         let places = first..first + n;
-        let all_ended = self.best[places.clone()].iter().all(|(_, ended)| *ended);
-        let is_full = all_ended && options.early_stopping == EarlyStopping::Yes;
+        let n_ended = self.best[places.clone()].iter().filter(|(_, e)| *e).count();
+        let stops_when_full = options.early_stopping == EarlyStopping::Yes;
+        let is_full = n_ended == n && stops_when_full;
+        let n_ends = is_end.iter().take(n).filter(|&&end| end).count();
+        let becomes_full = n_ended + n_ends >= n && stops_when_full;
+        let n_open = |i: usize| is_end[..i].iter().filter(|&&end| !end).count();
+        let just_ended = |i: usize| match is_end[i] || options.groups == 1 {
+            // Only the first n candidates may end; the others are there to go on.
+            true => (is_end[i] || is_last) && i < n,
+            // In the last step of one of several groups, all that goes on ends, too, unless the group is full without.
+            false => is_last && n_open(i) < n && !becomes_full,
+        };
         let length = (n_new as f32).powf(options.length_penalty);
         let ended = candidates.iter().enumerate().map(|(i, candidate)| {
-            let just_ended = stops[i] && i < n;
+            let just_ended = just_ended(i);
             let mut score = candidate.0 / length;
             for never in [is_full, !just_ended] {
                 score += if never { NEVER } else { 0.0 };
@@ -277,13 +282,18 @@ impl Standing {
             EarlyStopping::Never if options.length_penalty > 0.0 => most,
             _ => n_new,
         };
-        let possible = self.running[first] / (longest as f32).powf(options.length_penalty);
+        let highest = match options.groups {
+            1 => self.running[first],
+            // Of several groups, even if it ends.
+            _ => candidates[0].0,
+        };
+        let possible = highest / (longest as f32).powf(options.length_penalty);
         let worst = best.iter().map(|b| b.0).fold(f32::INFINITY, f32::min);
         let is_beaten = |(_, ended): &(f32, bool)| possible <= if *ended { worst } else { NEVER };
         let can_improve = !best.iter().all(is_beaten);
         let all_ended = best.iter().all(|(_, ended)| *ended);
-        let is_open = !(all_ended && options.early_stopping == EarlyStopping::Yes);
-        let goes_on = !stops.iter().all(|&stop| stop);
+        let is_open = !(all_ended && stops_when_full);
+        let goes_on = !is_last && !is_end.iter().all(|&end| end);
         self.done[group] = !(can_improve && is_open && goes_on);
     }
 }
@@ -317,8 +327,8 @@ impl BeamSearch {
     }
 
     /// Takes the logits behind each beam, in the order of the beams, and says how each goes on; `None` when the search is at
-    /// its end. `rules` changes log-probabilities behind a beam's new tokens before they count; `ends` are tokens that end a
-    /// sequence, and `most` is how many tokens are new at most.
+    /// its end. `rules` changes log-probabilities behind a beam's new tokens before they count, and after the diversity; `ends` are
+    /// tokens that end a sequence, and `most` is how many tokens are new at most.
     pub fn step(
         &mut self,
         logits: &mut [&mut [f32]],
@@ -327,20 +337,23 @@ impl BeamSearch {
         most: usize,
     ) -> Option<Vec<Step>> {
         self.n_new += 1;
-        let n_candidates = self.options.candidates(ends.len());
-        let of_beam = |(row, tokens): (&mut &mut [f32], &Vec<u32>)| {
+        let n_kept = self.options.kept(ends.len());
+        let diversity = self.options.diversity;
+        let running = &self.running;
+        let of_beam = |beam: usize, taken: &[u32]| {
+            let row = &mut *logits[beam];
             let sum = log_sum(row);
             row.iter_mut().for_each(|x| *x -= sum);
-            rules(row, tokens);
-            largest(row, n_candidates)
+            taken.iter().for_each(|&id| row[id as usize] -= diversity);
+            rules(row, &running[beam]);
+            largest(row, n_kept)
         };
-        let candidates = logits.iter_mut().zip(&self.running).map(of_beam).collect();
         let ending = Ending {
             ends,
             n_new: self.n_new,
             most,
         };
-        let stepped = self.standing.step(&self.options, candidates, ending);
+        let stepped = self.standing.step(&self.options, of_beam, ending);
         let behind = |step: &Step| -> Vec<u32> {
             let tokens = self.running[step.parent].iter().copied();
             tokens.chain([step.token]).collect()

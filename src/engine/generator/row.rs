@@ -102,7 +102,9 @@ impl Row {
             slots: (0..prompt.len()).map(|p| row.own_slot(0, p)).collect(),
             tokens: prompt,
         });
-        row.suits_device = row.choice(0).encode().is_some() && row.options.most_probable == 0;
+        let options = &row.options;
+        let host_tells = options.most_probable > 0 || options.logits;
+        row.suits_device = row.choice(0).encode().is_some() && !host_tells;
         row
     }
 
@@ -185,7 +187,7 @@ impl Row {
                 self.lanes[0].tokens.push(id);
                 Ok((Vec::new(), false))
             }
-            _ => self.accept(chosen, value, Vec::new()),
+            _ => self.accept(chosen, value, Vec::new(), Vec::new()),
         }
     }
 
@@ -269,11 +271,21 @@ impl Row {
             Chosen::Token(_) => most_probable(logits, self.options.most_probable),
             _ => Vec::new(),
         };
-        self.accept(chosen, value, most_probable)
+        let logits = match self.options.logits {
+            true => logits.to_vec(),
+            false => Vec::new(),
+        };
+        self.accept(chosen, value, most_probable, logits)
     }
 
-    /// Adds a token that was chosen, with its log-probability and those of the most probable ones.
-    fn accept(&mut self, chosen: Chosen, value: f32, most_probable: Vec<(u32, f32)>) -> Advanced {
+    /// Adds a token that was chosen, with its log-probability and those of the most probable ones, and the logits of its place.
+    fn accept(
+        &mut self,
+        chosen: Chosen,
+        value: f32,
+        most_probable: Vec<(u32, f32)>,
+        logits: Vec<f32>,
+    ) -> Advanced {
         let id = match chosen {
             Chosen::Token(id) => id,
             Chosen::NotANumber => return Err(self.no_number(value as usize)),
@@ -287,6 +299,7 @@ impl Row {
             id,
             log_probability: options.log_probabilities.then_some(value),
             most_probable,
+            logits,
         }];
         let slot = (tokens.len() + 1 < self.n_prompt + options.rules.max_new_tokens)
             .then(|| self.own_slot(0, tokens.len()));
@@ -365,6 +378,7 @@ impl Row {
             id,
             log_probability: None,
             most_probable: Vec::new(),
+            logits: Vec::new(),
         });
         [Event::Found { ticket, hypotheses }]
             .into_iter()

@@ -445,6 +445,10 @@ impl<'a> Run<'a> {
             // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
             .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
             .collect();
-        ops::run(kernel, extents, &reads, &mut writes)
+        let run = match program.invariant {
+            true => ops::run_invariant,
+            false => ops::run,
+        };
+        run(kernel, extents, &reads, &mut writes)
     }
 }

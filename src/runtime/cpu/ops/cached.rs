@@ -3,7 +3,7 @@
 use super::OpError;
 use super::args::{Args, Sequence};
 use super::attention::{
-    Distances, MAX_KEYS, OnlineSoftmax, ScaleRows, biases, blocks, rows_of, transposed,
+    Distances, MAX_KEYS, OnlineSoftmax, ScaleRows, biases, blocks_of, rows_of, transposed,
 };
 use super::parallel::SharedOut;
 use super::parallel::for_row_blocks;
@@ -218,7 +218,12 @@ struct Scratch {
     factors: Vec<f32>,
 }
 
-pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(), OpError> {
+/// Takes `most_queries` of a sequence together at most.
+pub(super) fn mha_cached(
+    spec: &MhaCached,
+    most_queries: usize,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
     let (op, tokens, batch) = (args.op(), args.extents.tokens, args.extents.batch);
     let q_heads = args.heads("the heads of `q`", spec.q, spec.heads, spec.head)?;
     let q = args.real("q", &[q_heads.elements])?;
@@ -242,7 +247,7 @@ pub(super) fn mha_cached(spec: &MhaCached, mut args: Args<'_, '_>) -> Result<(),
     let out = args.out(&[tokens, u64::from(spec.heads), u64::from(spec.head)])?;
     let (group, width) = (heads / kv_heads.max(1), heads * head);
     let out = SharedOut::new(out);
-    let blocks = blocks(&sequences);
+    let blocks = blocks_of(&sequences, most_queries);
     let of_sequence = |start: usize| sequences.partition_point(|s| s.start < start);
     let task = |scratch: &mut Scratch, i: usize| {
         let (kv, block) = (i % kv_heads, blocks[i / kv_heads]);

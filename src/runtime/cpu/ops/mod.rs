@@ -23,6 +23,7 @@ mod simd;
 mod tests;
 
 use args::Args;
+use attention::MAX_QUERIES;
 
 pub use linear::{PackedWeight, Products};
 
@@ -278,9 +279,9 @@ pub fn run(
         KernelSpec::MhaShort(k) => fused_attention::mha_short(k, args),
         KernelSpec::MhaOnline(k) => fused_attention::mha_online(k, args),
         KernelSpec::MhaSplitKeys(k) => fused_attention::mha_online(&k.plain, args),
-        KernelSpec::MhaCached(k) => cached::mha_cached(k, args),
-        KernelSpec::MhaDecode(k) => cached::mha_cached(&k.plain, args),
-        KernelSpec::MhaPrefill(k) => cached::mha_cached(&k.plain, args),
+        KernelSpec::MhaCached(k) => cached::mha_cached(k, MAX_QUERIES, args),
+        KernelSpec::MhaDecode(k) => cached::mha_cached(&k.plain, MAX_QUERIES, args),
+        KernelSpec::MhaPrefill(k) => cached::mha_cached(&k.plain, MAX_QUERIES, args),
         KernelSpec::AppendCache(k) => cached::append_cache(k, args),
         KernelSpec::MhaWgmma(k) => fused_attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
@@ -301,6 +302,36 @@ pub fn run(
         | KernelSpec::BeamStep(_)
         | KernelSpec::Advance(_) => Err(OpError::Packing { op }),
     }
+}
+
+/// As [`run`], for a program that is invariant. Attention to a cache takes queries one by one then, as how many of a sequence are
+/// in a batch depends on what else runs; other kernels compute a row in an order that depends on its own sequence anyway.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn run_invariant(
+    spec: &KernelSpec,
+    extents: &Extents,
+    reads: &[Read<'_>],
+    writes: &mut [&mut [f32]],
+) -> Result<(), OpError> {
+    let plain = match spec {
+        KernelSpec::MhaCached(k) => k,
+        KernelSpec::MhaDecode(k) => &k.plain,
+        KernelSpec::MhaPrefill(k) => &k.plain,
+        _ => return run(spec, extents, reads, writes),
+    };
+    let (op, found) = (name(spec), writes.len());
+    let [out] = writes else {
+        let expected = "one tensor";
+        return Err(OpError::Writes {
+            op,
+            expected,
+            found,
+        });
+    };
+    cached::mha_cached(plain, 1, Args::new(op, extents, reads, out))
 }
 
 /// The two kernels one after the other, with the rows of the first where the second leaves its values.
