@@ -214,7 +214,7 @@ fn what_cannot_be_written_is_refused_in_words() {
     assert!(unknown.contains("text 0"), "{unknown}");
     let score = refused(&["score", "--text", ""]);
     assert!(
-        score.contains("text 0, counted from 0, has no token"),
+        score.contains("text 0, counted from 0, failed: it has no token"),
         "{score}"
     );
 }

@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeMap,
     io::Write,
     ops::ControlFlow,
     path::PathBuf,
@@ -10,13 +11,17 @@ use miette::{Report, miette};
 use serde_json::json;
 
 use super::{
-    Outcome, human, input::lines, model::Runnable, print, print_json, say, translate::forced,
+    Outcome, human,
+    input::{self, Source},
+    model::Runnable,
+    print, print_json, say,
+    translate::forced,
 };
 use crate::{
     EngineError,
     engine::{
-        ChatTemplate, Event, Folder, Generate, GrowingText, Message, Reason, TextEncoder, Written,
-        generation_config,
+        ChatTemplate, Event, Folder, Generate, GrowingText, Message, Reason, Stop, TextEncoder,
+        Written, generation_config,
     },
     search::{Beams, EarlyStopping, Sampling},
 };
@@ -157,10 +162,7 @@ impl From<Early> for EarlyStopping {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let prompts = match &args.prompts_file {
-        Some(file) => lines(file)?,
-        None => args.prompts.clone(),
-    };
+    let (prompts, source) = Source::texts("prompt", &args.prompts, args.prompts_file.as_deref())?;
     if prompts.is_empty() {
         return Err(miette!(
             "there is no prompt; give --prompt, or a file with one a line"
@@ -185,21 +187,33 @@ pub(super) fn run(args: Args) -> Outcome {
     if let Some(token) = &args.forced_bos {
         options.rules.forced_first = Some(forced(&encoder, token)?);
     }
-    let ids = match args.chat {
+    let read = match args.chat {
         true => {
             let template = ChatTemplate::open(encoder.folder().trunk())?;
-            let ids = prompts.iter().map(|prompt| {
+            let each = prompts.iter().enumerate();
+            let read = each.map(|(index, prompt)| {
                 let system = args.system.iter().map(|text| Message::new("system", text));
                 let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
-                encoder.prompt_as_written(&template.render(&messages)?)
+                let ids = encoder.prompt_as_written(&template.render(&messages)?);
+                ids.map_err(|e| e.of_text(index))
             });
-            ids.collect::<Result<_, EngineError>>()?
+            read.collect()
         }
-        false => encoder.prompts(&prompts)?,
+        false => input::prompts(&encoder, &prompts),
     };
+    let (mut ids, mut of_prompt, mut problems) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for (index, read) in read.into_iter().enumerate() {
+        match read {
+            Ok(read) => {
+                ids.push(read);
+                of_prompt.push(index);
+            }
+            Err(problem) => _ = problems.insert(index, problem.to_string()),
+        }
+    }
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
-    let cache = engine.cache_bytes_needed(&lens, &options)?;
+    let cache = engine.cache_bytes_at_most(&lens, &options)?;
     let mut texts: Vec<GrowingText> = prompts.iter().map(|_| GrowingText::default()).collect();
     let mut problem: Option<Report> = None;
     // What is written from a source, and an answer, does not go on from the prompt.
@@ -209,17 +223,14 @@ pub(super) fn run(args: Args) -> Outcome {
     }
     let began = Instant::now();
     let mut first = Duration::ZERO;
-    let written = engine.generate(&ids, &options, |index, event| {
+    let answers = engine.generate(&ids, &options, |at, event| {
         let Event::Token { id, .. } = event else {
             return ControlFlow::Continue(());
         };
         if first.is_zero() {
             first = began.elapsed();
         }
-        let text = &mut texts[index];
-        if text.stopped {
-            return ControlFlow::Continue(());
-        }
+        let text = &mut texts[of_prompt[at]];
         let pushed = text.push(*id, |tokens| encoder.decode(tokens));
         let shown = pushed.map_err(Report::from).and_then(|()| {
             text.cut(&args.stop);
@@ -228,24 +239,39 @@ pub(super) fn run(args: Args) -> Outcome {
                 false => Ok(()),
             }
         });
-        if let Err(error) = shown {
-            problem = Some(error);
-            return ControlFlow::Break(());
-        }
-        match texts.iter().all(|text| text.stopped) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        match shown {
+            Err(error) => {
+                problem = Some(error);
+                ControlFlow::Break(Stop::All)
+            }
+            Ok(()) if text.stopped => ControlFlow::Break(Stop::One),
+            Ok(()) => ControlFlow::Continue(()),
         }
     })?;
     let took = began.elapsed();
     if let Some(problem) = problem {
         return Err(problem);
     }
+    let mut written = vec![Written::default(); prompts.len()];
+    for (index, answer) in of_prompt.into_iter().zip(answers) {
+        if let Some(problem) = &answer.problem {
+            problems.insert(index, problem.to_string());
+        }
+        written[index] = answer;
+    }
+    // The others' texts are there.
+    for (&index, problem) in &problems {
+        say(&format!("{} failed: {problem}", source.name(index)));
+    }
+    let code = match problems.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    };
     let reason = |index: usize| match (texts[index].stopped, written[index].reason) {
         (true, _) => "stop",
         (_, Some(Reason::End)) => "end",
         (_, Some(Reason::Length)) => "length",
-        _ if written[index].problem.is_some() => "failed",
+        _ if problems.contains_key(&index) => "failed",
         _ => "broken off",
     };
     if args.json {
@@ -253,7 +279,7 @@ pub(super) fn run(args: Args) -> Outcome {
             .map(|i| {
                 json!({
                     "prompt": prompts[i], "text": texts[i].text, "tokens": texts[i].tokens,
-                    "reason": reason(i), "score": written[i].score, "problem": written[i].problem,
+                    "reason": reason(i), "score": written[i].score, "problem": problems.get(&i),
                 })
             })
             .collect();
@@ -264,13 +290,17 @@ pub(super) fn run(args: Args) -> Outcome {
             "seconds": {"first": first.as_secs_f64(), "all": took.as_secs_f64()},
             "bytes": {"cache": cache},
         }))?;
-        return Ok(failures(&written));
+        return Ok(code);
     }
     match args.stream {
         true => show_rest(&texts[0])?,
         false => {
-            for (i, (prompt, text)) in prompts.iter().zip(&texts).enumerate() {
-                let gap = if i > 0 { "\n" } else { "" };
+            // What failed before its first token has no text.
+            let shown = |&i: &usize| !problems.contains_key(&i) || !texts[i].tokens.is_empty();
+            let shown = (0..prompts.len()).filter(shown);
+            for (nth, i) in shown.enumerate() {
+                let (prompt, text) = (&prompts[i], &texts[i]);
+                let gap = if nth > 0 { "\n" } else { "" };
                 let before = if goes_on { prompt.as_str() } else { "" };
                 print(&format!("{gap}{before}{}\n", text.text))?;
             }
@@ -288,31 +318,20 @@ pub(super) fn run(args: Args) -> Outcome {
             format!("the first after {}, then {rate:.1} tokens/s", ms(first))
         }
     };
+    let mut ends: BTreeMap<&str, usize> = BTreeMap::new();
+    (0..prompts.len()).for_each(|i| *ends.entry(reason(i)).or_default() += 1);
+    let ends = ends.into_iter().map(|(reason, n)| match prompts.len() {
+        1 => reason.to_owned(),
+        _ => format!("{n} {reason}"),
+    });
     say(&format!(
         "{}, {}: {tokens} tokens, {speed}; KV cache {}; {}",
         engine.device(),
         engine.precision(),
         human(cache),
-        (0..prompts.len())
-            .map(reason)
-            .collect::<Vec<_>>()
-            .join(", "),
+        ends.collect::<Vec<_>>().join(", "),
     ));
-    Ok(failures(&written))
-}
-
-/// Says which prompts failed; the others' texts are there.
-fn failures(written: &[Written]) -> ExitCode {
-    let mut code = ExitCode::SUCCESS;
-    for (index, written) in written.iter().enumerate() {
-        if let Some(problem) = &written.problem {
-            say(&format!(
-                "prompt {index}, counted from 0, failed: {problem}"
-            ));
-            code = ExitCode::FAILURE;
-        }
-    }
-    code
+    Ok(code)
 }
 
 /// Prints what has become certain of a text.

@@ -269,6 +269,9 @@ impl Writer {
             false => prompt.len(),
         };
         let left = self.positions.map(|n| (n as usize).saturating_sub(before));
+        if max_tokens.or(left).is_some() {
+            options.max_length = None;
+        }
         let rules = &mut options.rules;
         (rules.frequency_penalty, rules.presence_penalty) = (frequency_penalty, presence_penalty);
         rules.bias = bias;

@@ -10,7 +10,10 @@ use super::{
     row::{Advanced, Row},
 };
 use crate::{
-    kernels::{beam_search::BeamStep, decoding::Advance},
+    kernels::{
+        beam_search::BeamStep,
+        decoding::{Advance, Chosen},
+    },
     runtime::cuda::{Behind, ChosenRows, CudaError, DecodeLoop, Entry, LoopRoom},
 };
 
@@ -221,8 +224,13 @@ impl DeviceRows {
             let (token, value) = chosen[row];
             let sequence = &mut sequences[at];
             let n_rows = sequence.n_rows();
+            let wrong = match (token, sequence.beams()) {
+                (Chosen::NotANumber, Some(_)) => self.decode.wrong_beam(row, n_rows)?,
+                _ => None,
+            };
             let found = || self.decode.found(row, n_rows);
-            advanced.push((at, ticket, sequence.accept_computed(token, value, found)));
+            let accepted = sequence.accept_computed(token, value, wrong, found);
+            advanced.push((at, ticket, accepted));
         }
         Ok(advanced)
     }

@@ -451,6 +451,24 @@ impl DecodeLoop {
         Hypothesis::sorted(all.collect())
     }
 
+    /// Which beam of a search over these rows has a logit that is no number, when the search said that one has. Nothing writes
+    /// there before the rows have other sequences.
+    ///
+    /// # Errors
+    /// Failures of the driver.
+    pub fn wrong_beam(&self, first: usize, beams: usize) -> Result<Option<usize>, CudaError> {
+        let Some(table) = &self.table else {
+            return Ok(None);
+        };
+        let mut counts = vec![0i32; beams];
+        let at = table.memory.start() + table.at.n_candidates + 4 * first as u64;
+        // SAFETY: the table has a count for each of its rows.
+        unsafe { result::memcpy_dtoh_sync(bytemuck::cast_slice_mut::<i32, u8>(&mut counts), at) }
+            .during(|| "read which beam failed".to_owned())?;
+        let code = Chosen::NotANumber.code();
+        Ok(counts.iter().position(|&count| count == code))
+    }
+
     /// An error that work on the stream has met.
     fn check(&self) -> Result<(), CudaError> {
         use cudarc::driver::{DriverError, sys::CUresult};
