@@ -18,7 +18,6 @@ use super::{
     translate::forced,
 };
 use crate::{
-    EngineError,
     engine::{
         ChatTemplate, Event, Folder, Generate, GrowingText, Message, Reason, Stop, TextEncoder,
         Written, generation_config,
@@ -72,10 +71,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", conflicts_with_all = ["sample", "top_k", "top_p", "min_p", "temperature", "stream"])]
     beams: Option<usize>,
     /// Search beams in groups that keep apart
-    #[arg(long, value_name = "N", requires = "beams")]
+    #[arg(long, value_name = "N")]
     groups: Option<usize>,
     /// What a token costs for each beam of an earlier group that took it
-    #[arg(long, value_name = "X", requires = "groups")]
+    #[arg(long, value_name = "X")]
     diversity: Option<f32>,
     /// Scores are log-probabilities over lengths to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
@@ -106,15 +105,19 @@ pub(super) struct Args {
 
 impl Args {
     /// What the folder asks for, changed by the arguments.
-    fn options(&self, folder: &Folder) -> Result<Generate, EngineError> {
+    fn options(&self, folder: &Folder) -> Result<Generate, Report> {
         let mut options = generation_config(folder.trunk())?;
         let rules = &mut options.rules;
-        rules.max_new_tokens = self.max_new.unwrap_or(rules.max_new_tokens);
+        if let Some(n) = self.max_new {
+            (rules.max_new_tokens, options.max_length) = (n, None);
+        }
         rules.repetition_penalty = self.repetition_penalty.unwrap_or(rules.repetition_penalty);
         rules.no_repeat_ngram = self.no_repeat_ngram.unwrap_or(rules.no_repeat_ngram);
         let reals = [self.top_p, self.min_p, self.temperature];
         let draws = self.sample || self.top_k.is_some() || reals.iter().any(Option::is_some);
-        if draws || options.sampling.is_some() {
+        // What the arguments ask for is instead of what the folder asks for.
+        if draws {
+            options.beams = None;
             let asked = options.sampling.unwrap_or_default();
             options.sampling = Some(Sampling {
                 temperature: self.temperature.unwrap_or(asked.temperature),
@@ -123,23 +126,68 @@ impl Args {
                 min_p: self.min_p.unwrap_or(asked.min_p),
             });
         }
-        // Draws that the arguments ask for are instead of the beams that the folder asks for.
-        let asked = options.beams.take();
-        if let Some(n) = self.beams.or(asked.map(|beams| beams.n))
-            && !draws
-        {
-            let asked = asked.unwrap_or(Beams::of(n));
+        if let Some(n) = self.beams {
             options.sampling = None;
-            options.beams = Some(Beams {
-                n,
-                groups: self.groups.unwrap_or(asked.groups),
-                diversity: self.diversity.unwrap_or(asked.diversity),
-                length_penalty: self.length_penalty.unwrap_or(asked.length_penalty),
-                early_stopping: self.early_stopping.map_or(asked.early_stopping, Into::into),
-            });
+            let asked = options.beams.unwrap_or(Beams::of(n));
+            options.beams = Some(Beams { n, ..asked });
+        }
+        beams_or_sampling(&options, folder, "--beams or --sample decides")?;
+        let asked = [
+            ("--groups", self.groups.is_some()),
+            ("--length-penalty", self.length_penalty.is_some()),
+            ("--early-stopping", self.early_stopping.is_some()),
+        ];
+        for (option, is_given) in asked {
+            check_needs(option, is_given, "--beams", options.beams.is_some())?;
+        }
+        if let Some(beams) = &mut options.beams {
+            beams.groups = self.groups.unwrap_or(beams.groups);
+            beams.length_penalty = self.length_penalty.unwrap_or(beams.length_penalty);
+            let early_stopping = self.early_stopping.map(Into::into);
+            beams.early_stopping = early_stopping.unwrap_or(beams.early_stopping);
+        }
+        let has_groups = options.beams.is_some_and(|beams| beams.groups > 1);
+        check_needs(
+            "--diversity",
+            self.diversity.is_some(),
+            "--groups",
+            has_groups,
+        )?;
+        if let (Some(beams), Some(diversity)) = (&mut options.beams, self.diversity) {
+            beams.diversity = diversity;
         }
         options.seed = self.seed;
         Ok(options)
+    }
+}
+
+/// Refuses a folder that asks for beams and for draws, if the arguments have not decided.
+pub(super) fn beams_or_sampling(
+    options: &Generate,
+    folder: &Folder,
+    advice: &str,
+) -> Result<(), Report> {
+    match options.beams.is_some() && options.sampling.is_some() {
+        true => Err(miette!(
+            "`{}` asks for beams whose tokens are drawn (`num_beams` with `do_sample`), which is not computed; {advice}",
+            folder.trunk().display()
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Refuses an option that would say nothing without another one.
+pub(super) fn check_needs(
+    option: &str,
+    is_given: bool,
+    needed: &str,
+    is_there: bool,
+) -> Result<(), Report> {
+    match is_given && !is_there {
+        true => Err(miette!(
+            "{option} counts with {needed} only, and neither the arguments nor the checkpoint's folder ask for that; give {needed}, or leave {option} out"
+        )),
+        false => Ok(()),
     }
 }
 
@@ -288,7 +336,7 @@ pub(super) fn run(args: Args) -> Outcome {
             "dtype": engine.precision().name(),
             "texts": all,
             "seconds": {"first": first.as_secs_f64(), "all": took.as_secs_f64()},
-            "bytes": {"cache": cache},
+            "bytes": {"cache": cache, "all": engine.generator_bytes(&lens, &options, cache)?.all()},
         }))?;
         return Ok(code);
     }

@@ -7,7 +7,6 @@
 mod breakdown;
 mod config;
 mod device;
-#[cfg(test)]
 mod memory;
 mod row;
 mod source;
@@ -21,6 +20,7 @@ use std::{
 pub use breakdown::DecodeStep;
 pub use config::generation_config;
 use device::DeviceRows;
+pub use memory::GeneratorBytes;
 use row::{Advanced, Room, Row};
 use source::{Parts, Source};
 
@@ -216,6 +216,9 @@ pub enum AdmitError {
     NeverFits { needed_bytes: u64, bytes: u64 },
 }
 
+/// Tokens of prompts that a step takes at most, where nobody says otherwise.
+const PROMPT_TOKENS: usize = 512;
+
 /// Writes several sequences at once. Those of one engine run beside each other.
 ///
 /// On a GPU sequences and beams are decoded by a loop on the device: each is asked for its prompt's tokens but the last, and from
@@ -310,7 +313,7 @@ impl Engine {
             rows: Vec::new(),
             events: VecDeque::new(),
             next_ticket: 0,
-            most_prompt_tokens: 512,
+            most_prompt_tokens: PROMPT_TOKENS,
             steps: 0,
             parts,
         })

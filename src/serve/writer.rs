@@ -159,6 +159,11 @@ impl Writer {
             None => engine.usual_cache_bytes(&usual)?,
         };
         let generator = engine.generator(bytes)?;
+        let checked = generator.check_options(&usual);
+        checked.map_err(|problem| EngineError::GenerationConfig {
+            file: folder.join("generation_config.json"),
+            problem: problem.to_string(),
+        })?;
         // A model without a template writes on from prompts alone.
         let template = ChatTemplate::open(&folder).ok();
         let (jobs, queue) = channel();

@@ -28,7 +28,7 @@ const WITHOUT_EFFECT: [&str; 12] = [
 ];
 
 /// Keys of settings of generation that older folders have in config.json, among those of the model.
-const IN_CONFIG: [&str; 32] = [
+const IN_CONFIG: [&str; 36] = [
     "bad_words_ids",
     "begin_suppress_tokens",
     "decoder_start_token_id",
@@ -47,6 +47,7 @@ const IN_CONFIG: [&str; 32] = [
     "length_penalty",
     "max_length",
     "max_new_tokens",
+    "max_time",
     "min_length",
     "min_new_tokens",
     "min_p",
@@ -54,13 +55,16 @@ const IN_CONFIG: [&str; 32] = [
     "num_beam_groups",
     "num_beams",
     "num_return_sequences",
+    "penalty_alpha",
     "remove_invalid_values",
     "renormalize_logits",
     "repetition_penalty",
+    "sequence_bias",
     "suppress_tokens",
     "temperature",
     "top_k",
     "top_p",
+    "typical_p",
 ];
 
 /// transformers' own `max_length`. Where a folder has it, so many tokens are new.

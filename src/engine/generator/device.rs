@@ -74,14 +74,8 @@ impl DeviceRows {
         let n_waiting: usize = waiting.map(Row::n_rows).sum();
         let n_seated = self.rows.iter().flatten().count();
         let most = |of: fn(&Row) -> usize| sequences.iter().map(of).max().unwrap_or(0);
-        let wanted = LoopRoom {
-            rows: (n_seated + n_waiting).min(Advance::ROWS),
-            width: most(Row::most_tokens).max(LEAST_WIDTH).next_power_of_two(),
-            source_width: match most(|row| row.source_slots().len()) {
-                0 => 0,
-                n => n.max(LEAST_SOURCE_WIDTH).next_power_of_two(),
-            },
-        };
+        let source = most(|row| row.source_slots().len());
+        let wanted = room(n_seated + n_waiting, most(Row::most_tokens), source);
         let last = self.rows.iter().rposition(Option::is_some);
         // Rows behind the last sequence cost a step nothing; many between do.
         let is_sparse = last.is_some_and(|last| last >= 8 && last + 1 >= 2 * wanted.rows);
@@ -233,6 +227,18 @@ impl DeviceRows {
             advanced.push((at, ticket, accepted));
         }
         Ok(advanced)
+    }
+}
+
+/// The room that is made for so many rows, with so many tokens and tokens of a source at most.
+pub(super) fn room(rows: usize, tokens: usize, source: usize) -> LoopRoom {
+    LoopRoom {
+        rows: rows.min(Advance::ROWS),
+        width: tokens.max(LEAST_WIDTH).next_power_of_two(),
+        source_width: match source {
+            0 => 0,
+            n => n.max(LEAST_SOURCE_WIDTH).next_power_of_two(),
+        },
     }
 }
 
