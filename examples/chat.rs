@@ -10,7 +10,7 @@ use std::{
 
 use gemmule::{
     Engine,
-    engine::{ChatTemplate, Event, Folder, Message, TextEncoder, generation_config},
+    engine::{ChatTemplate, Event, Folder, Message, Stop, TextEncoder, generation_config},
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         };
         let (mut tokens, mut shown) = (Vec::new(), 0);
-        engine.generate(&[prompt], &options, |_, event| {
+        let written = engine.generate(&[prompt], &options, |_, event| {
             if let Event::Token { id, .. } = event {
                 tokens.push(*id);
                 // Bytes of a character that is not whole yet are U+FFFD, and wait for the next token.
@@ -41,11 +41,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 print!("{}", text.get(shown..whole).unwrap_or_default());
                 shown = whole;
                 if io::stdout().flush().is_err() {
-                    return ControlFlow::Break(());
+                    return ControlFlow::Break(Stop::All);
                 }
             }
             ControlFlow::Continue(())
         })?;
+        if let Some(problem) = written.into_iter().find_map(|written| written.problem) {
+            return Err(problem.into());
+        }
         println!();
         said.push(Message::new("assistant", encoder.decode(&tokens)?));
     }

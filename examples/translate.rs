@@ -1,31 +1,43 @@
-//! Translates lines with four beams, all of a batch at once.
+//! Translates a file line by line, as its folder asks for.
 //!
-//!     cargo run --release --example translate -- CHECKPOINT_DIR < TEXTS
+//!     cargo run --release --example translate -- CHECKPOINT_DIR FILE
 
-use std::{io, ops::ControlFlow};
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    ops::ControlFlow,
+};
 
 use gemmule::{
     Engine,
     engine::{Folder, TextEncoder, generation_config},
-    search::Beams,
 };
 
+/// Lines that are in memory at once.
+const CHUNK: usize = 256;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = std::env::args()
-        .nth(1)
-        .ok_or("usage: translate CHECKPOINT_DIR < TEXTS")?;
+    let mut args = std::env::args().skip(1);
+    let (Some(folder), Some(file)) = (args.next(), args.next()) else {
+        return Err("usage: translate CHECKPOINT_DIR FILE".into());
+    };
     let engine = Engine::from_checkpoint(&folder).generating().build()?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder.as_ref())?)?;
-    // config.json says what stands before the first new token, and what ends a translation.
-    let mut options = generation_config(folder.as_ref())?;
-    options.sampling = None;
-    options.beams = Some(Beams::of(4));
-    options.rules.max_new_tokens = 60;
-    let lines: Vec<String> = io::stdin().lines().collect::<Result<_, _>>()?;
-    let sources = encoder.prompts(&lines)?;
-    let translations = engine.generate(&sources, &options, |_, _| ControlFlow::Continue(()))?;
-    for translation in translations {
-        println!("{}", encoder.decode(&translation.tokens)?);
+    // The folder says how beams are searched, what stands before the first new token, and what ends a translation.
+    let options = generation_config(folder.as_ref())?;
+    let mut lines = BufReader::new(File::open(file)?).lines();
+    loop {
+        let chunk: Vec<String> = lines.by_ref().take(CHUNK).collect::<Result<_, _>>()?;
+        if chunk.is_empty() {
+            return Ok(());
+        }
+        let sources = encoder.prompts(&chunk)?;
+        let written = engine.generate(&sources, &options, |_, _| ControlFlow::Continue(()))?;
+        for (line, translation) in chunk.iter().zip(written) {
+            if let Some(problem) = translation.problem {
+                eprintln!("`{line}` failed: {problem}");
+            }
+            println!("{}", encoder.decode(&translation.tokens)?);
+        }
     }
-    Ok(())
 }

@@ -893,7 +893,7 @@ fn a_folder_runs_without_model_and_pairs_are_scored() {
         table.contains("score") && table.contains("nobody"),
         "{table}"
     );
-    cli.0.write("pairs.tsv", "one text\n");
+    cli.0.write("pairs.tsv", "\n\none text\n");
     let args = [
         "run",
         "--weights",
@@ -903,7 +903,7 @@ fn a_folder_runs_without_model_and_pairs_are_scored() {
         "--pairs-file",
         "pairs.tsv",
     ];
-    assert_snapshot!(cli.error(&args), @"× `pairs.tsv`, pair 1: expected two texts with one tab between them, found 0 tabs");
+    assert_snapshot!(cli.error(&args), @"× line 3 of `pairs.tsv`: expected two texts with one tab between them, found 0 tabs");
 }
 
 #[test]

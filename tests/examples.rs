@@ -139,24 +139,14 @@ fn prompts_that_wait_for_room_are_written_like_the_others() {
 }
 
 #[test]
-fn lines_are_translated() {
-    use std::io::Write;
-    let program = Path::new(env!("CARGO_BIN_EXE_gemmule"))
-        .with_file_name("examples")
-        .join("translate");
-    let mut translate = Command::new(program)
-        .arg("tests/checkpoints/translator")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    let mut lines = translate.stdin.take().expect("its input");
-    lines.write_all(b"42\n300\n").expect("it reads");
-    drop(lines);
-    let out = translate.wait_with_output().expect("it ends");
-    assert!(out.status.success());
-    let text = String::from_utf8(out.stdout).expect("text");
-    assert_eq!(text, "forty two\nthree hundred\n");
+fn a_file_is_translated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("lines.txt");
+    // More lines than are read at once.
+    std::fs::write(&file, "42\n300\n".repeat(140)).expect("it is written");
+    let file = file.to_str().expect("a plain path");
+    let text = example("translate", &["tests/checkpoints/translator", file]);
+    assert_eq!(text, "forty two\nthree hundred\n".repeat(140));
 }
 
 #[test]

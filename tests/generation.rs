@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use gemmule::{
     AttentionChoice, Batch, DType, DeviceChoice, Engine,
-    engine::{AdmitError, Event, Generate, Generator, Reason, Request, Ticket},
+    engine::{AdmitError, Event, Failure, Generate, Generator, Reason, Request, Stop, Ticket},
     runtime::weights::RandomWeights,
     search::{Beams, EarlyStopping, Hypothesis, Rules, Sampling},
 };
@@ -566,6 +566,90 @@ fn memory_of_a_sequence_that_ended_is_used_again_while_others_run() {
 }
 
 #[test]
+fn more_prompts_than_there_is_room_for_are_written_one_after_another_and_fail_one_by_one() {
+    let (name, description) = MODELS[0];
+    let engine = engine(name, description);
+    let mut all = prompts(&[20, 7, 31, 20, 3, 12]);
+    let options = Generate::default();
+    let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
+    let alone = |prompt: &Vec<u32>| {
+        let mut written = engine.generate(std::slice::from_ref(prompt), &options, go_on);
+        written.as_mut().expect("it writes").remove(0)
+    };
+    let want: Vec<_> = all.iter().map(alone).collect();
+    all.insert(2, vec![7; 600]);
+    all.insert(4, Vec::new());
+    let room = engine.cache_bytes_needed(&[31, 20], &options);
+    let mut generator = engine.generator(room.expect("bytes")).expect("a generator");
+    let requests = all.iter().map(|prompt| request(prompt, &options));
+    let mut seen = Vec::new();
+    let written = generator.write_all(requests, |index, event| {
+        if matches!(event, Event::Done { .. }) {
+            seen.push(index);
+        }
+        ControlFlow::Continue(())
+    });
+    let mut written = written.expect("it writes");
+    assert_eq!(seen.len(), 6);
+    let positions = 512;
+    let (prompt, new) = (600, 20);
+    let long = AdmitError::TooLong {
+        prompt,
+        new,
+        positions,
+    };
+    assert_eq!(
+        written.remove(4).problem,
+        Some(Failure::Refused(AdmitError::EmptyPrompt))
+    );
+    assert_eq!(written.remove(2).problem, Some(Failure::Refused(long)));
+    assert_eq!(written, want);
+    assert_eq!(generator.cache_bytes().0, 0);
+    // What is wrong with the options is no fault of a prompt.
+    let none = Generate {
+        beams: Some(Beams::of(0)),
+        ..Generate::default()
+    };
+    let refused = engine.generate(&all, &none, go_on).expect_err("an error");
+    insta::assert_snapshot!(refused, @"0 beams; expected at least one");
+}
+
+#[test]
+fn a_request_that_is_stopped_computes_nothing_more() {
+    let (name, description) = MODELS[0];
+    let engine = engine(name, description);
+    let all = prompts(&[20, 7, 31]);
+    let options = Generate::default();
+    let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
+    let want = engine.generate(&all, &options, go_on).expect("it writes");
+    let bytes = engine.cache_bytes_needed(&[20, 7, 31], &options);
+    let mut generator = engine
+        .generator(bytes.expect("bytes"))
+        .expect("a generator");
+    let mut told = [0; 3];
+    let requests = all.iter().map(|prompt| request(prompt, &options));
+    // The second at once, the others after five tokens.
+    let written = generator.write_all(requests, |index, _| {
+        told[index] += 1;
+        match told[index] >= [5, 1, 5][index] {
+            true => ControlFlow::Break(Stop::One),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    for ((written, want), n) in written.expect("it writes").iter().zip(&want).zip([5, 1, 5]) {
+        assert_eq!(written.tokens, want.tokens[..n]);
+        assert_eq!(written.reason, None);
+    }
+    assert_eq!(told, [5, 1, 5]);
+    assert_eq!(generator.steps(), 5);
+    assert_eq!(generator.cache_bytes().0, 0);
+    let requests = all.iter().map(|prompt| request(prompt, &options));
+    let written = generator.write_all(requests, |_, _| ControlFlow::Break(Stop::All));
+    assert_eq!(written.expect("it writes").len(), 3);
+    assert_eq!(generator.cache_bytes().0, 0);
+}
+
+#[test]
 fn what_cannot_run_is_refused_in_words() {
     let (name, description) = MODELS[0];
     let engine = engine(name, description);
@@ -624,7 +708,7 @@ fn a_step_without_a_token_that_may_come_ends_its_sequence_and_no_other() {
         .expect("there is room");
     let events = generator.poll().expect("a step");
     assert!(matches!(&events[0], Event::Failed { ticket, problem }
-        if *ticket == bad && problem == "the rules allow no token for new token 0"));
+        if *ticket == bad && *problem == Failure::NoToken { step: 0 }));
     assert!(matches!(events[1], Event::Token { ticket, .. } if ticket == good));
     assert_eq!(drain(&mut generator)[&good].1, Some(Reason::Length));
 }
@@ -681,7 +765,9 @@ fn a_logit_that_is_no_number_fails_its_request_and_no_other() {
     while generator.is_busy() {
         for event in generator.poll().expect("a step") {
             match event {
-                Event::Failed { ticket, problem } => drop(said.insert(ticket, problem)),
+                Event::Failed { ticket, problem } => {
+                    drop(said.insert(ticket, problem.to_string()));
+                }
                 Event::Done { ticket, reason } => drop(said.insert(ticket, format!("{reason:?}"))),
                 Event::Token { .. } | Event::Found { .. } => {}
             }
@@ -1199,8 +1285,13 @@ fn logits_that_overflow_on_a_device_fail_their_requests() {
             }
         }
     }
-    assert_eq!(problems.len(), 2);
-    let says = |problem: &String| problem.contains("for new token 0 is NaN or infinite");
-    assert!(problems.iter().all(says), "{problems:?}");
+    let wrong = |problem: &Failure| match problem {
+        Failure::NotANumber { step, beam, .. } => Some((*step, *beam)),
+        Failure::NoToken { .. } | Failure::Refused(_) => None,
+    };
+    let wrong: Vec<_> = problems.iter().map(wrong).collect();
+    assert!(wrong.contains(&Some((0, None))), "{problems:?}");
+    assert!(wrong.contains(&Some((0, Some(0)))), "{problems:?}");
+    assert_eq!(wrong.len(), 2);
     assert_eq!(generator.cache_bytes().0, 0);
 }

@@ -218,6 +218,137 @@ fn a_line_that_is_too_long_fails_alone() {
     assert_eq!(text, "seven\n\nfour thousand two hundred seventeen\n");
     let errors = String::from_utf8(output.stderr).expect("text");
     assert!(errors.contains("line 2 failed: "), "{errors}");
+    // A target that is too long is no fault of a prompt.
+    let long = ["--max-new", "64"];
+    let translate = ["translate", "--weights", FOLDER, "--source-file", source];
+    let output = gemmule(&[&translate[..], &long].concat());
+    assert!(!output.status.success());
+    let errors = String::from_utf8(output.stderr).expect("text");
+    assert!(
+        errors.contains("64 new tokens behind the one that begins a text are more than the model's 64 positions; ask for at most 63 new tokens"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn a_line_that_cannot_run_leaves_the_others_their_room() {
+    let engine = Engine::from_checkpoint(FOLDER).device(DeviceChoice::Cpu);
+    let engine = engine.generating().build().expect("it loads");
+    let options = generation_config(Path::new(FOLDER)).expect("it is read");
+    let bytes = |lens: &[usize]| engine.cache_bytes_at_most(lens, &options).expect("bytes");
+    assert_eq!(bytes(&[5, 9, 1000]), bytes(&[5, 9]));
+    assert_eq!(bytes(&[9; 1000]), bytes(&[9; 16]), "of four beams each");
+}
+
+#[test]
+fn options_that_say_nothing_without_another_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("in.txt");
+    std::fs::write(&source, "7\n").expect("it is written");
+    let source = source.to_str().expect("a name");
+    let translate = ["translate", "--weights", FOLDER, "--source-file", source];
+    let penalty = ["--length-penalty", "2"];
+    assert_eq!(done(&[&translate[..], &penalty].concat()), "seven\n");
+    let output = gemmule(&[&translate[..], &penalty, &["--beams", "1"]].concat());
+    assert!(!output.status.success());
+    let errors = String::from_utf8(output.stderr).expect("text");
+    assert!(
+        errors.contains("--length-penalty counts with --beams only"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn a_search_stops_as_early_as_it_is_asked_to() {
+    // A penalty by which the longer is the better: only who goes on finds it.
+    let asked = ["--prompt", "9", "--beams", "3", "--length-penalty", "8"];
+    let of = |early: &[&str]| {
+        let args = ["generate", "--weights", FOLDER];
+        done(&[&args[..], &asked, early].concat())
+    };
+    assert_eq!(of(&["--early-stopping"]), "nine\n");
+    assert_eq!(of(&["--early-stopping", "yes"]), "nine\n");
+    assert_eq!(of(&["--early-stopping", "no"]), of(&[]));
+    let never = of(&["--early-stopping", "never"]);
+    assert!(never.starts_with("nine hundred"), "{never}");
+}
+
+/// A copy of a folder with other files.
+fn copy_of(folder: &str, changed: &[(&str, &str)]) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a folder");
+    for entry in std::fs::read_dir(folder).expect("the checkpoint") {
+        let file = entry.expect("a file").path();
+        let name = file.file_name().expect("a name");
+        std::fs::copy(&file, copy.path().join(name)).expect("it is copied");
+    }
+    for (name, text) in changed {
+        std::fs::write(copy.path().join(name), text).expect("it is written");
+    }
+    copy
+}
+
+#[test]
+fn settings_in_config_json_are_read_where_there_is_no_other_file() {
+    let config =
+        std::fs::read_to_string(Path::new(FOLDER).join("config.json")).expect("it is there");
+    let mut config: Value = serde_json::from_str(&config).expect("JSON");
+    for (key, value) in [
+        ("num_beams", serde_json::json!(3)),
+        ("length_penalty", serde_json::json!(0.5)),
+        ("max_length", serde_json::json!(40)),
+        ("forced_bos_token_id", serde_json::json!(5)),
+        ("bad_words_ids", serde_json::json!([[7]])),
+    ] {
+        config[key] = value;
+    }
+    let text = config.to_string();
+    let folder = copy_of(FOLDER, &[("config.json", &text)]);
+    let kept = generation_config(folder.path()).expect("it is read");
+    assert_eq!(kept.beams, Some(Beams::of(4)), "of generation_config.json");
+    std::fs::remove_file(folder.path().join("generation_config.json")).expect("it was there");
+    let read = generation_config(folder.path()).expect("it is read");
+    let beams = Beams {
+        length_penalty: 0.5,
+        ..Beams::of(3)
+    };
+    assert_eq!(read.beams, Some(beams));
+    assert_eq!((read.max_length, read.decoder_start), (Some(40), Some(0)));
+    let rules = read.rules;
+    assert_eq!((rules.forced_first, rules.suppressed), (Some(5), vec![7]));
+    assert_eq!((rules.end, rules.forced_last), (vec![1], vec![1]));
+}
+
+#[test]
+fn a_text_has_as_many_tokens_as_its_folder_allows() {
+    let tokens = |settings: &str| {
+        let folder = copy_of(FOLDER, &[("generation_config.json", settings)]);
+        let folder = folder.path().to_str().expect("a name");
+        let out = done(&[
+            "generate",
+            "--weights",
+            folder,
+            "--prompt",
+            "7777777",
+            "--json",
+        ]);
+        let out: Value = serde_json::from_str(&out).expect("JSON");
+        let text = &out["texts"][0];
+        let n = text["tokens"].as_array().expect("a list").len();
+        (n, text["reason"].as_str().expect("a reason").to_owned())
+    };
+    // No token ends a text: the token before the first new one counts, and no more come than there are positions.
+    let of = |more: &str| format!(r#"{{"eos_token_id": 1, "min_new_tokens": 99{more}}}"#);
+    assert_eq!(tokens(&of("")), (20, "length".to_owned()));
+    assert_eq!(
+        tokens(&of(r#", "max_length": 31"#)),
+        (30, "length".to_owned())
+    );
+    assert_eq!(
+        tokens(&of(r#", "max_length": 512"#)),
+        (63, "length".to_owned())
+    );
+    let both = of(r#", "max_length": 31, "max_new_tokens": 9"#);
+    assert_eq!(tokens(&both), (9, "length".to_owned()));
 }
 
 #[test]

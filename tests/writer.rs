@@ -1,10 +1,16 @@
 //! The command line on a small GPT-2 that was trained (`scripts/train_writer.py`): real text, as transformers writes it.
 
 use std::{
+    ops::ControlFlow,
     path::Path,
     process::{Command, Output},
 };
 
+use gemmule::{
+    DeviceChoice, Engine,
+    engine::{Folder, Generate, TextEncoder, generation_config},
+    search::{Beams, Sampling},
+};
 use serde_json::Value;
 
 const FOLDER: &str = "tests/checkpoints/writer";
@@ -179,6 +185,205 @@ fn draws_are_instead_of_the_beams_of_a_folder() {
     }
 }
 
+/// The tokens of a text.
+fn tokens_of(text: &str) -> Vec<u32> {
+    let folder = Folder::open(Path::new(FOLDER)).expect("a folder");
+    let encoder = TextEncoder::for_prompts(folder).expect("a tokenizer");
+    encoder.prompts(&[text]).expect("ids").remove(0)
+}
+
+/// The tokens that the library writes behind a prompt.
+fn tokens_by(prompt: &str, change: impl FnOnce(&mut Generate)) -> Vec<u32> {
+    let engine = Engine::from_checkpoint(FOLDER).device(DeviceChoice::Cpu);
+    let engine = engine.generating().build().expect("it loads");
+    let mut options = generation_config(Path::new(FOLDER)).expect("it is read");
+    options.rules.max_new_tokens = 40;
+    change(&mut options);
+    let prompts = [tokens_of(prompt)];
+    let written = engine.generate(&prompts, &options, |_, _| ControlFlow::Continue(()));
+    written.expect("it writes").remove(0).tokens
+}
+
+/// The command line sets what the library is told, and each option changes what is written.
+#[test]
+fn each_option_is_the_setting_of_its_name() {
+    let prompt = "It";
+    let of = |options: &[&str]| -> Vec<u32> {
+        let args = ["generate", "--prompt", prompt, "--max-new", "40", "--json"];
+        let got = json(&[&args[..], options].concat());
+        let tokens = got["texts"][0]["tokens"].as_array().expect("a list");
+        let ids = tokens.iter().filter_map(Value::as_u64);
+        ids.map(|id| id as u32).collect()
+    };
+    let check = |options: &[&str], without: &[&str], change: &dyn Fn(&mut Generate)| {
+        let got = of(options);
+        assert_eq!(got, tokens_by(prompt, change), "{options:?}");
+        assert_ne!(got, of(without), "{options:?} changes nothing");
+        got
+    };
+    check(&["--repetition-penalty", "5"], &[], &|o| {
+        o.rules.repetition_penalty = 5.0;
+    });
+    check(&["--no-repeat-ngram", "2"], &[], &|o| {
+        o.rules.no_repeat_ngram = 2;
+    });
+    let x = tokens_of("x")[0];
+    let forced = check(&["--forced-bos", "x"], &[], &|o| {
+        o.rules.forced_first = Some(x);
+    });
+    assert_eq!(forced[0], x);
+    let drawn = ["--sample", "--top-k", "0", "--seed", "3"];
+    check(&[&drawn[..], &["--min-p", "0.5"]].concat(), &drawn, &|o| {
+        o.sampling = Some(Sampling {
+            top_k: 0,
+            min_p: 0.5,
+            ..Sampling::default()
+        });
+        o.seed = 3;
+    });
+    let beams = ["--beams", "4"];
+    let groups = [&beams[..], &["--groups", "4"]].concat();
+    let diverse = [&groups[..], &["--diversity", "0.5"]].concat();
+    let asked = Beams {
+        groups: 4,
+        ..Beams::of(4)
+    };
+    check(&groups, &beams, &|o| o.beams = Some(asked));
+    check(&diverse, &groups, &|o| {
+        o.beams = Some(Beams {
+            diversity: 0.5,
+            ..asked
+        });
+    });
+}
+
+#[test]
+fn options_that_say_nothing_without_another_are_refused() {
+    for (options, said) in [
+        (
+            &["--length-penalty", "2"][..],
+            "--length-penalty counts with --beams only",
+        ),
+        (
+            &["--early-stopping"],
+            "--early-stopping counts with --beams only",
+        ),
+        (&["--groups", "2"], "--groups counts with --beams only"),
+        (
+            &["--diversity", "1"],
+            "--diversity counts with --groups only",
+        ),
+        (
+            &["--beams", "4", "--diversity", "1"],
+            "--diversity counts with --groups only",
+        ),
+        (
+            &["--sample", "--length-penalty", "2"],
+            "--length-penalty counts with --beams only",
+        ),
+    ] {
+        let refused = refused(&[&["generate", "--prompt", "One"], options].concat());
+        assert!(refused.contains(said), "{options:?}: {refused}");
+    }
+}
+
+#[test]
+fn the_prompts_and_texts_of_a_file_fail_one_by_one_and_messages_have_their_lines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("lines.txt");
+    let long = "a".repeat(300);
+    std::fs::write(&file, format!("One day\n\n{long}\nOne?\n\nMia went\n")).expect("it is written");
+    let file = file.to_str().expect("a name");
+    let run = |args: &[&str]| {
+        let output = gemmule(args);
+        let errors = String::from_utf8(output.stderr).expect("text");
+        let errors = errors.replace(file, "[file]");
+        assert!(!output.status.success(), "{args:?}");
+        assert!(
+            errors.contains("line 4 of `[file]` failed: text 2 cannot be tokenized"),
+            "{errors}"
+        );
+        let got: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        (got, errors)
+    };
+    let own = ["generate", "--max-new", "12", "--json"];
+    let (got, errors) = run(&[&own[..], &["--prompts-file", file]].concat());
+    assert!(
+        errors.contains(
+            "line 3 of `[file]` failed: the prompt's 300 tokens and 12 new ones are more"
+        ),
+        "{errors}"
+    );
+    let alone = json(&[&own[..], &["--prompt", "One day", "--prompt", "Mia went"]].concat());
+    let texts = got["texts"].as_array().expect("a list");
+    let reasons: Vec<&str> = texts.iter().map(|t| text(t, "reason")).collect();
+    assert_eq!(reasons, ["length", "failed", "failed", "length"]);
+    assert_eq!(
+        [&texts[0], &texts[3]],
+        [&alone["texts"][0], &alone["texts"][1]]
+    );
+    let (got, errors) = run(&["score", "--texts-file", file, "--json"]);
+    assert!(
+        errors.contains(
+            "line 3 of `[file]` failed: its 300 tokens are more than the model's 256 positions"
+        ),
+        "{errors}"
+    );
+    let alone = json(&["score", "--text", "One day", "--text", "Mia went", "--json"]);
+    assert_eq!(got, alone);
+}
+
+#[test]
+fn a_folder_that_asks_for_beams_and_draws_leaves_the_choice_to_the_arguments() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(Path::new(FOLDER).join(file), folder.path().join(file)).expect("a copy");
+    }
+    let config = r#"{"eos_token_id": 0, "max_new_tokens": 20, "num_beams": 4, "do_sample": true}"#;
+    std::fs::write(folder.path().join("generation_config.json"), config).expect("a file");
+    let own = ["generate", "--prompt", "One day", "--max-new", "20"];
+    let output = from(folder.path(), &own);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(errors.contains("--beams or --sample decides"), "{errors}");
+    for more in [&["--beams", "4"][..], &["--sample"]] {
+        let asked = [&own[..], more].concat();
+        let output = from(folder.path(), &asked);
+        assert_eq!(
+            String::from_utf8(output.stdout).expect("text"),
+            done(&asked)
+        );
+    }
+}
+
+#[test]
+fn a_length_with_the_prompt_bounds_what_is_new() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(Path::new(FOLDER).join(file), folder.path().join(file)).expect("a copy");
+    }
+    let config = r#"{"eos_token_id": 0, "min_new_tokens": 99, "max_length": 30}"#;
+    std::fs::write(folder.path().join("generation_config.json"), config).expect("a file");
+    let of = |more: &[&str]| {
+        let output = from(folder.path(), &[&["generate", "--json"], more].concat());
+        let got: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let texts = got["texts"].as_array().expect("a list").iter();
+        let n = |t: &Value| t["tokens"].as_array().expect("a list").len();
+        let n: Vec<usize> = texts.map(n).collect();
+        (n, String::from_utf8(output.stderr).expect("text"))
+    };
+    let long = "a".repeat(30);
+    let (n, errors) = of(&["--prompt", "One", "--prompt", "One day", "--prompt", &long]);
+    assert_eq!(n, [27, 23, 0]);
+    assert!(
+        errors.contains(
+            "prompt 2, counted from 0, failed: the 30 tokens that are there leave none of the 30"
+        ),
+        "{errors}"
+    );
+    assert_eq!(of(&["--prompt", &long, "--max-new", "8"]).0, [8]);
+}
+
 #[test]
 fn what_cannot_be_written_is_refused_in_words() {
     let long = "a".repeat(300);
@@ -214,7 +419,7 @@ fn what_cannot_be_written_is_refused_in_words() {
     assert!(unknown.contains("text 0"), "{unknown}");
     let score = refused(&["score", "--text", ""]);
     assert!(
-        score.contains("text 0, counted from 0, has no token"),
+        score.contains("text 0, counted from 0, failed: it has no token"),
         "{score}"
     );
 }

@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeMap,
     io::Write,
     ops::ControlFlow,
     path::PathBuf,
@@ -10,13 +11,16 @@ use miette::{Report, miette};
 use serde_json::json;
 
 use super::{
-    Outcome, human, input::lines, model::Runnable, print, print_json, say, translate::forced,
+    Outcome, human,
+    input::{self, Source},
+    model::Runnable,
+    print, print_json, say,
+    translate::forced,
 };
 use crate::{
-    EngineError,
     engine::{
-        ChatTemplate, Event, Folder, Generate, GrowingText, Message, Reason, TextEncoder, Written,
-        generation_config,
+        ChatTemplate, Event, Folder, Generate, GrowingText, Message, Reason, Stop, TextEncoder,
+        Written, generation_config,
     },
     search::{Beams, EarlyStopping, Sampling},
 };
@@ -67,10 +71,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", conflicts_with_all = ["sample", "top_k", "top_p", "min_p", "temperature", "stream"])]
     beams: Option<usize>,
     /// Search beams in groups that keep apart
-    #[arg(long, value_name = "N", requires = "beams")]
+    #[arg(long, value_name = "N")]
     groups: Option<usize>,
     /// What a token costs for each beam of an earlier group that took it
-    #[arg(long, value_name = "X", requires = "groups")]
+    #[arg(long, value_name = "X")]
     diversity: Option<f32>,
     /// Scores are log-probabilities over lengths to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
@@ -101,15 +105,19 @@ pub(super) struct Args {
 
 impl Args {
     /// What the folder asks for, changed by the arguments.
-    fn options(&self, folder: &Folder) -> Result<Generate, EngineError> {
+    fn options(&self, folder: &Folder) -> Result<Generate, Report> {
         let mut options = generation_config(folder.trunk())?;
         let rules = &mut options.rules;
-        rules.max_new_tokens = self.max_new.unwrap_or(rules.max_new_tokens);
+        if let Some(n) = self.max_new {
+            (rules.max_new_tokens, options.max_length) = (n, None);
+        }
         rules.repetition_penalty = self.repetition_penalty.unwrap_or(rules.repetition_penalty);
         rules.no_repeat_ngram = self.no_repeat_ngram.unwrap_or(rules.no_repeat_ngram);
         let reals = [self.top_p, self.min_p, self.temperature];
         let draws = self.sample || self.top_k.is_some() || reals.iter().any(Option::is_some);
-        if draws || options.sampling.is_some() {
+        // What the arguments ask for is instead of what the folder asks for.
+        if draws {
+            options.beams = None;
             let asked = options.sampling.unwrap_or_default();
             options.sampling = Some(Sampling {
                 temperature: self.temperature.unwrap_or(asked.temperature),
@@ -118,23 +126,68 @@ impl Args {
                 min_p: self.min_p.unwrap_or(asked.min_p),
             });
         }
-        // Draws that the arguments ask for are instead of the beams that the folder asks for.
-        let asked = options.beams.take();
-        if let Some(n) = self.beams.or(asked.map(|beams| beams.n))
-            && !draws
-        {
-            let asked = asked.unwrap_or(Beams::of(n));
+        if let Some(n) = self.beams {
             options.sampling = None;
-            options.beams = Some(Beams {
-                n,
-                groups: self.groups.unwrap_or(asked.groups),
-                diversity: self.diversity.unwrap_or(asked.diversity),
-                length_penalty: self.length_penalty.unwrap_or(asked.length_penalty),
-                early_stopping: self.early_stopping.map_or(asked.early_stopping, Into::into),
-            });
+            let asked = options.beams.unwrap_or(Beams::of(n));
+            options.beams = Some(Beams { n, ..asked });
+        }
+        beams_or_sampling(&options, folder, "--beams or --sample decides")?;
+        let asked = [
+            ("--groups", self.groups.is_some()),
+            ("--length-penalty", self.length_penalty.is_some()),
+            ("--early-stopping", self.early_stopping.is_some()),
+        ];
+        for (option, is_given) in asked {
+            check_needs(option, is_given, "--beams", options.beams.is_some())?;
+        }
+        if let Some(beams) = &mut options.beams {
+            beams.groups = self.groups.unwrap_or(beams.groups);
+            beams.length_penalty = self.length_penalty.unwrap_or(beams.length_penalty);
+            let early_stopping = self.early_stopping.map(Into::into);
+            beams.early_stopping = early_stopping.unwrap_or(beams.early_stopping);
+        }
+        let has_groups = options.beams.is_some_and(|beams| beams.groups > 1);
+        check_needs(
+            "--diversity",
+            self.diversity.is_some(),
+            "--groups",
+            has_groups,
+        )?;
+        if let (Some(beams), Some(diversity)) = (&mut options.beams, self.diversity) {
+            beams.diversity = diversity;
         }
         options.seed = self.seed;
         Ok(options)
+    }
+}
+
+/// Refuses a folder that asks for beams and for draws, if the arguments have not decided.
+pub(super) fn beams_or_sampling(
+    options: &Generate,
+    folder: &Folder,
+    advice: &str,
+) -> Result<(), Report> {
+    match options.beams.is_some() && options.sampling.is_some() {
+        true => Err(miette!(
+            "`{}` asks for beams whose tokens are drawn (`num_beams` with `do_sample`), which is not computed; {advice}",
+            folder.trunk().display()
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Refuses an option that would say nothing without another one.
+pub(super) fn check_needs(
+    option: &str,
+    is_given: bool,
+    needed: &str,
+    is_there: bool,
+) -> Result<(), Report> {
+    match is_given && !is_there {
+        true => Err(miette!(
+            "{option} counts with {needed} only, and neither the arguments nor the checkpoint's folder ask for that; give {needed}, or leave {option} out"
+        )),
+        false => Ok(()),
     }
 }
 
@@ -157,10 +210,7 @@ impl From<Early> for EarlyStopping {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let prompts = match &args.prompts_file {
-        Some(file) => lines(file)?,
-        None => args.prompts.clone(),
-    };
+    let (prompts, source) = Source::texts("prompt", &args.prompts, args.prompts_file.as_deref())?;
     if prompts.is_empty() {
         return Err(miette!(
             "there is no prompt; give --prompt, or a file with one a line"
@@ -185,21 +235,33 @@ pub(super) fn run(args: Args) -> Outcome {
     if let Some(token) = &args.forced_bos {
         options.rules.forced_first = Some(forced(&encoder, token)?);
     }
-    let ids = match args.chat {
+    let read = match args.chat {
         true => {
             let template = ChatTemplate::open(encoder.folder().trunk())?;
-            let ids = prompts.iter().map(|prompt| {
+            let each = prompts.iter().enumerate();
+            let read = each.map(|(index, prompt)| {
                 let system = args.system.iter().map(|text| Message::new("system", text));
                 let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
-                encoder.prompt_as_written(&template.render(&messages)?)
+                let ids = encoder.prompt_as_written(&template.render(&messages)?);
+                ids.map_err(|e| e.of_text(index))
             });
-            ids.collect::<Result<_, EngineError>>()?
+            read.collect()
         }
-        false => encoder.prompts(&prompts)?,
+        false => input::prompts(&encoder, &prompts),
     };
+    let (mut ids, mut of_prompt, mut problems) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for (index, read) in read.into_iter().enumerate() {
+        match read {
+            Ok(read) => {
+                ids.push(read);
+                of_prompt.push(index);
+            }
+            Err(problem) => _ = problems.insert(index, problem.to_string()),
+        }
+    }
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
-    let cache = engine.cache_bytes_needed(&lens, &options)?;
+    let cache = engine.cache_bytes_at_most(&lens, &options)?;
     let mut texts: Vec<GrowingText> = prompts.iter().map(|_| GrowingText::default()).collect();
     let mut problem: Option<Report> = None;
     // What is written from a source, and an answer, does not go on from the prompt.
@@ -209,17 +271,14 @@ pub(super) fn run(args: Args) -> Outcome {
     }
     let began = Instant::now();
     let mut first = Duration::ZERO;
-    let written = engine.generate(&ids, &options, |index, event| {
+    let answers = engine.generate(&ids, &options, |at, event| {
         let Event::Token { id, .. } = event else {
             return ControlFlow::Continue(());
         };
         if first.is_zero() {
             first = began.elapsed();
         }
-        let text = &mut texts[index];
-        if text.stopped {
-            return ControlFlow::Continue(());
-        }
+        let text = &mut texts[of_prompt[at]];
         let pushed = text.push(*id, |tokens| encoder.decode(tokens));
         let shown = pushed.map_err(Report::from).and_then(|()| {
             text.cut(&args.stop);
@@ -228,24 +287,39 @@ pub(super) fn run(args: Args) -> Outcome {
                 false => Ok(()),
             }
         });
-        if let Err(error) = shown {
-            problem = Some(error);
-            return ControlFlow::Break(());
-        }
-        match texts.iter().all(|text| text.stopped) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        match shown {
+            Err(error) => {
+                problem = Some(error);
+                ControlFlow::Break(Stop::All)
+            }
+            Ok(()) if text.stopped => ControlFlow::Break(Stop::One),
+            Ok(()) => ControlFlow::Continue(()),
         }
     })?;
     let took = began.elapsed();
     if let Some(problem) = problem {
         return Err(problem);
     }
+    let mut written = vec![Written::default(); prompts.len()];
+    for (index, answer) in of_prompt.into_iter().zip(answers) {
+        if let Some(problem) = &answer.problem {
+            problems.insert(index, problem.to_string());
+        }
+        written[index] = answer;
+    }
+    // The others' texts are there.
+    for (&index, problem) in &problems {
+        say(&format!("{} failed: {problem}", source.name(index)));
+    }
+    let code = match problems.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    };
     let reason = |index: usize| match (texts[index].stopped, written[index].reason) {
         (true, _) => "stop",
         (_, Some(Reason::End)) => "end",
         (_, Some(Reason::Length)) => "length",
-        _ if written[index].problem.is_some() => "failed",
+        _ if problems.contains_key(&index) => "failed",
         _ => "broken off",
     };
     if args.json {
@@ -253,7 +327,7 @@ pub(super) fn run(args: Args) -> Outcome {
             .map(|i| {
                 json!({
                     "prompt": prompts[i], "text": texts[i].text, "tokens": texts[i].tokens,
-                    "reason": reason(i), "score": written[i].score, "problem": written[i].problem,
+                    "reason": reason(i), "score": written[i].score, "problem": problems.get(&i),
                 })
             })
             .collect();
@@ -262,15 +336,19 @@ pub(super) fn run(args: Args) -> Outcome {
             "dtype": engine.precision().name(),
             "texts": all,
             "seconds": {"first": first.as_secs_f64(), "all": took.as_secs_f64()},
-            "bytes": {"cache": cache},
+            "bytes": {"cache": cache, "all": engine.generator_bytes(&lens, &options, cache)?.all()},
         }))?;
-        return Ok(failures(&written));
+        return Ok(code);
     }
     match args.stream {
         true => show_rest(&texts[0])?,
         false => {
-            for (i, (prompt, text)) in prompts.iter().zip(&texts).enumerate() {
-                let gap = if i > 0 { "\n" } else { "" };
+            // What failed before its first token has no text.
+            let shown = |&i: &usize| !problems.contains_key(&i) || !texts[i].tokens.is_empty();
+            let shown = (0..prompts.len()).filter(shown);
+            for (nth, i) in shown.enumerate() {
+                let (prompt, text) = (&prompts[i], &texts[i]);
+                let gap = if nth > 0 { "\n" } else { "" };
                 let before = if goes_on { prompt.as_str() } else { "" };
                 print(&format!("{gap}{before}{}\n", text.text))?;
             }
@@ -288,31 +366,20 @@ pub(super) fn run(args: Args) -> Outcome {
             format!("the first after {}, then {rate:.1} tokens/s", ms(first))
         }
     };
+    let mut ends: BTreeMap<&str, usize> = BTreeMap::new();
+    (0..prompts.len()).for_each(|i| *ends.entry(reason(i)).or_default() += 1);
+    let ends = ends.into_iter().map(|(reason, n)| match prompts.len() {
+        1 => reason.to_owned(),
+        _ => format!("{n} {reason}"),
+    });
     say(&format!(
         "{}, {}: {tokens} tokens, {speed}; KV cache {}; {}",
         engine.device(),
         engine.precision(),
         human(cache),
-        (0..prompts.len())
-            .map(reason)
-            .collect::<Vec<_>>()
-            .join(", "),
+        ends.collect::<Vec<_>>().join(", "),
     ));
-    Ok(failures(&written))
-}
-
-/// Says which prompts failed; the others' texts are there.
-fn failures(written: &[Written]) -> ExitCode {
-    let mut code = ExitCode::SUCCESS;
-    for (index, written) in written.iter().enumerate() {
-        if let Some(problem) = &written.problem {
-            say(&format!(
-                "prompt {index}, counted from 0, failed: {problem}"
-            ));
-            code = ExitCode::FAILURE;
-        }
-    }
-    code
+    Ok(code)
 }
 
 /// Prints what has become certain of a text.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{
     Batch, EngineError,
-    engine::{Prompt, TextEncoder},
+    engine::{self, Prompt, TextEncoder},
     files::{self, Kind},
 };
 
@@ -61,13 +61,20 @@ impl Input {
             let texts = Texts::None;
             return Ok(Read { texts, batch });
         }
-        let texts = match (&self.texts_file, &self.pairs_file) {
-            (Some(file), _) => Texts::Single(lines(file)?),
-            (_, Some(file)) => Texts::Pairs(pairs(file)?),
-            _ if self.pairs.is_empty() => Texts::Single(self.texts.clone()),
-            _ => {
+        let (texts, source) = match &self.pairs_file {
+            Some(file) => {
+                let (pairs, source) = pairs(file)?;
+                (Texts::Pairs(pairs), source)
+            }
+            None if self.pairs.is_empty() => {
+                let file = self.texts_file.as_deref();
+                let (texts, source) = Source::texts("text", &self.texts, file)?;
+                (Texts::Single(texts), source)
+            }
+            None => {
                 let (pairs, _) = self.pairs.as_chunks::<2>();
-                Texts::Pairs(pairs.iter().cloned().map(|[a, b]| (a, b)).collect())
+                let pairs = pairs.iter().cloned().map(|[a, b]| (a, b)).collect();
+                (Texts::Pairs(pairs), Source::Arguments("pair"))
             }
         };
         if matches!(&texts, Texts::Single(texts) if texts.is_empty()) {
@@ -88,30 +95,113 @@ impl Input {
             (None, None) => Prompt::Default,
         };
         let batch = match &texts {
-            Texts::Pairs(pairs) => encoder.encode_pairs(pairs, prompt)?,
-            Texts::Single(texts) => encoder.encode_with(texts, prompt)?,
+            Texts::Pairs(pairs) => {
+                let inputs = pairs.iter().map(|(a, b)| engine::Input::Pair(a, b));
+                source.batch(&encoder, inputs, prompt)?
+            }
+            Texts::Single(texts) => {
+                let inputs = texts.iter().map(|text| engine::Input::Text(text));
+                source.batch(&encoder, inputs, prompt)?
+            }
             Texts::None => return Err(miette!("there is nothing to run on")),
         };
         Ok(Read { texts, batch })
     }
 }
 
-/// The lines of a file that are not blank.
-pub(super) fn lines(file: &Path) -> Result<Vec<String>, EngineError> {
-    let text = files::text(file, Kind::Batch)?;
-    let lines = text.lines().filter(|l| !l.trim().is_empty());
-    Ok(lines.map(str::to_owned).collect())
+/// Where inputs come from, as messages name each.
+pub(super) enum Source {
+    /// From arguments, of which there is one kind.
+    Arguments(&'static str),
+    /// From lines of a file, by their numbers.
+    Lines(PathBuf, Vec<usize>),
 }
 
-fn pairs(file: &Path) -> Result<Vec<(String, String)>, Report> {
+impl Source {
+    /// Texts of arguments, or the lines of a file that are not blank.
+    pub(super) fn texts(
+        kind: &'static str,
+        arguments: &[String],
+        file: Option<&Path>,
+    ) -> Result<(Vec<String>, Self), EngineError> {
+        let Some(file) = file else {
+            return Ok((arguments.to_vec(), Self::Arguments(kind)));
+        };
+        let text = files::text(file, Kind::Batch)?;
+        let lines = (1..).zip(text.lines());
+        let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+        let (numbers, lines) = lines.map(|(n, line)| (n, line.to_owned())).unzip();
+        Ok((lines, Self::Lines(file.to_owned(), numbers)))
+    }
+
+    /// An input, counted from 0.
+    pub(super) fn name(&self, index: usize) -> String {
+        match self {
+            Self::Arguments(kind) => format!("{kind} {index}, counted from 0,"),
+            Self::Lines(file, lines) => format!("line {} of `{}`", lines[index], file.display()),
+        }
+    }
+
+    /// The error of an input that was tokenized by itself.
+    fn told(&self, index: usize, error: EngineError) -> Report {
+        let error = Report::from(error.of_text(index));
+        match self {
+            Self::Arguments(_) => error,
+            Self::Lines(..) => error.wrap_err(self.name(index)),
+        }
+    }
+
+    /// The batch of inputs. One that is cut is warned about.
+    fn batch<'t>(
+        &self,
+        encoder: &TextEncoder,
+        inputs: impl Iterator<Item = engine::Input<'t>>,
+        prompt: Prompt,
+    ) -> Result<Batch, Report> {
+        let (mut ids, mut types, mut lens) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, input) in inputs.enumerate() {
+            let encoded = encoder.encode_one(input, prompt);
+            let encoded = encoded.map_err(|e| self.told(index, e))?;
+            let n = encoded.ids.len();
+            if encoded.is_cut {
+                let name = self.name(index);
+                tracing::warn!("{name} is cut to {n} tokens, the most that the checkpoint takes");
+            }
+            types.extend(encoded.types.unwrap_or_else(|| vec![0; n]));
+            ids.extend(encoded.ids);
+            lens.push(n as u32);
+        }
+        let batch = Batch::from_packed(ids, &lens).map_err(EngineError::from)?;
+        Ok(match types.iter().any(|&t| t != 0) {
+            true => batch.with_type_ids(types).map_err(EngineError::from)?,
+            false => batch,
+        })
+    }
+}
+
+/// Token ids of texts to go on from, each by itself; what is wrong with one is said of it alone.
+pub(super) fn prompts<S: AsRef<str>>(
+    encoder: &TextEncoder,
+    texts: &[S],
+) -> Vec<Result<Vec<u32>, EngineError>> {
+    let each = texts.iter().enumerate();
+    each.map(|(index, text)| {
+        let ids = encoder.prompts(&[text]);
+        ids.map(|ids| ids.concat()).map_err(|e| e.of_text(index))
+    })
+    .collect()
+}
+
+/// Pairs of the lines of a file.
+fn pairs(file: &Path) -> Result<(Vec<(String, String)>, Source), Report> {
+    let (lines, source) = Source::texts("pair", &[], Some(file))?;
     let mut pairs = Vec::new();
-    for (at, line) in lines(file)?.iter().enumerate() {
+    for (at, line) in lines.iter().enumerate() {
         let mut texts = line.split('\t');
         let (Some(a), Some(b), None) = (texts.next(), texts.next(), texts.next()) else {
             return Err(miette!(
-                "`{}`, pair {}: expected two texts with one tab between them, found {} tabs",
-                file.display(),
-                at + 1,
+                "{}: expected two texts with one tab between them, found {} tabs",
+                source.name(at),
                 line.matches('\t').count()
             ));
         };
@@ -122,7 +212,7 @@ fn pairs(file: &Path) -> Result<Vec<(String, String)>, Report> {
             "`{}` holds no pair; expected one a line",
             file.display()
         )),
-        false => Ok(pairs),
+        false => Ok((pairs, source)),
     }
 }
 

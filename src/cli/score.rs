@@ -3,10 +3,16 @@ use std::{path::PathBuf, process::ExitCode};
 use miette::miette;
 use serde_json::json;
 
-use super::{Outcome, align_right, input::lines, model::Runnable, print, print_json, table};
+use super::{
+    Outcome, align_right,
+    input::{self, Source},
+    model::Runnable,
+    print, print_json, say, table,
+};
 use crate::{
     Batch, EngineError,
     engine::{Folder, LOG_PROBABILITY, TextEncoder},
+    runtime::batch::Limits,
 };
 
 #[derive(clap::Args)]
@@ -31,39 +37,64 @@ pub(super) struct Args {
     json: bool,
 }
 
+/// Token ids that the model takes, or what is wrong with them.
+fn checked(ids: Vec<u32>, limits: &Limits) -> Result<Vec<u32>, String> {
+    let n = ids.len();
+    match limits.longest {
+        _ if n == 0 => Err("it has no token; expected at least one".to_owned()),
+        Some(most) if n > most as usize => Err(format!(
+            "its {n} tokens are more than the model's {most} positions; shorten or split it"
+        )),
+        _ => {
+            let alone = Batch::from_sequences(std::slice::from_ref(&ids));
+            let checked = alone.and_then(|alone| alone.check(limits));
+            checked.map(|()| ids).map_err(|e| e.to_string())
+        }
+    }
+}
+
 pub(super) fn run(args: Args) -> Outcome {
-    let texts = match &args.texts_file {
-        Some(file) => lines(file)?,
-        None => args.texts.clone(),
-    };
+    let (texts, source) = Source::texts("text", &args.texts, args.texts_file.as_deref())?;
+    if let (true, Some(file)) = (texts.is_empty(), &args.texts_file) {
+        let file = file.display();
+        return Err(miette!("`{file}` holds no text; expected one a line"));
+    }
     let folder =
         args.model.weights.as_deref().ok_or_else(|| {
             miette!("texts need the tokenizer.json of a checkpoint; give --weights")
         })?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
-    let ids = encoder.prompts(&texts)?;
-    if let Some(text) = ids.iter().position(Vec::is_empty) {
-        return Err(miette!(
-            "text {text}, counted from 0, has no token; expected at least one"
-        ));
-    }
     let engine = Runnable::build(
         args.model
             .builder_of_own_outputs()?
             .outputs([LOG_PROBABILITY]),
     )?;
+    // A text that cannot be scored is left out; the others are scored all the same.
+    let limits = engine.limits();
+    let (mut scored, mut code) = (Vec::new(), ExitCode::SUCCESS);
+    for (index, ids) in input::prompts(&encoder, &texts).into_iter().enumerate() {
+        let ids = ids.map_err(|e| e.to_string());
+        match ids.and_then(|ids| checked(ids, &limits)) {
+            Ok(ids) => scored.push((texts[index].as_str(), ids)),
+            Err(problem) => {
+                say(&format!("{} failed: {problem}", source.name(index)));
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
     let mut session = engine.session()?;
-    let mut scores: Vec<Vec<f32>> = Vec::with_capacity(ids.len());
-    let mut rest = ids.as_slice();
+    let mut scores: Vec<Vec<f32>> = Vec::with_capacity(scored.len());
+    let mut rest = scored.as_slice();
     while !rest.is_empty() {
         let mut tokens = 0;
-        let fits = |ids: &&Vec<u32>| {
+        let fits = |(_, ids): &&(&str, Vec<u32>)| {
             tokens += ids.len();
             tokens <= args.batch_tokens
         };
         let n = rest.iter().take_while(fits).count().max(1);
         let (now, later) = rest.split_at(n);
-        let batch = Batch::from_sequences(now).map_err(EngineError::from)?;
+        let now: Vec<&[u32]> = now.iter().map(|(_, ids)| ids.as_slice()).collect();
+        let batch = Batch::from_sequences(&now).map_err(EngineError::from)?;
         let outputs = session.run(&batch)?;
         outputs.check_finite()?;
         for i in 0..n {
@@ -80,24 +111,21 @@ pub(super) fn run(args: Args) -> Outcome {
     let perplexity = |sum: f64, n: usize| (-sum / n.max(1) as f64).exp();
     let (sum, n) = sums.iter().fold((0.0, 0), |(s, n), (t, m)| (s + t, n + m));
     if args.json {
-        let all: Vec<_> = texts
-            .iter()
-            .zip(&ids)
-            .zip(&scores)
-            .map(
-                |((text, ids), own)| json!({"text": text, "tokens": ids, "log_probabilities": own}),
-            )
-            .collect();
+        let all = scored.iter().zip(&scores);
+        let all = all.map(
+            |((text, ids), own)| json!({"text": text, "tokens": ids, "log_probabilities": own}),
+        );
+        let all: Vec<_> = all.collect();
         print_json(&json!({
             "texts": all, "log_probability": sum, "tokens": n, "perplexity": perplexity(sum, n),
         }))?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code);
     }
     let mut rows = table(&["text", "tokens", "log-probability", "a token", "perplexity"]);
-    for (text, &(sum, n)) in texts.iter().zip(&sums) {
+    for ((text, _), &(sum, n)) in scored.iter().zip(&sums) {
         let shown = match text.chars().count() > 48 {
             true => format!("{}…", text.chars().take(47).collect::<String>()),
-            false => text.clone(),
+            false => (*text).to_owned(),
         };
         rows.add_row([
             shown,
@@ -113,5 +141,5 @@ pub(super) fn run(args: Args) -> Outcome {
         "all: {n} tokens after each text's first, log-probability {sum:.3}, perplexity {:.3}\n",
         perplexity(sum, n)
     ))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }

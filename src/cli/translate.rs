@@ -1,11 +1,19 @@
-use std::{path::PathBuf, process::ExitCode, time::Instant};
+use std::{fmt::Display, ops::ControlFlow, path::PathBuf, process::ExitCode, time::Instant};
 
 use miette::miette;
 
-use super::{Outcome, model::Runnable, print, progress::Bars, say, write_file};
+use super::{
+    Outcome,
+    generate::{beams_or_sampling, check_needs},
+    input,
+    model::Runnable,
+    print,
+    progress::Bars,
+    say, write_file,
+};
 use crate::{
     EngineError,
-    engine::{AdmitError, Event, Folder, Generate, Request, TextEncoder, generation_config},
+    engine::{Event, Folder, Generate, Request, TextEncoder, generation_config},
     files::{self, Kind},
     search::Beams,
 };
@@ -48,8 +56,10 @@ impl Args {
         let mut options = generation_config(encoder.folder().trunk())?;
         // The first position is that of the token before all others.
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
-        let usual = (2 * longest + 16).min(most);
-        options.rules.max_new_tokens = self.max_new.unwrap_or(usual);
+        options.rules.max_new_tokens = (2 * longest + 16).min(most);
+        if let Some(n) = self.max_new {
+            (options.rules.max_new_tokens, options.max_length) = (n, None);
+        }
         if let Some(token) = &self.forced_bos {
             options.rules.forced_first = Some(forced(encoder, token)?);
         }
@@ -58,6 +68,10 @@ impl Args {
             let asked = options.beams.take().unwrap_or(Beams::of(n));
             options.beams = (n != 1).then_some(Beams { n, ..asked });
         }
+        beams_or_sampling(&options, encoder.folder(), "--beams decides")?;
+        let has_penalty = self.length_penalty.is_some();
+        let has_beams = options.beams.is_some();
+        check_needs("--length-penalty", has_penalty, "--beams", has_beams)?;
         if let (Some(beams), Some(penalty)) = (&mut options.beams, self.length_penalty) {
             beams.length_penalty = penalty;
         }
@@ -96,60 +110,60 @@ pub(super) fn run(args: Args) -> Outcome {
             "the model goes on from a prompt, and translates nothing; use `gemmule generate`"
         ));
     }
-    let ids = encoder.prompts(&lines)?;
+    let mut failed = 0;
+    let mut fail = |line: usize, problem: &dyn Display| {
+        say(&format!("line {} failed: {problem}", line + 1));
+        failed += 1;
+    };
+    let read = input::prompts(&encoder, &lines);
+    waiting.retain(|&i| match &read[i] {
+        Ok(_) => true,
+        Err(problem) => {
+            fail(i, problem);
+            false
+        }
+    });
+    let read = read.into_iter().map(Result::unwrap_or_default);
+    let ids: Vec<Vec<u32>> = read.collect();
     // Texts of like lengths end together; the longest first, as those decide how long all takes.
     waiting.sort_by_key(|&i| std::cmp::Reverse(ids[i].len()));
-    let longest = ids[waiting[0]].len();
+    // What is too long for the model fails, and leaves the others the room.
     let positions = engine.limits().longest;
+    let fits = |n: &usize| positions.is_none_or(|most| *n <= most as usize);
+    let lens = waiting.iter().map(|&i| ids[i].len()).filter(fits);
+    let lens: Vec<usize> = lens.collect();
+    let longest = lens.first().map_or(1, |&n| n.max(1));
     let options = args.options(&encoder, longest, positions)?;
     // Room for so many of the longest texts as there are tokens for.
     let most = usize::try_from(args.batch_tokens).unwrap_or(usize::MAX);
-    let at_once = (most / longest.max(1)).clamp(1, waiting.len());
-    let room: Vec<usize> = waiting[..at_once].iter().map(|&i| ids[i].len()).collect();
-    let mut generator = engine.generator(engine.cache_bytes_needed(&room, &options)?)?;
+    let at_once = (most / longest).clamp(1, lens.len().max(1));
+    let room = lens.get(..at_once).unwrap_or(&[1]);
+    let mut generator = engine.generator(engine.cache_bytes_needed(room, &options)?)?;
+    let checked = generator.check_options(&options);
+    checked.map_err(EngineError::from)?;
     generator.prompt_tokens_per_step(most);
     let bars = Bars::new();
     let (began, total) = (Instant::now(), waiting.len());
+    let (mut done, mut tokens) = (0, 0);
+    let requests = waiting.iter().map(|&i| Request {
+        prompt: ids[i].clone(),
+        options: options.clone(),
+    });
+    let written = generator.write_all(requests, |_, event| {
+        match event {
+            Event::Token { .. } => tokens += 1,
+            Event::Found { .. } => {}
+            Event::Done { .. } | Event::Failed { .. } => done += 1,
+        }
+        bars.show("translate", done, total);
+        ControlFlow::Continue(())
+    })?;
     let mut translated: Vec<Vec<u32>> = vec![Vec::new(); lines.len()];
-    let mut of_ticket = std::collections::HashMap::new();
-    let mut waiting = waiting.into_iter().peekable();
-    let (mut done, mut failed, mut tokens) = (0, 0, 0);
-    while waiting.peek().is_some() || generator.is_busy() {
-        while let Some(&i) = waiting.peek() {
-            let request = Request {
-                prompt: ids[i].clone(),
-                options: options.clone(),
-            };
-            match generator.admit(request) {
-                Ok(ticket) => _ = of_ticket.insert(ticket, i),
-                // Others end first.
-                Err(AdmitError::Full { .. }) => break,
-                // The other lines are translated all the same.
-                Err(problem) => {
-                    say(&format!("line {} failed: {problem}", i + 1));
-                    (done, failed) = (done + 1, failed + 1);
-                }
-            }
-            waiting.next();
+    for (i, written) in waiting.into_iter().zip(written) {
+        if let Some(problem) = &written.problem {
+            fail(i, problem);
         }
-        for event in generator.poll()? {
-            let Some(&i) = of_ticket.get(&event.ticket()) else {
-                continue;
-            };
-            match event {
-                Event::Token { id, .. } => {
-                    translated[i].push(id);
-                    tokens += 1;
-                }
-                Event::Found { .. } => {}
-                Event::Done { .. } => done += 1,
-                Event::Failed { problem, .. } => {
-                    say(&format!("line {} failed: {problem}", i + 1));
-                    (done, failed) = (done + 1, failed + 1);
-                }
-            }
-            bars.show("translate", done, total);
-        }
+        translated[i] = written.tokens;
     }
     let took = began.elapsed().as_secs_f64();
     let mut out = String::new();

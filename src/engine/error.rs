@@ -197,11 +197,8 @@ pub enum EngineError {
         "the engine was built to write, and a session computes whole sequences; make a generator of it, or build it without `Builder::generating`"
     )]
     Generating,
-    #[error("prompt {index}, counted from 0, cannot run")]
-    Prompt {
-        index: usize,
-        source: Box<AdmitError>,
-    },
+    #[error(transparent)]
+    Admit(#[from] AdmitError),
     #[error("`{file}`: {problem}")]
     GenerationConfig { file: PathBuf, problem: String },
     #[error("text {index} cannot be tokenized: {problem}")]
@@ -282,6 +279,19 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// The same of a text that was tokenized by itself and has this place among others.
+    pub(crate) fn of_text(self, index: usize) -> Self {
+        match self {
+            Self::Text { problem, .. } => Self::Text { index, problem },
+            Self::TokenizerPanic { file, problem, .. } => Self::TokenizerPanic {
+                file,
+                index,
+                problem,
+            },
+            other => other,
+        }
+    }
+
     /// Whether a batch failed as there was no memory for it. A smaller one may run.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(

@@ -7,17 +7,20 @@
 mod breakdown;
 mod config;
 mod device;
-#[cfg(test)]
 mod memory;
 mod row;
 mod source;
 #[cfg(test)]
 mod tests;
-use std::collections::VecDeque;
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::ControlFlow,
+};
 
 pub use breakdown::DecodeStep;
 pub use config::generation_config;
 use device::DeviceRows;
+pub use memory::GeneratorBytes;
 use row::{Advanced, Room, Row};
 use source::{Parts, Source};
 
@@ -56,6 +59,21 @@ pub struct Generate {
     pub logits: bool,
     /// The token before the first new one, in models that write from a source.
     pub decoder_start: Option<u32>,
+    /// Tokens of a sequence at most, those of the prompt included; of a model that writes from a source, the one before the first
+    /// new one. So many are new as this, [`Rules::max_new_tokens`] and the model's positions leave.
+    pub max_length: Option<usize>,
+}
+
+impl Generate {
+    /// New tokens behind so many, of a model with these positions.
+    fn new_tokens(&self, before: usize, positions: Option<u32>) -> usize {
+        let new = self.rules.max_new_tokens;
+        let Some(most) = self.max_length else {
+            return new;
+        };
+        let most = most.min(positions.map_or(usize::MAX, |n| n as usize));
+        new.min(most.saturating_sub(before))
+    }
 }
 
 /// A prompt, and how to go on from it. Of a model in parts, such as one that translates, the prompt is the source.
@@ -104,8 +122,33 @@ pub enum Event {
     /// The sequence ends for this; others go on.
     Failed {
         ticket: Ticket,
-        problem: String,
+        problem: Failure,
     },
+}
+
+/// Why a request ends before its time.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Failure {
+    /// The model gave something that nothing can be chosen by.
+    #[error(
+        "the logit of token {token} for new token {step}{} is NaN or infinite; the weights are damaged, or overflow the storage type: try bf16 or f32",
+        beam.map(|beam| format!(" of beam {beam}")).unwrap_or_default()
+    )]
+    NotANumber {
+        /// Which new token was to come, from 0.
+        step: usize,
+        /// The beam that it was to come behind, where beams are searched.
+        beam: Option<usize>,
+        token: usize,
+    },
+    #[error("the rules allow no token for new token {step}")]
+    NoToken {
+        /// Which new token was to come, from 0.
+        step: usize,
+    },
+    /// It never ran; of [`Generator::write_all`].
+    #[error(transparent)]
+    Refused(#[from] AdmitError),
 }
 
 /// Why a request is not admitted.
@@ -127,6 +170,16 @@ pub enum AdmitError {
         new: usize,
         positions: u32,
     },
+    /// Of a model that writes from a source.
+    #[error(
+        "{new} new tokens behind the one that begins a text are more than the model's {positions} positions; ask for at most {} new tokens",
+        positions.saturating_sub(1)
+    )]
+    LongTarget { new: usize, positions: u32 },
+    #[error(
+        "the {before} tokens that are there leave none of the {max_length} that a text may have (`max_length` of the checkpoint's folder); shorten the prompt, or say how many tokens may be new (`--max-new`, `max_new_tokens`)"
+    )]
+    MaxLength { before: usize, max_length: usize },
     #[error(
         "the source has {tokens} tokens, more than the model's {positions} positions; shorten or split it"
     )]
@@ -171,6 +224,9 @@ pub enum AdmitError {
     )]
     NeverFits { needed_bytes: u64, bytes: u64 },
 }
+
+/// Tokens of prompts that a step takes at most, where nobody says otherwise.
+const PROMPT_TOKENS: usize = 512;
 
 /// Writes several sequences at once. Those of one engine run beside each other.
 ///
@@ -266,7 +322,7 @@ impl Engine {
             rows: Vec::new(),
             events: VecDeque::new(),
             next_ticket: 0,
-            most_prompt_tokens: 512,
+            most_prompt_tokens: PROMPT_TOKENS,
             steps: 0,
             parts,
         })
@@ -295,10 +351,12 @@ impl Engine {
         options: &Generate,
     ) -> Result<u64, EngineError> {
         check_generating(self.program())?;
-        let new = options.rules.max_new_tokens.max(1);
         let parts = Parts::of(self.program());
+        let positions = self.limits.longest;
         let blocks = prompts.iter().map(|&prompt| {
             let prompt = prompt.max(1);
+            let before = parts.map_or(prompt, |_| 1);
+            let new = options.new_tokens(before, positions).max(1);
             u64::from(blocks_needed(parts, prompt, new, options.beams))
         });
         Ok(blocks.sum::<u64>() * self.program().block_bytes())
@@ -326,60 +384,73 @@ impl Engine {
         }
     }
 
-    /// Writes on from each prompt, all at once, and returns what was written. `on_event` sees each event as it comes, with
-    /// the number of its prompt, and ends all by `Break`.
+    /// Bytes of KV cache to write on from prompts of these lengths, however many there are: for those that fit the model, as many at
+    /// once as a device decodes or a CPU has use for, the longest ones together, and on a device half of the memory that is free
+    /// now at most, but always enough for each by itself.
     ///
     /// # Errors
-    /// A prompt that cannot run, which is then known before anything runs, and a step that fails.
+    /// As [`usual_cache_bytes`](Self::usual_cache_bytes).
+    pub fn cache_bytes_at_most(
+        &self,
+        prompts: &[usize],
+        options: &Generate,
+    ) -> Result<u64, EngineError> {
+        /// Rows of a step of a CPU, from which on more are no faster.
+        const CPU_ROWS: usize = 64;
+        let rows = match &self.backend {
+            Backend::Cpu(_) => CPU_ROWS,
+            Backend::Cuda(_) => Advance::ROWS,
+        };
+        let fits = |n: &usize| self.limits.longest.is_none_or(|most| *n <= most as usize);
+        let mut lens: Vec<usize> = prompts.iter().copied().filter(fits).collect();
+        lens.sort_unstable_by_key(|&n| std::cmp::Reverse(n));
+        lens.truncate((rows / options.beams.map_or(1, |beams| beams.n.max(1))).max(1));
+        let longest = [lens.first().copied().unwrap_or(1)];
+        let (one, all) = (
+            self.cache_bytes_needed(&longest, options)?,
+            self.cache_bytes_needed(&lens, options)?,
+        );
+        match &self.backend {
+            Backend::Cpu(_) => Ok(all.max(one)),
+            Backend::Cuda(model) => {
+                let (free, _) = model.device().memory()?;
+                Ok(all.min(free / 2).max(one))
+            }
+        }
+    }
+
+    /// Writes on from each prompt, as many at once as [`cache_bytes_at_most`](Self::cache_bytes_at_most) has room for, and returns
+    /// what was written, in the order of the prompts; see [`Generator::write_all`].
+    ///
+    /// # Errors
+    /// Options that no prompt can be written on by, memory that cannot be had, and a step that fails as a whole.
     pub fn generate(
         &self,
         prompts: &[Vec<u32>],
         options: &Generate,
-        mut on_event: impl FnMut(usize, &Event) -> std::ops::ControlFlow<()>,
+        on_event: impl FnMut(usize, &Event) -> ControlFlow<Stop>,
     ) -> Result<Vec<Written>, EngineError> {
         if prompts.is_empty() {
             return Ok(Vec::new());
         }
         let lens: Vec<usize> = prompts.iter().map(Vec::len).collect();
-        let mut generator = self.generator(self.cache_bytes_needed(&lens, options)?)?;
-        let mut written = Vec::new();
-        for (index, prompt) in prompts.iter().enumerate() {
-            let request = Request {
-                prompt: prompt.clone(),
-                options: options.clone(),
-            };
-            let admitted = generator.admit(request);
-            admitted.map_err(|problem| EngineError::Prompt {
-                index,
-                source: Box::new(problem),
-            })?;
-            written.push(Written::default());
-        }
-        while generator.is_busy() {
-            for event in generator.poll()? {
-                let index = event.ticket().0 as usize;
-                match &event {
-                    Event::Token {
-                        id,
-                        log_probability,
-                        ..
-                    } => {
-                        written[index].tokens.push(*id);
-                        written[index].log_probabilities.extend(log_probability);
-                    }
-                    Event::Found { hypotheses, .. } => {
-                        written[index].score = hypotheses.first().map(|h| h.score);
-                    }
-                    Event::Done { reason, .. } => written[index].reason = Some(*reason),
-                    Event::Failed { problem, .. } => written[index].problem = Some(problem.clone()),
-                }
-                if on_event(index, &event).is_break() {
-                    return Ok(written);
-                }
-            }
-        }
-        Ok(written)
+        let mut generator = self.generator(self.cache_bytes_at_most(&lens, options)?)?;
+        generator.check_options(options)?;
+        let requests = prompts.iter().map(|prompt| Request {
+            prompt: prompt.clone(),
+            options: options.clone(),
+        });
+        generator.write_all(requests, on_event)
     }
+}
+
+/// What a caller that has seen an event wants no more of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The request that the event is of: its memory is free at once, and nothing more is told of it.
+    One,
+    /// All.
+    All,
 }
 
 /// What was written behind a prompt.
@@ -390,10 +461,29 @@ pub struct Written {
     pub log_probabilities: Vec<f32>,
     /// The best beam's score, where beams were searched.
     pub score: Option<f32>,
-    /// `None` where it was broken off.
+    /// `None` where it was broken off, and where it failed.
     pub reason: Option<Reason>,
     /// Why it failed, if it did.
-    pub problem: Option<String>,
+    pub problem: Option<Failure>,
+}
+
+impl Written {
+    /// Adds what an event tells.
+    fn take(&mut self, event: &Event) {
+        match event {
+            Event::Token {
+                id,
+                log_probability,
+                ..
+            } => {
+                self.tokens.push(*id);
+                self.log_probabilities.extend(log_probability);
+            }
+            Event::Found { hypotheses, .. } => self.score = hypotheses.first().map(|h| h.score),
+            Event::Done { reason, .. } => self.reason = Some(*reason),
+            Event::Failed { problem, .. } => self.problem = Some(problem.clone()),
+        }
+    }
 }
 
 /// The blocks that a request reserves.
@@ -439,6 +529,8 @@ impl Generator {
             prompt,
             mut options,
         } = request;
+        let before = self.parts.map_or(prompt.len(), |_| 1);
+        options.rules.max_new_tokens = options.new_tokens(before, self.limits.longest);
         // A sequence cannot hold it, so it is never written.
         options.rules.suppressed.extend(self.limits.skipped);
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
@@ -476,7 +568,8 @@ impl Generator {
     fn blocks_for(&self, request: &Request) -> Result<u32, AdmitError> {
         let Request { prompt, options } = request;
         self.check(prompt, options)?;
-        let new = options.rules.max_new_tokens;
+        let before = self.parts.map_or(prompt.len(), |_| 1);
+        let new = options.new_tokens(before, self.limits.longest);
         let n = blocks_needed(self.parts, prompt.len(), new, options.beams);
         match n > self.blocks.total() {
             false => Ok(n),
@@ -487,33 +580,114 @@ impl Generator {
         }
     }
 
+    /// Writes all of `requests`, each admitted when there is room, and returns what was written, in their order. `on_event` sees
+    /// each event as it comes, with the number of its request, and may end that request or all. What a request that is refused or
+    /// fails has written is in its place with the [`problem`](Written::problem); the others go on. The generator runs nothing
+    /// else meanwhile.
+    ///
+    /// # Errors
+    /// A step that fails as a whole.
+    pub fn write_all(
+        &mut self,
+        requests: impl IntoIterator<Item = Request>,
+        mut on_event: impl FnMut(usize, &Event) -> ControlFlow<Stop>,
+    ) -> Result<Vec<Written>, EngineError> {
+        let mut waiting = requests.into_iter().peekable();
+        let mut written: Vec<Written> = Vec::new();
+        let mut running: HashMap<Ticket, usize> = HashMap::new();
+        while waiting.peek().is_some() || self.is_busy() {
+            while let Some(request) = waiting.peek() {
+                let index = written.len();
+                let problem = match self.admit(request.clone()) {
+                    Ok(ticket) => {
+                        running.insert(ticket, index);
+                        None
+                    }
+                    // Others end first.
+                    Err(AdmitError::Full { .. }) => break,
+                    Err(refused) => Some(refused.into()),
+                };
+                waiting.next();
+                written.push(Written {
+                    problem,
+                    ..Written::default()
+                });
+            }
+            let events = match self.poll() {
+                Ok(events) => events,
+                Err(error) => {
+                    running.keys().for_each(|&ticket| _ = self.cancel(ticket));
+                    return Err(error);
+                }
+            };
+            for event in events {
+                let ticket = event.ticket();
+                let Some(&index) = running.get(&ticket) else {
+                    continue;
+                };
+                written[index].take(&event);
+                match on_event(index, &event) {
+                    ControlFlow::Continue(()) => {}
+                    ControlFlow::Break(Stop::One) => {
+                        running.remove(&ticket);
+                        self.cancel(ticket);
+                    }
+                    ControlFlow::Break(Stop::All) => {
+                        running.keys().for_each(|&ticket| _ = self.cancel(ticket));
+                        written.extend(waiting.map(|_| Written::default()));
+                        return Ok(written);
+                    }
+                }
+            }
+        }
+        Ok(written)
+    }
+
     fn check(&self, prompt: &[u32], options: &Generate) -> Result<(), AdmitError> {
-        let new = options.rules.max_new_tokens;
+        self.check_options(options)?;
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt);
         }
-        if new == 0 {
-            return Err(AdmitError::NoNewTokens);
+        let has_source = self.parts.is_some();
+        if has_source {
+            self.check_source(prompt)?;
         }
-        let before = match self.parts {
-            None => prompt.len(),
-            Some(_) => {
-                self.check_source(prompt)?;
-                let start = options.decoder_start.ok_or(AdmitError::NoStart)?;
-                self.check_ids(&[start])?;
-                1
+        let before = if has_source { 1 } else { prompt.len() };
+        let longest = self.limits.longest;
+        let new = match options.max_length {
+            Some(max_length) if before >= max_length => {
+                return Err(AdmitError::MaxLength { before, max_length });
             }
+            // As many as there are positions for, one at least.
+            Some(_) => options.new_tokens(before, longest).max(1),
+            None => options.rules.max_new_tokens,
         };
-        let too_long = |positions: &u32| before + new > *positions as usize;
-        if let Some(positions) = self.limits.longest.filter(too_long) {
+        if let Some(positions) = longest.filter(|&n| before.saturating_add(new) > n as usize) {
             let prompt = before;
-            return Err(AdmitError::TooLong {
-                prompt,
-                new,
-                positions,
+            return Err(match has_source {
+                true => AdmitError::LongTarget { new, positions },
+                false => AdmitError::TooLong {
+                    prompt,
+                    new,
+                    positions,
+                },
             });
         }
-        self.check_ids(prompt)?;
+        self.check_ids(prompt)
+    }
+
+    /// Whether a prompt can be written on so.
+    ///
+    /// # Errors
+    /// What stands in the way, whatever the prompt.
+    pub fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
+        if options.rules.max_new_tokens == 0 {
+            return Err(AdmitError::NoNewTokens);
+        }
+        if self.parts.is_some() {
+            let start = options.decoder_start.ok_or(AdmitError::NoStart)?;
+            self.check_ids(&[start])?;
+        }
         let found = options.rules.repetition_penalty;
         if !(found.is_finite() && found > 0.0) {
             return Err(AdmitError::RepetitionPenalty { found });

@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn steps_add_to_the_cache_themselves_where_their_kernel_serves() {
-        let x = |head| HeadView::TokenMajor {
+        let x = |head: u32| HeadView::TokenMajor {
             offset: 12 * head,
             stride: 20 * head,
         };

@@ -77,7 +77,7 @@ impl ServeError {
 impl From<AdmitError> for ServeError {
     fn from(error: AdmitError) -> Self {
         let param = match &error {
-            AdmitError::NoNewTokens => "max_tokens",
+            AdmitError::NoNewTokens | AdmitError::LongTarget { .. } => "max_tokens",
             AdmitError::Sampling(SamplingError::Temperature { .. }) => "temperature",
             AdmitError::Sampling(SamplingError::TopP { .. }) => "top_p",
             AdmitError::Bias { .. } | AdmitError::BiasId { .. } => "logit_bias",

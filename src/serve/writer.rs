@@ -206,6 +206,11 @@ impl Writer {
             None => engine.usual_cache_bytes(&usual)?,
         };
         let generator = engine.generator(bytes)?;
+        let checked = generator.check_options(&usual);
+        checked.map_err(|problem| EngineError::GenerationConfig {
+            file: folder.join("generation_config.json"),
+            problem: problem.to_string(),
+        })?;
         // A model without a template writes on from prompts alone.
         let template = ChatTemplate::open(&folder).ok();
         let (jobs, come) = channel();
@@ -355,6 +360,9 @@ impl Writer {
             false => prompt.len(),
         };
         let left = self.positions.map(|n| (n as usize).saturating_sub(before));
+        if max_tokens.or(left).is_some() {
+            options.max_length = None;
+        }
         let rules = &mut options.rules;
         (rules.frequency_penalty, rules.presence_penalty) = (frequency_penalty, presence_penalty);
         rules.bias = bias;

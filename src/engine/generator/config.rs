@@ -1,8 +1,8 @@
 //! `generation_config.json`: how a checkpoint wants to be written from.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Generate;
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Keys that say nothing of the result.
-const WITHOUT_EFFECT: [&str; 14] = [
+const WITHOUT_EFFECT: [&str; 12] = [
     "_from_model_config",
     "transformers_version",
     "use_cache",
@@ -24,10 +24,51 @@ const WITHOUT_EFFECT: [&str; 14] = [
     "output_logits",
     "output_attentions",
     "output_hidden_states",
-    "num_return_sequences",
     "trust_remote_code",
-    "max_time",
 ];
+
+/// Keys of settings of generation that older folders have in config.json, among those of the model.
+const IN_CONFIG: [&str; 36] = [
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "eos_token_id",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "max_time",
+    "min_length",
+    "min_new_tokens",
+    "min_p",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "penalty_alpha",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "repetition_penalty",
+    "sequence_bias",
+    "suppress_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+];
+
+/// transformers' own `max_length`. Where a folder has it, so many tokens are new.
+const USUAL_LENGTH: usize = 20;
 
 /// Values that ask for nothing beside what is computed.
 fn is_neutral(key: &str, value: &Value) -> bool {
@@ -35,51 +76,60 @@ fn is_neutral(key: &str, value: &Value) -> bool {
         "epsilon_cutoff" | "eta_cutoff" | "encoder_no_repeat_ngram_size" => {
             value.as_f64() == Some(0.0)
         }
-        "typical_p" | "encoder_repetition_penalty" => value.as_f64() == Some(1.0),
+        "typical_p" | "encoder_repetition_penalty" | "num_return_sequences" => {
+            value.as_f64() == Some(1.0)
+        }
         "remove_invalid_values" => value == false,
         _ => false,
     }
 }
 
-/// What the `generation_config.json` of a checkpoint's folder asks for, and what transformers does without one. The tokens
-/// that end a sequence are config.json's where that file has none.
+/// What the `generation_config.json` of a checkpoint's folder asks for, and what transformers does without one: config.json has
+/// the settings then, as older folders have them. The tokens that end a sequence, and the one before the first new one, are
+/// config.json's where that file has none.
+///
+/// Beams and sampling both are what the folder has asked for, where it asks for both. [`Generator::check_options`](super::Generator::check_options)
+/// refuses that: the caller takes one out.
 ///
 /// # Errors
 /// A file that cannot be read, a key that would change the result and is not computed, and values of a wrong type.
 pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
-    let file = folder.join("generation_config.json");
-    let read = |file: &Path| -> Result<Value, EngineError> {
-        let text = files::text(file, Kind::Config)?;
-        serde_json::from_str(&text).map_err(|e| EngineError::GenerationConfig {
-            file: file.to_owned(),
-            problem: format!("it is no JSON: {e}"),
-        })
+    let read = |name: &str| -> Result<(PathBuf, Value), EngineError> {
+        let file = folder.join(name);
+        if !file.is_file() {
+            return Ok((file, json!({})));
+        }
+        let text = files::text(&file, Kind::Config)?;
+        match serde_json::from_str(&text) {
+            Ok(value) => Ok((file, value)),
+            Err(e) => Err(EngineError::GenerationConfig {
+                file,
+                problem: format!("it is no JSON: {e}"),
+            }),
+        }
     };
-    let value = match file.is_file() {
-        true => read(&file)?,
-        false => Value::Object(serde_json::Map::new()),
-    };
-    let mut generate = parse(&value).map_err(|problem| EngineError::GenerationConfig {
-        file: file.clone(),
+    let wrong = |file: &Path, problem| EngineError::GenerationConfig {
+        file: file.to_owned(),
         problem,
-    })?;
-    let config = folder.join("config.json");
-    if generate.decoder_start.is_none() && config.is_file() {
-        let start = ids(read(&config)?
-            .get("decoder_start_token_id")
-            .unwrap_or(&Value::Null));
-        let start = start.map_err(|problem| EngineError::GenerationConfig {
-            file: config.clone(),
-            problem: format!("`decoder_start_token_id` {problem}"),
-        })?;
-        generate.decoder_start = start.first().copied();
+    };
+    let (config_file, mut config) = read("config.json")?;
+    if let Some(object) = config.as_object_mut() {
+        object.retain(|key, _| IN_CONFIG.contains(&key.as_str()));
     }
-    if generate.rules.end.is_empty() && config.is_file() {
-        generate.rules.end = ids(read(&config)?.get("eos_token_id").unwrap_or(&Value::Null))
-            .map_err(|problem| EngineError::GenerationConfig {
-                file: config,
-                problem: format!("`eos_token_id` {problem}"),
-            })?;
+    let (file, own) = read("generation_config.json")?;
+    if !file.is_file() {
+        return parse(&config).map_err(|problem| wrong(&config_file, problem));
+    }
+    let mut generate = parse(&own).map_err(|problem| wrong(&file, problem))?;
+    let of_config = |key: &str| {
+        let found = ids(config.get(key).unwrap_or(&Value::Null));
+        found.map_err(|problem| wrong(&config_file, format!("`{key}` {problem}")))
+    };
+    if generate.decoder_start.is_none() {
+        generate.decoder_start = of_config("decoder_start_token_id")?.first().copied();
+    }
+    if generate.rules.end.is_empty() {
+        generate.rules.end = of_config("eos_token_id")?;
     }
     Ok(generate)
 }
@@ -92,6 +142,7 @@ fn parse(value: &Value) -> Result<Generate, String> {
     let mut beams = Beams::of(1);
     let mut decoder_start = None;
     let mut bad_words = Vec::new();
+    let (mut max_new_tokens, mut max_length) = (None, None);
     for (key, value) in object {
         if value.is_null() || WITHOUT_EFFECT.contains(&key.as_str()) || is_neutral(key, value) {
             continue;
@@ -119,9 +170,8 @@ fn parse(value: &Value) -> Result<Generate, String> {
             "eos_token_id" => rules.end = all()?,
             "min_length" => rules.min_length = whole()?,
             "min_new_tokens" => rules.min_new_tokens = whole()?,
-            "max_new_tokens" => rules.max_new_tokens = whole()?,
-            // The sum of prompt and new tokens: a bound that depends on the prompt. --max-new bounds the new ones.
-            "max_length" => {}
+            "max_new_tokens" => max_new_tokens = Some(whole()?),
+            "max_length" => max_length = Some(whole()?).filter(|&n| n != USUAL_LENGTH),
             "decoder_start_token_id" => decoder_start = all()?.first().copied(),
             "bad_words_ids" => bad_words = one_token_each(value)?,
             "forced_bos_token_id" => rules.forced_first = all()?.first().copied(),
@@ -150,18 +200,17 @@ fn parse(value: &Value) -> Result<Generate, String> {
             }
         }
     }
-    if beams.n > 1 && samples {
-        return Err(
-            "it asks for beams whose tokens are drawn (`num_beams` with `do_sample`), which is not computed"
-                .to_owned(),
-        );
-    }
+    // The one counts before the other.
+    let max_length = max_length.filter(|_| max_new_tokens.is_none());
+    let new = max_new_tokens.or(max_length);
+    rules.max_new_tokens = new.unwrap_or(rules.max_new_tokens);
     rules.suppressed.extend(bad_words);
     Ok(Generate {
         decoder_start,
         rules,
         sampling: samples.then_some(sampling),
         beams: (beams.n > 1).then_some(beams),
+        max_length,
         ..Generate::default()
     })
 }
@@ -227,5 +276,25 @@ mod tests {
         assert!(
             parse(&json!({"num_beams": 1, "length_penalty": 1.0, "early_stopping": false})).is_ok()
         );
+        let several = parse(&json!({"num_return_sequences": 3})).expect_err("an error");
+        assert!(several.starts_with("`num_return_sequences` is 3, which would change the result"));
+        let time = parse(&json!({"max_time": 2.5})).expect_err("an error");
+        assert!(time.starts_with("`max_time` is 2.5, which would change the result"));
+        assert!(parse(&json!({"num_return_sequences": 1, "max_time": null})).is_ok());
+        let both = parse(&json!({"num_beams": 2, "do_sample": true})).expect("it is read");
+        assert!(both.beams.is_some() && both.sampling.is_some());
+    }
+
+    #[test]
+    fn new_tokens_are_counted_as_transformers_counts_them() {
+        let of = |value| {
+            let generate = parse(&value).expect("it is read");
+            (generate.rules.max_new_tokens, generate.max_length)
+        };
+        assert_eq!(of(json!({})), (20, None));
+        assert_eq!(of(json!({"max_length": 512})), (512, Some(512)));
+        assert_eq!(of(json!({"max_length": 20})), (20, None));
+        let both = json!({"max_length": 512, "max_new_tokens": 30});
+        assert_eq!(of(both), (30, None));
     }
 }

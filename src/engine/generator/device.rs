@@ -10,7 +10,10 @@ use super::{
     row::{Advanced, Row},
 };
 use crate::{
-    kernels::{beam_search::BeamStep, decoding::Advance},
+    kernels::{
+        beam_search::BeamStep,
+        decoding::{Advance, Chosen},
+    },
     runtime::cuda::{Behind, ChosenRows, CudaError, DecodeLoop, Entry, LoopRoom},
 };
 
@@ -71,14 +74,8 @@ impl DeviceRows {
         let n_waiting: usize = waiting.map(Row::n_rows).sum();
         let n_seated = self.rows.iter().flatten().count();
         let most = |of: fn(&Row) -> usize| sequences.iter().map(of).max().unwrap_or(0);
-        let wanted = LoopRoom {
-            rows: (n_seated + n_waiting).min(Advance::ROWS),
-            width: most(Row::most_tokens).max(LEAST_WIDTH).next_power_of_two(),
-            source_width: match most(|row| row.source_slots().len()) {
-                0 => 0,
-                n => n.max(LEAST_SOURCE_WIDTH).next_power_of_two(),
-            },
-        };
+        let source = most(|row| row.source_slots().len());
+        let wanted = room(n_seated + n_waiting, most(Row::most_tokens), source);
         let last = self.rows.iter().rposition(Option::is_some);
         // Rows behind the last sequence cost a step nothing; many between do.
         let is_sparse = last.is_some_and(|last| last >= 8 && last + 1 >= 2 * wanted.rows);
@@ -221,10 +218,27 @@ impl DeviceRows {
             let (token, value) = chosen[row];
             let sequence = &mut sequences[at];
             let n_rows = sequence.n_rows();
+            let wrong = match (token, sequence.beams()) {
+                (Chosen::NotANumber, Some(_)) => self.decode.wrong_beam(row, n_rows)?,
+                _ => None,
+            };
             let found = || self.decode.found(row, n_rows);
-            advanced.push((at, ticket, sequence.accept_computed(token, value, found)));
+            let accepted = sequence.accept_computed(token, value, wrong, found);
+            advanced.push((at, ticket, accepted));
         }
         Ok(advanced)
+    }
+}
+
+/// The room that is made for so many rows, with so many tokens and tokens of a source at most.
+pub(super) fn room(rows: usize, tokens: usize, source: usize) -> LoopRoom {
+    LoopRoom {
+        rows: rows.min(Advance::ROWS),
+        width: tokens.max(LEAST_WIDTH).next_power_of_two(),
+        source_width: match source {
+            0 => 0,
+            n => n.max(LEAST_SOURCE_WIDTH).next_power_of_two(),
+        },
     }
 }
 

@@ -1,6 +1,6 @@
 //! A request that runs: its sequences, their slots, and how they go on.
 
-use super::{Event, Generate, Reason, Ticket, source::Source};
+use super::{Event, Failure, Generate, Reason, Ticket, source::Source};
 use crate::{
     kernels::{
         cache::BLOCK,
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// What a step gives of a row, and whether it is its last.
-pub(super) type Advanced = Result<(Vec<Event>, bool), String>;
+pub(super) type Advanced = Result<(Vec<Event>, bool), Failure>;
 
 /// A request that runs.
 pub(super) struct Row {
@@ -172,16 +172,19 @@ impl Row {
         positions.map(|p| self.own_slot(lane, p)).collect()
     }
 
-    /// Goes on by what a device chose, and by what its search has found where that is done.
+    /// Goes on by what a device chose, and by what its search has found where that is done. `wrong` is the beam that has a logit
+    /// which is no number, where one has.
     pub(super) fn accept_computed(
         &mut self,
         chosen: Chosen,
         value: f32,
+        wrong: Option<usize>,
         found: impl FnOnce() -> Vec<Hypothesis>,
     ) -> Advanced {
         self.cached = self.lanes[0].tokens.len();
         match chosen {
             Chosen::Found => Ok((self.found(found()), true)),
+            Chosen::NotANumber => Err(self.no_number(value as usize, wrong)),
             Chosen::Token(id) if self.search.is_some() => {
                 // The device knows which beam goes on behind which; here only the number of tokens counts.
                 self.lanes[0].tokens.push(id);
@@ -221,9 +224,9 @@ impl Row {
 
     /// Goes on by the logits behind each lane, all of whose tokens are in the cache.
     pub(super) fn advance(&mut self, logits: &mut [&mut [f32]]) -> Advanced {
-        match self.search.is_some() {
-            true => self.search_on(logits),
-            false => self.write_on(logits[0]),
+        match self.search.take() {
+            Some(search) => self.search_on(search, logits),
+            None => self.write_on(logits[0]),
         }
     }
 
@@ -250,18 +253,23 @@ impl Row {
         self.lanes[0].tokens.len() - self.cached
     }
 
+    /// New tokens so far.
+    fn n_new(&self) -> usize {
+        self.lanes[0].tokens.len() - self.n_prompt
+    }
+
     /// What is wrong with a logit.
-    fn no_number(&self, at: usize) -> String {
-        let n_new = self.lanes[0].tokens.len() - self.n_prompt;
-        format!(
-            "the logit of token {at} for new token {n_new} is NaN or infinite; the weights are damaged, or overflow the storage type: try bf16 or f32"
-        )
+    fn no_number(&self, token: usize, beam: Option<usize>) -> Failure {
+        Failure::NotANumber {
+            step: self.n_new(),
+            beam,
+            token,
+        }
     }
 
     /// Why nothing can be written on.
-    fn no_token(&self) -> String {
-        let n_new = self.lanes[0].tokens.len() - self.n_prompt;
-        format!("the rules allow no token for new token {n_new}")
+    fn no_token(&self) -> Failure {
+        Failure::NoToken { step: self.n_new() }
     }
 
     /// Adds the token behind a single sequence.
@@ -288,7 +296,7 @@ impl Row {
     ) -> Advanced {
         let id = match chosen {
             Chosen::Token(id) => id,
-            Chosen::NotANumber => return Err(self.no_number(value as usize)),
+            Chosen::NotANumber => return Err(self.no_number(value as usize, None)),
             Chosen::Idle | Chosen::NoToken | Chosen::Found => return Err(self.no_token()),
         };
         let options = &self.options;
@@ -317,16 +325,16 @@ impl Row {
     }
 
     /// Lets beams go on, or ends them.
-    fn search_on(&mut self, logits: &mut [&mut [f32]]) -> Advanced {
+    fn search_on(&mut self, mut search: BeamSearch, logits: &mut [&mut [f32]]) -> Advanced {
         let is_wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
-        let wrong = logits.iter().find_map(|x| x.iter().position(is_wrong));
-        if let Some(at) = wrong {
-            return Err(self.no_number(at));
+        let wrong = logits.iter().enumerate().find_map(|(beam, x)| {
+            let token = x.iter().position(is_wrong)?;
+            Some((beam, token))
+        });
+        if let Some((beam, token)) = wrong {
+            return Err(self.no_number(token, Some(beam)));
         }
-        let (beams, Some(mut search)) = (self.options.beams.map_or(1, |b| b.n), self.search.take())
-        else {
-            return Err("there are no beams to search".to_owned());
-        };
+        let beams = self.options.beams.map_or(1, |b| b.n);
         let rules = self.options.rules.clone();
         // Behind the prompt all beams are the one that there is.
         let mut copies: Vec<Vec<f32>> = Vec::new();

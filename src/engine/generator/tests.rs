@@ -9,7 +9,7 @@ use std::{
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{AdmitError, Event, Generate, Generator, Reason, Request, Ticket};
+use super::{AdmitError, Event, Failure, Generate, Generator, Reason, Request, Ticket};
 use crate::{
     DeviceChoice, Engine,
     kernels::cache::BLOCK,
@@ -29,7 +29,7 @@ struct Subject {
 struct Ended {
     tokens: Vec<u32>,
     reason: Option<Reason>,
-    problem: Option<String>,
+    problem: Option<Failure>,
 }
 
 impl Ended {
@@ -323,7 +323,7 @@ fn requests_alone_end_in_each_way() {
             reasons.contains("Some(Length)") && reasons.contains("None"),
             "{reasons:?}"
         );
-        let failed = subject.alone[6].problem.as_deref();
-        assert_eq!(failed, Some("the rules allow no token for new token 1"));
+        let failed = subject.alone[6].problem.clone();
+        assert_eq!(failed, Some(Failure::NoToken { step: 1 }));
     }
 }

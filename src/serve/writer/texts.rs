@@ -204,7 +204,10 @@ impl Making {
             }
             Event::Failed { problem, .. } => {
                 if let Some(row) = self.rows.remove(&ticket) {
-                    let _ = row.job.pieces.send(Err(ServeError::Internal(problem)));
+                    let _ = row
+                        .job
+                        .pieces
+                        .send(Err(ServeError::Internal(problem.to_string())));
                 }
             }
         }

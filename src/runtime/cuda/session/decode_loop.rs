@@ -366,7 +366,7 @@ impl DecodeLoop {
             return Ok(());
         };
         let rows = rounded_rows(rows).min(table.room.rows);
-        let extents = table.extents(rows, self.cache.1, self.part);
+        let extents = table.room.extents(rows, self.cache.1, self.part);
         let (model, chunks) = (&self.launcher.model, &mut self.workspace);
         let room = chunks.make_room(model.program(), &extents);
         let (plan, _) = match room {
@@ -449,6 +449,24 @@ impl DecodeLoop {
             }
         });
         Hypothesis::sorted(all.collect())
+    }
+
+    /// Which beam of a search over these rows has a logit that is no number, when the search said that one has. Nothing writes
+    /// there before the rows have other sequences.
+    ///
+    /// # Errors
+    /// Failures of the driver.
+    pub fn wrong_beam(&self, first: usize, beams: usize) -> Result<Option<usize>, CudaError> {
+        let Some(table) = &self.table else {
+            return Ok(None);
+        };
+        let mut counts = vec![0i32; beams];
+        let at = table.memory.start() + table.at.n_candidates + 4 * first as u64;
+        // SAFETY: the table has a count for each of its rows.
+        unsafe { result::memcpy_dtoh_sync(bytemuck::cast_slice_mut::<i32, u8>(&mut counts), at) }
+            .during(|| "read which beam failed".to_owned())?;
+        let code = Chosen::NotANumber.code();
+        Ok(counts.iter().position(|&count| count == code))
     }
 
     /// An error that work on the stream has met.
@@ -564,7 +582,7 @@ impl DecodeLoop {
         let Some(table) = &self.table else {
             return Ok(());
         };
-        let extents = table.extents(table.room.rows, self.cache.1, self.part);
+        let extents = table.room.extents(table.room.rows, self.cache.1, self.part);
         let at = table.at;
         let unread = table.memory.start() + at.unread;
         self.advance(
@@ -682,8 +700,8 @@ impl Ring {
     }
 }
 
-impl Table {
-    fn new(launcher: &Launcher, room: LoopRoom) -> Result<Self, CudaError> {
+impl Places {
+    fn of(room: LoopRoom) -> Self {
         let LoopRoom {
             rows,
             width,
@@ -695,7 +713,7 @@ impl Table {
             end += (4 * ints as u64).next_multiple_of(ALIGNMENT);
             at
         };
-        let at = Places {
+        let at = Self {
             zeros: place(rows),
             ones: place(rows),
             idle: place(rows),
@@ -729,9 +747,46 @@ impl Table {
             unread: place(64 + RING_BYTES as usize / 4),
             end: 0,
         };
-        let at = Places { end, ..at };
+        Self { end, ..at }
+    }
+}
+
+impl LoopRoom {
+    /// Bytes of device memory of a loop's sequences.
+    pub fn bytes(self) -> u64 {
+        Places::of(self).end
+    }
+
+    /// The extents of a step of `rows` of its rows: as if each sequence had as many keys as it may. The cache has so many blocks,
+    /// the spare one included.
+    pub fn extents(self, rows: usize, blocks: u64, part: u32) -> Extents {
+        let (n, keys) = (rows as u64, (rows * self.width) as u64);
+        let source_keys = (rows * self.source_width) as u64;
+        Extents {
+            tokens: n,
+            batch: n,
+            longest: 1,
+            pairs: keys,
+            slots: keys,
+            blocks,
+            source_slots: source_keys,
+            source_pairs: source_keys,
+            part,
+            rows: n,
+        }
+    }
+}
+
+impl Table {
+    fn new(launcher: &Launcher, room: LoopRoom) -> Result<Self, CudaError> {
+        let at = Places::of(room);
+        let LoopRoom {
+            rows,
+            width,
+            source_width,
+        } = room;
         let device = &launcher.model.device;
-        let memory = Buffer::new(device, end, "the sequences of a generator")?;
+        let memory = Buffer::new(device, at.end, "the sequences of a generator")?;
         // SAFETY: the memory has this size.
         unsafe { result::memset_d8_sync(memory.start(), 0, at.end as usize) }
             .during(|| "clear the sequences of a generator".to_owned())?;
@@ -783,24 +838,6 @@ impl Table {
             (at.scores, SCORE_BYTES),
             (at.states, STATE_BYTES),
         ]
-    }
-
-    /// The extents of a step: as if each sequence had as many keys as it may.
-    fn extents(&self, rows: usize, blocks: u64, part: u32) -> Extents {
-        let (n, keys) = (rows as u64, (rows * self.room.width) as u64);
-        let source_keys = (rows * self.room.source_width) as u64;
-        Extents {
-            tokens: n,
-            batch: n,
-            longest: 1,
-            pairs: keys,
-            slots: keys,
-            blocks,
-            source_slots: source_keys,
-            source_pairs: source_keys,
-            part,
-            rows: n,
-        }
     }
 
     fn data(&self) -> BatchData {
