@@ -403,8 +403,8 @@ impl<V: Copy, const N: usize> Softmax<V, N> {
         let scores = vectors_mut::<S, N>(scores);
         let before = self.max;
         for scores in scores.iter() {
-            for j in 0..N {
-                self.max[j] = simd.max_f32s(self.max[j], scores[j]);
+            for (max, &score) in zip(&mut self.max, scores) {
+                *max = simd.max_f32s(*max, score);
             }
         }
         let mut base = self.max;

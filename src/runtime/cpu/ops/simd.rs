@@ -63,6 +63,7 @@ pub(super) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let x = simd.select_f32s(simd.less_than_f32s(x, low), low, x);
     let shifted = simd.add_f32s(x, simd.splat_f32s(ROUND));
     let r = simd.sub_f32s(x, simd.sub_f32s(shifted, simd.splat_f32s(ROUND)));
+    #[expect(clippy::approx_constant, reason = "fitted with the others")]
     let mantissa = polynomial(
         simd,
         r,

@@ -34,7 +34,7 @@ impl Panels {
     }
 
     /// That of columns from a multiple of [`COLS`] on.
-    pub fn from_column(&self, col: usize) -> &[Group] {
+    pub fn panels_at(&self, col: usize) -> &[Group] {
         &self.groups.all()[col * self.depth..][..COLS * self.depth]
     }
 

@@ -175,15 +175,15 @@ impl Tiles<'_> {
             unsafe { self.out.slice(start..start + cols) }
         };
         if from > 0 {
-            for i in 0..rows {
-                elements::<S>(&mut sums[i])[..cols].copy_from_slice(out(i));
+            for (i, sums) in sums.iter_mut().take(rows).enumerate() {
+                elements::<S>(sums)[..cols].copy_from_slice(out(i));
             }
         }
         add_products(simd, x, panel, &mut sums);
-        for i in 0..rows {
+        for (i, sums) in sums.iter_mut().take(rows).enumerate() {
             match vectors_mut::<S, N>(out(i)).first_mut() {
-                Some(out) => *out = sums[i],
-                None => out(i).copy_from_slice(&elements::<S>(&mut sums[i])[..cols]),
+                Some(out) => *out = *sums,
+                None => out(i).copy_from_slice(&elements::<S>(sums)[..cols]),
             }
         }
     }
