@@ -75,7 +75,7 @@
 
     // The best token of each group of this CTA. Sums of exponentials are over that of the largest logit so far. Where the CTA has
     // more warps than pieces, several share the accesses to a piece, and the first of them merges what they found.
-    constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : 8;  // accesses
+    constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : {% if beams %}6{% else %}8{% endif %};  // accesses, as many as registers allow
     const unsigned int n_pieces = (PIECES - blockIdx.x + gridDim.x - 1) / gridDim.x;
     const unsigned int sharers = max(1u, WARPS / n_pieces), share = warp % sharers;
     const unsigned int accesses = (PACKS + sharers - 1) / sharers;
