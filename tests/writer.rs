@@ -322,6 +322,8 @@ fn the_prompts_and_texts_of_a_file_fail_one_by_one_and_messages_have_their_lines
         [&texts[0], &texts[3]],
         [&alone["texts"][0], &alone["texts"][1]]
     );
+    let bytes = |key: &str| got["bytes"][key].as_u64().expect("bytes");
+    assert!(bytes("all") > bytes("cache"));
     let (got, errors) = run(&["score", "--texts-file", file, "--json"]);
     assert!(
         errors.contains(
@@ -331,6 +333,26 @@ fn the_prompts_and_texts_of_a_file_fail_one_by_one_and_messages_have_their_lines
     );
     let alone = json(&["score", "--text", "One day", "--text", "Mia went", "--json"]);
     assert_eq!(got, alone);
+}
+
+#[test]
+fn prompts_that_all_fail_are_all_named() {
+    let output = gemmule(&["generate", "--prompt", "?", "--prompt", "", "--json"]);
+    assert!(!output.status.success());
+    let errors = String::from_utf8(output.stderr).expect("text");
+    assert!(
+        errors.contains("prompt 0, counted from 0, failed: text 0 cannot be tokenized"),
+        "{errors}"
+    );
+    assert!(
+        errors.contains("prompt 1, counted from 0, failed: the prompt has no token"),
+        "{errors}"
+    );
+    let got: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let texts = got["texts"].as_array().expect("a list");
+    assert!(texts.iter().all(|t| t["reason"] == "failed"), "{got}");
+    let none = gemmule(&["generate", "--prompt", "?", "--json"]);
+    assert!(serde_json::from_slice::<Value>(&none.stdout).is_ok());
 }
 
 #[test]

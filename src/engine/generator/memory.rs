@@ -77,8 +77,13 @@ impl Asked<'_> {
         let parts = Parts::of(program);
         let beams = self.options.beams;
         let blocks = self.cache_bytes / program.block_bytes().max(1);
-        let mut lens: Vec<usize> = self.prompts.iter().map(|&n| n.max(1)).collect();
+        let fits = |n: &usize| self.positions.is_none_or(|most| *n <= most as usize);
+        let lens = self.prompts.iter().copied().filter(fits);
+        let mut lens: Vec<usize> = lens.map(|n| n.max(1)).collect();
         lens.sort_unstable();
+        if lens.is_empty() {
+            lens.push(1);
+        }
         // Of the shortest most run at once.
         let (mut n, mut taken, mut tokens, mut source) = (0, 0u64, 0, 0);
         for &len in &lens {
