@@ -68,12 +68,12 @@
 //! | `add_bias` | `x`, `bias` | a vector added to every row |
 //! | `add`, `multiply` | `a`, `b` | two values of one shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
-//! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise |
+//! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise: `x / 2 · (1 + erf(x / √2))`, or `x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))` |
 //! | `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` | `x` | pointwise: `max(x, 0)`, `tanh x`, `x / (1 + e^(−x))`, `x / (1 + e^(−1.702 x))` (CLIP), `ln(1 + max(x, 0))` (SPLADE) |
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
 //! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width: `(x − mean) / √(variance + eps) · weight + bias`, without the last where there is none |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), of which the sum is taken once, when weights are loaded |
-//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none) | rotary positions of each head's first `width` columns, in halves; `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), or `dynamic`, by which nothing is scaled up to the positions of the training, and longer sequences are refused |
+//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none), `longest` (none) | rotary positions of each head's first `width` columns, in halves (below); `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), or `dynamic`, by which nothing is scaled up to the positions of the training, and longer sequences are refused; so are those of more than `longest` positions |
 //! | `columns` | `x`, `from`, `width` | some columns of every row |
 //! | `same` | `x` | the value itself, by another name |
 //! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one. Of one row for each sequence it keeps one position, which only another part reads |
@@ -102,6 +102,28 @@
 //!
 //! A `position_table` has row `span + r` for distance `d`, with `r = −d` at most `span − 1` and at least `−span`; with a `reach` that is
 //! so up to half of the span, `m = ⌊span / 2⌋`, and a farther `r` is `±(m + ⌈(m − 1) · log(|d| / m) / log((reach − 1) / m)⌉)` (DeBERTa).
+//!
+//! `rotary` turns the first `w` columns of each head in pairs, `x[j]` with `x[j + w / 2]`, by an angle that grows with the token's position
+//! `p` in its sequence, from 0 on. With frequencies `f[j] = theta^(−2j / w)` for `j` below `w / 2`, and `c = 1`:
+//!
+//! ```text
+//! y[j]         = c · (x[j] · cos(p · f[j]) − x[j + w / 2] · sin(p · f[j]))
+//! y[j + w / 2] = c · (x[j + w / 2] · cos(p · f[j]) + x[j] · sin(p · f[j]))
+//! ```
+//!
+//! A `scaling` puts others for `f` and `c`. With `s` for its `factor` and `L` for `original_max_position_embeddings`:
+//!
+//! - `default`: the same.
+//! - `linear`: `f[j] / s`.
+//! - `dynamic`: the same, for sequences of at most `L` tokens, or `max_position_embeddings` where it does not say `L`.
+//! - `ntk`: `(s · theta)^(−2j / w) / s^(2 / w)`; with `mixed_b = b`, `f[j] / exp(a · (j + 1)^b)` where `a = ln(s) / (w / 2)^b`.
+//! - `llama3`: `(1 − r) · f[j] / s + r · f[j]`, where `r = (L · f[j] / 2π − low_freq_factor) / (high_freq_factor − low_freq_factor)`, at
+//!   least 0 and at most 1: of the turns within `L` positions, how far their number is from the low one to the high one.
+//! - `yarn` (Peng et al. 2023, arXiv:2309.00071): `r · f[j] / s + (1 − r) · f[j]`, where `r = (j − low) / (high − low)`, at least 0 and at
+//!   most 1. The pair that turns `n` times within `L` positions is `w · ln(L / 2πn) / (2 ln theta)`; `low` is that of `beta_fast` (32),
+//!   rounded down and at least 0, `high` that of `beta_slow` (1), rounded up and at most `w − 1`; neither is rounded where `truncate` is
+//!   `false`. `c` is `attention_factor`; else, where `s` is above 1, `(0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if there are
+//!   both, and `0.1 · ln(s) + 1` if not.
 //!
 //! Weights (`table`, `weight`, `bias`) are named as published, with an index or an expression in braces, `layers.{i}.w` or
 //! `h.{3 * i + 1}.w`. A list has further names under which a checkpoint may have the tensor: with every prefix and ending,
@@ -305,7 +327,7 @@ pub struct Model {
     pub dims: BTreeMap<String, u64>,
     /// Token ids are below this.
     pub vocab: u32,
-    /// The longest sequence that the position table has rows for; `None` without such a table.
+    /// The longest sequence that the position table has rows for, or that rotary positions are for; `None` without such a limit.
     pub max_positions: Option<u32>,
     /// Type ids are below this; `None` where the model reads none.
     pub type_rows: Option<u32>,

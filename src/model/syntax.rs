@@ -231,6 +231,8 @@ pub(super) enum Operator {
         theta: At<Expr>,
         /// Keys of config.json of which the first that is there says how frequencies are scaled.
         scaling: Vec<At<String>>,
+        /// The most positions of a sequence for which this is what the model computes.
+        longest: Option<At<Expr>>,
     },
     Cache {
         x: At<String>,
@@ -378,7 +380,12 @@ impl Operator {
             } => [width, span].into_iter().chain(reach).collect(),
             Operator::Remembered { heads, width, .. } => vec![heads, width],
             Operator::Columns { from, width, .. } => vec![from, width],
-            Operator::Rotary { heads, width, .. } => vec![heads, width],
+            Operator::Rotary {
+                heads,
+                width,
+                longest,
+                ..
+            } => [heads, width].into_iter().chain(longest).collect(),
             Operator::RmsNorm { heads, .. } => heads.iter().collect(),
             Operator::Softmax { window, bias, .. } => {
                 let mut sizes: Vec<&At<Expr>> = window.iter().collect();

@@ -143,10 +143,12 @@ impl Builder<'_> {
                 width,
                 theta,
                 scaling,
+                longest,
             } => {
                 let heads = values.size(heads)?;
                 let turning = values.rotary(width, theta, scaling)?;
-                if let Some(positions) = turning.positions {
+                let longest = longest.as_ref().map(|n| values.size(n)).transpose()?;
+                for positions in turning.positions.into_iter().chain(longest) {
                     self.ids_below(Meta::Positions, positions, 0, place)?;
                 }
                 let rotation = Rotation {

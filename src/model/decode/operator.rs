@@ -98,7 +98,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "add_bias" => &["x", "bias"],
         "add" | "multiply" => &["a", "b"],
         "rms_norm" => &["x", "weight", "eps", "heads", "plus_one"],
-        "rotary" => &["x", "heads", "width", "theta", "scaling"],
+        "rotary" => &["x", "heads", "width", "theta", "scaling", "longest"],
         "scale" => &["x", "by"],
         "gelu" => &["x", "form"],
         "activation" => &["x", "kind"],
@@ -222,6 +222,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
                 Some(piece) => one_or_more(r, "`scaling`", piece, |p| r.string("a key", p))?,
                 None => Vec::new(),
             },
+            longest: optional("longest")?,
         }),
         "cache" if args.optional("x").is_none() => Ok(Operator::Remembered {
             heads: size("heads")?,

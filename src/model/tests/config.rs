@@ -290,4 +290,21 @@ fn frequencies_that_depend_on_the_length_limit_it() {
     config["rope_scaling"] = json!({"rope_type": "dynamic", "factor": 4.0});
     config["max_position_embeddings"] = json!("many");
     insta::assert_snapshot!(refused(model(config)));
+    // A description may say it too, and the least counts.
+    let limited = source.replace(
+        "\"rope_scaling\")",
+        "\"rope_scaling\", longest: \"8 * hidden\")",
+    );
+    let description = super::parse(&limited).expect("it is right");
+    let mut config = tiny_config();
+    let of = |config: &Value| {
+        description
+            .build(config, None)
+            .expect("the sizes are right")
+    };
+    let positions = 8 * of(&config).dims["hidden"] as u32;
+    assert_eq!(of(&config).max_positions, Some(positions));
+    config["rope_scaling"] =
+        json!({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 5});
+    assert_eq!(of(&config).max_positions, Some(5));
 }

@@ -184,6 +184,19 @@ fn limits_of_the_inputs_are_known() {
 }
 
 #[test]
+fn positions_that_a_length_dependent_base_is_not_for_are_a_limit() {
+    let longest = |factor: Value, trained: Value| {
+        let mut config = config();
+        config["rotary_scaling_factor"] = factor;
+        config["max_trained_positions"] = trained;
+        build("nomic_bert", &config, None).max_positions
+    };
+    assert_eq!(longest(Value::Null, json!(2048)), None);
+    assert_eq!(longest(json!(2), json!(1024)), Some(1024));
+    assert_eq!(longest(json!(4.0), Value::Null), Some(2048));
+}
+
+#[test]
 fn keys_of_the_family_come_before_the_common_ones() {
     let own = json!({
         "vocab_size": 10, "max_position_embeddings": 8, "dim": 8, "n_layers": 1, "n_heads": 2,
