@@ -33,13 +33,18 @@ pub(super) struct Block {
 
 /// Cuts sequences into blocks of queries.
 pub(super) fn blocks(sequences: &[Sequence]) -> Vec<Block> {
+    blocks_of(MAX_QUERIES, sequences)
+}
+
+/// Cuts sequences into blocks of at most so many queries.
+pub(super) fn blocks_of(most: usize, sequences: &[Sequence]) -> Vec<Block> {
     let mut blocks = Vec::with_capacity(sequences.len());
     for &sequence in sequences {
-        for query in (0..sequence.len).step_by(MAX_QUERIES) {
+        for query in (0..sequence.len).step_by(most) {
             blocks.push(Block {
                 sequence,
                 query,
-                n_queries: MAX_QUERIES.min(sequence.len - query),
+                n_queries: most.min(sequence.len - query),
             });
         }
     }
