@@ -331,7 +331,7 @@ impl Engine {
 
     /// Bytes of intermediate tensors that a batch needs of a new session, without running it. [`Engine::weight_bytes`], which
     /// no batch changes, come on top, once: on a CPU they are those of packed weights. Counted in neither is what a CPU's step
-    /// holds while it runs: each thread a block of keys and queries of one head, some 200 KiB for heads of 64, and in bf16 or
+    /// holds while it runs: each thread up to 960 queries and 128 keys of one head, 0.6 MiB for heads of 64, and in bf16 or
     /// int8 the rounded activations of up to 4,096 rows of one layer.
     ///
     /// # Errors

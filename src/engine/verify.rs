@@ -11,7 +11,12 @@ use safetensors::{Dtype, SafeTensors};
 use super::{EngineError, Session};
 use crate::{
     files::{self, Kind},
-    runtime::{Output, batch::Batch, cpu::ops::Products, weights::decode},
+    runtime::{
+        Output,
+        batch::Batch,
+        cpu::ops::{PackedWeight, Products},
+        weights::decode,
+    },
     tensor::DType,
 };
 
@@ -125,7 +130,7 @@ impl Bound {
 
     /// f32 rounds once per value; f16 and bf16 round at every launch, with 11 and 8 bits, and what
     /// follows a pooler's dense layer amplifies that. int8 rounds each factor to 8 bits, of which the largest of its row
-    /// takes the most.
+    /// takes the most, and a CPU that adds two products in 16 bits rounds weights to 7.
     pub fn of(precision: impl Into<Precision>) -> Self {
         match precision.into() {
             Precision::F16 => Self {
@@ -137,6 +142,11 @@ impl Bound {
                 unit: 5e-2,
                 max: 1.2e-1,
                 cosine: 0.999,
+            },
+            Precision::Int8 if PackedWeight::largest_integer() < i8::MAX => Self {
+                unit: 1.5e-1,
+                max: 3.75e-1,
+                cosine: 0.97,
             },
             Precision::Int8 => Self {
                 unit: 1e-1,

@@ -33,11 +33,11 @@ pub(super) struct Block {
 
 /// Cuts sequences into blocks of queries.
 pub(super) fn blocks(sequences: &[Sequence]) -> Vec<Block> {
-    blocks_of(sequences, MAX_QUERIES)
+    blocks_of(MAX_QUERIES, sequences)
 }
 
-/// The same, of at most so many queries.
-pub(super) fn blocks_of(sequences: &[Sequence], most: usize) -> Vec<Block> {
+/// Cuts sequences into blocks of at most so many queries.
+pub(super) fn blocks_of(most: usize, sequences: &[Sequence]) -> Vec<Block> {
     let mut blocks = Vec::with_capacity(sequences.len());
     for &sequence in sequences {
         for query in (0..sequence.len).step_by(most) {

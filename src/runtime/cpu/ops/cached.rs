@@ -247,7 +247,7 @@ pub(super) fn mha_cached(
     let out = args.out(&[tokens, u64::from(spec.heads), u64::from(spec.head)])?;
     let (group, width) = (heads / kv_heads.max(1), heads * head);
     let out = SharedOut::new(out);
-    let blocks = blocks_of(&sequences, most_queries);
+    let blocks = blocks_of(most_queries, &sequences);
     let of_sequence = |start: usize| sequences.partition_point(|s| s.start < start);
     let task = |scratch: &mut Scratch, i: usize| {
         let (kv, block) = (i % kv_heads, blocks[i / kv_heads]);

@@ -11,7 +11,7 @@ use pulp::{Simd, WithSimd};
 use super::{
     OpError,
     args::{Args, Sequence},
-    attention::{Block, Distances, MAX_QUERIES, biases, blocks, rows_of, with_scratch, work},
+    attention::{Block, Distances, MAX_QUERIES, biases, blocks_of, rows_of, with_scratch, work},
     lines::Lines,
     parallel::SharedOut,
     product::{Operand, add_products, vectors, vectors_mut},
@@ -84,11 +84,16 @@ fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result
             stride: width,
         });
     };
-    with_scratch(heads, &blocks(&sequences), work, body);
+    // Keys and values are gathered for each block of queries, of which there must be a few for each thread.
+    let most = match heads * sequences.len() >= 4 * rayon::current_num_threads() {
+        true => 4 * MAX_QUERIES,
+        false => MAX_QUERIES,
+    };
+    with_scratch(heads, &blocks_of(most, &sequences), work, body);
     Ok(())
 }
 
-/// Memory that a task keeps: of a block of keys and all of its queries, so little whatever the length of a sequence.
+/// Memory that a task keeps: for its queries and for a block of keys, whatever the length of a sequence.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// `[keys, head]`, one row behind the other: those of one head lie far from each other.
@@ -125,13 +130,15 @@ pub(super) struct Attend<'a, 'b> {
     pub stride: usize,
 }
 
-/// As many queries as have their sums in registers, one in each lane.
-struct Panel {
-    queries: Range<usize>,
-    /// Lanes: the queries, in whole vectors.
-    cols: usize,
-    /// Lanes of the panels before.
-    at: usize,
+/// What is done for a panel: as many queries as have their sums in registers, one in each lane.
+#[derive(Clone, Copy)]
+enum Step {
+    /// Its queries are scaled and turned.
+    Turn,
+    /// Its queries meet the keys that were gathered.
+    Meet { first: usize, end: usize },
+    /// Its results are written.
+    Finish,
 }
 
 impl WithSimd for Attend<'_, '_> {
@@ -139,46 +146,16 @@ impl WithSimd for Attend<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        // As many sums as fit the registers together with what is multiplied.
-        let many = S::REGISTER_COUNT >= 32;
-        let most = const {
-            let most = S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 };
-            // Blocks of queries are whole panels but for the last of a sequence.
-            assert!(MAX_QUERIES.is_multiple_of(most));
-            most
-        };
-        let lanes = S::F32_LANES;
-        let (first, end) = (self.queries.start, self.queries.end);
-        let panels = (first..end).step_by(most).map(|query| {
-            let queries = query..end.min(query + most);
-            Panel {
-                cols: queries.len().next_multiple_of(lanes),
-                at: query - first,
-                queries,
-            }
-        });
-        self.begin((end - first).next_multiple_of(lanes));
-        for panel in panels.clone() {
-            self.turn(&panel);
-        }
+        self.begin(S::F32_LANES);
+        self.panels(simd, Step::Turn);
         let seen = self.seen(&self.queries);
-        // Blocks begin at the same keys for all queries of a sequence.
+        // Blocks begin at multiples, so that a row's bits do not depend on where blocks of queries do.
         for key in (seen.start / KEYS * KEYS..seen.end).step_by(KEYS) {
-            let block = key.max(seen.start)..seen.end.min(key + KEYS);
-            self.gather(&block);
-            for panel in panels.clone() {
-                match (many, panel.cols / lanes) {
-                    (true, 1) => self.meet::<S, 8, 1>(simd, &panel, &block),
-                    (true, 2) => self.meet::<S, 8, 2>(simd, &panel, &block),
-                    (true, _) => self.meet::<S, 8, 3>(simd, &panel, &block),
-                    (false, 1) => self.meet::<S, 4, 1>(simd, &panel, &block),
-                    (false, _) => self.meet::<S, 4, 2>(simd, &panel, &block),
-                }
-            }
+            let (first, end) = (key.max(seen.start), seen.end.min(key + KEYS));
+            self.gather(first..end);
+            self.panels(simd, Step::Meet { first, end });
         }
-        for panel in panels {
-            self.finish(&panel);
-        }
+        self.panels(simd, Step::Finish);
     }
 }
 
@@ -190,55 +167,99 @@ impl Attend<'_, '_> {
         of(queries.start).start..of(queries.end - 1).end
     }
 
-    /// Sums over no keys, for so many lanes.
-    fn begin(&mut self, cols: usize) {
+    /// Sums over no keys, for whole vectors of queries.
+    fn begin(&mut self, lanes: usize) {
         let (head, scratch) = (self.head, &mut *self.scratch);
+        let cols = self.queries.len().next_multiple_of(lanes);
         scratch.turned.room::<f32>(head * cols).fill(0.0);
         scratch.sums.room::<f32>(head * cols).fill(0.0);
         scratch.max.room(cols).fill(f32::NEG_INFINITY);
         scratch.total.room::<f32>(cols).fill(0.0);
     }
 
-    /// The queries of a panel, in powers of two.
+    /// Does a step for all panels.
     #[inline(always)]
-    fn turn(&mut self, panel: &Panel) {
+    fn panels<S: Simd>(&mut self, simd: S, step: Step) {
+        // As many sums as fit the registers together with what is multiplied.
+        let many = S::REGISTER_COUNT >= 32;
+        let most = const {
+            let most = S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 };
+            // Blocks of queries are whole panels but for the last of a sequence.
+            assert!(MAX_QUERIES.is_multiple_of(most));
+            most
+        };
+        for first in self.queries.clone().step_by(most) {
+            let queries = first..self.queries.end.min(first + most);
+            match (many, queries.len().div_ceil(S::F32_LANES)) {
+                (true, 1) => self.panel::<S, 8, 1>(simd, queries, step),
+                (true, 2) => self.panel::<S, 8, 2>(simd, queries, step),
+                (true, _) => self.panel::<S, 8, 3>(simd, queries, step),
+                (false, 1) => self.panel::<S, 4, 1>(simd, queries, step),
+                (false, _) => self.panel::<S, 4, 2>(simd, queries, step),
+            }
+        }
+    }
+
+    /// Does a step for the queries of `N` vectors, by tiles of sums of `M` rows.
+    #[inline(always)]
+    fn panel<S: Simd, const M: usize, const N: usize>(
+        &mut self,
+        simd: S,
+        queries: Range<usize>,
+        step: Step,
+    ) {
+        match step {
+            Step::Turn => self.turn::<S, N>(queries),
+            Step::Meet { first, end } => {
+                let seen = self.seen(&queries);
+                let block = first.max(seen.start)..end.min(seen.end);
+                if !block.is_empty() {
+                    self.meet::<S, M, N>(simd, &queries, block, first);
+                }
+            }
+            Step::Finish => self.finish::<S, N>(queries),
+        }
+    }
+
+    /// Scales queries, in powers of two.
+    #[inline(always)]
+    fn turn<S: Simd, const N: usize>(&mut self, queries: Range<usize>) {
+        let (head, cols) = (self.head, N * S::F32_LANES);
+        let at = (queries.start - self.queries.start) * head;
+        let turned = &mut self.scratch.turned.all_mut()[at..][..head * cols];
         let scale = self.scale * std::f32::consts::LOG2_E;
-        let turned = &mut self.scratch.turned.all_mut()[panel.at * self.head..];
-        for (lane, query) in panel.queries.clone().enumerate() {
-            let row = &self.q.data[query * self.q.row..][..self.head];
-            for (to, x) in zip(turned[lane..].iter_mut().step_by(panel.cols), row) {
+        for (lane, query) in queries.enumerate() {
+            let row = &self.q.data[query * self.q.row..][..head];
+            for (to, x) in zip(turned[lane..].iter_mut().step_by(cols), row) {
                 *to = scale * x;
             }
         }
     }
 
-    /// The rows of a block of keys.
-    fn gather(&mut self, block: &Range<usize>) {
+    /// Puts rows of keys and values behind one another.
+    fn gather(&mut self, rows: Range<usize>) {
         let Scratch { keys, values, .. } = &mut *self.scratch;
         for (to, from) in [(keys, self.k), (values, self.v)] {
             to.clear();
-            for row in block.clone() {
+            for row in rows.clone() {
                 to.extend_from_slice(&from.data[row * from.row..][..self.head]);
             }
         }
     }
 
-    /// The queries of a panel of `N` vectors and the keys of a block, by tiles of sums of `M` rows.
+    /// Sums go on with a block of keys, of those that were gathered from a first one on.
     #[inline(always)]
     fn meet<S: Simd, const M: usize, const N: usize>(
         &mut self,
         simd: S,
-        panel: &Panel,
-        block: &Range<usize>,
+        queries: &Range<usize>,
+        block: Range<usize>,
+        first: usize,
     ) {
-        let seen = self.seen(&panel.queries);
-        let keys = block.start.max(seen.start)..block.end.min(seen.end);
-        if keys.is_empty() {
-            return;
-        }
-        let (head, &Panel { cols, at, .. }) = (self.head, panel);
+        let (head, cols) = (self.head, N * S::F32_LANES);
+        let at = queries.start - self.queries.start;
         let Scratch {
-            keys: k,
+            keys,
             values,
             scores,
             turned,
@@ -246,13 +267,13 @@ impl Attend<'_, '_> {
             max,
             total,
         } = &mut *self.scratch;
-        let of_block = (keys.start - block.start) * head..(keys.end - block.start) * head;
-        let (k, values) = (&k[of_block.clone()], &values[of_block]);
+        let of_block = (block.start - first) * head..(block.end - first) * head;
+        let (k, values) = (&keys[of_block.clone()], &values[of_block]);
         let turned = vectors::<S, N>(&turned.all()[at * head..][..head * cols]);
         let sums = &mut sums.all_mut()[at * head..][..head * cols];
         let max = &mut vectors_mut::<S, N>(&mut max.all_mut()[at..][..cols])[0];
         let total = &mut vectors_mut::<S, N>(&mut total.all_mut()[at..][..cols])[0];
-        let scores = scores.room(keys.len() * cols);
+        let scores = scores.room(block.len() * cols);
         let tiles = scores.chunks_mut(M * cols).zip(k.chunks(M * head));
         for (scores, k) in tiles {
             // Behind the last key, it is computed again and not stored.
@@ -268,15 +289,15 @@ impl Attend<'_, '_> {
             }
         }
         let (distances, len) = (self.distances, self.len);
-        distances.add_biases(&panel.queries, &keys, len, cols, scores);
-        distances.fill_unseen(&panel.queries, &keys, len, cols, scores, f32::NEG_INFINITY);
+        distances.add_biases(queries, &block, len, cols, scores);
+        distances.fill_unseen(queries, &block, len, cols, scores, f32::NEG_INFINITY);
         let mut softmax = Softmax {
             max: *max,
             total: *total,
         };
         let corrections = softmax.step::<S>(simd, scores);
         (*max, *total) = (softmax.max, softmax.total);
-        distances.fill_unseen(&panel.queries, &keys, len, cols, scores, 0.0);
+        distances.fill_unseen(queries, &block, len, cols, scores, 0.0);
         let weights = vectors::<S, N>(scores);
         let (whole, rest) = sums.split_at_mut(head / M * M * cols);
         for (i, sums) in whole.chunks_exact_mut(M * cols).enumerate() {
@@ -289,16 +310,17 @@ impl Attend<'_, '_> {
         }
     }
 
-    /// Writes the results of a panel's queries.
+    /// Writes results.
     #[inline(always)]
-    fn finish(&self, panel: &Panel) {
-        let (head, &Panel { cols, at, .. }) = (self.head, panel);
+    fn finish<S: Simd, const N: usize>(&self, queries: Range<usize>) {
+        let (head, cols) = (self.head, N * S::F32_LANES);
+        let at = queries.start - self.queries.start;
         let Scratch {
             sums, max, total, ..
         } = &*self.scratch;
         let (max, total) = (&max.all::<f32>()[at..], &total.all::<f32>()[at..]);
-        let sums = &sums.all::<f32>()[at * head..];
-        for (lane, query) in panel.queries.clone().enumerate() {
+        let sums = &sums.all::<f32>()[at * head..][..head * cols];
+        for (lane, query) in queries.enumerate() {
             let factor = match max[lane] == f32::NEG_INFINITY {
                 // Such scores have no softmax: their difference from the largest is no number.
                 true => f32::NAN,
@@ -416,11 +438,14 @@ impl<V: Copy, const N: usize> Softmax<V, N> {
             corrections[j] = exp2_of_negative(simd, simd.sub_f32s(before[j], base[j]));
             self.total[j] = simd.mul_f32s(self.total[j], corrections[j]);
         }
-        for scores in scores {
-            for j in 0..N {
+        // Vector by vector of the columns: what the power needs and two sums more would not fit 16 registers.
+        for j in 0..N {
+            let mut total = self.total[j];
+            for scores in scores.iter_mut() {
                 scores[j] = exp2_of_negative(simd, simd.sub_f32s(scores[j], base[j]));
-                self.total[j] = simd.add_f32s(self.total[j], scores[j]);
+                total = simd.add_f32s(total, scores[j]);
             }
+            self.total[j] = total;
         }
         corrections
     }
