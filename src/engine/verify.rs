@@ -146,7 +146,7 @@ impl Bound {
             Precision::Int8 if PackedWeight::largest_integer() < i8::MAX => Self {
                 unit: 1.5e-1,
                 max: 3.75e-1,
-                cosine: 0.97,
+                cosine: 0.95,
             },
             Precision::Int8 => Self {
                 unit: 1e-1,
