@@ -13,6 +13,8 @@ import argparse, json, os, statistics, subprocess, sys, tempfile, time
 
 import numpy as np
 
+from cpu_peers import spawned
+
 LAYERS, WIDTH, HEADS, VOCABULARY, POSITIONS = 12, 768, 12, 50257, 1024
 PROMPT, NEW = 32, 48
 
@@ -162,17 +164,6 @@ def child(a):
         generate(NEW)
         times.append((time.perf_counter() - first - (first - began)) / (NEW - 1) * 1e3)
     json.dump({"ms": statistics.median(times), "tokens": tokens}, open(a.out, "w"))
-
-
-def spawned(command):
-    """The process's seconds and peak bytes."""
-    began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    error = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        sys.exit(f"{' '.join(command)} failed:\n{error.decode()}")
-    return time.perf_counter() - began, usage.ru_maxrss * 1024
 
 
 def main():

@@ -248,7 +248,7 @@ def child(a):
 
 
 def spawned(command):
-    """The process's result file, seconds and peak bytes."""
+    """The process's seconds and peak bytes."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     error = process.stderr.read()

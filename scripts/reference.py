@@ -160,14 +160,14 @@ BEAMS = {
     "early": dict(num_beams=3, length_penalty=2.0, early_stopping=True),
     "never": dict(num_beams=5, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2),
 }
-# Of beams in groups, which transformers 5 has no more.
+# Searches by beams in groups, which transformers 5 has no more.
 GROUPS = {
     "groups": dict(num_beams=4, num_beam_groups=2, diversity_penalty=0.5),
     "ruled": dict(num_beams=6, num_beam_groups=3, diversity_penalty=0.8, repetition_penalty=1.3, no_repeat_ngram_size=2),
     "full": dict(num_beams=4, num_beam_groups=2, diversity_penalty=1.0, early_stopping=True, length_penalty=2.0, repetition_penalty=0.8),
     "summed": dict(num_beams=6, num_beam_groups=3, diversity_penalty=2.0, early_stopping="never", length_penalty=0.6, repetition_penalty=1.3, renormalize_logits=True),
 }
-# And of what may not end early.
+# Texts that may not end early.
 LEAST = {"least": dict(min_new_tokens=9), "least_beams": dict(num_beams=4, min_length=14)}
 
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{
     Batch, EngineError,
-    engine::{self, Prompt, TextEncoder},
+    engine::{self, Encoded, Prompt, TextEncoder},
     files::{self, Kind},
 };
 
@@ -158,24 +158,17 @@ impl Source {
         inputs: impl Iterator<Item = engine::Input<'t>>,
         prompt: Prompt,
     ) -> Result<Batch, Report> {
-        let (mut ids, mut types, mut lens) = (Vec::new(), Vec::new(), Vec::new());
+        let mut all = Vec::new();
         for (index, input) in inputs.enumerate() {
             let encoded = encoder.encode_one(input, prompt);
             let encoded = encoded.map_err(|e| self.told(index, e))?;
-            let n = encoded.ids.len();
             if encoded.is_cut {
-                let name = self.name(index);
+                let (name, n) = (self.name(index), encoded.ids.len());
                 tracing::warn!("{name} is cut to {n} tokens, the most that the checkpoint takes");
             }
-            types.extend(encoded.types.unwrap_or_else(|| vec![0; n]));
-            ids.extend(encoded.ids);
-            lens.push(n as u32);
+            all.push(encoded);
         }
-        let batch = Batch::from_packed(ids, &lens).map_err(EngineError::from)?;
-        Ok(match types.iter().any(|&t| t != 0) {
-            true => batch.with_type_ids(types).map_err(EngineError::from)?,
-            false => batch,
-        })
+        Ok(Encoded::batch(all.iter()).map_err(EngineError::from)?)
     }
 }
 

@@ -4,25 +4,30 @@
 //! A step is one batch: prompts in parts, and one token of each sequence that goes on. The keys and values of what is there
 //! lie in blocks of a pool, which are reserved when a request is admitted, so that nothing that runs is ever out of memory.
 
+mod admit;
 mod breakdown;
 mod config;
 mod device;
 mod memory;
+mod request;
 mod row;
 mod source;
 #[cfg(test)]
 mod tests;
+
 use std::{
     collections::{HashMap, VecDeque},
     ops::ControlFlow,
 };
 
+use admit::blocks_needed;
 pub use breakdown::DecodeStep;
 pub use config::generation_config;
 use device::DeviceRows;
 pub use memory::GeneratorBytes;
-use row::{Advanced, Room, Row};
-use source::{Parts, Source};
+pub use request::{AdmitError, Event, Failure, Generate, Reason, Request, Stop, Ticket, Written};
+use row::{Advanced, Row};
+use source::Parts;
 
 use rayon::prelude::*;
 
@@ -37,193 +42,7 @@ use crate::{
         cpu::{CpuCache, CpuSession, Threads},
         cuda::{CudaCache, CudaSession, DecodeLoop},
     },
-    search::{Beams, Hypothesis, Rules, Sampling},
 };
-
-/// How a request goes on from its prompt.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Generate {
-    pub rules: Rules,
-    /// Draws tokens; without, each is the most probable one.
-    pub sampling: Option<Sampling>,
-    /// Searches beams, whose tokens come when the search is done.
-    pub beams: Option<Beams>,
-    /// The draws' seed. Equal seeds give equal tokens, whatever runs beside.
-    pub seed: u64,
-    /// Whether each token comes with its log-probability.
-    pub log_probabilities: bool,
-    /// How many of the most probable tokens come with each that has a log-probability. The host chooses the tokens then.
-    pub most_probable: usize,
-    /// Whether each token comes with the logits of all tokens in its place. The host chooses the tokens then, and no beams are
-    /// searched.
-    pub logits: bool,
-    /// The token before the first new one, in models that write from a source.
-    pub decoder_start: Option<u32>,
-    /// Tokens of a sequence at most, those of the prompt included; of a model that writes from a source, the one before the first
-    /// new one. So many are new as this, [`Rules::max_new_tokens`] and the model's positions leave.
-    pub max_length: Option<usize>,
-}
-
-impl Generate {
-    /// New tokens behind so many, of a model with these positions.
-    fn new_tokens(&self, before: usize, positions: Option<u32>) -> usize {
-        let new = self.rules.max_new_tokens;
-        let Some(most) = self.max_length else {
-            return new;
-        };
-        let most = most.min(positions.map_or(usize::MAX, |n| n as usize));
-        new.min(most.saturating_sub(before))
-    }
-}
-
-/// A prompt, and how to go on from it. Of a model in parts, such as one that translates, the prompt is the source.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Request {
-    pub prompt: Vec<u32>,
-    pub options: Generate,
-}
-
-/// A request that was admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(u64);
-
-/// Why a sequence ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// A token that ends sequences came; it is the last.
-    End,
-    /// The most new tokens are there.
-    Length,
-    Cancelled,
-}
-
-/// What a step gave.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// The next token of a sequence, with its log-probability before rules and sampling where that was asked for.
-    Token {
-        ticket: Ticket,
-        id: u32,
-        log_probability: Option<f32>,
-        /// The most probable tokens in its place, with their log-probabilities, as many as were asked for.
-        most_probable: Vec<(u32, f32)>,
-        /// The logits of its place before rules and sampling, one for each token of the vocabulary; none where they were not asked for.
-        logits: Vec<f32>,
-    },
-    /// What a search of beams found, the best first; its tokens follow.
-    Found {
-        ticket: Ticket,
-        hypotheses: Vec<Hypothesis>,
-    },
-    Done {
-        ticket: Ticket,
-        reason: Reason,
-    },
-    /// The sequence ends for this; others go on.
-    Failed {
-        ticket: Ticket,
-        problem: Failure,
-    },
-}
-
-/// Why a request ends before its time.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum Failure {
-    /// The model gave something that nothing can be chosen by.
-    #[error(
-        "the logit of token {token} for new token {step}{} is NaN or infinite; the weights are damaged, or overflow the storage type: try bf16 or f32",
-        beam.map(|beam| format!(" of beam {beam}")).unwrap_or_default()
-    )]
-    NotANumber {
-        /// Which new token was to come, from 0.
-        step: usize,
-        /// The beam that it was to come behind, where beams are searched.
-        beam: Option<usize>,
-        token: usize,
-    },
-    #[error("the rules allow no token for new token {step}")]
-    NoToken {
-        /// Which new token was to come, from 0.
-        step: usize,
-    },
-    /// It never ran; of [`Generator::write_all`].
-    #[error(transparent)]
-    Refused(#[from] AdmitError),
-}
-
-/// Why a request is not admitted.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum AdmitError {
-    #[error("the prompt has no token; begin with the model's first token, if it has one")]
-    EmptyPrompt,
-    #[error("max_new_tokens is 0; expected at least one token")]
-    NoNewTokens,
-    #[error(
-        "the prompt's {prompt} tokens and {new} new ones are more than the model's {positions} positions; {}",
-        match positions.saturating_sub(*prompt as u32) {
-            0 => format!("shorten the prompt to at most {} tokens", positions.saturating_sub(*new as u32)),
-            left => format!("shorten the prompt, or ask for at most {left} new tokens"),
-        }
-    )]
-    TooLong {
-        prompt: usize,
-        new: usize,
-        positions: u32,
-    },
-    /// Of a model that writes from a source.
-    #[error(
-        "{new} new tokens behind the one that begins a text are more than the model's {positions} positions; ask for at most {} new tokens",
-        positions.saturating_sub(1)
-    )]
-    LongTarget { new: usize, positions: u32 },
-    #[error(
-        "the {before} tokens that are there leave none of the {max_length} that a text may have (`max_length` of the checkpoint's folder); shorten the prompt, or say how many tokens may be new (`--max-new`, `max_new_tokens`)"
-    )]
-    MaxLength { before: usize, max_length: usize },
-    #[error(
-        "the source has {tokens} tokens, more than the model's {positions} positions; shorten or split it"
-    )]
-    LongSource { tokens: usize, positions: u32 },
-    #[error(
-        "the model writes from a source, and nothing says what stands before its first new token; set `Generate::decoder_start`, or `decoder_start_token_id` in config.json"
-    )]
-    NoStart,
-    #[error(
-        "token {at} of the prompt is {id}, the model's padding token, for which it counts no position; take it out"
-    )]
-    Skipped { at: usize, id: u32 },
-    #[error("token {at} of the prompt is {id}, but the vocabulary has {vocabulary}")]
-    Id { at: usize, id: u32, vocabulary: u32 },
-    #[error(transparent)]
-    Sampling(#[from] crate::search::SamplingError),
-    #[error(transparent)]
-    Beams(#[from] crate::search::BeamsError),
-    #[error(
-        "beams are searched for the most probable tokens, and sampling draws others; ask for one of the two"
-    )]
-    BeamsAndSampling,
-    #[error(
-        "beams are searched along many sequences, and logits come with the tokens of one; ask for one of the two"
-    )]
-    BeamsAndLogits,
-    #[error("the repetition penalty is {found}; expected a number above 0")]
-    RepetitionPenalty { found: f32 },
-    #[error("the {name} is {found}; expected a number")]
-    Penalty { name: &'static str, found: f32 },
-    #[error("the bias of token {id} is {found}; expected a number")]
-    Bias { id: u32, found: f32 },
-    #[error("there is a bias of token {id}, but the vocabulary has {vocabulary}")]
-    BiasId { id: u32, vocabulary: u32 },
-    /// Others have the room now; it fits when they end.
-    #[error(
-        "the KV cache has no room now: {missing_bytes} bytes are missing; poll until others end"
-    )]
-    Full { missing_bytes: u64 },
-    #[error(
-        "the request needs {needed_bytes} bytes of KV cache, and there are {bytes} in all; ask for a larger cache, a shorter prompt or fewer new tokens"
-    )]
-    NeverFits { needed_bytes: u64, bytes: u64 },
-}
 
 /// Tokens of prompts that a step takes at most, where nobody says otherwise.
 const PROMPT_TOKENS: usize = 512;
@@ -444,60 +263,6 @@ impl Engine {
     }
 }
 
-/// What a caller that has seen an event wants no more of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// The request that the event is of: its memory is free at once, and nothing more is told of it.
-    One,
-    /// All.
-    All,
-}
-
-/// What was written behind a prompt.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Written {
-    pub tokens: Vec<u32>,
-    /// Each token's log-probability, before rules and sampling, where they were asked for.
-    pub log_probabilities: Vec<f32>,
-    /// The best beam's score, where beams were searched.
-    pub score: Option<f32>,
-    /// `None` where it was broken off, and where it failed.
-    pub reason: Option<Reason>,
-    /// Why it failed, if it did.
-    pub problem: Option<Failure>,
-}
-
-impl Written {
-    /// Adds what an event tells.
-    fn take(&mut self, event: &Event) {
-        match event {
-            Event::Token {
-                id,
-                log_probability,
-                ..
-            } => {
-                self.tokens.push(*id);
-                self.log_probabilities.extend(log_probability);
-            }
-            Event::Found { hypotheses, .. } => self.score = hypotheses.first().map(|h| h.score),
-            Event::Done { reason, .. } => self.reason = Some(*reason),
-            Event::Failed { problem, .. } => self.problem = Some(problem.clone()),
-        }
-    }
-}
-
-/// The blocks that a request reserves.
-fn blocks_needed(parts: Option<Parts>, prompt: usize, new: usize, beams: Option<Beams>) -> u32 {
-    match parts {
-        None => Room::of(prompt, new, beams).blocks(),
-        // What is written begins with one token.
-        Some(parts) => {
-            let target = Room::of(1, new, beams).blocks();
-            parts.blocks_of(prompt).saturating_add(target)
-        }
-    }
-}
-
 fn check_generating(program: &Program) -> Result<(), EngineError> {
     let writes = program.outputs.iter().any(|(name, _)| name == NEXT_LOGITS);
     match writes && !program.caches.is_empty() {
@@ -506,80 +271,7 @@ fn check_generating(program: &Program) -> Result<(), EngineError> {
     }
 }
 
-impl Event {
-    /// Whose event it is.
-    pub fn ticket(&self) -> Ticket {
-        match self {
-            Self::Token { ticket, .. }
-            | Self::Found { ticket, .. }
-            | Self::Done { ticket, .. }
-            | Self::Failed { ticket, .. } => *ticket,
-        }
-    }
-}
-
 impl Generator {
-    /// Takes a request, which runs from the next step on, with all the memory that it can come to need.
-    ///
-    /// # Errors
-    /// A request that can never run, or that has no room now; nothing is changed then.
-    pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
-        let n = self.blocks_for(&request)?;
-        let Request {
-            prompt,
-            mut options,
-        } = request;
-        let before = self.parts.map_or(prompt.len(), |_| 1);
-        options.rules.max_new_tokens = options.new_tokens(before, self.limits.longest);
-        // A sequence cannot hold it, so it is never written.
-        options.rules.suppressed.extend(self.limits.skipped);
-        let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
-            missing_bytes: u64::from(full.missing) * self.block_bytes,
-        })?;
-        let ticket = Ticket(self.next_ticket);
-        self.next_ticket += 1;
-        // The target begins with one token; what the request brought is its source.
-        let (source, prompt) = match (self.parts, options.decoder_start) {
-            (Some(parts), Some(start)) => {
-                (Some(Source::new(parts, prompt, &mut blocks)), vec![start])
-            }
-            _ => (None, prompt),
-        };
-        self.rows
-            .push(Row::new(ticket, prompt, source, blocks, options));
-        Ok(ticket)
-    }
-
-    /// Whether [`admit`](Self::admit) takes a request now.
-    ///
-    /// # Errors
-    /// As of `admit`.
-    pub fn has_room(&self, request: &Request) -> Result<(), AdmitError> {
-        let n = self.blocks_for(request)?;
-        match n.saturating_sub(self.blocks.total() - self.blocks.held()) {
-            0 => Ok(()),
-            missing => Err(AdmitError::Full {
-                missing_bytes: u64::from(missing) * self.block_bytes,
-            }),
-        }
-    }
-
-    /// The blocks that a request can come to need.
-    fn blocks_for(&self, request: &Request) -> Result<u32, AdmitError> {
-        let Request { prompt, options } = request;
-        self.check(prompt, options)?;
-        let before = self.parts.map_or(prompt.len(), |_| 1);
-        let new = options.new_tokens(before, self.limits.longest);
-        let n = blocks_needed(self.parts, prompt.len(), new, options.beams);
-        match n > self.blocks.total() {
-            false => Ok(n),
-            true => Err(AdmitError::NeverFits {
-                needed_bytes: u64::from(n) * self.block_bytes,
-                bytes: u64::from(self.blocks.total()) * self.block_bytes,
-            }),
-        }
-    }
-
     /// Writes all of `requests`, each admitted when there is room, and returns what was written, in their order. `on_event` sees
     /// each event as it comes, with the number of its request, and may end that request or all. What a request that is refused or
     /// fails has written is in its place with the [`problem`](Written::problem); the others go on. The generator runs nothing
@@ -641,106 +333,6 @@ impl Generator {
             }
         }
         Ok(written)
-    }
-
-    fn check(&self, prompt: &[u32], options: &Generate) -> Result<(), AdmitError> {
-        self.check_options(options)?;
-        if prompt.is_empty() {
-            return Err(AdmitError::EmptyPrompt);
-        }
-        let has_source = self.parts.is_some();
-        if has_source {
-            self.check_source(prompt)?;
-        }
-        let before = if has_source { 1 } else { prompt.len() };
-        let longest = self.limits.longest;
-        let new = match options.max_length {
-            Some(max_length) if before >= max_length => {
-                return Err(AdmitError::MaxLength { before, max_length });
-            }
-            // As many as there are positions for, one at least.
-            Some(_) => options.new_tokens(before, longest).max(1),
-            None => options.rules.max_new_tokens,
-        };
-        if let Some(positions) = longest.filter(|&n| before.saturating_add(new) > n as usize) {
-            let prompt = before;
-            return Err(match has_source {
-                true => AdmitError::LongTarget { new, positions },
-                false => AdmitError::TooLong {
-                    prompt,
-                    new,
-                    positions,
-                },
-            });
-        }
-        self.check_ids(prompt)
-    }
-
-    /// Whether a prompt can be written on so.
-    ///
-    /// # Errors
-    /// What stands in the way, whatever the prompt.
-    pub fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
-        if options.rules.max_new_tokens == 0 {
-            return Err(AdmitError::NoNewTokens);
-        }
-        if self.parts.is_some() {
-            let start = options.decoder_start.ok_or(AdmitError::NoStart)?;
-            self.check_ids(&[start])?;
-        }
-        let found = options.rules.repetition_penalty;
-        if !(found.is_finite() && found > 0.0) {
-            return Err(AdmitError::RepetitionPenalty { found });
-        }
-        self.check_bias(&options.rules)?;
-        options.sampling.map_or(Ok(()), |s| s.check())?;
-        if let Some(beams) = options.beams {
-            beams.check()?;
-            if options.sampling.is_some() {
-                return Err(AdmitError::BeamsAndSampling);
-            }
-            if options.logits {
-                return Err(AdmitError::BeamsAndLogits);
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether what is added to logits are numbers, of tokens that there are.
-    fn check_bias(&self, rules: &Rules) -> Result<(), AdmitError> {
-        let penalties = [
-            ("frequency penalty", rules.frequency_penalty),
-            ("presence penalty", rules.presence_penalty),
-        ];
-        for (name, found) in penalties {
-            if !found.is_finite() {
-                return Err(AdmitError::Penalty { name, found });
-            }
-        }
-        let vocabulary = self.limits.vocabulary;
-        for &(id, found) in &rules.bias {
-            if id >= vocabulary {
-                return Err(AdmitError::BiasId { id, vocabulary });
-            }
-            if !found.is_finite() {
-                return Err(AdmitError::Bias { id, found });
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the model has a row for each token.
-    fn check_ids(&self, ids: &[u32]) -> Result<(), AdmitError> {
-        let vocabulary = self.limits.vocabulary;
-        if let Some(at) = ids.iter().position(|&id| id >= vocabulary) {
-            let id = ids[at];
-            return Err(AdmitError::Id { at, id, vocabulary });
-        }
-        let skipped = self.limits.skipped;
-        match ids.iter().position(|&id| Some(id) == skipped) {
-            Some(at) => Err(AdmitError::Skipped { at, id: ids[at] }),
-            None => Ok(()),
-        }
     }
 
     /// Ends a request; its memory is free at once. `false` where it has ended already.

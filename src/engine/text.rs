@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     files::{self, Kind},
-    runtime::batch::Batch,
+    runtime::batch::{Batch, BatchError},
 };
 
 /// The tokenizer of a checkpoint, with what its folder says of texts: how long they may be, whether they are in lower
@@ -54,6 +54,26 @@ pub struct Encoded {
     pub types: Option<Vec<u32>>,
     /// Whether the text was longer than the checkpoint takes, and was cut.
     pub is_cut: bool,
+}
+
+impl Encoded {
+    /// The batch of these, one after another.
+    ///
+    /// # Errors
+    /// Those of [`Batch::from_packed`].
+    pub fn batch<'e>(all: impl Iterator<Item = &'e Self> + Clone) -> Result<Batch, BatchError> {
+        let lens: Vec<u32> = all.clone().map(|one| one.ids.len() as u32).collect();
+        let ids = all.clone().flat_map(|one| one.ids.iter().copied());
+        let batch = Batch::from_packed(ids.collect(), &lens)?;
+        if all.clone().all(|one| one.types.is_none()) {
+            return Ok(batch);
+        }
+        let types = all.flat_map(|one| match &one.types {
+            Some(types) => types.clone(),
+            None => vec![0; one.ids.len()],
+        });
+        batch.with_type_ids(types.collect())
+    }
 }
 
 /// A token of a text, as people look at it.
@@ -534,8 +554,7 @@ impl TextEncoder {
         prompt: Prompt,
     ) -> Result<Batch, EngineError> {
         let prompt = self.folder.prompt(prompt)?;
-        let (mut ids, mut types, mut lens) = (Vec::new(), Vec::new(), Vec::new());
-        let mut has_types = false;
+        let mut all = Vec::new();
         for (index, input) in inputs.enumerate() {
             let coded = self.coded(index, input, prompt)?;
             if coded.is_cut {
@@ -544,15 +563,8 @@ impl TextEncoder {
                     coded.ids.len()
                 );
             }
-            has_types |= coded.types.is_some();
-            lens.push(coded.ids.len() as u32);
-            types.extend(coded.types.unwrap_or_else(|| vec![0; coded.ids.len()]));
-            ids.extend(coded.ids);
+            all.push(coded);
         }
-        let batch = Batch::from_packed(ids, &lens)?;
-        Ok(match has_types {
-            true => batch.with_type_ids(types)?,
-            false => batch,
-        })
+        Ok(Encoded::batch(all.iter())?)
     }
 }

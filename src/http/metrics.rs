@@ -25,7 +25,7 @@ type Table = [[AtomicU64; CODES.len()]; Route::ALL.len() + 1];
 /// Answers by model, route and status.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// Of requests that asked no model, or one that is not there.
+    /// Requests that asked no model, or one that is not there.
     others: Table,
     /// By name, also of models that have gone: counters do not go back.
     models: RwLock<BTreeMap<String, Arc<Table>>>,

@@ -284,7 +284,7 @@ impl Standing {
         };
         let highest = match options.groups {
             1 => self.running[first],
-            // Of several groups, even if it ends.
+            // `BeamSearchScorer` takes the best candidate, even if it ends.
             _ => candidates[0].0,
         };
         let possible = highest / (longest as f32).powf(options.length_penalty);

@@ -51,9 +51,9 @@ impl Pace {
 pub(super) struct Backlog {
     /// Bytes of texts that no thread has taken yet.
     pub untokenized: usize,
-    /// Of a byte of text on one thread.
+    /// Seconds of one thread for a byte of text.
     pub tokenizing: Pace,
-    /// Of a second that a batch was estimated to take.
+    /// Seconds of a device for a second that a batch was estimated to take.
     pub device: Pace,
     n_tokenizers: usize,
     n_lanes: usize,

@@ -72,9 +72,9 @@ pub struct LaneMetrics {
     /// Times of its batches, without their waiting behind others.
     pub seconds: Histogram,
     pub weight_bytes: AtomicU64,
-    /// Of keys and values that are held.
+    /// Bytes of keys and values that are held.
     pub cache_bytes: AtomicU64,
-    /// That the intermediate tensors of a batch may take now.
+    /// Bytes that the intermediate tensors of a batch may take now.
     pub batch_bytes: AtomicU64,
 }
 
@@ -106,7 +106,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Of a model on the devices of these engines.
+    /// Metrics of a model on the devices of these engines.
     pub(super) fn of<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> Self {
         let lane = |engine: &Engine| LaneMetrics {
             device: engine.device().to_string(),

@@ -366,7 +366,7 @@ impl Models {
         self.is_loaded.store(true, Ordering::Release);
     }
 
-    /// Those that were there before.
+    /// Serves these models, and returns those that were there before.
     fn replace(&self, models: Vec<Model>) -> Arc<Vec<Arc<Model>>> {
         let models = Arc::new(models.into_iter().map(Arc::new).collect());
         let mut current = self.models.write().unwrap_or_else(PoisonError::into_inner);

@@ -60,6 +60,7 @@ pub enum Wanted {
     /// A weight for each entry of the vocabulary.
     Sparse,
 }
+
 /// Why nothing is answered after its device has failed for good.
 pub(super) const LOST: &str = "its device was lost, and it ends";
 
@@ -761,7 +762,7 @@ impl Service {
         self.shared.changed.notify_one();
     }
 
-    /// As if its device were lost.
+    /// Makes the service refuse what it would refuse if its device were lost.
     #[cfg(test)]
     pub(crate) fn lose_device(&self) {
         self.shared.lock().is_over = Some(LOST);
@@ -947,21 +948,7 @@ fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
 
 /// The sequences of a batch one after another, whatever layout it was planned in: an executor has no other.
 fn batch_of(members: &[(u64, Entry)]) -> Result<Batch, EngineError> {
-    let lens: Vec<u32> = members
-        .iter()
-        .map(|(_, e)| e.encoded.ids.len() as u32)
-        .collect();
-    let encoded = || members.iter().map(|(_, entry)| &entry.encoded);
-    let ids = encoded().flat_map(|e| e.ids.iter().copied()).collect();
-    let batch = Batch::from_packed(ids, &lens)?;
-    if encoded().all(|e| e.types.is_none()) {
-        return Ok(batch);
-    }
-    let types = encoded().flat_map(|e| match &e.types {
-        Some(types) => types.clone(),
-        None => vec![0; e.ids.len()],
-    });
-    Ok(batch.with_type_ids(types.collect())?)
+    Ok(Encoded::batch(members.iter().map(|(_, e)| &e.encoded))?)
 }
 
 /// The thread that waits for results and answers.

@@ -443,7 +443,7 @@ struct Running {
     seat: Option<Seat>,
     /// What the last step took.
     step: Micros,
-    /// Of a token of all that run together.
+    /// Seconds of a step for each of its tokens, which it writes together.
     tokens: Pace,
     /// Tokens that were written, for one that was asked for.
     written: Pace,

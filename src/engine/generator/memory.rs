@@ -1,6 +1,6 @@
 //! What a generator comes to hold, before it holds anything.
 
-use super::{Generate, PROMPT_TOKENS, Parts, blocks_needed, check_generating, device::room};
+use super::{Generate, PROMPT_TOKENS, Parts, admit::blocks_needed, check_generating, device::room};
 use crate::{
     engine::{Backend, Engine, EngineError},
     program::{Place, Program},
@@ -11,7 +11,7 @@ use crate::{
 /// Bytes that a generator comes to hold, by what they are for. Page-locked memory of a host is not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GeneratorBytes {
-    /// Of the engine, whose generators share them.
+    /// Weights, which the generators of an engine share.
     pub weights: u64,
     /// Blocks of the KV cache.
     pub cache: u64,
@@ -84,7 +84,7 @@ impl Asked<'_> {
         if lens.is_empty() {
             lens.push(1);
         }
-        // Of the shortest most run at once.
+        // More of short requests than of long ones run at once, so that they are added from the shortest on.
         let (mut n, mut taken, mut tokens, mut source) = (0, 0u64, 0, 0);
         for &len in &lens {
             let before = parts.map_or(len, |_| 1);

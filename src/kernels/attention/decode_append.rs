@@ -147,7 +147,7 @@ impl Kernel for MhaDecodeAppend {
         written
     }
 
-    /// Those of attention in which every sequence has one token.
+    /// The cases of decoding attention in which every sequence has one token.
     fn cases(&self) -> Vec<Case> {
         let mut cases = self.decode.cases();
         cases.retain(|case| case.lens.iter().all(|&len| len == 1));

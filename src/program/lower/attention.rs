@@ -26,7 +26,7 @@ enum Launches {
 pub(super) struct Appending {
     steps: Dispatch<KernelSpec>,
     pieces: Dispatch<KernelSpec>,
-    /// Those of the launch that adds to the cache before longer pieces: what it reads, and the cache.
+    /// Operands of the launch that adds to the cache before longer pieces: what it reads, and the cache.
     operands: Vec<TensorIndex>,
 }
 

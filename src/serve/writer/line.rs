@@ -4,8 +4,9 @@ use std::{cmp::Reverse, collections::HashMap};
 
 use super::Job;
 
-/// Of the highest class that waits, the text whose tenant was given the fewest tokens, the first that came: start-time fair
-/// queueing, as [`Turns`](crate::serve::Turns) has it. Who had nothing to write begins where the others are.
+/// The next text is the first that came of the tenant that was given the fewest tokens, of those with a text of the highest class
+/// that waits: start-time fair queueing, as [`Turns`](crate::serve::Turns) has it. Who had nothing to write begins where the others
+/// are.
 #[derive(Default)]
 pub(super) struct Line {
     /// In the order in which they came.

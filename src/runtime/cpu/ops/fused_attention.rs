@@ -101,11 +101,11 @@ pub(super) struct Scratch {
     values: Vec<f32>,
     /// `[keys, queries]` of a panel, which become the weights of values.
     scores: Lines,
-    /// Of every panel `[head, queries]`, scaled.
+    /// The queries of every panel, scaled: `[head, queries]`.
     turned: Lines,
-    /// Of every panel `[head, queries]`.
+    /// Weighted sums of values of every panel: `[head, queries]`.
     sums: Lines,
-    /// Of every query, as a [`Softmax`] has them.
+    /// Largest score and sum of exponentials of every query, as a [`Softmax`] has them.
     max: Lines,
     total: Lines,
 }

@@ -53,7 +53,7 @@ impl Bf16 {
             let activations = layer.of_rows(rows, cut, |x| rounded(x, layer.k));
             layer.blocks(out, cut, |out, block| {
                 let x = &activations[block.row / cut.rows];
-                let panel = self.panels.panels_at(block.col);
+                let panel = self.panels.panel_of(block.col);
                 let mut sums = [[0.0; COLS]; TILE_ROWS];
                 for row in (0..block.rows).step_by(TILE_ROWS) {
                     let rows = TILE_ROWS.min(block.rows - row);
@@ -179,7 +179,7 @@ mod tests {
             };
             let panels = packed(&x, n, k);
             for col in 0..n.next_multiple_of(COLS) {
-                let panel = panels.panels_at(col / COLS * COLS);
+                let panel = panels.panel_of(col / COLS * COLS);
                 let pairs = panel[col % COLS..].iter().step_by(COLS);
                 let held: Vec<f32> = pairs.flat_map(|&p| halves(p)).collect();
                 assert_eq!(held, row(col), "column {col} of [{n}, {k}]");

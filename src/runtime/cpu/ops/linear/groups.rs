@@ -33,8 +33,8 @@ impl Panels {
         Self { groups, depth }
     }
 
-    /// That of columns from a multiple of [`COLS`] on.
-    pub fn panels_at(&self, col: usize) -> &[Group] {
+    /// The panel of the columns from `col` on, a multiple of [`COLS`].
+    pub fn panel_of(&self, col: usize) -> &[Group] {
         &self.groups.all()[col * self.depth..][..COLS * self.depth]
     }
 

@@ -46,7 +46,7 @@ impl Quads {
         col: usize,
         mut store: impl FnMut(usize, &[[i32; COLS]]),
     ) {
-        let panel = self.panels.panels_at(col);
+        let panel = self.panels.panel_of(col);
         let depth = panel.len() / COLS;
         let mut sums = [[0; COLS]; TILE_ROWS];
         for row in (0..rows).step_by(TILE_ROWS) {
@@ -89,7 +89,7 @@ mod tests {
             let integers: Vec<i8> = (0..n * k).map(|i| (i * 37 % 251) as u8 as i8).collect();
             let panels = packed(&integers, n, k);
             for col in 0..n.next_multiple_of(COLS) {
-                let panel = panels.panels_at(col / COLS * COLS);
+                let panel = panels.panel_of(col / COLS * COLS);
                 let quads = panel[col % COLS..].iter().step_by(COLS);
                 let held: Vec<i8> = quads
                     .flat_map(|q| q.to_le_bytes().map(|b| b as i8))

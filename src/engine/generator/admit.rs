@@ -1,0 +1,188 @@
+//! Which requests are admitted: those that the model can write, when their blocks of the cache are free.
+
+use super::{
+    AdmitError, Generate, Generator, Request, Ticket,
+    row::{Room, Row},
+    source::{Parts, Source},
+};
+use crate::search::{Beams, Rules};
+
+/// The blocks that a request reserves.
+pub(super) fn blocks_needed(
+    parts: Option<Parts>,
+    prompt: usize,
+    new: usize,
+    beams: Option<Beams>,
+) -> u32 {
+    match parts {
+        None => Room::of(prompt, new, beams).blocks(),
+        // What is written begins with one token.
+        Some(parts) => {
+            let target = Room::of(1, new, beams).blocks();
+            parts.blocks_of(prompt).saturating_add(target)
+        }
+    }
+}
+
+impl Generator {
+    /// Takes a request, which runs from the next step on, with all the memory that it can come to need.
+    ///
+    /// # Errors
+    /// A request that can never run, or that has no room now; nothing is changed then.
+    pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
+        let n = self.blocks_for(&request)?;
+        let Request {
+            prompt,
+            mut options,
+        } = request;
+        let before = self.parts.map_or(prompt.len(), |_| 1);
+        options.rules.max_new_tokens = options.new_tokens(before, self.limits.longest);
+        // A sequence cannot hold it, so it is never written.
+        options.rules.suppressed.extend(self.limits.skipped);
+        let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
+            missing_bytes: u64::from(full.missing) * self.block_bytes,
+        })?;
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        // The target begins with one token; what the request brought is its source.
+        let (source, prompt) = match (self.parts, options.decoder_start) {
+            (Some(parts), Some(start)) => {
+                (Some(Source::new(parts, prompt, &mut blocks)), vec![start])
+            }
+            _ => (None, prompt),
+        };
+        self.rows
+            .push(Row::new(ticket, prompt, source, blocks, options));
+        Ok(ticket)
+    }
+
+    /// Whether [`admit`](Self::admit) takes a request now.
+    ///
+    /// # Errors
+    /// What [`admit`](Self::admit) would refuse the request with.
+    pub fn has_room(&self, request: &Request) -> Result<(), AdmitError> {
+        let n = self.blocks_for(request)?;
+        match n.saturating_sub(self.blocks.total() - self.blocks.held()) {
+            0 => Ok(()),
+            missing => Err(AdmitError::Full {
+                missing_bytes: u64::from(missing) * self.block_bytes,
+            }),
+        }
+    }
+
+    /// The blocks that a request can come to need.
+    fn blocks_for(&self, request: &Request) -> Result<u32, AdmitError> {
+        let Request { prompt, options } = request;
+        self.check(prompt, options)?;
+        let before = self.parts.map_or(prompt.len(), |_| 1);
+        let new = options.new_tokens(before, self.limits.longest);
+        let n = blocks_needed(self.parts, prompt.len(), new, options.beams);
+        match n > self.blocks.total() {
+            false => Ok(n),
+            true => Err(AdmitError::NeverFits {
+                needed_bytes: u64::from(n) * self.block_bytes,
+                bytes: u64::from(self.blocks.total()) * self.block_bytes,
+            }),
+        }
+    }
+
+    fn check(&self, prompt: &[u32], options: &Generate) -> Result<(), AdmitError> {
+        self.check_options(options)?;
+        if prompt.is_empty() {
+            return Err(AdmitError::EmptyPrompt);
+        }
+        let has_source = self.parts.is_some();
+        if has_source {
+            self.check_source(prompt)?;
+        }
+        let before = if has_source { 1 } else { prompt.len() };
+        let longest = self.limits.longest;
+        let new = match options.max_length {
+            Some(max_length) if before >= max_length => {
+                return Err(AdmitError::MaxLength { before, max_length });
+            }
+            // As many as there are positions for, one at least.
+            Some(_) => options.new_tokens(before, longest).max(1),
+            None => options.rules.max_new_tokens,
+        };
+        if let Some(positions) = longest.filter(|&n| before.saturating_add(new) > n as usize) {
+            let prompt = before;
+            return Err(match has_source {
+                true => AdmitError::LongTarget { new, positions },
+                false => AdmitError::TooLong {
+                    prompt,
+                    new,
+                    positions,
+                },
+            });
+        }
+        self.check_ids(prompt)
+    }
+
+    /// Whether a prompt can be written on so.
+    ///
+    /// # Errors
+    /// What stands in the way, whatever the prompt.
+    pub fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
+        if options.rules.max_new_tokens == 0 {
+            return Err(AdmitError::NoNewTokens);
+        }
+        if self.parts.is_some() {
+            let start = options.decoder_start.ok_or(AdmitError::NoStart)?;
+            self.check_ids(&[start])?;
+        }
+        let found = options.rules.repetition_penalty;
+        if !(found.is_finite() && found > 0.0) {
+            return Err(AdmitError::RepetitionPenalty { found });
+        }
+        self.check_bias(&options.rules)?;
+        options.sampling.map_or(Ok(()), |s| s.check())?;
+        if let Some(beams) = options.beams {
+            beams.check()?;
+            if options.sampling.is_some() {
+                return Err(AdmitError::BeamsAndSampling);
+            }
+            if options.logits {
+                return Err(AdmitError::BeamsAndLogits);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what is added to logits are numbers, of tokens that there are.
+    fn check_bias(&self, rules: &Rules) -> Result<(), AdmitError> {
+        let penalties = [
+            ("frequency penalty", rules.frequency_penalty),
+            ("presence penalty", rules.presence_penalty),
+        ];
+        for (name, found) in penalties {
+            if !found.is_finite() {
+                return Err(AdmitError::Penalty { name, found });
+            }
+        }
+        let vocabulary = self.limits.vocabulary;
+        for &(id, found) in &rules.bias {
+            if id >= vocabulary {
+                return Err(AdmitError::BiasId { id, vocabulary });
+            }
+            if !found.is_finite() {
+                return Err(AdmitError::Bias { id, found });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the model has a row for each token.
+    pub(super) fn check_ids(&self, ids: &[u32]) -> Result<(), AdmitError> {
+        let vocabulary = self.limits.vocabulary;
+        if let Some(at) = ids.iter().position(|&id| id >= vocabulary) {
+            let id = ids[at];
+            return Err(AdmitError::Id { at, id, vocabulary });
+        }
+        let skipped = self.limits.skipped;
+        match ids.iter().position(|&id| Some(id) == skipped) {
+            Some(at) => Err(AdmitError::Skipped { at, id: ids[at] }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Searches for checks of the kernels, in all states that a step meets.
+
+use super::STRIDE;
+use crate::{
+    kernels::{
+        Case, Fill, HostTensor,
+        decoding::{Beam, Choice, Chosen},
+    },
+    search::{Beams, EarlyStopping, Rules},
+};
+
+/// What a check knows of beams: rows in teams of several sizes, with plain ones between.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum BeamData {
+    /// A [`Choice`] for each row.
+    Requests { vocabulary: u32 },
+    /// Candidates of each beam: mostly all, fewer, none, and what is no number.
+    Counts,
+    /// Their tokens, all different; those of a beam are mostly its neighbours', too.
+    Ids { vocabulary: u32 },
+    /// Scores in the middle of a search.
+    Scores,
+    /// States in the middle of a search.
+    States,
+}
+
+impl BeamData {
+    /// For each row the number of its team, and its place there.
+    fn teams(n: usize) -> Vec<(usize, Option<Beam>)> {
+        let mut rows = Vec::new();
+        for team in 0.. {
+            let sizes = [
+                (4, 1),
+                (0, 1),
+                (2, 1),
+                (3, 3),
+                (16, 1),
+                (6, 2),
+                (1, 1),
+                (5, 1),
+            ];
+            let (size, groups) = sizes[team % sizes.len()];
+            if rows.len() + size.max(1) > n {
+                break;
+            }
+            if size == 0 {
+                rows.push((team, None));
+            }
+            let of = Beams {
+                n: size,
+                groups,
+                diversity: if groups > 1 { 0.7 } else { 0.0 },
+                length_penalty: [1.0, 0.6, 0.0, -0.5, 2.0][team % 5],
+                early_stopping: [
+                    EarlyStopping::Heuristic,
+                    EarlyStopping::Yes,
+                    EarlyStopping::Never,
+                ][team % 3],
+            };
+            rows.extend((0..size).map(|nth| (team, Some(Beam { of, nth }))));
+        }
+        rows.resize(n, (usize::MAX, None));
+        rows
+    }
+
+    pub(in crate::kernels) fn make(self, case: &Case) -> HostTensor {
+        let rows = Self::teams(case.lens.len());
+        let known = Fill::known(case);
+        let of_rows = rows.into_iter().zip(known);
+        let ends = |team: usize| {
+            if team % 4 == 2 {
+                vec![5, 6, 7]
+            } else {
+                vec![5]
+            }
+        };
+        match self {
+            Self::Requests { vocabulary } => {
+                let choices = of_rows.flat_map(|((team, beam), known)| {
+                    let id = |n: u32| n % vocabulary;
+                    let is_last = team % 5 == 4;
+                    let n_prompt = match team % 4 {
+                        1 => known as usize,
+                        _ => known as usize / 2,
+                    };
+                    let mut rules = Rules {
+                        end: ends(team).into_iter().map(id).collect(),
+                        renormalize: team.is_multiple_of(2),
+                        max_new_tokens: match is_last {
+                            true => known as usize + 1 - n_prompt,
+                            false => 1 << 20,
+                        },
+                        ..Rules::default()
+                    };
+                    match team % 7 {
+                        0 => rules.repetition_penalty = 1.3,
+                        1 => (rules.no_repeat_ngram, rules.repetition_penalty) = (2, 0.7),
+                        2 => rules.min_length = 1 << 20,
+                        3 => rules.suppressed = (0..40).map(|n| id(17 * n + 1)).collect(),
+                        4 => rules.forced_last = vec![id(3), id(9)],
+                        5 => rules.suppressed_first = vec![id(1)],
+                        _ => {}
+                    }
+                    let choice = Choice {
+                        rules,
+                        sampling: None,
+                        seed: 0,
+                        n_prompt,
+                        log_probability: false,
+                        beam,
+                    };
+                    choice.encode().expect("its lists are short")
+                });
+                HostTensor::Index(choices.map(i64::from).collect())
+            }
+            Self::Counts => {
+                let counts = of_rows.enumerate().map(|(row, ((team, beam), _))| {
+                    let all = beam.map_or(0, |b| b.of.candidates(ends(team).len()) as i64);
+                    match (team % 9, row % 3) {
+                        (3, 0) => all / 2,
+                        (5, _) => 0,
+                        (7, 1) => Chosen::NotANumber.code().into(),
+                        _ => all,
+                    }
+                });
+                HostTensor::Index(counts.collect())
+            }
+            Self::Ids { vocabulary } => {
+                let ids = of_rows.enumerate().flat_map(|(row, _)| {
+                    (0..STRIDE)
+                        .map(move |i| i64::from((37 * (i + 3 * row as u32) + 5) % vocabulary))
+                });
+                HostTensor::Index(ids.collect())
+            }
+            Self::Scores => {
+                let scores = of_rows.flat_map(|((team, beam), _)| {
+                    let nth = beam.map_or(0, |beam| beam.nth);
+                    let is_dead = team % 4 == 1 && nth > 0;
+                    let running = if is_dead {
+                        -1e9
+                    } else {
+                        -1.0 - 0.37 * nth as f32
+                    };
+                    [running, Self::best(team, nth).0]
+                });
+                HostTensor::Real(scores.collect())
+            }
+            Self::States => {
+                let states = of_rows.flat_map(|((team, beam), _)| {
+                    let (nth, of_group) = beam.map_or((0, 1), |b| (b.nth, b.of.n / b.of.groups));
+                    let ended = Self::best(team, nth).1;
+                    // The places of a group are turned round.
+                    let place = nth / of_group * of_group + of_group - 1 - nth % of_group;
+                    let is_done = nth >= of_group && team.is_multiple_of(2);
+                    let length = if ended { 1 + nth as i64 } else { 0 };
+                    [i64::from(ended), length, place as i64, i64::from(is_done)]
+                });
+                HostTensor::Index(states.collect())
+            }
+        }
+    }
+
+    /// The best sequence in a place: its score, and whether it has ended.
+    fn best(team: usize, nth: usize) -> (f32, bool) {
+        let n_ended = team % 5;
+        match nth < n_ended {
+            true => (-0.8 - 0.3 * nth as f32, true),
+            false => (-1e9, false),
+        }
+    }
+}

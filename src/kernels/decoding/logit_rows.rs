@@ -1,0 +1,162 @@
+//! Rows of logits that several CTAs read, and what they leave of them.
+
+use super::Choice;
+use crate::{
+    kernels::{
+        Constants, Launch, Param,
+        rows::{rows_by, storage, vector_width, write},
+    },
+    machine::Machine,
+    search::greedy,
+    tensor::{DType, Symbol},
+};
+
+/// Groups of tokens at most.
+pub(in crate::kernels) const MOST_GROUPS: u32 = 1024;
+/// CTAs of a row at most: one for each piece.
+const MOST_CTAS: u64 = 32;
+/// Tokens among which one is drawn without further passes over the row.
+pub(in crate::kernels) const MOST_CANDIDATES: u32 = 1024;
+
+/// Rows of logits that several CTAs read by groups of tokens: each lane of a warp has one, of accesses that lie a warp apart.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct LogitRows {
+    pub(in crate::kernels) vocabulary: u32,
+    pub(in crate::kernels) dtype: DType,
+}
+
+impl LogitRows {
+    /// Logits of an access.
+    fn vector(self) -> u32 {
+        vector_width(self.dtype, &[self.vocabulary])
+    }
+
+    /// Accesses of a lane to its group.
+    fn packs(self) -> u32 {
+        self.vocabulary.div_ceil(MOST_GROUPS * self.vector())
+    }
+
+    /// Pieces of a row, each of a group for every lane of a warp.
+    fn pieces(self) -> u32 {
+        self.vocabulary.div_ceil(32 * self.packs() * self.vector())
+    }
+
+    pub(in crate::kernels) fn constants(self) -> Constants {
+        Constants::from([
+            ("storage", storage(self.dtype)),
+            ("vocabulary", self.vocabulary.into()),
+            ("vector", self.vector().into()),
+            ("packs", self.packs().into()),
+            ("most_groups", MOST_GROUPS.into()),
+            ("most_candidates", MOST_CANDIDATES.into()),
+            ("width", Choice::WIDTH.into()),
+        ])
+    }
+
+    /// A launch of about so many CTAs for each SM. A row has one at least.
+    pub(in crate::kernels) fn launch(
+        self,
+        rows: u64,
+        threads: u32,
+        ctas_per_sm: u64,
+        machine: &Machine,
+    ) -> Launch {
+        let rows = rows.max(1);
+        let of_row = (ctas_per_sm * u64::from(machine.sms) / rows).clamp(1, MOST_CTAS) as u32;
+        Launch {
+            grid: [of_row.min(self.pieces()), rows as u32, 1],
+            threads,
+            // Two bitmaps of the vocabulary.
+            shared_bytes: 2 * 4 * self.vocabulary.div_ceil(32),
+        }
+    }
+
+    /// What is left of the groups of a row: of each the best token behind the rules, the sum of exponentials of what the rules
+    /// leave, where it is wanted at a temperature, and the largest and the sum of all logits, if they are wanted.
+    pub(in crate::kernels) fn groups(
+        self,
+        logits: &[f32],
+        ruled: &[f32],
+        temperature: Option<f32>,
+        logs: bool,
+    ) -> Groups {
+        let mut all = Groups::none();
+        let (n, packs) = (self.vector() as usize, self.packs() as usize);
+        for group in 0..32 * self.pieces() as usize {
+            let first = |pack: usize| (group / 32 * packs + pack) * 32 * n + group % 32 * n;
+            let ids = (0..packs).flat_map(|pack| first(pack)..first(pack) + n);
+            let ids: Vec<usize> = ids.filter(|&id| id < logits.len()).collect();
+            if ids.is_empty() {
+                all.best[group] = 0;
+                continue;
+            }
+            let of = |row: &[f32]| -> Vec<f32> { ids.iter().map(|&id| row[id]).collect() };
+            let (ruled, raw) = (&of(ruled), &of(logits));
+            let at = greedy(ruled) as usize;
+            let top = ruled[at];
+            let id = ids[at] as u32;
+            all.best[group] = (u64::from(key_of(top)) << 32 | u64::from(!id)) as i64;
+            if let Some(temperature) = temperature {
+                let scaled = |x: f32| x / temperature;
+                let exps = ruled.iter().filter(|x| **x > f32::NEG_INFINITY);
+                let exps = exps.map(|&x| f64::from(scaled(x) - scaled(top)).exp());
+                all.sum[group] = exps.sum::<f64>() as f32;
+            }
+            if logs {
+                let top = raw.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let exps = raw.iter().map(|&x| f64::from(x - top).exp());
+                all.raw[2 * group] = top;
+                all.raw[2 * group + 1] = exps.sum::<f64>() as f32;
+            }
+        }
+        all
+    }
+}
+
+/// What is left of the groups of a row; what is not written stays −1 or NaN.
+pub(in crate::kernels) struct Groups {
+    pub(in crate::kernels) best: Vec<i64>,
+    pub(in crate::kernels) sum: Vec<f32>,
+    pub(in crate::kernels) raw: Vec<f32>,
+}
+
+impl Groups {
+    pub(in crate::kernels) fn none() -> Self {
+        let n = MOST_GROUPS as usize;
+        Self {
+            best: vec![-1; n],
+            sum: vec![f32::NAN; n],
+            raw: vec![f32::NAN; 2 * n],
+        }
+    }
+}
+
+/// Whole numbers in the order of the numbers; −0 is 0.
+fn key_of(x: f32) -> u32 {
+    let bits = (x + 0.0).to_bits();
+    bits ^ (((bits as i32) >> 31) as u32 | 0x8000_0000)
+}
+
+pub(in crate::kernels) fn best_of_group() -> Param {
+    write(
+        "best_of_group",
+        DType::I64,
+        rows_by(Symbol::Batch, MOST_GROUPS),
+    )
+}
+
+pub(in crate::kernels) fn sum_of_group() -> Param {
+    write(
+        "sum_of_group",
+        DType::F32,
+        rows_by(Symbol::Batch, MOST_GROUPS),
+    )
+}
+
+pub(in crate::kernels) fn raw_of_group() -> Param {
+    write(
+        "raw_of_group",
+        DType::F32,
+        rows_by(Symbol::Batch, 2 * MOST_GROUPS),
+    )
+}
