@@ -120,7 +120,7 @@ pub enum Failure {
         /// Which new token was to come, from 0.
         step: usize,
     },
-    /// It never ran; of [`Generator::write_all`].
+    /// It never ran; only [`Generator::write_all`](super::Generator::write_all) gives this.
     #[error(transparent)]
     Refused(#[from] AdmitError),
 }
