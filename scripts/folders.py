@@ -117,6 +117,18 @@ def bert_tokenizer(**more):
     return tf.BertTokenizer(vocab=vocab, **{"model_max_length": POSITIONS} | more)
 
 
+def mpnet_tokenizer():
+    vocab = bert_tokenizer().get_vocab()
+    pieces = [p for p in sorted(vocab, key=vocab.get) if not p.startswith("[")]
+    vocab = {piece: i for i, piece in enumerate(["<s>", "<pad>", "</s>", "[UNK]"] + pieces + ["<mask>"])}
+    return tf.MPNetTokenizer(vocab=vocab, model_max_length=POSITIONS)
+
+
+def t5_tokenizer():
+    first = [(t, 0.0) for t in ("<pad>", "</s>", "<unk>")]
+    return tf.T5Tokenizer(vocab=first + unigram(), extra_ids=0, model_max_length=POSITIONS)
+
+
 def unigram(lower=False):
     """Pieces with their scores, without special tokens."""
     words = ["▁" + w for line in CORPUS for w in (line.lower() if lower else line).split()]
@@ -521,6 +533,42 @@ def st_albert(folder):
 def st_electra(folder):
     tok = bert_tokenizer()
     sentence(folder, tok, tf.ElectraModel(electra(tok)), Pooling(HIDDEN, "mean"), limit=POSITIONS)
+    encode(folder, SIMPLE)
+
+
+def st_mpnet(folder):
+    """As all-mpnet-base-v2 is published."""
+    tok = mpnet_tokenizer()
+    config = tf.MPNetConfig(**sizes(tok, max_position_embeddings=POSITIONS + 2, pad_token_id=1, bos_token_id=0, eos_token_id=2))
+    sentence(folder, tok, tf.MPNetModel(config), Pooling(HIDDEN, "mean"), Normalize())
+    older(folder)
+    encode(folder, SIMPLE)
+
+
+def st_nomic(folder):
+    """As a NomicBERT that was trained on is saved: config.json has transformers' keys, the weights their published names."""
+    tok = bert_tokenizer()
+    config = tf.NomicBertConfig(**sizes(tok, rope_parameters={"rope_type": "default", "rope_theta": 500.0}))
+    sentence(folder, tok, tf.NomicBertModel(config, add_pooling_layer=False), Pooling(HIDDEN, "mean"), Normalize(), prompts=PROMPTS)
+    encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"})])
+
+
+def st_modernbert(folder):
+    tok = bert_tokenizer(model_input_names=["input_ids", "attention_mask"])
+    config = tf.ModernBertConfig(**sizes(tok, num_hidden_layers=3, global_attn_every_n_layers=2, local_attention=12, global_rope_theta=80000.0, local_rope_theta=5000.0,
+                                         pad_token_id=0, bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3))
+    # A window of 12 tokens reaches 6 to either side.
+    sentence(folder, tok, tf.ModernBertModel(config), Pooling(HIDDEN, "mean"), Normalize())
+    encode(folder, SIMPLE)
+
+
+def st_t5(folder):
+    """As sentence-t5 and GTR are published: an encoder, and a projection behind the mean."""
+    tok = t5_tokenizer()
+    config = tf.T5Config(vocab_size=len(tok), d_model=HIDDEN, d_kv=16, num_heads=2, num_layers=2, d_ff=48, relative_attention_num_buckets=8, relative_attention_max_distance=20)
+    dense = Dense(HIDDEN, 48, bias=False, activation_function=torch.nn.Identity())
+    sentence(folder, tok, tf.T5EncoderModel(config), Pooling(HIDDEN, "mean"), dense, Normalize())
+    older(folder)
     encode(folder, SIMPLE)
 
 

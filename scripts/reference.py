@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import transformers as tf
 
 SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
-LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129]}
+LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129], "long": [4500, 1, 700]}
 PREFIXES = ("deberta.", "bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.")
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
@@ -704,6 +704,22 @@ def t5_encoder(out, name, lens_names, vocab=503, **sizes):
     write_config(out, name, cfg)
 
 
+def long_texts(out, name, model, pool, **published):
+    """States of a narrow model of texts that are longer than all others' here, each by itself."""
+    fill(model)
+    tensors = {}
+    for lens_name in ("tiny", "long"):
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, model.config.vocab_size, sum(lens))
+        own = [model(input_ids=torch.from_numpy(i)[None]).last_hidden_state[0] for i in np.split(ids, np.cumsum(lens)[:-1])]
+        rows, pooled = rows_of(lens), torch.stack([pool(h) for h in own])
+        for key, value in {"ids": ids.astype(np.int64), "lens": np.array(lens, dtype=np.int64), "rows": rows, "last_hidden_state": torch.cat(own)[rows].numpy(),
+                           "sentence_embedding": torch.nn.functional.normalize(pooled, dim=1).numpy()}.items():
+            tensors[f"{lens_name}.{key}"] = np.ascontiguousarray(value)
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    write_config(out, name, model.config, **published)
+
+
 def states(tensors, lens_name, ids, lens, h, mask):
     """Last states at chosen rows, and their normalised mean."""
     rows = rows_of(lens)
@@ -815,6 +831,12 @@ if __name__ == "__main__":
             max_position_embeddings=512, position_biased_input=True, type_vocab_size=2, embedding_size=36)
     deberta(a.out, "deberta_v2_near", ["tiny", "mixed"], hidden=60, heads=3, inner=100, pos_att_type=["c2p", "p2c"], position_buckets=15,
             max_position_embeddings=40, position_biased_input=False, type_vocab_size=0)
+    narrow = dict(vocab_size=103, hidden_size=16, num_attention_heads=2, num_hidden_layers=4, intermediate_size=24, max_position_embeddings=8192, attn_implementation="eager")
+    local = dict(local_attention=128, global_attn_every_n_layers=3)
+    specials = dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
+    long_texts(a.out, "modernbert_long", tf.ModernBertModel(tf.ModernBertConfig(**narrow, **specials, **local)), lambda h: h.mean(0), **local)
+    yarn = dict(rope_type="yarn", rope_theta=1000000.0, factor=4.0, original_max_position_embeddings=2048)
+    long_texts(a.out, "qwen3_long", tf.Qwen3Model(tf.Qwen3Config(**narrow, num_key_value_heads=1, head_dim=8, rope_parameters=yarn)), lambda h: h[-1])
     own_encoder(a.out, "own_encoder", ["one_token", "tiny", "mixed"])
     ranker(a.out, "qwen3_ranker", ["one_token", "tiny", "mixed"], hidden=96, heads=4, kv_heads=2, head=40, inner=200)
     bge_m3(a.out, "bge_m3_h60a3", ["tiny", "mixed"], hidden=60, heads=3, inner=100)

@@ -13,6 +13,7 @@ use common::mates::Numbers;
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, EngineError, Outputs,
     engine::{Compiled, compile},
+    graph::Op,
     model::{Description, ModelError},
     passes::{self, Entry},
     runtime::weights::RandomWeights,
@@ -27,7 +28,7 @@ const ACCEPTED: usize = 900;
 const TOLERANCE: f32 = 1e-4;
 
 /// Every operator of the language, as the unfused graph names it.
-const OPERATORS: [&str; 22] = [
+const OPERATORS: [&str; 31] = [
     "embedding",
     "linear",
     "add_bias",
@@ -50,13 +51,70 @@ const OPERATORS: [&str; 22] = [
     "l2_normalize",
     "concat",
     "draw",
+    "multiply",
+    "silu",
+    "quick_gelu",
+    "log1p_relu",
+    "rms_norm",
+    "rotary",
+    "slice_columns",
+    "relative_scores",
+    "log_probability",
 ];
+
+/// What attributes and statements say, which has no operator of its own, or is in none's name.
+const WORDS: [&str; 22] = [
+    "causal: true",
+    "window: ",
+    "bias: alibi",
+    "bias: relative_bias(",
+    "sinusoid: ",
+    "skips: ",
+    "same(",
+    "When(holds: ",
+    "When(key: ",
+    "plus_one: true",
+    "longest: ",
+    "of: ",
+    "position_table(",
+    "rms_norm heads",
+    "layer_norm alone",
+    "grouped heads",
+    "\"linear\"]",
+    "\"dynamic\"]",
+    "\"ntk\"]",
+    "\"llama3\"]",
+    "\"yarn\"]",
+    "\"default\"]",
+];
+
+/// Which of [`WORDS`] a description has.
+fn words(source: &str) -> Vec<&'static str> {
+    let lines = || source.lines();
+    let has = |word: &str| match word {
+        "rms_norm heads" => lines().any(|l| l.contains("rms_norm(") && l.contains("heads: ")),
+        "layer_norm alone" => lines().any(|l| l.contains("layer_norm(") && !l.contains("bias: ")),
+        word => source.contains(word),
+    };
+    WORDS.into_iter().filter(|word| has(word)).collect()
+}
 
 /// How often things occurred.
 type Counts = BTreeMap<String, usize>;
 
 fn config() -> Value {
-    json!({"width": 24, "n_layers": 2, "hidden_act": "gelu_new"})
+    json!({
+        "width": 24, "n_layers": 2, "hidden_act": "gelu_new", "kinds": ["even", "odd"],
+        "default": {"rope_type": "default"},
+        "linear": {"type": "linear", "factor": 4.0},
+        "dynamic": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 5},
+        "ntk": {"type": "ntk", "factor": 8.0},
+        "llama3": {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    })
 }
 
 /// What `gemmule check` does.
@@ -84,7 +142,13 @@ fn run(source: &str, seed: u64, without: &[&str]) -> Result<Outputs, EngineError
     let sequences: Vec<Vec<u32>> = (0..1 + numbers.below(4))
         .map(|_| {
             let len = 1 + numbers.below(limits.longest.unwrap_or(7).min(7));
-            numbers.sequence(len, limits.vocabulary)
+            let mut ids = numbers.sequence(len, limits.vocabulary);
+            if let Some(skipped) = limits.skipped {
+                ids.iter_mut()
+                    .filter(|id| **id == skipped)
+                    .for_each(|id| *id += 1);
+            }
+            ids
         })
         .collect();
     let n_tokens = sequences.iter().map(Vec::len).sum::<usize>() as u32;
@@ -129,7 +193,14 @@ fn examine(source: &str, seed: u64, counts: &mut Counts) -> Result<Option<String
     compiled.program.validate()?;
     let graph = &compiled.model.graph;
     for id in graph.topological() {
-        *counts.entry(graph.op(id).name().into_owned()).or_default() += 1;
+        let op = graph.op(id);
+        *counts.entry(op.name().into_owned()).or_default() += 1;
+        if matches!(op, Op::Scores { heads, kv_heads, .. } if heads > kv_heads) {
+            *counts.entry("grouped heads".to_owned()).or_default() += 1;
+        }
+    }
+    for word in words(source) {
+        *counts.entry(word.to_owned()).or_default() += 1;
     }
     for entry in &compiled.report.entries {
         if let Entry::Fused { pass, .. } = entry {
@@ -192,7 +263,7 @@ fn fused_and_unfused_descriptions_compute_the_same() {
         "{n_accepted} of {GRAPHS} were accepted, {n_refused} refused"
     );
     let passes = passes::all().iter().map(|pass| pass.name());
-    for name in OPERATORS.into_iter().chain(passes) {
+    for name in OPERATORS.into_iter().chain(WORDS).chain(passes) {
         let n = counts.get(name).copied().unwrap_or(0);
         assert!(n >= 20, "{name} occurred {n} times: {counts:?}");
     }

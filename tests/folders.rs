@@ -188,6 +188,10 @@ as_published! {
     sentences_by_distilbert: "st-distil", 3 runs;
     sentences_by_groups_of_shared_layers: "st-albert", 3 runs;
     sentences_by_narrow_embeddings: "st-electra", 3 runs;
+    biases_by_distance_that_all_layers_share: "st-mpnet", 3 runs;
+    rotary_positions_by_the_keys_of_transformers: "st-nomic", 4 runs;
+    windows_in_all_but_some_layers: "st-modernbert", 3 runs;
+    an_encoder_whose_mean_is_projected: "st-t5", 3 runs;
     a_decoder_that_embeds_by_its_last_token: "st-qwen", 4 runs;
     windows_in_both_directions_and_two_projections: "st-gemma", 4 runs;
     dense_sparse_and_vectors_of_tokens: "st-m3", 3 runs;

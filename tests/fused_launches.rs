@@ -10,7 +10,8 @@ use gemmule::{
     AllocatorChoice, Batch, DType,
     engine::{CompileOptions, compile, description},
     kernels::{KernelSpec, gemm::StreamNorm},
-    program::Program,
+    model::Description,
+    program::{Program, Step},
     runtime::cpu::{CpuModel, CpuSession},
     select::Batches,
     tensor::Extents,
@@ -393,6 +394,32 @@ fn heads_are_normalised_and_turned_by_one_launch_also_without_a_cache() {
         let without = program_of(model, &model_of, |o| o.no_joint_launches = true);
         assert_eq!(prepared(&without), (0, apart), "{model}");
     }
+}
+
+#[test]
+fn queries_that_are_the_keys_are_computed_once() {
+    let source = r#"Model(
+        name: "shared",
+        graph: [
+            Let("x", embedding(ids: "token_ids", rows: 20, width: 64, table: "table")),
+            Let("rows", linear(x: "x", out: 64, weight: "weight")),
+            Let("normed", rms_norm(x: "rows", weight: "norm", eps: 1e-6, heads: 1)),
+            Let("heads", split_heads(x: "normed", heads: 1)),
+            Let("values", split_heads(x: "x", heads: 1)),
+            Let("scores", matmul(a: "heads", b: "heads", transpose_b: true)),
+            Let("probabilities", softmax(x: "scores")),
+            Let("context", matmul(a: "probabilities", b: "values")),
+            Let("y", merge_heads(x: "context")),
+        ],
+        outputs: {"y": "y"},
+        default: ["y"],
+    )"#;
+    let model = Description::parse("shared.ron", source).expect("a description");
+    let options = CompileOptions::new(DType::F16, hopper());
+    let compiled = compile(&model, &json!({}), &options).expect("it compiles");
+    compiled.program.validate().expect("it is sound");
+    let norms = |step: &&Step| step.name == "normed";
+    assert_eq!(compiled.program.steps.iter().filter(norms).count(), 1);
 }
 
 #[test]

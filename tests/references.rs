@@ -126,6 +126,8 @@ matches_reference! {
     deberta_without_buckets_and_with_positions_matches: "deberta_v2_head20" is "deberta_v2";
     deberta_with_distances_beyond_its_table_matches: "deberta_v2_near" is "deberta_v2";
     qwen3_as_an_encoder_and_a_ranker_matches: "qwen3_ranker" is "qwen3";
+    modernbert_matches_on_thousands_of_tokens: "modernbert_long" is "modernbert";
+    qwen3_matches_on_thousands_of_tokens: "qwen3_long" is "qwen3";
     weights_and_vectors_of_tokens_match: "bge_m3_h60a3" is "roberta";
 }
 

@@ -36,7 +36,15 @@ impl Graph {
             });
         }
         let shapes: Vec<&Shape> = operands.iter().map(|&o| self.shape(o)).collect();
-        result(op, &shapes).map_err(|problem| GraphError::Shape {
+        let of_log_probabilities = |&&o: &&NodeId| *self.op(o) == Op::LogProbability;
+        let result = match operands.iter().find(of_log_probabilities) {
+            Some(_) => Err(
+                "log-probabilities are stored in f32 in every program, so that no operator reads them; make them an output"
+                    .to_owned(),
+            ),
+            None => result(op, &shapes),
+        };
+        result.map_err(|problem| GraphError::Shape {
             node: name.to_owned(),
             op: op.name(),
             problem,

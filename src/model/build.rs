@@ -60,11 +60,20 @@ pub(super) fn model(
         let name = name.value.as_str();
         outputs.contains(&name) && computed != Some(name)
     };
+    // What modules start from is known where its part is built.
+    let start = states(ast, modules).filter(|_| pooled);
+    let starts = |part: &PartOf| {
+        let mut values = part.outputs.iter().map(|(_, value)| value);
+        start.filter(|start| values.any(|value| value.span == start.span))
+    };
     builder.expect(&ast.expect);
-    let asked = |part: &PartOf| part.outputs.iter().any(|(name, _)| described(name));
+    let asked = |part: &PartOf| {
+        starts(part).is_some() || part.outputs.iter().any(|(name, _)| described(name))
+    };
     // A part comes before those that read what it leaves.
     let last = ast.parts.iter().rposition(asked);
     let mut names = Vec::new();
+    let mut of_modules = None;
     for (nth, part) in ast.parts.iter().enumerate() {
         let leaves = last.is_some_and(|last| nth < last);
         if part.named.is_some() && !leaves && Some(nth) != last {
@@ -74,9 +83,8 @@ pub(super) fn model(
         let outputs = part.outputs.iter().filter(|(name, _)| described(name));
         let outputs: Vec<_> = outputs.collect();
         let wanted = outputs.iter().map(|(_, value)| value);
-        let pooled = states(ast, modules)
-            .filter(|value| pooled && part.outputs.iter().any(|(_, v)| v.span == value.span));
-        let wanted = wanted.chain(pooled).map(|value| value.value.as_str());
+        let start = starts(part);
+        let wanted = wanted.chain(start).map(|value| value.value.as_str());
         let body = needed(&part.body, wanted, leaves);
         builder.size_of(body.iter().copied())?;
         builder.expect(&part.expect);
@@ -93,13 +101,19 @@ pub(super) fn model(
             }
             builder.graph.add_output(output.value.as_str(), id);
         }
+        if start.is_some() {
+            of_modules = Some(builder.modules(ast, modules)?);
+        }
     }
     // Where one part is built there is nothing to tell apart.
     if names.len() > 1 {
         builder.graph.set_parts(names);
     }
     if let Some(output) = computed {
-        let id = builder.modules(ast, modules)?;
+        let id = match of_modules {
+            Some(id) => id,
+            None => builder.modules(ast, modules)?,
+        };
         builder.graph.add_output(output, id);
     }
     let folders = modules.iter().filter_map(Module::weights);

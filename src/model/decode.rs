@@ -109,7 +109,7 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
         default_outputs: each(r, "`default`", args.required(r, "default")?, |p| {
             r.string("an output's name", p)
         })?,
-        expect: counts(r, &args)?,
+        expect: counts(r, &args, "expect")?,
     })
 }
 
@@ -127,7 +127,7 @@ fn part<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<PartOf> {
             statement(r, p)
         })?,
         outputs: outputs(r, args.required(r, "outputs")?)?,
-        expect: counts(r, &args)?,
+        expect: counts(r, &args, "expect")?,
     })
 }
 
@@ -346,8 +346,8 @@ fn no_expression(
     r.file.error(problem, &piece.span(), label)
 }
 
-fn counts<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Vec<Count>> {
-    let Some(piece) = args.optional("expect") else {
+fn counts<'a>(r: Reader<'a>, args: &Args<'a>, field: &'static str) -> Decoded<Vec<Count>> {
+    let Some(piece) = args.optional(field) else {
         return Ok(Vec::new());
     };
     let mut counts = Vec::new();
@@ -417,13 +417,23 @@ fn repeat<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<Repeat> {
         index,
         label,
         body: each(r, "`body`", args.required(r, "body")?, |p| statement(r, p))?,
-        expect: counts(r, &args)?,
+        expect: counts(r, &args, "expect")?,
     })
 }
 
 fn when<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<When> {
     let owner = call.name.clone();
-    let known = ["key", "is", "absent", "holds", "name", "body", "otherwise"];
+    let known = [
+        "key",
+        "is",
+        "absent",
+        "holds",
+        "name",
+        "body",
+        "otherwise",
+        "expect",
+        "expect_otherwise",
+    ];
     let args = call.named(r, &known)?;
     let test = match (args.optional("key"), args.optional("holds")) {
         (Some(key), None) => Test::Key {
@@ -461,6 +471,8 @@ fn when<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<When> {
         label: label.transpose()?,
         body: statements("body")?,
         otherwise: statements("otherwise")?,
+        expect: counts(r, &args, "expect")?,
+        expect_otherwise: counts(r, &args, "expect_otherwise")?,
     })
 }
 

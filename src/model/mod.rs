@@ -47,12 +47,13 @@
 //! - `Repeat(times: "layers", from: 0, index: "i", name: "layer", body: […], expect: {…})`, any number of times, none included.
 //!   Inside, `Let` of a name from outside gives it the value that the next iteration, and what follows the loop, reads; other
 //!   names end with the iteration. Values of index 3 are called `layer.3.…` in the graph. `expect` counts in every iteration.
-//! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […])`: the one body where the key of config.json has the value,
+//! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […], expect: {…}, expect_otherwise: {…})`: the one body where the key of config.json has the value,
 //!   or one of a list (absent is `null`), else the other, which may be left out. A key may have indices, `layer_types.{i}`, so that a
 //!   body depends on what config.json lists of its layer; where there is no such key, `absent` is a condition that decides, as
 //!   `"i % 3 == 0"` of the layer's number. `When(holds: "embedding != hidden", …)` compares two
 //!   sizes by `== != < <= > >=`. `Let` of a name from outside gives it its new value; a name that both bodies give goes on to
-//!   what follows. With `name`, values of either body are called `name.…` in the graph.
+//!   what follows. With `name`, values of either body are called `name.…` in the graph. `expect` counts where the first body is
+//!   taken, `expect_otherwise` where the other is, in the iteration around, or in the whole graph where there is none.
 //!
 //! `expect` counts `launches` (all), `gemms` (of any epilogue), or an operator after the passes: those of the table below by
 //! their names (`gelu`, `gelu_tanh`, `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` of any activation), and `bias_linear`, `linear_gelu`,
@@ -88,7 +89,7 @@
 //! | `concat` | `of` (2 to 16 values) | values of one number of rows, side by side |
 //! | `l2_normalize` | `x`, `eps` | rows of length 1 |
 //! | `draw` | `mean`, `log_variance` | of one row for each sequence: `mean + exp(log_variance / 2) · noise`, a latent variable's; the noise is standard normal, by the sequence's seed |
-//! | `log_probability` | `x` | of logits of every token: the log-probability of each token given those before it, 0 of a sequence's first |
+//! | `log_probability` | `x` | of logits of every token: the log-probability of each token given those before it, 0 of a sequence's first; an output, which no operator reads |
 //!
 //! A `bias` of `softmax` is added to the scores that it is given, by the distance `d` of a key from its query, the key's position
 //! less the query's:

@@ -104,6 +104,9 @@ pub(super) struct When {
     pub label: Option<At<String>>,
     pub body: Vec<Statement>,
     pub otherwise: Vec<Statement>,
+    /// What counts where the one body or the other is taken.
+    pub expect: Vec<Count>,
+    pub expect_otherwise: Vec<Count>,
 }
 
 #[derive(Clone, Debug)]

@@ -40,12 +40,18 @@ impl Value {
 /// Widths of rows: odd and even, with and without a factor of eight.
 const WIDTHS: [u32; 8] = [1, 2, 3, 7, 8, 16, 24, 33];
 const HEADS: [u32; 3] = [1, 2, 3];
+/// Heads of queries, and of keys and values that serve groups of them.
+const GROUPS: [(u32, u32); 3] = [(2, 1), (4, 2), (6, 2)];
+/// Keys of config.json that scale the frequencies of rotary positions.
+const SCALINGS: [&str; 6] = ["default", "linear", "dynamic", "ntk", "llama3", "yarn"];
 const HEAD: [u32; 6] = [1, 2, 3, 5, 8, 16];
 
 struct Writer {
     numbers: Numbers,
     text: String,
     values: Vec<Value>,
+    /// Names of values that no operator reads.
+    ends: Vec<String>,
     n_names: u32,
     /// Weights that any statement may read: name, dimensions.
     weights: Vec<(String, Vec<u32>)>,
@@ -58,6 +64,7 @@ pub fn description(seed: u64) -> (String, bool) {
         numbers: Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         text: String::new(),
         values: Vec::new(),
+        ends: Vec::new(),
         n_names: 0,
         weights: Vec::new(),
         in_loop: false,
@@ -165,15 +172,25 @@ impl Writer {
                 "type_ids" => 2 + offset,
                 _ => 8 + offset + self.numbers.below(5),
             };
-            let table = self.weight(&[rows, width], "table");
-            let op = match offset {
-                0 => format!(
-                    "embedding(ids: \"{ids}\", rows: {rows}, width: {width}, table: \"{table}\")"
-                ),
-                _ => format!(
-                    "embedding(ids: \"{ids}\", rows: {rows}, width: {width}, table: \"{table}\", offset: {offset})"
-                ),
-            };
+            let mut fields = format!("ids: \"{ids}\", rows: {rows}, width: {width}");
+            let is_computed = ids == "positions" && width >= 4 && width % 2 == 0;
+            match is_computed && self.chance(50) {
+                true => {
+                    let style = self.one_of(&["over_width", "over_half"]);
+                    write!(fields, ", sinusoid: {style}").expect("a string takes everything");
+                }
+                false => {
+                    let table = self.weight(&[rows, width], "table");
+                    write!(fields, ", table: \"{table}\"").expect("a string takes everything");
+                }
+            }
+            if offset > 0 {
+                write!(fields, ", offset: {offset}").expect("a string takes everything");
+            }
+            if ids == "positions" && self.chance(30) {
+                fields += ", skips: 0";
+            }
+            let op = format!("embedding({fields})");
             let x = self.value(&op, Shape::Rows(Of::Tokens, width), 0.2);
             sum = Some(match sum {
                 None => x,
@@ -234,10 +251,98 @@ impl Writer {
                 x.name
             );
         }
+        let bias = match self.chance(25) {
+            true => String::new(),
+            false => format!(", bias: \"{bias}\""),
+        };
         format!(
-            "layer_norm(x: \"{}\", weight: \"{weight}\", bias: \"{bias}\", eps: {eps})",
+            "layer_norm(x: \"{}\", weight: \"{weight}\"{bias}, eps: {eps})",
             x.name
         )
+    }
+
+    /// RMSNorm of each of `heads` parts of the rows.
+    fn norm_heads(&mut self, x: &Value, heads: u32) -> Value {
+        let plus_one = self.chance(30);
+        let kind = if plus_one { "less_one" } else { "weight" };
+        let weight = self.weight(&[x.width() / heads], kind);
+        let op = format!(
+            "rms_norm(x: \"{}\", weight: \"{weight}\", eps: 0.01, heads: {heads}, plus_one: {plus_one})",
+            x.name
+        );
+        self.value(&op, x.shape, 1.0)
+    }
+
+    /// What turns `columns` of each head, an even number, and scales frequencies in one of the published ways or in none.
+    fn turning(&mut self, columns: u32) -> String {
+        let theta = self.one_of(&[100, 10_000]);
+        let mut fields = format!("width: {columns}, theta: {theta}");
+        if self.chance(60) {
+            let scaling = self.one_of(&SCALINGS);
+            write!(fields, ", scaling: [\"absent\", \"{scaling}\"]")
+                .expect("a string takes everything");
+        }
+        if self.chance(10) {
+            fields += ", longest: 6";
+        }
+        fields
+    }
+
+    fn turn(&mut self, x: &Value, heads: u32, turning: &str) -> Value {
+        let op = format!("rotary(x: \"{}\", heads: {heads}, {turning})", x.name);
+        self.value(&op, x.shape, x.size * 1.2)
+    }
+
+    fn columns(&mut self, x: &Value, from: u32, width: u32) -> Value {
+        let Shape::Rows(of, _) = x.shape else {
+            unreachable!("only rows have columns")
+        };
+        let op = format!("columns(x: \"{}\", from: {from}, width: {width})", x.name);
+        self.value(&op, Shape::Rows(of, width), x.size)
+    }
+
+    fn same(&mut self, x: &Value) -> Value {
+        self.value(&format!("same(x: \"{}\")", x.name), x.shape, x.size)
+    }
+
+    /// One of two values of the shape of `x`, as the layer's number or config.json says.
+    fn either(&mut self, x: &Value) -> Value {
+        let test = match (self.in_loop, self.numbers.below(3)) {
+            (true, 0) => "holds: \"i == 0\"",
+            (true, 1) => "key: \"kinds.{i}\", is: \"odd\"",
+            (true, _) => "key: \"absent.{i}\", is: \"odd\", absent: \"i % 2 == 1\"",
+            (false, 0) => "holds: \"width < n_layers\"",
+            (false, 1) => "key: \"hidden_act\", is: [\"relu\", \"gelu_new\"]",
+            (false, _) => "key: \"absent\", is: null",
+        };
+        let name = format!("v{}", self.fresh());
+        let (n_values, n_weights) = (self.values.len(), self.weights.len());
+        write!(self.text, "        When({test}").expect("a string takes everything");
+        let mut size = x.size;
+        for field in ["body", "otherwise"] {
+            writeln!(self.text, ", {field}: [").expect("a string takes everything");
+            let y = match self.numbers.below(4) {
+                0 => x.clone(),
+                1 => self.activate(x),
+                2 => self.scale(x),
+                _ if matches!(x.shape, Shape::Rows(..)) => self.layer_norm(x),
+                _ => self.scale(x),
+            };
+            self.named(&name, &format!("same(x: \"{}\")", y.name));
+            self.text.push_str("        ]");
+            size = size.max(y.size);
+            // What one body names, what follows need not have.
+            self.values.truncate(n_values);
+            self.weights.truncate(n_weights);
+        }
+        self.text.push_str("),\n");
+        let value = Value {
+            name,
+            shape: x.shape,
+            size,
+        };
+        self.values.push(value.clone());
+        value
     }
 
     fn layer_norm(&mut self, x: &Value) -> Value {
@@ -294,13 +399,14 @@ impl Writer {
 
     fn activate(&mut self, x: &Value) -> Value {
         let x = &x.name;
-        let (op, size) = match self.numbers.below(7) {
+        let (op, size) = match self.numbers.below(8) {
             0 => (format!("relu(x: \"{x}\")"), 1.0),
             1 => (format!("tanh(x: \"{x}\")"), 1.0),
             2 => (format!("gelu(x: \"{x}\", form: exact)"), 1.0),
             3 => (format!("gelu(x: \"{x}\", form: tanh)"), 1.0),
             4 => (format!("quick_gelu(x: \"{x}\")"), 1.0),
             5 => (format!("log1p_relu(x: \"{x}\")"), 1.0),
+            6 => (format!("silu(x: \"{x}\")"), 1.0),
             _ => (format!("activation(x: \"{x}\", kind: \"act\")"), 1.0),
         };
         let like = self.values.iter().find(|v| v.name == *x);
@@ -326,29 +432,68 @@ impl Writer {
 
     /// Attention of some rows of tokens, with what may stand between its operators.
     fn attention(&mut self, x: &Value) -> Value {
-        let (heads, head) = (self.one_of(&HEADS), self.one_of(&HEAD));
+        let head = self.one_of(&HEAD);
+        let (heads, kv_heads) = match self.chance(25) {
+            true => self.one_of(&GROUPS),
+            false => {
+                let heads = self.one_of(&HEADS);
+                (heads, heads)
+            }
+        };
         let bias = self.chance(60);
         let same = self.chance(85);
+        // As in most models: the same norms and turns of queries and keys, on the way from one matrix.
+        let stacked = self.chance(20).then(|| {
+            let width = (heads + 2 * kv_heads) * head;
+            self.linear(x, width, bias)
+        });
+        let normed = self.chance(15);
+        let turning = match head % 2 == 0 && self.chance(35) {
+            true => {
+                let columns = if self.chance(75) { head } else { 2 };
+                Some(self.turning(columns))
+            }
+            false => None,
+        };
         let mut split: Vec<Value> = Vec::new();
         let mut projected: Vec<Value> = Vec::new();
+        let mut column = 0;
         for role in 0..3 {
-            if role == 1 && self.chance(10) {
+            if role == 1 && heads == kv_heads && self.chance(10) {
                 split.push(split[0].clone());
                 projected.push(projected[0].clone());
+                column += heads * head;
                 continue;
             }
             let from = match same {
                 true => x.clone(),
                 false => self.tokens(),
             };
-            let head = match role == 2 && self.chance(10) {
-                true => self.one_of(&HEAD),
-                false => head,
+            let own = if role == 0 { heads } else { kv_heads };
+            let mut y = match &stacked {
+                Some(stacked) => self.columns(stacked, column, own * head),
+                None => {
+                    let head = match role == 2 && self.chance(10) {
+                        true => self.one_of(&HEAD),
+                        false => head,
+                    };
+                    let has_bias = if self.chance(90) { bias } else { !bias };
+                    self.linear(&from, own * head, has_bias)
+                }
             };
-            let has_bias = if self.chance(90) { bias } else { !bias };
-            let y = self.linear(&from, heads * head, has_bias);
-            let op = format!("split_heads(x: \"{}\", heads: {heads})", y.name);
-            split.push(self.value(&op, Shape::Heads(heads, head), y.size));
+            column += own * head;
+            if role < 2 {
+                // Sometimes of one of the two only.
+                if normed && self.chance(95) {
+                    y = self.norm_heads(&y, own);
+                }
+                if let Some(turning) = turning.as_ref().filter(|_| self.chance(95)) {
+                    y = self.turn(&y, own, turning);
+                }
+            }
+            let op = format!("split_heads(x: \"{}\", heads: {own})", y.name);
+            let shape = Shape::Heads(own, y.width() / own);
+            split.push(self.value(&op, shape, y.size));
             projected.push(y);
         }
         let (q, k, mut v) = (split[0].clone(), split[1].clone(), split[2].clone());
@@ -358,7 +503,7 @@ impl Writer {
         );
         let size = q.size * k.size * (head as f32).sqrt();
         let mut scores = self.value(&op, Shape::Scores(heads), size);
-        if self.chance(15) {
+        if heads == kv_heads && self.chance(15) {
             let of = self.numbers.below(2) as usize;
             let other = self.relative_scores(&projected[of], heads, ["query", "key"][of]);
             scores = self.add(&scores, &other);
@@ -374,7 +519,11 @@ impl Writer {
         weights = self.pointwise(weights, 5);
         v = self.pointwise(v, 5);
         let op = format!("matmul(a: \"{}\", b: \"{}\")", weights.name, v.name);
-        let mut context = self.value(&op, v.shape, v.size * weights.size);
+        let Shape::Heads(_, of_value) = v.shape else {
+            unreachable!("values were split")
+        };
+        let shape = Shape::Heads(heads, of_value);
+        let mut context = self.value(&op, shape, v.size * weights.size);
         context = self.pointwise(context, 8);
         let op = format!("merge_heads(x: \"{}\")", context.name);
         let shape = Shape::Rows(Of::Tokens, context.width());
@@ -504,6 +653,9 @@ impl Writer {
         self.in_loop = true;
         let mut last = x.clone();
         for _ in 0..1 + self.numbers.below(2) {
+            if self.chance(30) {
+                last = self.either(&last);
+            }
             let y = self.branch(&last);
             last = self.add(&last, &y);
             if self.chance(50) {
@@ -579,7 +731,7 @@ impl Writer {
         let Some(x) = self.pick(|_| true) else { return };
         let x = self.tamed(x);
         let is_rows = matches!(x.shape, Shape::Rows(..));
-        match (self.numbers.below(10), is_rows) {
+        match (self.numbers.below(14), is_rows) {
             (0, _) => self.scale(&x),
             (1, _) => self.activate(&x),
             (2 | 3, _) => {
@@ -595,15 +747,43 @@ impl Writer {
                 self.linear(&x, out, bias)
             }
             (8, true) => self.concat(&x),
+            (9, true) => {
+                let from = self.numbers.below(x.width());
+                let width = 1 + self.numbers.below(x.width() - from);
+                self.columns(&x, from, width)
+            }
+            (10, _) => self.same(&x),
+            (11, _) => self.either(&x),
+            (12, _) => {
+                let x = self.tokens();
+                match (x.width() % 2, self.chance(50)) {
+                    (0, true) => {
+                        let turning = self.turning(x.width());
+                        self.turn(&x, 1, &turning)
+                    }
+                    _ => return self.log_probability(&x),
+                }
+            }
             _ => self.scale(&x),
         };
+    }
+
+    /// What logits of every token say of it.
+    fn log_probability(&mut self, x: &Value) {
+        // As many as there are ids.
+        let logits = self.linear(x, 16, false);
+        let logits = self.tamed(logits);
+        let op = format!("log_probability(x: \"{}\")", logits.name);
+        let name = format!("v{}", self.fresh());
+        self.named(&name, &op);
+        self.ends.push(name);
     }
 
     /// A statement that cannot be.
     fn wrong(&mut self) {
         let x = self.tokens();
         let (name, width) = (x.name.as_str(), x.width());
-        let op = match self.numbers.below(8) {
+        let op = match self.numbers.below(9) {
             0 => format!("split_heads(x: \"{name}\", heads: {})", width + 1),
             1 => format!("merge_heads(x: \"{name}\")"),
             2 => format!("softmax(x: \"{name}\")"),
@@ -611,6 +791,11 @@ impl Writer {
             4 => format!("concat(of: [\"{name}\"])"),
             5 => format!("linear(x: \"{name}\", out: 0, weight: \"wrong\")"),
             6 => format!("max_pool(x: \"no{name}\")"),
+            7 => {
+                let end = format!("v{}", self.fresh());
+                self.named(&end, &format!("log_probability(x: \"{name}\")"));
+                format!("scale(x: \"{end}\", by: 2)")
+            }
             _ => format!("l2_normalize(x: \"{name}\", eps: 0)"),
         };
         self.value(&op, x.shape, 1.0);
@@ -620,6 +805,7 @@ impl Writer {
     fn finish(mut self) -> String {
         let last = self.values.last().map(|v| v.name.clone());
         let mut outputs: Vec<String> = last.into_iter().collect();
+        outputs.append(&mut self.ends);
         for _ in 0..self.numbers.below(4) {
             if let Some(value) = self.pick(|_| true)
                 && !outputs.contains(&value.name)

@@ -83,10 +83,11 @@ impl<'a> Builder<'a> {
 
     /// The body that is taken. Of its own names those that the other one gives too go on to what follows.
     fn when(&mut self, when: &'a When) -> Result<(), ModelError> {
-        let body = match self.values.holds(&when.test)? {
-            true => &when.body,
-            false => &when.otherwise,
+        let (body, expect) = match self.values.holds(&when.test)? {
+            true => (&when.body, &when.expect),
+            false => (&when.otherwise, &when.expect_otherwise),
         };
+        self.expect(expect);
         let outer = self.prefix.clone();
         if let Some(label) = &when.label {
             self.prefix = format!("{outer}{}.", label.value);

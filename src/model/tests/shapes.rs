@@ -69,6 +69,11 @@ refuses! {
     buckets_reach_farther_than_those_of_one_distance: attending(
         r#", bias: relative_bias(table: "biases", buckets: 8, reach: 4, bidirectional: false)"#
     );
+    log_probabilities_are_an_output: changed(
+        "    ],\n    outputs",
+        "        Let(\"p\", log_probability(x: \"x\")),\n        Let(\"n\", mean_pool(x: \"p\")),\n    ],\n    outputs"
+    )
+    .replace("\"out\": \"x\"", "\"out\": \"n\"");
     a_latent_variable_is_of_sequences: last(r#"draw(mean: "x", log_variance: "y")"#);
     pooled_rows_are_not_pooled_again: changed(
         "    ],\n    outputs",

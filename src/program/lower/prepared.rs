@@ -301,7 +301,11 @@ fn rows(
     let key = Heads::of(graph, keys, of.kv_heads, of.head)?;
     let queries = together(graph, query, [keys, keys], &key, of)?;
     let (own, all) = (rows_of(of.kv_heads, of.head), [query, keys]);
-    let serves = of.k == own && !key.nodes.is_empty() && all.iter().all(|&x| !graph.is_output(x));
+    // One value may be both, which one launch would write twice.
+    let serves = query != keys
+        && of.k == own
+        && !key.nodes.is_empty()
+        && all.iter().all(|&x| !graph.is_output(x));
     let kernel = kernel_of(graph, &queries, &key, of, dtype).filter(|_| serves)?;
     let launch = preparation(kernel, &queries, &key)?;
     let nodes = queries.nodes.into_iter().chain(key.nodes).collect();
