@@ -38,7 +38,12 @@ fn programs() -> Vec<(String, Program)> {
                 ..CompileOptions::new(DType::F16, machine)
             };
             let compiled = compile(&model, &config, &options).expect("it compiles");
-            let label = format!("{name}, {card}, {attention}, {} off", without.len());
+            let passes = if without.is_empty() {
+                "fused"
+            } else {
+                "unfused"
+            };
+            let label = format!("{name}, {card}, {attention}, {passes}");
             programs.push((label, compiled.program));
         }
     }
@@ -105,7 +110,7 @@ fn a_bucket_has_the_kernels_of_its_batches_and_is_its_own() {
                 "{name}: {batch:?}, {bucket:?}"
             );
         }
-        let stored_scores = name.ends_with(", 10 off") || name.contains("grouped");
+        let stored_scores = name.ends_with("unfused") || name.contains("grouped");
         match stored_scores {
             true => assert_eq!(shared, 0, "{name}"),
             false => assert!(shared > 50, "{name}: {shared}"),

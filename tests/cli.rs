@@ -120,7 +120,15 @@ fn the_stages_are_shown() {
         "graph_after_all",
         cli.ok(&["graph", "bert", "--weights", ".", "--after", "all"])
     );
-    let explained = cli.ok(&["explain", "bert", "--weights", "."]);
+    let explained = cli.ok(&["explain", "bert", "--weights", "."])
+        + &cli.ok(&[
+            "explain",
+            "bert",
+            "--weights",
+            ".",
+            "--output",
+            "pooler_output",
+        ]);
     // What is for models that write.
     let config = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -487,8 +495,8 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
 fn unknown_names_are_answered_with_known_ones() {
     let cli = Cli::new();
     assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, gemma3_text, clip_text, gpt2, llama, qwen3, marian, bart, mbart, m2m_100, t5, vae");
-    assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, or `all`");
-    assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize");
+    assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, or `all`");
+    assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`?");
     assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': `gpu` is no device; expected auto, cpu, cuda or cuda:N For more information, try '--help'.");
     assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--dtype", "f8"]), @"error: invalid value 'f8' for '--dtype <DTYPE>': `f8` is not a storage type; expected f32, f16 or bf16 For more information, try '--help'.");

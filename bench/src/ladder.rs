@@ -11,7 +11,7 @@
 //! - `fuse_embedding_layer_norm` with the fusion of LayerNorm, whose first instance it is;
 //! - `fuse_residual` and `fuse_gate` with the other epilogues: they have nothing to fuse in encoders that normalise after the
 //!   residual;
-//! - `fuse_pool_normalize` at the end: it has nothing to fuse in hidden states.
+//! - `fuse_pool_normalize` and `hoist_pooled_token` at the end: they have nothing to do for hidden states.
 //!
 //! Two rungs differ from the paper's. Without padding, its attention still runs over padded scores,
 //! as batched GEMMs ask for one shape; here scores are ragged, so this rung saves that work too, and
@@ -77,7 +77,11 @@ const RUNGS: [Rung; 5] = [
     },
     Rung {
         name: "+ fused attention",
-        passes: &["fuse_attention", "fuse_pool_normalize"],
+        passes: &[
+            "fuse_attention",
+            "fuse_pool_normalize",
+            "hoist_pooled_token",
+        ],
         padding: Padding::Removed,
     },
 ];

@@ -284,7 +284,7 @@ impl Names {
     }
 
     /// `name`, or where it is taken, with a number after it.
-    fn fresh(&mut self, name: String) -> String {
+    pub fn fresh(&mut self, name: String) -> String {
         let mut free = name.clone();
         let mut n = 1;
         while !self.used.insert(free.clone()) {

@@ -21,6 +21,7 @@ mod fuse_embedding_layer_norm;
 mod fuse_gate;
 mod fuse_pool_normalize;
 mod fuse_residual;
+mod hoist_pooled_token;
 mod matching;
 mod merge_projections;
 mod report;
@@ -47,7 +48,9 @@ pub trait Pass: Sync {
 /// Every pass, in the order in which they run.
 pub fn all() -> &'static [&'static dyn Pass] {
     &[
-        // First: attention is matched as scores, softmax, context, with nothing between them.
+        // Before any fusion, so that what is computed of pooled tokens is fused as what is computed of all.
+        &hoist_pooled_token::HoistPooledToken,
+        // Before the others: attention is matched as scores, softmax, context, with nothing between them.
         &fold_scale::FoldScale,
         // Before the head layout is folded: the roles of query, key and value are read off the
         // split heads, and the slices that it leaves are what the folding then removes. Before

@@ -117,7 +117,11 @@ fn a_layer_is_seven_launches() {
 
 #[test]
 fn every_pass_fuses_something_in_an_encoder_or_a_decoder() {
-    let graphs = [Encoder::SMALL.build(), Decoder::SMALL.build()];
+    let graphs = [
+        Encoder::SMALL.build(),
+        Decoder::SMALL.build(),
+        Encoder::SMALL.pooled(),
+    ];
     for name in names() {
         let fused = graphs.each_ref().map(|graph| {
             let (_, report) = alone(name, graph);
@@ -164,7 +168,11 @@ fn a_layer_that_normalises_first_has_four_gemms() {
 
 #[test]
 fn each_pass_switched_off_keeps_the_values() {
-    let graphs = [Encoder::SMALL.build(), Decoder::SMALL.build()];
+    let graphs = [
+        Encoder::SMALL.build(),
+        Decoder::SMALL.build(),
+        Encoder::SMALL.pooled(),
+    ];
     for (graph, name) in graphs
         .iter()
         .flat_map(|graph| names().into_iter().map(move |name| (graph, name)))
@@ -209,7 +217,7 @@ fn an_unknown_pass_is_an_error_that_lists_the_passes() {
         without: BTreeSet::from(["fuse_everything".to_owned()]),
     };
     let error = optimize(Encoder::SMALL.build(), &options).unwrap_err();
-    insta::assert_snapshot!(error, @"no pass is named `fuse_everything`; the passes are fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize");
+    insta::assert_snapshot!(error, @"no pass is named `fuse_everything`; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize");
 }
 
 #[test]
@@ -306,7 +314,11 @@ proptest! {
     /// Whichever passes run, whatever else is an output or has one more reader.
     #[test]
     fn fused_equals_unfused(
-        mut graph in prop_oneof![encoders().prop_map(Encoder::build), decoders().prop_map(Decoder::build)],
+        mut graph in prop_oneof![
+            encoders().prop_map(Encoder::build),
+            encoders().prop_map(Encoder::pooled),
+            decoders().prop_map(Decoder::build),
+        ],
         off in proptest::sample::subsequence(names(), 0..=names().len()),
         outputs in proptest::collection::vec(any::<proptest::sample::Index>(), 0..3),
         readers in proptest::collection::vec(any::<proptest::sample::Index>(), 0..3),

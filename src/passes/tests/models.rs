@@ -215,6 +215,13 @@ impl Encoder {
         graph
     }
 
+    /// The same without the other outputs than the pooler's.
+    pub fn pooled(self) -> Graph {
+        let mut graph = self.build();
+        graph.select_outputs(&["pooled"]).unwrap();
+        graph
+    }
+
     fn layer(self, b: &mut Builder, layer: u32, x: NodeId) -> NodeId {
         let at = format!("layers.{layer}.");
         let weights = if self.shared { "shared." } else { &at };
