@@ -258,6 +258,17 @@ def spawned(command):
     return time.perf_counter() - began, usage.ru_maxrss * 1024
 
 
+def able(names, command):
+    """The names without those whose command wants instructions that this CPU lacks."""
+    lacking = []
+    for name in names:
+        tried = subprocess.run(command(name), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if tried.returncode and "has no instructions" in tried.stderr:
+            print(f"{name}: left out, as this CPU has no instructions for it")
+            lacking.append(name)
+    return [name for name in names if name not in lacking]
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("gemmule")
@@ -285,6 +296,9 @@ def main():
         def peer_command(name, more):
             return [sys.executable, __file__, a.gemmule, a.checkpoint, "--threads", str(a.threads), "--child", name, "--folder", folder, *more]
 
+        one = ["--sets", "1 of 12", "--warm-up", "0", "--runs", "1", "--rest-ms", "0"]
+        able_ours = able([n for n in only if n in ours], lambda name: ours_command(name, one))
+        only = [n for n in only if n not in ours or n in able_ours]
         settings, vectors = {}, {}
         for name in [n for n in PEERS if n in only]:
             spawned(peer_command(name, ["--out", out]))
@@ -305,7 +319,7 @@ def main():
             rounds.append(times)
         first = {}
         for name in only:
-            runs = [spawned(ours_command(name, ["--sets", "1 of 12", "--warm-up", "0", "--runs", "1", "--rest-ms", "0"]) if name in ours else peer_command(name, ["--first"])) for _ in range(3)]
+            runs = [spawned(ours_command(name, one) if name in ours else peer_command(name, ["--first"])) for _ in range(3)]
             first[name] = (min(t for t, _ in runs), max(m for _, m in runs))
     if a.json:
         json.dump({"rounds": rounds, "settings": settings, "first": first}, open(a.json, "w"), indent=1)
