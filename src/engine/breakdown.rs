@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{EngineError, Session, SessionBackend, padding::laid_out};
+use super::{EngineError, Session, padding::laid_out, session::SessionBackend};
 use crate::{
     kernels::{Class, KernelSpec},
     runtime::{

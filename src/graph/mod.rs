@@ -4,6 +4,7 @@
 mod infer;
 mod op;
 mod print;
+mod weight;
 mod weight_names;
 
 use std::{
@@ -18,7 +19,8 @@ use petgraph::{
 };
 
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
-pub use op::{Buckets, Op, Positions, Sinusoid, WeightExpr, slope};
+pub use op::Op;
+pub use weight::{Buckets, Positions, Sinusoid, WeightExpr, slope};
 pub use weight_names::{WeightNames, in_folder};
 
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,326 @@
+//! What weights are computed from: tensors of a checkpoint, and tables that are in none.
+
+use serde::{Deserialize, Serialize};
+
+use crate::kernels::attention::ByDistance;
+
+/// Where a weight comes from: a tensor of the checkpoint, or something computed from several
+/// once, at load time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum WeightExpr {
+    /// A tensor under its published name, without the checkpoint's prefix.
+    Stored { name: String, dims: Vec<u64> },
+    /// A matrix of the checkpoint with rows and columns exchanged; `dims` as it is stored.
+    Transposed { name: String, dims: Vec<u64> },
+    /// A table of positions `[rows, width]`, computed and in no checkpoint.
+    Sinusoid {
+        style: Sinusoid,
+        rows: u64,
+        width: u64,
+    },
+    /// Biases by distance `[heads, 2·reach + 1]` of a table of the checkpoint with a row for each bucket, `dims` of it.
+    RelativeBias {
+        name: String,
+        dims: [u64; 2],
+        buckets: Buckets,
+    },
+    /// Rows of a table of relative positions, `dims` of it, by distance: `[2·farthest + 1, width]`.
+    Positions {
+        name: String,
+        dims: [u64; 2],
+        positions: Positions,
+    },
+    /// The slope of each head, `[heads]`, computed and in no checkpoint.
+    Slopes { heads: u64 },
+    /// Rows `from ..` of a matrix of the checkpoint, `dims` of it as it is stored.
+    Rows {
+        name: String,
+        dims: [u64; 2],
+        from: u64,
+        rows: u64,
+    },
+    /// A tensor of the checkpoint, to each element of which 1 is added.
+    PlusOne { name: String, dims: Vec<u64> },
+    /// A vector of zeros, such as the bias of a norm that has none.
+    Zeros { n: u64 },
+    /// Tensors stacked along their first dimension.
+    ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
+}
+
+/// Which frequencies a table of sines and cosines has. Row `p` holds `sin(p · f[j])` in its first half of columns and
+/// `cos(p · f[j])` in the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Sinusoid {
+    /// `f[j] = 10000^(−2j / width)` (Vaswani et al. 2017, 3.5).
+    OverWidth,
+    /// `f[j] = 10000^(−j / (width / 2 − 1))`, as tensor2tensor and fairseq have them.
+    OverHalf,
+}
+
+impl Sinusoid {
+    /// The element of a row and column of a table that is so wide.
+    pub fn at(self, row: u64, column: u64, width: u64) -> f64 {
+        let half = width / 2;
+        let nth = (column % half.max(1)) as f64;
+        let exponent = match self {
+            Sinusoid::OverWidth => 2.0 * nth / width as f64,
+            Sinusoid::OverHalf => nth / (half as f64 - 1.0),
+        };
+        let angle = row as f64 * 10_000f64.powf(-exponent);
+        match column < half {
+            true => angle.sin(),
+            false => angle.cos(),
+        }
+    }
+}
+
+/// How distances between tokens share the rows of a table of biases (Raffel et al. 2020, section 2.1): near ones have a row
+/// each, and the rows of farther ones are as wide as the logarithm of the distance makes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Buckets {
+    /// Rows of the table.
+    pub n: u32,
+    /// The distance from which on all have the last row of their side.
+    pub reach: u32,
+    /// Whether keys behind the query have half of the rows, else the first.
+    pub bidirectional: bool,
+}
+
+impl Buckets {
+    /// Rows of each side of the query.
+    fn of_side(self) -> u32 {
+        match self.bidirectional {
+            true => self.n / 2,
+            false => self.n,
+        }
+    }
+
+    /// What is wrong with these numbers, if anything is: what was found, and what was expected.
+    pub fn problem(self) -> Option<(String, String)> {
+        let exact = self.of_side() / 2;
+        if exact == 0 || (self.bidirectional && !self.n.is_multiple_of(2)) {
+            let expected = match self.bidirectional {
+                true => "an even number from 4 on",
+                false => "2 or more",
+            };
+            return Some((format!("{} buckets", self.n), expected.to_owned()));
+        }
+        if self.reach <= exact || self.reach > ByDistance::FARTHEST {
+            let found = format!("{} buckets up to a distance of {}", self.n, self.reach);
+            let farthest = ByDistance::FARTHEST;
+            return Some((
+                found,
+                format!("a distance from {} to {farthest}", exact + 1),
+            ));
+        }
+        None
+    }
+
+    /// The row of a distance, the key's position less the query's. Divisions are in f32, as in transformers.
+    pub fn row(self, distance: i64) -> u64 {
+        let side = self.of_side();
+        let first = match self.bidirectional && distance > 0 {
+            true => u64::from(side),
+            false => 0,
+        };
+        let far = match self.bidirectional {
+            true => distance.unsigned_abs(),
+            false => distance.min(0).unsigned_abs(),
+        };
+        let exact = u64::from(side / 2);
+        if far < exact {
+            return first + far;
+        }
+        let logarithm = |ratio: f64| ratio.ln() as f32;
+        let ratio = logarithm(f64::from(far as f32 / exact as f32))
+            / logarithm(f64::from(self.reach) / exact as f64);
+        let steps = (ratio * (u64::from(side) - exact) as f32) as u64;
+        first + (exact + steps).min(u64::from(side) - 1)
+    }
+}
+
+/// Which row of a table of relative positions, `[2·span, width]`, a distance has (DeBERTa: He et al. 2021, arXiv:2006.03654, section
+/// 3.1, and arXiv:2111.09543's code): row `span + r` with `r` of query less key, at most `span − 1` and at least `−span`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Positions {
+    pub span: u32,
+    /// Up to half of the span `r` is the distance itself, and from there on its logarithm, so that the distance `reach − 1` has the
+    /// last row; the distance itself everywhere, where `None`.
+    pub reach: Option<u32>,
+}
+
+impl Positions {
+    /// What is wrong with these numbers, if anything is: what was found, and what was expected.
+    pub fn problem(self) -> Option<(String, String)> {
+        let Some(reach) = self.reach else {
+            return match (1..=ByDistance::FARTHEST).contains(&self.span) {
+                true => None,
+                false => {
+                    let expected = format!("1 to {}", ByDistance::FARTHEST);
+                    Some((format!("a span of {}", self.span), expected))
+                }
+            };
+        };
+        let found = format!("a span of {} and a reach of {reach}", self.span);
+        let middle = self.span / 2;
+        if middle < 2 || reach <= middle + 1 || self.farthest().is_none() {
+            let expected = format!(
+                "a span from 4 on, and a reach from half of it and 2 on whose last row is within a distance of {}",
+                ByDistance::FARTHEST
+            );
+            return Some((found, expected));
+        }
+        None
+    }
+
+    /// The row of a distance, the key's position less the query's. Logarithms are divided in f32, as in transformers.
+    pub fn row(self, distance: i64) -> u64 {
+        let span = i64::from(self.span);
+        let relative = -distance;
+        let bucket = match self.reach {
+            None => relative,
+            Some(reach) => {
+                let middle = span / 2;
+                let far = relative.unsigned_abs();
+                if far <= middle.unsigned_abs() {
+                    relative
+                } else {
+                    let logarithm = |ratio: f32| f64::from(ratio).ln() as f32;
+                    let whole = logarithm(((f64::from(reach) - 1.0) / middle as f64) as f32);
+                    let steps = logarithm(far as f32 / middle as f32) / whole;
+                    let steps = (steps * (middle - 1) as f32).ceil();
+                    relative.signum() * (steps as i64 + middle)
+                }
+            }
+        };
+        bucket
+            .saturating_add(span)
+            .clamp(0, 2 * span - 1)
+            .unsigned_abs()
+    }
+
+    /// The distance from which on all have the last row of their side; `None` where that is too far.
+    pub fn farthest(self) -> Option<u32> {
+        let last = 2 * u64::from(self.span) - 1;
+        let is_far = |far: u32| {
+            let far = i64::from(far);
+            self.row(far) == 0 && self.row(-far) == last
+        };
+        // Rows are monotone in the distance.
+        let (mut near, mut far) = (0, 1);
+        while !is_far(far) {
+            if far >= ByDistance::FARTHEST {
+                return None;
+            }
+            (near, far) = (far, 2 * far);
+        }
+        while far - near > 1 {
+            let middle = near + (far - near) / 2;
+            match is_far(middle) {
+                true => far = middle,
+                false => near = middle,
+            }
+        }
+        Some(far)
+    }
+}
+
+/// The slope of a head: a geometric sequence that begins at its ratio, 2^(−8 / n) for n heads, where n is a power of two;
+/// other numbers of heads take those of the next smaller power, and then every other one of the next larger (Press et al.
+/// 2022, section 3, and their code).
+pub fn slope(head: u64, heads: u64) -> f64 {
+    let power = 1u64 << heads.max(1).ilog2();
+    let (nth, of) = match head < power {
+        true => (head + 1, power),
+        false => (2 * (head - power) + 1, 2 * power),
+    };
+    2f64.powf(-8.0 * nth as f64 / of as f64)
+}
+
+/// Reads the parts of a stack, none of which is a stack: nesting without end would overflow the
+/// reader's own.
+fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
+    #[derive(Deserialize)]
+    enum Part {
+        Stored {
+            name: String,
+            dims: Vec<u64>,
+        },
+        Transposed {
+            name: String,
+            dims: Vec<u64>,
+        },
+        Rows {
+            name: String,
+            dims: [u64; 2],
+            from: u64,
+            rows: u64,
+        },
+    }
+    let parts = Vec::<Part>::deserialize(from)?;
+    Ok(parts
+        .into_iter()
+        .map(|part| match part {
+            Part::Stored { name, dims } => WeightExpr::Stored { name, dims },
+            Part::Transposed { name, dims } => WeightExpr::Transposed { name, dims },
+            Part::Rows {
+                name,
+                dims,
+                from,
+                rows,
+            } => WeightExpr::Rows {
+                name,
+                dims,
+                from,
+                rows,
+            },
+        })
+        .collect())
+}
+
+impl WeightExpr {
+    pub fn dims(&self) -> Vec<u64> {
+        match self {
+            WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
+            WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
+            WeightExpr::Rows { dims, rows, .. } => vec![*rows, dims[1]],
+            WeightExpr::Sinusoid { rows, width, .. } => vec![*rows, *width],
+            WeightExpr::RelativeBias { dims, buckets, .. } => {
+                vec![dims[1], 2 * u64::from(buckets.reach) + 1]
+            }
+            WeightExpr::Positions {
+                dims, positions, ..
+            } => {
+                let farthest = u64::from(positions.farthest().unwrap_or(0));
+                vec![2 * farthest + 1, dims[1]]
+            }
+            WeightExpr::Slopes { heads } => vec![*heads],
+            WeightExpr::Zeros { n } => vec![*n],
+            WeightExpr::ConcatRows(parts) => {
+                let mut dims = parts.first().map(WeightExpr::dims).unwrap_or_default();
+                if let Some(rows) = dims.first_mut() {
+                    *rows = parts.iter().filter_map(|p| p.dims().first().copied()).sum();
+                }
+                dims
+            }
+        }
+    }
+
+    /// The stored tensors that take part, in order.
+    pub fn stored(&self) -> Vec<(&str, &[u64])> {
+        match self {
+            WeightExpr::Stored { name, dims }
+            | WeightExpr::Transposed { name, dims }
+            | WeightExpr::PlusOne { name, dims } => {
+                vec![(name, dims)]
+            }
+            WeightExpr::RelativeBias { name, dims, .. }
+            | WeightExpr::Rows { name, dims, .. }
+            | WeightExpr::Positions { name, dims, .. } => vec![(name, dims)],
+            WeightExpr::Sinusoid { .. } | WeightExpr::Slopes { .. } | WeightExpr::Zeros { .. } => {
+                Vec::new()
+            }
+            WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What answers with texts say, whole or as parts of a stream.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::{super::App, Asked, Done};
+use crate::serve::{Ending, Scored};
+
+/// What stands for the logarithm of 0, which JSON cannot say.
+const LEAST: f32 = -9999.0;
+
+/// What chunks and answers of one request begin with.
+#[derive(Clone)]
+pub(super) struct Head {
+    id: String,
+    model: String,
+    created: u64,
+    pub is_chat: bool,
+    pub with_usage: bool,
+    with_scores: bool,
+}
+
+impl Head {
+    pub fn new(app: &App, model: &str, is_chat: bool, asked: &Asked) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            id: app.new_id(if is_chat { "chatcmpl" } else { "cmpl" }),
+            model: model.to_owned(),
+            created: now.unwrap_or_default().as_secs(),
+            is_chat,
+            with_usage: asked.wants_usage(),
+            with_scores: asked.wants_scores(),
+        }
+    }
+
+    fn kind(&self, is_part: bool) -> &'static str {
+        match (self.is_chat, is_part) {
+            (true, true) => "chat.completion.chunk",
+            (true, false) => "chat.completion",
+            (false, _) => "text_completion",
+        }
+    }
+
+    pub fn object(&self, is_part: bool, choices: Value) -> Value {
+        let mut object = json!({
+            "id": self.id, "object": self.kind(is_part), "created": self.created, "model": self.model,
+            "choices": choices,
+        });
+        if is_part && self.with_usage {
+            object["usage"] = Value::Null;
+        }
+        object
+    }
+
+    /// A part of a text, of those that a request asked for the one of this index.
+    pub fn chunk(
+        &self,
+        index: usize,
+        part: Option<(&str, &[Scored])>,
+        ending: Option<Ending>,
+    ) -> Value {
+        let scores = part.map_or(Value::Null, |(_, tokens)| self.scores(tokens));
+        let mut choice = json!({
+            "index": index, "logprobs": scores, "finish_reason": ending.map(reason),
+        });
+        match (self.is_chat, part) {
+            (true, Some((text, _))) => choice["delta"] = json!({"content": text}),
+            (true, None) => choice["delta"] = json!({}),
+            (false, part) => choice["text"] = json!(part.map_or("", |(text, _)| text)),
+        }
+        self.object(true, json!([choice]))
+    }
+
+    /// A whole text.
+    pub fn choice(&self, index: usize, done: &Done) -> Value {
+        let mut choice = json!({
+            "index": index, "logprobs": self.scores(&done.tokens), "finish_reason": reason(done.ending),
+        });
+        match self.is_chat {
+            true => {
+                choice["message"] =
+                    json!({"role": "assistant", "content": done.text, "refusal": null});
+            }
+            false => choice["text"] = json!(done.text),
+        }
+        choice
+    }
+
+    /// The log-probabilities of tokens, where they were asked for.
+    fn scores(&self, tokens: &[Scored]) -> Value {
+        let number = |value: f32| value.max(LEAST);
+        if !self.with_scores {
+            return Value::Null;
+        }
+        if self.is_chat {
+            let one = |text: &str, value: f32| {
+                // A part of a character has no text, and its bytes are not known.
+                let bytes = (!text.contains('\u{fffd}')).then(|| text.as_bytes().to_vec());
+                json!({"token": text, "logprob": number(value), "bytes": bytes})
+            };
+            let each = tokens.iter().map(|token| {
+                let mut entry = one(&token.text, token.log_probability);
+                let most = token.most_probable.iter();
+                entry["top_logprobs"] = most.map(|(text, value)| one(text, *value)).collect();
+                entry
+            });
+            return json!({"content": each.collect::<Vec<Value>>(), "refusal": null});
+        }
+        let most = |token: &Scored| {
+            let most = token
+                .most_probable
+                .iter()
+                .map(|(text, value)| (text, *value));
+            // The chosen token is always among them.
+            let all = [(&token.text, token.log_probability)]
+                .into_iter()
+                .chain(most);
+            let all = all.map(|(text, value)| (text.clone(), json!(number(value))));
+            Value::Object(all.collect())
+        };
+        let tokens = || tokens.iter();
+        json!({
+            "tokens": tokens().map(|token| token.text.as_str()).collect::<Vec<_>>(),
+            "token_logprobs": tokens().map(|token| number(token.log_probability)).collect::<Vec<_>>(),
+            "top_logprobs": tokens().map(most).collect::<Vec<_>>(),
+            "text_offset": tokens().map(|token| token.offset).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn reason(ending: Ending) -> &'static str {
+    match ending {
+        Ending::Stop => "stop",
+        Ending::Length => "length",
+    }
+}
+
+pub(super) fn usage(prompt: usize, tokens: usize) -> Value {
+    json!({"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens})
+}
