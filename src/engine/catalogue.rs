@@ -20,77 +20,43 @@ use crate::{
     tensor::DType,
 };
 
-/// Published sizes: name, description, config.
-const CONFIGS: [(&str, &str, &str); 8] = [
-    (
-        "bert-base",
-        "bert",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/bert-base.json"
-        )),
-    ),
-    (
-        "bert-large",
-        "bert",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/bert-large.json"
-        )),
-    ),
-    (
-        "minilm-l6",
-        "bert",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/minilm-l6.json"
-        )),
-    ),
-    (
-        "roberta-base",
-        "roberta",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/roberta-base.json"
-        )),
-    ),
-    (
-        "distilbert-base",
-        "distilbert",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/distilbert-base.json"
-        )),
-    ),
-    (
-        "albert-base",
-        "albert",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/albert-base.json"
-        )),
-    ),
-    (
-        "electra-base",
-        "electra",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/electra-base.json"
-        )),
-    ),
-    (
-        "gpt2",
-        "gpt2",
-        include_str!(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/models/configs/gpt2.json"
-        )),
-    ),
-];
+/// Published sizes by name, with the description, and the config of that name.
+macro_rules! published {
+    ($($name:literal: $description:literal),* $(,)?) => {
+        &[$((
+            $name,
+            $description,
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/", $name, ".json")),
+        )),*]
+    };
+}
+
+const CONFIGS: &[(&str, &str, &str)] = published! {
+    "bert-base": "bert",
+    "bert-large": "bert",
+    "minilm-l6": "bert",
+    "roberta-base": "roberta",
+    "distilbert-base": "distilbert",
+    "albert-base": "albert",
+    "electra-base": "electra",
+    "modernbert-base": "modernbert",
+    "nomic-embed-text-v1.5": "nomic_bert",
+    "gpt2": "gpt2",
+    "llama-3.2-1b": "llama",
+    "qwen3-0.6b": "qwen3",
+    "marian-base": "marian",
+};
 
 /// Sizes of which the project answers for the fused programs in 16 bits only: what else it launches for them
 /// differs from that of other sizes in widths alone.
-const FUSED_ONLY: [&str; 1] = ["bert-large"];
+const FUSED_ONLY: [&str; 6] = [
+    "bert-large",
+    "modernbert-base",
+    "nomic-embed-text-v1.5",
+    "llama-3.2-1b",
+    "qwen3-0.6b",
+    "marian-base",
+];
 
 /// Name, description and `config.json` of the models that come with the crate.
 pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, EngineError> {
@@ -185,6 +151,13 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                     invariant: true,
                     ..options.clone()
                 }];
+                // What one output alone is computed by: what no other reads is fused or computed of fewer rows.
+                if dtype != DType::F32 {
+                    others.extend(outputs.iter().map(|output| CompileOptions {
+                        outputs: Some(vec![output.clone()]),
+                        ..options.clone()
+                    }));
+                }
                 if attends_in_full(&compiled.graph) {
                     others.push(CompileOptions {
                         attention: AttentionChoice::Grouped,

@@ -173,7 +173,7 @@ impl Writer {
                 _ => 8 + offset + self.numbers.below(5),
             };
             let mut fields = format!("ids: \"{ids}\", rows: {rows}, width: {width}");
-            let is_computed = ids == "positions" && width >= 4 && width % 2 == 0;
+            let is_computed = ids == "positions" && width >= 4 && width.is_multiple_of(2);
             match is_computed && self.chance(50) {
                 true => {
                     let style = self.one_of(&["over_width", "over_half"]);
@@ -448,7 +448,7 @@ impl Writer {
             self.linear(x, width, bias)
         });
         let normed = self.chance(15);
-        let turning = match head % 2 == 0 && self.chance(35) {
+        let turning = match head.is_multiple_of(2) && self.chance(35) {
             true => {
                 let columns = if self.chance(75) { head } else { 2 };
                 Some(self.turning(columns))
@@ -761,7 +761,10 @@ impl Writer {
                         let turning = self.turning(x.width());
                         self.turn(&x, 1, &turning)
                     }
-                    _ => return self.log_probability(&x),
+                    _ => {
+                        self.log_probability(&x);
+                        x
+                    }
                 }
             }
             _ => self.scale(&x),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Epilogue, Gemm, GemmStream, StreamNorm, StreamTile};
 use crate::{
     kernels::{
-        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
         TensorMap, Tolerance,
     },
     machine::{Hopper, Machine, SMALL_M},
@@ -496,6 +496,10 @@ impl Kernel for GemmWgmma {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         self.meaning().reference(extents, reads)
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        self.meaning().cases()
     }
 
     fn tolerance(&self) -> Tolerance {
