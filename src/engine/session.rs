@@ -12,7 +12,7 @@ use crate::{
     tensor::Extents,
 };
 
-/// What one caller needs to run an [`Engine`]. A run that fails leaves it usable.
+/// What one caller needs to run an [`Engine`](super::Engine). A run that fails leaves it usable.
 pub struct Session {
     pub(super) limits: Limits,
     pub(super) padding: Padding,
