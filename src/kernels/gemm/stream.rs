@@ -1,7 +1,11 @@
 //! The GEMM of decoding steps on Hopper: a ring of weights, and what comes before and behind the product in pre-norm layers.
 
+mod tile;
+
 use serde::{Deserialize, Serialize};
 
+use self::tile::Layout;
+pub use self::tile::StreamTile;
 use super::{
     Activation, Epilogue, Gemm,
     instances::odd_sizes,
@@ -19,19 +23,6 @@ use crate::{
     machine::{Hopper, Machine, SMALL_M},
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
-
-/// The tile of the GEMM that streams its weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct StreamTile {
-    /// Rows of x in a tile, the N side of an MMA: a multiple of 8 up to 128.
-    pub rows: u32,
-    /// CTAs of a cluster, which share k: 1 to 8, the portable cluster size.
-    pub splits: u32,
-    /// Consumer warpgroups, each with 64 rows of the weight: 1 or 2.
-    pub groups: u32,
-    /// CTAs for which an SM has shared memory: 1 or 2.
-    pub per_sm: u32,
-}
 
 /// The part that a linear layer has in a norm between two of them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -76,76 +67,6 @@ const MOST_STAGES: u32 = 16;
 const MOST_BESIDE: u32 = 16 * 1024;
 /// From this number of rows on, CTAs of the next kernel that begin early take bandwidth that x needs.
 const EARLY_ROWS: u32 = 48;
-
-impl StreamTile {
-    const ROWS: [u32; 5] = [8, 16, 32, 64, 128];
-    const SPLITS: [u32; 5] = [1, 2, 4, 6, 8];
-
-    pub const fn new(rows: u32, splits: u32, groups: u32, per_sm: u32) -> Self {
-        Self {
-            rows,
-            splits,
-            groups,
-            per_sm,
-        }
-    }
-
-    /// The tiles that a GEMM may have, fewest rows first.
-    fn candidates() -> impl Iterator<Item = StreamTile> {
-        Self::ROWS.into_iter().flat_map(|rows| {
-            Self::SPLITS.into_iter().flat_map(move |splits| {
-                let shapes: &[(u32, u32)] = match (rows, splits) {
-                    // Clusters of six that are alone on their SMs are for wide tiles, of which eight would find no room.
-                    (128, 6) => &[(2, 1)],
-                    (_, 6) => &[],
-                    (128, _) => &[(1, 1), (1, 2), (2, 1)],
-                    _ => &[(1, 1), (1, 2)],
-                };
-                shapes
-                    .iter()
-                    .map(move |&(groups, per_sm)| Self::new(rows, splits, groups, per_sm))
-            })
-        })
-    }
-
-    fn name(self) -> String {
-        let Self {
-            rows,
-            splits,
-            groups,
-            per_sm,
-        } = self;
-        format!("stream{rows}x{}_splits{splits}_{per_sm}", 64 * groups)
-    }
-
-    /// Rows of the weight in a tile.
-    const fn weight_rows(self) -> u32 {
-        64 * self.groups
-    }
-
-    /// Steps of k of a CTA, at most.
-    const fn steps(self, k: u32) -> u32 {
-        k.div_ceil(BLOCK_K).div_ceil(self.splits)
-    }
-}
-
-/// Sizes in shared memory of a CTA.
-struct Layout {
-    stages: u32,
-    /// Rows of the second operand of the MMAs.
-    mma_n: u32,
-    stage_bytes: u32,
-    /// Bytes of partial accumulators that it receives, and whether they take the place of the ring.
-    received: u32,
-    is_aliased: bool,
-}
-
-impl Layout {
-    fn shared_bytes(&self) -> u32 {
-        let beside = if self.is_aliased { 0 } else { self.received };
-        ALIGNMENT + self.stages * self.stage_bytes + beside
-    }
-}
 
 impl GemmStream {
     /// The tiles that serve the GEMM on a card with `instructions`, fewest rows first; its own tile is ignored.
@@ -800,91 +721,4 @@ pub fn representative() -> Vec<KernelSpec> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::machine::testing::hopper;
-
-    fn gemm(rows: u32, splits: u32) -> GemmStream {
-        GemmStream {
-            n: 768,
-            k: 768,
-            dtype: DType::F16,
-            epilogue: Epilogue::new(true, None),
-            gated: false,
-            norm: StreamNorm::None,
-            tile: StreamTile::new(rows, splits, 1, 2),
-        }
-    }
-
-    #[test]
-    fn what_lies_in_shared_memory_fits_as_often_as_the_tile_says() {
-        let machine = hopper();
-        for kernel in representative() {
-            let KernelSpec::GemmStream(kernel) = kernel else {
-                panic!("{kernel:?}");
-            };
-            assert_eq!(kernel.check(), Ok(()));
-            let bytes = kernel.checked_layout().shared_bytes();
-            assert!(
-                machine.ctas_by_shared(bytes) >= kernel.tile.per_sm,
-                "{kernel:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_launch_has_all_clusters_or_as_many_ctas_as_there_is_room_for() {
-        let machine = hopper();
-        let extents = Extents::of(&[100]).expect("a batch");
-        assert_eq!(gemm(64, 4).launch(&extents, &machine).grid[0], 2 * 12 * 4);
-        let wide = GemmStream {
-            n: 1 << 20,
-            ..gemm(64, 1)
-        };
-        assert_eq!(wide.launch(&extents, &machine).grid[0], 2 * machine.sms);
-    }
-
-    #[test]
-    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
-        let refused = |gemm: GemmStream| gemm.check().expect_err("refused");
-        assert_eq!(
-            refused(GemmStream {
-                k: 770,
-                ..gemm(8, 1)
-            }),
-            "no GEMM streams a weight of 768 columns and 770 products in f16: it takes products in multiples of 8, in f16 or bf16"
-        );
-        for (rows, splits) in [(0, 1), (12, 1), (136, 1), (8, 0), (8, 9)] {
-            let message = refused(gemm(rows, splits));
-            assert!(
-                message.contains("is no tile of the GEMM that streams"),
-                "{message}"
-            );
-        }
-        let added = GemmStream {
-            epilogue: Epilogue::default().with_residual(),
-            norm: StreamNorm::Behind {
-                eps: 1e-5,
-                centred: true,
-            },
-            ..gemm(8, 1)
-        };
-        assert_eq!(refused(added), "no GEMM of a norm adds a residual");
-    }
-
-    #[test]
-    fn a_norm_between_two_gemms_is_that_of_the_rows_between_them() {
-        // Rows 1, 3 and 2, 2 with gamma 2, 1 and beta 1/2, 0: means of 2, deviations of 1 and 0.
-        let gamma_and_beta: [&[f32]; 2] = [&[2.0, 1.0], &[0.5, 0.0]];
-        let rows = [1.0, 3.0];
-        let (scaled, row_stats) = stream_scaled(&rows, &gamma_and_beta);
-        assert_eq!(row_stats, [4.0, 10.0]);
-        assert_eq!(scaled.len(), 3 * 2);
-        let normal = stream_normals(&scaled, &row_stats, 1, 2, 1e-12, true);
-        assert_eq!(normal, [-1.5, 1.0]);
-        // A mean square of 25.
-        let (scaled, row_stats) = stream_scaled(&[1.0, 7.0], &gamma_and_beta[..1]);
-        let normal = stream_normals(&scaled, &row_stats, 1, 2, 0.0, false);
-        assert_eq!(normal, [0.4, 1.4]);
-    }
-}
+mod tests;
