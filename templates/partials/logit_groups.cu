@@ -139,7 +139,7 @@
             unsigned int at = AT_ONCE * N;
 #pragma unroll
             for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
-                // Of equal logits the lower id stays.
+                // The lower id stays where logits are equal.
                 if (x[i] > top) top = x[i], at = i;
             }
             if (at < AT_ONCE * N) best_id = begin + (k + at / N) * 32 * N + at % N;
