@@ -1,16 +1,18 @@
 //! Writing with a KV cache: tokens of Hugging Face transformers, and results that do not depend on how a sequence is cut into
 //! steps or on what runs beside it.
 
-mod groups;
+mod written;
 
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use gemmule::{
     AttentionChoice, Batch, DType, DeviceChoice, Engine,
-    engine::{AdmitError, Event, Failure, Generate, Generator, Reason, Request, Stop, Ticket},
+    engine::{AdmitError, Event, Failure, Generate, Generator, Reason, Stop, Ticket},
     runtime::weights::RandomWeights,
-    search::{Beams, EarlyStopping, Hypothesis, Rules, Sampling},
+    search::{Beams, EarlyStopping, Rules, Sampling},
 };
+
+use written::{Stored, all_found, file, request};
 
 /// As in `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
@@ -28,11 +30,6 @@ const MODELS: [(&str, &str); 5] = [
     ("llama_head24", "llama"),
 ];
 
-fn file(name: &str) -> std::path::PathBuf {
-    // Tests run in the folder of their package, and on a machine with a device perhaps in a copy of it.
-    Path::new("tests/references").join(name)
-}
-
 fn engine(name: &str, description: &str) -> Engine {
     engine_on(DeviceChoice::Cpu, name, description)
 }
@@ -46,42 +43,9 @@ fn engine_on(device: DeviceChoice, name: &str, description: &str) -> Engine {
     builder.generating().build().expect("the model loads")
 }
 
-/// What `scripts/reference.py` stored of a model that writes.
-struct Stored(Vec<u8>);
-
-impl Stored {
-    fn read(name: &str) -> Self {
-        let file = file(&format!("{name}.written.safetensors"));
-        Self(std::fs::read(file).expect("a reference"))
-    }
-
-    fn bytes(&self, key: &str) -> Vec<u8> {
-        let tensors = safetensors::SafeTensors::deserialize(&self.0).expect("tensors");
-        tensors.tensor(key).expect("it is stored").data().to_vec()
-    }
-
-    fn ids(&self, key: &str) -> Vec<u32> {
-        let bytes = self.bytes(key);
-        let all = bytes.chunks_exact(8);
-        all.map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes")) as u32)
-            .collect()
-    }
-
-    fn reals(&self, key: &str) -> Vec<f32> {
-        let bytes = self.bytes(key);
-        let all = bytes.chunks_exact(4);
-        all.map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")))
-            .collect()
-    }
-
-    fn real(&self, key: &str) -> f32 {
-        self.reals(key)[0]
-    }
-}
-
 /// Prompt and tokens of each stored continuation.
 fn stored(name: &str, rules: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
-    let stored = Stored::read(name);
+    let stored = Stored::read(&format!("{name}.written.safetensors"));
     let one = |i: usize| {
         let key = |what: &str| format!("{rules}.{i}.{what}");
         // Where the two best are nearer than f32 in another order, the token is a toss.
@@ -146,7 +110,7 @@ fn beams_on(device: DeviceChoice) {
         // All of them at once, beams of several requests beside each other.
         for kind in ["beams", "early", "never"] {
             for i in 0..3 {
-                let stored = Stored::read(name);
+                let stored = Stored::read(&format!("{name}.written.safetensors"));
                 let key = |what: &str| format!("{kind}.{i}.{what}");
                 let (beams, rules) = beams(kind);
                 let options = Generate {
@@ -178,21 +142,6 @@ fn beams_on(device: DeviceChoice) {
     }
 }
 
-/// Runs until nothing is left; what the search of each found.
-fn all_found(generator: &mut Generator) -> BTreeMap<Ticket, Vec<Hypothesis>> {
-    let mut found = BTreeMap::new();
-    while generator.is_busy() {
-        for event in generator.poll().expect("a step") {
-            match event {
-                Event::Found { ticket, hypotheses } => drop(found.insert(ticket, hypotheses)),
-                Event::Failed { problem, .. } => panic!("{problem}"),
-                Event::Token { .. } | Event::Done { .. } => {}
-            }
-        }
-    }
-    found
-}
-
 #[test]
 fn groups_of_beams_are_those_of_the_published_search() {
     groups_on(DeviceChoice::Cpu);
@@ -207,33 +156,7 @@ fn groups_of_beams_on_a_device_are_those_of_the_published_search() {
 fn groups_on(device: DeviceChoice) {
     for (name, description) in MODELS {
         let engine = engine_on(device, name, description);
-        let mut generator = engine.generator(64 << 20).expect("a generator");
-        let stored = Stored::read(name);
-        let mut wanted = BTreeMap::new();
-        for kind in groups::KINDS {
-            for i in 0..3 {
-                let key = |what: &str| format!("{kind}.{i}.{what}");
-                let (beams, rules) = groups::asked(kind);
-                let options = Generate {
-                    rules: Rules {
-                        end: stored.ids(&key("ends")),
-                        ..rules
-                    },
-                    beams: Some(beams),
-                    ..Generate::default()
-                };
-                let admitted = generator.admit(request(&stored.ids(&key("prompt")), &options));
-                wanted.insert(admitted.expect("there is room"), format!("{kind}.{i}"));
-            }
-        }
-        let found = all_found(&mut generator);
-        for (ticket, key) in &wanted {
-            let of = |what: &str| format!("{key}.{what}");
-            let (tokens, lens) = (stored.ids(&of("tokens")), stored.ids(&of("lens")));
-            let scores = stored.reals(&of("scores"));
-            let what = format!("{name} {key}");
-            groups::compare(&what, &found[ticket], &tokens, &lens, &scores);
-        }
+        written::compare_groups(name, &engine, |_, options| options);
     }
 }
 
@@ -253,7 +176,7 @@ fn least_lengths_on(device: DeviceChoice) {
     let mut longer = [0, 0];
     for (name, description) in MODELS {
         let engine = engine_on(device, name, description);
-        let stored = Stored::read(name);
+        let stored = Stored::read(&format!("{name}.written.safetensors"));
         for kind in ["least", "least_beams"] {
             for i in 0..3 {
                 let key = |what: &str| format!("{kind}.{i}.{what}");
@@ -314,13 +237,6 @@ fn rules(name: &str) -> Rules {
             no_repeat_ngram: 2,
             ..plain
         },
-    }
-}
-
-fn request(prompt: &[u32], options: &Generate) -> Request {
-    Request {
-        prompt: prompt.to_vec(),
-        options: options.clone(),
     }
 }
 

@@ -1,15 +1,17 @@
 //! Models that write from a source: encoder states, tokens and scores of Hugging Face transformers.
 
-mod groups;
+mod written;
 
-use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
+use std::{collections::BTreeMap, ops::ControlFlow};
 
 use gemmule::{
     DType, DeviceChoice, Engine,
-    engine::{AdmitError, Event, Generate, Generator, Reason, Request, Ticket},
+    engine::{AdmitError, Event, Generate, Generator, Reason, Ticket},
     runtime::weights::RandomWeights,
     search::{Beams, EarlyStopping, Rules, Sampling},
 };
+
+use written::{Stored, file, request};
 
 /// As in `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
@@ -27,11 +29,6 @@ const MODELS: [(&str, &str); 6] = [
     ("t5_h72a5", "t5"),
 ];
 
-fn file(name: &str) -> std::path::PathBuf {
-    // Tests run in the folder of their package, and on a machine with a device perhaps in a copy of it.
-    Path::new("tests/references").join(name)
-}
-
 fn engine_on(device: DeviceChoice, name: &str, description: &str) -> Engine {
     let builder = Engine::builder(description)
         .config(file(&format!("{name}.json")))
@@ -39,34 +36,6 @@ fn engine_on(device: DeviceChoice, name: &str, description: &str) -> Engine {
         .dtype(DType::F32)
         .device(device);
     builder.generating().build().expect("the model loads")
-}
-
-/// What `scripts/reference.py` stored.
-struct Stored(Vec<u8>);
-
-impl Stored {
-    fn read(name: &str) -> Self {
-        Self(std::fs::read(file(name)).expect("a reference"))
-    }
-
-    fn bytes(&self, key: &str) -> Vec<u8> {
-        let tensors = safetensors::SafeTensors::deserialize(&self.0).expect("tensors");
-        tensors.tensor(key).expect("it is stored").data().to_vec()
-    }
-
-    fn ids(&self, key: &str) -> Vec<u32> {
-        let bytes = self.bytes(key);
-        let all = bytes.chunks_exact(8);
-        all.map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes")) as u32)
-            .collect()
-    }
-
-    fn reals(&self, key: &str) -> Vec<f32> {
-        let bytes = self.bytes(key);
-        let all = bytes.chunks_exact(4);
-        all.map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")))
-            .collect()
-    }
 }
 
 /// How the stored continuations of a kind were written, but for the tokens that end sequences.
@@ -141,13 +110,6 @@ fn options(kind: &str) -> Generate {
     Generate {
         decoder_start: Some(2),
         ..generate
-    }
-}
-
-fn request(source: &[u32], options: &Generate) -> Request {
-    Request {
-        prompt: source.to_vec(),
-        options: options.clone(),
     }
 }
 
@@ -240,46 +202,16 @@ fn groups_of_beams_on_a_device_are_those_of_the_published_search() {
 fn groups_on(device: DeviceChoice) {
     for (name, description) in MODELS {
         let engine = engine_on(device, name, description);
-        let mut generator = engine.generator(16 << 20).expect("a generator");
-        let stored = Stored::read(&format!("{name}.written.safetensors"));
-        let mut wanted = BTreeMap::new();
-        for kind in groups::KINDS {
-            for i in 0..3 {
-                let key = |what: &str| format!("{kind}.{i}.{what}");
-                let (beams, rules) = groups::asked(kind);
-                let options = Generate {
-                    rules: Rules {
-                        end: stored.ids(&key("ends")),
-                        suppressed: vec![1],
-                        // What is forced costs nothing, whoever else took it.
-                        forced_first: (kind == "full").then_some(7),
-                        ..rules
-                    },
-                    beams: Some(beams),
-                    decoder_start: Some(2),
-                    ..Generate::default()
-                };
-                let admitted = generator.admit(request(&stored.ids(&key("prompt")), &options));
-                wanted.insert(admitted.expect("there is room"), format!("{kind}.{i}"));
-            }
-        }
-        let mut found = BTreeMap::new();
-        while generator.is_busy() {
-            for event in generator.poll().expect("a step") {
-                match event {
-                    Event::Found { ticket, hypotheses } => drop(found.insert(ticket, hypotheses)),
-                    Event::Failed { problem, .. } => panic!("{problem}"),
-                    Event::Token { .. } | Event::Done { .. } => {}
-                }
-            }
-        }
-        for (ticket, key) in &wanted {
-            let of = |what: &str| format!("{key}.{what}");
-            let (tokens, lens) = (stored.ids(&of("tokens")), stored.ids(&of("lens")));
-            let scores = stored.reals(&of("scores"));
-            let what = format!("{name} {key}");
-            groups::compare(&what, &found[ticket], &tokens, &lens, &scores);
-        }
+        written::compare_groups(name, &engine, |kind, options| Generate {
+            rules: Rules {
+                suppressed: vec![1],
+                // What is forced costs nothing, whoever else took it.
+                forced_first: (kind == "full").then_some(7),
+                ..options.rules
+            },
+            decoder_start: Some(2),
+            ..options
+        });
     }
 }
 
