@@ -1,28 +1,27 @@
 //! Lowering of the fused graph to launches, with the kernels that `select` chooses.
 
 mod attention;
+mod caches;
 mod chains;
 mod error;
+mod kernels;
 mod prepared;
 
 use std::collections::HashMap;
 
 use attention::Appending;
+use caches::caches;
 use chains::Chains;
 pub use chains::alternatives;
 pub use error::LowerError;
 use prepared::Prepared;
 
 use super::{
-    AttentionChoice, Cache, Padding, Place, Program, Step, Tensor, TensorIndex, padding::check_kept,
+    AttentionChoice, Padding, Place, Program, Step, Tensor, TensorIndex, padding::check_kept,
 };
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{
-        KernelSpec, Meta, attention::*, cache::AppendCache, draw::Draw, elementwise::*,
-        embedding::*, log_probability::LogProbability, pooling::*, rms_norm::RmsNorm,
-        rotary::Rotary,
-    },
+    kernels::{KernelSpec, Meta},
     machine::Machine,
     select::{Dispatch, Timings},
     tensor::{DType, Shape, Size, Symbol},
@@ -162,102 +161,6 @@ impl<'a> Lowering<'a> {
         Ok(out)
     }
 
-    /// Adds rows to a cache, which attention then reads in their place.
-    fn cache(&mut self, id: NodeId) -> Result<TensorIndex, LowerError> {
-        let node = self.graph.node(id);
-        let &Op::Cache {
-            from, heads, head, ..
-        } = &node.op
-        else {
-            return Err(unsupported(
-                self.graph,
-                id,
-                &node.op,
-                "is no cache".to_owned(),
-            ));
-        };
-        self.only_attended(id)?;
-        let part = node.part;
-        let is_other =
-            |c: &Cache| c.part == part && c.one_position != is_one_position(self.graph, id);
-        if let Some(other) = self.program.caches.iter().find(|c| is_other(c)) {
-            let problem = format!(
-                "a part keeps a row for each token or one for each sequence, and `{}` of this part is otherwise",
-                other.name
-            );
-            return Err(unsupported(self.graph, id, &node.op, problem));
-        }
-        let wrong = |problem: String| unsupported(self.graph, id, &node.op, problem);
-        if self.graph.is_output(id) {
-            return Err(wrong(
-                "it is an output; ask for what it is given".to_owned(),
-            ));
-        }
-        let x = self.graph.operands(id)[0];
-        let stride = width(self.graph.shape(x)).map_err(wrong)?;
-        let elements = self.program.block_elements();
-        let kernel = AppendCache {
-            heads,
-            head,
-            x: HeadView::TokenMajor {
-                offset: from,
-                stride,
-            },
-            of_sequence: is_one_position(self.graph, id),
-            stride: elements,
-            dtype: self.dtype,
-        };
-        let cache = self.cache_tensor(id);
-        let mut operands = vec![self.tensor_of[&x]];
-        match kernel.of_sequence {
-            true => operands.extend([Meta::Slots, Meta::SlotStarts].map(|meta| self.meta(meta))),
-            false => operands.push(self.meta(Meta::TokenSlots)),
-        }
-        operands.push(cache);
-        let dispatch = Dispatch::always(KernelSpec::from(kernel));
-        self.step(id, dispatch, operands);
-        Ok(cache)
-    }
-
-    /// The tensor of a cache.
-    fn cache_tensor(&mut self, id: NodeId) -> TensorIndex {
-        let node = self.graph.node(id);
-        let is_own = |c: &Cache| matches!(&node.op, Op::Cache { name, .. } if *name == c.name);
-        let index = self.program.caches.iter().position(is_own);
-        let index = index.expect("all caches of the graph were listed") as u32;
-        let elements = self.program.block_elements();
-        let shape = Shape::new([Symbol::Blocks.into(), elements.into()]);
-        self.tensor(&node.name, self.dtype, shape, Place::Cached(index))
-    }
-
-    /// Refuses a cache that something else than attention reads.
-    fn only_attended(&self, id: NodeId) -> Result<(), LowerError> {
-        let mut consumers = self.graph.consumers(id).into_iter();
-        let other = consumers.find(|&c| !matches!(self.graph.op(c), Op::Attention(_)));
-        let Some(other) = other.map(|other| self.graph.node(other)) else {
-            return Ok(());
-        };
-        let problem = format!(
-            "it is read by `{}` ({}), and only fused attention reads a cache; `gemmule explain` says why this was not fused",
-            other.name, other.op
-        );
-        Err(unsupported(self.graph, id, self.graph.op(id), problem))
-    }
-
-    /// The cache that another part added to.
-    fn remembered(&self, id: NodeId, name: &str) -> Result<TensorIndex, LowerError> {
-        self.only_attended(id)?;
-        let mut added = self.tensor_of.iter();
-        let found = added.find(|&(&node, _)| match self.graph.op(node) {
-            Op::Cache { name: of, .. } => of == name,
-            _ => false,
-        });
-        found.map(|(_, &tensor)| tensor).ok_or_else(|| {
-            let problem = format!("no part before this one adds to the cache `{name}`");
-            unsupported(self.graph, id, self.graph.op(id), problem)
-        })
-    }
-
     /// Appends a launch that computes a node's value.
     fn step(&mut self, id: NodeId, dispatch: Dispatch<KernelSpec>, operands: Vec<TensorIndex>) {
         let node = self.graph.node(id);
@@ -323,244 +226,6 @@ impl<'a> Lowering<'a> {
             }
         }
     }
-
-    /// The kernels for an operator that is no site of a chain.
-    fn kernels(&self, id: NodeId, op: &Op) -> Result<Dispatch<KernelSpec>, String> {
-        let dtype = self.dtype;
-        let operands = self.graph.operands(id);
-        let operand_width = |slot: usize| width(self.graph.shape(operands[slot]));
-        let one = |kernel: KernelSpec| Ok(Dispatch::always(kernel));
-        match op {
-            Op::Input(_) | Op::Weight(_) | Op::Cache { .. } | Op::Remembered { .. } => {
-                Err("names data and computes nothing".to_owned())
-            }
-            Op::Linear { .. }
-            | Op::Gate(_)
-            | Op::Attention(_)
-            | Op::LayerNorm { .. }
-            | Op::BiasResidualLayerNorm { .. } => {
-                unreachable!("these are lowered as sites of chains and as attention")
-            }
-            Op::Softmax { scale, causal, by } => self.softmax(id, *scale, *causal, *by),
-            Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
-                table: self.table(operands[0], operands[1], *offset)?,
-                width: operand_width(1)?,
-                dtype,
-            })),
-            Op::EmbeddingLayerNorm { eps, offsets } => {
-                let n = offsets.len();
-                let tables = (0..n)
-                    .map(|i| self.table(operands[i], operands[n + i], offsets[i]))
-                    .collect::<Result<_, _>>()?;
-                let width = operand_width(n)?;
-                one(KernelSpec::EmbeddingLayerNorm(EmbeddingLayerNorm {
-                    tables,
-                    width,
-                    eps: *eps,
-                    dtype,
-                }))
-            }
-            Op::AddBias => one(KernelSpec::AddBias(AddBias {
-                width: operand_width(0)?,
-                dtype,
-            })),
-            Op::Add | Op::Multiply => one(KernelSpec::Combine(Combine {
-                how: match op {
-                    Op::Multiply => How::Product,
-                    _ => How::Sum,
-                },
-                width: self.row_width(id)?,
-                dtype,
-            })),
-            Op::RmsNorm { eps, heads, from } => one(KernelSpec::RmsNorm(RmsNorm {
-                width: operand_width(1)?,
-                heads: *heads,
-                from: *from,
-                stride: operand_width(0)?,
-                eps: *eps,
-                dtype,
-            })),
-            Op::Rotary {
-                rotation,
-                from,
-                head,
-            } => one(KernelSpec::Rotary(Rotary {
-                rotation: rotation.clone(),
-                head: *head,
-                from: *from,
-                stride: operand_width(0)?,
-                dtype,
-            })),
-            Op::Activate(activation) => one(KernelSpec::Activate(Activate {
-                activation: *activation,
-                width: self.row_width(id)?,
-                dtype,
-            })),
-            Op::Scale { by } => one(KernelSpec::Scale(Scale {
-                by: *by,
-                width: self.row_width(id)?,
-                dtype,
-            })),
-            Op::SplitHeads { heads } => {
-                let head = width(self.graph.shape(id))?;
-                one(KernelSpec::SplitHeads(SplitHeads {
-                    heads: *heads,
-                    head,
-                    dtype,
-                }))
-            }
-            Op::MergeHeads => {
-                let head = operand_width(0)?;
-                let heads = width(self.graph.shape(id))? / head.max(1);
-                one(KernelSpec::MergeHeads(MergeHeads { heads, head, dtype }))
-            }
-            Op::SliceColumns { start, width } => one(KernelSpec::SliceColumns(SliceColumns {
-                from_width: operand_width(0)?,
-                start: *start,
-                width: *width,
-                dtype,
-            })),
-            Op::Scores {
-                heads,
-                kv_heads,
-                head,
-                q,
-                k,
-            } => one(KernelSpec::AttentionScores(AttentionScores {
-                heads: *heads,
-                kv_heads: *kv_heads,
-                head: *head,
-                scale: 1.0,
-                q: *q,
-                k: *k,
-                dtype,
-            })),
-            Op::RelativeScores { heads, head, of } => {
-                let rows = constant(&self.graph.shape(operands[1]).0[0])?;
-                one(KernelSpec::RelativeScores(RelativeScores {
-                    heads: *heads,
-                    head: *head,
-                    reach: rows / 2,
-                    of: *of,
-                    dtype,
-                }))
-            }
-            Op::Context {
-                heads,
-                kv_heads,
-                head,
-                v,
-                out,
-            } => one(KernelSpec::AttentionContext(AttentionContext {
-                heads: *heads,
-                kv_heads: *kv_heads,
-                head: *head,
-                v: *v,
-                out: *out,
-                dtype,
-            })),
-            Op::FirstToken | Op::LastToken => one(KernelSpec::TokenOfSequence(TokenOfSequence {
-                which: match op {
-                    Op::LastToken => Which::Last,
-                    _ => Which::First,
-                },
-                width: operand_width(0)?,
-                dtype,
-            })),
-            Op::MaxPool => one(KernelSpec::MaxPool(MaxPool {
-                width: operand_width(0)?,
-                dtype,
-            })),
-            Op::Concat { .. } => one(KernelSpec::Concat(Concat {
-                widths: (0..operands.len())
-                    .map(operand_width)
-                    .collect::<Result<_, _>>()?,
-                dtype,
-            })),
-            Op::MeanPool => one(KernelSpec::MeanPool(MeanPool {
-                width: operand_width(0)?,
-                dtype,
-            })),
-            Op::Draw => one(KernelSpec::Draw(Draw {
-                width: operand_width(0)?,
-                dtype,
-            })),
-            Op::LogProbability => one(KernelSpec::LogProbability(LogProbability {
-                width: operand_width(0)?,
-                dtype,
-            })),
-            Op::L2Normalize { eps } => one(KernelSpec::L2Normalize(L2Normalize {
-                width: operand_width(0)?,
-                eps: *eps,
-                dtype,
-            })),
-            Op::MeanPoolNormalize { eps } => {
-                one(KernelSpec::MeanPoolNormalize(MeanPoolNormalize {
-                    width: operand_width(0)?,
-                    eps: *eps,
-                    dtype,
-                }))
-            }
-        }
-    }
-
-    /// Softmax of stored scores, by the longest sequence.
-    fn softmax(
-        &self,
-        id: NodeId,
-        scale: f32,
-        causal: bool,
-        by: ByDistance,
-    ) -> Result<Dispatch<KernelSpec>, String> {
-        if self.options.invariant && by.is_none() {
-            return Err("sums rows in an order that depends on where they begin in memory, and so on the sequences before; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out".to_owned());
-        }
-        let heads = constant(&self.graph.shape(id).0[0])?;
-        let mask = match self.options.padding {
-            // A causal query sees no padding, which is at the end of its sequence.
-            _ if causal => SoftmaxMask::Causal,
-            Padding::Kept => SoftmaxMask::Padding,
-            Padding::Removed => SoftmaxMask::None,
-        };
-        if !by.is_none() {
-            return Ok(Dispatch::always(KernelSpec::from(SoftmaxByDistance {
-                heads,
-                scale,
-                mask,
-                by,
-                dtype: self.dtype,
-            })));
-        }
-        let softmax = AttentionSoftmax {
-            mask,
-            ..AttentionSoftmax::new(heads, scale, self.dtype)
-        };
-        let kernels = softmax.by_length().into_iter();
-        Ok(Dispatch::by_longest(
-            kernels.map(|(up_to, kernel)| (up_to, Some(kernel.into()))),
-        ))
-    }
-
-    fn table(&self, ids: NodeId, table: NodeId, offset: u32) -> Result<Table, String> {
-        let Op::Input(ids) = self.graph.op(ids) else {
-            return Err("the ids of an embedding must be an input of the model".to_owned());
-        };
-        Ok(Table {
-            ids: *ids,
-            offset,
-            rows: constant(&self.graph.shape(table).0[0])?,
-        })
-    }
-
-    /// The elements of a row, as [`rows`] counts rows.
-    fn row_width(&self, id: NodeId) -> Result<u32, String> {
-        let shape = self.graph.shape(id);
-        match shape.0.as_slice() {
-            [width, pairs] if pairs.as_symbol() == Some(Symbol::Pairs) => constant(width),
-            [heads, _, head] => constant(&(heads * head)),
-            _ => width(shape),
-        }
-    }
 }
 
 /// A program without launches, with the graph's caches.
@@ -575,29 +240,6 @@ fn starting_program(graph: &Graph, options: &LowerOptions) -> Program {
         caches: caches(graph),
         parts: graph.parts().to_vec(),
     }
-}
-
-/// The caches that a graph's nodes add to, in their order.
-fn caches(graph: &Graph) -> Vec<Cache> {
-    let nodes = graph.topological().into_iter();
-    let of = |id| match graph.op(id) {
-        Op::Cache {
-            name, heads, head, ..
-        } => Some(Cache {
-            name: name.clone(),
-            heads: *heads,
-            head: *head,
-            part: graph.node(id).part,
-            one_position: is_one_position(graph, id),
-        }),
-        _ => None,
-    };
-    nodes.filter_map(of).collect()
-}
-
-/// Whether a cache keeps one row for each sequence.
-fn is_one_position(graph: &Graph, id: NodeId) -> bool {
-    graph.shape(id).0.first() == Some(&Symbol::Batch.into())
 }
 
 fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerError {

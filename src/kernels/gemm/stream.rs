@@ -1,21 +1,21 @@
 //! The GEMM of decoding steps on Hopper: a ring of weights, and what comes before and behind the product in pre-norm layers.
 
+mod instances;
 mod tile;
 
 use serde::{Deserialize, Serialize};
 
 use self::tile::Layout;
-pub use self::tile::StreamTile;
+pub use self::{instances::representative, tile::StreamTile};
 use super::{
-    Activation, Epilogue, Gemm,
-    instances::odd_sizes,
+    Epilogue, Gemm,
     residual_row_stats::{row_stats_of, row_stats_shape},
     split_k::{ALIGNMENT, BLOCK_K},
 };
 use crate::{
     kernels::{
-        Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        RowOrder, TensorMap, Tolerance,
+        Case, Constants, Fill, HostTensor, Instructions, Kernel, Launch, Param, Role, RowOrder,
+        TensorMap, Tolerance,
         elementwise::Gate,
         f32_literal,
         rows::{read, word},
@@ -656,68 +656,6 @@ pub(crate) fn stream_normals(
         })
     })
     .collect()
-}
-
-/// Tiles of all kinds, with epilogues, gates and both parts of norms, and sizes that divide by 8 and nothing else.
-pub fn representative() -> Vec<KernelSpec> {
-    let mut kernels = Vec::new();
-    let mut add = |kernel: GemmStream, few: bool| {
-        for (at, tile) in kernel.tiles(Instructions::Hopper).into_iter().enumerate() {
-            if !few || at % 5 == 0 {
-                let kernel = kernel.clone();
-                kernels.push(KernelSpec::from(GemmStream { tile, ..kernel }));
-            }
-        }
-    };
-    let of = |n, k, dtype, epilogue| GemmStream {
-        n,
-        k,
-        dtype,
-        epilogue,
-        gated: false,
-        norm: StreamNorm::None,
-        tile: StreamTile::new(8, 1, 1, 1),
-    };
-    for (n, k, dtype, epilogue) in odd_sizes() {
-        add(of(n, k, dtype, epilogue), dtype != DType::F16);
-    }
-    let plain = Epilogue::default();
-    let bias = Epilogue::new(true, None);
-    let gelu = Epilogue::new(true, Some(Activation::GeluTanh));
-    let silu = |bias| Epilogue::new(bias, Some(Activation::Silu));
-    for dtype in [DType::F16, DType::BF16] {
-        // Odd rows of a vocabulary, and weights that a CTA has many tiles of.
-        add(of(5003, 136, dtype, bias), true);
-        add(of(20_001, 72, dtype, plain.with_residual()), true);
-        for centred in [false, true] {
-            let before = StreamNorm::Before { centred };
-            let behind = StreamNorm::Behind { eps: 1e-5, centred };
-            let with = |norm, gemm| GemmStream { norm, ..gemm };
-            add(
-                with(before, of(768, 1000, dtype, bias.with_residual())),
-                true,
-            );
-            add(
-                with(before, of(328, 328, dtype, plain.with_residual())),
-                true,
-            );
-            add(with(behind, of(1000, 768, dtype, gelu)), true);
-            add(with(behind, of(328, 328, dtype, plain)), true);
-            let gate = |gemm| GemmStream {
-                gated: true,
-                ..gemm
-            };
-            add(gate(with(behind, of(1000, 328, dtype, silu(false)))), true);
-        }
-        add(
-            GemmStream {
-                gated: true,
-                ..of(3080, 328, dtype, silu(true))
-            },
-            true,
-        );
-    }
-    kernels
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What the GEMM that streams its weight is generated as, and which descriptions it refuses.
 
 use super::*;
-use crate::machine::testing::hopper;
+use crate::{kernels::KernelSpec, machine::testing::hopper};
 
 fn gemm(rows: u32, splits: u32) -> GemmStream {
     GemmStream {

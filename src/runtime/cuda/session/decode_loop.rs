@@ -4,28 +4,31 @@
 //! ([`Advance`]). So a step is one CUDA graph, and several are on the stream before the host knows what the first has chosen.
 //! The tokens come by a ring in the host's memory, which the host polls.
 
+mod ring;
+mod table;
+
 use std::sync::Arc;
 
 use cudarc::driver::result;
 
+pub use self::{ring::ChosenRows, table::LoopRoom};
+use self::{
+    ring::{RING_BYTES, RING_STEPS, RING_VALUES, Ring},
+    table::{SCORE_BYTES, STATE_BYTES, Table, found_bytes, move_rows},
+};
 use super::{
     CudaCache, CudaSession, advise,
     launcher::{Bound, Launcher},
-    staging::BatchData,
 };
 use crate::{
-    kernels::{
-        beam_search::BeamStep,
-        decoding::{Advance, Beam, Choice, ChooseToken, Chosen},
-    },
-    plan::ALIGNMENT,
+    kernels::decoding::{Advance, Choice, Chosen},
     program::TensorIndex,
     runtime::{
         AllocatorChoice, GraphChoice, Planner,
         cuda::{
             error::{CudaError, During},
             graphs::{Graphs, Site, THREAD, capture},
-            memory::{Buffer, Chunks, Pinned},
+            memory::{Chunks, Pinned},
             model::Start,
         },
         workspace::{NoRoom, Workspace},
@@ -70,7 +73,7 @@ pub struct Entry<'a> {
     pub choice: &'a [i32],
     /// The slots of what it is written from; none where there is nothing.
     pub source: &'a [u32],
-    /// The scores and states that its search begins with ([`BeamStep::start`]); none where there is no search.
+    /// The scores and states that its search begins with ([`BeamStep::start`](crate::kernels::beam_search::BeamStep::start)); none where there is no search.
     pub search: (&'a [f32], &'a [i32]),
 }
 
@@ -95,82 +98,12 @@ impl Behind {
     }
 }
 
-/// Rows, tokens of a sequence and tokens of its source that there is room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoopRoom {
-    pub rows: usize,
-    pub width: usize,
-    pub source_width: usize,
-}
-
-/// State of the sequences on the device.
-struct Table {
-    room: LoopRoom,
-    memory: Buffer,
-    at: Places,
-    /// Tokens of the best sequences of searches, `[rows, width]`, and their scores, numbers of tokens and places `[rows]` when
-    /// a search is done. The device writes them, and the host reads them then.
-    found: Pinned,
-    found_address: u64,
-}
-
-/// Offsets in a table's memory.
-#[derive(Clone, Copy)]
-struct Places {
-    zeros: u64,
-    ones: u64,
-    idle: u64,
-    cu_lens: u64,
-    pair_offsets: u64,
-    slot_starts: u64,
-    known: u64,
-    token_ids: u64,
-    positions: u64,
-    key_lens: u64,
-    token_slots: u64,
-    best_of_group: u64,
-    sum_of_group: u64,
-    raw_of_group: u64,
-    n_arrived: u64,
-    chosen: u64,
-    log_probability: u64,
-    n_candidates: u64,
-    candidate_ids: u64,
-    candidate_values: u64,
-    requests: u64,
-    slots: u64,
-    tokens: u64,
-    source_slots: u64,
-    source_starts: u64,
-    source_lens: u64,
-    scores: u64,
-    states: u64,
-    step: u64,
-    /// A ring that nobody reads.
-    unread: u64,
-    end: u64,
-}
-
-/// Pinned memory that the device writes results to: ids, values and step numbers of [`Advance::RING`] steps.
-struct Ring {
-    memory: Pinned,
-    address: u64,
-}
-
-/// Offsets of the ring's three arrays.
-const RING_VALUES: u64 = 4 * (Advance::RING * Advance::ROWS) as u64;
-const RING_STEPS: u64 = 2 * RING_VALUES;
-const RING_BYTES: u64 = RING_STEPS + 4 * Advance::RING as u64;
-
 /// Pinned memory that is being uploaded until a step is received.
 struct Upload {
     memory: Pinned,
     /// The step that is received after the upload is done.
     until: u64,
 }
-
-/// What a step chose, by row.
-pub type ChosenRows = Vec<(Chosen, f32)>;
 
 impl DecodeLoop {
     /// A loop of a part of the program on a session's stream, over the sequences in `cache`. `None` where the program writes no
@@ -666,239 +599,6 @@ impl Drop for DecodeLoop {
         // Memory must not be freed under a running kernel; there is nobody to return an error to.
         let _ = self.launcher.stream.synchronize();
     }
-}
-
-impl Ring {
-    fn ints(&self) -> &[i32] {
-        bytemuck::cast_slice(&self.memory.as_slice()[..RING_BYTES as usize])
-    }
-
-    /// The number of the last step that is complete in an entry.
-    fn step(&self, entry: usize) -> i32 {
-        let at = &self.ints()[(RING_STEPS / 4) as usize + entry];
-        // SAFETY: the address is valid and aligned; the device writes it, so it is read anew each time.
-        let step = unsafe { std::ptr::read_volatile(at) };
-        // What the device wrote before the number is read after it.
-        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-        step
-    }
-
-    fn rows(&self, entry: usize, n: usize) -> ChosenRows {
-        let ints = self.ints();
-        let from = entry * Advance::ROWS;
-        let values = &ints[(RING_VALUES / 4) as usize + from..];
-        ints[from..from + n]
-            .iter()
-            .zip(values)
-            .map(|(id, value)| {
-                // SAFETY: as in `step`.
-                let read = |at: &i32| unsafe { std::ptr::read_volatile(at) };
-                let value = f32::from_bits(read(value) as u32);
-                (Chosen::of_code(read(id)), value)
-            })
-            .collect()
-    }
-}
-
-impl Places {
-    fn of(room: LoopRoom) -> Self {
-        let LoopRoom {
-            rows,
-            width,
-            source_width,
-        } = room;
-        let mut end = 0u64;
-        let mut place = |ints: usize| {
-            let at = end;
-            end += (4 * ints as u64).next_multiple_of(ALIGNMENT);
-            at
-        };
-        let at = Self {
-            zeros: place(rows),
-            ones: place(rows),
-            idle: place(rows),
-            cu_lens: place(rows + 1),
-            pair_offsets: place(2 * (rows + 1)),
-            slot_starts: place(rows),
-            known: place(rows),
-            token_ids: place(rows),
-            positions: place(rows),
-            key_lens: place(rows),
-            token_slots: place(rows),
-            best_of_group: place(2 * rows * ChooseToken::GROUPS),
-            sum_of_group: place(rows * ChooseToken::GROUPS),
-            raw_of_group: place(2 * rows * ChooseToken::GROUPS),
-            n_arrived: place(rows),
-            chosen: place(rows),
-            log_probability: place(rows),
-            n_candidates: place(rows),
-            candidate_ids: place(rows * Beam::MOST_CANDIDATES),
-            candidate_values: place(rows * Beam::MOST_CANDIDATES),
-            requests: place(rows * Choice::WIDTH as usize),
-            slots: place(rows * width),
-            tokens: place(rows * width),
-            source_slots: place(rows * source_width),
-            source_starts: place(rows),
-            source_lens: place(rows),
-            scores: place(rows * BeamStep::SCORES),
-            states: place(rows * BeamStep::STATES),
-            step: place(1),
-            // A step's number in front of it.
-            unread: place(64 + RING_BYTES as usize / 4),
-            end: 0,
-        };
-        Self { end, ..at }
-    }
-}
-
-impl LoopRoom {
-    /// Bytes of device memory of a loop's sequences.
-    pub fn bytes(self) -> u64 {
-        Places::of(self).end
-    }
-
-    /// The extents of a step of `rows` of its rows: as if each sequence had as many keys as it may. The cache has so many blocks,
-    /// the spare one included.
-    pub fn extents(self, rows: usize, blocks: u64, part: u32) -> Extents {
-        let (n, keys) = (rows as u64, (rows * self.width) as u64);
-        let source_keys = (rows * self.source_width) as u64;
-        Extents {
-            tokens: n,
-            batch: n,
-            longest: 1,
-            pairs: keys,
-            slots: keys,
-            blocks,
-            source_slots: source_keys,
-            source_pairs: source_keys,
-            part,
-            rows: n,
-        }
-    }
-}
-
-impl Table {
-    fn new(launcher: &Launcher, room: LoopRoom) -> Result<Self, CudaError> {
-        let at = Places::of(room);
-        let LoopRoom {
-            rows,
-            width,
-            source_width,
-        } = room;
-        let device = &launcher.model.device;
-        let memory = Buffer::new(device, at.end, "the sequences of a generator")?;
-        // SAFETY: the memory has this size.
-        unsafe { result::memset_d8_sync(memory.start(), 0, at.end as usize) }
-            .during(|| "clear the sequences of a generator".to_owned())?;
-        let upload = |offset: u64, bytes: &[u8]| {
-            // SAFETY: the table has room for so many there.
-            unsafe { result::memcpy_htod_sync(memory.start() + offset, bytes) }
-                .during(|| "upload the sequences of a generator".to_owned())
-        };
-        let numbers =
-            |of: &dyn Fn(usize) -> i32, n: usize| -> Vec<i32> { (0..n).map(of).collect() };
-        let ones = numbers(&|_| 1, rows);
-        let idle = numbers(&|_| Chosen::Idle.code(), rows);
-        let cu_lens = numbers(&|row| row as i32, rows + 1);
-        let starts = numbers(&|row| (row * width) as i32, rows);
-        let source_starts = numbers(&|row| (row * source_width) as i32, rows);
-        let pairs: Vec<i64> = (0..=rows as i64).collect();
-        upload(at.ones, bytemuck::cast_slice(&ones))?;
-        upload(at.idle, bytemuck::cast_slice(&idle))?;
-        // No CTA has arrived: −1.
-        upload(at.n_arrived, bytemuck::cast_slice(&vec![-1i32; rows]))?;
-        upload(at.cu_lens, bytemuck::cast_slice(&cu_lens))?;
-        upload(at.slot_starts, bytemuck::cast_slice(&starts))?;
-        upload(at.source_starts, bytemuck::cast_slice(&source_starts))?;
-        upload(at.pair_offsets, bytemuck::cast_slice(&pairs))?;
-        device
-            .context()
-            .synchronize()
-            .during(|| "wait for the sequences of a generator".to_owned())?;
-        let found = Pinned::new(device, found_bytes(room))?;
-        Ok(Self {
-            room,
-            memory,
-            at,
-            found_address: found.device_address()?,
-            found,
-        })
-    }
-
-    /// Where each row's own pieces lie, and how many bytes they have. The first two are as long as the room is wide.
-    fn pieces(&self) -> [(u64, u64); 8] {
-        let (at, room) = (self.at, self.room);
-        [
-            (at.slots, 4 * room.width as u64),
-            (at.tokens, 4 * room.width as u64),
-            (at.source_slots, 4 * room.source_width as u64),
-            (at.source_lens, 4),
-            (at.known, 4),
-            (at.requests, 4 * u64::from(Choice::WIDTH)),
-            (at.scores, SCORE_BYTES),
-            (at.states, STATE_BYTES),
-        ]
-    }
-
-    fn data(&self) -> BatchData {
-        let of = |offset: u64| self.memory.start() + offset;
-        let at = self.at;
-        BatchData {
-            token_ids: of(at.token_ids),
-            type_ids: of(at.zeros),
-            positions: of(at.positions),
-            cu_lens: of(at.cu_lens),
-            pair_offsets: of(at.pair_offsets),
-            valid_lens: of(at.ones),
-            token_slots: of(at.token_slots),
-            slots: of(at.slots),
-            slot_starts: of(at.slot_starts),
-            key_lens: of(at.key_lens),
-            source_slots: of(at.source_slots),
-            source_starts: of(at.source_starts),
-            source_lens: of(at.source_lens),
-            ..BatchData::default()
-        }
-    }
-}
-
-/// Bytes of a row's scores and states.
-const SCORE_BYTES: u64 = 4 * BeamStep::SCORES as u64;
-const STATE_BYTES: u64 = 4 * BeamStep::STATES as u64;
-
-/// Bytes of what searches over so many rows find.
-fn found_bytes(room: LoopRoom) -> usize {
-    4 * room.rows * (room.width + 3)
-}
-
-/// Copies rows to others, from another table or, one after another, within one.
-fn move_rows(
-    from: Option<&Table>,
-    to: &mut Table,
-    moves: &[(usize, usize)],
-    stream: cudarc::driver::sys::CUstream,
-) -> Result<(), CudaError> {
-    for &(source, target) in moves {
-        if from.is_none() && source == target {
-            continue;
-        }
-        let (old, new) = (from.unwrap_or(to), &*to);
-        for ((at, bytes), (to_at, to_bytes)) in old.pieces().into_iter().zip(new.pieces()) {
-            if bytes == 0 {
-                continue;
-            }
-            let (source, target) = (source as u64, target as u64);
-            let source = old.memory.start() + at + source * bytes;
-            let target = new.memory.start() + to_at + target * to_bytes;
-            // SAFETY: both tables have these rows, and a row of the new one is no shorter.
-            unsafe { result::memcpy_dtod_async(target, source, bytes as usize, stream) }
-                .during(|| "move a sequence".to_owned())?;
-        }
-        let (width, to_width) = (4 * old.room.width, 4 * new.room.width);
-        let own = old.found.as_slice()[source * width..][..width].to_vec();
-        to.found.as_mut_slice()[target * to_width..][..width].copy_from_slice(&own);
-    }
-    Ok(())
 }
 
 /// Rows of the steps that so many rows are rounded up to, so that few graphs serve all: by at most a quarter.

@@ -1,0 +1,131 @@
+//! Caches of rows that later tokens read: their launches and tensors.
+
+use super::{LowerError, Lowering, unsupported, width};
+use crate::{
+    graph::{Graph, NodeId, Op},
+    kernels::{KernelSpec, Meta, attention::HeadView, cache::AppendCache},
+    program::{Cache, Place, TensorIndex},
+    select::Dispatch,
+    tensor::{Shape, Symbol},
+};
+
+impl Lowering<'_> {
+    /// Adds rows to a cache, which attention then reads in their place.
+    pub(super) fn cache(&mut self, id: NodeId) -> Result<TensorIndex, LowerError> {
+        let node = self.graph.node(id);
+        let &Op::Cache {
+            from, heads, head, ..
+        } = &node.op
+        else {
+            return Err(unsupported(
+                self.graph,
+                id,
+                &node.op,
+                "is no cache".to_owned(),
+            ));
+        };
+        self.only_attended(id)?;
+        let part = node.part;
+        let is_other =
+            |c: &Cache| c.part == part && c.one_position != is_one_position(self.graph, id);
+        if let Some(other) = self.program.caches.iter().find(|c| is_other(c)) {
+            let problem = format!(
+                "a part keeps a row for each token or one for each sequence, and `{}` of this part is otherwise",
+                other.name
+            );
+            return Err(unsupported(self.graph, id, &node.op, problem));
+        }
+        let wrong = |problem: String| unsupported(self.graph, id, &node.op, problem);
+        if self.graph.is_output(id) {
+            return Err(wrong(
+                "it is an output; ask for what it is given".to_owned(),
+            ));
+        }
+        let x = self.graph.operands(id)[0];
+        let stride = width(self.graph.shape(x)).map_err(wrong)?;
+        let elements = self.program.block_elements();
+        let kernel = AppendCache {
+            heads,
+            head,
+            x: HeadView::TokenMajor {
+                offset: from,
+                stride,
+            },
+            of_sequence: is_one_position(self.graph, id),
+            stride: elements,
+            dtype: self.dtype,
+        };
+        let cache = self.cache_tensor(id);
+        let mut operands = vec![self.tensor_of[&x]];
+        match kernel.of_sequence {
+            true => operands.extend([Meta::Slots, Meta::SlotStarts].map(|meta| self.meta(meta))),
+            false => operands.push(self.meta(Meta::TokenSlots)),
+        }
+        operands.push(cache);
+        let dispatch = Dispatch::always(KernelSpec::from(kernel));
+        self.step(id, dispatch, operands);
+        Ok(cache)
+    }
+
+    /// The tensor of a cache.
+    pub(super) fn cache_tensor(&mut self, id: NodeId) -> TensorIndex {
+        let node = self.graph.node(id);
+        let is_own = |c: &Cache| matches!(&node.op, Op::Cache { name, .. } if *name == c.name);
+        let index = self.program.caches.iter().position(is_own);
+        let index = index.expect("all caches of the graph were listed") as u32;
+        let elements = self.program.block_elements();
+        let shape = Shape::new([Symbol::Blocks.into(), elements.into()]);
+        self.tensor(&node.name, self.dtype, shape, Place::Cached(index))
+    }
+
+    /// Refuses a cache that something else than attention reads.
+    fn only_attended(&self, id: NodeId) -> Result<(), LowerError> {
+        let mut consumers = self.graph.consumers(id).into_iter();
+        let other = consumers.find(|&c| !matches!(self.graph.op(c), Op::Attention(_)));
+        let Some(other) = other.map(|other| self.graph.node(other)) else {
+            return Ok(());
+        };
+        let problem = format!(
+            "it is read by `{}` ({}), and only fused attention reads a cache; `gemmule explain` says why this was not fused",
+            other.name, other.op
+        );
+        Err(unsupported(self.graph, id, self.graph.op(id), problem))
+    }
+
+    /// The cache that another part added to.
+    pub(super) fn remembered(&self, id: NodeId, name: &str) -> Result<TensorIndex, LowerError> {
+        self.only_attended(id)?;
+        let mut added = self.tensor_of.iter();
+        let found = added.find(|&(&node, _)| match self.graph.op(node) {
+            Op::Cache { name: of, .. } => of == name,
+            _ => false,
+        });
+        found.map(|(_, &tensor)| tensor).ok_or_else(|| {
+            let problem = format!("no part before this one adds to the cache `{name}`");
+            unsupported(self.graph, id, self.graph.op(id), problem)
+        })
+    }
+}
+
+/// The caches that a graph's nodes add to, in their order.
+pub(super) fn caches(graph: &Graph) -> Vec<Cache> {
+    let nodes = graph.topological().into_iter();
+    let of = |id| match graph.op(id) {
+        Op::Cache {
+            name, heads, head, ..
+        } => Some(Cache {
+            name: name.clone(),
+            heads: *heads,
+            head: *head,
+            part: graph.node(id).part,
+            one_position: is_one_position(graph, id),
+        }),
+        _ => None,
+    };
+    nodes.filter_map(of).collect()
+}
+
+/// Whether a cache keeps one row for each sequence.
+fn is_one_position(graph: &Graph, id: NodeId) -> bool {
+    graph.shape(id).0.first() == Some(&Symbol::Batch.into())
+}

@@ -1,0 +1,253 @@
+//! The kernels for operators that are no sites of chains.
+
+use super::{Lowering, constant, width};
+use crate::{
+    graph::{NodeId, Op},
+    kernels::{
+        KernelSpec, attention::*, draw::Draw, elementwise::*, embedding::*,
+        log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary,
+    },
+    program::Padding,
+    select::Dispatch,
+    tensor::Symbol,
+};
+
+impl Lowering<'_> {
+    /// The kernels for an operator that is no site of a chain.
+    pub(super) fn kernels(&self, id: NodeId, op: &Op) -> Result<Dispatch<KernelSpec>, String> {
+        let dtype = self.dtype;
+        let operands = self.graph.operands(id);
+        let operand_width = |slot: usize| width(self.graph.shape(operands[slot]));
+        let one = |kernel: KernelSpec| Ok(Dispatch::always(kernel));
+        match op {
+            Op::Input(_) | Op::Weight(_) | Op::Cache { .. } | Op::Remembered { .. } => {
+                Err("names data and computes nothing".to_owned())
+            }
+            Op::Linear { .. }
+            | Op::Gate(_)
+            | Op::Attention(_)
+            | Op::LayerNorm { .. }
+            | Op::BiasResidualLayerNorm { .. } => {
+                unreachable!("these are lowered as sites of chains and as attention")
+            }
+            Op::Softmax { scale, causal, by } => self.softmax(id, *scale, *causal, *by),
+            Op::Embedding { offset } => one(KernelSpec::Embedding(Embedding {
+                table: self.table(operands[0], operands[1], *offset)?,
+                width: operand_width(1)?,
+                dtype,
+            })),
+            Op::EmbeddingLayerNorm { eps, offsets } => {
+                let n = offsets.len();
+                let tables = (0..n)
+                    .map(|i| self.table(operands[i], operands[n + i], offsets[i]))
+                    .collect::<Result<_, _>>()?;
+                let width = operand_width(n)?;
+                one(KernelSpec::EmbeddingLayerNorm(EmbeddingLayerNorm {
+                    tables,
+                    width,
+                    eps: *eps,
+                    dtype,
+                }))
+            }
+            Op::AddBias => one(KernelSpec::AddBias(AddBias {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::Add | Op::Multiply => one(KernelSpec::Combine(Combine {
+                how: match op {
+                    Op::Multiply => How::Product,
+                    _ => How::Sum,
+                },
+                width: self.row_width(id)?,
+                dtype,
+            })),
+            Op::RmsNorm { eps, heads, from } => one(KernelSpec::RmsNorm(RmsNorm {
+                width: operand_width(1)?,
+                heads: *heads,
+                from: *from,
+                stride: operand_width(0)?,
+                eps: *eps,
+                dtype,
+            })),
+            Op::Rotary {
+                rotation,
+                from,
+                head,
+            } => one(KernelSpec::Rotary(Rotary {
+                rotation: rotation.clone(),
+                head: *head,
+                from: *from,
+                stride: operand_width(0)?,
+                dtype,
+            })),
+            Op::Activate(activation) => one(KernelSpec::Activate(Activate {
+                activation: *activation,
+                width: self.row_width(id)?,
+                dtype,
+            })),
+            Op::Scale { by } => one(KernelSpec::Scale(Scale {
+                by: *by,
+                width: self.row_width(id)?,
+                dtype,
+            })),
+            Op::SplitHeads { heads } => {
+                let head = width(self.graph.shape(id))?;
+                one(KernelSpec::SplitHeads(SplitHeads {
+                    heads: *heads,
+                    head,
+                    dtype,
+                }))
+            }
+            Op::MergeHeads => {
+                let head = operand_width(0)?;
+                let heads = width(self.graph.shape(id))? / head.max(1);
+                one(KernelSpec::MergeHeads(MergeHeads { heads, head, dtype }))
+            }
+            Op::SliceColumns { start, width } => one(KernelSpec::SliceColumns(SliceColumns {
+                from_width: operand_width(0)?,
+                start: *start,
+                width: *width,
+                dtype,
+            })),
+            Op::Scores {
+                heads,
+                kv_heads,
+                head,
+                q,
+                k,
+            } => one(KernelSpec::AttentionScores(AttentionScores {
+                heads: *heads,
+                kv_heads: *kv_heads,
+                head: *head,
+                scale: 1.0,
+                q: *q,
+                k: *k,
+                dtype,
+            })),
+            Op::RelativeScores { heads, head, of } => {
+                let rows = constant(&self.graph.shape(operands[1]).0[0])?;
+                one(KernelSpec::RelativeScores(RelativeScores {
+                    heads: *heads,
+                    head: *head,
+                    reach: rows / 2,
+                    of: *of,
+                    dtype,
+                }))
+            }
+            Op::Context {
+                heads,
+                kv_heads,
+                head,
+                v,
+                out,
+            } => one(KernelSpec::AttentionContext(AttentionContext {
+                heads: *heads,
+                kv_heads: *kv_heads,
+                head: *head,
+                v: *v,
+                out: *out,
+                dtype,
+            })),
+            Op::FirstToken | Op::LastToken => one(KernelSpec::TokenOfSequence(TokenOfSequence {
+                which: match op {
+                    Op::LastToken => Which::Last,
+                    _ => Which::First,
+                },
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::MaxPool => one(KernelSpec::MaxPool(MaxPool {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::Concat { .. } => one(KernelSpec::Concat(Concat {
+                widths: (0..operands.len())
+                    .map(operand_width)
+                    .collect::<Result<_, _>>()?,
+                dtype,
+            })),
+            Op::MeanPool => one(KernelSpec::MeanPool(MeanPool {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::Draw => one(KernelSpec::Draw(Draw {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::LogProbability => one(KernelSpec::LogProbability(LogProbability {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::L2Normalize { eps } => one(KernelSpec::L2Normalize(L2Normalize {
+                width: operand_width(0)?,
+                eps: *eps,
+                dtype,
+            })),
+            Op::MeanPoolNormalize { eps } => {
+                one(KernelSpec::MeanPoolNormalize(MeanPoolNormalize {
+                    width: operand_width(0)?,
+                    eps: *eps,
+                    dtype,
+                }))
+            }
+        }
+    }
+
+    /// Softmax of stored scores, by the longest sequence.
+    fn softmax(
+        &self,
+        id: NodeId,
+        scale: f32,
+        causal: bool,
+        by: ByDistance,
+    ) -> Result<Dispatch<KernelSpec>, String> {
+        if self.options.invariant && by.is_none() {
+            return Err("sums rows in an order that depends on where they begin in memory, and so on the sequences before; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out".to_owned());
+        }
+        let heads = constant(&self.graph.shape(id).0[0])?;
+        let mask = match self.options.padding {
+            // A causal query sees no padding, which is at the end of its sequence.
+            _ if causal => SoftmaxMask::Causal,
+            Padding::Kept => SoftmaxMask::Padding,
+            Padding::Removed => SoftmaxMask::None,
+        };
+        if !by.is_none() {
+            return Ok(Dispatch::always(KernelSpec::from(SoftmaxByDistance {
+                heads,
+                scale,
+                mask,
+                by,
+                dtype: self.dtype,
+            })));
+        }
+        let softmax = AttentionSoftmax {
+            mask,
+            ..AttentionSoftmax::new(heads, scale, self.dtype)
+        };
+        let kernels = softmax.by_length().into_iter();
+        Ok(Dispatch::by_longest(
+            kernels.map(|(up_to, kernel)| (up_to, Some(kernel.into()))),
+        ))
+    }
+
+    pub(super) fn table(&self, ids: NodeId, table: NodeId, offset: u32) -> Result<Table, String> {
+        let Op::Input(ids) = self.graph.op(ids) else {
+            return Err("the ids of an embedding must be an input of the model".to_owned());
+        };
+        Ok(Table {
+            ids: *ids,
+            offset,
+            rows: constant(&self.graph.shape(table).0[0])?,
+        })
+    }
+
+    /// The elements of a row, as [`rows`] counts rows.
+    fn row_width(&self, id: NodeId) -> Result<u32, String> {
+        let shape = self.graph.shape(id);
+        match shape.0.as_slice() {
+            [width, pairs] if pairs.as_symbol() == Some(Symbol::Pairs) => constant(width),
+            [heads, _, head] => constant(&(heads * head)),
+            _ => width(shape),
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What kernels read of a batch, as arrays of numbers.
+
+use super::{Batch, Sources};
+
+impl Batch {
+    /// Token ids in packed order, `[tokens]`.
+    pub fn token_ids(&self) -> Vec<i32> {
+        filled(self.token_ids.len(), |to| self.write_token_ids(to))
+    }
+
+    /// Segment ids in packed order, `[tokens]`.
+    pub fn type_ids(&self) -> Vec<i32> {
+        filled(self.token_ids.len(), |to| self.write_type_ids(to))
+    }
+
+    /// Index of each token in its sequence, `[tokens]`.
+    pub fn positions(&self) -> Vec<i32> {
+        filled(self.token_ids.len(), |to| self.write_positions(to))
+    }
+
+    /// Where each sequence starts, `[batch + 1]`.
+    pub fn cu_lens(&self) -> Vec<i32> {
+        filled(self.lens.len() + 1, |to| self.write_cu_lens(to))
+    }
+
+    /// How many tokens of each sequence are no padding and count as keys, `[batch]`: its first ones.
+    pub fn valid_lens(&self) -> Vec<i32> {
+        filled(self.lens.len(), |to| self.write_valid_lens(to))
+    }
+
+    /// Where each sequence's scores start in a head's, `[batch + 1]`.
+    pub fn pair_offsets(&self) -> Vec<i64> {
+        filled(self.lens.len() + 1, |to| self.write_pair_offsets(to))
+    }
+
+    // The same into memory that is there, of that very length.
+
+    pub(in crate::runtime) fn write_token_ids(&self, to: &mut [i32]) {
+        to.copy_from_slice(bytemuck::cast_slice(&self.token_ids));
+    }
+
+    pub(in crate::runtime) fn write_type_ids(&self, to: &mut [i32]) {
+        match &self.type_ids {
+            Some(ids) => to.copy_from_slice(bytemuck::cast_slice(ids)),
+            None => to.fill(0),
+        }
+    }
+
+    pub(in crate::runtime) fn write_positions(&self, to: &mut [i32]) {
+        let mut rest = to;
+        for (i, &n) in self.lens.iter().enumerate() {
+            let (sequence, after) = rest.split_at_mut(n as usize);
+            for (to, position) in sequence.iter_mut().zip(self.cached(i) as i32..) {
+                *to = position;
+            }
+            rest = after;
+        }
+    }
+
+    /// Keys of each sequence: its tokens, and those in a cache before.
+    pub fn key_lens(&self) -> impl Iterator<Item = u64> {
+        let lens = self.lens.iter().enumerate();
+        lens.map(|(i, &n)| u64::from(n) + u64::from(self.cached(i)))
+    }
+
+    /// Slots of all keys, one sequence after another, `[slots]`; of a batch without a cache there are none to read.
+    pub(in crate::runtime) fn write_slots(&self, to: &mut [i32]) {
+        match &self.past {
+            Some(past) => to.copy_from_slice(bytemuck::cast_slice(&past.slots)),
+            None => to.fill(0),
+        }
+    }
+
+    /// Where the slots of each sequence begin, `[batch]`.
+    pub(in crate::runtime) fn write_slot_starts(&self, to: &mut [i32]) {
+        let mut next = 0;
+        for (to, n) in to.iter_mut().zip(self.key_lens()) {
+            *to = next;
+            next += n as i32;
+        }
+    }
+
+    pub(in crate::runtime) fn write_key_lens(&self, to: &mut [i32]) {
+        for (to, n) in to.iter_mut().zip(self.key_lens()) {
+            *to = n as i32;
+        }
+    }
+
+    /// The low and the high half of each sequence's seed, `[2·batch]`.
+    pub(in crate::runtime) fn write_seeds(&self, to: &mut [i32]) {
+        to.fill(0);
+        let seeds = self.seeds.iter().flatten();
+        for (to, &seed) in to.chunks_exact_mut(2).zip(seeds) {
+            to.copy_from_slice(&[seed as u32 as i32, (seed >> 32) as u32 as i32]);
+        }
+    }
+
+    fn sources(&self) -> Option<&Sources> {
+        self.past.as_ref().and_then(|past| past.sources.as_ref())
+    }
+
+    /// Slots of the keys of all sources, one sequence after another, `[source_slots]`.
+    pub(in crate::runtime) fn write_source_slots(&self, to: &mut [i32]) {
+        match self.sources() {
+            Some(sources) => to.copy_from_slice(bytemuck::cast_slice(&sources.slots)),
+            None => to.fill(0),
+        }
+    }
+
+    /// Where the slots of each sequence's source begin, `[batch]`.
+    pub(in crate::runtime) fn write_source_starts(&self, to: &mut [i32]) {
+        to.fill(0);
+        let lens = self.sources().map_or(&[][..], |sources| &sources.lens);
+        let mut next = 0;
+        for (to, &n) in to.iter_mut().zip(lens) {
+            *to = next;
+            next += n as i32;
+        }
+    }
+
+    /// Keys of each sequence's source, `[batch]`.
+    pub(in crate::runtime) fn write_source_lens(&self, to: &mut [i32]) {
+        match self.sources() {
+            Some(sources) => to.copy_from_slice(bytemuck::cast_slice(&sources.lens)),
+            None => to.fill(0),
+        }
+    }
+
+    /// The slot of each token of the batch, `[tokens]`.
+    pub(in crate::runtime) fn write_token_slots(&self, to: &mut [i32]) {
+        let Some(past) = &self.past else {
+            return to.fill(0);
+        };
+        let (mut rest, mut slots) = (to, past.slots.as_slice());
+        for (&n, &cached) in self.lens.iter().zip(&past.cached) {
+            let (own, later) = slots.split_at((n + cached) as usize);
+            let (to, after) = rest.split_at_mut(n as usize);
+            to.copy_from_slice(bytemuck::cast_slice(&own[cached as usize..]));
+            (rest, slots) = (after, later);
+        }
+    }
+
+    pub(in crate::runtime) fn write_cu_lens(&self, to: &mut [i32]) {
+        let mut next = 0;
+        for (to, &n) in to.iter_mut().zip(self.lens.iter().chain(&[0])) {
+            *to = next;
+            next += n as i32;
+        }
+    }
+
+    pub(in crate::runtime) fn write_valid_lens(&self, to: &mut [i32]) {
+        to.copy_from_slice(bytemuck::cast_slice(self.own_lens()));
+    }
+
+    /// Length of each sequence without padding.
+    pub(crate) fn own_lens(&self) -> &[u32] {
+        self.valid_lens.as_deref().unwrap_or(&self.lens)
+    }
+
+    pub(in crate::runtime) fn write_pair_offsets(&self, to: &mut [i64]) {
+        let mut next = 0;
+        for (to, &n) in to.iter_mut().zip(self.lens.iter().chain(&[0])) {
+            *to = next;
+            next += i64::from(n) * i64::from(n);
+        }
+    }
+}
+
+fn filled<T: Clone + Default>(len: usize, fill: impl FnOnce(&mut [T])) -> Vec<T> {
+    let mut values = vec![T::default(); len];
+    fill(&mut values);
+    values
+}

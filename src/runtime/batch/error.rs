@@ -1,0 +1,73 @@
+//! Why a batch is refused.
+
+use crate::tensor::LengthsError;
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    #[error(transparent)]
+    Lengths(#[from] LengthsError),
+    #[error("the lengths add up to {sum}, but {ids} token ids were given")]
+    Sum { sum: u64, ids: usize },
+    #[error("{what}: expected {expected} values, one per token id, found {found}")]
+    Count {
+        what: &'static str,
+        expected: usize,
+        found: usize,
+    },
+    #[error(
+        "sequence {sequence}, token {token}: the {what} id {id} is outside the table of {rows} rows; expected an id below {rows}"
+    )]
+    Id {
+        what: &'static str,
+        sequence: usize,
+        token: usize,
+        id: u32,
+        rows: u32,
+    },
+    #[error(
+        "sequence {sequence}, token {token}: the id {id} is the model's padding token, for which it counts no position; take it out of the sequence"
+    )]
+    Skipped {
+        sequence: usize,
+        token: usize,
+        id: u32,
+    },
+    #[error(
+        "sequence {sequence} has {len} tokens, but the position table serves at most {limit}; shorten or split it"
+    )]
+    TooLong {
+        sequence: usize,
+        len: u64,
+        limit: u32,
+    },
+    #[error("{what}: expected {expected}, found {found}")]
+    Past {
+        what: &'static str,
+        expected: usize,
+        found: usize,
+    },
+    #[error(
+        "row {row} of the mask has a hole at column {column}: a 1 follows a 0; expected ones, then zeros"
+    )]
+    Hole { row: usize, column: usize },
+    #[error("row {row}, column {column} of the mask is {value}; expected 0 or 1")]
+    MaskValue {
+        row: usize,
+        column: usize,
+        value: u32,
+    },
+    #[error(
+        "{ids} token ids are no whole rows of width {width}; expected a multiple of {width}, with 0 where a row has padding"
+    )]
+    Width { ids: usize, width: usize },
+    #[error(
+        "sequence {sequence} has {valid} tokens and {padding} of padding, which an ordinary session would take for tokens; run the batch as it was before `with_padding`, or build the engine with `Padding::Kept`"
+    )]
+    Padding {
+        sequence: usize,
+        valid: u32,
+        padding: u32,
+    },
+    #[error("segment ids were given, but the model has no segment table")]
+    NoSegments,
+}

@@ -1,0 +1,277 @@
+//! The state of a loop's sequences in device memory.
+
+use cudarc::driver::result;
+
+use super::{
+    super::{launcher::Launcher, staging::BatchData},
+    ring::RING_BYTES,
+};
+use crate::{
+    kernels::{
+        beam_search::BeamStep,
+        decoding::{Beam, Choice, ChooseToken, Chosen},
+    },
+    plan::ALIGNMENT,
+    runtime::cuda::{
+        error::{CudaError, During},
+        memory::{Buffer, Pinned},
+    },
+    tensor::Extents,
+};
+
+/// Rows, tokens of a sequence and tokens of its source that there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopRoom {
+    pub rows: usize,
+    pub width: usize,
+    pub source_width: usize,
+}
+
+/// State of the sequences on the device.
+pub(super) struct Table {
+    pub(super) room: LoopRoom,
+    pub(super) memory: Buffer,
+    pub(super) at: Places,
+    /// Tokens of the best sequences of searches, `[rows, width]`, and their scores, numbers of tokens and places `[rows]` when
+    /// a search is done. The device writes them, and the host reads them then.
+    pub(super) found: Pinned,
+    pub(super) found_address: u64,
+}
+
+/// Offsets in a table's memory.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub(super) zeros: u64,
+    pub(super) ones: u64,
+    pub(super) idle: u64,
+    pub(super) cu_lens: u64,
+    pub(super) pair_offsets: u64,
+    pub(super) slot_starts: u64,
+    pub(super) known: u64,
+    pub(super) token_ids: u64,
+    pub(super) positions: u64,
+    pub(super) key_lens: u64,
+    pub(super) token_slots: u64,
+    pub(super) best_of_group: u64,
+    pub(super) sum_of_group: u64,
+    pub(super) raw_of_group: u64,
+    pub(super) n_arrived: u64,
+    pub(super) chosen: u64,
+    pub(super) log_probability: u64,
+    pub(super) n_candidates: u64,
+    pub(super) candidate_ids: u64,
+    pub(super) candidate_values: u64,
+    pub(super) requests: u64,
+    pub(super) slots: u64,
+    pub(super) tokens: u64,
+    pub(super) source_slots: u64,
+    pub(super) source_starts: u64,
+    pub(super) source_lens: u64,
+    pub(super) scores: u64,
+    pub(super) states: u64,
+    pub(super) step: u64,
+    /// A ring that nobody reads.
+    pub(super) unread: u64,
+    pub(super) end: u64,
+}
+
+impl Places {
+    fn of(room: LoopRoom) -> Self {
+        let LoopRoom {
+            rows,
+            width,
+            source_width,
+        } = room;
+        let mut end = 0u64;
+        let mut place = |ints: usize| {
+            let at = end;
+            end += (4 * ints as u64).next_multiple_of(ALIGNMENT);
+            at
+        };
+        let at = Self {
+            zeros: place(rows),
+            ones: place(rows),
+            idle: place(rows),
+            cu_lens: place(rows + 1),
+            pair_offsets: place(2 * (rows + 1)),
+            slot_starts: place(rows),
+            known: place(rows),
+            token_ids: place(rows),
+            positions: place(rows),
+            key_lens: place(rows),
+            token_slots: place(rows),
+            best_of_group: place(2 * rows * ChooseToken::GROUPS),
+            sum_of_group: place(rows * ChooseToken::GROUPS),
+            raw_of_group: place(2 * rows * ChooseToken::GROUPS),
+            n_arrived: place(rows),
+            chosen: place(rows),
+            log_probability: place(rows),
+            n_candidates: place(rows),
+            candidate_ids: place(rows * Beam::MOST_CANDIDATES),
+            candidate_values: place(rows * Beam::MOST_CANDIDATES),
+            requests: place(rows * Choice::WIDTH as usize),
+            slots: place(rows * width),
+            tokens: place(rows * width),
+            source_slots: place(rows * source_width),
+            source_starts: place(rows),
+            source_lens: place(rows),
+            scores: place(rows * BeamStep::SCORES),
+            states: place(rows * BeamStep::STATES),
+            step: place(1),
+            // A step's number in front of it.
+            unread: place(64 + RING_BYTES as usize / 4),
+            end: 0,
+        };
+        Self { end, ..at }
+    }
+}
+
+impl LoopRoom {
+    /// Bytes of device memory of a loop's sequences.
+    pub fn bytes(self) -> u64 {
+        Places::of(self).end
+    }
+
+    /// The extents of a step of `rows` of its rows: as if each sequence had as many keys as it may. The cache has so many blocks,
+    /// the spare one included.
+    pub fn extents(self, rows: usize, blocks: u64, part: u32) -> Extents {
+        let (n, keys) = (rows as u64, (rows * self.width) as u64);
+        let source_keys = (rows * self.source_width) as u64;
+        Extents {
+            tokens: n,
+            batch: n,
+            longest: 1,
+            pairs: keys,
+            slots: keys,
+            blocks,
+            source_slots: source_keys,
+            source_pairs: source_keys,
+            part,
+            rows: n,
+        }
+    }
+}
+
+impl Table {
+    pub(super) fn new(launcher: &Launcher, room: LoopRoom) -> Result<Self, CudaError> {
+        let at = Places::of(room);
+        let LoopRoom {
+            rows,
+            width,
+            source_width,
+        } = room;
+        let device = &launcher.model.device;
+        let memory = Buffer::new(device, at.end, "the sequences of a generator")?;
+        // SAFETY: the memory has this size.
+        unsafe { result::memset_d8_sync(memory.start(), 0, at.end as usize) }
+            .during(|| "clear the sequences of a generator".to_owned())?;
+        let upload = |offset: u64, bytes: &[u8]| {
+            // SAFETY: the table has room for so many there.
+            unsafe { result::memcpy_htod_sync(memory.start() + offset, bytes) }
+                .during(|| "upload the sequences of a generator".to_owned())
+        };
+        let numbers =
+            |of: &dyn Fn(usize) -> i32, n: usize| -> Vec<i32> { (0..n).map(of).collect() };
+        let ones = numbers(&|_| 1, rows);
+        let idle = numbers(&|_| Chosen::Idle.code(), rows);
+        let cu_lens = numbers(&|row| row as i32, rows + 1);
+        let starts = numbers(&|row| (row * width) as i32, rows);
+        let source_starts = numbers(&|row| (row * source_width) as i32, rows);
+        let pairs: Vec<i64> = (0..=rows as i64).collect();
+        upload(at.ones, bytemuck::cast_slice(&ones))?;
+        upload(at.idle, bytemuck::cast_slice(&idle))?;
+        // No CTA has arrived: −1.
+        upload(at.n_arrived, bytemuck::cast_slice(&vec![-1i32; rows]))?;
+        upload(at.cu_lens, bytemuck::cast_slice(&cu_lens))?;
+        upload(at.slot_starts, bytemuck::cast_slice(&starts))?;
+        upload(at.source_starts, bytemuck::cast_slice(&source_starts))?;
+        upload(at.pair_offsets, bytemuck::cast_slice(&pairs))?;
+        device
+            .context()
+            .synchronize()
+            .during(|| "wait for the sequences of a generator".to_owned())?;
+        let found = Pinned::new(device, found_bytes(room))?;
+        Ok(Self {
+            room,
+            memory,
+            at,
+            found_address: found.device_address()?,
+            found,
+        })
+    }
+
+    /// Where each row's own pieces lie, and how many bytes they have. The first two are as long as the room is wide.
+    fn pieces(&self) -> [(u64, u64); 8] {
+        let (at, room) = (self.at, self.room);
+        [
+            (at.slots, 4 * room.width as u64),
+            (at.tokens, 4 * room.width as u64),
+            (at.source_slots, 4 * room.source_width as u64),
+            (at.source_lens, 4),
+            (at.known, 4),
+            (at.requests, 4 * u64::from(Choice::WIDTH)),
+            (at.scores, SCORE_BYTES),
+            (at.states, STATE_BYTES),
+        ]
+    }
+
+    pub(super) fn data(&self) -> BatchData {
+        let of = |offset: u64| self.memory.start() + offset;
+        let at = self.at;
+        BatchData {
+            token_ids: of(at.token_ids),
+            type_ids: of(at.zeros),
+            positions: of(at.positions),
+            cu_lens: of(at.cu_lens),
+            pair_offsets: of(at.pair_offsets),
+            valid_lens: of(at.ones),
+            token_slots: of(at.token_slots),
+            slots: of(at.slots),
+            slot_starts: of(at.slot_starts),
+            key_lens: of(at.key_lens),
+            source_slots: of(at.source_slots),
+            source_starts: of(at.source_starts),
+            source_lens: of(at.source_lens),
+            ..BatchData::default()
+        }
+    }
+}
+
+/// Bytes of a row's scores and states.
+pub(super) const SCORE_BYTES: u64 = 4 * BeamStep::SCORES as u64;
+pub(super) const STATE_BYTES: u64 = 4 * BeamStep::STATES as u64;
+
+/// Bytes of what searches over so many rows find.
+pub(super) fn found_bytes(room: LoopRoom) -> usize {
+    4 * room.rows * (room.width + 3)
+}
+
+/// Copies rows to others, from another table or, one after another, within one.
+pub(super) fn move_rows(
+    from: Option<&Table>,
+    to: &mut Table,
+    moves: &[(usize, usize)],
+    stream: cudarc::driver::sys::CUstream,
+) -> Result<(), CudaError> {
+    for &(source, target) in moves {
+        if from.is_none() && source == target {
+            continue;
+        }
+        let (old, new) = (from.unwrap_or(to), &*to);
+        for ((at, bytes), (to_at, to_bytes)) in old.pieces().into_iter().zip(new.pieces()) {
+            if bytes == 0 {
+                continue;
+            }
+            let (source, target) = (source as u64, target as u64);
+            let source = old.memory.start() + at + source * bytes;
+            let target = new.memory.start() + to_at + target * to_bytes;
+            // SAFETY: both tables have these rows, and a row of the new one is no shorter.
+            unsafe { result::memcpy_dtod_async(target, source, bytes as usize, stream) }
+                .during(|| "move a sequence".to_owned())?;
+        }
+        let (width, to_width) = (4 * old.room.width, 4 * new.room.width);
+        let own = old.found.as_slice()[source * width..][..width].to_vec();
+        to.found.as_mut_slice()[target * to_width..][..width].copy_from_slice(&own);
+    }
+    Ok(())
+}
