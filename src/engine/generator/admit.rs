@@ -7,6 +7,14 @@ use super::{
 };
 use crate::search::{Beams, Rules};
 
+/// Tokens before the first new one: those of the prompt, or the one that what is written from a source begins with.
+pub(super) fn tokens_before(parts: Option<Parts>, prompt: usize) -> usize {
+    match parts {
+        None => prompt,
+        Some(_) => 1,
+    }
+}
+
 /// The blocks that a request reserves.
 pub(super) fn blocks_needed(
     parts: Option<Parts>,
@@ -14,14 +22,9 @@ pub(super) fn blocks_needed(
     new: usize,
     beams: Option<Beams>,
 ) -> u32 {
-    match parts {
-        None => Room::of(prompt, new, beams).blocks(),
-        // What is written begins with one token.
-        Some(parts) => {
-            let target = Room::of(1, new, beams).blocks();
-            parts.blocks_of(prompt).saturating_add(target)
-        }
-    }
+    let source = parts.map_or(0, |parts| parts.blocks_of(prompt));
+    let room = Room::of(tokens_before(parts, prompt), new, beams);
+    source.saturating_add(room.blocks())
 }
 
 impl Generator {
@@ -35,7 +38,7 @@ impl Generator {
             prompt,
             mut options,
         } = request;
-        let before = self.parts.map_or(prompt.len(), |_| 1);
+        let before = tokens_before(self.parts, prompt.len());
         options.rules.max_new_tokens = options.new_tokens(before, self.limits.longest);
         // A sequence cannot hold it, so it is never written.
         options.rules.suppressed.extend(self.limits.skipped);
@@ -74,7 +77,7 @@ impl Generator {
     fn blocks_for(&self, request: &Request) -> Result<u32, AdmitError> {
         let Request { prompt, options } = request;
         self.check(prompt, options)?;
-        let before = self.parts.map_or(prompt.len(), |_| 1);
+        let before = tokens_before(self.parts, prompt.len());
         let new = options.new_tokens(before, self.limits.longest);
         let n = blocks_needed(self.parts, prompt.len(), new, options.beams);
         match n > self.blocks.total() {
@@ -95,7 +98,7 @@ impl Generator {
         if has_source {
             self.check_source(prompt)?;
         }
-        let before = if has_source { 1 } else { prompt.len() };
+        let before = tokens_before(self.parts, prompt.len());
         let longest = self.limits.longest;
         let new = match options.max_length {
             Some(max_length) if before >= max_length => {

@@ -1,6 +1,11 @@
 //! What a generator comes to hold, before it holds anything.
 
-use super::{Generate, PROMPT_TOKENS, Parts, admit::blocks_needed, check_generating, device::room};
+use super::{
+    Generate, PROMPT_TOKENS, Parts,
+    admit::{blocks_needed, tokens_before},
+    check_generating,
+    device::room,
+};
 use crate::{
     engine::{Backend, Engine, EngineError},
     program::{Place, Program},
@@ -87,7 +92,7 @@ impl Asked<'_> {
         // More of short requests than of long ones run at once, so that they are added from the shortest on.
         let (mut n, mut taken, mut tokens, mut source) = (0, 0u64, 0, 0);
         for &len in &lens {
-            let before = parts.map_or(len, |_| 1);
+            let before = tokens_before(parts, len);
             let new = self.options.new_tokens(before, self.positions).max(1);
             taken += u64::from(blocks_needed(parts, len, new, beams));
             n += usize::from(taken <= blocks);
