@@ -65,6 +65,10 @@ const STATICS: u32 = 1024;
 const MOST_STAGES: u32 = 16;
 /// Partial accumulators of more bytes than this take the place of the ring, at the cost of a later cluster barrier.
 const MOST_BESIDE: u32 = 16 * 1024;
+/// Octets of rows of an odd number of columns that go through shared memory at once, and how many words more than its columns take
+/// a row has there, so that eight rows written at once are in different banks.
+const STAGED_OCTETS: u32 = 2;
+const STAGED_PADDING: u32 = 4;
 /// From this number of rows on, CTAs of the next kernel that begin early take bandwidth that x needs.
 const EARLY_ROWS: u32 = 48;
 
@@ -187,6 +191,16 @@ impl GemmStream {
         }
     }
 
+    /// Whether a CTA gathers rows in shared memory and stores them by words, which rows of an odd number of columns are not made of.
+    fn is_staged(&self) -> bool {
+        self.n % 2 == 1 && self.tile.splits == 1 && !self.epilogue.residual
+    }
+
+    /// Octets of rows in shared memory at once.
+    fn staged_octets(&self) -> u32 {
+        STAGED_OCTETS.min(self.tile.rows / 8)
+    }
+
     /// Threads that read row statistics, by warps.
     fn stats_threads(&self) -> u32 {
         self.behind()
@@ -214,7 +228,11 @@ impl GemmStream {
             StreamNorm::Before { .. } => tile.groups * 4 * tile.rows * 8,
             StreamNorm::Behind { .. } => tile.rows * 8 + 2 * tile.weight_rows() * 4,
         };
-        let beside = ALIGNMENT + statics + if is_aliased { 0 } else { received };
+        let staged = match self.is_staged() {
+            true => 2 * self.staged_octets() * 8 * (tile.weight_rows() / 2 + STAGED_PADDING) * 4,
+            false => 0,
+        };
+        let beside = ALIGNMENT + statics + staged + if is_aliased { 0 } else { received };
         let room = SHARED[tile.per_sm as usize - 1].checked_sub(beside)?;
         let most = match tile.splits {
             1 => MOST_STAGES,
@@ -354,6 +372,9 @@ impl Kernel for GemmStream {
             ),
             ("scale", f32_literal(SCALE).into()),
             ("unscale", f32_literal(SCALE.recip()).into()),
+            ("staged", self.is_staged().into()),
+            ("staged_octets", self.staged_octets().into()),
+            ("staged_padding", STAGED_PADDING.into()),
             ("mma_n", layout.mma_n.into()),
             ("cluster", cluster.into()),
             ("accumulators", acc.into()),
@@ -501,7 +522,10 @@ impl Kernel for GemmStream {
                     + (ctas as f64 / room - 0.5).max(0.0) * cost.crowd
             }
         };
-        let unaligned = f64::from(self.n % 2) * cost.odd_output;
+        let unaligned = match self.is_staged() {
+            true => 0.0,
+            false => f64::from(self.n % 2) * cost.odd_output,
+        };
         let normals = match self.behind() {
             Some(_) => f64::from(tile_rows) * cost.normal,
             None => 0.0,
