@@ -8,6 +8,7 @@ mod admit;
 mod breakdown;
 mod config;
 mod device;
+mod fill;
 mod memory;
 mod request;
 mod row;
@@ -413,30 +414,6 @@ impl Generator {
         self.steps += device.run_ahead(&mut self.rows)?;
         let advanced = device.receive(&mut self.rows, self.events.is_empty())?;
         self.settle(advanced);
-        Ok(())
-    }
-
-    /// Adds prompts to the cache, all but their last tokens, for the device to go on with.
-    fn fill_caches(&mut self) -> Result<(), EngineError> {
-        let mut left = self.most_prompt_tokens;
-        let mut taken = Vec::new();
-        for (at, row) in self.rows.iter().enumerate() {
-            if row.suits_device() && row.row.is_none() {
-                let n = (row.open() - 1).min(left);
-                left -= n;
-                if n > 0 {
-                    taken.push((at, n));
-                }
-            }
-        }
-        if taken.is_empty() {
-            return Ok(());
-        }
-        let batch = self.batch(&taken)?;
-        self.executor.fill(&batch)?;
-        for (at, n) in taken {
-            self.rows[at].cached += n;
-        }
         Ok(())
     }
 

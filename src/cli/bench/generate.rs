@@ -163,7 +163,13 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         write()?;
         let (first_ms, mut steps, whole_ms) = write()?;
         steps.sort_by(f64::total_cmp);
-        let step_ms = steps[steps.len() / 2];
+        let Some(&step_ms) = steps.get(steps.len() / 2) else {
+            return Err(miette!(
+                "the {batch} sequences of {} tokens never took a step together: prompts are read in pieces, so that some had written their {} tokens before others began; ask for more by --new",
+                args.prompt_tokens,
+                args.new
+            ));
+        };
         let step = DecodeStep {
             requests: batch,
             beams: args.beams.unwrap_or(1),

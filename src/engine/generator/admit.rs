@@ -54,8 +54,8 @@ impl Generator {
             }
             _ => (None, prompt),
         };
-        self.rows
-            .push(Row::new(ticket, prompt, source, blocks, options));
+        let row = Row::new(ticket, prompt, source, blocks, options, self.steps);
+        self.rows.push(row);
         Ok(ticket)
     }
 

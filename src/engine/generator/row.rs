@@ -27,6 +27,8 @@ pub(super) struct Row {
     pub(super) row: Option<usize>,
     /// New tokens that the device was asked for.
     pub(super) n_asked: usize,
+    /// How many steps the generator had taken when the request came.
+    pub(super) came_at: u64,
     /// Whether such a device can be told how it goes on ([`Choice::encode`]), and tells all that is asked.
     suits_device: bool,
     search: Option<BeamSearch>,
@@ -84,6 +86,7 @@ impl Row {
         source: Option<Source>,
         blocks: Vec<u32>,
         options: Generate,
+        came_at: u64,
     ) -> Self {
         let mut row = Self {
             ticket,
@@ -94,6 +97,7 @@ impl Row {
             source,
             row: None,
             n_asked: 0,
+            came_at,
             suits_device: false,
             search: options.beams.map(BeamSearch::new),
             options,
