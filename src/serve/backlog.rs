@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::{
-    schedule::{CostTable, Costs, Layout},
+    schedule::{CostTable, Costs, Layout, Micros},
     tensor::Extents,
 };
 
@@ -12,6 +12,10 @@ use crate::{
 const OF_LATE: f64 = 0.2;
 /// What a byte of text takes where nothing was measured yet, in seconds: a word of WordPiece, on one core.
 const BYTE: f64 = 0.5e-6;
+/// Of the time within which an answer is of use, what it has to be handed over and sent, and that at most.
+const ON_THE_WAY: (u32, Duration) = (20, Duration::from_millis(50));
+/// What is left of a batch's lateness at the next one.
+const FADES: f64 = 0.98;
 /// Tokens by which the cost of a long queue is reckoned, and the mean length there.
 const FULL: u64 = 4096;
 const LENGTH: u64 = 128;
@@ -54,7 +58,9 @@ pub(super) struct Backlog {
     /// Seconds of one thread for a byte of text.
     pub tokenizing: Pace,
     /// Seconds of a device for a second that a batch was estimated to take.
-    pub device: Pace,
+    device: Pace,
+    /// By how much batches of late took longer than they were estimated to.
+    late: Duration,
     n_tokenizers: usize,
     n_lanes: usize,
 }
@@ -65,9 +71,24 @@ impl Backlog {
             untokenized: 0,
             tokenizing: Pace::of(BYTE),
             device: Pace::of(1.0),
+            late: Duration::ZERO,
             n_tokenizers: n_tokenizers.max(1),
             n_lanes: n_lanes.max(1),
         }
+    }
+
+    /// Notes how long a batch took.
+    pub fn ran(&mut self, estimate: Micros, took: Duration) {
+        self.device.add(estimate.seconds(), took);
+        let late = took.saturating_sub(Duration::from_micros(estimate.0));
+        self.late = self.late.mul_f64(FADES).max(late);
+    }
+
+    /// What batches have of the time within which an answer is of use. Under overload every request is answered as late as it may
+    /// be, so that an answer that is not handed over yet, and a batch that takes longer than estimated, would make all of them late.
+    pub fn for_batches(&self, within: Duration) -> Duration {
+        let (share, most) = ON_THE_WAY;
+        within - (within / share).min(most) - self.late.min(within / 4)
     }
 
     /// How long what waits takes: tokenizers and devices work at the same time, so that the slower of them tells.
@@ -111,7 +132,7 @@ mod tests {
         near(seconds(&Backlog::new(1, 4), 100_000), of_device / 4.0);
         // Batches take three times their estimates.
         for _ in 0..100 {
-            one.device.add(0.01, Duration::from_millis(30));
+            one.ran(Micros(10_000), Duration::from_millis(30));
         }
         near(seconds(&one, 100_000), 3.0 * of_device);
         // Texts that take a tokenizer longer than the device.
@@ -130,5 +151,21 @@ mod tests {
             one.tokenizing.add(1000.0, Duration::from_millis(1));
         }
         near(seconds(&one, 0), f64::max(0.1, 3.0 * of_device / 4.0));
+    }
+
+    #[test]
+    fn batches_have_less_time_where_they_take_longer_than_estimated() {
+        let ms = Duration::from_millis;
+        let mut backlog = Backlog::new(1, 1);
+        assert_eq!(backlog.for_batches(ms(400)), ms(380));
+        assert_eq!(backlog.for_batches(ms(60_000)), ms(59_950));
+        backlog.ran(Micros(10_000), ms(15));
+        assert_eq!(backlog.for_batches(ms(400)), ms(375));
+        // It fades, and never takes most of the time.
+        (0..100).for_each(|_| backlog.ran(Micros(10_000), ms(10)));
+        assert!(backlog.for_batches(ms(400)) > ms(379));
+        backlog.ran(Micros(10_000), ms(5000));
+        assert_eq!(backlog.for_batches(ms(400)), ms(280));
+        assert_eq!(backlog.for_batches(Duration::ZERO), Duration::ZERO);
     }
 }

@@ -299,8 +299,9 @@ impl Shared {
         }
         let since = sent.duration_since(self.began);
         let at = Micros(since.as_micros() as u64);
+        let within = submit.within.map(|w| state.backlog.for_batches(w));
         let waiting = Waiting {
-            deadline: submit.within.map(|w| at.plus(Micros(w.as_micros() as u64))),
+            deadline: within.map(|w| at.plus(Micros(w.as_micros() as u64))),
             class: submit.class,
             tenant: submit.tenant,
             // Those that wait are in the order of this, and tokenizing changes the order in which they were sent.
@@ -1047,7 +1048,7 @@ impl Collect {
             ..
         } = &mut *state;
         if let Some((estimate, took)) = took {
-            backlog.device.add(estimate.seconds(), took);
+            backlog.ran(estimate, took);
         }
         desk.finished(now, self.lane, &ids, !joined, &mut **scheduler);
         let lane = self.lane;
