@@ -199,7 +199,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     allow_connections();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads((threads / 2).clamp(1, 4))
+        .worker_threads((threads / 2).max(1))
         .thread_name("clients")
         .enable_all()
         .build()

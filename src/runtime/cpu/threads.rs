@@ -35,7 +35,10 @@ impl Threads {
         static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
         STARTED
             .get_or_init(|| {
-                let builder = ThreadPoolBuilder::new().start_handler(keep_apart());
+                // Otherwise they have the name of whichever thread was the first to compute.
+                let builder = ThreadPoolBuilder::new()
+                    .thread_name(|i| format!("cpu-{i}"))
+                    .start_handler(keep_apart());
                 started(builder.build_global())
             })
             .clone()

@@ -269,9 +269,10 @@ pub(super) fn mha_cached(
             let tile = &own.slots[key..n_keys.min(key + MAX_KEYS)];
             let gather = |to: &mut Vec<f32>, from: &[f32]| {
                 to.clear();
-                for &slot in tile {
-                    let at = index(slot as usize, kv, head, stride);
-                    to.extend_from_slice(&from[at..at + head]);
+                // Neighbouring slots of a block are neighbouring rows.
+                for run in tile.chunk_by(|&a, &b| b == a + 1 && !(b as u32).is_multiple_of(BLOCK)) {
+                    let at = index(run[0] as usize, kv, head, stride);
+                    to.extend_from_slice(&from[at..at + run.len() * head]);
                 }
             };
             gather(&mut scratch.keys, keys);
