@@ -12,7 +12,7 @@ use crate::{
 const OF_LATE: f64 = 0.2;
 /// What a byte of text takes where nothing was measured yet, in seconds: a word of WordPiece, on one core.
 const BYTE: f64 = 0.5e-6;
-/// Of the time within which an answer is of use, what it has to be handed over and sent, and that at most.
+/// An answer has this share of the time within which it is of use to be handed over and sent, and so long at most.
 const ON_THE_WAY: (u32, Duration) = (20, Duration::from_millis(50));
 /// What is left of a batch's lateness at the next one.
 const FADES: f64 = 0.98;
@@ -59,7 +59,7 @@ pub(super) struct Backlog {
     pub tokenizing: Pace,
     /// Seconds of a device for a second that a batch was estimated to take.
     device: Pace,
-    /// By how much batches of late took longer than they were estimated to.
+    /// The most by which a batch of late took longer than it was estimated to, which fades.
     late: Duration,
     n_tokenizers: usize,
     n_lanes: usize,

@@ -6,7 +6,8 @@
 use super::{Generator, Row};
 use crate::engine::EngineError;
 
-/// A step takes about as long as so many runs of short prompts.
+/// A step is taken to last as long as so many runs of short prompts, by their launches alone: what gathering gains in a server was not
+/// measured apart from its clients.
 const RUNS_OF_A_STEP: u64 = 2;
 /// Steps that a prompt waits for others at most.
 const MOST_STEPS: u64 = 8;

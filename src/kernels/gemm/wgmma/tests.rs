@@ -1,0 +1,65 @@
+//! Which tiles the GEMM by WGMMA has, and what they are launched as.
+
+use super::*;
+
+#[test]
+fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
+    for tile in WgmmaTile::CANDIDATES {
+        let unswapped = [Store::Direct, Store::Tma];
+        for store in if tile.swaps_ab() {
+            &[Store::SwapAb][..]
+        } else {
+            &unswapped
+        } {
+            let store = *store;
+            assert!(tile.shared_bytes(store) <= 227 * 1024, "{tile:?}");
+            assert!((3..=MOST_STAGES).contains(&tile.stages(store)), "{tile:?}");
+        }
+        // A consumer thread has 240 registers, and the accumulators take most of them.
+        let rows = if tile.cooperative { tile.m / 2 } else { tile.m };
+        assert!(rows * tile.n / 128 <= 192, "{tile:?}");
+        if tile.swaps_ab() {
+            assert_eq!(
+                (tile.m % 8, tile.n, tile.cooperative),
+                (0, RowOrder::BLOCK, false),
+                "{tile:?}"
+            );
+            continue;
+        }
+        // TMA boxes start at multiples of 128 bytes of shared memory, swizzled ones of 1024.
+        let (subtile, boxes) = tile.subtile();
+        assert_eq!(SUBTILE_ROWS * subtile * 2 / boxes % 128, 0, "{tile:?}");
+        assert_eq!((tile.n % subtile, tile.n % 16), (0, 0), "{tile:?}");
+        assert!(boxes == 1 || subtile / boxes / 8 % 2 == 1, "{tile:?}");
+        assert!(
+            tile.m <= 256 && tile.n <= 256,
+            "a TMA box has at most 256 rows: {tile:?}"
+        );
+    }
+}
+
+#[test]
+fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+    let gemm = GemmWgmma {
+        n: 770,
+        k: 768,
+        dtype: DType::F16,
+        epilogue: Epilogue::default(),
+        gated: false,
+        tile: WgmmaTile::CANDIDATES[0],
+    };
+    assert_eq!(
+        gemm.check().unwrap_err(),
+        "no Hopper GEMM for 770 columns and 768 products in f16: it takes multiples of 8 in f16 or bf16"
+    );
+    let tile = WgmmaTile { n: 96, ..gemm.tile };
+    let gemm = GemmWgmma {
+        n: 768,
+        tile,
+        ..gemm
+    };
+    assert_eq!(
+        gemm.check().unwrap_err(),
+        "WgmmaTile { m: 256, n: 96, cooperative: true } is no tile of the Hopper GEMM"
+    );
+}

@@ -1,0 +1,345 @@
+//! The threads of a service's lanes: one asks the scheduler for batches and launches them, and one for each lane answers what they
+//! gave.
+
+use std::{
+    sync::{Arc, mpsc::Receiver},
+    time::{Duration, Instant},
+};
+
+use super::{
+    Answer, Entry, LOST, Launched, Launcher, SPARSE, STATES, Shared, State, Wanted, Weights,
+};
+use crate::{
+    Batch, EngineError, Outputs,
+    engine::{Encoded, Pending, Pipeline},
+    schedule::{Costs, Layout, Micros, Planned, Refusal},
+    serve::{Metrics, ServeError},
+    simulate::Happened,
+};
+
+/// Asks the scheduler whenever something has changed, and gives its batches to the executor.
+pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
+    let mut state = shared.lock();
+    loop {
+        let now = shared.now();
+        let State {
+            desk, scheduler, ..
+        } = &mut *state;
+        let decision = match desk.waiting().is_empty() {
+            true => Default::default(),
+            false => match desk.decide(now, &mut **scheduler, &shared.costs) {
+                Ok(decision) => {
+                    state.record(now, || Happened::Decided(decision.clone()));
+                    decision
+                }
+                Err(mistake) => {
+                    let problem = mistake.to_string();
+                    tracing::error!("{problem}");
+                    let failed = fail_all(&mut state, &ServeError::Internal(problem));
+                    drop(state);
+                    for (entry, error) in failed {
+                        shared.answer(entry.lead, Err(error), None);
+                    }
+                    state = shared.lock();
+                    Default::default()
+                }
+            },
+        };
+        let mut refused = Vec::new();
+        for (id, refusal) in decision.refuse {
+            let metrics = &shared.metrics;
+            let counter = match refusal {
+                Refusal::Expired => &metrics.expired,
+                Refusal::Hopeless => &metrics.hopeless,
+                Refusal::TooLarge => &metrics.too_large,
+            };
+            Metrics::count(counter, 1);
+            if let Some(entry) = state.entries.remove(&id) {
+                let error = ServeError::refused(refusal, entry.lead.index());
+                refused.push((entry, error));
+            }
+        }
+        if !decision.run.is_empty() || !refused.is_empty() {
+            let batches = decision.run.into_iter().map(|planned| {
+                let members = take(&mut state, &planned);
+                (planned, members)
+            });
+            let batches: Vec<_> = batches.collect();
+            shared.count_waiting(&state);
+            drop(state);
+            for (entry, error) in refused {
+                shared.answer(entry.lead, Err(error), Some(entry.encoded));
+            }
+            for (planned, members) in batches {
+                let estimate = planned.estimate;
+                let Some(lane) = lanes.get(planned.lane) else {
+                    continue;
+                };
+                // Other models' batches come first here where they have had less of the device.
+                let turn = lane.seat.as_ref().map(|seat| seat.take(estimate));
+                let pending = batch_of(&members).and_then(|batch| lane.pipeline.submit(batch));
+                let sent = lane.launched.send(Launched {
+                    pending,
+                    members,
+                    estimate,
+                    joins: planned.joins,
+                    launched: Instant::now(),
+                    turn,
+                });
+                if sent.is_err() {
+                    return;
+                }
+            }
+            state = shared.lock();
+            continue;
+        }
+        let is_idle = state.desk.lanes().iter().all(|lane| lane.in_flight == 0);
+        if state.is_over.is_some() && is_idle && state.desk.waiting().is_empty() {
+            return;
+        }
+        let wait = decision
+            .wake
+            .map(|at| Duration::from_micros(at.since(now).0.max(1)));
+        // A deadline may pass while nothing else happens.
+        let wait = wait.unwrap_or(Duration::from_millis(200));
+        state = match shared.changed.wait_timeout(state, wait) {
+            Ok((state, _)) => state,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+    }
+}
+
+/// The requests of a batch, which wait no more.
+fn take(state: &mut State, planned: &Planned) -> Vec<(u64, Entry)> {
+    let members = planned.ids();
+    let members = members.filter_map(|id| Some((id, state.entries.remove(&id)?)));
+    members.collect()
+}
+
+/// Takes out all that waits, with the error that it is to be answered with.
+fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
+    let ids: Vec<u64> = state.desk.waiting().iter().map(|w| w.id).collect();
+    let mut failed = Vec::new();
+    for id in ids {
+        state.desk.cancel(id);
+        if let Some(entry) = state.entries.remove(&id) {
+            failed.push((entry, error.clone()));
+        }
+    }
+    failed
+}
+
+/// The sequences of a batch one after another, whatever layout it was planned in: an executor has no other.
+fn batch_of(members: &[(u64, Entry)]) -> Result<Batch, EngineError> {
+    Ok(Encoded::batch(members.iter().map(|(_, e)| &e.encoded))?)
+}
+
+/// The thread that waits for results and answers.
+pub(super) struct Collect {
+    pub(super) shared: Arc<Shared>,
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) lane: usize,
+    pub(super) output: &'static str,
+    pub(super) score: Option<crate::engine::Score>,
+    pub(super) weights: Option<Weights>,
+    /// Memory that a batch may take where there was always enough.
+    pub(super) bytes: u64,
+}
+
+/// A lane that had too little memory once takes so much more again for each batch, as a share of what it had.
+pub(super) const RECOVERS: u64 = 256;
+
+impl Weights {
+    /// The entries that a sequence weighs, with their weights.
+    fn of(&self, weights: &[f32], ids: &[u32]) -> (Vec<u32>, Vec<f32>) {
+        match self {
+            Self::OfEntries => {
+                let all = (0_u32..).zip(weights.iter().copied());
+                all.filter(|&(_, weight)| weight != 0.0).unzip()
+            }
+            Self::OfTokens(left_out) => {
+                let all = ids.iter().copied().zip(weights.iter().copied());
+                let is_one = |&(id, weight): &(u32, f32)| weight > 0.0 && !left_out.contains(&id);
+                let mut all: Vec<(u32, f32)> = all.filter(is_one).collect();
+                all.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+                // The first of an entry is its largest.
+                all.dedup_by_key(|(id, _)| *id);
+                all.into_iter().unzip()
+            }
+        }
+    }
+}
+
+impl Collect {
+    pub(super) fn run(&self, results: &Receiver<Launched>) {
+        // When the lane was done with the batch before.
+        let mut free = self.shared.began;
+        for batch in results {
+            let Launched {
+                pending,
+                members,
+                estimate,
+                joins,
+                launched,
+                turn,
+            } = batch;
+            let ids: Vec<u64> = members.iter().map(|(id, _)| *id).collect();
+            let metrics = &self.shared.metrics;
+            for (_, entry) in &members {
+                let waited = launched.duration_since(entry.sent);
+                metrics.queue.add(waited.as_secs_f64());
+            }
+            let outputs = pending.and_then(Pending::wait);
+            drop(turn);
+            let done = Instant::now();
+            // It waited behind the one that ran.
+            let took = done - launched.max(std::mem::replace(&mut free, done));
+            let seconds = took.as_secs_f64();
+            metrics.device.add(seconds);
+            if let Some(lane) = metrics.lanes.get(self.lane) {
+                lane.seconds.add(seconds);
+            }
+            let tokens = members.iter().map(|(_, entry)| entry.encoded.ids.len());
+            metrics.batch_tokens.add(tokens.sum::<usize>() as f64);
+            Metrics::count(&metrics.batches, 1);
+            Metrics::count(&metrics.batch_sequences, members.len() as u64);
+            let ratio = seconds / estimate.seconds().max(1e-6) * 1e3;
+            Metrics::set(&metrics.estimate_ratio, ratio as u64);
+            match outputs.and_then(|outputs| self.answers(&members, &outputs)) {
+                // The next batch is decided on while these are answered.
+                Ok(answers) => {
+                    self.finish(ids, joins, Some((estimate, took)));
+                    self.answer(members, answers);
+                }
+                Err(error) => {
+                    self.answer_by_halves(members, error);
+                    self.finish(ids, joins, None);
+                }
+            }
+        }
+    }
+
+    /// Gives the lane back that a batch had, unless it joined another. A batch that ran well says how fast the device is.
+    pub(super) fn finish(&self, ids: Vec<u64>, joined: bool, took: Option<(Micros, Duration)>) {
+        let mut state = self.shared.lock();
+        let now = self.shared.now();
+        let State {
+            desk,
+            scheduler,
+            backlog,
+            ..
+        } = &mut *state;
+        if let Some((estimate, took)) = took {
+            backlog.ran(estimate, took);
+        }
+        desk.finished(now, self.lane, &ids, !joined, &mut **scheduler);
+        let lane = self.lane;
+        let less = desk.lanes().get(lane).map(|lane| lane.bytes);
+        if let Some(bytes) = less.filter(|&bytes| bytes < self.bytes) {
+            let bytes = self.bytes.min(bytes + self.bytes / RECOVERS);
+            desk.set_bytes(lane, bytes);
+            state.record(now, || Happened::Bytes { lane, bytes });
+        }
+        state.record(now, || Happened::Finished { lane, ids, joined });
+        drop(state);
+        self.shared.changed.notify_one();
+    }
+
+    fn answer(&self, members: Vec<(u64, Entry)>, answers: Vec<Answer>) {
+        for ((_, entry), answer) in members.into_iter().zip(answers) {
+            Metrics::count(&self.shared.metrics.tokens, answer.tokens as u64);
+            self.shared.answer(entry.lead, Ok(answer), None);
+        }
+    }
+
+    /// Runs the requests of a batch that failed again by halves, so that only the culprit fails.
+    pub(super) fn answer_by_halves(&self, members: Vec<(u64, Entry)>, error: EngineError) {
+        Metrics::count(&self.shared.metrics.failed_batches, 1);
+        let n = members.len();
+        if error.is_out_of_memory() {
+            let mut state = self.shared.lock();
+            let bytes = state
+                .desk
+                .lanes()
+                .get(self.lane)
+                .map_or(0, |lane| lane.bytes);
+            let needed = batch_of(&members).map_or(bytes, |batch| {
+                let extents = batch.extents();
+                self.shared.costs.bytes(Layout::Packed, &extents)
+            });
+            let (lane, bytes) = (self.lane, bytes.min(needed) / 4 * 3);
+            state.desk.set_bytes(lane, bytes);
+            let now = self.shared.now();
+            state.record(now, || Happened::Bytes { lane, bytes });
+        }
+        if error.is_device_lost() {
+            return self.lose(members, &error);
+        }
+        if n <= 1 {
+            let error = Arc::new(error);
+            for (_, entry) in members {
+                let error = ServeError::Engine(Arc::clone(&error));
+                self.shared.answer(entry.lead, Err(error), None);
+            }
+            return;
+        }
+        tracing::warn!("a batch of {n} requests failed, and runs again by halves: {error}");
+        let mut first = members;
+        let second = first.split_off(n / 2);
+        for half in [first, second] {
+            let outputs = batch_of(&half).and_then(|batch| self.pipeline.submit(batch)?.wait());
+            match outputs.and_then(|outputs| self.answers(&half, &outputs)) {
+                Ok(answers) => self.answer(half, answers),
+                Err(error) => self.answer_by_halves(half, error),
+            }
+        }
+    }
+
+    /// Tells all who wait that another server may answer: nothing runs on this device any more.
+    fn lose(&self, members: Vec<(u64, Entry)>, error: &EngineError) {
+        let gone = ServeError::NotReady { why: LOST };
+        let mut state = self.shared.lock();
+        if state.is_over != Some(LOST) {
+            tracing::error!("the device is lost: {error}");
+        }
+        state.is_over = Some(LOST);
+        let waiting = fail_all(&mut state, &gone);
+        self.shared.count_waiting(&state);
+        drop(state);
+        let members = members.into_iter().map(|(_, entry)| entry);
+        for entry in members.chain(waiting.into_iter().map(|(entry, _)| entry)) {
+            self.shared.answer(entry.lead, Err(gone.clone()), None);
+        }
+    }
+
+    fn answers(
+        &self,
+        members: &[(u64, Entry)],
+        outputs: &Outputs,
+    ) -> Result<Vec<Answer>, EngineError> {
+        outputs.check_finite()?;
+        let output = outputs.get(self.output)?;
+        let width = output.values.len() / members.len().max(1);
+        let score = |x: &f32| self.score.map_or(*x, |score| score.of(*x));
+        let rows = output.values.chunks_exact(width.max(1));
+        let answers = members.iter().zip(rows).enumerate();
+        let answers = answers.map(|(at, ((_, entry), row))| {
+            let ids = &entry.encoded.ids;
+            let mut answer = Answer {
+                values: Vec::new(),
+                entries: Vec::new(),
+                tokens: ids.len(),
+            };
+            match (entry.lead.submit().wanted, &self.weights) {
+                (Wanted::AllTokens, _) => answer.values = outputs.sequence(STATES, at)?.to_vec(),
+                (Wanted::Sparse, Some(weights)) => {
+                    let own = outputs.sequence(SPARSE, at)?;
+                    (answer.entries, answer.values) = weights.of(own, ids);
+                }
+                _ => answer.values = row.iter().map(score).collect(),
+            }
+            Ok(answer)
+        });
+        answers.collect()
+    }
+}

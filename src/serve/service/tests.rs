@@ -1,0 +1,218 @@
+//! What a service answers on a CPU, and what becomes of batches that fail.
+
+use super::{lanes::RECOVERS, *};
+use crate::{
+    DeviceChoice,
+    engine::{Input, Prompt},
+    runtime::cpu::CpuError,
+    schedule::{Settings, scheduler},
+};
+
+/// A service of a small model on the CPU.
+fn service(name: &str, engine: &Engine, encoder: TextEncoder) -> Service {
+    let choice = ServiceChoice {
+        scheduler: scheduler(name, &Settings::default()).unwrap(),
+        costs: CostTable::parse(include_str!("../../../examples/costs.ron")).unwrap(),
+        batch_bytes: 1 << 30,
+        queue: Duration::from_secs(60),
+        tokenizers: 1,
+        seats: Vec::new(),
+        trace: None,
+        cache: None,
+    };
+    Service::start(engine, &[], encoder, choice).unwrap()
+}
+
+fn engine() -> (Engine, TextEncoder) {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = root.join("tests/checkpoints/st-mean");
+    let engine = Engine::from_checkpoint(&folder).device(DeviceChoice::Cpu);
+    let engine = engine.invariant(true).build().unwrap();
+    (engine, TextEncoder::open(&folder).unwrap())
+}
+
+/// The thread that answers, without its results.
+fn collect(service: &Service, engine: &Engine, bytes: u64) -> Collect {
+    Collect {
+        shared: Arc::clone(&service.shared),
+        pipeline: Arc::new(Pipeline::new(engine.session().unwrap()).unwrap()),
+        lane: 0,
+        output: EMBEDDING,
+        score: None,
+        weights: None,
+        bytes,
+    }
+}
+
+/// Requests of a batch, and their answers.
+#[allow(clippy::type_complexity)]
+fn batch(
+    service: &Service,
+    texts: &[&str],
+) -> (
+    Vec<(u64, Entry)>,
+    Vec<oneshot::Receiver<Result<Answer, ServeError>>>,
+) {
+    let members = texts.iter().enumerate().map(|(index, text)| {
+        let (answer, reply) = oneshot::channel();
+        let asked = Asked {
+            answer,
+            index,
+            submit: Submit::default(),
+            sent: Instant::now(),
+        };
+        let encoded = service
+            .encoder()
+            .encode_one(Input::Text(text), Prompt::Default);
+        let entry = Entry {
+            encoded: encoded.unwrap(),
+            lead: Lead {
+                asked: Some(asked),
+                ticket: Arc::default(),
+                boarded: None,
+            },
+            sent: Instant::now(),
+        };
+        ((index as u64, entry), reply)
+    });
+    members.unzip()
+}
+
+#[test]
+fn a_batch_that_joined_another_gives_no_lane_back() {
+    let (engine, encoder) = engine();
+    let service = service("slotted-das", &engine, encoder);
+    let collect = collect(&service, &engine, 1 << 30);
+    let shared = &service.shared;
+    {
+        let mut state = shared.lock();
+        let State {
+            desk, scheduler, ..
+        } = &mut *state;
+        // It goes on for a while, so that others may join it.
+        desk.arrive(Waiting {
+            steps: 5,
+            ..Waiting::new(4, Micros(0))
+        });
+        let first = desk
+            .decide(Micros(1), &mut **scheduler, &shared.costs)
+            .unwrap();
+        desk.arrive(Waiting::new(3, Micros(2)));
+        let second = desk
+            .decide(Micros(3), &mut **scheduler, &shared.costs)
+            .unwrap();
+        assert_eq!((first.run.len(), second.run.len()), (1, 1));
+        assert_eq!((first.run[0].joins, second.run[0].joins), (false, true));
+    }
+    let in_flight = || shared.lock().desk.lanes()[0].in_flight;
+    assert_eq!(in_flight(), 1);
+    collect.finish(vec![1], true, None);
+    assert_eq!(in_flight(), 1);
+    collect.finish(vec![0], false, None);
+    assert_eq!(in_flight(), 0);
+}
+
+#[test]
+fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
+    let (engine, encoder) = engine();
+    let service = service("packed", &engine, encoder);
+    let ask = || service.submit(vec![Text::One("rain".to_owned())], Submit::default());
+    assert!(ask().is_ok());
+    {
+        let mut state = service.shared.lock();
+        for _ in 0..100 {
+            state
+                .backlog
+                .tokenizing
+                .add(1.0, Duration::from_millis(100));
+        }
+        state.backlog.untokenized = 1000;
+    }
+    match ask().err() {
+        Some(ServeError::Overloaded { retry_after }) => {
+            let seconds = retry_after.as_secs_f64();
+            assert!((60.0..=75.0).contains(&seconds), "{seconds}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_has_all_told_to_ask_another_server() {
+    use cudarc::driver::{DriverError, sys::CUresult};
+    let (engine, encoder) = engine();
+    let service = service("packed", &engine, encoder);
+    let collect = collect(&service, &engine, 1 << 30);
+    let (members, answers) = batch(&service, &["a small bird", "rain"]);
+    // One that waits, and that no launch thread takes.
+    let (mut waiting, waits) = batch(&service, &["words"]);
+    {
+        let mut state = service.shared.lock();
+        let (_, entry) = waiting.remove(0);
+        let id = state.desk.arrive(Waiting::new(3, Micros(0)));
+        state.entries.insert(id, entry);
+        drop(state);
+    }
+    assert!(!service.is_lost());
+    let lost = EngineError::Cuda(crate::runtime::cuda::CudaError::Driver {
+        action: "wait for the stream".to_owned(),
+        source: DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS),
+    });
+    collect.answer_by_halves(members, lost);
+    assert!(service.is_lost());
+    for answer in answers {
+        let error = answer.blocking_recv().unwrap().unwrap_err();
+        assert!(
+            matches!(error, ServeError::NotReady { why: LOST }),
+            "{error}"
+        );
+    }
+    // It ran before, or is told so, too.
+    for answer in waits {
+        match answer.blocking_recv().unwrap() {
+            Ok(_) | Err(ServeError::NotReady { why: LOST }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let asked = service.submit(vec![Text::One("x".to_owned())], Submit::default());
+    let error = asked.err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "the server is not ready: its device was lost, and it ends; another one may answer"
+    );
+}
+
+#[test]
+fn a_batch_for_which_there_is_no_memory_runs_by_halves_and_its_lane_takes_less_for_a_while() {
+    let (engine, encoder) = engine();
+    let texts = ["a small bird", "the tower is high", "words", "rain"];
+    let of_all = encoder.encode(&texts).unwrap();
+    let expected = engine.session().unwrap().run(&of_all).unwrap();
+    let bytes = 1 << 30;
+    let service = service("packed", &engine, encoder);
+    let collect = collect(&service, &engine, bytes);
+    let (members, answers) = batch(&service, &texts);
+    let no_memory = EngineError::Cpu(CpuError::OutOfMemory { bytes: 1 << 40 });
+    let metrics = &service.shared.metrics;
+    collect.answer_by_halves(members, no_memory);
+    assert_eq!(metrics.failed_batches.load(Ordering::Relaxed), 1);
+    for (at, answer) in answers.into_iter().enumerate() {
+        let answer = answer.blocking_recv().unwrap().unwrap();
+        assert_eq!(answer.values, expected.sequence(EMBEDDING, at).unwrap());
+    }
+    let held = || service.shared.lock().desk.lanes()[0].bytes;
+    let less = held();
+    assert!(less < bytes && less > 0, "{less}");
+    // It recovers with what runs.
+    for _ in 0..3 {
+        let replies = service.submit(vec![Text::One("x".to_owned())], Submit::default());
+        replies.unwrap().remove(0).wait().unwrap();
+    }
+    drop(collect);
+    let began = Instant::now();
+    while held() < less + 3 * bytes / RECOVERS {
+        assert!(began.elapsed() < Duration::from_secs(10), "{}", held());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(held() < bytes);
+}
