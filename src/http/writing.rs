@@ -12,6 +12,7 @@ use hyper::{
     Response, StatusCode,
     header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::{
@@ -190,7 +191,7 @@ async fn streamed(head: Head, mut all: Vec<Pieces>) -> Answered {
                 "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
             });
             let begin = stream.head.object(true, json!([choice]));
-            stream.ready.extend(event(&begin));
+            add_event(&mut stream.ready, &begin);
         }
     }
     stream.take(0, Ok(first));
@@ -201,8 +202,11 @@ async fn streamed(head: Head, mut all: Vec<Pieces>) -> Answered {
     Ok(response)
 }
 
-fn event(value: &Value) -> Vec<u8> {
-    format!("data: {value}\n\n").into_bytes()
+fn add_event(to: &mut Vec<u8>, value: &impl Serialize) {
+    to.extend(b"data: ");
+    // Memory takes all, and no map here has keys that JSON cannot say.
+    let _ = serde_json::to_writer(&mut *to, value);
+    to.extend(b"\n\n");
 }
 
 struct Stream {
@@ -221,16 +225,14 @@ impl Stream {
         match piece {
             Ok(Piece::Text { text, tokens }) => {
                 let part = Some((text.as_str(), tokens.as_slice()));
-                self.ready
-                    .extend(event(&self.head.chunk(index, part, None)));
+                add_event(&mut self.ready, &self.head.chunk(index, part, None));
             }
             Ok(Piece::End {
                 ending,
                 prompt_tokens,
                 tokens,
             }) => {
-                self.ready
-                    .extend(event(&self.head.chunk(index, None, Some(ending))));
+                add_event(&mut self.ready, &self.head.chunk(index, None, Some(ending)));
                 self.used = (prompt_tokens, self.used.1 + tokens);
                 self.all[index] = None;
                 self.n_open -= 1;
@@ -242,7 +244,7 @@ impl Stream {
             Err(error) => {
                 let error =
                     json!({"error": {"message": error.to_string(), "type": "server_error"}});
-                self.ready.extend(event(&error));
+                add_event(&mut self.ready, &error);
                 self.all.clear();
                 self.n_open = 0;
             }
@@ -253,7 +255,7 @@ impl Stream {
         if self.head.with_usage {
             let mut last = self.head.object(true, json!([]));
             last["usage"] = usage(self.used.0, self.used.1);
-            self.ready.extend(event(&last));
+            add_event(&mut self.ready, &last);
         }
         self.ready.extend(b"data: [DONE]\n\n");
     }

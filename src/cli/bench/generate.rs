@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, time::Instant};
 
-use miette::miette;
+use miette::{Report, miette};
 use serde::Serialize;
 
 use super::super::{Outcome, align_right, human, model::Runnable, print, table, write_json};
 use crate::{
     Engine,
-    engine::{DecodeStep, Event, Generate, Request},
+    engine::{DecodeStep, Event, Generate, Generator, Request},
+    runtime::batch::Limits,
     search::{Beams, Rules, Sampling},
 };
 
@@ -85,7 +86,7 @@ fn classes(
     engine: &Engine,
     step: DecodeStep,
     step_ms: f64,
-) -> Result<BTreeMap<&'static str, f64>, miette::Report> {
+) -> Result<BTreeMap<&'static str, f64>, Report> {
     let found = engine.step_breakdown(step, RUNS.1, RUNS.0)?;
     let shares = found
         .shares
@@ -93,6 +94,77 @@ fn classes(
         .map(|s| (s.class.name(), f64::from(s.ms)));
     let choosing = (step_ms - f64::from(found.whole_ms)).max(0.0);
     Ok(shares.chain([("choosing", choosing)]).collect())
+}
+
+/// What writing as many sequences together took, in milliseconds.
+pub(super) struct Together {
+    whole_ms: f64,
+    first_ms: f64,
+    /// Of each step that all took.
+    steps_ms: Vec<f64>,
+    /// Sequences, tokens of a prompt and new ones.
+    of: [usize; 3],
+}
+
+impl Together {
+    /// The median of a step that all took, and the slowest.
+    pub(super) fn step_ms(&self) -> Result<(f64, f64), Report> {
+        let mut steps = self.steps_ms.clone();
+        steps.sort_by(f64::total_cmp);
+        let [batch, prompt, new] = self.of;
+        match (steps.get(steps.len() / 2), steps.last()) {
+            (Some(&median), Some(&slowest)) => Ok((median, slowest)),
+            _ => Err(miette!(
+                "the {batch} sequences of {prompt} tokens never took a step together: prompts are read in pieces, so that some had written their {new} tokens before others began; ask for more by --new"
+            )),
+        }
+    }
+}
+
+/// Writes so many sequences at once on from prompts of so many tokens; the generator has room for them, and nothing else to do.
+pub(super) fn write(
+    generator: &mut Generator,
+    limits: Limits,
+    (batch, prompt_tokens): (usize, usize),
+    options: &Generate,
+) -> Result<Together, Report> {
+    for i in 0..batch as u64 {
+        let ids = (0..prompt_tokens as u64).map(|t| limits.token_id(31 * t + 977 * i + 5));
+        let request = Request {
+            prompt: ids.collect(),
+            options: Generate {
+                seed: i,
+                ..options.clone()
+            },
+        };
+        generator.admit(request).map_err(|e| miette!("{e}"))?;
+    }
+    let began = Instant::now();
+    let (mut first, mut steps_ms) = (None, Vec::new());
+    while generator.is_busy() {
+        let step = Instant::now();
+        let events = generator.poll()?;
+        let n = events.iter().filter(|e| matches!(e, Event::Token { .. }));
+        if let Some(problem) = events.iter().find_map(|e| match e {
+            Event::Failed { problem, .. } => Some(problem),
+            _ => None,
+        }) {
+            return Err(miette!("{problem}"));
+        }
+        // The tokens of beams come when their search is done; before, a poll is a step.
+        let is_step = n.count() == batch || (options.beams.is_some() && events.is_empty());
+        match (first, is_step) {
+            (None, true) => first = Some(began.elapsed().as_secs_f64() * 1e3),
+            (Some(_), true) => steps_ms.push(step.elapsed().as_secs_f64() * 1e3),
+            _ => {}
+        }
+    }
+    Ok(Together {
+        whole_ms: began.elapsed().as_secs_f64() * 1e3,
+        first_ms: first.unwrap_or(f64::NAN),
+        steps_ms,
+        of: [batch, prompt_tokens, options.rules.max_new_tokens],
+    })
 }
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
@@ -123,53 +195,20 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         let lens = vec![args.prompt_tokens; batch];
         let cache_bytes = engine.cache_bytes_needed(&lens, &options)?;
         let mut generator = engine.generator(cache_bytes)?;
-        let mut write = || -> Result<(f64, Vec<f64>, f64), miette::Report> {
-            for i in 0..batch as u64 {
-                let ids =
-                    (0..args.prompt_tokens as u64).map(|t| limits.token_id(31 * t + 977 * i + 5));
-                let request = Request {
-                    prompt: ids.collect(),
-                    options: Generate {
-                        seed: i,
-                        ..options.clone()
-                    },
-                };
-                generator.admit(request).map_err(|e| miette!("{e}"))?;
-            }
-            let began = Instant::now();
-            let (mut first, mut steps) = (None, Vec::new());
-            while generator.is_busy() {
-                let step = Instant::now();
-                let events = generator.poll()?;
-                let n = events.iter().filter(|e| matches!(e, Event::Token { .. }));
-                if let Some(problem) = events.iter().find_map(|e| match e {
-                    Event::Failed { problem, .. } => Some(problem),
-                    _ => None,
-                }) {
-                    return Err(miette!("{problem}"));
-                }
-                // The tokens of beams come when their search is done; before, a poll is a step.
-                let is_step = n.count() == batch || (args.beams.is_some() && events.is_empty());
-                match (first, is_step) {
-                    (None, true) => first = Some(began.elapsed().as_secs_f64() * 1e3),
-                    (Some(_), true) => steps.push(step.elapsed().as_secs_f64() * 1e3),
-                    _ => {}
-                }
-            }
-            let whole = began.elapsed().as_secs_f64() * 1e3;
-            Ok((first.unwrap_or(f64::NAN), steps, whole))
-        };
         // Once for memory, plans and clocks.
-        write()?;
-        let (first_ms, mut steps, whole_ms) = write()?;
-        steps.sort_by(f64::total_cmp);
-        let Some(&step_ms) = steps.get(steps.len() / 2) else {
-            return Err(miette!(
-                "the {batch} sequences of {} tokens never took a step together: prompts are read in pieces, so that some had written their {} tokens before others began; ask for more by --new",
-                args.prompt_tokens,
-                args.new
-            ));
-        };
+        write(
+            &mut generator,
+            limits,
+            (batch, args.prompt_tokens),
+            &options,
+        )?;
+        let written = write(
+            &mut generator,
+            limits,
+            (batch, args.prompt_tokens),
+            &options,
+        )?;
+        let (step_ms, slowest_ms) = written.step_ms()?;
         let step = DecodeStep {
             requests: batch,
             beams: args.beams.unwrap_or(1),
@@ -189,10 +228,10 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
             beams: args.beams,
             top_k: options.sampling.map(|s| s.top_k),
             top_p: options.sampling.map(|s| s.top_p),
-            whole_ms,
-            first_ms,
+            whole_ms: written.whole_ms,
+            first_ms: written.first_ms,
             step_ms,
-            slowest_ms: *steps.last().unwrap_or(&f64::NAN),
+            slowest_ms,
             tokens_per_second: batch as f64 / step_ms * 1e3,
             cache_bytes,
             classes: timed.transpose()?,

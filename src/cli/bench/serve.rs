@@ -1,4 +1,4 @@
-//! `gemmule bench serve`: load on a server, or on its queue without HTTP, and how long answers take.
+//! `gemmule bench serve`: load on a server, or on what is behind it without HTTP, and how long answers take.
 //!
 //! An open loop sends when it planned to, whether answers come or not, and latencies count from the planned time: a server that
 //! stalls does not slow down those who ask it, as it would in a closed loop.
@@ -59,6 +59,9 @@ pub(in crate::cli) struct Args {
     /// New tokens of a completion
     #[arg(long, value_name = "N", default_value_t = 32)]
     new: u32,
+    /// Ask for completions whole instead of as events
+    #[arg(long)]
+    whole: bool,
     /// The model that is asked for
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -75,7 +78,7 @@ pub(in crate::cli) struct Args {
     /// Equal seeds give equal requests at equal times
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Ask the queue of a model in this process, without HTTP, and compare with the engine alone; with --weights
+    /// Ask a model in this process, without HTTP, and compare with the engine alone: its batches, or its steps; with --weights
     #[arg(long, requires = "weights")]
     in_process: bool,
     #[command(flatten)]

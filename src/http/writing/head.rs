@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{super::App, Asked, Done};
@@ -19,6 +20,36 @@ pub(super) struct Head {
     pub is_chat: bool,
     pub with_usage: bool,
     with_scores: bool,
+}
+
+/// What a stream has of each token. It is made of what is there, as a server that streams makes hundreds of thousands a second.
+#[derive(Serialize)]
+pub(super) struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: [Choice<'a>; 1],
+    /// `null` of each part where the usage is to come at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<()>>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delta: Option<Delta<'a>>,
+    logprobs: Value,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
 }
 
 impl Head {
@@ -54,22 +85,27 @@ impl Head {
     }
 
     /// A part of a text, of those that a request asked for the one of this index.
-    pub fn chunk(
-        &self,
+    pub fn chunk<'a>(
+        &'a self,
         index: usize,
-        part: Option<(&str, &[Scored])>,
+        part: Option<(&'a str, &[Scored])>,
         ending: Option<Ending>,
-    ) -> Value {
-        let scores = part.map_or(Value::Null, |(_, tokens)| self.scores(tokens));
-        let mut choice = json!({
-            "index": index, "logprobs": scores, "finish_reason": ending.map(reason),
-        });
-        match (self.is_chat, part) {
-            (true, Some((text, _))) => choice["delta"] = json!({"content": text}),
-            (true, None) => choice["delta"] = json!({}),
-            (false, part) => choice["text"] = json!(part.map_or("", |(text, _)| text)),
+    ) -> Chunk<'a> {
+        let text = part.map(|(text, _)| text);
+        Chunk {
+            id: &self.id,
+            object: self.kind(true),
+            created: self.created,
+            model: &self.model,
+            choices: [Choice {
+                index,
+                text: (!self.is_chat).then(|| text.unwrap_or_default()),
+                delta: self.is_chat.then_some(Delta { content: text }),
+                logprobs: part.map_or(Value::Null, |(_, tokens)| self.scores(tokens)),
+                finish_reason: ending.map(reason),
+            }],
+            usage: self.with_usage.then_some(None),
         }
-        self.object(true, json!([choice]))
     }
 
     /// A whole text.

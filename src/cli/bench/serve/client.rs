@@ -41,6 +41,7 @@ struct Shared {
     model: Option<String>,
     inputs: Inputs,
     new: u32,
+    whole: bool,
     deadline_ms: Option<u64>,
     idle: Mutex<Vec<Sender>>,
     places: Semaphore,
@@ -79,6 +80,7 @@ impl Server {
             model: args.model.clone(),
             inputs: Inputs::of(&args.inputs)?,
             new: args.new,
+            whole: args.whole,
             deadline_ms: args.deadline_ms,
             idle: Mutex::new(Vec::new()),
             places: Semaphore::new(args.connections),
@@ -125,11 +127,12 @@ impl Server {
             Route::Embeddings => {
                 json!({"input": input, "encoding_format": "base64", "truncate": true})
             }
-            Route::Completions => json!({
-                "prompt": input, "max_tokens": shared.new, "stream": true,
-                "stream_options": {"include_usage": true},
-            }),
+            Route::Completions => json!({"prompt": input, "max_tokens": shared.new}),
         };
+        if shared.route == Route::Completions && !shared.whole {
+            body["stream"] = true.into();
+            body["stream_options"] = json!({"include_usage": true});
+        }
         if let Some(model) = &shared.model {
             body["model"] = model.as_str().into();
         }

@@ -1,7 +1,7 @@
-//! The queue of a model in this process, and the engine alone beside it.
+//! The queue of a model in this process, or what writes its texts, and the engine alone beside it.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,16 +9,21 @@ use std::{
 use miette::{IntoDiagnostic, Report, miette};
 
 use super::{
+    super::generate,
     Answered, Target,
+    client::Route,
     inputs::{Input, Inputs},
 };
 use crate::{
     Batch, DType, DeviceChoice, Engine, EngineError,
     cli::simulate::Chosen,
-    engine::{Folder, Pipeline},
+    engine::{Builder, Folder, Generate, Pipeline, generation_config},
     files::{self, Kind as File},
     schedule::{CostTable, scheduler},
-    serve::{Kind, Model, ModelChoice, ServeError, Service, Submit, Text, measure},
+    serve::{
+        Kind, Model, ModelChoice, Piece, ServeError, Service, Submit, Text, Writer, Writing,
+        measure,
+    },
     simulate::Load,
 };
 
@@ -57,6 +62,8 @@ pub(super) struct Inside {
     model: Arc<Model>,
     inputs: Inputs,
     within: Option<Duration>,
+    /// New tokens of a text.
+    new: usize,
 }
 
 /// How long the engine alone is measured, at most.
@@ -68,25 +75,26 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
     let folder = inside.weights.clone().ok_or_else(|| {
         miette!("--in-process needs --weights, the folder of the model that is asked")
     })?;
-    let mut builder = Engine::from_checkpoint(&folder).device(inside.device);
-    let outputs = Model::outputs(&Folder::open(&folder)?, false, false)?;
-    if !outputs.is_empty() {
-        builder = builder.outputs(outputs);
-    }
-    if let Some(dtype) = inside.dtype {
-        builder = builder.dtype(dtype);
-    }
-    let engine = builder.build()?;
-    let mut session = engine.session()?;
-    let costs = match &inside.costs {
-        Some(file) => {
-            let text = files::text(file, File::Costs).map_err(EngineError::from)?;
-            CostTable::parse(&text).map_err(|e| miette!("`{}`: {e}", file.display()))?
+    let (offline, costs) = match args.route {
+        Route::Embeddings => {
+            let mut builder = builder(&folder, inside);
+            let outputs = Model::outputs(&Folder::open(&folder)?, false, false)?;
+            if !outputs.is_empty() {
+                builder = builder.outputs(outputs);
+            }
+            let engine = builder.build()?;
+            let mut session = engine.session()?;
+            let costs = match &inside.costs {
+                Some(file) => {
+                    let text = files::text(file, File::Costs).map_err(EngineError::from)?;
+                    CostTable::parse(&text).map_err(|e| miette!("`{}`: {e}", file.display()))?
+                }
+                None => measure(&engine, &mut session, Duration::from_secs(3))?,
+            };
+            (offline(args, &engine, session, &costs)?, Some(costs))
         }
-        None => measure(&engine, &mut session, Duration::from_secs(3))?,
+        Route::Completions => (steps(args, &folder)?, None),
     };
-    let offline = offline(args, &engine, session, &costs)?;
-    drop(engine);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let settings = inside.settings.settings()?;
     let model = Model::open(ModelChoice {
@@ -96,7 +104,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
         dtype: inside.dtype,
         invariant: false,
         scheduler: scheduler(&inside.scheduler, &settings).into_diagnostic()?,
-        costs: Some(costs),
+        costs,
         batch_bytes: 8 << 30,
         cache_bytes: None,
         queue: Duration::from_secs(2),
@@ -112,9 +120,57 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
         model: Arc::new(model),
         inputs: Inputs::of(&args.inputs)?,
         within: args.deadline_ms.map(Duration::from_millis),
+        new: args.new as usize,
     };
-    target.service()?;
+    let fits = match args.route {
+        Route::Embeddings => target.model.service().map(|_| ()),
+        Route::Completions => target.model.writer().map(|_| ()),
+    };
+    fits.map_err(|e| miette!("{e}"))?;
     Ok((target, offline))
+}
+
+fn builder(folder: &Path, inside: &InsideOptions) -> Builder {
+    let builder = Engine::from_checkpoint(folder).device(inside.device);
+    match inside.dtype {
+        Some(dtype) => builder.dtype(dtype),
+        None => builder,
+    }
+}
+
+/// Tokens a second of steps that as many sequences take together as there are clients, each of a prompt of the mean length.
+fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
+    let batch = args.closed.ok_or_else(|| {
+        miette!("--in-process compares completions with steps of as many sequences as there are clients; give their number by --closed")
+    })?;
+    let engine = builder(folder, &args.inside).generating().build()?;
+    let lens = lens(args, &engine);
+    let prompt =
+        (lens.iter().map(|&n| u64::from(n)).sum::<u64>() / lens.len().max(1) as u64) as usize;
+    let mut options: Generate = generation_config(folder)?;
+    options.rules.max_new_tokens = args.new as usize;
+    options.max_length = None;
+    let bytes = engine.cache_bytes_needed(&vec![prompt; batch], &options)?;
+    let mut generator = engine.generator(bytes)?;
+    let mut write = || generate::write(&mut generator, engine.limits(), (batch, prompt), &options);
+    write()?;
+    let (step_ms, _) = write()?.step_ms()?;
+    Ok(batch as f64 / step_ms * 1e3)
+}
+
+/// Lengths of the distribution that is asked for, as far as the model goes.
+fn lens(args: &super::Args, engine: &Engine) -> Vec<u32> {
+    let load = Load {
+        rate: 1.0,
+        requests: 16_384,
+        lengths: args.lens.clone(),
+        steps: 1,
+        deadlines: None,
+        seed: args.seed,
+    };
+    let longest = engine.limits().longest.unwrap_or(u32::MAX);
+    let all = load.arrivals();
+    all.iter().map(|w| w.tokens.min(longest)).collect()
 }
 
 /// Batches of the size with the best rate, one after another.
@@ -124,21 +180,8 @@ fn offline(
     session: crate::Session,
     costs: &CostTable,
 ) -> Result<f64, Report> {
-    let load = Load {
-        rate: 1.0,
-        requests: 16_384,
-        lengths: args.lens.clone(),
-        steps: 1,
-        deadlines: None,
-        seed: args.seed,
-    };
     let limits = engine.limits();
-    let longest = limits.longest.unwrap_or(u32::MAX);
-    let lens: Vec<u32> = load
-        .arrivals()
-        .iter()
-        .map(|w| w.tokens.min(longest))
-        .collect();
+    let lens = lens(args, engine);
     let rate = |at: usize| costs.packed.x[at] / costs.packed.values[at][0];
     let sizes = 0..costs.packed.x.len();
     let best = sizes.max_by(|&a, &b| rate(a).total_cmp(&rate(b)));
@@ -198,45 +241,70 @@ impl Inside {
         format!("{} in this process, {}", self.model.name, self.model.device)
     }
 
-    fn service(&self) -> Result<&Service, Report> {
-        match &self.model.kind {
-            Kind::Service(service) => Ok(service),
-            Kind::Writer(_) => Err(miette!(
-                "{} writes texts, and has no queue to measure; `gemmule bench generate` measures its steps, and \
-                 `gemmule bench serve URL --route completions` its server",
-                self.model.name
-            )),
-        }
-    }
-
-    async fn asked(&self, number: u64, tokens: u32) -> Result<u64, ServeError> {
-        let Kind::Service(service) = &self.model.kind else {
-            return Ok(0);
-        };
-        let text = match self.inputs.get(number, tokens, 2) {
-            Input::Ids(ids) => Text::Ids(ids),
-            Input::Text(text) => Text::One(text),
-        };
+    async fn asked(&self, number: u64, tokens: u32) -> Result<Answered, ServeError> {
         let submit = Submit {
             truncate: true,
             within: self.within,
             ..Submit::default()
         };
-        let mut all = 0;
-        for reply in service.submit(vec![text], submit)? {
-            all += reply.await?.tokens as u64;
+        match &self.model.kind {
+            Kind::Service(service) => self.embedded(service, number, tokens, submit).await,
+            Kind::Writer(writer) => self.written(writer, number, tokens, submit).await,
         }
-        Ok(all)
+    }
+
+    async fn embedded(
+        &self,
+        service: &Service,
+        number: u64,
+        tokens: u32,
+        submit: Submit,
+    ) -> Result<Answered, ServeError> {
+        let text = match self.inputs.get(number, tokens, 2) {
+            Input::Ids(ids) => Text::Ids(ids),
+            Input::Text(text) => Text::One(text),
+        };
+        let mut answered = Answered::default();
+        for reply in service.submit(vec![text], submit)? {
+            answered.tokens += reply.await?.tokens as u64;
+        }
+        Ok(answered)
+    }
+
+    async fn written(
+        &self,
+        writer: &Writer,
+        number: u64,
+        tokens: u32,
+        submit: Submit,
+    ) -> Result<Answered, ServeError> {
+        let prompt = match self.inputs.get(number, tokens, 0) {
+            Input::Ids(ids) => ids,
+            Input::Text(text) => writer.prompts(&[&text])?.pop().unwrap_or_default(),
+        };
+        let writing = Writing {
+            max_tokens: Some(self.new),
+            seed: Some(number),
+            ..Writing::default()
+        };
+        let mut answered = Answered::default();
+        let mut pieces = writer.go_on(prompt, writing, submit)?;
+        while let Some(piece) = pieces.next().await {
+            match piece? {
+                Piece::Text { .. } => _ = answered.first.get_or_insert_with(Instant::now),
+                Piece::End { tokens, .. } => answered.tokens = tokens as u64,
+            }
+        }
+        Ok(answered)
     }
 }
 
 impl Target for Inside {
     async fn ask(&self, number: u64, tokens: u32) -> Answered {
         match self.asked(number, tokens).await {
-            Ok(tokens) => Answered {
+            Ok(answered) => Answered {
                 status: 200,
-                tokens,
-                ..Answered::default()
+                ..answered
             },
             Err(error) => Answered {
                 // As HTTP would have it.
