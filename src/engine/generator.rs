@@ -25,6 +25,7 @@ use admit::blocks_needed;
 pub use breakdown::DecodeStep;
 pub use config::generation_config;
 use device::DeviceRows;
+use fill::Fills;
 pub use memory::GeneratorBytes;
 pub use request::{AdmitError, Event, Failure, Generate, Reason, Request, Stop, Ticket, Written};
 use row::{Advanced, Row};
@@ -41,7 +42,7 @@ use crate::{
         AllocatorChoice, Output,
         batch::{Batch, Limits, Past, Sources},
         cpu::{CpuCache, CpuSession, Threads},
-        cuda::{CudaCache, CudaSession, DecodeLoop},
+        cuda::{CudaCache, CudaSession, DecodeLoop, Fence},
     },
 };
 
@@ -63,6 +64,7 @@ pub struct Generator {
     block_bytes: u64,
     /// In the order in which they were admitted.
     rows: Vec<Row>,
+    fills: Fills,
     /// Events that were not polled yet.
     events: VecDeque<Event>,
     next_ticket: u64,
@@ -93,11 +95,18 @@ impl Executor {
         logits.map(|o| o.values).ok_or(EngineError::NotGenerating)
     }
 
-    /// Adds the sequences' tokens to the cache.
-    fn fill(&mut self, batch: &Batch) -> Result<(), EngineError> {
-        match self {
-            Self::Cpu(session, cache) => session.run_cached(batch, cache).map(|_| ())?,
-            Self::Cuda(session, cache) => session.fill(batch, cache)?,
+    /// Adds the sequences' tokens to the cache. On a device there is a fence behind them, for what comes on another stream.
+    fn fill(&mut self, batch: &Batch) -> Result<Option<Fence>, EngineError> {
+        Ok(match self {
+            Self::Cpu(session, cache) => session.run_cached(batch, cache).map(|_| None)?,
+            Self::Cuda(session, cache) => Some(session.fill(batch, cache)?),
+        })
+    }
+
+    /// Lets what comes wait for a fence.
+    fn wait_behind(&self, fence: &Fence) -> Result<(), EngineError> {
+        if let Self::Cuda(session, _) = self {
+            session.wait_behind(fence)?;
         }
         Ok(())
     }
@@ -140,6 +149,7 @@ impl Engine {
             blocks: Blocks::new(n_blocks as u32),
             block_bytes,
             rows: Vec::new(),
+            fills: Fills::default(),
             events: VecDeque::new(),
             next_ticket: 0,
             most_prompt_tokens: PROMPT_TOKENS,
@@ -397,7 +407,9 @@ impl Generator {
             return Ok(());
         };
         // First: what follows may use the blocks of sequences that were cancelled.
-        device.clear()?;
+        if let Some(cleared) = device.clear()? {
+            self.executor.wait_behind(&cleared)?;
+        }
         self.encode()?;
         self.fill_caches()?;
         if self
@@ -412,9 +424,15 @@ impl Generator {
         };
         device.seat(&mut self.rows)?;
         self.steps += device.run_ahead(&mut self.rows)?;
-        let advanced = device.receive(&mut self.rows, self.events.is_empty())?;
-        self.settle(advanced);
-        Ok(())
+        match device.in_flight() {
+            // Only prompts are read, and there is nothing else for the host to do.
+            0 if self.events.is_empty() => self.fills.wait_for_place(),
+            _ => {
+                let advanced = device.receive(&mut self.rows, self.events.is_empty())?;
+                self.settle(advanced);
+                Ok(())
+            }
+        }
     }
 
     /// The batch of so many next tokens of rows.

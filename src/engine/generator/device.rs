@@ -14,7 +14,7 @@ use crate::{
         beam_search::BeamStep,
         decoding::{Advance, Chosen},
     },
-    runtime::cuda::{Behind, ChosenRows, CudaError, DecodeLoop, Entry, LoopRoom},
+    runtime::cuda::{Behind, ChosenRows, CudaError, DecodeLoop, Entry, Fence, LoopRoom},
 };
 
 /// Steps that are on their way at most: one that runs, and enough behind it for a host that is late. A request that comes in
@@ -57,19 +57,36 @@ impl DeviceRows {
         }
     }
 
-    /// Tells the device of cancelled sequences. To be called before their blocks are used again.
-    pub(super) fn clear(&mut self) -> Result<(), CudaError> {
+    /// Steps that are on their way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.decode.in_flight()
+    }
+
+    /// Tells the device of cancelled sequences. To be called before their blocks are used again, and what uses them on another
+    /// stream waits for the fence.
+    pub(super) fn clear(&mut self) -> Result<Option<Fence>, CudaError> {
+        if self.leaving.is_empty() {
+            return Ok(None);
+        }
         let edits: Vec<_> = self.leaving.iter().map(|&row| (row, None)).collect();
         self.decode.edit(&edits)?;
         for row in self.leaving.drain(..) {
             self.rows[row] = None;
         }
-        Ok(())
+        self.decode.fence().map(Some)
     }
 
-    /// Gives rows to requests that have none, all of whose tokens but one are in the cache.
+    /// Gives rows to requests that have none, all of whose tokens but one are in the cache. Where steps are on their way these do
+    /// not wait for prompts that are still being read.
     pub(super) fn seat(&mut self, sequences: &mut [Row]) -> Result<(), CudaError> {
-        let waits = |sequence: &Row| sequence.is_ready_for_device() && sequence.row.is_none();
+        let is_idle = self.decode.in_flight() == 0;
+        for sequence in sequences.iter_mut() {
+            sequence.note_filled()?;
+        }
+        let waits = |sequence: &Row| {
+            let may_enter = is_idle || sequence.filled.is_none();
+            sequence.is_ready_for_device() && sequence.row.is_none() && may_enter
+        };
         let waiting = sequences.iter().filter(|s| waits(s));
         let n_waiting: usize = waiting.map(Row::n_rows).sum();
         let n_seated = self.rows.iter().flatten().count();
@@ -109,6 +126,9 @@ impl DeviceRows {
             }
             self.rows.resize(self.rows.len().max(first + n), None);
             self.rows[first..first + n].fill(Some(sequence.ticket));
+            if let Some(filled) = sequence.filled.take() {
+                self.decode.wait_behind(&filled)?;
+            }
             sequence.take_row(first);
             let search = sequence.beams().map(BeamStep::start);
             let slots = (0..n).map(|lane| sequence.all_slots(lane)).collect();

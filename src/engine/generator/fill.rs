@@ -3,8 +3,10 @@
 //! A run that fills caches reads all weights, as a step does, so that it costs much the same for one short prompt as for ten, and
 //! every sequence that is written waits for it. So short prompts that come one by one are gathered for some steps.
 
+use std::{collections::VecDeque, sync::Arc};
+
 use super::{Generator, Row};
-use crate::engine::EngineError;
+use crate::{engine::EngineError, runtime::cuda::Fence};
 
 /// A step is taken to last as long as so many runs of short prompts, by their launches alone: what gathering gains in a server was not
 /// measured apart from its clients.
@@ -13,6 +15,42 @@ const RUNS_OF_A_STEP: u64 = 2;
 const MOST_STEPS: u64 = 8;
 /// Prompts of so many tokens together are worth a run, as their products and not the weights take its time.
 const WORTH_A_RUN: usize = 256;
+
+/// Runs that read prompts on a device at most: one that runs, and one right behind it.
+const ON_THEIR_WAY: usize = 2;
+
+/// Runs that read prompts and sources, on a stream of their own.
+#[derive(Default)]
+pub(super) struct Fills(VecDeque<Arc<Fence>>);
+
+impl Fills {
+    /// Whether another one would not wait for long, and the host not for its memory.
+    pub(super) fn have_place(&mut self) -> Result<bool, EngineError> {
+        while let Some(first) = self.0.front()
+            && first.is_passed()?
+        {
+            self.0.pop_front();
+        }
+        Ok(self.0.len() < ON_THEIR_WAY)
+    }
+
+    /// Notes one that is on its way now; there is none on a CPU.
+    pub(super) fn note(&mut self, filled: Option<Fence>) -> Option<Arc<Fence>> {
+        let filled = filled.map(Arc::new);
+        self.0.extend(filled.clone());
+        filled
+    }
+
+    /// Waits until there is place for another one.
+    pub(super) fn wait_for_place(&mut self) -> Result<(), EngineError> {
+        if !self.have_place()?
+            && let Some(first) = self.0.pop_front()
+        {
+            first.wait()?;
+        }
+        Ok(())
+    }
+}
 
 /// A prompt that is not all in the cache.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +90,7 @@ impl Generator {
             .collect();
         let seated = self.rows.iter().filter(|row| row.row.is_some());
         let seated = seated.map(Row::n_rows).sum();
-        if waiting.is_empty() || !is_due(&waiting, seated) {
+        if waiting.is_empty() || !is_due(&waiting, seated) || !self.fills.have_place()? {
             return Ok(());
         }
         let mut left = self.most_prompt_tokens;
@@ -65,9 +103,11 @@ impl Generator {
             }
         }
         let batch = self.batch(&taken)?;
-        self.executor.fill(&batch)?;
+        let filled = self.executor.fill(&batch)?;
+        let filled = self.fills.note(filled);
         for (at, n) in taken {
             self.rows[at].cached += n;
+            self.rows[at].filled.clone_from(&filled);
         }
         Ok(())
     }

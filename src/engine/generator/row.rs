@@ -1,11 +1,14 @@
 //! A request that runs: its sequences, their slots, and how they go on.
 
+use std::sync::Arc;
+
 use super::{Event, Failure, Generate, Reason, Ticket, source::Source};
 use crate::{
     kernels::{
         cache::BLOCK,
         decoding::{Beam, Choice, Chosen},
     },
+    runtime::cuda::{CudaError, Fence},
     search::{BeamSearch, Beams, Hypothesis, largest, log_sum},
 };
 
@@ -23,6 +26,8 @@ pub(super) struct Row {
     blocks: Vec<u32>,
     /// What the model reads before it writes, where it reads something.
     pub(super) source: Option<Source>,
+    /// What its tokens and its source are in the cache behind, while that may be on its way on a stream of its own.
+    pub(super) filled: Option<Arc<Fence>>,
     /// Its row in the loop of a device that decodes it, the first one of beams.
     pub(super) row: Option<usize>,
     /// New tokens that the device was asked for.
@@ -95,6 +100,7 @@ impl Row {
             cached: 0,
             blocks,
             source,
+            filled: None,
             row: None,
             n_asked: 0,
             came_at,
@@ -132,6 +138,16 @@ impl Row {
     /// Whether such a device can go on with it now.
     pub(super) fn is_ready_for_device(&self) -> bool {
         self.suits_device() && self.is_ready() && (self.row.is_some() || self.open() == 1)
+    }
+
+    /// Forgets a fence that was passed.
+    pub(super) fn note_filled(&mut self) -> Result<(), CudaError> {
+        if let Some(filled) = &self.filled
+            && filled.is_passed()?
+        {
+            self.filled = None;
+        }
+        Ok(())
     }
 
     /// What such a device is told of each of its rows.

@@ -131,15 +131,18 @@ impl Generator {
             seeds.push(row.seed());
             taken.push(at);
         }
-        if taken.is_empty() {
+        if taken.is_empty() || !self.fills.have_place()? {
             return Ok(());
         }
         let batch = Batch::from_packed(ids, &lens)?.with_past(past)?;
         let batch = batch.for_part(parts.encode).with_seeds(seeds)?;
         batch.check(&self.limits)?;
-        self.executor.fill(&batch)?;
+        let filled = self.executor.fill(&batch)?;
+        let filled = self.fills.note(filled);
         for at in taken {
-            if let Some(source) = &mut self.rows[at].source {
+            let row = &mut self.rows[at];
+            row.filled.clone_from(&filled);
+            if let Some(source) = &mut row.source {
                 source.is_encoded = true;
             }
         }

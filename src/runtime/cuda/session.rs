@@ -1,4 +1,5 @@
 mod decode_loop;
+mod fence;
 mod launcher;
 mod slot;
 mod staging;
@@ -13,6 +14,7 @@ use std::{
 use cudarc::driver::{CudaEvent, result};
 
 pub use decode_loop::{Behind, ChosenRows, DecodeLoop, Entry, LoopRoom};
+pub use fence::Fence;
 use launcher::{Bound, Launcher};
 pub use slot::CudaTicket;
 use slot::{Piece, Slot};
@@ -229,8 +231,9 @@ impl CudaSession {
         self.run_at(batch, cache.memory.start())
     }
 
-    /// Adds sequences' next tokens to `cache` and computes nothing else of them; returns before the device has done so.
-    pub fn fill(&mut self, batch: &Batch, cache: &mut CudaCache) -> Result<(), CudaError> {
+    /// Adds sequences' next tokens to `cache` and computes nothing else of them; returns before the device has done so, with a
+    /// fence behind it.
+    pub fn fill(&mut self, batch: &Batch, cache: &mut CudaCache) -> Result<Fence, CudaError> {
         let ready = self.prepare(batch, cache.memory.start())?;
         let staging = &mut self.slots[ready.slot].staging;
         staging.fill(&ready.data, batch, &ready.extents)?;
@@ -238,7 +241,13 @@ impl CudaSession {
         staging.upload(&ready.data, upload)?;
         staging.note_upload()?;
         let n_steps = self.launcher.model.program.steps_to_fill_caches();
-        self.launch(&ready, n_steps, &|_| true)
+        self.launch(&ready, n_steps, &|_| true)?;
+        Fence::behind(&self.launcher.stream)
+    }
+
+    /// Lets the runs to come wait for a fence of another stream.
+    pub fn wait_behind(&self, fence: &Fence) -> Result<(), CudaError> {
+        fence.hold(&self.launcher.stream)
     }
 
     fn run_at(&mut self, batch: &Batch, cache: u64) -> Result<Vec<Output>, CudaError> {

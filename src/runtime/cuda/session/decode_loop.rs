@@ -3,13 +3,17 @@
 //! What a step reads of its sequences lies in device memory, and its last kernel writes it for the next one
 //! ([`Advance`]). So a step is one CUDA graph, and several are on the stream before the host knows what the first has chosen.
 //! The tokens come by a ring in the host's memory, which the host polls.
+//!
+//! Steps have a stream of their own, of the highest priority: one that writes for few sequences waits for latency more than for the
+//! device's units, so that prompts are read beside it ([`CudaSession::fill`]). [`Fence`]s order the two where they use the
+//! same blocks of the cache.
 
 mod ring;
 mod table;
 
 use std::sync::Arc;
 
-use cudarc::driver::result;
+use cudarc::driver::{CudaStream, result};
 
 pub use self::{ring::ChosenRows, table::LoopRoom};
 use self::{
@@ -17,7 +21,7 @@ use self::{
     table::{SCORE_BYTES, STATE_BYTES, Table, found_bytes, move_rows},
 };
 use super::{
-    CudaCache, CudaSession, advise,
+    CudaCache, CudaSession, Fence, advise,
     launcher::{Bound, Launcher},
 };
 use crate::{
@@ -26,6 +30,7 @@ use crate::{
     runtime::{
         AllocatorChoice, GraphChoice, Planner,
         cuda::{
+            device::Device,
             error::{CudaError, During},
             graphs::{Graphs, Site, THREAD, capture},
             memory::{Chunks, Pinned},
@@ -106,7 +111,7 @@ struct Upload {
 }
 
 impl DecodeLoop {
-    /// A loop of a part of the program on a session's stream, over the sequences in `cache`. `None` where the program writes no
+    /// A loop of a part of the program beside a session's stream, over the sequences in `cache`. `None` where the program writes no
     /// tokens.
     ///
     /// # Errors
@@ -122,17 +127,18 @@ impl DecodeLoop {
             return Ok(None);
         };
         let allocator = AllocatorChoice::default();
+        let stream = first_stream(&model.device)?;
         let memory = Pinned::new(&model.device, RING_BYTES as usize)?;
         let address = memory.device_address()?;
         Ok(Some(Self {
             launcher: Launcher {
                 model: Arc::clone(model),
-                stream: Arc::clone(&session.launcher.stream),
+                stream: Arc::clone(&stream),
                 start: session.launcher.start,
             },
             workspace: Workspace::new(
                 Planner::new(program, &allocator)?,
-                Chunks::new(model.device.clone(), Arc::clone(&session.launcher.stream)),
+                Chunks::new(model.device.clone(), stream),
             ),
             graphs: Default::default(),
             part,
@@ -146,6 +152,22 @@ impl DecodeLoop {
             received: 0,
             in_flight: Default::default(),
         }))
+    }
+
+    /// A fence behind all steps and edits so far.
+    ///
+    /// # Errors
+    /// Failures of the driver.
+    pub fn fence(&self) -> Result<Fence, CudaError> {
+        Fence::behind(&self.launcher.stream)
+    }
+
+    /// Lets the edits and steps to come wait for a fence of another stream.
+    ///
+    /// # Errors
+    /// Failures of the driver.
+    pub fn wait_behind(&self, fence: &Fence) -> Result<(), CudaError> {
+        fence.hold(&self.launcher.stream)
     }
 
     /// Steps that are on their way.
@@ -599,6 +621,16 @@ impl Drop for DecodeLoop {
         // Memory must not be freed under a running kernel; there is nobody to return an error to.
         let _ = self.launcher.stream.synchronize();
     }
+}
+
+/// A stream whose work goes before that of others.
+fn first_stream(device: &Device) -> Result<Arc<CudaStream>, CudaError> {
+    let context = device.context();
+    let stream = context.bind_to_thread().and_then(|()| {
+        let (_, first) = result::stream::get_priority_range()?;
+        context.new_stream_with_priority(first)
+    });
+    stream.during(|| "make a stream".to_owned())
 }
 
 /// Rows of the steps that so many rows are rounded up to, so that few graphs serve all: by at most a quarter.
