@@ -410,8 +410,6 @@ impl Generator {
         if let Some(cleared) = device.clear()? {
             self.executor.wait_behind(&cleared)?;
         }
-        self.encode()?;
-        self.fill_caches()?;
         if self
             .rows
             .iter()
@@ -419,20 +417,38 @@ impl Generator {
         {
             self.step(|row| !row.suits_device())?;
         }
-        let Some(device) = &mut self.device else {
-            return Ok(());
-        };
-        device.seat(&mut self.rows)?;
-        self.steps += device.run_ahead(&mut self.rows)?;
-        match device.in_flight() {
-            // Only prompts are read, and there is nothing else for the host to do.
-            0 if self.events.is_empty() => self.fills.wait_for_place(),
-            _ => {
-                let advanced = device.receive(&mut self.rows, self.events.is_empty())?;
+        self.run_ahead()?;
+        // Behind: the device has steps to go on with while the host launches these, kernel by kernel.
+        self.encode()?;
+        self.fill_caches()?;
+        if self.in_flight() == 0 {
+            self.run_ahead()?;
+        }
+        let is_silent = self.events.is_empty();
+        match &mut self.device {
+            Some(device) if device.in_flight() > 0 => {
+                let advanced = device.receive(&mut self.rows, is_silent)?;
                 self.settle(advanced);
                 Ok(())
             }
+            // There is nothing but prompts that are read.
+            _ if is_silent => self.fills.wait_for_place(),
+            _ => Ok(()),
         }
+    }
+
+    /// Gives the device's loop what it can go on with, and steps.
+    fn run_ahead(&mut self) -> Result<(), EngineError> {
+        if let Some(device) = &mut self.device {
+            device.seat(&mut self.rows)?;
+            self.steps += device.run_ahead(&mut self.rows)?;
+        }
+        Ok(())
+    }
+
+    /// Steps that are on their way on a device.
+    fn in_flight(&self) -> usize {
+        self.device.as_ref().map_or(0, DeviceRows::in_flight)
     }
 
     /// The batch of so many next tokens of rows.

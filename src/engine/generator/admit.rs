@@ -54,7 +54,9 @@ impl Generator {
             }
             _ => (None, prompt),
         };
-        let row = Row::new(ticket, prompt, source, blocks, options, self.steps);
+        // Its blocks may be those of a request that was cancelled while its prompt was read.
+        let behind = self.fills.last();
+        let row = Row::new(ticket, prompt, source, blocks, options, behind);
         self.rows.push(row);
         Ok(ticket)
     }

@@ -17,9 +17,9 @@ use crate::{
     runtime::cuda::{Behind, ChosenRows, CudaError, DecodeLoop, Entry, Fence, LoopRoom},
 };
 
-/// Steps that are on their way at most: one that runs, and enough behind it for a host that is late. A request that comes in
-/// between waits for them.
-const AHEAD: usize = 3;
+/// Steps that are on their way at most: one that runs, and one behind it for a host that is late. A request that comes in
+/// between waits for them, and its row is idle meanwhile.
+const AHEAD: usize = 2;
 /// Tokens of a sequence that there is room for at least.
 const LEAST_WIDTH: usize = 256;
 /// Tokens of a source that there is room for at least, where there are sources.

@@ -26,14 +26,13 @@ pub(super) struct Row {
     blocks: Vec<u32>,
     /// What the model reads before it writes, where it reads something.
     pub(super) source: Option<Source>,
-    /// What its tokens and its source are in the cache behind, while that may be on its way on a stream of its own.
+    /// What reads its prompt or its source on a stream of its own, and before that what may still write to its blocks there, while
+    /// that is on its way.
     pub(super) filled: Option<Arc<Fence>>,
     /// Its row in the loop of a device that decodes it, the first one of beams.
     pub(super) row: Option<usize>,
     /// New tokens that the device was asked for.
     pub(super) n_asked: usize,
-    /// How many steps the generator had taken when the request came.
-    pub(super) came_at: u64,
     /// Whether such a device can be told how it goes on ([`Choice::encode`]), and tells all that is asked.
     suits_device: bool,
     search: Option<BeamSearch>,
@@ -91,7 +90,7 @@ impl Row {
         source: Option<Source>,
         blocks: Vec<u32>,
         options: Generate,
-        came_at: u64,
+        filled: Option<Arc<Fence>>,
     ) -> Self {
         let mut row = Self {
             ticket,
@@ -100,10 +99,9 @@ impl Row {
             cached: 0,
             blocks,
             source,
-            filled: None,
+            filled,
             row: None,
             n_asked: 0,
-            came_at,
             suits_device: false,
             search: options.beams.map(BeamSearch::new),
             options,
