@@ -1129,6 +1129,110 @@ fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
 }
 
 #[test]
+fn blocks_of_cancelled_requests_are_clean_for_the_next() {
+    churn_on(DeviceChoice::Cpu, 40);
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn blocks_of_cancelled_requests_are_clean_for_the_next_on_a_device() {
+    churn_on(DeviceChoice::Cuda(0), 400);
+}
+
+/// Requests are cancelled at all points of their lives, and others get their blocks at once: what reads prompts, and steps that were on
+/// their way, may still write there on a device.
+fn churn_on(device: DeviceChoice, n: usize) {
+    const LENS: [usize; 8] = [1, 40, 3, 100, 12, 33, 1, 70];
+    let (name, description) = MODELS[2];
+    let engine = Engine::builder(description)
+        .config(file(&format!("{name}.json")))
+        .random_weights(WEIGHTS)
+        .dtype(DType::F32)
+        .invariant(true)
+        .device(device)
+        .generating()
+        .build()
+        .expect("the model loads");
+    let prompts = prompts(&LENS);
+    let options = |kind: usize| Generate {
+        rules: Rules {
+            max_new_tokens: 6 + 3 * kind,
+            ..Rules::default()
+        },
+        sampling: (kind % 2 == 1).then(Sampling::default),
+        seed: 7 + kind as u64,
+        log_probabilities: true,
+        ..Generate::default()
+    };
+    let new_generator = |kinds: &[usize]| {
+        let bytes = kinds.iter().map(|&kind| {
+            let needed = engine.cache_bytes_needed(&[LENS[kind]], &options(kind));
+            needed.expect("the engine writes")
+        });
+        let generator = engine.generator(bytes.sum());
+        generator.expect("a generator")
+    };
+    let alone: Vec<Bits> = (0..LENS.len())
+        .map(|kind| {
+            let mut generator = new_generator(&[kind]);
+            let admitted = generator.admit(request(&prompts[kind], &options(kind)));
+            let ticket = admitted.expect("there is room");
+            let mut all = BTreeMap::new();
+            while generator.is_busy() {
+                collect_bits(generator.poll().expect("a step"), &mut all);
+            }
+            all.remove(&ticket).expect("it wrote")
+        })
+        .collect();
+    // Room for a few, so that blocks have a new owner as soon as they are free.
+    let mut generator = new_generator(&[3, 7, 1]);
+    generator.prompt_tokens_per_step(23);
+    let mut chance = 1u64;
+    let mut draw = |below: u64| {
+        chance = chance
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (chance >> 33) % below
+    };
+    let mut all = BTreeMap::new();
+    let mut kinds = BTreeMap::new();
+    let (mut running, mut cancelled) = (Vec::new(), 0);
+    while kinds.len() < n {
+        let kind = draw(LENS.len() as u64) as usize;
+        match generator.admit(request(&prompts[kind], &options(kind))) {
+            Ok(ticket) => {
+                kinds.insert(ticket, kind);
+                running.push(ticket);
+            }
+            Err(AdmitError::Full { .. }) => {
+                let at = draw(running.len() as u64) as usize;
+                cancelled += usize::from(generator.cancel(running.swap_remove(at)));
+            }
+            Err(other) => panic!("{other}"),
+        }
+        for _ in 0..draw(4) {
+            collect_bits(generator.poll().expect("a step"), &mut all);
+        }
+    }
+    while generator.is_busy() {
+        collect_bits(generator.poll().expect("a step"), &mut all);
+    }
+    assert!(4 * cancelled > n, "{cancelled} of {n} were cancelled");
+    let mut whole = 0;
+    for (ticket, kind) in kinds {
+        let want = &alone[kind];
+        let Some(found) = all.get(&ticket) else {
+            continue;
+        };
+        assert!(want.0.starts_with(&found.0), "{ticket:?} of kind {kind}");
+        assert!(want.1.starts_with(&found.1), "{ticket:?} of kind {kind}");
+        whole += usize::from(found == want);
+    }
+    assert!(4 * whole > n, "{whole} of {n} were written to their end");
+    assert_eq!(generator.cache_bytes().0, 0);
+}
+
+#[test]
 #[ignore = "needs a CUDA device and NVRTC"]
 fn an_invariant_engine_writes_to_the_bit_what_it_writes_alone() {
     for (name, description) in MODELS {
