@@ -2,7 +2,7 @@
 
 use std::{ffi::c_void, sync::Arc};
 
-use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
 use super::{
     device::Device,
@@ -70,6 +70,44 @@ impl Drop for Buffer {
             // SAFETY: allocated by `new`, freed once. Freeing waits for work on the device.
             let _ = unsafe { result::free_sync(self.start) };
         }
+    }
+}
+
+/// Copies to device memory before anybody uses it, on a stream of their own: to wait for the whole device would also end the capture of
+/// a graph by another thread.
+pub(super) struct Uploads(Arc<CudaStream>);
+
+impl Uploads {
+    pub(super) fn new(device: &Device) -> Result<Self, CudaError> {
+        let stream = device.context().new_stream();
+        Ok(Self(stream.during(|| "make a stream".to_owned())?))
+    }
+
+    /// Copies to an address. Pageable memory may be written or freed again when this returns.
+    ///
+    /// # Safety
+    /// There is room for the bytes, which nothing uses before [`finish`](Self::finish).
+    pub(super) unsafe fn copy(
+        &self,
+        to: sys::CUdeviceptr,
+        bytes: &[u8],
+    ) -> Result<(), DriverError> {
+        // SAFETY: as the caller says.
+        unsafe { result::memcpy_htod_async(to, bytes, self.0.cu_stream()) }
+    }
+
+    /// Sets so many bytes from an address on to zero.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy).
+    pub(super) unsafe fn clear(&self, from: sys::CUdeviceptr, n: usize) -> Result<(), DriverError> {
+        // SAFETY: as the caller says.
+        unsafe { result::memset_d8_async(from, 0, n, self.0.cu_stream()) }
+    }
+
+    /// Waits until all has landed, for whatever stream.
+    pub(super) fn finish(self) -> Result<(), DriverError> {
+        self.0.synchronize()
     }
 }
 

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::{
     device::Device,
     error::{CudaError, During},
-    memory::Buffer,
+    memory::{Buffer, Uploads},
 };
 use crate::{
     jit::{Cubin, Target},
@@ -551,6 +551,7 @@ fn upload(
         }
     }
     let arena = Buffer::new(device, end, "the weights")?;
+    let uploads = Uploads::new(device)?;
     let wanted: Vec<(usize, u64)> = offsets
         .iter()
         .enumerate()
@@ -572,17 +573,14 @@ fn upload(
             .collect();
         for (&(index, offset), bytes) in group.iter().zip(encoded) {
             // SAFETY: the arena has room for every weight at its offset.
-            unsafe { result::memcpy_htod_sync(arena.start() + offset, &bytes?) }
+            unsafe { uploads.copy(arena.start() + offset, &bytes?) }
                 .during(|| format!("upload `{}`", program.tensors[index].name))?;
             done += 1;
             progress(done, wanted.len());
         }
     }
-    // A copy from pageable memory may return before its last bytes have landed, and sessions run on
-    // streams of their own.
-    device
-        .context()
-        .synchronize()
+    uploads
+        .finish()
         .during(|| "wait for the uploads".to_owned())?;
     let start = arena.start();
     Ok((

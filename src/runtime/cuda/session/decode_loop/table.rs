@@ -14,7 +14,7 @@ use crate::{
     plan::ALIGNMENT,
     runtime::cuda::{
         error::{CudaError, During},
-        memory::{Buffer, Pinned},
+        memory::{Buffer, Pinned, Uploads},
     },
     tensor::Extents,
 };
@@ -162,12 +162,13 @@ impl Table {
         } = room;
         let device = &launcher.model.device;
         let memory = Buffer::new(device, at.end, "the sequences of a generator")?;
+        let uploads = Uploads::new(device)?;
         // SAFETY: the memory has this size.
-        unsafe { result::memset_d8_sync(memory.start(), 0, at.end as usize) }
+        unsafe { uploads.clear(memory.start(), at.end as usize) }
             .during(|| "clear the sequences of a generator".to_owned())?;
         let upload = |offset: u64, bytes: &[u8]| {
             // SAFETY: the table has room for so many there.
-            unsafe { result::memcpy_htod_sync(memory.start() + offset, bytes) }
+            unsafe { uploads.copy(memory.start() + offset, bytes) }
                 .during(|| "upload the sequences of a generator".to_owned())
         };
         let numbers =
@@ -186,9 +187,8 @@ impl Table {
         upload(at.slot_starts, bytemuck::cast_slice(&starts))?;
         upload(at.source_starts, bytemuck::cast_slice(&source_starts))?;
         upload(at.pair_offsets, bytemuck::cast_slice(&pairs))?;
-        device
-            .context()
-            .synchronize()
+        uploads
+            .finish()
             .during(|| "wait for the sequences of a generator".to_owned())?;
         let found = Pinned::new(device, found_bytes(room))?;
         Ok(Self {
