@@ -7,15 +7,19 @@ mod common;
 
 use std::{
     collections::VecDeque,
-    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{
+        PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use common::mates;
 use gemmule::{
     AllocatorChoice, Batch, ChunkPolicy, DeviceChoice, Engine, EngineError, GraphChoice, Session,
-    engine::{Builder, DeviceName, Pending, Pipeline},
+    engine::{Builder, DeviceName, Generate, Pending, Pipeline, Request},
     program::AttentionChoice,
     runtime::{cuda::CudaError, weights::RandomWeights},
+    search::Rules,
     tensor::{DType, Extents},
 };
 use serde_json::{Value, json};
@@ -375,6 +379,66 @@ fn more_shapes_than_graphs_are_kept_give_the_same_bits_every_time() {
     let used = session.graph_use();
     assert_eq!(used.kept, 128, "{used:?}");
     assert!(used.captured > shapes.len() as u64, "{used:?}");
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
+    let _memory = some_memory();
+    let exact = builder(config(128, 512, 3, 512)).graphs(GraphChoice::Exact);
+    let engine = exact.build().expect("a device and NVRTC are there");
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (engine, ended) = (&engine, &ended);
+        // A capture for each two runs of a shape that no other run has.
+        let captures = scope.spawn(move || {
+            let mut session = engine.session().expect("a session");
+            let mut n = 0;
+            while !ended.load(Ordering::Relaxed) {
+                let lens = [1 + n % 500, 1 + n / 500];
+                let first = bits(&mut session, &lens);
+                assert_eq!(bits(&mut session, &lens), first, "{lens:?}");
+                n += 1;
+            }
+            session.graph_use().captured
+        });
+        let writes = Engine::builder("gpt2")
+            .config_value(json!({
+                "model_type": "gpt2", "n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 4096, "vocab_size": 300,
+                "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+            }))
+            .random_weights(RandomWeights { seed: 3, deviation: 0.1 })
+            .device(DeviceChoice::Cuda(0))
+            .generating()
+            .build()
+            .expect("the model loads");
+        for _ in 0..20 {
+            small_engine();
+            let mut generator = writes.generator(64 << 20).expect("a generator");
+            // Each needs a wider table than the one before.
+            for max_new_tokens in [8, 500, 1000, 2000] {
+                let options = Generate {
+                    rules: Rules {
+                        max_new_tokens,
+                        ..Rules::default()
+                    },
+                    ..Generate::default()
+                };
+                let ticket = generator.admit(Request {
+                    prompt: vec![5, 6, 7],
+                    options,
+                });
+                let ticket = ticket.expect("there is room");
+                for _ in 0..3 {
+                    generator.poll().expect("a step");
+                }
+                generator.cancel(ticket);
+            }
+        }
+        ended.store(true, Ordering::Relaxed);
+        let captured = captures.join().expect("all runs agree");
+        assert!(captured > 20, "{captured} graphs were captured meanwhile");
+    });
 }
 
 /// Whole numbers from a seed.
