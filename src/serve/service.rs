@@ -1,40 +1,38 @@
 //! Embeddings and scores: the queue between those who ask and the executor.
 
 mod lanes;
+mod queue;
+mod request;
 
 use std::{
-    collections::HashMap,
-    future::Future,
-    pin::Pin,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Condvar, Mutex,
         mpsc::{Sender, channel},
     },
-    task::{Context, Poll},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use tokio::sync::oneshot;
 
-use self::lanes::{Collect, run_launch};
+pub use self::request::Reply;
+use self::{
+    lanes::{Collect, run_launch, session_of},
+    queue::{Entry, Kept, Shared, State},
+    request::{Asked, Lead},
+};
 use super::{
     Cache, Lookup, Metrics, Recorder, Seat, ServeError, Text, Tier, Turn,
     backlog::Backlog,
-    cache::{Deep, Flights, Key, digest, key},
-    costs::full_batch,
-    tokenize::{Pool, encode},
+    cache::{Deep, Key, digest, key},
+    tokenize::Pool,
     trace::began,
 };
 use crate::{
-    AllocatorChoice, Batch, ChunkPolicy, Engine, EngineError, Session,
-    engine::{DeviceName, Encoded, LOGITS, Pending, Pipeline, TextEncoder},
+    Batch, Engine, EngineError,
+    engine::{LOGITS, Pending, Pipeline, TextEncoder},
     model::EMBEDDING,
-    runtime::batch::Limits,
-    schedule::{CostTable, Costs, Desk, Layout, Micros, Scheduler, Waiting},
-    simulate::{Event, Happened},
-    tensor::Extents,
+    schedule::{CostTable, Desk, Micros, Scheduler},
 };
 
 /// Texts of fewer bytes are tokenized where they come in, if a request has not more than [`FEW`] inputs.
@@ -69,10 +67,6 @@ pub(super) const LOST: &str = "its device was lost, and it ends";
 
 /// Batches that the executor takes: one that runs, and one behind it.
 const DEPTH: u8 = 2;
-
-/// Lengths of texts that memory is reserved for.
-const USUAL_LONGEST: u64 = 512;
-const USUAL_LENGTH: u64 = 64;
 
 /// How a service works.
 pub struct ServiceChoice {
@@ -114,125 +108,6 @@ pub struct Answer {
     pub tokens: usize,
 }
 
-/// An answer to come. Dropping it cancels the request: if it waits, it never runs.
-pub struct Reply {
-    answer: oneshot::Receiver<Result<Answer, ServeError>>,
-    ticket: Arc<Ticket>,
-    /// By which it is shared with equal requests.
-    key: Option<Key>,
-    shared: Arc<Shared>,
-    /// Whether there is nothing left to cancel.
-    is_answered: bool,
-}
-
-/// Where a request is, for those who may cancel it.
-#[derive(Default)]
-struct Ticket {
-    /// The desk's id plus one; 0 before it waits there.
-    id: AtomicU64,
-    is_cancelled: AtomicBool,
-}
-
-/// One who waits for an answer.
-struct Asked {
-    answer: oneshot::Sender<Result<Answer, ServeError>>,
-    /// The input's place in its request.
-    index: usize,
-    submit: Submit,
-    sent: Instant,
-}
-
-impl Asked {
-    /// Later than all where there is no end to it.
-    fn until(&self) -> (bool, Option<Instant>) {
-        let until = self.submit.within.and_then(|w| self.sent.checked_add(w));
-        (until.is_none(), until)
-    }
-}
-
-/// Requests that are being computed, by their tickets, with those that joined them.
-type Joined = Flights<Ticket, Asked>;
-
-/// A request on its way: who asked it, and under which key others may join it.
-struct Lead {
-    /// `None` once it is answered.
-    asked: Option<Asked>,
-    ticket: Arc<Ticket>,
-    boarded: Option<(Key, Arc<Joined>)>,
-}
-
-impl Lead {
-    fn submit(&self) -> Submit {
-        self.asked.as_ref().map(|a| a.submit).unwrap_or_default()
-    }
-
-    fn index(&self) -> usize {
-        self.asked.as_ref().map_or(0, |asked| asked.index)
-    }
-
-    /// Takes those that joined it; nobody else does after that.
-    fn land(&self) -> Vec<Asked> {
-        match &self.boarded {
-            Some((key, joined)) => joined.land(key, &self.ticket),
-            None => Vec::new(),
-        }
-    }
-}
-
-impl Drop for Lead {
-    fn drop(&mut self) {
-        // What a panic loses is lost for all, and the next one is computed.
-        if self.asked.is_some() {
-            self.land();
-        }
-    }
-}
-
-/// The cache of a model.
-struct Kept {
-    cache: Arc<Cache>,
-    model: Key,
-    joined: Arc<Joined>,
-}
-
-/// A request that waits or runs.
-struct Entry {
-    encoded: Encoded,
-    lead: Lead,
-    sent: Instant,
-}
-
-struct State {
-    desk: Desk,
-    scheduler: Box<dyn Scheduler>,
-    entries: HashMap<u64, Entry>,
-    backlog: Backlog,
-    /// Why no request is taken any more.
-    is_over: Option<&'static str>,
-    trace: Option<Recorder>,
-}
-
-impl State {
-    /// Records what happened, in the order in which the desk saw it.
-    fn record(&mut self, at: Micros, happened: impl FnOnce() -> Happened) {
-        if let Some(trace) = &mut self.trace {
-            trace.record(Event::Happened(at, happened()));
-        }
-    }
-}
-
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-    costs: CostTable,
-    queue: Duration,
-    began: Instant,
-    limits: Limits,
-    metrics: Metrics,
-    encoder: TextEncoder,
-    kept: Option<Kept>,
-}
-
 /// A batch on its way through the executor.
 struct Launched {
     pending: Result<Pending, EngineError>,
@@ -270,151 +145,6 @@ enum Weights {
     OfEntries,
     /// It has a weight for each token of a text, of which these are not counted.
     OfTokens(Arc<[u32]>),
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // What a thread that panicked left is whole: each change is a single call.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn now(&self) -> Micros {
-        Micros(self.began.elapsed().as_micros() as u64)
-    }
-
-    /// Lets an input that was tokenized wait for the executor; of so many bytes, in so long, if that was just now.
-    fn enqueue(&self, encoded: Encoded, lead: Lead, tokenized: Option<(usize, Duration)>) {
-        let Some(asked) = &lead.asked else {
-            return;
-        };
-        let (submit, sent) = (asked.submit, asked.sent);
-        let mut state = self.lock();
-        if let Some((n_bytes, took)) = tokenized {
-            state.backlog.tokenizing.add(n_bytes as f64, took);
-        }
-        if lead.ticket.is_cancelled.load(Ordering::Acquire) {
-            Metrics::count(&self.metrics.cancelled, 1);
-            return;
-        }
-        if let Some(why) = state.is_over {
-            drop(state);
-            return self.answer(lead, Err(ServeError::NotReady { why }), None);
-        }
-        let since = sent.duration_since(self.began);
-        let at = Micros(since.as_micros() as u64);
-        let within = submit.within.map(|w| state.backlog.for_batches(w));
-        let waiting = Waiting {
-            deadline: within.map(|w| at.plus(Micros(w.as_micros() as u64))),
-            class: submit.class,
-            tenant: submit.tenant,
-            // Those that wait are in the order of this, and tokenizing changes the order in which they were sent.
-            ..Waiting::new(encoded.ids.len() as u32, self.now())
-        };
-        if let Some(trace) = &mut state.trace {
-            trace.record(Event::Arrived(waiting));
-        }
-        let id = state.desk.arrive(waiting);
-        lead.ticket.id.store(id + 1, Ordering::Release);
-        state.entries.insert(
-            id,
-            Entry {
-                encoded,
-                lead,
-                sent,
-            },
-        );
-        self.count_waiting(&state);
-        // While no lane takes a batch there is nothing to decide; one that is done asks again.
-        let is_asked = state.desk.has_place();
-        drop(state);
-        if is_asked {
-            self.changed.notify_one();
-        }
-    }
-
-    /// Answers a request and those that joined it, and keeps the answer. Where it was refused for the time that it had, the one
-    /// of them that has most time takes its place. Nobody who holds the lock may call it.
-    fn answer(&self, mut lead: Lead, result: Result<Answer, ServeError>, encoded: Option<Encoded>) {
-        let Some(asked) = lead.asked.take() else {
-            return;
-        };
-        if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.boarded) {
-            match &result {
-                Ok(answer) => {
-                    // It is there before the next one asks.
-                    kept.cache.keep(*key, answer);
-                    for asked in lead.land() {
-                        let _ = asked.answer.send(Ok(answer.clone()));
-                    }
-                }
-                Err(ServeError::Deadline | ServeError::Hopeless) if encoded.is_some() => {
-                    let next = joined.promote(key, &lead.ticket, Asked::until);
-                    if let (Some(next), Some(encoded)) = (next, encoded) {
-                        let lead = Lead {
-                            asked: Some(next),
-                            ticket: Arc::clone(&lead.ticket),
-                            boarded: Some((*key, Arc::clone(joined))),
-                        };
-                        self.enqueue(encoded, lead, None);
-                    }
-                }
-                Err(error) => {
-                    for asked in lead.land() {
-                        let _ = asked.answer.send(Err(error.clone().at(asked.index)));
-                    }
-                }
-            }
-        }
-        // Who has gone needs no answer.
-        let _ = asked.answer.send(result);
-    }
-
-    /// Answers a request and those that joined it with what was kept.
-    fn answer_kept(&self, mut lead: Lead, answer: &Answer) {
-        for asked in lead.land().into_iter().chain(lead.asked.take()) {
-            let _ = asked.answer.send(Ok(answer.clone()));
-        }
-    }
-
-    /// Tokenizes an input, and lets it wait.
-    fn tokenize(&self, text: &Text, lead: Lead) {
-        if lead.ticket.is_cancelled.load(Ordering::Acquire) {
-            Metrics::count(&self.metrics.cancelled, 1);
-            return;
-        }
-        let began = Instant::now();
-        let truncate = lead.submit().truncate;
-        let encoded = |index| encode(&self.encoder, text, index, truncate, self.limits.longest);
-        let found = encoded(lead.index());
-        let took = began.elapsed();
-        self.metrics.tokenize.add(took.as_secs_f64());
-        match found {
-            Ok(found) => self.enqueue(found, lead, Some((text.bytes(), took))),
-            Err(error) => {
-                // Each is told by its own place.
-                for asked in lead.land() {
-                    let own = encoded(asked.index).err();
-                    let _ = asked.answer.send(Err(own.unwrap_or_else(|| error.clone())));
-                }
-                self.answer(lead, Err(error), None);
-            }
-        }
-    }
-
-    fn is_tokenized(&self, n_bytes: usize) {
-        let mut state = self.lock();
-        let backlog = &mut state.backlog;
-        backlog.untokenized = backlog.untokenized.saturating_sub(n_bytes);
-    }
-
-    fn count_waiting(&self, state: &State) {
-        Metrics::set(&self.metrics.queue_tokens, state.desk.tokens());
-        let n = state.desk.waiting().len() as u64;
-        Metrics::set(&self.metrics.queue_requests, n);
-        for (of, lane) in self.metrics.lanes.iter().zip(state.desk.lanes()) {
-            Metrics::set(&of.batch_bytes, lane.bytes);
-        }
-    }
 }
 
 impl Service {
@@ -473,7 +203,7 @@ impl Service {
             state: Mutex::new(State {
                 desk: Desk::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
                 scheduler: choice.scheduler,
-                entries: HashMap::new(),
+                entries: Default::default(),
                 backlog: Backlog::new(choice.tokenizers, 1 + others.len()),
                 is_over: None,
                 trace: choice.trace.map(|mut trace| {
@@ -783,115 +513,6 @@ impl Drop for Service {
         self.drain();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
-        }
-    }
-}
-
-/// A session that keeps the memory that it has taken, and has taken what usual batches need: on a CUDA device freeing and
-/// allocating wait for the batches in flight.
-fn session_of(
-    engine: &Engine,
-    costs: &CostTable,
-    batch_bytes: u64,
-) -> Result<Session, EngineError> {
-    let DeviceName::Cuda(_) = engine.device() else {
-        return engine.session();
-    };
-    let allocator = match *engine.allocator() {
-        AllocatorChoice::Chunk(policy) => AllocatorChoice::Chunk(ChunkPolicy {
-            release_after: u32::MAX,
-            keep_limit: u64::MAX,
-            ..policy
-        }),
-        other => other,
-    };
-    let mut session = engine.session_with(&allocator)?;
-    if allocator.maximum().is_some() {
-        // What is declared is what it takes, at its first batch.
-        return Ok(session);
-    }
-    let longest = engine.limits().longest.map_or(USUAL_LONGEST, u64::from);
-    let longest = longest.min(USUAL_LONGEST);
-    // Schedulers fill a bucket's tokens beyond a full batch.
-    let mut tokens = 2 * full_batch(costs);
-    loop {
-        let extents = Extents {
-            pairs: tokens * longest.min(tokens),
-            longest: longest.min(tokens),
-            batch: tokens.div_ceil(USUAL_LENGTH),
-            ..Layout::Packed.computed([tokens as u32])
-        };
-        if costs.bytes(Layout::Packed, &extents) <= batch_bytes {
-            match session.reserve(&extents) {
-                Err(error) if error.is_out_of_memory() => {
-                    tracing::warn!(
-                        "no memory was reserved for batches of {tokens} tokens: {error}"
-                    );
-                }
-                done => return done.map(|()| session),
-            }
-        }
-        tokens /= 2;
-        if tokens == 0 {
-            return Ok(session);
-        }
-    }
-}
-
-impl Future for Reply {
-    type Output = Result<Answer, ServeError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.answer).poll(context).map(|answer| {
-            self.is_answered = true;
-            answer.unwrap_or_else(|_| {
-                Err(ServeError::Internal(
-                    "the request was lost by a panic".to_owned(),
-                ))
-            })
-        })
-    }
-}
-
-impl Reply {
-    /// Waits on a thread, where there is no runtime.
-    ///
-    /// # Errors
-    /// As the future's.
-    pub fn wait(mut self) -> Result<Answer, ServeError> {
-        let (_, never) = oneshot::channel();
-        let answer = std::mem::replace(&mut self.answer, never);
-        let answer = answer.blocking_recv();
-        self.is_answered = true;
-        answer.unwrap_or_else(|_| {
-            Err(ServeError::Internal(
-                "the request was lost by a panic".to_owned(),
-            ))
-        })
-    }
-}
-
-impl Drop for Reply {
-    fn drop(&mut self) {
-        // The others who wait for the same go on.
-        let is_last = match (&self.shared.kept, &self.key) {
-            (Some(kept), Some(key)) => kept.joined.leave(key, &self.ticket),
-            _ => true,
-        };
-        if self.is_answered || !is_last {
-            return;
-        }
-        self.ticket.is_cancelled.store(true, Ordering::Release);
-        let Some(id) = self.ticket.id.load(Ordering::Acquire).checked_sub(1) else {
-            return;
-        };
-        let mut state = self.shared.lock();
-        if state.desk.cancel(id) {
-            state.entries.remove(&id);
-            let now = self.shared.now();
-            state.record(now, || Happened::Left(id));
-            Metrics::count(&self.shared.metrics.cancelled, 1);
-            self.shared.count_waiting(&state);
         }
     }
 }

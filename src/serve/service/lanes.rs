@@ -7,15 +7,72 @@ use std::{
 };
 
 use super::{
-    Answer, Entry, LOST, Launched, Launcher, SPARSE, STATES, Shared, State, Wanted, Weights,
+    Answer, LOST, Launched, Launcher, SPARSE, STATES, Wanted, Weights,
+    queue::{Entry, Shared, State},
 };
 use crate::{
-    Batch, EngineError, Outputs,
-    engine::{Encoded, Pending, Pipeline},
-    schedule::{Costs, Layout, Micros, Planned, Refusal},
-    serve::{Metrics, ServeError},
+    AllocatorChoice, Batch, ChunkPolicy, Engine, EngineError, Outputs, Session,
+    engine::{DeviceName, Encoded, Pending, Pipeline},
+    schedule::{CostTable, Costs, Layout, Micros, Planned, Refusal},
+    serve::{Metrics, ServeError, costs::full_batch},
     simulate::Happened,
+    tensor::Extents,
 };
+
+/// Lengths of texts that memory is reserved for.
+const USUAL_LONGEST: u64 = 512;
+const USUAL_LENGTH: u64 = 64;
+
+/// A session that keeps the memory that it has taken, and has taken what usual batches need: on a CUDA device freeing and
+/// allocating wait for the batches in flight.
+pub(super) fn session_of(
+    engine: &Engine,
+    costs: &CostTable,
+    batch_bytes: u64,
+) -> Result<Session, EngineError> {
+    let DeviceName::Cuda(_) = engine.device() else {
+        return engine.session();
+    };
+    let allocator = match *engine.allocator() {
+        AllocatorChoice::Chunk(policy) => AllocatorChoice::Chunk(ChunkPolicy {
+            release_after: u32::MAX,
+            keep_limit: u64::MAX,
+            ..policy
+        }),
+        other => other,
+    };
+    let mut session = engine.session_with(&allocator)?;
+    if allocator.maximum().is_some() {
+        // What is declared is what it takes, at its first batch.
+        return Ok(session);
+    }
+    let longest = engine.limits().longest.map_or(USUAL_LONGEST, u64::from);
+    let longest = longest.min(USUAL_LONGEST);
+    // Schedulers fill a bucket's tokens beyond a full batch.
+    let mut tokens = 2 * full_batch(costs);
+    loop {
+        let extents = Extents {
+            pairs: tokens * longest.min(tokens),
+            longest: longest.min(tokens),
+            batch: tokens.div_ceil(USUAL_LENGTH),
+            ..Layout::Packed.computed([tokens as u32])
+        };
+        if costs.bytes(Layout::Packed, &extents) <= batch_bytes {
+            match session.reserve(&extents) {
+                Err(error) if error.is_out_of_memory() => {
+                    tracing::warn!(
+                        "no memory was reserved for batches of {tokens} tokens: {error}"
+                    );
+                }
+                done => return done.map(|()| session),
+            }
+        }
+        tokens /= 2;
+        if tokens == 0 {
+            return Ok(session);
+        }
+    }
+}
 
 /// Asks the scheduler whenever something has changed, and gives its batches to the executor.
 pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {

@@ -1,0 +1,221 @@
+//! What the threads of a service share: the requests that wait, and how they are answered.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use super::{
+    Answer,
+    request::{Asked, Joined, Lead},
+};
+use crate::{
+    engine::{Encoded, TextEncoder},
+    runtime::batch::Limits,
+    schedule::{CostTable, Desk, Micros, Scheduler, Waiting},
+    serve::{
+        Cache, Metrics, Recorder, ServeError, Text, backlog::Backlog, cache::Key, tokenize::encode,
+    },
+    simulate::{Event, Happened},
+};
+
+/// The cache of a model.
+pub(super) struct Kept {
+    pub(super) cache: Arc<Cache>,
+    pub(super) model: Key,
+    pub(super) joined: Arc<Joined>,
+}
+
+/// A request that waits or runs.
+pub(super) struct Entry {
+    pub(super) encoded: Encoded,
+    pub(super) lead: Lead,
+    pub(super) sent: Instant,
+}
+
+pub(super) struct State {
+    pub(super) desk: Desk,
+    pub(super) scheduler: Box<dyn Scheduler>,
+    pub(super) entries: HashMap<u64, Entry>,
+    pub(super) backlog: Backlog,
+    /// Why no request is taken any more.
+    pub(super) is_over: Option<&'static str>,
+    pub(super) trace: Option<Recorder>,
+}
+
+impl State {
+    /// Records what happened, in the order in which the desk saw it.
+    pub(super) fn record(&mut self, at: Micros, happened: impl FnOnce() -> Happened) {
+        if let Some(trace) = &mut self.trace {
+            trace.record(Event::Happened(at, happened()));
+        }
+    }
+}
+
+pub(super) struct Shared {
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
+    pub(super) costs: CostTable,
+    pub(super) queue: Duration,
+    pub(super) began: Instant,
+    pub(super) limits: Limits,
+    pub(super) metrics: Metrics,
+    pub(super) encoder: TextEncoder,
+    pub(super) kept: Option<Kept>,
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // What a thread that panicked left is whole: each change is a single call.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn now(&self) -> Micros {
+        Micros(self.began.elapsed().as_micros() as u64)
+    }
+
+    /// Lets an input that was tokenized wait for the executor; of so many bytes, in so long, if that was just now.
+    pub(super) fn enqueue(
+        &self,
+        encoded: Encoded,
+        lead: Lead,
+        tokenized: Option<(usize, Duration)>,
+    ) {
+        let Some(asked) = &lead.asked else {
+            return;
+        };
+        let (submit, sent) = (asked.submit, asked.sent);
+        let mut state = self.lock();
+        if let Some((n_bytes, took)) = tokenized {
+            state.backlog.tokenizing.add(n_bytes as f64, took);
+        }
+        if lead.ticket.is_cancelled.load(Ordering::Acquire) {
+            Metrics::count(&self.metrics.cancelled, 1);
+            return;
+        }
+        if let Some(why) = state.is_over {
+            drop(state);
+            return self.answer(lead, Err(ServeError::NotReady { why }), None);
+        }
+        let since = sent.duration_since(self.began);
+        let at = Micros(since.as_micros() as u64);
+        let within = submit.within.map(|w| state.backlog.for_batches(w));
+        let waiting = Waiting {
+            deadline: within.map(|w| at.plus(Micros(w.as_micros() as u64))),
+            class: submit.class,
+            tenant: submit.tenant,
+            // Those that wait are in the order of this, and tokenizing changes the order in which they were sent.
+            ..Waiting::new(encoded.ids.len() as u32, self.now())
+        };
+        if let Some(trace) = &mut state.trace {
+            trace.record(Event::Arrived(waiting));
+        }
+        let id = state.desk.arrive(waiting);
+        lead.ticket.id.store(id + 1, Ordering::Release);
+        state.entries.insert(
+            id,
+            Entry {
+                encoded,
+                lead,
+                sent,
+            },
+        );
+        self.count_waiting(&state);
+        // While no lane takes a batch there is nothing to decide; one that is done asks again.
+        let is_asked = state.desk.has_place();
+        drop(state);
+        if is_asked {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Answers a request and those that joined it, and keeps the answer. Where it was refused for the time that it had, the one
+    /// of them that has most time takes its place. Nobody who holds the lock may call it.
+    pub(super) fn answer(
+        &self,
+        mut lead: Lead,
+        result: Result<Answer, ServeError>,
+        encoded: Option<Encoded>,
+    ) {
+        let Some(asked) = lead.asked.take() else {
+            return;
+        };
+        if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.boarded) {
+            match &result {
+                Ok(answer) => {
+                    // It is there before the next one asks.
+                    kept.cache.keep(*key, answer);
+                    for asked in lead.land() {
+                        let _ = asked.answer.send(Ok(answer.clone()));
+                    }
+                }
+                Err(ServeError::Deadline | ServeError::Hopeless) if encoded.is_some() => {
+                    let next = joined.promote(key, &lead.ticket, Asked::until);
+                    if let (Some(next), Some(encoded)) = (next, encoded) {
+                        let lead = Lead {
+                            asked: Some(next),
+                            ticket: Arc::clone(&lead.ticket),
+                            boarded: Some((*key, Arc::clone(joined))),
+                        };
+                        self.enqueue(encoded, lead, None);
+                    }
+                }
+                Err(error) => {
+                    for asked in lead.land() {
+                        let _ = asked.answer.send(Err(error.clone().at(asked.index)));
+                    }
+                }
+            }
+        }
+        // Who has gone needs no answer.
+        let _ = asked.answer.send(result);
+    }
+
+    /// Answers a request and those that joined it with what was kept.
+    pub(super) fn answer_kept(&self, mut lead: Lead, answer: &Answer) {
+        for asked in lead.land().into_iter().chain(lead.asked.take()) {
+            let _ = asked.answer.send(Ok(answer.clone()));
+        }
+    }
+
+    /// Tokenizes an input, and lets it wait.
+    pub(super) fn tokenize(&self, text: &Text, lead: Lead) {
+        if lead.ticket.is_cancelled.load(Ordering::Acquire) {
+            Metrics::count(&self.metrics.cancelled, 1);
+            return;
+        }
+        let began = Instant::now();
+        let truncate = lead.submit().truncate;
+        let encoded = |index| encode(&self.encoder, text, index, truncate, self.limits.longest);
+        let found = encoded(lead.index());
+        let took = began.elapsed();
+        self.metrics.tokenize.add(took.as_secs_f64());
+        match found {
+            Ok(found) => self.enqueue(found, lead, Some((text.bytes(), took))),
+            Err(error) => {
+                // Each is told by its own place.
+                for asked in lead.land() {
+                    let own = encoded(asked.index).err();
+                    let _ = asked.answer.send(Err(own.unwrap_or_else(|| error.clone())));
+                }
+                self.answer(lead, Err(error), None);
+            }
+        }
+    }
+
+    pub(super) fn is_tokenized(&self, n_bytes: usize) {
+        let mut state = self.lock();
+        let backlog = &mut state.backlog;
+        backlog.untokenized = backlog.untokenized.saturating_sub(n_bytes);
+    }
+
+    pub(super) fn count_waiting(&self, state: &State) {
+        Metrics::set(&self.metrics.queue_tokens, state.desk.tokens());
+        let n = state.desk.waiting().len() as u64;
+        Metrics::set(&self.metrics.queue_requests, n);
+        for (of, lane) in self.metrics.lanes.iter().zip(state.desk.lanes()) {
+            Metrics::set(&of.batch_bytes, lane.bytes);
+        }
+    }
+}

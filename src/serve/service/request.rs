@@ -1,0 +1,155 @@
+//! Requests of a service: who asks, who joins them, and the answer to come.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use tokio::sync::oneshot;
+
+use super::{Answer, Submit, queue::Shared};
+use crate::{
+    serve::{
+        Metrics, ServeError,
+        cache::{Flights, Key},
+    },
+    simulate::Happened,
+};
+
+/// An answer to come. Dropping it cancels the request: if it waits, it never runs.
+pub struct Reply {
+    pub(super) answer: oneshot::Receiver<Result<Answer, ServeError>>,
+    pub(super) ticket: Arc<Ticket>,
+    /// By which it is shared with equal requests.
+    pub(super) key: Option<Key>,
+    pub(super) shared: Arc<Shared>,
+    /// Whether there is nothing left to cancel.
+    pub(super) is_answered: bool,
+}
+
+/// Where a request is, for those who may cancel it.
+#[derive(Default)]
+pub(super) struct Ticket {
+    /// The desk's id plus one; 0 before it waits there.
+    pub(super) id: AtomicU64,
+    pub(super) is_cancelled: AtomicBool,
+}
+
+/// One who waits for an answer.
+pub(super) struct Asked {
+    pub(super) answer: oneshot::Sender<Result<Answer, ServeError>>,
+    /// The input's place in its request.
+    pub(super) index: usize,
+    pub(super) submit: Submit,
+    pub(super) sent: Instant,
+}
+
+impl Asked {
+    /// Later than all where there is no end to it.
+    pub(super) fn until(&self) -> (bool, Option<Instant>) {
+        let until = self.submit.within.and_then(|w| self.sent.checked_add(w));
+        (until.is_none(), until)
+    }
+}
+
+/// Requests that are being computed, by their tickets, with those that joined them.
+pub(super) type Joined = Flights<Ticket, Asked>;
+
+/// A request on its way: who asked it, and under which key others may join it.
+pub(super) struct Lead {
+    /// `None` once it is answered.
+    pub(super) asked: Option<Asked>,
+    pub(super) ticket: Arc<Ticket>,
+    pub(super) boarded: Option<(Key, Arc<Joined>)>,
+}
+
+impl Lead {
+    pub(super) fn submit(&self) -> Submit {
+        self.asked.as_ref().map(|a| a.submit).unwrap_or_default()
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.asked.as_ref().map_or(0, |asked| asked.index)
+    }
+
+    /// Takes those that joined it; nobody else does after that.
+    pub(super) fn land(&self) -> Vec<Asked> {
+        match &self.boarded {
+            Some((key, joined)) => joined.land(key, &self.ticket),
+            None => Vec::new(),
+        }
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        // What a panic loses is lost for all, and the next one is computed.
+        if self.asked.is_some() {
+            self.land();
+        }
+    }
+}
+
+impl Future for Reply {
+    type Output = Result<Answer, ServeError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.answer).poll(context).map(|answer| {
+            self.is_answered = true;
+            answer.unwrap_or_else(|_| {
+                Err(ServeError::Internal(
+                    "the request was lost by a panic".to_owned(),
+                ))
+            })
+        })
+    }
+}
+
+impl Reply {
+    /// Waits on a thread, where there is no runtime.
+    ///
+    /// # Errors
+    /// As the future's.
+    pub fn wait(mut self) -> Result<Answer, ServeError> {
+        let (_, never) = oneshot::channel();
+        let answer = std::mem::replace(&mut self.answer, never);
+        let answer = answer.blocking_recv();
+        self.is_answered = true;
+        answer.unwrap_or_else(|_| {
+            Err(ServeError::Internal(
+                "the request was lost by a panic".to_owned(),
+            ))
+        })
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        // The others who wait for the same go on.
+        let is_last = match (&self.shared.kept, &self.key) {
+            (Some(kept), Some(key)) => kept.joined.leave(key, &self.ticket),
+            _ => true,
+        };
+        if self.is_answered || !is_last {
+            return;
+        }
+        self.ticket.is_cancelled.store(true, Ordering::Release);
+        let Some(id) = self.ticket.id.load(Ordering::Acquire).checked_sub(1) else {
+            return;
+        };
+        let mut state = self.shared.lock();
+        if state.desk.cancel(id) {
+            state.entries.remove(&id);
+            let now = self.shared.now();
+            state.record(now, || Happened::Left(id));
+            Metrics::count(&self.shared.metrics.cancelled, 1);
+            self.shared.count_waiting(&state);
+        }
+    }
+}
