@@ -1,14 +1,14 @@
 //! Writing on from prompts: one thread steps the generator, and requests join and leave between steps.
 
 mod line;
+mod running;
 mod texts;
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel},
+        mpsc::{Sender, channel},
     },
     task::{Context, Poll},
     thread::JoinHandle,
@@ -17,26 +17,16 @@ use std::{
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use self::{
-    line::Line,
-    texts::{News, Texts},
-};
-use super::{Metrics, Seat, ServeError, Submit, backlog::Pace, service::LOST};
+use self::{running::Running, texts::Texts};
+use super::{Metrics, Seat, ServeError, Submit, service::LOST};
 use crate::{
     Engine, EngineError,
-    engine::{
-        AdmitError, ChatTemplate, Event, Generate, Generator, Message, Request, TextEncoder,
-        Ticket, Tool, generation_config,
-    },
-    schedule::Micros,
+    engine::{ChatTemplate, Generate, Message, Request, TextEncoder, Tool, generation_config},
     search::Sampling,
 };
 
 /// Texts that wait at most; who asks for one more is told to come again.
 const MOST_WAITING: u64 = 1024;
-
-/// What a token counts in the pace of those that are written of those that are asked for, which is so of the last twenty thousand.
-const TOKEN: f64 = 1e-5;
 
 /// What is asked of a writer.
 #[derive(Clone, Debug, Default)]
@@ -174,17 +164,6 @@ impl Job {
     }
 }
 
-/// A request that runs.
-struct Row {
-    until: Option<Instant>,
-    /// New tokens that were asked for, and those that there are.
-    tokens: [u64; 2],
-    /// The thread that makes its text.
-    thread: usize,
-    /// Nobody reads on, or a stop was found.
-    is_over: Arc<AtomicBool>,
-}
-
 impl Writer {
     /// Starts a model that was built for writing, with `cache_bytes` for the keys and values of what runs at once, the time that
     /// texts may wait, and its place among the models of its device, if there are others.
@@ -222,18 +201,7 @@ impl Writer {
             is_lost: AtomicBool::new(false),
             token_nanos: AtomicU64::new(0),
         });
-        let writing = Running {
-            generator,
-            texts,
-            shared: Arc::clone(&shared),
-            rows: HashMap::new(),
-            line: Line::default(),
-            full_at: None,
-            seat,
-            step: Micros(1_000),
-            tokens: Pace::of(1e-3),
-            written: Pace::of(1.0),
-        };
+        let writing = Running::new(generator, texts, Arc::clone(&shared), seat);
         let thread = std::thread::Builder::new().name("write".to_owned());
         let thread = thread.spawn(move || writing.run(&come));
         let thread = thread.map_err(|e| EngineError::Threads {
@@ -427,202 +395,6 @@ impl Drop for Writer {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-    }
-}
-
-/// The thread's side.
-struct Running {
-    generator: Generator,
-    texts: Texts,
-    shared: Arc<Shared>,
-    rows: HashMap<Ticket, Row>,
-    line: Line,
-    /// Bytes of the cache that were held when there was no room for the first in the line.
-    full_at: Option<u64>,
-    seat: Option<Seat>,
-    /// What the last step took.
-    step: Micros,
-    /// Seconds of a step for each of its tokens, which it writes together.
-    tokens: Pace,
-    /// Tokens that were written, for one that was asked for.
-    written: Pace,
-}
-
-impl Running {
-    fn run(mut self, come: &Receiver<Job>) {
-        loop {
-            if !self.take_in(come) {
-                return;
-            }
-            self.give_up();
-            self.texts.send();
-            if !self.generator.is_busy() {
-                continue;
-            }
-            let turn = self.seat.as_ref().map(|seat| seat.take(self.step));
-            let began = Instant::now();
-            let polled = self.generator.poll();
-            let took = began.elapsed();
-            self.step = Micros(took.as_micros() as u64);
-            drop(turn);
-            match polled {
-                Ok(events) => self.note(events, took),
-                Err(error) => self.fail(error),
-            }
-            self.texts.send();
-        }
-    }
-
-    /// Takes in what has come, and admits what has room, in the order of the line. `false` when nobody can ask any more and all
-    /// is written.
-    fn take_in(&mut self, come: &Receiver<Job>) -> bool {
-        loop {
-            let is_idle = self.rows.is_empty() && !self.generator.is_busy() && self.line.is_empty();
-            let job = match is_idle {
-                true => match come.recv_timeout(Duration::from_secs(3600)) {
-                    Ok(job) => job,
-                    Err(RecvTimeoutError::Timeout) => continue,
-                    Err(RecvTimeoutError::Disconnected) => return false,
-                },
-                false => match come.try_recv() {
-                    Ok(job) => job,
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                },
-            };
-            self.line.add(job);
-            self.full_at = None;
-        }
-        let now = Instant::now();
-        for job in self
-            .line
-            .take_out(|job| job.is_over.load(Ordering::Acquire))
-        {
-            Metrics::count(&self.shared.metrics.cancelled, 1);
-            self.shared.waits_no_more(&job);
-        }
-        for job in self.line.take_out(|job| job.is_late(now)) {
-            Metrics::count(&self.shared.metrics.expired, 1);
-            self.refuse(job, ServeError::Deadline);
-        }
-        while self.full_at != Some(self.generator.cache_bytes().0)
-            && let Some(at) = self.line.next()
-        {
-            match self.generator.has_room(&self.line.get(at).request) {
-                Err(AdmitError::Full { .. }) => {
-                    self.full_at = Some(self.generator.cache_bytes().0);
-                }
-                Err(error) => {
-                    let job = self.line.take(at);
-                    self.refuse(job, error.into());
-                }
-                Ok(()) => {
-                    let job = self.line.take(at);
-                    self.admit(job);
-                }
-            }
-        }
-        true
-    }
-
-    fn admit(&mut self, job: Job) {
-        match self.generator.admit(job.request.clone()) {
-            Ok(ticket) => {
-                self.shared.waits_no_more(&job);
-                let row = Row {
-                    until: job.until,
-                    tokens: [job.tokens(), 0],
-                    is_over: Arc::clone(&job.is_over),
-                    thread: self.texts.begin(ticket, job),
-                };
-                self.rows.insert(ticket, row);
-            }
-            Err(error) => self.refuse(job, error.into()),
-        }
-    }
-
-    fn refuse(&self, job: Job, error: ServeError) {
-        self.shared.waits_no_more(&job);
-        let _ = job.pieces.send(Err(error));
-    }
-
-    /// Ends texts that nobody reads, and those whose time is over.
-    fn give_up(&mut self) {
-        let now = Instant::now();
-        let gone = self.rows.iter().filter_map(|(&ticket, row)| {
-            match row.until.is_some_and(|until| until <= now) {
-                true => Some((ticket, News::Failed(ticket, ServeError::Deadline))),
-                false => row
-                    .is_over
-                    .load(Ordering::Acquire)
-                    .then_some((ticket, News::Gone(ticket))),
-            }
-        });
-        for (ticket, news) in gone.collect::<Vec<_>>() {
-            self.generator.cancel(ticket);
-            if let Some(row) = self.rows.remove(&ticket) {
-                self.texts.tell(row.thread, news);
-            }
-        }
-    }
-
-    /// Passes on what a step gave, and notes how fast it was.
-    fn note(&mut self, events: Vec<Event>, took: Duration) {
-        let n = events.iter();
-        let n = n
-            .filter(|event| matches!(event, Event::Token { .. }))
-            .count();
-        if n > 0 {
-            self.tokens.add(n as f64, took);
-        }
-        events.into_iter().for_each(|event| self.tell(event));
-        if let Some(lane) = self.shared.metrics.lanes.first() {
-            Metrics::set(&lane.cache_bytes, self.generator.cache_bytes().0);
-        }
-        if n > 0 {
-            let seconds = self.tokens.seconds(self.written.seconds(1.0));
-            let nanos = (seconds * 1e9) as u64;
-            self.shared.token_nanos.store(nanos, Ordering::Relaxed);
-        }
-    }
-
-    /// A step failed, which was of all that run.
-    fn fail(&mut self, error: EngineError) {
-        let is_lost = error.is_device_lost();
-        let told = match is_lost {
-            true => ServeError::NotReady { why: LOST },
-            false => ServeError::Engine(Arc::new(error)),
-        };
-        for (ticket, row) in std::mem::take(&mut self.rows) {
-            self.generator.cancel(ticket);
-            self.texts
-                .tell(row.thread, News::Failed(ticket, told.clone()));
-        }
-        if is_lost {
-            self.shared.is_lost.store(true, Ordering::Release);
-            for job in self.line.take_out(|_| true) {
-                self.refuse(job, told.clone());
-            }
-        }
-    }
-
-    /// Passes on what the generator says of a request.
-    fn tell(&mut self, event: Event) {
-        let ticket = event.ticket();
-        let ends = matches!(event, Event::Done { .. } | Event::Failed { .. });
-        let thread = match ends {
-            true => self.rows.remove(&ticket).map(|row| {
-                let [asked, written] = row.tokens.map(|n| n as f64 * TOKEN);
-                self.written.add(asked, Duration::from_secs_f64(written));
-                row.thread
-            }),
-            false => self.rows.get_mut(&ticket).map(|row| {
-                row.tokens[1] += u64::from(matches!(event, Event::Token { .. }));
-                row.thread
-            }),
-        };
-        if let Some(thread) = thread {
-            self.texts.tell(thread, News::Event(event));
         }
     }
 }
