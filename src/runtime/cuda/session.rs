@@ -5,11 +5,7 @@ mod slot;
 mod staging;
 mod timing;
 
-use std::{
-    cell::Cell,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, result};
 
@@ -19,14 +15,13 @@ use launcher::{Bound, Launcher};
 pub use slot::CudaTicket;
 use slot::{Piece, Slot};
 use staging::BatchData;
-pub use timing::Part;
+pub use timing::{Part, Timing};
 
 use super::{
     error::{CudaError, During},
     graphs::{Graphs, Key, Site, THREAD, capture},
     memory::{Buffer, Chunks},
     model::{CudaModel, Start},
-    watch::Watch,
 };
 use crate::{
     kernels::{KernelSpec, upload::Upload},
@@ -80,34 +75,6 @@ impl CudaCache {
         let memory = Buffer::new(&model.device, bytes, "the KV cache")?;
         Ok(Self { memory, blocks })
     }
-}
-
-/// Times of several runs.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Timing {
-    /// Milliseconds between CUDA events around each run.
-    pub ms: Vec<f32>,
-    /// Microseconds of the host for each run: from planning to the last launch enqueued, and the capture of a
-    /// graph where one was made; empty where the host was not timed.
-    pub host_us: Vec<f32>,
-}
-
-impl Timing {
-    /// The median, or NaN without runs.
-    pub fn median(&self) -> f32 {
-        median(&self.ms)
-    }
-
-    /// The median of the host's share, where it is known.
-    pub fn host_median(&self) -> Option<f32> {
-        (!self.host_us.is_empty()).then(|| median(&self.host_us))
-    }
-}
-
-fn median(of: &[f32]) -> f32 {
-    let mut sorted = of.to_vec();
-    sorted.sort_by(f32::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f32::NAN)
 }
 
 /// A batch that is ready to launch: plan, addresses, extents.
@@ -296,46 +263,6 @@ impl CudaSession {
         self.download(ready, pieces, bytes)?;
         note(1)?;
         Ok(enqueued)
-    }
-
-    /// Times `runs` runs from ids to outputs, after `warm_up` untimed ones. The upload of the ids is inside the
-    /// timed region; the outputs stay on the device.
-    pub fn time(
-        &mut self,
-        batch: &Batch,
-        warm_up: usize,
-        runs: usize,
-    ) -> Result<Timing, CudaError> {
-        let watch = Watch::new(&self.launcher.model.device, &self.launcher.stream)?;
-        let mut timing = Timing::default();
-        for i in 0..warm_up + runs {
-            let host = Cell::new(Duration::ZERO);
-            let clocked = |began: Instant| host.set(host.get() + began.elapsed());
-            let began = Instant::now();
-            let ready = self.prepare(batch, 0)?;
-            clocked(began);
-            let ms = watch.lap_beside(
-                self,
-                |session| {
-                    let began = Instant::now();
-                    let enqueued = session.enqueue(&ready, batch)?;
-                    clocked(began);
-                    Ok(enqueued)
-                },
-                |session, enqueued| {
-                    let began = Instant::now();
-                    session.learn(&ready, enqueued)?;
-                    clocked(began);
-                    Ok(())
-                },
-            )?;
-            self.slots[ready.slot].staging.uploaded();
-            if i >= warm_up {
-                timing.ms.push(ms);
-                timing.host_us.push(host.get().as_secs_f32() * 1e6);
-            }
-        }
-        Ok(timing)
     }
 
     pub fn program(&self) -> &Program {

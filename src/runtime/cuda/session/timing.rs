@@ -1,8 +1,13 @@
-//! Times parts of a run with CUDA events.
+//! Times runs and parts of them with CUDA events.
+
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
 
 use cudarc::driver::sys;
 
-use super::{CudaCache, CudaSession, CudaTicket, Timing};
+use super::{CudaCache, CudaSession, CudaTicket};
 use crate::{
     kernels::KernelSpec,
     runtime::{
@@ -18,7 +23,75 @@ use crate::{
 /// Says whether a part of a run holds a kernel.
 pub type Part<'a> = &'a dyn Fn(&KernelSpec) -> bool;
 
+/// Times of several runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timing {
+    /// Milliseconds between CUDA events around each run.
+    pub ms: Vec<f32>,
+    /// Microseconds of the host for each run: from planning to the last launch enqueued, and the capture of a
+    /// graph where one was made; empty where the host was not timed.
+    pub host_us: Vec<f32>,
+}
+
+impl Timing {
+    /// The median, or NaN without runs.
+    pub fn median(&self) -> f32 {
+        median(&self.ms)
+    }
+
+    /// The median of the host's share, where it is known.
+    pub fn host_median(&self) -> Option<f32> {
+        (!self.host_us.is_empty()).then(|| median(&self.host_us))
+    }
+}
+
+fn median(of: &[f32]) -> f32 {
+    let mut sorted = of.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f32::NAN)
+}
+
 impl CudaSession {
+    /// Times `runs` runs from ids to outputs, after `warm_up` untimed ones. The upload of the ids is inside the
+    /// timed region; the outputs stay on the device.
+    pub fn time(
+        &mut self,
+        batch: &Batch,
+        warm_up: usize,
+        runs: usize,
+    ) -> Result<Timing, CudaError> {
+        let watch = Watch::new(&self.launcher.model.device, &self.launcher.stream)?;
+        let mut timing = Timing::default();
+        for i in 0..warm_up + runs {
+            let host = Cell::new(Duration::ZERO);
+            let clocked = |began: Instant| host.set(host.get() + began.elapsed());
+            let began = Instant::now();
+            let ready = self.prepare(batch, 0)?;
+            clocked(began);
+            let ms = watch.lap_beside(
+                self,
+                |session| {
+                    let began = Instant::now();
+                    let enqueued = session.enqueue(&ready, batch)?;
+                    clocked(began);
+                    Ok(enqueued)
+                },
+                |session, enqueued| {
+                    let began = Instant::now();
+                    session.learn(&ready, enqueued)?;
+                    clocked(began);
+                    Ok(())
+                },
+            )?;
+            self.slots[ready.slot].staging.uploaded();
+            if i >= warm_up {
+                timing.ms.push(ms);
+                timing.host_us.push(host.get().as_secs_f32() * 1e6);
+            }
+        }
+        Ok(timing)
+    }
+
     /// Microseconds for which the device has nothing to do between two batches, for each of `runs` pairs of neighbours that are
     /// submitted one behind the other, two at a time, after `warm_up` that are not counted. By CUDA events around each run,
     /// between which lie the upload of its ids and the copy of its results.
