@@ -124,11 +124,11 @@ impl DeviceRows {
                 self.must_reseat = true;
                 break;
             }
-            self.rows.resize(self.rows.len().max(first + n), None);
-            self.rows[first..first + n].fill(Some(sequence.ticket));
             if let Some(filled) = sequence.filled.take() {
                 self.decode.wait_behind(&filled)?;
             }
+            self.rows.resize(self.rows.len().max(first + n), None);
+            self.rows[first..first + n].fill(Some(sequence.ticket));
             sequence.take_row(first);
             let search = sequence.beams().map(BeamStep::start);
             let slots = (0..n).map(|lane| sequence.all_slots(lane)).collect();

@@ -213,6 +213,9 @@ impl CudaSession {
     }
 
     /// Lets the runs to come wait for a fence of another stream.
+    ///
+    /// # Errors
+    /// Failures of the driver.
     pub fn wait_behind(&self, fence: &Fence) -> Result<(), CudaError> {
         fence.hold(&self.launcher.stream)
     }
