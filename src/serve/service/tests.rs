@@ -1,11 +1,13 @@
 //! What a service answers on a CPU, and what becomes of batches that fail.
 
+use std::sync::atomic::Ordering;
+
 use super::{lanes::RECOVERS, *};
 use crate::{
     DeviceChoice,
     engine::{Input, Prompt},
     runtime::cpu::CpuError,
-    schedule::{Settings, scheduler},
+    schedule::{Settings, Waiting, scheduler},
 };
 
 /// A service of a small model on the CPU.
