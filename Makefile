@@ -71,6 +71,8 @@ lint: $(STAMP)
 	tree=$$(cargo tree --locked --package gemmule --no-default-features --edges normal --prefix none) && ! echo "$$tree" | grep -E '^(tokio|hyper)'
 	cargo check --locked --package gemmule --no-default-features
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
+	@# Fuzz targets have a workspace of their own, which nothing else here builds: its lock file must not fall behind.
+	cargo metadata --locked --manifest-path fuzz/Cargo.toml --format-version 1 >/dev/null
 
 bench-load: $(STAMP)
 	cargo build --release --locked --bin gemmule
