@@ -269,6 +269,13 @@ def able(names, command):
     return [name for name in names if name not in lacking]
 
 
+def keep(file, **found):
+    """After each round, so that a run that is cut off keeps those that it had."""
+    if file:
+        with open(file, "w") as out:
+            json.dump(found, out, indent=1)
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("gemmule")
@@ -276,7 +283,8 @@ def main():
     ap.add_argument("--rounds", type=int, default=10)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--only", help="contenders, with commas", default=",".join(["gemmule", "gemmule bf16", "gemmule int8", *PEERS]))
-    ap.add_argument("--json", help="write every round's times here")
+    ap.add_argument("--json", help="write every round's times here, and the settings")
+    ap.add_argument("--settings-of", nargs="+", default=[], metavar="FILE", help="take peers' settings from what --json wrote before, and find those of the others")
     for hidden in ("child", "folder", "out", "settings"):
         ap.add_argument("--" + hidden, help=argparse.SUPPRESS)
     ap.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
@@ -300,7 +308,9 @@ def main():
         able_ours = able([n for n in only if n in ours], lambda name: ours_command(name, one))
         only = [n for n in only if n not in ours or n in able_ours]
         settings, vectors = {}, {}
-        for name in [n for n in PEERS if n in only]:
+        for file in a.settings_of:
+            settings |= json.load(open(file))["settings"]
+        for name in [n for n in PEERS if n in only and n not in settings]:
             spawned(peer_command(name, ["--out", out]))
             found = json.load(open(out))
             settings[name] = {work: row["setting"] for work, row in found.items()}
@@ -311,18 +321,18 @@ def main():
             times = {}
             for name in only:
                 if name in ours:
-                    spawned(ours_command(name, ["--warm-up", "3", "--runs", "15", "--json", out]))
+                    spawned(ours_command(name, ["--warm-up", "3", "--runs", "9", "--json", out]))
                     times[name] = {row["set"]: row["ms"] for row in json.load(open(out))}
                 else:
                     spawned(peer_command(name, ["--out", out, "--settings", json.dumps(settings[name])]))
                     times[name] = {work: row["ms"] for work, row in json.load(open(out)).items()}
             rounds.append(times)
+            keep(a.json, rounds=rounds, settings=settings)
         first = {}
         for name in only:
             runs = [spawned(ours_command(name, one) if name in ours else peer_command(name, ["--first"])) for _ in range(3)]
             first[name] = (min(t for t, _ in runs), max(m for _, m in runs))
-    if a.json:
-        json.dump({"rounds": rounds, "settings": settings, "first": first}, open(a.json, "w"), indent=1)
+    keep(a.json, rounds=rounds, settings=settings, first=first)
     if "PyTorch" in vectors:
         for name, of in vectors.items():
             least = min(float((of[w] * vectors["PyTorch"][w]).sum(-1).min()) for w in WORKS)

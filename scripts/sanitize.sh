@@ -7,8 +7,11 @@
 #
 # PROCESSES (15) is how many run on a GPU, LOGS (a new folder) where their logs go.
 set -u
-only=""
-if [ "${1:-}" = --changed ]; then only=--changed; shift; fi
+only="" exemplars=""
+case "${1:-}" in
+  --changed) only=--changed; shift ;;
+  --exemplars) exemplars=$(cd "$(dirname "$0")/../snapshots/cuda" && ls -- *.snap); shift ;;
+esac
 tools=${*:-racecheck memcheck}
 export GEMMULE=${GEMMULE:-target/release/gemmule} LOGS=${LOGS:-$(mktemp -d)} RAYON_NUM_THREADS=1
 export SANITIZER=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
@@ -16,7 +19,27 @@ export GPUS; GPUS=$(nvidia-smi -L | wc -l)
 # Their GEMMs are so large that racecheck takes seconds for one token.
 vocabularies="n30522_ n50265_ n50257_ n32000_ n128256_ n151936_"
 
+# Tasks of exemplars, twelve kernels each, as a process takes seconds to start.
+tasks_of_exemplars() {
+  local tool number=0 kind group most
+  for tool in $tools; do
+    for kind in persistent vocabulary other; do
+      case $kind in persistent) most=400 ;; vocabulary) most=1 ;; other) most=70 ;; esac
+      while read -r group; do
+        [ -z "$group" ] || echo "$((number++)) $tool --most-tokens $most$(printf ' --only %s' $group)"
+      done < <(for symbol in $exemplars; do
+        case $symbol in
+          *_persistent*) [ $kind = persistent ] ;;
+          *n30522_* | *n50265_* | *n50257_* | *n32000_* | *n128256_* | *n151936_*) [ $kind = vocabulary ] ;;
+          *) [ $kind = other ] ;;
+        esac && echo "${symbol%.snap}"
+      done | xargs -n 12)
+    done
+  done
+}
+
 tasks() {
+  [ -z "$exemplars" ] || { tasks_of_exemplars; return; }
   local tool number=0 vocabulary part skip=""
   for vocabulary in $vocabularies; do skip="$skip --skip $vocabulary"; done
   for tool in $tools; do

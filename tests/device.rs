@@ -387,10 +387,18 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
     let _memory = some_memory();
     let exact = builder(config(128, 512, 3, 512)).graphs(GraphChoice::Exact);
     let engine = exact.build().expect("a device and NVRTC are there");
+    /// Sets what it has, also when a panic drops it: otherwise the other thread would go on for ever.
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (engine, ended) = (&engine, &ended);
-        // A capture for each two runs of a shape that no other run has.
+        let ends = Ends(ended);
+        // Nearly every shape is new, and captured at its second run.
         let captures = scope.spawn(move || {
             let mut session = engine.session().expect("a session");
             let mut n = 0;
@@ -435,7 +443,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
                 generator.cancel(ticket);
             }
         }
-        ended.store(true, Ordering::Relaxed);
+        drop(ends);
         let captured = captures.join().expect("all runs agree");
         assert!(captured > 20, "{captured} graphs were captured meanwhile");
     });

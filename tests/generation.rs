@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use gemmule::{
     AttentionChoice, Batch, DType, DeviceChoice, Engine,
-    engine::{AdmitError, Event, Failure, Generate, Generator, Reason, Stop, Ticket},
+    engine::{AdmitError, Event, Failure, Generate, Generator, Reason, Request, Stop, Ticket},
     runtime::weights::RandomWeights,
     search::{Beams, EarlyStopping, Rules, Sampling},
 };
@@ -1055,6 +1055,20 @@ fn collect_bits(events: Vec<Event>, into: &mut BTreeMap<Ticket, Bits>) {
     }
 }
 
+fn drain_bits(generator: &mut Generator, into: &mut BTreeMap<Ticket, Bits>) {
+    while generator.is_busy() {
+        collect_bits(generator.poll().expect("a step"), into);
+    }
+}
+
+/// What a generator that does nothing else writes.
+fn written_alone(mut generator: Generator, request: &Request) -> Bits {
+    let ticket = generator.admit(request.clone()).expect("there is room");
+    let mut all = BTreeMap::new();
+    drain_bits(&mut generator, &mut all);
+    all.remove(&ticket).expect("it wrote")
+}
+
 #[test]
 fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
     for (name, description) in [MODELS[0], MODELS[2], MODELS[4]] {
@@ -1092,16 +1106,7 @@ fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
         let alone: Vec<Bits> = prompts
             .iter()
             .enumerate()
-            .map(|(i, prompt)| {
-                let mut generator = generator();
-                let admitted = generator.admit(request(prompt, &options(i)));
-                let ticket = admitted.expect("there is room");
-                let mut all = BTreeMap::new();
-                while generator.is_busy() {
-                    collect_bits(generator.poll().expect("a step"), &mut all);
-                }
-                all.remove(&ticket).expect("it wrote")
-            })
+            .map(|(i, prompt)| written_alone(generator(), &request(prompt, &options(i))))
             .collect();
         // Prompts are cut, others come while the first are on their way, and one goes in the middle of its tokens.
         let mut generator = generator();
@@ -1116,9 +1121,7 @@ fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
                 assert!(generator.cancel(tickets[4]), "{name}: it runs");
             }
         }
-        while generator.is_busy() {
-            collect_bits(generator.poll().expect("a step"), &mut all);
-        }
+        drain_bits(&mut generator, &mut all);
         for (i, (ticket, want)) in tickets.iter().zip(&alone).enumerate() {
             match i {
                 4 => assert!(want.0.starts_with(&all[ticket].0), "{name}"),
@@ -1174,14 +1177,8 @@ fn churn_on(device: DeviceChoice, n: usize) {
     };
     let alone: Vec<Bits> = (0..LENS.len())
         .map(|kind| {
-            let mut generator = new_generator(&[kind]);
-            let admitted = generator.admit(request(&prompts[kind], &options(kind)));
-            let ticket = admitted.expect("there is room");
-            let mut all = BTreeMap::new();
-            while generator.is_busy() {
-                collect_bits(generator.poll().expect("a step"), &mut all);
-            }
-            all.remove(&ticket).expect("it wrote")
+            let request = request(&prompts[kind], &options(kind));
+            written_alone(new_generator(&[kind]), &request)
         })
         .collect();
     // Room for a few, so that blocks have a new owner as soon as they are free.
@@ -1214,9 +1211,7 @@ fn churn_on(device: DeviceChoice, n: usize) {
             collect_bits(generator.poll().expect("a step"), &mut all);
         }
     }
-    while generator.is_busy() {
-        collect_bits(generator.poll().expect("a step"), &mut all);
-    }
+    drain_bits(&mut generator, &mut all);
     assert!(4 * cancelled > n, "{cancelled} of {n} were cancelled");
     let mut whole = 0;
     for (ticket, kind) in kinds {

@@ -40,9 +40,9 @@ pub(super) struct Args {
     /// Only kernels whose source is not in the ledger as it is now; what is there stays
     #[arg(long)]
     changed: bool,
-    /// Only kernels whose symbol contains this
+    /// Only the kernel with this symbol, or else kernels whose symbol contains this; may be given several times
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
-    only: Option<String>,
+    only: Vec<String>,
     /// No kernels whose symbol contains this; may be given several times
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     skip: Vec<String>,
@@ -101,23 +101,25 @@ enum Nothing {
     Part { part: Part, kernels: usize },
 }
 
-/// The kernels of the catalogue whose symbol contains a text.
-fn named(only: Option<&str>) -> Result<Vec<KernelSpec>, Report> {
+/// The kernels of the catalogue that these texts name, or all if there is no text. A symbol names its kernel alone, any other text
+/// all kernels whose symbol contains it.
+fn named(only: &[String]) -> Result<Vec<KernelSpec>, Report> {
     let all = catalogue()?;
     let known = all.len();
-    let has = |symbol: &str| only.is_none_or(|only| symbol.contains(only));
-    let kernels: Vec<KernelSpec> = all
-        .into_iter()
-        .filter(|(symbol, _)| has(symbol))
-        .map(|(_, emitted)| emitted.kernel)
-        .collect();
-    match only {
-        Some(only) if kernels.is_empty() => {
-            let only = only.to_owned();
-            Err(Nothing::Named { only, known }).into_diagnostic()
-        }
-        _ => Ok(kernels),
+    let names = |text: &str, symbol: &str| match all.contains_key(text) {
+        true => symbol == text,
+        false => symbol.contains(text),
+    };
+    if let Some(unknown) = only
+        .iter()
+        .find(|text| !all.keys().any(|symbol| names(text, symbol)))
+    {
+        let only = unknown.clone();
+        return Err(Nothing::Named { only, known }).into_diagnostic();
     }
+    let asked = |symbol: &str| only.is_empty() || only.iter().any(|text| names(text, symbol));
+    let kernels = all.iter().filter(|(symbol, _)| asked(symbol));
+    Ok(kernels.map(|(_, emitted)| emitted.kernel.clone()).collect())
 }
 
 /// Those of them whose symbol contains none of these texts.
@@ -172,7 +174,7 @@ fn check(args: Args) -> Outcome {
             "kernels are checked on a CUDA device; give --device cuda:N"
         ));
     };
-    let named = without(named(args.only.as_deref())?, &args.skip).into_diagnostic()?;
+    let named = without(named(&args.only)?, &args.skip).into_diagnostic()?;
     let device = Device::open(ordinal).into_diagnostic()?;
     let target = device.target().into_diagnostic()?;
     let mut kernels = launchable(named, target)
@@ -362,7 +364,7 @@ mod tests {
 
     #[test]
     fn parts_have_every_kernel_once_and_none_is_empty() {
-        let all: Vec<KernelSpec> = named(Some("mean_pool_f16")).unwrap();
+        let all: Vec<KernelSpec> = named(&["mean_pool_f16".to_owned()]).unwrap();
         assert!(all.len() > 2, "{}", all.len());
         let part = |text: &str| of_part(all.clone(), Some(text.parse().unwrap()));
         let mut found = [part("1/2").unwrap(), part("2/2").unwrap()].concat();
@@ -379,6 +381,32 @@ mod tests {
                 "part {0} of {0} has no kernel, as there are only {n} to share out; ask for fewer parts, or for more kernels with a shorter --only",
                 n + 1
             )
+        );
+    }
+
+    #[test]
+    fn a_symbol_names_its_kernel_alone_and_other_texts_all_that_have_them() {
+        let symbols = |only: &[&str]| -> Vec<String> {
+            let only: Vec<String> = only.iter().map(|&text| text.to_owned()).collect();
+            let kernels = named(&only).unwrap();
+            kernels
+                .iter()
+                .map(|kernel| kernel.as_kernel().symbol())
+                .collect()
+        };
+        assert_eq!(symbols(&["advance"]), ["advance"]);
+        let pools = symbols(&["mean_pool_f16"]);
+        assert!(pools.len() > 2, "{pools:?}");
+        assert_eq!(
+            symbols(&["mean_pool_f16", "advance", &pools[0]]).len(),
+            pools.len() + 1
+        );
+        let error = named(&["advance".to_owned(), "no such".to_owned()]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("no kernel has `no such` in its symbol"),
+            "{error}"
         );
     }
 

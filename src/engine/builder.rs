@@ -1,3 +1,5 @@
+mod start;
+
 use std::{
     collections::BTreeSet,
     num::NonZeroUsize,
@@ -7,6 +9,7 @@ use std::{
 
 use serde_json::Value;
 
+pub(super) use self::start::Start;
 use super::{
     Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile,
     TuneMode, Tuner,
@@ -33,30 +36,6 @@ use crate::{
     select::Timings,
     tensor::DType,
 };
-
-/// Where a [`Builder`] starts from.
-pub(super) enum Start {
-    Named(String),
-    Source {
-        name: String,
-        ron: String,
-    },
-    Artifact(PathBuf),
-    Opened(ModelFile),
-    /// The description that comes with gemmule for the checkpoint's config.json.
-    Checkpoint,
-}
-
-impl Start {
-    /// The file of a compiled model, and what is in it if it was read.
-    fn artifact(&self) -> Option<(&PathBuf, Option<&Artifact>)> {
-        match self {
-            Self::Artifact(file) => Some((file, None)),
-            Self::Opened(ModelFile::Artifact { file, artifact }) => Some((file, Some(artifact))),
-            _ => None,
-        }
-    }
-}
 
 /// What an engine is made of, before its weights.
 struct Loaded {

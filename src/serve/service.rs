@@ -5,10 +5,7 @@ mod queue;
 mod request;
 
 use std::{
-    sync::{
-        Arc, Condvar, Mutex,
-        mpsc::{Sender, channel},
-    },
+    sync::{Arc, Condvar, Mutex, mpsc::channel},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -17,12 +14,12 @@ use tokio::sync::oneshot;
 
 pub use self::request::Reply;
 use self::{
-    lanes::{Collect, run_launch, session_of},
-    queue::{Entry, Kept, Shared, State},
+    lanes::{Collect, Launcher, Weights, run_launch, session_of},
+    queue::{Kept, Shared, State},
     request::{Asked, Lead},
 };
 use super::{
-    Cache, Lookup, Metrics, Recorder, Seat, ServeError, Text, Tier, Turn,
+    Cache, Lookup, Metrics, Recorder, Seat, ServeError, Text, Tier,
     backlog::Backlog,
     cache::{Deep, Key, digest, key},
     tokenize::Pool,
@@ -30,9 +27,9 @@ use super::{
 };
 use crate::{
     Batch, Engine, EngineError,
-    engine::{LOGITS, Pending, Pipeline, TextEncoder},
+    engine::{LOGITS, Pipeline, TextEncoder},
     model::EMBEDDING,
-    schedule::{CostTable, Desk, Micros, Scheduler},
+    schedule::{CostTable, Desk, Scheduler},
 };
 
 /// Texts of fewer bytes are tokenized where they come in, if a request has not more than [`FEW`] inputs.
@@ -108,25 +105,6 @@ pub struct Answer {
     pub tokens: usize,
 }
 
-/// A batch on its way through the executor.
-struct Launched {
-    pending: Result<Pending, EngineError>,
-    members: Vec<(u64, Entry)>,
-    estimate: Micros,
-    /// Whether it is of requests that joined a batch, which the desk has as one.
-    joins: bool,
-    launched: Instant,
-    /// The device's time, until the batch is done.
-    turn: Option<Turn>,
-}
-
-/// A device as the launch thread sees it.
-struct Launcher {
-    pipeline: Arc<Pipeline>,
-    launched: Sender<Launched>,
-    seat: Option<Seat>,
-}
-
 /// One model that computes embeddings or scores.
 pub struct Service {
     shared: Arc<Shared>,
@@ -136,15 +114,6 @@ pub struct Service {
     width: usize,
     has_states: bool,
     has_sparse: bool,
-}
-
-/// How a model weighs entries of its vocabulary.
-#[derive(Clone)]
-enum Weights {
-    /// It has a weight for each.
-    OfEntries,
-    /// It has a weight for each token of a text, of which these are not counted.
-    OfTokens(Arc<[u32]>),
 }
 
 impl Service {

@@ -1,10 +1,13 @@
 //! The GEMM of decoding steps on Hopper: a ring of weights, and what comes before and behind the product in pre-norm layers.
 
+mod estimate;
 mod instances;
+mod reference;
 mod tile;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::reference::{stream_normals, stream_scaled};
 use self::tile::Layout;
 pub use self::{instances::representative, tile::StreamTile};
 use super::{
@@ -20,7 +23,7 @@ use crate::{
         f32_literal,
         rows::{read, word},
     },
-    machine::{Hopper, Machine, SMALL_M},
+    machine::{Machine, SMALL_M},
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
@@ -465,81 +468,8 @@ impl Kernel for GemmStream {
         Launch::of_ctas(ctas, self.threads(), self.checked_layout().shared_bytes())
     }
 
-    /// Reading the weight, L2 and MMAs overlap; a second wave of clusters begins when the first ends. Stages that are filled
-    /// again wait for the MMAs, which wait for x.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        let (Some(Hopper { stream: cost, .. }), Some(layout)) =
-            (&machine.costs.hopper, self.layout())
-        else {
-            return Some(f64::INFINITY);
-        };
-        let StreamTile {
-            rows: tile_rows,
-            splits,
-            groups,
-            ..
-        } = self.tile;
-        let machine_sms = u64::from(machine.sms);
-        // Registers of a thread: accumulators, residuals, and the rest.
-        let residuals = if self.epilogue.residual {
-            tile_rows / 4
-        } else {
-            0
-        };
-        let registers = (layout.mma_n / 2 + residuals + 52).next_multiple_of(8);
-        let by_registers = machine.registers_per_sm / (registers * self.threads());
-        let by_shared = machine.ctas_by_shared(layout.shared_bytes() + STATICS);
-        let per_sm = u64::from(by_registers.min(by_shared).clamp(1, 8));
-        let ctas = self.ctas(rows, machine);
-        let clusters = ctas / u64::from(splits);
-        let at_once = machine.clusters_at_once(splits).max(1) * per_sm;
-        let more_waves = (clusters.div_ceil(at_once).max(1) - 1) as f64;
-        let (tiles, _) = self.tiles_of(rows);
-        let tiles_each = tiles.div_ceil(clusters.max(1)) as f64;
-        let steps = f64::from(self.tile.steps(self.k));
-        let all_steps = steps * tiles_each;
-        let side_by_side = ctas.div_ceil(machine_sms).min(per_sm) as f64;
-        let weights = f64::from(self.plain().n) * f64::from(self.k) * 2.0;
-        let mma = f64::from(2 * layout.mma_n * groups) * cost.mma * side_by_side;
-        let limits = [
-            weights / machine.rates.dram,
-            ctas as f64 * all_steps * f64::from(layout.stage_bytes) / cost.l2,
-            all_steps * mma.max(cost.step),
-        ];
-        let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
-        let main = norm.powf(cost.overlap.recip());
-        let refill = match all_steps > f64::from(layout.stages) {
-            true => cost.refill,
-            false => 0.0,
-        };
-        let outputs = f64::from(tile_rows * groups);
-        let cluster = match splits {
-            1 => 0.0,
-            _ => {
-                let room = (machine_sms * per_sm) as f64;
-                f64::from((splits - 1).pow(2)) * cost.cluster_at_once
-                    + outputs * 64.0 * cost.exchange
-                    + (ctas as f64 / room - 0.5).max(0.0) * cost.crowd
-            }
-        };
-        let unaligned = match self.is_staged() {
-            true => 0.0,
-            false => f64::from(self.n % 2) * cost.odd_output,
-        };
-        let normals = match self.behind() {
-            Some(_) => f64::from(tile_rows) * cost.normal,
-            None => 0.0,
-        };
-        Some(
-            cost.launch
-                + main * (1.0 + cost.wave_again * more_waves)
-                + cost.wave * more_waves
-                + refill
-                + cost.depth * steps / f64::from(layout.stages)
-                + cluster
-                + outputs * tiles_each * (cost.output + unaligned)
-                + normals,
-        )
+        Some(self.estimate(rows, machine))
     }
 
     /// Gamma and beta are behind the last row of x, which the only tile of rows has; otherwise two tiles, as more read the
@@ -557,40 +487,7 @@ impl Kernel for GemmStream {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let rows = extents.rows as usize;
-        let (mut of_product, more) = (reads.to_vec(), reads.len());
-        let normal;
-        if let Some((eps, centred)) = self.behind() {
-            let stats = of_product
-                .pop()
-                .expect("row statistics are read last")
-                .real();
-            normal = HostTensor::Real(stream_normals(
-                reads[0].real(),
-                stats,
-                rows,
-                self.k as usize,
-                eps,
-                centred,
-            ));
-            of_product[0] = &normal;
-        }
-        let vectors = match self.norm {
-            StreamNorm::Before { centred } => 1 + usize::from(centred),
-            _ => 0,
-        };
-        of_product.truncate(more.min(of_product.len()) - vectors);
-        let out = self.plain().reference(extents, &of_product).remove(0);
-        let out = match self.gate() {
-            Some(gate) => gate.reference(extents, &[&out]).remove(0),
-            None => out,
-        };
-        if vectors == 0 {
-            return vec![out];
-        }
-        let vectors: Vec<&[f32]> = reads[more - vectors..].iter().map(|v| v.real()).collect();
-        let (scaled, row_stats) = stream_scaled(out.real(), &vectors);
-        vec![out, HostTensor::Real(scaled), HostTensor::Real(row_stats)]
+        self.on_host(extents, reads)
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -628,58 +525,6 @@ impl Kernel for GemmStream {
             },
         }
     }
-}
-
-/// `scaled` and `row_stats` of [`StreamNorm::Before`], from `out [rows, n]` and gamma, and beta if there is one.
-pub(crate) fn stream_scaled(out: &[f32], vectors: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {
-    let gamma = vectors[0];
-    let mut scaled = Vec::with_capacity(out.len());
-    let mut row_stats = Vec::new();
-    for row in out.chunks_exact(gamma.len()) {
-        scaled.extend(row.iter().zip(gamma).map(|(&s, &g)| SCALE * s * g));
-        for part in row.chunks(BLOCK_K as usize) {
-            let part = part.iter().map(|&s| f64::from(s));
-            row_stats.push(part.clone().sum::<f64>() as f32);
-            row_stats.push(part.map(|s| s * s).sum::<f64>() as f32);
-        }
-    }
-    if vectors.len() > 1 {
-        vectors.iter().for_each(|vector| scaled.extend(*vector));
-    }
-    (scaled, row_stats)
-}
-
-/// The rows of the norm of [`StreamNorm::Behind`].
-pub(crate) fn stream_normals(
-    scaled: &[f32],
-    row_stats: &[f32],
-    rows: usize,
-    width: usize,
-    eps: f32,
-    centred: bool,
-) -> Vec<f32> {
-    let (scaled, vectors) = scaled.split_at(rows * width);
-    let numbers = row_stats_of(width as u32) as usize;
-    let each = scaled
-        .chunks_exact(width)
-        .zip(row_stats.chunks_exact(numbers));
-    each.flat_map(|(row, stats)| {
-        let sum = |first| stats.iter().skip(first).step_by(2).map(|&v| f64::from(v));
-        let mean = match centred {
-            true => sum(0).sum::<f64>() / width as f64,
-            false => 0.0,
-        };
-        let variance = (sum(1).sum::<f64>() / width as f64 - mean * mean).max(0.0);
-        let deviation = (variance + f64::from(eps)).sqrt();
-        row.iter().enumerate().map(move |(at, &s)| {
-            let (gamma, beta) = match centred {
-                true => (f64::from(vectors[at]), f64::from(vectors[width + at])),
-                false => (0.0, 0.0),
-            };
-            ((f64::from(s) / f64::from(SCALE) - mean * gamma) / deviation + beta) as f32
-        })
-    })
-    .collect()
 }
 
 #[cfg(test)]

@@ -1,12 +1,15 @@
 //! The meaning of a graph, in f64 and in the plainest way: what the passes must keep.
 
+mod heads;
+
 use std::collections::{BTreeMap, HashMap};
 
+use self::heads::{Heads, transpose};
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr, slope},
     kernels::{
         Meta,
-        attention::{Attending, Bias, ByDistance, HeadView, Side},
+        attention::{Attending, HeadView, Side},
         gemm::Activation,
     },
     tensor::Extents,
@@ -243,114 +246,6 @@ fn softmax(x: &[f64], scale: f32) -> Vec<f64> {
     let most = x.iter().map(|v| scale * v).fold(f64::MIN, f64::max);
     let sum: f64 = x.iter().map(|v| (scale * v - most).exp()).sum();
     x.iter().map(|v| (scale * v - most).exp() / sum).collect()
-}
-
-/// Heads of one shape, wherever they lie.
-#[derive(Clone, Copy)]
-struct Heads {
-    heads: usize,
-    /// Heads of keys and values.
-    kv_heads: usize,
-    head: usize,
-    tokens: usize,
-}
-
-impl Heads {
-    fn index(self, view: HeadView, h: usize, t: usize, c: usize) -> usize {
-        match view {
-            HeadView::HeadMajor => (h * self.tokens + t) * self.head + c,
-            HeadView::TokenMajor { offset, stride } => {
-                t * stride as usize + offset as usize + h * self.head + c
-            }
-        }
-    }
-
-    /// Calls `f` with head, first token and length for each head of each sequence.
-    fn each(self, batch: &Batch, mut f: impl FnMut(usize, usize, usize)) {
-        for h in 0..self.heads {
-            for (start, n) in batch.sequences() {
-                f(h, start, n);
-            }
-        }
-    }
-
-    fn scores(self, batch: &Batch, (q, k): (&[f64], &[f64]), views: [HeadView; 2]) -> Vec<f64> {
-        let mut out = Vec::new();
-        self.each(batch, |h, start, n| {
-            for i in start..start + n {
-                for j in start..start + n {
-                    let dot = (0..self.head).map(|c| {
-                        q[self.index(views[0], h, i, c)]
-                            * k[self.index(views[1], self.kv_head(h), j, c)]
-                    });
-                    out.push(dot.sum());
-                }
-            }
-        });
-        out
-    }
-
-    /// The key head of a query head.
-    fn kv_head(self, h: usize) -> usize {
-        h / (self.heads / self.kv_heads)
-    }
-
-    /// `softmax(scale · scores + bias)` over the keys that each query attends to.
-    fn softmax(
-        self,
-        batch: &Batch,
-        scores: &[f64],
-        scale: f32,
-        causal: bool,
-        (by, biases): (ByDistance, Option<&[f64]>),
-    ) -> Vec<f64> {
-        let mut out = Vec::new();
-        self.each(batch, |h, _, n| {
-            for i in 0..n {
-                let row = &scores[out.len()..][..n];
-                let biased = |j: usize| {
-                    let distance = j as i64 - i as i64;
-                    if (causal && j > i)
-                        || by
-                            .window
-                            .is_some_and(|w| distance.unsigned_abs() > w.into())
-                    {
-                        return f64::NEG_INFINITY;
-                    }
-                    let bias = match (by.bias, biases) {
-                        (Some(Bias::Table { reach }), Some(biases)) => {
-                            let reach = i64::from(reach);
-                            let column = distance.clamp(-reach, reach) + reach;
-                            biases[h * (2 * reach as usize + 1) + column as usize]
-                        }
-                        (Some(Bias::Slopes), Some(slopes)) => -slopes[h] * distance.abs() as f64,
-                        _ => 0.0,
-                    };
-                    f64::from(scale) * row[j] + bias
-                };
-                let row: Vec<f64> = (0..n).map(biased).collect();
-                out.extend(softmax(&row, 1.0));
-            }
-        });
-        out
-    }
-
-    fn context(self, batch: &Batch, p: &[f64], v: &[f64], views: [HeadView; 2]) -> Vec<f64> {
-        let mut out = vec![0.0; self.tokens * self.heads * self.head];
-        let mut at = 0;
-        self.each(batch, |h, start, n| {
-            for i in start..start + n {
-                for c in 0..self.head {
-                    let terms = (0..n).map(|j| {
-                        p[at + j] * v[self.index(views[0], self.kv_head(h), start + j, c)]
-                    });
-                    out[self.index(views[1], h, i, c)] = terms.sum();
-                }
-                at += n;
-            }
-        });
-        out
-    }
 }
 
 fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64> {
@@ -590,16 +485,4 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             l2_normalize(&mean_pool(reads[0], widths[0], batch), widths[0], *eps)
         }
     }
-}
-
-fn transpose(shape: Heads, x: &[f64], from: HeadView, to: HeadView) -> Vec<f64> {
-    let mut out = vec![0.0; x.len()];
-    for h in 0..shape.heads {
-        for t in 0..shape.tokens {
-            for c in 0..shape.head {
-                out[shape.index(to, h, t, c)] = x[shape.index(from, h, t, c)];
-            }
-        }
-    }
-    out
 }

@@ -2,22 +2,53 @@
 //! gave.
 
 use std::{
-    sync::{Arc, mpsc::Receiver},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender},
+    },
     time::{Duration, Instant},
 };
 
 use super::{
-    Answer, LOST, Launched, Launcher, SPARSE, STATES, Wanted, Weights,
+    Answer, LOST, SPARSE, STATES, Wanted,
     queue::{Entry, Shared, State},
 };
 use crate::{
     AllocatorChoice, Batch, ChunkPolicy, Engine, EngineError, Outputs, Session,
     engine::{DeviceName, Encoded, Pending, Pipeline},
     schedule::{CostTable, Costs, Layout, Micros, Planned, Refusal},
-    serve::{Metrics, ServeError, costs::full_batch},
+    serve::{Metrics, Seat, ServeError, Turn, costs::full_batch},
     simulate::Happened,
     tensor::Extents,
 };
+
+/// A batch on its way through the executor.
+pub(super) struct Launched {
+    pending: Result<Pending, EngineError>,
+    members: Vec<(u64, Entry)>,
+    estimate: Micros,
+    /// Whether it is of requests that joined a batch, which the desk has as one.
+    joins: bool,
+    launched: Instant,
+    /// The device's time, until the batch is done.
+    turn: Option<Turn>,
+}
+
+/// A device as the launch thread sees it.
+pub(super) struct Launcher {
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) launched: Sender<Launched>,
+    pub(super) seat: Option<Seat>,
+}
+
+/// How a model weighs entries of its vocabulary.
+#[derive(Clone)]
+pub(super) enum Weights {
+    /// It has a weight for each.
+    OfEntries,
+    /// It has a weight for each token of a text, of which these are not counted.
+    OfTokens(Arc<[u32]>),
+}
 
 /// Lengths of texts that memory is reserved for.
 const USUAL_LONGEST: u64 = 512;

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{lanes::RECOVERS, *};
+use super::{lanes::RECOVERS, queue::Entry, *};
 use crate::{
     DeviceChoice,
     engine::{Input, Prompt},
     runtime::cpu::CpuError,
-    schedule::{Settings, Waiting, scheduler},
+    schedule::{Micros, Settings, Waiting, scheduler},
 };
 
 /// A service of a small model on the CPU.

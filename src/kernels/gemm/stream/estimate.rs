@@ -1,0 +1,84 @@
+//! What the GEMM that streams its weight is estimated to take.
+
+use super::{GemmStream, STATICS, StreamTile};
+use crate::{
+    kernels::Kernel,
+    machine::{Hopper, Machine},
+};
+
+impl GemmStream {
+    /// Cycles of a launch. Reading the weight, L2 and MMAs overlap; a second wave of clusters begins when the first ends. Stages that are filled
+    /// again wait for the MMAs, which wait for x.
+    pub(super) fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
+        let (Some(Hopper { stream: cost, .. }), Some(layout)) =
+            (&machine.costs.hopper, self.layout())
+        else {
+            return f64::INFINITY;
+        };
+        let StreamTile {
+            rows: tile_rows,
+            splits,
+            groups,
+            ..
+        } = self.tile;
+        let machine_sms = u64::from(machine.sms);
+        // Registers of a thread: accumulators, residuals, and the rest.
+        let residuals = if self.epilogue.residual {
+            tile_rows / 4
+        } else {
+            0
+        };
+        let registers = (layout.mma_n / 2 + residuals + 52).next_multiple_of(8);
+        let by_registers = machine.registers_per_sm / (registers * self.threads());
+        let by_shared = machine.ctas_by_shared(layout.shared_bytes() + STATICS);
+        let per_sm = u64::from(by_registers.min(by_shared).clamp(1, 8));
+        let ctas = self.ctas(rows, machine);
+        let clusters = ctas / u64::from(splits);
+        let at_once = machine.clusters_at_once(splits).max(1) * per_sm;
+        let more_waves = (clusters.div_ceil(at_once).max(1) - 1) as f64;
+        let (tiles, _) = self.tiles_of(rows);
+        let tiles_each = tiles.div_ceil(clusters.max(1)) as f64;
+        let steps = f64::from(self.tile.steps(self.k));
+        let all_steps = steps * tiles_each;
+        let side_by_side = ctas.div_ceil(machine_sms).min(per_sm) as f64;
+        let weights = f64::from(self.plain().n) * f64::from(self.k) * 2.0;
+        let mma = f64::from(2 * layout.mma_n * groups) * cost.mma * side_by_side;
+        let limits = [
+            weights / machine.rates.dram,
+            ctas as f64 * all_steps * f64::from(layout.stage_bytes) / cost.l2,
+            all_steps * mma.max(cost.step),
+        ];
+        let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
+        let main = norm.powf(cost.overlap.recip());
+        let refill = match all_steps > f64::from(layout.stages) {
+            true => cost.refill,
+            false => 0.0,
+        };
+        let outputs = f64::from(tile_rows * groups);
+        let cluster = match splits {
+            1 => 0.0,
+            _ => {
+                let room = (machine_sms * per_sm) as f64;
+                f64::from((splits - 1).pow(2)) * cost.cluster_at_once
+                    + outputs * 64.0 * cost.exchange
+                    + (ctas as f64 / room - 0.5).max(0.0) * cost.crowd
+            }
+        };
+        let unaligned = match self.is_staged() {
+            true => 0.0,
+            false => f64::from(self.n % 2) * cost.odd_output,
+        };
+        let normals = match self.behind() {
+            Some(_) => f64::from(tile_rows) * cost.normal,
+            None => 0.0,
+        };
+        cost.launch
+            + main * (1.0 + cost.wave_again * more_waves)
+            + cost.wave * more_waves
+            + refill
+            + cost.depth * steps / f64::from(layout.stages)
+            + cluster
+            + outputs * tiles_each * (cost.output + unaligned)
+            + normals
+    }
+}

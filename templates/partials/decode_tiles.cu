@@ -1,0 +1,64 @@
+// A warp's tiles of a CTA's keys from `first` to `end`: every WARPS-th pair of tiles.
+class Tiles {
+public:
+    __device__ __forceinline__ Tiles(const int* own, unsigned int kv_head, unsigned int first, unsigned int end,
+                                     unsigned int shared{% if appends %}, unsigned int newest, const T* newest_key{% endif %})
+        : own(own), kv_head(kv_head), first(first), end(end), shared(shared){% if appends %}, newest(newest), newest_key(newest_key){% endif %} {
+        const unsigned int left = first < end ? end - first : 0, pairs = (left + STRIDE_OF_WARPS - 1) / STRIDE_OF_WARPS;
+        const unsigned int last = left - (pairs - 1) * STRIDE_OF_WARPS;  // keys from the last pair on
+        n = pairs == 0 ? 0 : pairs * 2 - (last <= TILE);
+        load_slots(0);
+    }
+
+    __device__ __forceinline__ unsigned int key(unsigned int tile) const {
+        return first + tile / 2 * STRIDE_OF_WARPS + tile % 2 * TILE;
+    }
+
+    // Starts copying a tile, each after the one before; keys from the end on are zeros.
+    __device__ __forceinline__ void copy(unsigned int tile, const T* keys, const T* values) {
+        if (tile % 2 == 0) {
+            slots = next_slots;
+            load_slots(tile / 2 + 1);
+        }
+        const unsigned int to = stage(tile), left = end - key(tile);
+#pragma unroll
+        for (unsigned int nth = 0; nth < 4; ++nth) {
+            const unsigned int key = nth * 4 + threadIdx.x % 32 / 8, g = threadIdx.x % 8;
+            const unsigned long long row = row_of(tile, key);
+{% if appends %}            const bool is_newest = this->key(tile) + key == newest;
+            const T* of_key = is_newest ? newest_key : keys + row;
+            const T* of_value = is_newest ? newest_key + (VALUE_COLUMN - KEY_COLUMN) : values + row;
+{% else %}            const T *of_key = keys + row, *of_value = values + row;
+{% endif %}#pragma unroll
+            for (unsigned int i = 0; i < VALUE_PACKS; ++i) {
+                const unsigned int pack = i * 8 + g;
+                const bool inside = key < left && pack < PACKS;
+                const unsigned int key_at = (key / 8 * KEY_PACKS + pack / 4) * PACK_BYTES + key_place(key % 8, pack % 4, pack / 4);
+                const unsigned int value_at = ((key % 2 + key / 8 * 2) * VALUE_PACKS + i) * PACK_BYTES + value_place(g, key % 8 / 2);
+                if (pack < KEY_PACKS * 4) copy_pack(to + key_at, inside ? of_key + pack * PACK : keys, inside);
+                copy_pack(to + VALUES_AT + value_at, inside ? of_value + pack * PACK : values, inside);
+            }
+        }
+    }
+
+    __device__ __forceinline__ unsigned int stage(unsigned int tile) const { return shared + tile % STAGES * STAGE_BYTES; }
+
+    unsigned int n;  // tiles
+
+private:
+    const int* own;
+    unsigned int kv_head, first, end, shared;
+    unsigned int slots, next_slots;  // of the lane's key in a pair
+{% if appends %}    unsigned int newest;    // the number of the token's own key
+    const T* newest_key;    // of the key head, which its value follows
+{% endif %}
+    __device__ __forceinline__ void load_slots(unsigned int pair) {
+        const unsigned int key = first + pair * STRIDE_OF_WARPS + threadIdx.x % 32;
+        next_slots = key < end ? __ldg(own + key) : 0;
+    }
+
+    __device__ __forceinline__ unsigned long long row_of(unsigned int tile, unsigned int key) const {
+        const unsigned int slot = __shfl_sync(ALL_LANES, slots, tile % 2 * TILE + key);
+        return slot / BLOCK * STRIDE + (kv_head * BLOCK + slot % BLOCK) * HEAD;
+    }
+};

@@ -1,0 +1,67 @@
+// acc += weight · xᵀ, an m64k16 MMA with N = MMA_N; with `accumulate` 0, acc is overwritten. Warp w has weight rows from
+// 16w on; lane l has acc[4j + e] of weight row l / 4 + e / 2 · 8 and token 8j + l % 4 · 2 + e % 2.
+__device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long weight,
+                                             unsigned long long x, int accumulate) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %{{ accumulators + 2 }}, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n{{ mma_n }}k16.f32.{{ storage }}.{{ storage }} "
+                 "{ {{ acc_registers }} }, %{{ accumulators }}, %{{ accumulators + 1 }}, p, 1, 1, 0, 0;\n"
+                 "}"
+                 : {{ acc_operands }}
+                 : "l"(weight), "l"(x), "r"(accumulate));
+}
+{%- if gated %}
+
+// As load_box, of eight rows of the first half of a matrix and the same eight of the second half in turns.
+__device__ __forceinline__ void load_halves(unsigned int to, const TensorMap& from, int column, int eight_rows, unsigned int barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, { %2, %3, %3, %4 }], [%5];" ::"r"(to), "l"(&from), "r"(column), "r"(0), "r"(eight_rows), "r"(barrier)
+                 : "memory");
+}
+{%- endif %}
+{%- if normed %}
+
+// A volatile load: read-only loads (ld.global.nc) may be moved above griddepcontrol.wait.
+__device__ __forceinline__ float2 load_row_stats(const float* from) {
+    float2 to;
+    asm volatile("ld.global.v2.f32 { %0, %1 }, [%2];" : "=f"(to.x), "=f"(to.y) : "l"(from) : "memory");
+    return to;
+}
+constexpr int STATS_WARPS = (ROWS + 63) / 64;
+{%- endif %}
+
+// Stores the columns `column` and `column + 1` of a row, which need not lie at a multiple of 4 bytes.
+__device__ __forceinline__ void store_two(T* to, int column, unsigned int pair) {
+    if constexpr (N % 2 == 0) {
+        if (column < N) *reinterpret_cast<unsigned int*>(to) = pair;
+    } else {
+        if (column < N) to[0].bits = pair & 0xffff;
+        if (column + 1 < N) to[1].bits = pair >> 16;
+    }
+}
+{%- if residual %}
+
+__device__ __forceinline__ unsigned int load_two(const T* from, int column) {
+    unsigned int pair = 0;
+    if constexpr (N % 2 == 0) {
+        if (column < N) pair = load_pair(from);
+    } else {
+        if (column < N) pair = from[0].bits;
+        if (column + 1 < N) pair |= static_cast<unsigned int>(from[1].bits) << 16;
+    }
+    return pair;
+}
+{%- endif %}
+
+__device__ __forceinline__ void load_four(float (&to)[4], unsigned int from) {
+    asm volatile("ld.shared.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
+
+// Arrives without release, which would wait for loads in flight: only barriers were written, and fence_barriers() covers them.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}

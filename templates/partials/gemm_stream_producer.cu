@@ -1,0 +1,64 @@
+    if (warp == CONSUMERS / 32) {
+        // What comes next of the weight, and of x, which follows it.
+        struct Place { int tile, step; };
+        Place at = {first_tile, 0}, of_x = at;
+        const auto advance = [&](Place& place) {
+            if (++place.step == steps) place.step = 0, place.tile += clusters;
+        };
+        const auto load_weight = [&](int stage) {
+            const unsigned int to = ring + stage * STAGE_BYTES, barrier = full + stage * 8;
+            const int column = (first + at.step) * BLOCK_K, tile = at.tile / row_tiles;
+            barrier_arrive_expecting(barrier, STAGE_BYTES);
+{%- if gated %}
+            load_halves(to, weight, column, tile * (BLOCK_N / 16), barrier);
+{%- else %}
+            load_box(to, weight, column, tile * BLOCK_N, barrier);
+{%- endif %}
+            advance(at);
+        };
+        const auto load_x = [&](int stage) {
+            load_box(ring + stage * STAGE_BYTES + WEIGHT_BYTES, x, (first + of_x.step) * BLOCK_K, of_x.tile % row_tiles * ROWS, full + stage * 8);
+            advance(of_x);
+        };
+        if (lane == 0) {
+            prefetch_map(x);
+#pragma unroll
+            for (int stage = 0; stage < STAGES; ++stage) {
+                barrier_init(full + stage * 8, 1);
+                barrier_init(empty + stage * 8, CONSUMERS / 32);
+            }
+            if (SPLITS > 1) barrier_init(arrived, 1);
+            fence_barriers();
+            if (SPLITS > 1) {
+                const int octets = (min(static_cast<int>(rows) - first_tile % row_tiles * ROWS, ROWS) + 7) / 8;
+                const unsigned int owned = octets > static_cast<int>(rank) ? (octets - rank + SPLITS - 1) / SPLITS : 0;
+                barrier_arrive_expecting(arrived, owned * SPLITS * PARTIAL_BYTES{% if centred %} + SPLITS * (PARTIAL_BYTES / 4){% endif %});
+            }
+            // The weights of a ring do not depend on the kernel before.
+#pragma unroll
+            for (int stage = 0; stage < STAGES; ++stage)
+                if (at.tile < tiles) load_weight(stage);
+        }
+        __syncthreads();
+        if (SPLITS > 1 && !ALIASED) cluster_arrive_relaxed();
+        if (EARLY) griddepcontrol_launch_dependents();
+        griddepcontrol_wait();
+        if (!EARLY) griddepcontrol_launch_dependents();
+        if (lane == 0) {
+#pragma unroll
+            for (int stage = 0; stage < STAGES; ++stage)
+                if (of_x.tile < tiles) load_x(stage);
+            int stage = 0;
+            unsigned int parity = 0;
+            while (at.tile < tiles) {
+                barrier_wait(empty + stage * 8, parity);
+                load_weight(stage);
+                load_x(stage);
+                if (++stage == STAGES) stage = 0, parity ^= 1;
+            }
+        }
+        __syncwarp();
+        if (SPLITS > 1 && ALIASED) cluster_arrive_relaxed();
+        if (SPLITS > 1) cluster_wait();
+        return;
+    }

@@ -1,0 +1,22 @@
+        // Every other row of an odd number of columns begins at half a word. Each warp stores whole rows of the tile by words, as halves
+        // of words of eight rows at a time take L2 as long as the weight takes memory.
+        const auto store_rows = [&](int first_octet) {
+            consumers_sync();
+#pragma unroll 1
+            for (int row = warp; row < STAGED_OCTETS * 8; row += CONSUMERS / 32) {
+                const int token = first_octet * 8 + row;
+                if (token >= n_tokens) break;
+                T* to = out + static_cast<size_t>(first_token + token) * N + column;
+                const unsigned int* from = staged[staging][row];
+                const int shifted = (first_token + token) % 2, n = min(N - column, BLOCK_N);
+                if (shifted && lane == 0) to[0].bits = from[0] & 0xffff;
+#pragma unroll
+                for (int i = lane; i < BLOCK_N / 2; i += 32) {
+                    const int at = i * 2 + shifted;
+                    const unsigned int pair = shifted ? __funnelshift_r(from[i], from[i + 1], 16) : from[i];
+                    if (at + 1 < n) *reinterpret_cast<unsigned int*>(to + at) = pair;
+                    else if (at < n) to[at].bits = pair & 0xffff;
+                }
+            }
+            staging ^= 1;  // so that a warp that is ahead writes beside what others still read
+        };
