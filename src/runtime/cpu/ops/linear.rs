@@ -5,6 +5,8 @@
 //! an order that does not depend on the other rows.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod bf16;
 #[cfg(target_arch = "x86_64")]
 mod groups;

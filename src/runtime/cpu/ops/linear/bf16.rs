@@ -1,4 +1,4 @@
-//! bf16 products, summed in f32, by the instructions that multiply pairs (AVX-512 BF16). A weight is rounded to bf16 when it
+//! bf16 products, summed in f32, by the instructions that multiply pairs: AMX, or AVX-512 BF16. A weight is rounded to bf16 when it
 //! is loaded, an activation when it is multiplied. Sums are in the order of k, whatever the other rows are.
 
 use std::{
@@ -11,8 +11,8 @@ use pulp::{Simd, WithSimd};
 
 use super::{
     super::simd,
-    Linear,
-    groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTORS, tiles},
+    Linear, amx,
+    groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTOR_ROWS, VECTORS, tiles},
 };
 
 /// Rows of a block, whose activations stay in cache.
@@ -59,7 +59,12 @@ impl Bf16 {
                     let rows = TILE_ROWS.min(block.rows - row);
                     let x = &x[row * depth..][..rows * depth];
                     // SAFETY: a weight is packed on a CPU with the instructions only.
-                    unsafe { sums_of(x, panel, depth, &mut sums) };
+                    unsafe {
+                        match amx::is_supported() {
+                            true => amx::of_pairs(x, panel, depth, &mut sums),
+                            false => by_vectors(x, panel, depth, &mut sums),
+                        }
+                    }
                     for (i, sums) in sums.iter().take(rows).enumerate() {
                         let start = layer.at(block) + (row + i) * n;
                         // SAFETY: a row of the block that this task alone writes.
@@ -190,5 +195,32 @@ mod tests {
             }
         }
         assert!(halves(bf16(f32::from_bits(0x7f80_0001)))[0].is_nan());
+    }
+
+    #[test]
+    fn tiles_of_amx_and_of_vectors_have_the_same_sums() {
+        if !(amx::is_supported() && is_supported()) {
+            println!("not compared: this CPU has not both AMX and AVX-512 BF16");
+            return;
+        }
+        for (rows, k) in [(1, 2), (3, 30), (8, 32), (9, 70), (16, 384)] {
+            let (x, weight) = (numbers(rows * k), numbers(COLS * k));
+            let (x, panels, depth) = (super::rounded(&x, k), packed(&weight, COLS, k), k / 2);
+            let mut sums = [[[0.0; COLS]; TILE_ROWS]; 2];
+            // SAFETY: the CPU has the instructions.
+            unsafe {
+                amx::of_pairs(&x, panels.panel_of(0), depth, &mut sums[0]);
+                by_vectors(&x, panels.panel_of(0), depth, &mut sums[1]);
+            }
+            let [tiles, vectors] = sums.each_ref().map(|sums| sums[..rows].as_flattened());
+            for (&got, &want) in zip(tiles, vectors) {
+                // Factors are at most 75, and sums are rounded at each step.
+                let most = 75.0 * 75.0 * k as f32 * f32::EPSILON * 4.0;
+                assert!(
+                    (got - want).abs() <= most,
+                    "[{rows}, {k}]: {got}, not {want}"
+                );
+            }
+        }
     }
 }

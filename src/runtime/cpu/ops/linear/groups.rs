@@ -6,9 +6,11 @@ use super::super::lines::Lines;
 
 /// Lanes of a vector of sums.
 pub(super) const LANES: usize = 16;
-/// Vectors of a panel, and rows of a tile: as many sums as fit the registers together with what is multiplied.
+/// Vectors of a panel, and rows of a tile of them: as many sums as fit the registers together with what is multiplied.
 pub(super) const VECTORS: usize = 3;
-pub(super) const TILE_ROWS: usize = 8;
+pub(super) const VECTOR_ROWS: usize = 8;
+/// Rows of a tile, which are those of AMX and two tiles of vectors.
+pub(super) const TILE_ROWS: usize = 16;
 /// Columns of a panel.
 pub(super) const COLS: usize = VECTORS * LANES;
 
@@ -43,28 +45,36 @@ impl Panels {
     }
 }
 
-/// Defines `sums_of`, the products of rows with a panel by an instruction that adds those of groups to 32-bit sums.
+/// Defines `by_vectors`, the products of rows with a panel by an instruction that adds those of groups to 32-bit sums.
 macro_rules! tiles {
     ($features:literal, $sum:ty, |$sums:ident, $x:ident, $w:ident| $product:expr) => {
         /// The products of up to [`TILE_ROWS`] rows of `depth` groups with a panel.
         #[target_feature(enable = $features)]
-        fn sums_of(x: &[Group], panel: &[Group], depth: usize, to: &mut [[$sum; COLS]; TILE_ROWS]) {
-            match x.len() / depth.max(1) {
-                1 => tile::<1>(x, panel, depth, to),
-                2 => tile::<2>(x, panel, depth, to),
-                3 | 4 => tile::<4>(x, panel, depth, to),
-                _ => tile::<TILE_ROWS>(x, panel, depth, to),
+        fn by_vectors(
+            x: &[Group],
+            panel: &[Group],
+            depth: usize,
+            to: &mut [[$sum; COLS]; TILE_ROWS],
+        ) {
+            let parts = x.chunks(VECTOR_ROWS * depth.max(1));
+            for (x, to) in parts.zip(to.as_chunks_mut::<VECTOR_ROWS>().0) {
+                match x.len() / depth.max(1) {
+                    1 => tile::<1>(x, panel, depth, to),
+                    2 => tile::<2>(x, panel, depth, to),
+                    3 | 4 => tile::<4>(x, panel, depth, to),
+                    _ => tile::<VECTOR_ROWS>(x, panel, depth, to),
+                }
             }
         }
 
-        /// As [`sums_of`], for up to `M` rows: behind the last one, it is computed again.
+        /// As [`by_vectors`], for up to `M` rows: behind the last one, it is computed again.
         #[target_feature(enable = $features)]
         #[inline]
         fn tile<const M: usize>(
             x: &[Group],
             panel: &[Group],
             depth: usize,
-            to: &mut [[$sum; COLS]; TILE_ROWS],
+            to: &mut [[$sum; COLS]; VECTOR_ROWS],
         ) {
             use std::arch::x86_64::{
                 _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_si512, _mm512_storeu_si512,

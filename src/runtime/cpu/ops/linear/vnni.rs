@@ -1,11 +1,12 @@
-//! 8-bit products by the instruction that multiplies quads (AVX-512 VNNI). It takes rows of activations as they are, and as
+//! 8-bit products by the instructions that multiply quads: AMX, or AVX-512 VNNI. They take rows of activations as they are, and as
 //! few as there are.
 
 use std::{arch::x86_64::_mm512_dpbusd_epi32, iter::zip};
 
 use super::{
     super::lines::Lines,
-    groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTORS, tiles},
+    amx,
+    groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTOR_ROWS, VECTORS, tiles},
 };
 
 /// Whether this CPU has the instruction.
@@ -53,7 +54,12 @@ impl Quads {
             let n = TILE_ROWS.min(rows - row);
             let x = &x.all()[row * depth..][..n * depth];
             // SAFETY: a weight is packed on a CPU with the instruction only.
-            unsafe { sums_of(x, panel, depth, &mut sums) };
+            unsafe {
+                match amx::is_supported() {
+                    true => amx::of_quads(x, panel, depth, &mut sums),
+                    false => by_vectors(x, panel, depth, &mut sums),
+                }
+            }
             store(row, &sums[..n]);
         }
     }
@@ -101,6 +107,28 @@ mod tests {
                 want.resize(k.next_multiple_of(4), 0);
                 assert_eq!(held, want, "column {col} of [{n}, {k}]");
             }
+        }
+    }
+
+    #[test]
+    fn tiles_of_amx_and_of_vectors_have_the_same_sums() {
+        if !(amx::is_supported() && is_supported()) {
+            println!("not compared: this CPU has not both AMX and AVX-512 VNNI");
+            return;
+        }
+        for (rows, depth) in [(1, 1), (3, 15), (8, 16), (9, 35), (16, 96)] {
+            let groups = |n: usize| -> Vec<Group> {
+                let group = |i: usize| (i as u32).wrapping_mul(2_654_435_761);
+                (1..=n).map(group).collect()
+            };
+            let (x, panel) = (groups(rows * depth), groups(COLS * depth));
+            let mut sums = [[[0; COLS]; TILE_ROWS]; 2];
+            // SAFETY: the CPU has the instructions.
+            unsafe {
+                amx::of_quads(&x, &panel, depth, &mut sums[0]);
+                by_vectors(&x, &panel, depth, &mut sums[1]);
+            }
+            assert_eq!(sums[0][..rows], sums[1][..rows], "[{rows}, {depth}]");
         }
     }
 }
