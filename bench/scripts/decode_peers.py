@@ -74,17 +74,19 @@ class Stack(nn.Module):
 
     def forward(self, ids, at, cache, memory=None):
         x = self.words(ids) + self.places(at)
-        seen = torch.arange(cache.shape[-2], device=x.device) <= at[:, None] if self.causal else None
+        seen = torch.arange(cache[0][0].shape[-2], device=x.device) <= at[:, None] if self.causal else None
         for i, layer in enumerate(self.layers):
-            x = layer["own"](x, cache[i, 0], cache[i, 1], at, seen)
+            x = layer["own"](x, *cache[i], at, seen)
             if memory is not None:
-                x = layer["read"](x, memory[i, 0], memory[i, 1], at, None)
+                x = layer["read"](x, *memory[i], at, None)
             x = x + layer["down"](F.gelu(layer["up"](layer["norm"](x)), approximate="tanh"))
         return self.norm(x)
 
     def cache(self, rows, n):
+        """Keys and values of each layer, in tensors of their own: where they are views of one, torch.compile copies all of it at each write."""
         of = self.of
-        return torch.zeros(of["layers"], 2, rows, of["heads"], n, of["width"] // of["heads"], device=args.device, dtype=DTYPE)
+        new = lambda: torch.zeros(rows, of["heads"], n, of["width"] // of["heads"], device=args.device, dtype=DTYPE)
+        return [(new(), new()) for _ in range(of["layers"])]
 
 
 def draw(logits):
@@ -140,7 +142,8 @@ class Torch:
         ids, parents, scores = self.choose()
         if parents is not None:
             self.scores.copy_(scores)
-            self.keys.copy_(self.keys.index_select(2, parents))
+            for part in itertools.chain(*self.keys):
+                part.copy_(part.index_select(0, parents))
             self.written.copy_(self.written.index_select(0, parents))
         self.ids.copy_(ids[:, None])
         self.written.index_copy_(1, self.at, self.ids)
@@ -151,8 +154,9 @@ class Torch:
         everywhere = torch.arange(self.n, device=args.device)
         if self.is_translator:
             states, of = self.into(self.encoder(self.prompt, everywhere, self.of_source)), self.net.of
-            states = states.view(self.batch, self.n, of["layers"], 2, of["heads"], -1).permute(2, 3, 0, 4, 1, 5)
-            self.memory.copy_(states.repeat_interleave(self.beams, 2))
+            states = states.view(self.batch, self.n, of["layers"] * 2, of["heads"], -1).permute(2, 0, 3, 1, 4)
+            for part, new in zip(itertools.chain(*self.memory), states):
+                part.copy_(new.repeat_interleave(self.beams, 0))
         else:
             self.net(self.prompt, everywhere, self.keys); self.ids.copy_(self.prompt[:, -1:])
 
