@@ -1,9 +1,9 @@
 #!/bin/bash
 # Runs compute-sanitizer's tools over every kernel of the catalogue, each on its smallest cases, by several processes
 # on each GPU; prints what was not clean, and fails if anything was not. With --changed only kernels whose source the
-# ledger does not have.
+# ledger does not have, with --exemplars one of each class, which are those in snapshots/cuda (docs/testing.md).
 #
-#   GEMMULE=target/release/gemmule scripts/sanitize.sh [--changed] [racecheck] [memcheck] …
+#   GEMMULE=target/release/gemmule scripts/sanitize.sh [--changed|--exemplars] [racecheck] [memcheck] …
 #
 # PROCESSES (15) is how many run on a GPU, LOGS (a new folder) where their logs go.
 set -u
@@ -19,21 +19,28 @@ export GPUS; GPUS=$(nvidia-smi -L | wc -l)
 # Their GEMMs are so large that racecheck takes seconds for one token.
 vocabularies="n30522_ n50265_ n50257_ n32000_ n128256_ n151936_"
 
-# Tasks of exemplars, twelve kernels each, as a process takes seconds to start.
+# Each exemplar behind the most tokens of its cases, as for the kernels of the catalogue below.
+exemplars_by_tokens() {
+  local symbol vocabulary most
+  for symbol in ${exemplars//.snap/}; do
+    most=70
+    case $symbol in *_persistent*) most=400 ;; esac
+    for vocabulary in $vocabularies; do
+      case $symbol in *"$vocabulary"*) most=1 ;; esac
+    done
+    echo "$most $symbol"
+  done
+}
+
+# Twelve kernels each, as a process takes seconds to start.
 tasks_of_exemplars() {
-  local tool number=0 kind group most
+  local tool number=0 most group all
+  all=$(exemplars_by_tokens)
   for tool in $tools; do
-    for kind in persistent vocabulary other; do
-      case $kind in persistent) most=400 ;; vocabulary) most=1 ;; other) most=70 ;; esac
+    for most in 400 1 70; do
       while read -r group; do
-        [ -z "$group" ] || echo "$((number++)) $tool --most-tokens $most$(printf ' --only %s' $group)"
-      done < <(for symbol in $exemplars; do
-        case $symbol in
-          *_persistent*) [ $kind = persistent ] ;;
-          *n30522_* | *n50265_* | *n50257_* | *n32000_* | *n128256_* | *n151936_*) [ $kind = vocabulary ] ;;
-          *) [ $kind = other ] ;;
-        esac && echo "${symbol%.snap}"
-      done | xargs -n 12)
+        [ -z "$group" ] || echo "$((number++)) $tool --most-tokens $most --only ${group// / --only }"
+      done < <(awk -v most=$most '$1 == most { print $2 }' <<< "$all" | xargs -n 12)
     done
   done
 }
