@@ -976,10 +976,14 @@ fn narrow(queue: Duration) -> Model {
     Model::open(choice).unwrap()
 }
 
+fn texts_wait(to: SocketAddr) -> bool {
+    let none = "gemmule_queue_requests{model=\"writer\"} 0\n";
+    !get(to, "/metrics").1.contains(none)
+}
+
 /// Waits until texts of a client do.
 fn until_texts_wait<T>(to: SocketAddr, client: &thread::JoinHandle<T>) {
-    let is_idle = "gemmule_queue_requests{model=\"writer\"} 0\n";
-    while get(to, "/metrics").1.contains(is_idle) {
+    while !texts_wait(to) {
         assert!(!client.is_finished());
         thread::sleep(Duration::from_millis(1));
     }
@@ -1075,6 +1079,10 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
         ),
         "{text}"
     );
+    // The writer's next step forgets texts whose deadline passed; until then they wait.
+    while texts_wait(to) {
+        thread::sleep(Duration::from_millis(1));
+    }
     // It is known how long texts take: while some wait, others are refused.
     let body = body(false);
     let busy = thread::spawn(move || ask_with(to, "POST", "/v1/completions", "", &body).0);
