@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl GemmStream {
-    /// Cycles of a launch. Reading the weight, L2 and MMAs overlap; a second wave of clusters begins when the first ends. Stages that are filled
-    /// again wait for the MMAs, which wait for x.
+    /// Cycles of a launch. Reading the weight, L2 and MMAs overlap; a second wave of clusters begins when the first ends. Stages
+    /// that are filled again wait for the MMAs, which wait for x.
     pub(super) fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
         let (Some(Hopper { stream: cost, .. }), Some(layout)) =
             (&machine.costs.hopper, self.layout())

@@ -10,6 +10,7 @@ use crate::{
 };
 
 impl GemmStream {
+    /// What the kernel writes.
     pub(super) fn on_host(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let rows = extents.rows as usize;
         let (mut of_product, more) = (reads.to_vec(), reads.len());

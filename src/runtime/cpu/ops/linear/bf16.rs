@@ -59,12 +59,7 @@ impl Bf16 {
                     let rows = TILE_ROWS.min(block.rows - row);
                     let x = &x[row * depth..][..rows * depth];
                     // SAFETY: a weight is packed on a CPU with the instructions only.
-                    unsafe {
-                        match amx::is_supported() {
-                            true => amx::of_pairs(x, panel, depth, &mut sums),
-                            false => by_vectors(x, panel, depth, &mut sums),
-                        }
-                    }
+                    unsafe { sums_of(x, panel, depth, &mut sums) };
                     for (i, sums) in sums.iter().take(rows).enumerate() {
                         let start = layer.at(block) + (row + i) * n;
                         // SAFETY: a row of the block that this task alone writes.
@@ -142,7 +137,7 @@ fn bf16(x: f32) -> u32 {
     }
 }
 
-tiles!("avx512f,avx512bf16", f32, |sums, x, w| {
+tiles!("avx512f,avx512bf16", f32, amx::of_pairs, |sums, x, w| {
     // SAFETY: all are 512 bits, which the instruction takes for numbers of these types.
     unsafe {
         let (x, w) = (

@@ -45,10 +45,30 @@ impl Panels {
     }
 }
 
-/// Defines `by_vectors`, the products of rows with a panel by an instruction that adds those of groups to 32-bit sums.
+/// Defines `sums_of`, the products of rows with a panel: by AMX where it is, else by an instruction that adds those of groups to
+/// 32-bit sums.
 macro_rules! tiles {
-    ($features:literal, $sum:ty, |$sums:ident, $x:ident, $w:ident| $product:expr) => {
+    ($features:literal, $sum:ty, $amx:path, |$sums:ident, $x:ident, $w:ident| $product:expr) => {
         /// The products of up to [`TILE_ROWS`] rows of `depth` groups with a panel.
+        ///
+        /// # Safety
+        /// The CPU has the instructions of vectors.
+        unsafe fn sums_of(
+            x: &[Group],
+            panel: &[Group],
+            depth: usize,
+            to: &mut [[$sum; COLS]; TILE_ROWS],
+        ) {
+            // SAFETY: AMX is asked for, and the caller answers for the others.
+            unsafe {
+                match amx::is_supported() {
+                    true => $amx(x, panel, depth, to),
+                    false => by_vectors(x, panel, depth, to),
+                }
+            }
+        }
+
+        /// As [`sums_of`], in tiles of vectors.
         #[target_feature(enable = $features)]
         fn by_vectors(
             x: &[Group],

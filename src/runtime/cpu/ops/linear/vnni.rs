@@ -54,12 +54,7 @@ impl Quads {
             let n = TILE_ROWS.min(rows - row);
             let x = &x.all()[row * depth..][..n * depth];
             // SAFETY: a weight is packed on a CPU with the instruction only.
-            unsafe {
-                match amx::is_supported() {
-                    true => amx::of_quads(x, panel, depth, &mut sums),
-                    false => by_vectors(x, panel, depth, &mut sums),
-                }
-            }
+            unsafe { sums_of(x, panel, depth, &mut sums) };
             store(row, &sums[..n]);
         }
     }
@@ -80,9 +75,9 @@ fn packed(integers: &[i8], n: usize, k: usize) -> Panels {
     Panels::new(n, k.div_ceil(4), pack)
 }
 
-tiles!("avx512f,avx512vnni", i32, |sums, x, w| _mm512_dpbusd_epi32(
-    sums, x, w
-));
+tiles!("avx512f,avx512vnni", i32, amx::of_quads, |sums, x, w| {
+    _mm512_dpbusd_epi32(sums, x, w)
+});
 
 #[cfg(test)]
 mod tests {
