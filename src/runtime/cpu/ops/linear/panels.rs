@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::{
     super::{
         lines::Lines,
-        product::{add_products, vectors, vectors_mut},
+        product::{add_products_ahead, vectors, vectors_mut},
         simd,
     },
     Block, Linear, SharedOut,
@@ -21,6 +21,11 @@ const ROWS: usize = 256;
 /// The part of k at most that all rows of a block are multiplied by before the next one: that part of a panel stays in the
 /// second-level cache.
 const DEPTH: usize = 1024;
+/// The same for fewer than [`FEW`] tiles of rows.
+const SHORT: usize = 192;
+const FEW: usize = 4;
+/// Tiles from which on the first one's wait for a part of a panel is less than what asking for it ahead costs all of them.
+const MANY: usize = 32;
 
 /// A weight `[n, k]` as panels `[k, columns]`, one behind the other. The last one is filled up with zeros.
 pub(in super::super) struct Panels {
@@ -131,34 +136,73 @@ impl Tiles<'_> {
     /// By tiles of up to `M` rows and panels of `N` vectors.
     #[inline(always)]
     fn run<S: Simd, const M: usize, const N: usize>(&self, simd: S) {
+        match self.block.rows.div_ceil(M) {
+            ..FEW => self.few::<S, M, N>(simd),
+            tiles => self.many::<S, M, N>(simd, tiles),
+        }
+    }
+
+    /// A weight is read as fast as it comes. So each part of a panel asks for the one behind it, and parts are short, as nothing
+    /// has asked for a layer's first.
+    #[inline(always)]
+    fn few<S: Simd, const M: usize, const N: usize>(&self, simd: S) {
         let (k, cols) = (self.layer.k, N * S::F32_LANES);
-        let depth = k.div_ceil(k.div_ceil(DEPTH).max(1)).max(1);
+        let depth = part_of(k, SHORT);
         for col in (0..self.block.cols).step_by(cols) {
-            let panel = &self.panels[(self.block.col + col) * k..][..cols * k];
-            let panel = vectors::<S, N>(panel);
             for from in (0..k.max(1)).step_by(depth) {
-                let panel = &panel[from..k.min(from + depth)];
+                let values = &self.panels[(self.block.col + col) * k + from * cols..];
+                let (panel, behind) = values.split_at(depth.min(k - from) * cols);
+                let behind = &behind[..panel.len().min(behind.len())];
+                let mut ahead = Ahead::new(behind, self.block.rows.div_ceil(M));
+                let panel = vectors::<S, N>(panel);
                 for row in (0..self.block.rows).step_by(M) {
+                    let (of, ahead) = ((from, row, col), ahead.next());
                     match self.block.rows - row {
-                        1 => self.tile::<S, 1, N>(simd, panel, from, row, col),
-                        2 => self.tile::<S, 2, N>(simd, panel, from, row, col),
-                        3 | 4 => self.tile::<S, 4, N>(simd, panel, from, row, col),
-                        _ => self.tile::<S, M, N>(simd, panel, from, row, col),
+                        1 => self.tile::<S, 1, N, 2>(simd, panel, ahead, of),
+                        2 => self.tile::<S, 2, N, 2>(simd, panel, ahead, of),
+                        3 | 4 => self.tile::<S, 4, N, 2>(simd, panel, ahead, of),
+                        _ => self.tile::<S, M, N, 2>(simd, panel, ahead, of),
                     }
                 }
             }
         }
     }
 
-    /// Up to `M` rows times a panel, from a place in k on. Behind the block's last row, that one is computed again.
+    /// The parts of a panel, long ones, ask for the next panel.
     #[inline(always)]
-    fn tile<S: Simd, const M: usize, const N: usize>(
+    fn many<S: Simd, const M: usize, const N: usize>(&self, simd: S, tiles: usize) {
+        let (k, cols) = (self.layer.k, N * S::F32_LANES);
+        let depth = part_of(k, DEPTH);
+        for col in (0..self.block.cols).step_by(cols) {
+            let (panel, behind) = self.panels[(self.block.col + col) * k..].split_at(cols * k);
+            let behind = &behind[..behind.len().min(cols * k)];
+            let mut ahead = Ahead::new(behind, tiles * k.max(1).div_ceil(depth));
+            let panel = vectors::<S, N>(panel);
+            for from in (0..k.max(1)).step_by(depth) {
+                let panel = &panel[from..k.min(from + depth)];
+                for row in (0..self.block.rows).step_by(M) {
+                    let (of, ahead) = ((from, row, col), ahead.next());
+                    match self.block.rows - row {
+                        1 => self.tile::<S, 1, N, 1>(simd, panel, ahead, of),
+                        2 => self.tile::<S, 2, N, 1>(simd, panel, ahead, of),
+                        3 | 4 => self.tile::<S, 4, N, 1>(simd, panel, ahead, of),
+                        _ if tiles < MANY => self.tile::<S, M, N, 1>(simd, panel, ahead, of),
+                        _ => self.tile::<S, M, N, 0>(simd, panel, ahead, of),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Up to `M` rows times a panel, from a place in k on. Behind the block's last row, that one is computed again. Meanwhile
+    /// `AHEAD` lines of `ahead` are asked for with each element of k.
+    #[inline(always)]
+    fn tile<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
         &self,
         simd: S,
         panel: &[[S::f32s; N]],
-        from: usize,
-        row: usize,
-        col: usize,
+        ahead: &[f32],
+        (from, row, col): (usize, usize, usize),
     ) {
         let (layer, block) = (self.layer, self.block);
         let rows = M.min(block.rows - row);
@@ -179,7 +223,7 @@ impl Tiles<'_> {
                 elements::<S>(sums)[..cols].copy_from_slice(out(i));
             }
         }
-        add_products(simd, x, panel, &mut sums);
+        add_products_ahead::<S, M, N, AHEAD>(simd, x, panel, &mut sums, ahead);
         for (i, sums) in sums.iter_mut().take(rows).enumerate() {
             match vectors_mut::<S, N>(out(i)).first_mut() {
                 Some(out) => *out = *sums,
@@ -187,6 +231,37 @@ impl Tiles<'_> {
             }
         }
     }
+}
+
+/// What is asked for while the tiles of a part of a panel are computed, in equal shares: what comes next. Without that the first
+/// tile waits for the third-level cache, as a core's own prefetcher stops where a page ends.
+struct Ahead<'a> {
+    values: &'a [f32],
+    tile: usize,
+    tiles: usize,
+}
+
+impl<'a> Ahead<'a> {
+    fn new(values: &'a [f32], tiles: usize) -> Self {
+        let tile = 0;
+        Self {
+            values,
+            tile,
+            tiles,
+        }
+    }
+
+    fn next(&mut self) -> &'a [f32] {
+        let at = |tile: usize| tile * self.values.len() / self.tiles;
+        let share = &self.values[at(self.tile)..at(self.tile + 1)];
+        self.tile += 1;
+        share
+    }
+}
+
+/// The length of the equal parts that k is cut into.
+fn part_of(k: usize, most: usize) -> usize {
+    k.div_ceil(k.div_ceil(most).max(1)).max(1)
 }
 
 #[inline(always)]
