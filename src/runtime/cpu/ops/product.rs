@@ -149,10 +149,10 @@ impl Requests {
     #[inline(always)]
     fn send(self, number: usize) {
         let line = (number * self.step) >> Self::SHIFT;
+        let line = self.from.wrapping_add(line * Self::LINE);
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-            let line = self.from.wrapping_add(line * Self::LINE);
             // SAFETY: a request that is no access: it faults nowhere, and changes nothing that a program sees.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
         }
