@@ -21,10 +21,10 @@ const ROWS: usize = 256;
 /// The part of k at most that all rows of a block are multiplied by before the next one: that part of a panel stays in the
 /// second-level cache.
 const DEPTH: usize = 1024;
-/// The same for fewer than [`FEW`] tiles of rows.
+/// The same for fewer than [`FEW`] tiles of rows. These numbers and [`MANY`] were measured on a Xeon (docs/history.md, section 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// Tiles from which on the first one's wait for a part of a panel is less than what asking for it ahead costs all of them.
+/// Tiles from which on nothing is asked for: blocks of so many were no faster by it, as one tile of them waits.
 const MANY: usize = 32;
 
 /// A weight `[n, k]` as panels `[k, columns]`, one behind the other. The last one is filled up with zeros.
@@ -142,7 +142,7 @@ impl Tiles<'_> {
         }
     }
 
-    /// A weight is read as fast as it comes. So each part of a panel asks for the one behind it, and parts are short, as nothing
+    /// Few rows, for which a weight is read as fast as it comes. So each part of a panel asks for the one behind it, and parts are short, as nothing
     /// has asked for a layer's first.
     #[inline(always)]
     fn few<S: Simd, const M: usize, const N: usize>(&self, simd: S) {
@@ -168,7 +168,7 @@ impl Tiles<'_> {
         }
     }
 
-    /// The parts of a panel, long ones, ask for the next panel.
+    /// More rows: the parts of a panel are long, and ask for the next panel. One function for both was 5 to 8 % slower here.
     #[inline(always)]
     fn many<S: Simd, const M: usize, const N: usize>(&self, simd: S, tiles: usize) {
         let (k, cols) = (self.layer.k, N * S::F32_LANES);
@@ -234,7 +234,7 @@ impl Tiles<'_> {
 }
 
 /// What is asked for while the tiles of a part of a panel are computed, in equal shares: what comes next. Without that the first
-/// tile waits for the third-level cache, as a core's own prefetcher stops where a page ends.
+/// tile waits for the third-level cache, as a core's own prefetcher does not go beyond a page.
 struct Ahead<'a> {
     values: &'a [f32],
     tile: usize,
