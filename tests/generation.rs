@@ -3,7 +3,11 @@
 
 mod written;
 
-use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
+use std::{
+    collections::BTreeMap,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
 
 use gemmule::{
     AttentionChoice, Batch, DType, DeviceChoice, Engine,
@@ -35,8 +39,12 @@ fn engine(name: &str, description: &str) -> Engine {
 }
 
 fn engine_on(device: DeviceChoice, name: &str, description: &str) -> Engine {
+    engine_of(device, file(&format!("{name}.json")), description)
+}
+
+fn engine_of(device: DeviceChoice, config: PathBuf, description: &str) -> Engine {
     let builder = Engine::builder(description)
-        .config(file(&format!("{name}.json")))
+        .config(config)
         .random_weights(WEIGHTS)
         .dtype(DType::F32)
         .device(device);
@@ -846,6 +854,40 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
         }
         assert_eq!(generator.cache_bytes().0, 0);
         all
+    };
+    assert_eq!(tokens(DeviceChoice::Cuda(0)), tokens(DeviceChoice::Cpu));
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cpu() {
+    let (name, description) = MODELS[2];
+    let config = std::fs::read_to_string(file(&format!("{name}.json"))).expect("it is there");
+    let longer = config.replace(
+        "\"max_position_embeddings\": 512",
+        "\"max_position_embeddings\": 2048",
+    );
+    assert_ne!(longer, config);
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = folder.path().join("config.json");
+    std::fs::write(&config, longer).expect("it is written");
+    // Both sides of the number of keys from which on steps of few sequences are split.
+    let prompts = prompts(&[490, 20, 505, 100]);
+    let options = Generate {
+        rules: Rules {
+            max_new_tokens: 60,
+            ..Rules::default()
+        },
+        ..Generate::default()
+    };
+    let tokens = |device: DeviceChoice| {
+        let engine = engine_of(device, config.clone(), description);
+        let mut generator = engine.generator(16 << 20).expect("a generator");
+        for prompt in &prompts {
+            let ticket = generator.admit(request(prompt, &options));
+            ticket.expect("there is room");
+        }
+        drain(&mut generator)
     };
     assert_eq!(tokens(DeviceChoice::Cuda(0)), tokens(DeviceChoice::Cpu));
 }

@@ -6,6 +6,7 @@ use gemmule::{
     kernels::KernelSpec,
     machine::Machine,
     select::{Chain, Dispatch, Question, Site, Timings, candidates},
+    tensor::Extents,
 };
 use miette::{Report, miette};
 use serde::Serialize;
@@ -64,7 +65,12 @@ impl Launched {
                 known.len() - 1
             }
         };
-        let kernel = known[at].1.at(rows, 1).cloned();
+        let batch = Extents {
+            longest: 1,
+            rows,
+            ..Extents::default()
+        };
+        let kernel = known[at].1.at(&batch).cloned();
         kernel.ok_or_else(|| {
             miette!(
                 "no kernel computes {site:?} for {rows} rows on the card `{}`",

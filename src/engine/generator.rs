@@ -46,8 +46,17 @@ use crate::{
     },
 };
 
-/// Tokens of prompts that a step takes at most, where nobody says otherwise.
+/// Tokens of prompts that a step on a CPU takes at most, where nobody says otherwise. Who writes waits for them.
 const PROMPT_TOKENS: usize = 512;
+/// The same on a device, which reads prompts beside the steps.
+const PROMPT_TOKENS_ON_DEVICE: usize = 2048;
+
+fn usual_prompt_tokens(on_device: bool) -> usize {
+    match on_device {
+        true => PROMPT_TOKENS_ON_DEVICE,
+        false => PROMPT_TOKENS,
+    }
+}
 
 /// Writes several sequences at once. Those of one engine run beside each other.
 ///
@@ -152,7 +161,7 @@ impl Engine {
             fills: Fills::default(),
             events: VecDeque::new(),
             next_ticket: 0,
-            most_prompt_tokens: PROMPT_TOKENS,
+            most_prompt_tokens: usual_prompt_tokens(matches!(self.backend, Backend::Cuda(_))),
             steps: 0,
             parts,
         })
@@ -357,8 +366,8 @@ impl Generator {
         found.is_some()
     }
 
-    /// Lets a step take at most so many tokens of prompts (512 by default), so that those that wait for their next token do not
-    /// wait for a long prompt.
+    /// Lets a step, or a run that a device reads prompts by beside its steps, take at most so many tokens of prompts (by default
+    /// 512 on a CPU and 2,048 on a device), so that those that wait for their next token do not wait for a long prompt.
     pub fn prompt_tokens_per_step(&mut self, n: usize) {
         self.most_prompt_tokens = n.max(1);
     }

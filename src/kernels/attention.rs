@@ -28,7 +28,7 @@ mod wgmma;
 pub use attending::Attending;
 pub use by_distance::{Bias, ByDistance};
 pub use cached::{Keys, MhaCached};
-pub use decode::MhaDecode;
+pub use decode::{DecodeCtas, MhaDecode};
 pub use decode_append::MhaDecodeAppend;
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{
@@ -148,7 +148,7 @@ pub enum AttentionError {
         "`q` is head-major; decode attention reads columns of rows of tokens, use the plain kernel for a cache"
     )]
     DecodeView,
-    #[error("decode attention splits keys over {splits} CTAs; expected 1 to 8")]
+    #[error("decode attention splits keys over a cluster of {splits} CTAs; expected 2 to 8")]
     DecodeSplits { splits: u32 },
     #[error("attention to a source adds nothing to its cache")]
     AppendToSource,

@@ -21,6 +21,8 @@ pub struct PlanKey {
     pub pairs: u64,
     /// The part of the model that the batch is for.
     pub part: u32,
+    /// The most keys that a token attends to; 0 where nothing depends on them.
+    pub keys: u64,
 }
 
 impl From<(u64, u64, u64, u64)> for PlanKey {
@@ -32,6 +34,7 @@ impl From<(u64, u64, u64, u64)> for PlanKey {
             longest,
             pairs,
             part: 0,
+            keys: 0,
         }
     }
 }

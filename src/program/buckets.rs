@@ -21,6 +21,8 @@ pub struct Buckets {
     tokens: Vec<u64>,
     batch: Vec<u64>,
     longest: Vec<u64>,
+    /// With the numbers of tokens for which they are bounds.
+    keys: Vec<(Interval, u64)>,
     /// Batches that are their own buckets.
     exact: Vec<Batches>,
 }
@@ -51,6 +53,8 @@ impl Buckets {
             limits.sort_unstable();
             limits.dedup();
         }
+        buckets.keys.sort_unstable_by_key(|&(_, limit)| limit);
+        buckets.keys.dedup();
         buckets
     }
 
@@ -62,6 +66,11 @@ impl Buckets {
         for part in step.dispatch.covered() {
             rows.extend(ends(part.rows));
             self.longest.extend(ends(part.longest));
+            let rows = match step.is_over_tokens() {
+                true => part.rows,
+                false => Interval::ALL,
+            };
+            self.keys.extend(ends(part.keys).map(|end| (rows, end)));
         }
         // The error for a sequence that is too long must name the batch's own length.
         if let Some(most) = step.most_longest {
@@ -76,19 +85,18 @@ impl Buckets {
     fn own(&mut self, batches: Batches) {
         self.tokens.extend(ends(batches.rows));
         self.longest.extend(ends(batches.longest));
+        let keys = ends(batches.keys).map(|end| (batches.rows, end));
+        self.keys.extend(keys);
         if !self.exact.contains(&batches) {
             self.exact.push(batches);
         }
     }
 
     /// The bucket of a batch. None of its extents is smaller than the batch's, and it is its own bucket. Where it differs
-    /// from the batch, its `longest`, `pairs` and `slots` decide only which kernels are launched.
+    /// from the batch, its `longest`, `pairs`, `slots` and `cached_keys` decide only which kernels are launched.
     pub fn of_batch(&self, batch: &Extents) -> Extents {
-        if self
-            .exact
-            .iter()
-            .any(|part| part.contains(batch.tokens, batch.longest))
-        {
+        let over_tokens = batch.with_rows(batch.tokens);
+        if self.exact.iter().any(|part| part.contains(&over_tokens)) {
             return *batch;
         }
         let tokens = rounded_tokens(batch.tokens).min(next(&self.tokens, batch.tokens));
@@ -97,7 +105,8 @@ impl Buckets {
             true => rounded_sequences(batch.batch).min(next(&self.batch, batch.batch)),
             false => batch.batch,
         };
-        let longest = next(&self.longest, batch.longest).min(Extents::MAX_TOKENS);
+        let keys = self.most_keys(batch.tokens, batch.most_keys());
+        let longest = next(&self.longest, batch.longest).min(keys);
         // All fields are named, since one that differs between batches of a bucket would keep them from
         // sharing a plan and a graph.
         Extents {
@@ -111,11 +120,19 @@ impl Buckets {
                 _ => batch.slots,
             },
             blocks: batch.blocks,
+            cached_keys: keys,
             source_slots: batch.source_slots,
             source_pairs: batch.source_pairs,
             part: batch.part,
             rows: tokens,
         }
+    }
+
+    /// The most keys of a sequence for which so many tokens launch the same kernels as for `keys` of them.
+    pub fn most_keys(&self, tokens: u64, keys: u64) -> u64 {
+        let bound = |&&(rows, end): &&(Interval, u64)| end >= keys && rows.contains(tokens);
+        let next = self.keys.iter().find(bound);
+        next.map_or(keys.max(Extents::MAX_TOKENS), |&(_, end)| end)
     }
 }
 

@@ -269,9 +269,14 @@ impl Program {
     /// table II). Steps that compute one value for different batches do equal work, so only those of the largest batches
     /// are counted.
     pub fn flop(&self, class: Class) -> Size {
+        let largest = Extents {
+            rows: u64::MAX,
+            longest: u64::MAX,
+            ..Extents::default()
+        };
         self.steps
             .iter()
-            .filter_map(|step| Some((step, &self.kernels[*step.dispatch.at(u64::MAX, u64::MAX)?])))
+            .filter_map(|step| Some((step, &self.kernels[*step.dispatch.at(&largest)?])))
             .filter(|(_, kernel)| kernel.class() == class)
             .fold(Size::default(), |sum, (step, kernel)| {
                 &sum + &kernel.flop().bind(Symbol::Rows, &step.rows)

@@ -63,7 +63,7 @@ impl Step {
             shape: Shape(vec![self.rows.clone()]),
         })?;
         let extents = batch.with_rows(rows);
-        let kernel = self.dispatch.at(rows, batch.longest);
+        let kernel = self.dispatch.at(&extents);
         Ok(kernel.map(|&kernel| (kernel, extents)))
     }
 
@@ -98,7 +98,11 @@ impl Step {
         };
         let mut all = self.dispatch.covered().into_iter();
         self.part == batch.part
-            && all.any(|part| part.rows.above < rows && part.longest.above < batch.longest)
+            && all.any(|part| {
+                part.rows.above < rows
+                    && part.longest.above < batch.longest
+                    && part.keys.above < batch.most_keys()
+            })
     }
 }
 
@@ -124,6 +128,7 @@ mod tests {
             batches: Batches {
                 rows: Interval::new(rows.0, rows.1),
                 longest: Interval::new(longest.0, longest.1),
+                keys: Interval::ALL,
             },
             choice,
         };

@@ -168,6 +168,7 @@ impl Planner {
         let plan = self.cache.plan(
             PlanKey {
                 part: e.part,
+                keys: e.most_keys(),
                 ..(e.tokens, e.batch, e.longest, e.pairs).into()
             },
             self.allocator.as_mut(),

@@ -5,7 +5,7 @@ use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            Attending, AttentionError, HeadView, MhaCached, MhaDecode, MhaDecodeAppend,
+            Attending, AttentionError, DecodeCtas, HeadView, MhaCached, MhaDecode, MhaDecodeAppend,
             MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaPrefill, MhaShort,
             MhaSplitKeys, MhaTile, MhaWgmma,
         },
@@ -162,9 +162,9 @@ const PIECES: Interval = Interval::new(1, None);
 pub struct CachedAttention(pub MhaCached);
 
 impl CachedAttention {
-    /// CTAs for each SM up to which a batch's keys are split, by the splits. More tokens fill the SMs without a merge, and a CTA
-    /// of a split without keys, as all but the first are while sequences are short, costs its launch.
-    const SPLITS: [(u32, u64); 2] = [(MhaDecode::MOST_SPLITS, 2), (2, 2)];
+    /// Keys of a sequence up to which a cluster of CTAs has no gain from the split: hardly more than one of them has any, and all of
+    /// a cluster take longer to launch.
+    const UNSPLIT: u64 = 512;
 
     /// New tokens of a sequence up to which its queries leave a tile of the kernel for Hopper emptier than one of the other's.
     const SHORT: u64 = 192;
@@ -237,26 +237,52 @@ impl CachedAttention {
 
     /// One kernel for every batch, with one number of splits, so that a row is computed in one order whatever the batch.
     pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
-        let splits = match machine.instructions {
-            Instructions::Hopper => MhaDecode::MOST_SPLITS,
-            Instructions::Ampere => 1,
+        let ctas = match machine.instructions {
+            Instructions::Hopper => DecodeCtas::Cluster(MhaDecode::MOST_SPLITS),
+            Instructions::Ampere => DecodeCtas::Small,
         };
-        let kernel = self.split(splits).map(KernelSpec::from);
+        let kernel = self.step(ctas).map(KernelSpec::from);
         Dispatch::always(kernel.unwrap_or_else(|| self.0.clone().into()))
     }
 
-    /// By the number of tokens; empty where the kernel does not serve.
+    /// By the number of tokens, and on Hopper by keys; empty where the kernel does not serve. Clusters split the keys of few sequences,
+    /// two CTAs for each SM. Large CTAs draw as much of the memory's bandwidth without a merge where there is at most one for each SM,
+    /// and more tokens fill the SMs with small ones.
     fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
-        let on_hopper = machine.instructions == Instructions::Hopper;
-        let splits = Self::SPLITS.into_iter().filter(|_| on_hopper);
-        let split = splits.filter_map(|(splits, ctas)| {
-            let kernel = self.split(splits)?;
-            let of_token = u64::from(kernel.ctas_of_token()) * u64::from(splits);
-            let most = ctas * u64::from(machine.sms) / of_token;
-            Some((Some(most), Some(kernel.into())))
-        });
-        let whole = self.split(1).map(|kernel| (None, Some(kernel.into())));
-        Dispatch::by_rows(split.chain(whole))
+        use DecodeCtas::{Cluster, Large, Medium, Small};
+        let all = [Small, Medium, Large, Cluster(MhaDecode::MOST_SPLITS)];
+        let [Some(small), Some(medium), Some(large), Some(cluster)] = all.map(|c| self.step(c))
+        else {
+            return Dispatch::of(Vec::new());
+        };
+        if machine.instructions != Instructions::Hopper {
+            return Dispatch::always(small.into());
+        }
+        let sms = u64::from(machine.sms);
+        let of_token = u64::from(small.ctas_of_token());
+        let few = 2 * sms / (of_token * u64::from(cluster.splits()));
+        let most = sms / of_token;
+        let part = |rows: (u64, Option<u64>), keys: Interval, choice: MhaDecode| Entry {
+            batches: Batches {
+                rows: Interval::new(rows.0, rows.1),
+                keys,
+                ..Batches::ALL
+            },
+            choice: KernelSpec::from(choice),
+        };
+        // Within a window no token attends to more keys.
+        let most_keys = self.0.by.window.map_or(u64::MAX, u64::from);
+        let unsplit = (most_keys >= Self::UNSPLIT).then_some(Self::UNSPLIT);
+        let short = Interval::new(0, unsplit);
+        let longer = Interval::new(unsplit.unwrap_or(u64::MAX), None);
+        let parts = vec![
+            part((0, Some(most)), short, medium),
+            part((0, Some(few)), longer, cluster),
+            part((few, Some(most)), longer, large),
+            part((most, None), Interval::ALL, small),
+        ];
+        let parts = parts.into_iter();
+        Dispatch::of(parts.filter(|part| !part.batches.is_empty()).collect())
     }
 
     /// The kernel for Hopper, where it serves.
@@ -272,9 +298,9 @@ impl CachedAttention {
         MhaPrefill { plain, tile }
     }
 
-    fn split(&self, splits: u32) -> Option<MhaDecode> {
+    fn step(&self, ctas: DecodeCtas) -> Option<MhaDecode> {
         let plain = self.0.clone();
-        Some(MhaDecode { plain, splits }).filter(|kernel| kernel.check().is_ok())
+        Some(MhaDecode { plain, ctas }).filter(|kernel| kernel.check().is_ok())
     }
 }
 
@@ -328,7 +354,7 @@ fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatc
     let rest = dispatch.entries().iter().map(|entry| Entry {
         batches: Batches {
             rows: more,
-            longest: entry.batches.longest,
+            ..entry.batches
         },
         choice: entry.choice.clone(),
     });
@@ -365,7 +391,7 @@ mod tests {
     use crate::{
         kernels::attention::{HeadView, Keys},
         machine::testing,
-        tensor::DType,
+        tensor::{DType, Extents},
     };
 
     fn attention(head: u32, dtype: DType) -> Attention {
@@ -375,6 +401,15 @@ mod tests {
         };
         let of = Attending::full(12, head, 0.125, [0, 1, 2].map(column));
         Attention(MhaOnline { of, dtype })
+    }
+
+    fn batch(tokens: u64, longest: u64) -> Extents {
+        Extents {
+            tokens,
+            longest,
+            rows: tokens,
+            ..Extents::default()
+        }
     }
 
     fn shown(dispatch: &Dispatch<KernelSpec>) -> Vec<String> {
@@ -464,14 +499,27 @@ mod tests {
         assert_eq!(
             shown(&dispatch),
             [
-                "rows up to 8, longest up to 1: mha_decode",
-                "rows 9 to 33, longest up to 1: mha_decode",
+                "rows up to 33, longest up to 1, keys up to 512: mha_decode",
+                "rows up to 8, longest up to 1, keys above 512: mha_decode",
+                "rows 9 to 33, longest up to 1, keys above 512: mha_decode",
                 "rows above 33, longest up to 1: mha_decode",
                 "longest 2 to 192: mha_prefill",
                 "longest above 192: mha_wgmma_persistent",
             ]
         );
         assert_eq!(dispatch.overlap(), None);
+        assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
+        let mut windowed = cached(64, DType::F16);
+        windowed.0.by.window = Some(300);
+        let dispatch = windowed.by_length(&hopper);
+        let steps = &shown(&dispatch)[..2];
+        assert_eq!(
+            steps,
+            [
+                "rows up to 33, longest up to 1: mha_decode",
+                "rows above 33, longest up to 1: mha_decode",
+            ]
+        );
         assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
         let usual = cached(64, DType::F16).by_length(&testing::usual());
         assert_eq!(
@@ -495,10 +543,10 @@ mod tests {
             .appending(&hopper, x(64))
             .expect("both");
         let all = shown(&steps);
-        assert_eq!(all.len(), 3);
+        assert_eq!(all.len(), 4);
         assert!(
             all.iter()
-                .all(|line| line.ends_with("longest up to 1: mha_decode"))
+                .all(|line| line.contains("longest up to 1") && line.ends_with(": mha_decode"))
         );
         assert_eq!(
             shown(&pieces),
@@ -533,7 +581,7 @@ mod tests {
         let hopper = testing::hopper();
         let problem = cached(128, DType::F16);
         let tile = |dispatch: &Dispatch<KernelSpec>, tokens, longest| match dispatch
-            .at(tokens, longest)
+            .at(&batch(tokens, longest))
             .expect("a kernel")
         {
             KernelSpec::MhaPrefill(k) => k.tile.expect("a tile"),

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::tensor::Extents;
+
 /// Sizes above one number, up to another, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -61,53 +63,67 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Batches by their rows, which are tokens unless a step runs over something else, and by the tokens of their longest
-/// sequence.
+/// Batches by their rows, which are tokens unless a step runs over something else, by the tokens of their longest sequence, and
+/// by the most keys that a token attends to ([`Extents::most_keys`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batches {
     pub rows: Interval,
     pub longest: Interval,
+    pub keys: Interval,
 }
 
 impl Batches {
     pub const ALL: Self = Self {
         rows: Interval::ALL,
         longest: Interval::ALL,
+        keys: Interval::ALL,
     };
 
     pub const fn by_rows(rows: Interval) -> Self {
-        Self {
-            rows,
-            longest: Interval::ALL,
-        }
+        Self { rows, ..Self::ALL }
     }
 
     pub const fn by_longest(longest: Interval) -> Self {
         Self {
-            rows: Interval::ALL,
             longest,
+            ..Self::ALL
         }
     }
 
-    pub fn contains(self, rows: u64, longest: u64) -> bool {
-        self.rows.contains(rows) && self.longest.contains(longest)
+    /// Whether a batch with so many rows for the launch at hand is one of these.
+    pub fn contains(self, batch: &Extents) -> bool {
+        let Self {
+            rows,
+            longest,
+            keys,
+        } = self;
+        rows.contains(batch.rows)
+            && longest.contains(batch.longest)
+            && keys.contains(batch.most_keys())
     }
 
     pub fn is_empty(self) -> bool {
-        self.rows.is_empty() || self.longest.is_empty()
+        let [rows, longest, keys] = self.intervals();
+        rows.is_empty() || longest.is_empty() || keys.is_empty()
     }
 
     pub fn meets(self, other: Self) -> bool {
-        self.rows.meets(other.rows) && self.longest.meets(other.longest)
+        let mut both = self.intervals().into_iter().zip(other.intervals());
+        both.all(|(a, b)| a.meets(b))
+    }
+
+    fn intervals(self) -> [Interval; 3] {
+        [self.rows, self.longest, self.keys]
     }
 
     /// Whether every one of these batches is in one of `others`.
     pub fn is_covered_by(self, others: &[Self]) -> bool {
         // All sizes between two neighbouring bounds are in the same intervals, so that it suffices to test the first.
-        let first = |of: fn(&Self) -> Interval| {
-            let bounds = others.iter().flat_map(|o| [Some(of(o).above), of(o).up_to]);
-            let own = of(&self);
+        let first = |of: usize| {
+            let intervals = others.iter().map(|o| o.intervals()[of]);
+            let bounds = intervals.flat_map(|i| [Some(i.above), i.up_to]);
+            let own = self.intervals()[of];
             let inner = bounds
                 .flatten()
                 .filter(|&bound| own.contains(bound.saturating_add(1)));
@@ -119,22 +135,35 @@ impl Batches {
             all.dedup();
             all
         };
-        let (rows, longest) = (first(|b| b.rows), first(|b| b.longest));
+        let in_one = |sizes: [u64; 3]| {
+            let has = |o: &Self| {
+                let mut each = o.intervals().into_iter().zip(sizes);
+                each.all(|(interval, size)| interval.contains(size))
+            };
+            others.iter().any(has)
+        };
+        let [rows, longest, keys] = [0, 1, 2].map(first);
         self.is_empty()
             || rows.iter().all(|&rows| {
-                let in_one = |&longest: &u64| others.iter().any(|o| o.contains(rows, longest));
-                longest.iter().all(in_one)
+                let mut of_rows = longest.iter();
+                of_rows.all(|&longest| keys.iter().all(|&keys| in_one([rows, longest, keys])))
             })
     }
 }
 
 impl fmt::Display for Batches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.rows, self.longest) {
-            (Interval::ALL, Interval::ALL) => f.write_str("any batch"),
-            (rows, Interval::ALL) => write!(f, "rows {rows}"),
-            (Interval::ALL, longest) => write!(f, "longest {longest}"),
-            (rows, longest) => write!(f, "rows {rows}, longest {longest}"),
+        let mut is_first = true;
+        for (name, interval) in ["rows", "longest", "keys"].iter().zip(self.intervals()) {
+            if interval != Interval::ALL {
+                let comma = if is_first { "" } else { ", " };
+                write!(f, "{comma}{name} {interval}")?;
+                is_first = false;
+            }
+        }
+        match is_first {
+            true => f.write_str("any batch"),
+            false => Ok(()),
         }
     }
 }
@@ -180,9 +209,9 @@ impl<T> Dispatch<T> {
         self.entries.is_empty()
     }
 
-    /// The choice that serves a batch.
-    pub fn at(&self, rows: u64, longest: u64) -> Option<&T> {
-        let serves = |entry: &&Entry<T>| entry.batches.contains(rows, longest);
+    /// The choice that serves a batch with so many rows for the launch at hand.
+    pub fn at(&self, batch: &Extents) -> Option<&T> {
+        let serves = |entry: &&Entry<T>| entry.batches.contains(batch);
         self.entries.iter().find(serves).map(|entry| &entry.choice)
     }
 
@@ -277,6 +306,7 @@ mod tests {
         let (short, long) = (longest(0, Some(256)), longest(256, None));
         assert!(many.is_covered_by(&[long, short]) && !many.is_covered_by(&[long]));
         let corner = Batches {
+            keys: Interval::ALL,
             rows: many.rows,
             longest: short.longest,
         };
@@ -284,6 +314,29 @@ mod tests {
         assert!(!Batches::ALL.is_covered_by(&[few, corner]));
         assert!(corner.is_covered_by(&[short]) && !short.is_covered_by(&[corner]));
         assert!(rows(10, Some(10)).is_empty() && rows(10, Some(10)).is_covered_by(&[]));
+    }
+
+    #[test]
+    fn batches_of_few_and_many_keys_are_told_apart() {
+        let keys = |above, up_to| Batches {
+            keys: Interval { above, up_to },
+            ..rows(0, Some(8))
+        };
+        let (short, long) = (keys(0, Some(512)), keys(512, None));
+        assert_eq!(short.to_string(), "rows up to 8, keys up to 512");
+        assert!(!short.meets(long) && short.meets(longest(4, None)));
+        assert!(rows(0, Some(8)).is_covered_by(&[long, short]));
+        assert!(!rows(0, Some(9)).is_covered_by(&[long, short]));
+        assert!(!rows(0, Some(8)).is_covered_by(&[long]));
+        assert!(keys(9, Some(9)).is_empty());
+        // Those of a cache count, and without one the sequences' own.
+        let batch =
+            |lens: &[u32], cached: &[u32]| Extents::continuing(lens, cached, 64).expect("a batch");
+        assert!(short.contains(&batch(&[1, 1], &[0, 511])));
+        assert!(long.contains(&batch(&[1, 1], &[512, 0])));
+        assert!(long.contains(&batch(&[1], &[0]).with_sources(&[1], &[513])));
+        let one = Extents::of(&[513]).expect("a batch").with_rows(1);
+        assert!(long.contains(&one) && !short.contains(&one));
     }
 
     #[test]
@@ -309,7 +362,8 @@ mod tests {
             .map(|entry| format!("{}: {}", entry.batches, entry.choice))
             .collect();
         assert_eq!(shown, ["rows up to 16: a", "rows above 32: a"]);
-        let at = |rows| dispatch.at(rows, 1).copied();
+        let one = Extents::of(&[1]).expect("a batch");
+        let at = |rows| dispatch.at(&one.with_rows(rows)).copied();
         assert_eq!([16, 17, 32, 33].map(at), [Some('a'), None, None, Some('a')]);
         assert_eq!(dispatch.overlap(), None);
         assert!(!Batches::ALL.is_covered_by(&dispatch.covered()));

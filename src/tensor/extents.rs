@@ -16,6 +16,8 @@ pub struct Extents {
     pub slots: u64,
     /// Blocks of the pool that a cache lies in; 0 without one.
     pub blocks: u64,
+    /// The most keys that a sequence has in a cache, those of this batch included, or that its source has; 0 without a cache.
+    pub cached_keys: u64,
     /// Sum of the tokens of the sequences' sources, which another part of the model left keys of.
     pub source_slots: u64,
     /// Pairs of a token and a key of its sequence's source.
@@ -63,6 +65,7 @@ impl Extents {
             pairs: lens.iter().map(|&n| u64::from(n) * u64::from(n)).sum(),
             slots: tokens,
             blocks: 0,
+            cached_keys: 0,
             source_slots: 0,
             source_pairs: 0,
             part: 0,
@@ -76,10 +79,13 @@ impl Extents {
         let before: u64 = cached.iter().map(|&n| u64::from(n)).sum();
         let past = lens.iter().zip(cached);
         let pairs = past.map(|(&n, &before)| u64::from(n) * (u64::from(n) + u64::from(before)));
+        let past = lens.iter().zip(cached);
+        let keys = past.map(|(&n, &before)| u64::from(n) + u64::from(before));
         Ok(Self {
             pairs: pairs.sum(),
             slots: fresh.tokens + before,
             blocks,
+            cached_keys: keys.max().unwrap_or(0),
             ..fresh
         })
     }
@@ -87,13 +93,20 @@ impl Extents {
     /// The same batch, whose sequences attend to sources of these lengths, too.
     pub fn with_sources(self, lens: &[u32], sources: &[u32]) -> Self {
         let pairs = lens.iter().zip(sources);
+        let longest = sources.iter().map(|&n| u64::from(n)).max();
         Self {
+            cached_keys: self.cached_keys.max(longest.unwrap_or(0)),
             source_slots: sources.iter().map(|&n| u64::from(n)).sum(),
             source_pairs: pairs
                 .map(|(&n, &source)| u64::from(n) * u64::from(source))
                 .sum(),
             ..self
         }
+    }
+
+    /// The most keys that a token may attend to: its sequence's, or its source's.
+    pub fn most_keys(&self) -> u64 {
+        self.cached_keys.max(self.longest)
     }
 
     /// Keys of a tile whose scores are reduced together.

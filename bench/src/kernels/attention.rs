@@ -14,8 +14,9 @@ use gemmule::{
     },
     machine::Machine,
     select::Attention,
+    tensor::Extents,
 };
-use miette::{Report, miette};
+use miette::{IntoDiagnostic, Report, miette};
 
 use super::problem::{Contender, Problem, Task, by_limit};
 use crate::launched::ChosenBy;
@@ -133,8 +134,8 @@ fn contenders(
     // One tensor has the columns of all three, as the merged projection writes it.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
     let longest = set.longest();
-    let (tokens, size) = (set.tokens(), u64::from(longest));
-    let picked = attention.by_length(machine, None).at(tokens, size).cloned();
+    let batch = Extents::of(&set.lens).into_diagnostic()?;
+    let picked = attention.by_length(machine, None).at(&batch).cloned();
     let picked = picked.ok_or_else(|| {
         miette!(
             "no kernel computes attention of {heads} heads of {head} for `{}` on the card `{}`",
@@ -147,10 +148,10 @@ fn contenders(
         instructions: Instructions::Ampere,
         ..machine.clone()
     };
-    let short = attention.by_length(&others, None).at(tokens, size).cloned();
+    let short = attention.by_length(&others, None).at(&batch).cloned();
     let short = short.filter(|kernel| matches!(kernel, KernelSpec::MhaShort(_)));
     let wgmma = attention.wgmma(machine).ok();
-    let wgmma = wgmma.and_then(|by_length| by_length.at(tokens, size).cloned());
+    let wgmma = wgmma.and_then(|by_length| by_length.at(&batch).cloned());
     let mut all = vec![Contender::picked(
         label(&picked),
         merged(Chain::of(picked.clone())),

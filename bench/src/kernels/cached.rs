@@ -3,15 +3,16 @@
 use gemmule::{
     DType,
     kernels::{
-        Case, KernelSpec,
-        attention::{HeadView, Keys, MhaCached, MhaDecode, MhaPrefill, usual_scale},
+        Case, Instructions, KernelSpec,
+        attention::{DecodeCtas, HeadView, Keys, MhaCached, MhaDecode, MhaPrefill, usual_scale},
         cache::BLOCK,
         chain::Chain,
     },
     machine::Machine,
     select::CachedAttention,
+    tensor::Extents,
 };
-use miette::{Report, miette};
+use miette::{IntoDiagnostic, Report, miette};
 
 use super::problem::{Contender, Problem, Task};
 use crate::launched::ChosenBy;
@@ -19,14 +20,18 @@ use crate::launched::ChosenBy;
 /// Heads, key heads and their size: GPT-2, Qwen3-0.6B, Llama-3.2-1B, Llama-3-8B.
 const HEADS: [(u32, u32, u32); 4] = [(12, 12, 64), (16, 8, 128), (32, 8, 64), (32, 8, 128)];
 /// Sequences, new tokens of each, and its keys with them.
-const SHAPES: [(u32, u32, u32); 11] = [
+const SHAPES: [(u32, u32, u32); 15] = [
     (1, 1, 96),
     (32, 1, 96),
     (1, 1, 256),
     (32, 1, 256),
     (128, 1, 256),
+    (1, 1, 1024),
+    (4, 1, 512),
     (1, 1, 8192),
+    (5, 1, 8192),
     (8, 1, 8192),
+    (16, 1, 8192),
     (1, 128, 128),
     (1, 512, 2048),
     (8, 512, 512),
@@ -60,38 +65,52 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
             stride: u64::from(2 * kv_heads * head * BLOCK),
             dtype,
         };
-        let (n, each) = (sequences as usize, u64::from(new));
+        let n = sequences as usize;
+        let case = Case {
+            cached: vec![keys - new; n],
+            ..Case::new("timed", &vec![new; n])
+        };
+        let batch = case.extents().into_diagnostic()?;
         Ok(Problem {
-            contenders: contenders(&plain, machine, u64::from(sequences) * each, each)
+            contenders: contenders(&plain, machine, &batch)
                 .ok_or_else(|| miette!("no kernel computes {task} on `{}`", machine.name))?,
             task,
-            case: Case {
-                cached: vec![keys - new; n],
-                ..Case::new("timed", &vec![new; n])
-            },
+            case,
         })
     })
     .collect()
 }
 
 /// What a model launches comes first, then the other kernels; the plain one only where it ends in time.
-fn contenders(
-    plain: &MhaCached,
-    machine: &Machine,
-    tokens: u64,
-    longest: u64,
-) -> Option<Vec<Contender>> {
+fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<Vec<Contender>> {
     let dispatch = CachedAttention(plain.clone()).by_length(machine);
-    let picked = dispatch.at(tokens, longest)?.clone();
-    let decode = |splits| MhaDecode {
+    let picked = dispatch.at(batch)?.clone();
+    let decode = |ctas| MhaDecode {
         plain: plain.clone(),
-        splits,
+        ctas,
     };
     let mut others: Vec<KernelSpec> = Vec::new();
-    if tokens <= 128 {
-        let splits = [1, 2, 4, 8].map(decode);
-        let hopper = |k: &MhaDecode| k.splits == 1 || machine.clusters_at_once(k.splits) > 0;
-        others.extend(splits.into_iter().filter(hopper).map(KernelSpec::from));
+    if batch.tokens <= 128 {
+        let all = [
+            DecodeCtas::Small,
+            DecodeCtas::Medium,
+            DecodeCtas::Large,
+            DecodeCtas::Cluster(2),
+            DecodeCtas::Cluster(4),
+            DecodeCtas::Cluster(8),
+        ];
+        let on_hopper = machine.instructions == Instructions::Hopper;
+        let here = |k: &MhaDecode| match k.ctas {
+            DecodeCtas::Small => true,
+            DecodeCtas::Medium | DecodeCtas::Large => on_hopper,
+            DecodeCtas::Cluster(n) => machine.clusters_at_once(n) > 0,
+        };
+        others.extend(
+            all.map(decode)
+                .into_iter()
+                .filter(here)
+                .map(KernelSpec::from),
+        );
         others.push(plain.clone().into());
     }
     let prefill = MhaPrefill {
@@ -118,11 +137,13 @@ fn contenders(
 /// In words, the same for every shape.
 fn label(kernel: &KernelSpec) -> &'static str {
     match kernel {
-        KernelSpec::MhaDecode(k) => match k.splits {
-            1 => "mha_decode",
-            2 => "mha_decode by clusters of 2",
-            4 => "mha_decode by clusters of 4",
-            _ => "mha_decode by clusters of 8",
+        KernelSpec::MhaDecode(k) => match k.ctas {
+            DecodeCtas::Small => "mha_decode",
+            DecodeCtas::Medium => "mha_decode by medium CTAs",
+            DecodeCtas::Large => "mha_decode by large CTAs",
+            DecodeCtas::Cluster(2) => "mha_decode by clusters of 2",
+            DecodeCtas::Cluster(4) => "mha_decode by clusters of 4",
+            DecodeCtas::Cluster(_) => "mha_decode by clusters of 8",
         },
         KernelSpec::MhaPrefill(k) if k.tile.is_some() => "mha_prefill by WGMMA",
         KernelSpec::MhaPrefill(_) => "mha_prefill",

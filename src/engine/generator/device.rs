@@ -191,13 +191,15 @@ impl DeviceRows {
         let mut n = 0;
         while !self.must_reseat && self.decode.in_flight() < AHEAD {
             let mut step = Vec::new();
-            let (mut end, mut has_singles, mut has_beams) = (0, false, false);
+            let (mut end, mut keys) = (0, 1);
+            let (mut has_singles, mut has_beams) = (false, false);
             for sequence in sequences.iter_mut() {
                 if let Some(rows) = sequence.device_rows()
                     && sequence.awaits_steps()
                 {
                     step.push((rows.start, sequence.ticket));
                     end = end.max(rows.end);
+                    keys = keys.max(sequence.most_keys());
                     has_beams |= sequence.beams().is_some();
                     has_singles |= sequence.beams().is_none();
                 }
@@ -206,7 +208,7 @@ impl DeviceRows {
                 break;
             }
             self.decode
-                .enqueue(end, Behind::of(has_singles, has_beams))?;
+                .enqueue(end, keys, Behind::of(has_singles, has_beams))?;
             let asked = step.iter().map(|&(_, ticket)| ticket);
             let asked: HashSet<Ticket> = asked.collect();
             let stepped = sequences.iter_mut().filter(|s| asked.contains(&s.ticket));

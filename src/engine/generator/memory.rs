@@ -1,10 +1,11 @@
 //! What a generator comes to hold, before it holds anything.
 
 use super::{
-    Generate, PROMPT_TOKENS, Parts,
+    Generate, Parts,
     admit::{blocks_needed, tokens_before},
     check_generating,
     device::room,
+    usual_prompt_tokens,
 };
 use crate::{
     engine::{Backend, Engine, EngineError},
@@ -100,16 +101,17 @@ impl Asked<'_> {
             source = source.max(parts.map_or(0, |parts| parts.positions(len)));
         }
         let rows = n.max(1) * beams.map_or(1, |beams| beams.n);
+        let most_prompt_tokens = usual_prompt_tokens(graphs.is_some());
         let piece = |len: usize| match parts {
             Some(_) => len,
-            None => len.min(PROMPT_TOKENS),
+            None => len.min(most_prompt_tokens),
         };
         // The longest prompts of a batch, or sources, each of which is whole.
         let mut filled: Vec<u32> = Vec::new();
         let mut sum = 0;
         for len in lens.iter().rev().take(n.max(1)).map(|&len| piece(len)) {
             sum += len;
-            if !filled.is_empty() && sum > PROMPT_TOKENS {
+            if !filled.is_empty() && sum > most_prompt_tokens {
                 break;
             }
             filled.push(len as u32);

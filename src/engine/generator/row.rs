@@ -173,6 +173,11 @@ impl Row {
         self.n_prompt + self.options.rules.max_new_tokens
     }
 
+    /// Keys that the next step on a device attends to, of its own or of its source, whichever are more.
+    pub(super) fn most_keys(&self) -> usize {
+        (self.n_prompt + self.n_asked).max(self.source_slots().len())
+    }
+
     /// Whether it goes on behind the steps that are on their way.
     pub(super) fn awaits_steps(&self) -> bool {
         self.n_asked < self.options.rules.max_new_tokens

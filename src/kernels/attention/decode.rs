@@ -21,8 +21,20 @@ use crate::{
 pub struct MhaDecode {
     /// The same attention by the plain kernel, which is its definition.
     pub plain: MhaCached,
-    /// CTAs that share the keys of a token and key head: a cluster of 2 to 8, or 1, which every card runs.
-    pub splits: u32,
+    pub ctas: DecodeCtas,
+}
+
+/// What computes the query heads of a key head for one token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DecodeCtas {
+    /// A CTA of which three fit an SM of Hopper, and one fits every card.
+    Small,
+    /// A CTA of which two fit an SM of Hopper.
+    Medium,
+    /// A CTA that has an SM of Hopper for itself, and as many bytes on their way as several smaller ones.
+    Large,
+    /// A cluster of 2 to 8 medium CTAs that split the keys.
+    Cluster(u32),
 }
 
 /// Most query heads of a CTA: the columns of an MMA. Larger groups read their keys several times.
@@ -44,11 +56,19 @@ impl MhaDecode {
         if q == HeadView::HeadMajor {
             return Err(AttentionError::DecodeView);
         }
-        match (1..=Self::MOST_SPLITS).contains(&self.splits) {
-            true => Ok(()),
-            false => Err(AttentionError::DecodeSplits {
-                splits: self.splits,
-            }),
+        match self.ctas {
+            DecodeCtas::Cluster(splits) if !(2..=Self::MOST_SPLITS).contains(&splits) => {
+                Err(AttentionError::DecodeSplits { splits })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// CTAs that share the keys of a token and key head.
+    pub fn splits(&self) -> u32 {
+        match self.ctas {
+            DecodeCtas::Small | DecodeCtas::Medium | DecodeCtas::Large => 1,
+            DecodeCtas::Cluster(splits) => splits,
         }
     }
 
@@ -92,12 +112,14 @@ impl MhaDecode {
         (2 * self.key_packs() + 4 * self.value_packs()) * 512
     }
 
-    /// Shared memory for tiles in flight, and the most warps. Where keys are split there are few CTAs, and two fit an SM of
-    /// Hopper; else three do, and one fits every card.
+    /// Shared memory for tiles in flight, and the most warps. Where a large CTA's warps have several query heads, eight of them compute
+    /// for longer than their keys take to come.
     fn room(&self) -> (u32, u32) {
-        match self.splits {
-            1 => (64 * 1024, 4),
-            _ => (96 * 1024, 8),
+        match self.ctas {
+            DecodeCtas::Small => (64 * 1024, 4),
+            DecodeCtas::Medium | DecodeCtas::Cluster(_) => (96 * 1024, 8),
+            DecodeCtas::Large if self.rows() == 1 => (192 * 1024, 8),
+            DecodeCtas::Large => (192 * 1024, 16),
         }
     }
 
@@ -110,23 +132,27 @@ impl MhaDecode {
 
     /// Tiles in flight of a warp.
     fn stages(&self) -> u32 {
-        let most = if self.is_small() { 2 } else { 3 };
+        let most = match self.ctas {
+            DecodeCtas::Large => 6,
+            _ if self.is_brief() => 2,
+            _ => 3,
+        };
         (self.room().0 / (self.warps() * self.stage_bytes())).clamp(2, most)
     }
 
     /// Whether a CTA has little to do: six of them on an SM hide more of each other's beginnings and ends than a third tile of
     /// each warp would.
-    fn is_small(&self) -> bool {
+    fn is_brief(&self) -> bool {
         let plain = &self.plain;
         let one_query = plain.heads == plain.kv_heads && plain.dtype != DType::F32;
-        one_query && plain.head <= 64 && self.splits == 1
+        one_query && plain.head <= 64 && self.ctas == DecodeCtas::Small
     }
 
     /// CTAs that an SM must have registers for. Without a minimum ptxas may spill.
     fn min_ctas(&self) -> u32 {
-        match self.plain.head {
-            _ if self.is_small() => 6,
-            129.. => 1,
+        match (self.ctas, self.plain.head) {
+            _ if self.is_brief() => 6,
+            (DecodeCtas::Large, _) | (_, 129..) => 1,
             _ => 2,
         }
     }
@@ -139,9 +165,11 @@ impl Kernel for MhaDecode {
             .strip_prefix("mha_cached")
             .or(plain.strip_prefix("mha"));
         let plain = plain.unwrap_or_default();
-        match self.splits {
-            1 => format!("mha_decode{plain}"),
-            splits => format!("mha_decode{plain}_split{splits}"),
+        match self.ctas {
+            DecodeCtas::Small => format!("mha_decode{plain}"),
+            DecodeCtas::Medium => format!("mha_decode{plain}_medium"),
+            DecodeCtas::Large => format!("mha_decode{plain}_large"),
+            DecodeCtas::Cluster(splits) => format!("mha_decode{plain}_split{splits}"),
         }
     }
 
@@ -155,9 +183,9 @@ impl Kernel for MhaDecode {
 
     fn constants(&self) -> Constants {
         let plain = &self.plain;
-        let cluster = match self.splits {
-            1 => String::new(),
-            splits => format!("__cluster_dims__({splits}, 1, 1) "),
+        let cluster = match self.ctas {
+            DecodeCtas::Small | DecodeCtas::Medium | DecodeCtas::Large => String::new(),
+            DecodeCtas::Cluster(splits) => format!("__cluster_dims__({splits}, 1, 1) "),
         };
         let mut constants = Constants::from([
             ("storage", storage(plain.dtype).into()),
@@ -170,7 +198,7 @@ impl Kernel for MhaDecode {
             ("stride", plain.stride.into()),
             ("warps", self.warps().into()),
             ("stages", self.stages().into()),
-            ("splits", self.splits.into()),
+            ("splits", self.splits().into()),
             ("min_ctas", self.min_ctas().into()),
             ("cluster", cluster.into()),
             ("appends", false.into()),
@@ -188,9 +216,9 @@ impl Kernel for MhaDecode {
     }
 
     fn instructions(&self) -> Instructions {
-        match self.splits {
-            1 => Instructions::Ampere,
-            _ => Instructions::Hopper,
+        match self.ctas {
+            DecodeCtas::Small => Instructions::Ampere,
+            DecodeCtas::Medium | DecodeCtas::Large | DecodeCtas::Cluster(_) => Instructions::Hopper,
         }
     }
 
@@ -199,7 +227,7 @@ impl Kernel for MhaDecode {
         Launch {
             // At most 2^24 tokens, so this fits.
             grid: [
-                extents.tokens.max(1) as u32 * self.splits,
+                extents.tokens.max(1) as u32 * self.splits(),
                 self.ctas_of_token(),
                 1,
             ],
@@ -251,20 +279,29 @@ impl Kernel for MhaDecode {
 
 /// Groups of 1 to 12 heads, heads of every number of packs, and keys of a cluster.
 pub(super) fn representative() -> Vec<KernelSpec> {
+    use DecodeCtas::{Cluster, Large, Medium, Small};
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for (heads, kv_heads, head, splits) in [
-            (12, 12, 64, 1),
-            (12, 12, 64, 8),
-            (16, 8, 128, 1),
-            (32, 8, 64, 8),
-            (6, 1, 40, 2),
-            (8, 1, 128, 8),
-            (6, 3, 96, 1),
-            (12, 1, 80, 8),
-            (4, 1, 256, 2),
-            (3, 3, 256, 8),
-            (2, 2, 32, 1),
+        for (heads, kv_heads, head, ctas) in [
+            (12, 12, 64, Small),
+            (12, 12, 64, Large),
+            (12, 12, 64, Cluster(8)),
+            (16, 8, 128, Small),
+            (16, 8, 128, Medium),
+            (16, 8, 128, Large),
+            (32, 8, 64, Medium),
+            (32, 8, 64, Large),
+            (32, 8, 64, Cluster(8)),
+            (6, 1, 40, Cluster(2)),
+            (8, 1, 128, Cluster(8)),
+            (6, 3, 96, Small),
+            (12, 1, 80, Large),
+            (12, 1, 80, Cluster(8)),
+            (4, 1, 256, Large),
+            (4, 1, 256, Cluster(2)),
+            (3, 3, 256, Cluster(8)),
+            (2, 2, 32, Small),
+            (4, 2, 32, Large),
         ] {
             let plain = MhaCached {
                 heads,
@@ -281,18 +318,18 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,
             };
-            if head == 96 || (head, splits) == (64, 8) {
+            if head == 96 || (heads, ctas) == (32, Large) || (head, ctas) == (64, Cluster(8)) {
                 let all_by = plain.by_distance();
-                all.extend(all_by.map(|plain| MhaDecode { plain, splits }.into()));
+                all.extend(all_by.map(|plain| MhaDecode { plain, ctas }.into()));
             }
             if kv_heads == heads {
                 let plain = MhaCached {
                     keys: Keys::Source,
                     ..plain.clone()
                 };
-                all.push(MhaDecode { plain, splits }.into());
+                all.push(MhaDecode { plain, ctas }.into());
             }
-            all.push(MhaDecode { plain, splits }.into());
+            all.push(MhaDecode { plain, ctas }.into());
         }
     }
     all

@@ -72,6 +72,7 @@ fn a_bucket_ends_where_another_kernel_is_launched() {
     assert_eq!(of_batch(&sequences, &[1; 11]), (16, 12, most));
     let part = Entry {
         batches: Batches {
+            keys: Interval::ALL,
             rows: Interval::ALL,
             longest: Interval::new(5, Some(20)),
         },
@@ -81,6 +82,36 @@ fn a_bucket_ends_where_another_kernel_is_launched() {
     assert_eq!(of_batch(&longest, &[4]), (8, 1, 5));
     assert_eq!(of_batch(&longest, &[20]), (24, 1, 20));
     assert_eq!(of_batch(&longest, &[21]), (24, 1, most));
+}
+
+#[test]
+fn a_bucket_ends_where_more_keys_launch_another_kernel_for_its_tokens() {
+    let part = |rows, keys, choice| Entry {
+        batches: Batches {
+            rows,
+            keys,
+            ..Batches::ALL
+        },
+        choice,
+    };
+    let (few, many) = (Interval::new(0, Some(8)), Interval::new(8, None));
+    let [short, long] = [Interval::new(0, Some(512)), Interval::new(512, None)];
+    let parts = vec![
+        part(few, short, 0),
+        part(few, long, 1),
+        part(many, Interval::ALL, 0),
+    ];
+    let buckets = buckets(Dispatch::of(parts), None, Symbol::Tokens);
+    let keys = |lens: &[u32], cached: &[u32]| {
+        let batch = Extents::continuing(lens, cached, 64).expect("a batch");
+        let bucket = buckets.of_batch(&batch);
+        assert_eq!(buckets.of_batch(&bucket), bucket);
+        assert!(bucket.longest <= bucket.cached_keys);
+        bucket.cached_keys
+    };
+    assert_eq!(keys(&[1, 1], &[0, 511]), 512);
+    assert_eq!(keys(&[1, 1], &[512, 0]), Extents::MAX_TOKENS);
+    assert_eq!(keys(&[1; 9], &[0; 9]), Extents::MAX_TOKENS);
 }
 
 #[test]

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     kernels::decoding::{Advance, Chosen},
-    program::TensorIndex,
+    program::{Buckets, TensorIndex},
     runtime::{
         AllocatorChoice, GraphChoice, Planner,
         cuda::{
@@ -51,6 +51,7 @@ pub struct DecodeLoop {
     workspace: Workspace<Chunks>,
     /// By what chooses tokens behind a step.
     graphs: [Graphs; 3],
+    buckets: Buckets,
     replays: bool,
     logits: TensorIndex,
     /// The part of the model that writes.
@@ -121,6 +122,7 @@ impl DecodeLoop {
                 Chunks::new(model.device.clone(), stream),
             ),
             graphs: Default::default(),
+            buckets: Buckets::of(program),
             part,
             replays: session.replay != GraphChoice::Off,
             logits: logits.0,
@@ -224,16 +226,20 @@ impl DecodeLoop {
         Table::new(&self.launcher, room)
     }
 
-    /// Puts a step of the first `rows` rows on the stream, which chooses tokens as `behind` says.
+    /// Puts a step of the first `rows` rows on the stream, which chooses tokens as `behind` says. Its kernels are those for sequences
+    /// and sources of at most `keys` tokens; they compute longer ones, too.
     ///
     /// # Errors
     /// Memory that could not be had, and failures of the driver; the step is not on its way then.
-    pub fn enqueue(&mut self, rows: usize, behind: Behind) -> Result<(), CudaError> {
+    pub fn enqueue(&mut self, rows: usize, keys: usize, behind: Behind) -> Result<(), CudaError> {
         let Some(table) = &self.table else {
             return Ok(());
         };
         let rows = rounded_rows(rows).min(table.room.rows);
-        let extents = table.room.extents(rows, self.cache.1, self.part);
+        let extents = Extents {
+            cached_keys: self.buckets.most_keys(rows as u64, keys as u64),
+            ..table.room.extents(rows, self.cache.1, self.part)
+        };
         let (model, chunks) = (&self.launcher.model, &mut self.workspace);
         let room = chunks.make_room(model.program(), &extents);
         let (plan, _) = match room {

@@ -144,6 +144,7 @@ impl LoopRoom {
             pairs: keys,
             slots: keys,
             blocks,
+            cached_keys: self.width.max(self.source_width) as u64,
             source_slots: source_keys,
             source_pairs: source_keys,
             part,
