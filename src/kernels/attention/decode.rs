@@ -21,6 +21,7 @@ use crate::{
 pub struct MhaDecode {
     /// The same attention by the plain kernel, which is its definition.
     pub plain: MhaCached,
+    /// For each token and key head.
     pub ctas: DecodeCtas,
 }
 
