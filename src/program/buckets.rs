@@ -43,7 +43,7 @@ impl Buckets {
         }
         let mut outputs = program.outputs.iter().map(|&(_, t)| &program.tensors[t]);
         if !outputs.all(|output| has_rows_in_front(&output.shape)) {
-            return Self::none();
+            buckets.exact = vec![Batches::ALL];
         }
         for limits in [
             &mut buckets.tokens,

@@ -1,13 +1,16 @@
 //! Dispatch of fused attention by the longest sequence.
 
+mod cached;
+
+pub use cached::CachedAttention;
+
 use super::{Batches, Dispatch, Entry, Interval};
 use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            Attending, AttentionError, DecodeCtas, HeadView, MhaCached, MhaDecode, MhaDecodeAppend,
-            MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaPrefill, MhaShort,
-            MhaSplitKeys, MhaTile, MhaWgmma,
+            Attending, AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline,
+            MhaPrefill, MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
         },
         chain::Chain,
     },
@@ -153,157 +156,6 @@ impl Attention {
     }
 }
 
-/// Batches in which every sequence has one token, and those with longer pieces.
-const STEPS: Interval = Interval::new(0, Some(1));
-const PIECES: Interval = Interval::new(1, None);
-
-/// Attention to a KV cache, whichever kernel computes it, given by the kernel that serves every shape and card.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CachedAttention(pub MhaCached);
-
-impl CachedAttention {
-    /// Keys of a sequence up to which a cluster of CTAs has no gain from the split: hardly more than one of them has any, and all of
-    /// a cluster take longer to launch.
-    const UNSPLIT: u64 = 512;
-
-    /// New tokens of a sequence up to which its queries leave a tile of the kernel for Hopper emptier than one of the other's.
-    const SHORT: u64 = 192;
-
-    /// Steps of one token a sequence have a kernel that splits keys by the number of sequences, and longer pieces kernels by tiles
-    /// of queries. Where the latter do not serve, the former computes any batch; where neither does, the plain one.
-    pub fn by_length(&self, machine: &Machine) -> Dispatch<KernelSpec> {
-        let steps = self.steps(machine);
-        let tiles = self.tiles(None);
-        match (steps.is_empty(), tiles.check().is_ok()) {
-            (true, false) => Dispatch::always(self.0.clone().into()),
-            (true, true) => Dispatch::always(tiles.into()),
-            (false, false) => steps,
-            (false, true) => {
-                let of_one = steps.entries().iter().map(|entry| Entry {
-                    batches: Batches {
-                        longest: STEPS,
-                        ..entry.batches
-                    },
-                    choice: entry.choice.clone(),
-                });
-                let longer = |interval, choice: MhaPrefill| Entry {
-                    batches: Batches::by_longest(interval),
-                    choice: choice.into(),
-                };
-                let pieces = match self.long(machine) {
-                    Some(long) => vec![
-                        longer(Interval::new(1, Some(Self::SHORT)), tiles),
-                        longer(Interval::new(Self::SHORT, None), long),
-                    ],
-                    None => vec![longer(PIECES, tiles)],
-                };
-                let all = Dispatch::of(of_one.chain(pieces).collect());
-                by_rounds(&all, machine, self.0.heads)
-            }
-        }
-    }
-
-    /// The same, where the kernel of steps adds a token's key and value, columns of `x`, to the cache as well: the dispatch of steps,
-    /// and that of longer pieces, before which another launch does. `None` where no kernel does both.
-    pub fn appending(&self, machine: &Machine, x: HeadView) -> Option<[Dispatch<KernelSpec>; 2]> {
-        let (mut steps, mut pieces) = (Vec::new(), Vec::new());
-        for entry in self.by_length(machine).entries() {
-            let part = |longest: Interval| Batches {
-                longest: entry.batches.longest.within(longest),
-                ..entry.batches
-            };
-            let (one, longer) = (part(STEPS), part(PIECES));
-            if !one.is_empty() {
-                let KernelSpec::MhaDecode(decode) = &entry.choice else {
-                    return None;
-                };
-                let decode = decode.clone();
-                let choice = MhaDecodeAppend { decode, x };
-                choice.check().ok()?;
-                steps.push(Entry {
-                    batches: one,
-                    choice: choice.into(),
-                });
-            }
-            if !longer.is_empty() {
-                pieces.push(Entry {
-                    batches: longer,
-                    choice: entry.choice.clone(),
-                });
-            }
-        }
-        Some([steps, pieces].map(Dispatch::of))
-    }
-
-    /// One kernel for every batch, with one number of splits, so that a row is computed in one order whatever the batch.
-    pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
-        let ctas = match machine.instructions {
-            Instructions::Hopper => DecodeCtas::Cluster(MhaDecode::MOST_SPLITS),
-            Instructions::Ampere => DecodeCtas::Small,
-        };
-        let kernel = self.step(ctas).map(KernelSpec::from);
-        Dispatch::always(kernel.unwrap_or_else(|| self.0.clone().into()))
-    }
-
-    /// By the number of tokens, and on Hopper by keys; empty where the kernel does not serve. Clusters split the keys of few sequences,
-    /// two CTAs for each SM. Large CTAs draw as much of the memory's bandwidth without a merge where there is at most one for each SM,
-    /// and more tokens fill the SMs with small ones.
-    fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
-        use DecodeCtas::{Cluster, Large, Medium, Small};
-        let all = [Small, Medium, Large, Cluster(MhaDecode::MOST_SPLITS)];
-        let [Some(small), Some(medium), Some(large), Some(cluster)] = all.map(|c| self.step(c))
-        else {
-            return Dispatch::of(Vec::new());
-        };
-        if machine.instructions != Instructions::Hopper {
-            return Dispatch::always(small.into());
-        }
-        let sms = u64::from(machine.sms);
-        let of_token = u64::from(small.ctas_of_token());
-        let few = 2 * sms / (of_token * u64::from(cluster.splits()));
-        let most = sms / of_token;
-        let part = |rows: (u64, Option<u64>), keys: Interval, choice: MhaDecode| Entry {
-            batches: Batches {
-                rows: Interval::new(rows.0, rows.1),
-                keys,
-                ..Batches::ALL
-            },
-            choice: KernelSpec::from(choice),
-        };
-        // Within a window no token attends to more keys.
-        let most_keys = self.0.by.window.map_or(u64::MAX, u64::from);
-        let unsplit = (most_keys >= Self::UNSPLIT).then_some(Self::UNSPLIT);
-        let short = Interval::new(0, unsplit);
-        let longer = Interval::new(unsplit.unwrap_or(u64::MAX), None);
-        let parts = vec![
-            part((0, Some(most)), short, medium),
-            part((0, Some(few)), longer, cluster),
-            part((few, Some(most)), longer, large),
-            part((most, None), Interval::ALL, small),
-        ];
-        let parts = parts.into_iter();
-        Dispatch::of(parts.filter(|part| !part.batches.is_empty()).collect())
-    }
-
-    /// The kernel for Hopper, where it serves.
-    fn long(&self, machine: &Machine) -> Option<MhaPrefill> {
-        let tile = *MhaTile::gathering(self.0.head).first()?;
-        let long = self.tiles(Some(tile));
-        let serves = machine.instructions == Instructions::Hopper && long.check().is_ok();
-        serves.then_some(long)
-    }
-
-    fn tiles(&self, tile: Option<MhaTile>) -> MhaPrefill {
-        let plain = self.0.clone();
-        MhaPrefill { plain, tile }
-    }
-
-    fn step(&self, ctas: DecodeCtas) -> Option<MhaDecode> {
-        let plain = self.0.clone();
-        Some(MhaDecode { plain, ctas }).filter(|kernel| kernel.check().is_ok())
-    }
-}
-
 /// Tiles of an SM up to which it takes the finer one, where there is one.
 const ROUNDS: u64 = 4;
 
@@ -389,7 +241,7 @@ fn within(
 mod tests {
     use super::*;
     use crate::{
-        kernels::attention::{HeadView, Keys},
+        kernels::attention::HeadView,
         machine::testing,
         tensor::{DType, Extents},
     };
@@ -403,16 +255,7 @@ mod tests {
         Attention(MhaOnline { of, dtype })
     }
 
-    fn batch(tokens: u64, longest: u64) -> Extents {
-        Extents {
-            tokens,
-            longest,
-            rows: tokens,
-            ..Extents::default()
-        }
-    }
-
-    fn shown(dispatch: &Dispatch<KernelSpec>) -> Vec<String> {
+    pub(super) fn shown(dispatch: &Dispatch<KernelSpec>) -> Vec<String> {
         let entries = dispatch.entries().iter();
         let template = |kernel: &KernelSpec| kernel.as_kernel().template();
         entries
@@ -474,150 +317,29 @@ mod tests {
         assert_eq!(usual(&problem), ["any batch: mha_online"]);
     }
 
-    fn cached(head: u32, dtype: DType) -> CachedAttention {
-        CachedAttention(MhaCached {
-            keys: Keys::Own,
-            by: Default::default(),
-            heads: 12,
-            kv_heads: 4,
-            head,
-            scale: 0.125,
-            q: HeadView::TokenMajor {
-                offset: 0,
-                stride: 20 * head,
-            },
-            stride: u64::from(8 * head * 32),
-            dtype,
-        })
-    }
-
-    #[test]
-    fn steps_split_the_keys_of_few_sequences_and_longer_pieces_have_tiles_of_queries() {
-        let hopper = testing::hopper();
-        assert_eq!(hopper.sms, 132);
-        let dispatch = cached(64, DType::F16).by_length(&hopper);
-        assert_eq!(
-            shown(&dispatch),
-            [
-                "rows up to 33, longest up to 1, keys up to 512: mha_decode",
-                "rows up to 8, longest up to 1, keys above 512: mha_decode",
-                "rows 9 to 33, longest up to 1, keys above 512: mha_decode",
-                "rows above 33, longest up to 1: mha_decode",
-                "longest 2 to 192: mha_prefill",
-                "longest above 192: mha_wgmma_persistent",
-            ]
-        );
-        assert_eq!(dispatch.overlap(), None);
-        assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
-        let mut windowed = cached(64, DType::F16);
-        windowed.0.by.window = Some(300);
-        let dispatch = windowed.by_length(&hopper);
-        let steps = &shown(&dispatch)[..2];
-        assert_eq!(
-            steps,
-            [
-                "rows up to 33, longest up to 1: mha_decode",
-                "rows above 33, longest up to 1: mha_decode",
-            ]
-        );
-        assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
-        let usual = cached(64, DType::F16).by_length(&testing::usual());
-        assert_eq!(
-            shown(&usual),
-            [
-                "longest up to 1: mha_decode",
-                "longest above 1: mha_prefill"
-            ]
-        );
-        assert!(Batches::ALL.is_covered_by(&usual.covered()));
-    }
-
-    #[test]
-    fn steps_add_to_the_cache_themselves_where_their_kernel_serves() {
-        let x = |head: u32| HeadView::TokenMajor {
-            offset: 12 * head,
-            stride: 20 * head,
+    /// The tile of the kernel for so many tokens.
+    pub(super) fn tile(dispatch: &Dispatch<KernelSpec>, tokens: u64, longest: u64) -> MhaTile {
+        let batch = Extents {
+            tokens,
+            longest,
+            rows: tokens,
+            ..Extents::default()
         };
-        let hopper = testing::hopper();
-        let [steps, pieces] = cached(64, DType::F16)
-            .appending(&hopper, x(64))
-            .expect("both");
-        let all = shown(&steps);
-        assert_eq!(all.len(), 4);
-        assert!(
-            all.iter()
-                .all(|line| line.contains("longest up to 1") && line.ends_with(": mha_decode"))
-        );
-        assert_eq!(
-            shown(&pieces),
-            [
-                "longest 2 to 192: mha_prefill",
-                "longest above 192: mha_wgmma_persistent"
-            ]
-        );
-        let covered = [steps.covered(), pieces.covered()].concat();
-        assert!(Batches::ALL.is_covered_by(&covered));
-        // One kernel serves any batch in f32, and adds its own in steps alone.
-        let usual = testing::usual();
-        let [steps, pieces] = cached(64, DType::F32)
-            .appending(&usual, x(64))
-            .expect("both");
-        assert_eq!(shown(&steps), ["longest up to 1: mha_decode"]);
-        assert_eq!(shown(&pieces), ["longest above 1: mha_decode"]);
-        assert!(cached(16, DType::F16).appending(&usual, x(16)).is_none());
-        let unaligned = HeadView::TokenMajor {
-            offset: 12 * 64 + 4,
-            stride: 20 * 64 + 8,
-        };
-        assert!(
-            cached(64, DType::F16)
-                .appending(&usual, unaligned)
-                .is_none()
-        );
+        match dispatch.at(&batch).expect("a kernel") {
+            KernelSpec::MhaPrefill(k) => k.tile.expect("a tile"),
+            KernelSpec::MhaWgmma(k) => k.tile,
+            other => panic!("{}", other.as_kernel().symbol()),
+        }
     }
 
     #[test]
     fn few_tiles_for_each_sm_are_finer() {
-        let hopper = testing::hopper();
-        let problem = cached(128, DType::F16);
-        let tile = |dispatch: &Dispatch<KernelSpec>, tokens, longest| match dispatch
-            .at(&batch(tokens, longest))
-            .expect("a kernel")
-        {
-            KernelSpec::MhaPrefill(k) => k.tile.expect("a tile"),
-            KernelSpec::MhaWgmma(k) => k.tile,
-            other => panic!("{}", other.as_kernel().symbol()),
-        };
         // 4 · 132 · 192 rows of 12 heads.
-        let pieces = problem.by_length(&hopper);
-        assert_eq!(tile(&pieces, 8448, 512).rows, 128);
-        assert_eq!(tile(&pieces, 8449, 512).rows, 192);
-        let whole = attention(128, DType::F16).by_length(&hopper, None);
+        let whole = attention(128, DType::F16).by_length(&testing::hopper(), None);
         assert_eq!(tile(&whole, 8448, 512).rows, 128);
         assert_eq!(tile(&whole, 8449, 512).rows, 192);
-        assert_eq!((pieces.overlap(), whole.overlap()), (None, None));
+        assert_eq!(whole.overlap(), None);
         assert!(Batches::ALL.is_covered_by(&whole.covered()));
-    }
-
-    #[test]
-    fn what_a_kernel_for_a_cache_does_not_serve_another_does() {
-        let usual = testing::usual();
-        let f32 = cached(64, DType::F32).by_length(&usual);
-        assert_eq!(shown(&f32), ["any batch: mha_decode"]);
-        let small = cached(16, DType::F16).by_length(&usual);
-        assert_eq!(shown(&small), ["any batch: mha_prefill"]);
-        let smaller = cached(16, DType::F32);
-        for dispatch in [smaller.by_length(&usual), smaller.invariant(&usual)] {
-            assert_eq!(shown(&dispatch), ["any batch: mha_cached"]);
-        }
-    }
-
-    #[test]
-    fn an_invariant_program_splits_the_keys_of_every_batch_alike() {
-        for machine in [testing::usual(), testing::hopper()] {
-            let one = cached(64, DType::F16).invariant(&machine);
-            assert_eq!(shown(&one), ["any batch: mha_decode"]);
-        }
     }
 
     #[test]

@@ -93,19 +93,11 @@ impl Batches {
 
     /// Whether a batch with so many rows for the launch at hand is one of these.
     pub fn contains(self, batch: &Extents) -> bool {
-        let Self {
-            rows,
-            longest,
-            keys,
-        } = self;
-        rows.contains(batch.rows)
-            && longest.contains(batch.longest)
-            && keys.contains(batch.most_keys())
+        self.has([batch.rows, batch.longest, batch.most_keys()])
     }
 
     pub fn is_empty(self) -> bool {
-        let [rows, longest, keys] = self.intervals();
-        rows.is_empty() || longest.is_empty() || keys.is_empty()
+        self.intervals().into_iter().any(Interval::is_empty)
     }
 
     pub fn meets(self, other: Self) -> bool {
@@ -115,6 +107,12 @@ impl Batches {
 
     fn intervals(self) -> [Interval; 3] {
         [self.rows, self.longest, self.keys]
+    }
+
+    /// In the order of the intervals.
+    fn has(self, sizes: [u64; 3]) -> bool {
+        let mut each = self.intervals().into_iter().zip(sizes);
+        each.all(|(interval, size)| interval.contains(size))
     }
 
     /// Whether every one of these batches is in one of `others`.
@@ -135,13 +133,7 @@ impl Batches {
             all.dedup();
             all
         };
-        let in_one = |sizes: [u64; 3]| {
-            let has = |o: &Self| {
-                let mut each = o.intervals().into_iter().zip(sizes);
-                each.all(|(interval, size)| interval.contains(size))
-            };
-            others.iter().any(has)
-        };
+        let in_one = |sizes| others.iter().any(|other| other.has(sizes));
         let [rows, longest, keys] = [0, 1, 2].map(first);
         self.is_empty()
             || rows.iter().all(|&rows| {
@@ -153,17 +145,16 @@ impl Batches {
 
 impl fmt::Display for Batches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut is_first = true;
-        for (name, interval) in ["rows", "longest", "keys"].iter().zip(self.intervals()) {
-            if interval != Interval::ALL {
-                let comma = if is_first { "" } else { ", " };
-                write!(f, "{comma}{name} {interval}")?;
-                is_first = false;
-            }
-        }
-        match is_first {
+        let all = ["rows", "longest", "keys"]
+            .into_iter()
+            .zip(self.intervals());
+        let bounded = all.filter(|&(_, interval)| interval != Interval::ALL);
+        let named: Vec<String> = bounded
+            .map(|(name, interval)| format!("{name} {interval}"))
+            .collect();
+        match named.is_empty() {
             true => f.write_str("any batch"),
-            false => Ok(()),
+            false => f.write_str(&named.join(", ")),
         }
     }
 }

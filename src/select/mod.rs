@@ -9,7 +9,8 @@
 //! 5. Kernels that save too little over all numbers of rows are dropped, as each costs compile time (`prune`).
 //! 6. Over all numbers of rows, the covers that lose least with few changes make a [`Dispatch`] for each launch.
 //!
-//! Attention is dispatched by the longest sequence instead of rows, by fixed rules ([`Attention`]).
+//! Attention is dispatched by the longest sequence instead of rows, by fixed rules ([`Attention`]), and that of decoding steps by
+//! sequences and keys ([`CachedAttention`]).
 //! The lowering builds the chains and emits the launches of the answer.
 
 mod attention;

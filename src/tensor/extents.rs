@@ -76,16 +76,19 @@ impl Extents {
     /// The extents of sequences that go on: each has so many tokens in a pool of `blocks` blocks before those of this batch.
     pub fn continuing(lens: &[u32], cached: &[u32], blocks: u64) -> Result<Self, LengthsError> {
         let fresh = Self::of(lens)?;
-        let before: u64 = cached.iter().map(|&n| u64::from(n)).sum();
-        let past = lens.iter().zip(cached);
-        let pairs = past.map(|(&n, &before)| u64::from(n) * (u64::from(n) + u64::from(before)));
-        let past = lens.iter().zip(cached);
-        let keys = past.map(|(&n, &before)| u64::from(n) + u64::from(before));
+        let keys = || {
+            let each = lens.iter().zip(cached);
+            each.map(|(&n, &before)| u64::from(n) + u64::from(before))
+        };
+        let pairs = lens
+            .iter()
+            .zip(keys())
+            .map(|(&n, keys)| u64::from(n) * keys);
         Ok(Self {
             pairs: pairs.sum(),
-            slots: fresh.tokens + before,
+            slots: keys().sum(),
             blocks,
-            cached_keys: keys.max().unwrap_or(0),
+            cached_keys: keys().max().unwrap_or(0),
             ..fresh
         })
     }

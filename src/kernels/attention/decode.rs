@@ -184,9 +184,9 @@ impl Kernel for MhaDecode {
 
     fn constants(&self) -> Constants {
         let plain = &self.plain;
-        let cluster = match self.ctas {
-            DecodeCtas::Small | DecodeCtas::Medium | DecodeCtas::Large => String::new(),
-            DecodeCtas::Cluster(splits) => format!("__cluster_dims__({splits}, 1, 1) "),
+        let cluster = match self.splits() {
+            1 => String::new(),
+            splits => format!("__cluster_dims__({splits}, 1, 1) "),
         };
         let mut constants = Constants::from([
             ("storage", storage(plain.dtype).into()),
