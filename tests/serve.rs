@@ -1105,6 +1105,24 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
 }
 
 #[test]
+fn texts_that_have_room_do_not_wait_however_short_the_queue_may_be() {
+    let server = serving_models(vec![model("writer", false, Duration::ZERO)], quick());
+    let to = server.address();
+    let ask = move |n: usize| {
+        let body = json!({"prompt": "One", "max_tokens": 40, "n": n, "temperature": 1});
+        ask_with(to, "POST", "/v1/completions", "", &body.to_string())
+    };
+    // One text alone: a step that writes a token of many takes little longer.
+    assert_eq!(ask(1).0, 200);
+    let clients: Vec<_> = (0..24).map(|_| thread::spawn(move || ask(4))).collect();
+    for client in clients {
+        let (status, _, text) = client.join().unwrap();
+        assert_eq!(status, 200, "{text}");
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
 fn metrics_are_those_that_the_documentation_has() {
     let embeds = Model::open(ModelChoice {
         cache: Some(cache()),

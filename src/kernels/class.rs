@@ -101,6 +101,7 @@ impl KernelSpec {
             | Self::L2Normalize(_)
             | Self::MeanPoolNormalize(_)
             | Self::Upload(_)
+            | Self::Scatter(_)
             | Self::PackScan(_)
             | Self::PackTokens(_)
             | Self::ChooseToken(_)

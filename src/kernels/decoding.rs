@@ -397,5 +397,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
     };
     let dtypes = [DType::F32, DType::F16, DType::BF16];
     let choose = dtypes.into_iter().flat_map(of);
-    choose.chain([Advance.into()]).collect()
+    choose
+        .chain([Advance.into(), super::upload::Scatter.into()])
+        .collect()
 }

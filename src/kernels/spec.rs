@@ -43,7 +43,7 @@ kernels! {
     MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
     AppendCache,
-    PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, ChooseToken, Candidates, BeamStep, Advance,
+    PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
     RelativeScores,
 }
 
@@ -75,13 +75,14 @@ impl KernelSpec {
     }
 
     /// The launches that come behind a step of a program that writes logits `[batch, vocabulary]`: the choice of tokens, the
-    /// candidates of beams, the step of their search, and the next step's batch data.
-    pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 4] {
+    /// candidates of beams, the step of their search, and the next step's batch data. The last changes sequences between steps.
+    pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 5] {
         [
             ChooseToken { vocabulary, dtype }.into(),
             Candidates { vocabulary, dtype }.into(),
             BeamStep.into(),
             Advance.into(),
+            Scatter.into(),
         ]
     }
 }

@@ -1,11 +1,14 @@
-//! Upload of a batch's data to the device, by a kernel that reads page-locked host memory. It costs less than a copy by
-//! the copy engines, for which neighbouring kernels wait longer than for another kernel.
+//! Uploads of a batch's data and of changes of a table to the device, by kernels that read page-locked host memory. They cost less
+//! than copies by the copy engines, for which neighbouring kernels wait longer than for another kernel.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance,
-    rows::{COPIED, STREAM_THREADS, count, read, rows_by, stream_launch, write},
+    Case, Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance,
+    cache::{BLOCK, pool},
+    rows::{
+        COPIED, STREAM_THREADS, count, one_per, read, read_meta, rows_by, stream_launch, write,
+    },
 };
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Symbol};
@@ -54,6 +57,64 @@ impl Kernel for Upload {
             unreachable!("the parameter list has one operand")
         };
         vec![HostTensor::clone(from)]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance {
+            reason: "whole numbers",
+            ..COPIED
+        }
+    }
+}
+
+/// `places [tokens]`, `values [tokens]` → `to`: each value to its place. Places differ and nothing else of `to` is written. All are
+/// 32 bits wide; `tokens` stands for how many there are, and a check's places are slots of a cache's tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Scatter;
+
+impl Kernel for Scatter {
+    fn symbol(&self) -> String {
+        "scatter".into()
+    }
+
+    fn template(&self) -> &'static str {
+        "scatter"
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::new()
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let each = || one_per(Symbol::Tokens);
+        vec![
+            read_meta("places", Meta::TokenSlots, each()),
+            read("values", DType::I32, each(), Fill::Below(1 << 20)),
+            write("to", DType::I32, pool(BLOCK.into())),
+            count(Symbol::Tokens),
+        ]
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        stream_launch(extents.tokens)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [places, values] = [0, 1].map(|i| reads[i].index());
+        // Whole numbers that are not written stay −1.
+        let mut to = vec![-1; extents.blocks as usize * BLOCK as usize];
+        for (&place, &value) in places.iter().zip(values) {
+            to[place as usize] = value;
+        }
+        vec![HostTensor::Index(to)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        Case::cached()
     }
 
     fn tolerance(&self) -> Tolerance {

@@ -127,7 +127,7 @@ pub struct Writer {
 struct Shared {
     metrics: Arc<Metrics>,
     is_lost: AtomicBool,
-    /// What a token that waits takes of the thread's time, in nanoseconds; 0 before anything was written.
+    /// What a token that waits takes of the thread's time, in nanoseconds; 0 while all have room.
     token_nanos: AtomicU64,
 }
 

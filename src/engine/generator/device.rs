@@ -87,12 +87,13 @@ impl DeviceRows {
             let may_enter = is_idle || sequence.filled.is_none();
             sequence.is_ready_for_device() && sequence.row.is_none() && may_enter
         };
-        let waiting = sequences.iter().filter(|s| waits(s));
-        let n_waiting: usize = waiting.map(Row::n_rows).sum();
-        let n_seated = self.rows.iter().flatten().count();
+        let n_waiting = sequences.iter().filter(|s| waits(s)).count();
         let most = |of: fn(&Row) -> usize| sequences.iter().map(of).max().unwrap_or(0);
         let source = most(|row| row.source_slots().len());
-        let wanted = room(n_seated + n_waiting, most(Row::most_tokens), source);
+        // Those whose prompts are still being read come soon: making room stops the steps, so that it is made once.
+        let coming = sequences.iter().filter(|row| row.suits_device());
+        let n_rows = coming.map(Row::n_rows).sum();
+        let wanted = room(n_rows, most(Row::most_tokens), source);
         let last = self.rows.iter().rposition(Option::is_some);
         // Rows behind the last sequence cost a step nothing; many between do.
         let is_sparse = last.is_some_and(|last| last >= 8 && last + 1 >= 2 * wanted.rows);

@@ -173,7 +173,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::MhaLongContext(k) => heads(k.heads, k.head, &[k.v])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        K::Upload(_) | K::PackScan(_) | K::PackTokens(_) => {
+        K::Upload(_) | K::Scatter(_) | K::PackScan(_) | K::PackTokens(_) => {
             Err("uploading and packing are the runtime's, not a program's".to_owned())
         }
         K::ChooseToken(_) | K::Candidates(_) | K::BeamStep(_) | K::Advance(_) => {

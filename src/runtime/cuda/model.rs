@@ -356,8 +356,8 @@ pub struct CudaModel {
     pub(super) weights: Vec<sys::CUdeviceptr>,
     /// Kernels that run before those of the program: the upload of a batch, and the two that pack a padded one.
     pub(super) before: Arc<[Loaded; 3]>,
-    /// Kernels that run behind a step of a program that writes ([`KernelSpec::decoding`]).
-    pub(super) decoding: Option<Arc<[Loaded; 4]>>,
+    /// Kernels that run behind and between the steps of a program that writes ([`KernelSpec::decoding`]).
+    pub(super) decoding: Option<Arc<[Loaded; 5]>>,
     arena: Arc<Buffer>,
 }
 
@@ -394,15 +394,16 @@ impl CudaModel {
             .iter()
             .map(|kernel| Ok(Some(load(kernel)?.into())))
             .collect::<Result<Vec<_>, CudaError>>()?;
-        let [upload_batch, scan, scatter] = KernelSpec::runtime();
-        let before = [load(&upload_batch)?, load(&scan)?, load(&scatter)?];
+        let [upload_batch, scan, pack] = KernelSpec::runtime();
+        let before = [load(&upload_batch)?, load(&scan)?, load(&pack)?];
         let decoding = decoding(&program)
-            .map(|[choose, candidates, beams, advance]| {
+            .map(|[choose, candidates, beams, advance, scatter]| {
                 let behind = [
                     load(&choose)?,
                     load(&candidates)?,
                     load(&beams)?,
                     load(&advance)?,
+                    load(&scatter)?,
                 ];
                 Ok::<_, CudaError>(behind.into())
             })
@@ -500,7 +501,7 @@ impl CudaModel {
 }
 
 /// The kernels that choose tokens, where a program writes.
-fn decoding(program: &Program) -> Option<[KernelSpec; 4]> {
+fn decoding(program: &Program) -> Option<[KernelSpec; 5]> {
     let (_, vocabulary) = program.next_logits()?;
     Some(KernelSpec::decoding(vocabulary, program.dtype))
 }

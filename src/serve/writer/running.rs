@@ -48,7 +48,7 @@ pub(super) struct Running {
     seat: Option<Seat>,
     /// What the last step took.
     step: Micros,
-    /// Seconds of a step for each of its tokens, which it writes together.
+    /// Seconds of a step for each of its tokens, which it writes together, while others wait.
     tokens: Pace,
     /// Tokens that were written, for one that was asked for.
     written: Pace,
@@ -198,18 +198,22 @@ impl Running {
         let n = n
             .filter(|event| matches!(event, Event::Token { .. }))
             .count();
-        if n > 0 {
+        // Only steps beside which texts wait tell how fast those come to their turn: one text alone takes nearly as long for a token as
+        // a hundred together do for one each.
+        let waits = !self.line.is_empty();
+        if n > 0 && waits {
             self.tokens.add(n as f64, took);
         }
         events.into_iter().for_each(|event| self.tell(event));
         if let Some(lane) = self.shared.metrics.lanes.first() {
             Metrics::set(&lane.cache_bytes, self.generator.cache_bytes().0);
         }
-        if n > 0 {
-            let seconds = self.tokens.seconds(self.written.seconds(1.0));
-            let nanos = (seconds * 1e9) as u64;
-            self.shared.token_nanos.store(nanos, Ordering::Relaxed);
-        }
+        let seconds = match waits {
+            true => self.tokens.seconds(self.written.seconds(1.0)),
+            false => 0.0,
+        };
+        let nanos = (seconds * 1e9) as u64;
+        self.shared.token_nanos.store(nanos, Ordering::Relaxed);
     }
 
     /// A step failed, which was of all that run.

@@ -295,6 +295,7 @@ pub fn run(
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
         KernelSpec::Upload(_)
+        | KernelSpec::Scatter(_)
         | KernelSpec::PackScan(_)
         | KernelSpec::PackTokens(_)
         | KernelSpec::ChooseToken(_)
@@ -440,6 +441,7 @@ fn name(spec: &KernelSpec) -> &'static str {
         KernelSpec::PackScan(_) => "pack_scan",
         KernelSpec::PackTokens(_) => "pack_tokens",
         KernelSpec::Upload(_) => "upload",
+        KernelSpec::Scatter(_) => "scatter",
         KernelSpec::ChooseToken(_) => "choose_token",
         KernelSpec::Candidates(_) => "candidates",
         KernelSpec::BeamStep(_) => "beam_step",

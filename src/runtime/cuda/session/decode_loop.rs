@@ -373,7 +373,7 @@ impl DecodeLoop {
         let program = model.program();
         self.launcher
             .steps(&bound, program.steps.len(), &|_| true)?;
-        let Some([choose, candidates, beams, _]) = model.decoding.as_deref() else {
+        let Some([choose, candidates, beams, ..]) = model.decoding.as_deref() else {
             return Ok(());
         };
         let slot = program
@@ -477,7 +477,7 @@ impl DecodeLoop {
         ring: u64,
         start: Start,
     ) -> Result<(), CudaError> {
-        let Some([.., advance]) = self.launcher.model.decoding.as_deref() else {
+        let Some([.., advance, _]) = self.launcher.model.decoding.as_deref() else {
             return Ok(());
         };
         let (first, at) = (table.memory.start(), table.at);

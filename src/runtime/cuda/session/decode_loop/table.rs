@@ -76,7 +76,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    fn of(room: LoopRoom) -> Self {
+    pub(super) fn of(room: LoopRoom) -> Self {
         let LoopRoom {
             rows,
             width,
@@ -161,6 +161,17 @@ impl Table {
             width,
             source_width,
         } = room;
+        let numbers = at.end / 4;
+        // Kernels find rows, and edits find numbers, by 32 bits.
+        let limit = i32::MAX as u64;
+        if numbers > limit {
+            return Err(CudaError::TooLarge {
+                step: "the choice of tokens".to_owned(),
+                what: format!("the table of {rows} sequences with {width} tokens each"),
+                value: numbers,
+                limit,
+            });
+        }
         let device = &launcher.model.device;
         let memory = Buffer::new(device, at.end, "the sequences of a generator")?;
         let uploads = Uploads::new(device)?;
