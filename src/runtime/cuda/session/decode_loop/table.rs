@@ -265,25 +265,89 @@ pub(super) fn move_rows(
     moves: &[(usize, usize)],
     stream: cudarc::driver::sys::CUstream,
 ) -> Result<(), CudaError> {
-    for &(source, target) in moves {
-        if from.is_none() && source == target {
-            continue;
-        }
+    for Run {
+        from: source,
+        to: target,
+        rows,
+    } in runs(moves, from.is_none())
+    {
         let (old, new) = (from.unwrap_or(to), &*to);
         for ((at, bytes), (to_at, to_bytes)) in old.pieces().into_iter().zip(new.pieces()) {
-            if bytes == 0 {
-                continue;
+            // Rows of one length lie behind each other in both tables.
+            let (copies, rows) = match bytes == to_bytes {
+                true => (1, rows as u64),
+                false => (rows as u64, 1),
+            };
+            for row in 0..copies * u64::from(bytes > 0) {
+                let source = old.memory.start() + at + (source as u64 + row) * bytes;
+                let target = new.memory.start() + to_at + (target as u64 + row) * to_bytes;
+                let bytes = (rows * bytes) as usize;
+                // SAFETY: both tables have these rows, and a row of the new one is no shorter.
+                unsafe { result::memcpy_dtod_async(target, source, bytes, stream) }
+                    .during(|| "move a sequence".to_owned())?;
             }
-            let (source, target) = (source as u64, target as u64);
-            let source = old.memory.start() + at + source * bytes;
-            let target = new.memory.start() + to_at + target * to_bytes;
-            // SAFETY: both tables have these rows, and a row of the new one is no shorter.
-            unsafe { result::memcpy_dtod_async(target, source, bytes as usize, stream) }
-                .during(|| "move a sequence".to_owned())?;
         }
         let (width, to_width) = (4 * old.room.width, 4 * new.room.width);
-        let own = old.found.as_slice()[source * width..][..width].to_vec();
-        to.found.as_mut_slice()[target * to_width..][..width].copy_from_slice(&own);
+        for row in 0..rows {
+            let old = &from.unwrap_or(to).found;
+            let own = old.as_slice()[(source + row) * width..][..width].to_vec();
+            to.found.as_mut_slice()[(target + row) * to_width..][..width].copy_from_slice(&own);
+        }
     }
     Ok(())
+}
+
+/// Neighbouring rows that become neighbouring rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Run {
+    from: usize,
+    to: usize,
+    rows: usize,
+}
+
+/// Moves, in order, with those of neighbours as one. Within a table what is moved at once does not overlap where it goes, and rows that
+/// stay are left out.
+fn runs(moves: &[(usize, usize)], within: bool) -> Vec<Run> {
+    let mut all: Vec<Run> = Vec::new();
+    for &(from, to) in moves {
+        if within && from == to {
+            continue;
+        }
+        match all.last_mut() {
+            Some(run)
+                if (run.from + run.rows, run.to + run.rows) == (from, to)
+                    && !(within && run.rows == from - to) =>
+            {
+                run.rows += 1;
+            }
+            _ => all.push(Run { from, to, rows: 1 }),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_stay_neighbours_move_at_once_and_never_onto_themselves() {
+        let run = |from, to, rows| Run { from, to, rows };
+        let moves = |all: &[usize]| -> Vec<(usize, usize)> {
+            all.iter()
+                .enumerate()
+                .map(|(to, &from)| (from, to))
+                .collect()
+        };
+        assert_eq!(runs(&moves(&[]), true), []);
+        assert_eq!(runs(&moves(&[0, 1, 2]), true), []);
+        assert_eq!(runs(&moves(&[0, 1, 2]), false), [run(0, 0, 3)]);
+        assert_eq!(runs(&moves(&[4, 5, 6, 7]), true), [run(4, 0, 4)]);
+        // A shift by two moves two at once.
+        let shifted = [run(2, 0, 2), run(4, 2, 2), run(6, 4, 1)];
+        assert_eq!(runs(&moves(&[2, 3, 4, 5, 6]), true), shifted);
+        assert_eq!(runs(&moves(&[2, 3, 4, 5, 6]), false), [run(2, 0, 5)]);
+        let apart = [run(3, 1, 1), run(5, 2, 2), run(9, 4, 1)];
+        assert_eq!(runs(&moves(&[0, 3, 5, 6, 9]), true), apart);
+    }
 }
