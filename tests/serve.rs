@@ -792,6 +792,119 @@ fn pairs_that_are_conversations_score_as_the_folder_says() {
 }
 
 #[test]
+fn scores_of_text_embeddings_inference_are_its_own_and_have_the_labels_names() {
+    let server = serving(&["ce-nli"], quick());
+    let to = server.address();
+    let pair = json!(["a premise", "a hypothesis"]);
+    let scores = |raw: bool| {
+        let asked = json!({"inputs": pair, "raw_scores": raw, "truncate": null});
+        let (status, told) = post(to, "/predict", &asked);
+        assert_eq!(status, 200, "{told}");
+        let all = told.as_array().unwrap().iter();
+        let all = all.map(|one| {
+            let label = one["label"].as_str().unwrap().to_owned();
+            (label, one["score"].as_f64().unwrap())
+        });
+        all.collect::<Vec<_>>()
+    };
+    let (raw, usual) = (scores(true), scores(false));
+    let mut names: Vec<&str> = raw.iter().map(|(label, _)| label.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["contradiction", "entailment", "neutral"]);
+    let sum: f64 = raw.iter().map(|(_, logit)| logit.exp()).sum();
+    for ((label, logit), (same, score)) in raw.iter().zip(&usual) {
+        assert_eq!(label, same);
+        assert!(
+            (logit.exp() / sum - score).abs() < 1e-6,
+            "{raw:?} {usual:?}"
+        );
+    }
+    server.shut_down(Duration::ZERO);
+    // Of one label, whose folder lets the logit be the score.
+    let server = serving(&["ce-identity"], quick());
+    let to = server.address();
+    let ranked = |raw: bool| {
+        let asked = json!({"query": "tower", "texts": ["rain", "a high tower"], "raw_scores": raw});
+        let told = post(to, "/rerank", &asked).1;
+        let score = |at: usize| told[at]["score"].as_f64().unwrap();
+        [score(0), score(1)]
+    };
+    for (logit, score) in ranked(true).into_iter().zip(ranked(false)) {
+        assert!((1.0 / (1.0 + (-logit).exp()) - score).abs() < 1e-6);
+    }
+    let cohere =
+        json!({"model": "ce-identity", "query": "tower", "documents": ["rain", "a high tower"]});
+    let cohere = post(to, "/v2/rerank", &cohere).1;
+    let best = cohere["results"][0]["relevance_score"].as_f64().unwrap();
+    assert!((best - ranked(true)[0]).abs() < 1e-6);
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn a_connection_may_be_idle_for_longer_than_a_request_may_take_to_come() {
+    let choice = HttpChoice {
+        header_time: Duration::from_millis(200),
+        ..quick()
+    };
+    let server = serving(&["st-mean"], choice);
+    let to = server.address();
+    let mut stream = connect(to);
+    let asked = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+    let answered = |stream: &mut TcpStream| {
+        let (mut all, mut part) = (Vec::new(), [0; 512]);
+        while !all.ends_with(b"}") && !all.ends_with(b"ok") {
+            match stream.read(&mut part).unwrap() {
+                0 => return false,
+                n => all.extend(&part[..n]),
+            }
+        }
+        all.starts_with(b"HTTP/1.1 200")
+    };
+    for _ in 0..2 {
+        stream.write_all(asked.as_bytes()).unwrap();
+        assert!(answered(&mut stream));
+        thread::sleep(Duration::from_millis(700));
+    }
+    // Its next request has begun, and does not come.
+    let began = Instant::now();
+    stream.write_all(b"GET /hea").unwrap();
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest);
+    assert!(began.elapsed() < Duration::from_secs(10));
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn large_bodies_leave_the_thread_to_others() {
+    let choice = HttpChoice {
+        threads: 1,
+        ..quick()
+    };
+    let server = serving(&["st-mean"], choice);
+    let to = server.address();
+    let inputs = vec!["a"; 150_000];
+    let body = json!({"input": inputs, "encoding_format": "base64"}).to_string();
+    let clients: Vec<_> = (0..2)
+        .map(|_| {
+            let body = body.clone();
+            thread::spawn(move || ask_with(to, "POST", "/v1/embeddings", "", &body).0)
+        })
+        .collect();
+    let mut slowest = Duration::ZERO;
+    while clients.iter().any(|client| !client.is_finished()) {
+        let began = Instant::now();
+        assert_eq!(get(to, "/health").0, 200);
+        slowest = slowest.max(began.elapsed());
+        thread::sleep(Duration::from_millis(5));
+    }
+    for client in clients {
+        assert!([200, 429].contains(&client.join().unwrap()));
+    }
+    assert!(slowest < Duration::from_millis(400), "{slowest:?}");
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
 fn pairs_are_ranked_as_they_score() {
     let server = serving(&["ce-one"], quick());
     let to = server.address();
@@ -848,6 +961,7 @@ fn pairs_are_ranked_as_they_score() {
     for row in tei.as_array().unwrap() {
         let index = row["index"].as_u64().unwrap() as usize;
         assert_eq!(predicted[index][0]["score"], row["score"]);
+        assert_eq!(predicted[index][0]["label"], "LABEL_0");
     }
     server.shut_down(Duration::ZERO);
 }
@@ -1965,14 +2079,18 @@ fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers
         "{told}"
     );
     assert!(told.contains("\"code\":\"deadline_exceeded\""), "{told}");
-    // A list of more texts than may wait is refused as it comes.
-    let many = json!({"prompt": vec!["One"; 3_000], "max_tokens": 40});
-    let (status, head, told) = ask_with(to, "POST", "/v1/completions", "", &many.to_string());
-    assert_eq!(status, 429, "{told}");
-    assert!(
-        head.contains("retry-after-ms: 1000") && told.contains("rate_limit_error"),
-        "{told}"
-    );
+    // More texts than ever wait are no matter of time.
+    for (prompts, n) in [(1_100, 1), (9, 128)] {
+        let many =
+            json!({"prompt": vec!["One"; prompts], "n": n, "max_tokens": 40, "temperature": 1});
+        let (status, _, told) = ask_with(to, "POST", "/v1/completions", "", &many.to_string());
+        assert_eq!(status, 400, "{told}");
+        let text = format!(
+            "the request asks for {} texts, of its prompts and `n` together; expected at most 1024, so send several requests",
+            prompts * n
+        );
+        assert!(told.contains(&text), "{told}");
+    }
     // Who has gone waits no more.
     let began = Instant::now();
     while !get(to, "/metrics")

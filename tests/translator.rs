@@ -65,7 +65,7 @@ fn a_folder_with_sentence_pieces_and_forced_and_bad_words_writes_as_transformers
 #[test]
 fn a_folder_of_many_languages_with_sentence_pieces_writes_as_transformers() {
     let asked = writes_as_transformers("tests/checkpoints/hf-m2m");
-    assert!(asked.rules.forced_first.is_some());
+    assert!(asked.forced_bos.is_some());
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn settings_in_config_json_are_read_where_there_is_no_other_file() {
     assert_eq!(read.beams, Some(beams));
     assert_eq!((read.max_length, read.decoder_start), (Some(40), Some(0)));
     let rules = read.rules;
-    assert_eq!((rules.forced_first, rules.suppressed), (Some(5), vec![7]));
+    assert_eq!((read.forced_bos, rules.suppressed), (Some(5), vec![7]));
     assert_eq!((rules.end, rules.forced_last), (vec![1], vec![1]));
 }
 

@@ -118,7 +118,7 @@ impl Args {
         // What the arguments ask for is instead of what the folder asks for.
         if draws {
             options.beams = None;
-            let asked = options.sampling.unwrap_or_default();
+            let asked = options.usual_sampling;
             options.sampling = Some(Sampling {
                 temperature: self.temperature.unwrap_or(asked.temperature),
                 top_k: self.top_k.unwrap_or(asked.top_k),
@@ -128,8 +128,10 @@ impl Args {
         }
         if let Some(n) = self.beams {
             options.sampling = None;
-            let asked = options.beams.unwrap_or(Beams::of(n));
-            options.beams = Some(Beams { n, ..asked });
+            options.beams = Some(Beams {
+                n,
+                ..options.usual_beams
+            });
         }
         beams_or_sampling(&options, folder, "--beams or --sample decides")?;
         let asked = [
@@ -262,10 +264,15 @@ pub(super) fn run(args: Args) -> Outcome {
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
     let cache = engine.cache_bytes_at_most(&lens, &options)?;
-    let mut texts: Vec<GrowingText> = prompts.iter().map(|_| GrowingText::default()).collect();
     let mut problem: Option<Report> = None;
     // What is written from a source, and an answer, does not go on from the prompt.
     let goes_on = !engine.has_source() && !args.chat;
+    let mut texts = vec![GrowingText::default(); prompts.len()];
+    if goes_on {
+        for (&index, ids) in of_prompt.iter().zip(&ids) {
+            texts[index] = GrowingText::behind(ids, |tokens| encoder.decode(tokens))?;
+        }
+    }
     if args.stream && goes_on {
         print(&prompts[0])?;
     }

@@ -65,8 +65,11 @@ impl Args {
         }
         if let Some(n) = self.beams {
             options.sampling = None;
-            let asked = options.beams.take().unwrap_or(Beams::of(n));
-            options.beams = (n != 1).then_some(Beams { n, ..asked });
+            let asked = Beams {
+                n,
+                ..options.usual_beams
+            };
+            options.beams = (n != 1).then_some(asked);
         }
         beams_or_sampling(&options, encoder.folder(), "--beams decides")?;
         let has_penalty = self.length_penalty.is_some();

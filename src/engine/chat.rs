@@ -90,7 +90,7 @@ impl ChatTemplate {
             true => (own.clone(), Some(files::text(&own, Kind::Config)?)),
             false => (config.clone(), template_of(&settings)),
         };
-        let source = source.ok_or_else(|| {
+        let source = source.as_deref().map(without_marks).ok_or_else(|| {
             broken(
                 folder,
                 "it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; its model was not made for conversations: give it a prompt as it is".to_owned(),
@@ -111,6 +111,7 @@ impl ChatTemplate {
                 Err(Error::new(ErrorKind::InvalidOperation, problem))
             },
         );
+        environment.add_function("strftime_now", strftime_now);
         environment
             .add_template_owned(NAME, source)
             .map_err(|e| broken(&file, say(&e)))?;
@@ -199,53 +200,126 @@ impl ChatTemplate {
     }
 }
 
-/// JSON as Python's `json.dumps` writes it, which transformers give templates: spaces behind commas and colons, nothing escaped for
-/// HTML, fields in their order.
-fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    struct Spaced;
-    impl serde_json::ser::Formatter for Spaced {
-        fn begin_array_value<W: ?Sized + std::io::Write>(
-            &mut self,
-            to: &mut W,
-            is_first: bool,
-        ) -> std::io::Result<()> {
-            to.write_all(if is_first { b"" } else { b", " })
-        }
+/// The time here and now as C writes it.
+fn strftime_now(format: &str) -> Result<String, Error> {
+    jiff::fmt::strtime::format(format, &jiff::ZonedDateTime::now()).map_err(|e| {
+        let problem = format!("strftime_now(\"{format}\"): {e}");
+        Error::new(ErrorKind::InvalidOperation, problem)
+    })
+}
 
-        fn begin_object_key<W: ?Sized + std::io::Write>(
-            &mut self,
-            to: &mut W,
-            is_first: bool,
-        ) -> std::io::Result<()> {
-            self.begin_array_value(to, is_first)
-        }
-
-        fn begin_object_value<W: ?Sized + std::io::Write>(
-            &mut self,
-            to: &mut W,
-        ) -> std::io::Result<()> {
-            to.write_all(b": ")
-        }
+/// A template in which the marks of what the model itself has said, which transformers' training reads, are blocks that say nothing.
+fn without_marks(source: &str) -> String {
+    let (mut left, mut rest) = (String::with_capacity(source.len()), source);
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        left.push_str(before);
+        let end = tag.find("%}").unwrap_or(tag.len());
+        let (inner, behind) = tag.split_at(end);
+        left.push_str(
+            &match inner.trim_matches(|c: char| c.is_whitespace() || "+-".contains(c)) {
+                "generation" => inner.replace("generation", "if true"),
+                "endgeneration" => inner.replace("endgeneration", "endif"),
+                _ => inner.to_owned(),
+            },
+        );
+        rest = behind;
     }
+    left.push_str(rest);
+    left
+}
+
+/// JSON as Python's `json.dumps` writes it, with what transformers take of its options: spaces behind commas and colons, nothing escaped
+/// for HTML, fields in their order.
+fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let wrong = |problem: String| Error::new(ErrorKind::BadSerialization, problem);
     let indent: Option<usize> = options.get("indent")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let is_ascii: Option<bool> = options.get("ensure_ascii")?;
+    let is_sorted: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
+    let separated = match separators.as_deref() {
+        None => Separated(", ".to_owned(), ": ".to_owned()),
+        Some([item, key]) if indent.is_none() => Separated(item.clone(), key.clone()),
+        Some(_) => return Err(wrong("separators are two, and without indent".to_owned())),
+    };
+    let written = match is_sorted {
+        // Maps of serde_json have their keys in order.
+        Some(true) => {
+            serde_json::to_value(value).and_then(|sorted| written(&sorted, indent, separated))
+        }
+        _ => written(value, indent, separated),
+    };
+    let written = written.map_err(|e| wrong(e.to_string()))?;
+    let text = String::from_utf8(written).map_err(|e| wrong(e.to_string()))?;
+    Ok(Value::from_safe_string(match is_ascii {
+        Some(true) => escaped(&text),
+        _ => text,
+    }))
+}
+
+/// What is between items, and behind keys.
+struct Separated(String, String);
+
+impl serde_json::ser::Formatter for Separated {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        to: &mut W,
+        is_first: bool,
+    ) -> std::io::Result<()> {
+        to.write_all(if is_first { b"" } else { self.0.as_bytes() })
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        to: &mut W,
+        is_first: bool,
+    ) -> std::io::Result<()> {
+        self.begin_array_value(to, is_first)
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        to: &mut W,
+    ) -> std::io::Result<()> {
+        to.write_all(self.1.as_bytes())
+    }
+}
+
+fn written(
+    value: &impl Serialize,
+    indent: Option<usize>,
+    separated: Separated,
+) -> serde_json::Result<Vec<u8>> {
     let mut text = Vec::new();
-    let written = match indent {
+    match indent {
         None => value.serialize(&mut serde_json::Serializer::with_formatter(
-            &mut text, Spaced,
-        )),
+            &mut text, separated,
+        ))?,
         Some(n) => {
             let spaces = vec![b' '; n.min(16)];
             let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
             value.serialize(&mut serde_json::Serializer::with_formatter(
                 &mut text, pretty,
-            ))
+            ))?;
         }
-    };
-    let wrong = |problem: String| Error::new(ErrorKind::BadSerialization, problem);
-    written.map_err(|e| wrong(e.to_string()))?;
-    let text = String::from_utf8(text).map_err(|e| wrong(e.to_string()))?;
-    Ok(Value::from_safe_string(text))
+    }
+    Ok(text)
+}
+
+/// JSON with what is not ASCII as the units of UTF-16.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c.is_ascii() {
+            true => text.push(c),
+            false => {
+                let units = c.encode_utf16(&mut [0; 2]).to_vec();
+                text.extend(units.iter().map(|unit| format!("\\u{unit:04x}")));
+            }
+        }
+    }
+    text
 }
 
 /// The template in tokenizer_config.json: a text, or several by name.
@@ -342,6 +416,35 @@ mod tests {
             "{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}";
         assert!(problem(&[("chat_template.jinja", endless)]).contains("fuel"));
         assert!(problem(&[("tokenizer_config.json", "{")]).starts_with("it is no JSON"));
+    }
+
+    #[test]
+    fn what_transformers_give_templates_is_there() {
+        let rendered = |template: &str| {
+            let folder = folder(&[("chat_template.jinja", template)]);
+            let template = ChatTemplate::open(folder.path()).unwrap();
+            template.render(&[Message::new("user", "é😀")]).unwrap()
+        };
+        let year = rendered("{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}");
+        assert!(year.parse::<u32>().is_ok_and(|year| year > 2024), "{year}");
+        let marked = "{% for m in messages %}\n  {%- generation %}\n{{ m.content }}\n  {%- endgeneration -%}\n.{% endfor %}";
+        let plain = marked
+            .replace("endgeneration", "endif")
+            .replace("generation", "if true");
+        assert_eq!(rendered(marked), rendered(&plain));
+        let message = "{{ {'b': messages[0].content, 'a': [1, 2]}|tojson(";
+        for (options, want) in [
+            ("", r#"{"b": "é😀", "a": [1, 2]}"#),
+            ("ensure_ascii=False", r#"{"b": "é😀", "a": [1, 2]}"#),
+            (
+                "ensure_ascii=True",
+                r#"{"b": "\u00e9\ud83d\ude00", "a": [1, 2]}"#,
+            ),
+            ("sort_keys=True", r#"{"a": [1, 2], "b": "é😀"}"#),
+            ("separators=(',', ':')", r#"{"b":"é😀","a":[1,2]}"#),
+        ] {
+            assert_eq!(rendered(&format!("{message}{options}) }}}}")), want);
+        }
     }
 
     #[test]

@@ -176,6 +176,14 @@ impl Folder {
         self.score.unwrap_or_else(|| Score::usual(n_labels))
     }
 
+    /// What `n` labels are called, by `id2label` of config.json as transformers reads it: `LABEL_0` and so on where it has no name.
+    pub fn labels(&self, n: usize) -> Vec<String> {
+        let names = self.config.as_ref().and_then(|c| c.get("id2label"));
+        let name = |id: usize| names?.get(id.to_string())?.as_str().map(str::to_owned);
+        let all = (0..n).map(|id| name(id).unwrap_or_else(|| format!("LABEL_{id}")));
+        all.collect()
+    }
+
     /// The prompt that a choice means.
     ///
     /// # Errors

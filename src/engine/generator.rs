@@ -21,6 +21,7 @@ use std::{
     ops::ControlFlow,
 };
 
+pub use admit::Admission;
 use admit::blocks_needed;
 pub use breakdown::DecodeStep;
 pub use config::generation_config;
@@ -195,7 +196,9 @@ impl Engine {
         let blocks = prompts.iter().map(|&prompt| {
             let prompt = prompt.max(1);
             let before = parts.map_or(prompt, |_| 1);
-            let new = options.new_tokens(before, positions).max(1);
+            let left = positions.map_or(usize::MAX, |n| (n as usize).saturating_sub(before));
+            // More than there are positions for is refused, and needs nothing.
+            let new = options.new_tokens(before, positions).min(left).max(1);
             u64::from(blocks_needed(parts, prompt, new, options.beams))
         });
         Ok(blocks.sum::<u64>() * self.program().block_bytes())

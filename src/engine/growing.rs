@@ -17,9 +17,30 @@ pub struct GrowingText {
     context_text: String,
     /// Bytes of the text that the tokens up to the context's end gave.
     settled: usize,
+    /// Tokens before the first one, as long as the context reaches back to them.
+    before: Vec<u32>,
 }
 
+/// Tokens of a prompt that the text of the first ones behind it may depend on.
+const BEFORE: usize = 8;
+
 impl GrowingText {
+    /// A text that goes on from a prompt. Decoders of SentencePiece drop the space at the beginning of a text, which this is not.
+    ///
+    /// # Errors
+    /// Those of `decode`.
+    pub fn behind<E>(
+        prompt: &[u32],
+        decode: impl Fn(&[u32]) -> Result<String, E>,
+    ) -> Result<Self, E> {
+        let before = prompt[prompt.len().saturating_sub(BEFORE)..].to_vec();
+        Ok(Self {
+            context_text: decode(&before)?,
+            before,
+            ..Self::default()
+        })
+    }
+
     /// Adds a token. Of those before it only the last few are decoded again.
     ///
     /// # Errors
@@ -30,12 +51,17 @@ impl GrowingText {
         decode: impl Fn(&[u32]) -> Result<String, E>,
     ) -> Result<(), E> {
         self.tokens.push(id);
-        let now = decode(&self.tokens[self.context.start..])?;
+        let open = &self.tokens[self.context.start..];
+        let now = match self.before.is_empty() {
+            true => decode(open)?,
+            false => decode(&[&self.before, open].concat())?,
+        };
         let Some(new) = now.strip_prefix(self.context_text.as_str()) else {
             // A decoder that changes what it wrote before sees all of it.
             self.text = decode(&self.tokens)?;
             self.context = 0..0;
             self.context_text.clear();
+            self.before.clear();
             self.settled = 0;
             return Ok(());
         };
@@ -45,6 +71,7 @@ impl GrowingText {
         if !new.is_empty() && !new.ends_with('\u{fffd}') {
             self.settled = self.text.len();
             self.context = self.context.end..self.tokens.len();
+            self.before.clear();
             self.context_text = decode(&self.tokens[self.context.clone()])?;
         }
         Ok(())
@@ -63,14 +90,14 @@ impl GrowingText {
 
     /// What may be shown now: nothing that later tokens may change, and no beginning of a stop.
     pub fn ready(&self, stops: &[String]) -> usize {
-        let whole = self.text.trim_end_matches('\u{fffd}').len();
+        let whole = self.text.trim_end_matches('\u{fffd}');
         let begun = |stop: &String| {
             let ends = (1..stop.len()).rev().filter(|&n| stop.is_char_boundary(n));
-            let mut ends = ends.filter(|&n| self.text.ends_with(&stop[..n]));
+            let mut ends = ends.filter(|&n| whole.ends_with(&stop[..n]));
             ends.next().unwrap_or(0)
         };
         let held = stops.iter().map(begun).max().unwrap_or(0);
-        whole.min(self.text.len() - held).max(self.shown)
+        (whole.len() - held).max(self.shown)
     }
 }
 
@@ -142,5 +169,40 @@ mod tests {
         assert_eq!(text("one EN").ready(&stops), 4);
         assert_eq!(text("one ENt").ready(&stops), 7);
         assert_eq!(text("é\u{fffd}").ready(&stops), 2);
+        // The rest of a stop may come in pieces of a character.
+        assert_eq!(text("one a\u{fffd}\u{fffd}").ready(&["aé".to_owned()]), 4);
+    }
+
+    #[test]
+    fn a_stop_is_found_whose_character_comes_in_pieces() {
+        for (whole, stop, left) in [
+            ("one aé two", "aé", "one "),
+            ("o 😀 two", " 😀", "o"),
+            ("o é", "é", "o "),
+        ] {
+            let stops = [stop.to_owned()];
+            let mut text = GrowingText::default();
+            for byte in whole.bytes() {
+                text.push(byte.into(), decode).expect("it decodes anything");
+                if text.cut(&stops) {
+                    break;
+                }
+                text.shown = text.ready(&stops);
+            }
+            assert_eq!((text.text.as_str(), text.stopped), (left, true));
+        }
+    }
+
+    #[test]
+    fn what_goes_on_from_a_prompt_keeps_its_first_space() {
+        let of = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
+        for prompt in ["One cold morning", " a", "é"] {
+            let mut text = GrowingText::behind(&of(prompt), decode).expect("it decodes anything");
+            for token in of(" Anna walked") {
+                text.push(token, decode).expect("it decodes anything");
+            }
+            assert_eq!(text.text, " Anna walked");
+            assert_eq!(text.tokens, of(" Anna walked"));
+        }
     }
 }

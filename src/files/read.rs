@@ -109,17 +109,21 @@ pub fn bytes(file: &Path, kind: Kind) -> Result<Vec<u8>, ReadError> {
     Beginning::open(file, 0)?.rest(kind)
 }
 
-/// The whole file as text.
+/// The whole file as text, without the mark of its byte order that some editors put before it.
 ///
 /// # Errors
 /// As [`bytes`]; and what is not UTF-8 cannot be read either.
 pub fn text(file: &Path, kind: Kind) -> Result<String, ReadError> {
-    String::from_utf8(bytes(file, kind)?).map_err(|_| {
+    let text = String::from_utf8(bytes(file, kind)?).map_err(|_| {
         let source = io::Error::new(
             io::ErrorKind::InvalidData,
             "stream did not contain valid UTF-8",
         );
         ReadError::io(file, source)
+    })?;
+    Ok(match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_owned(),
+        None => text,
     })
 }
 

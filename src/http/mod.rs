@@ -38,7 +38,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    task::Poll,
+    task::{Context, Poll},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -53,7 +53,10 @@ pub use auth::{Keys, KeysError};
 #[doc(hidden)]
 pub use bodies::Bodies;
 pub use server::{Ended, Server};
-use tokio::sync::watch;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::block_in_place,
+};
 
 use crate::serve::{self, Model, Models, ServeError, Submit, Wanted};
 use body::Body;
@@ -70,6 +73,9 @@ pub struct HttpChoice {
     /// How long a client may take to send headers, and a body.
     pub header_time: Duration,
     pub body_time: Duration,
+    /// How long a connection may be idle between two requests: longer than those before the server keep theirs, as one that closes while a
+    /// request is on the way loses it.
+    pub idle_time: Duration,
     /// How long it may take none of the bytes of an answer.
     pub write_time: Duration,
     /// Who may ask; `None` for everybody.
@@ -89,6 +95,7 @@ impl Default for HttpChoice {
             timeout: Duration::from_secs(60),
             header_time: Duration::from_secs(10),
             body_time: Duration::from_secs(30),
+            idle_time: Duration::from_secs(75),
             write_time: Duration::from_secs(30),
             keys: None,
             drain_delay: Duration::from_secs(5),
@@ -103,6 +110,8 @@ struct App {
     models: Models,
     choice: HttpChoice,
     counts: Counts,
+    /// Who tokenizes for those who ask for tokens.
+    tokenizing: Semaphore,
     next_id: AtomicU64,
     /// Whether what still runs is given up.
     cut: watch::Sender<bool>,
@@ -226,6 +235,9 @@ impl Deref for Asking<'_> {
     }
 }
 
+/// Bytes of a body of which reading and answering takes a millisecond and more.
+const LARGE: u64 = 128 << 10;
+
 type Answered = Result<Response<Body>, Failure>;
 
 impl App {
@@ -235,6 +247,7 @@ impl App {
             models,
             choice,
             counts: Counts::default(),
+            tokenizing: Semaphore::new(1),
             next_id: AtomicU64::new(0),
             cut: watch::Sender::new(false),
             began: Instant::now(),
@@ -250,12 +263,19 @@ impl App {
         let id = self.request_id(request.headers());
         // Who asks for a head alone is answered as if it asked for all; hyper leaves the body out.
         let is_head = request.method() == Method::HEAD && method == Method::GET;
+        // What takes long to read and to write down leaves its thread to other connections.
+        let length = request.body().size_hint().exact();
+        let is_large = method == Method::POST && length.is_none_or(|bytes| bytes > LARGE);
         let asking = Asking::of(&self);
         let answered = match request.method() == method || is_head || route == Route::Unknown {
             true => {
                 let mut routed = pin!(asking.routed(route, request, began));
                 let mut cut = pin!(server::ends(self.cut.subscribe()));
-                poll_fn(|context| match routed.as_mut().poll(context) {
+                let mut poll = |context: &mut Context<'_>| match is_large {
+                    true => block_in_place(|| routed.as_mut().poll(context)),
+                    false => routed.as_mut().poll(context),
+                };
+                poll_fn(|context| match poll(context) {
                     Poll::Ready(answered) => Poll::Ready(answered),
                     Poll::Pending => {
                         let cut = cut.as_mut().poll(context);

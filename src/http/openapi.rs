@@ -206,7 +206,7 @@ fn described(route: Route) -> Described {
                     "input": named("Input"),
                     "encoding_format": only(json!([null, "float", "base64"])),
                     "dimensions": or_null(whole(1)),
-                    "truncate": yes_or_no(),
+                    "truncate": or_null(yes_or_no()),
                 }),
             )),
             vec![
@@ -257,7 +257,7 @@ fn described(route: Route) -> Described {
             Some(object(
                 &["inputs"],
                 json!({
-                    "inputs": named("Input"), "truncate": yes_or_no(), "normalize": yes_or_no(),
+                    "inputs": named("Input"), "truncate": or_null(yes_or_no()), "normalize": yes_or_no(),
                     "dimensions": or_null(whole(1)), "prompt_name": only(json!([null])),
                     "truncation_direction": direction(),
                 }),
@@ -288,7 +288,7 @@ fn described(route: Route) -> Described {
                         {"type": "array", "minItems": 1, "items":
                             {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2}},
                     ]},
-                    "truncate": yes_or_no(), "raw_scores": only(json!([false])),
+                    "truncate": or_null(yes_or_no()), "raw_scores": yes_or_no(),
                     "truncation_direction": direction(),
                 }),
             )),
@@ -300,8 +300,8 @@ fn described(route: Route) -> Described {
                 &["query", "texts"],
                 json!({
                     "query": text(), "texts": {"type": "array", "items": text(), "minItems": 1},
-                    "truncate": yes_or_no(), "return_text": yes_or_no(),
-                    "raw_scores": only(json!([false])), "truncation_direction": direction(),
+                    "truncate": or_null(yes_or_no()), "return_text": yes_or_no(),
+                    "raw_scores": yes_or_no(), "truncation_direction": direction(),
                 }),
             )),
             json_answer(list(object(
@@ -319,7 +319,7 @@ fn described(route: Route) -> Described {
                         "sentences": {"type": "array", "items": some_text(), "minItems": 1},
                     })),
                     "parameters": or_null(object(&[], json!({
-                        "truncate": yes_or_no(), "prompt_name": only(json!([null])),
+                        "truncate": or_null(yes_or_no()), "prompt_name": only(json!([null])),
                         "truncation_direction": direction(),
                     }))),
                 }),
@@ -360,7 +360,7 @@ fn described(route: Route) -> Described {
                     "documents": {"type": "array", "minItems": 1, "items": {"anyOf": [
                         text(), object(&["text"], json!({"text": text()})),
                     ]}},
-                    "top_n": or_null(whole(0)), "return_documents": yes_or_no(), "truncate": yes_or_no(),
+                    "top_n": or_null(whole(0)), "return_documents": yes_or_no(), "truncate": or_null(yes_or_no()),
                 }),
             )),
             json_answer(object(
@@ -460,7 +460,7 @@ fn all_of_texts() -> Value {
     object(
         &["inputs"],
         json!({
-            "inputs": named("Input"), "truncate": yes_or_no(), "prompt_name": only(json!([null])),
+            "inputs": named("Input"), "truncate": or_null(yes_or_no()), "prompt_name": only(json!([null])),
             "truncation_direction": direction(),
         }),
     )

@@ -25,6 +25,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinHandle,
+    time::{Sleep, sleep},
 };
 
 use super::{
@@ -259,7 +260,7 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
     let is_computed = Arc::new(AtomicBool::new(false));
     let (asked, computed) = (Arc::clone(&has_asked), Arc::clone(&is_computed));
     let (socket, mut watch) = Socket::new(stream, app.choice.write_time);
-    let header_time = app.choice.header_time;
+    let (header_time, idle_time) = (app.choice.header_time, app.choice.idle_time);
     let service = service_fn(move |request: Request<Incoming>| {
         asked.store(true, Ordering::Relaxed);
         let (app, computed) = (Arc::clone(&app), Arc::clone(&computed));
@@ -272,7 +273,7 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(header_time)
+        .header_read_timeout(idle_time.max(header_time))
         .max_buf_size(MOST_HEADERS)
         // Who sends no more waits for its answer; the watch sees who has gone.
         .half_close(true)
@@ -287,13 +288,24 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
         }
     });
     let mut is_ending = false;
+    // A first request, and one that has begun.
+    let mut coming: Option<Pin<Box<Sleep>>> = None;
     // What has come is read before the end is looked at. What breaks a connection is its client's affair.
     poll_fn(|context| {
         loop {
             if connection.as_mut().poll(context).is_ready() {
                 return Poll::Ready(());
             }
-            if is_computed.load(Ordering::Relaxed) && watch.poll_gone(context).is_ready() {
+            let is_computed = is_computed.load(Ordering::Relaxed);
+            if is_computed || (has_asked.load(Ordering::Relaxed) && !watch.has_begun()) {
+                coming = None;
+            } else {
+                let time = coming.get_or_insert_with(|| Box::pin(sleep(header_time)));
+                if time.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(());
+                }
+            }
+            if is_computed && watch.poll_gone(context).is_ready() {
                 return Poll::Ready(());
             }
             if is_ending || ends.as_mut().poll(context).is_pending() {

@@ -35,6 +35,8 @@ struct Shared {
     stream: TcpStream,
     /// Whether all that was to be written lies with the system.
     is_flushed: AtomicBool,
+    /// Whether bytes came since the last ones of an answer went.
+    has_begun: AtomicBool,
 }
 
 /// Looks for a client's leaving while its answer is computed.
@@ -52,6 +54,7 @@ impl Socket {
         let shared = Arc::new(Shared {
             stream,
             is_flushed: AtomicBool::new(true),
+            has_begun: AtomicBool::new(false),
         });
         let watch = Watch {
             shared: Arc::clone(&shared),
@@ -96,6 +99,7 @@ impl AsyncRead for Socket {
             ready!(self.shared.stream.poll_read_ready(context))?;
             match self.shared.stream.try_read(into.initialize_unfilled()) {
                 Ok(n) => {
+                    self.shared.has_begun.store(true, Ordering::Relaxed);
                     into.advance(n);
                     return Poll::Ready(Ok(()));
                 }
@@ -113,6 +117,7 @@ impl AsyncWrite for Socket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.shared.is_flushed.store(false, Ordering::Relaxed);
+        self.shared.has_begun.store(false, Ordering::Relaxed);
         self.written(context, bytes)
     }
 
@@ -130,6 +135,11 @@ impl AsyncWrite for Socket {
 }
 
 impl Watch {
+    /// Whether a client has begun to send what was not answered yet.
+    pub fn has_begun(&self) -> bool {
+        self.shared.has_begun.load(Ordering::Relaxed)
+    }
+
     /// Ends when the client of a request that is being computed has gone; only asked meanwhile.
     pub fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let stream = &self.shared.stream;

@@ -1,16 +1,19 @@
 //! The routes of text-embeddings-inference (TEI).
 
 use hyper::{Response, StatusCode, header::HeaderValue};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
     Answered, Asking, Body,
     embeddings::{computed, inputs, kind, normalize, not_computed, ranked, shortened},
     error::Failure,
-    json, on_thread,
+    json, of_type, on_thread,
 };
-use crate::serve::{Answer, Kind, Models, Submit, Text, Wanted};
+use crate::{
+    engine::{Score, TextToken},
+    serve::{Answer, Kind, Models, Submit, Text, Wanted},
+};
 
 fn yes() -> bool {
     true
@@ -21,7 +24,7 @@ pub(super) struct Embed {
     #[serde(default)]
     inputs: Value,
     #[serde(default)]
-    truncate: bool,
+    truncate: Option<bool>,
     #[serde(default = "yes")]
     normalize: bool,
     #[serde(default)]
@@ -44,10 +47,18 @@ fn usual_text(prompt: Option<&str>, direction: Option<&str>) -> Result<(), Failu
     }
 }
 
-fn usual_scores(are_raw: bool) -> Result<(), Failure> {
-    match are_raw {
-        true => Err(not_computed("raw_scores")),
-        false => Ok(()),
+/// Scores of one text as TEI gives them, whatever the folder lets logits go through: a sigmoid of one label's, and what several have
+/// sums to one.
+fn scored(logits: &mut [f32], are_raw: bool) {
+    match logits {
+        _ if are_raw => {}
+        [one] => *one = Score::Sigmoid.of(*one),
+        several => {
+            let top = several.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            several.iter_mut().for_each(|x| *x = (*x - top).exp());
+            let sum: f32 = several.iter().sum();
+            several.iter_mut().for_each(|x| *x /= sum);
+        }
     }
 }
 
@@ -61,7 +72,7 @@ pub(super) async fn embed(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answ
     let service = model.service()?;
     shortened(vec![0.0; service.width()], asked.dimensions)?;
     let submit = Submit {
-        truncate: asked.truncate,
+        truncate: asked.truncate.unwrap_or_default(),
         ..submit
     };
     let answers = computed(app, service, inputs("inputs", &asked.inputs)?, submit).await?;
@@ -89,7 +100,7 @@ pub(super) struct EmbedAll {
     #[serde(default)]
     inputs: Value,
     #[serde(default)]
-    truncate: bool,
+    truncate: Option<bool>,
     #[serde(default)]
     prompt_name: Option<String>,
     #[serde(default)]
@@ -105,7 +116,7 @@ pub(super) async fn embed_all(app: &Asking<'_>, body: &[u8], submit: Submit) -> 
     )?;
     let model = app.asks(app.models.embedding(None))?;
     let submit = Submit {
-        truncate: asked.truncate,
+        truncate: asked.truncate.unwrap_or_default(),
         wanted: Wanted::AllTokens,
         ..submit
     };
@@ -129,7 +140,7 @@ pub(super) async fn embed_sparse(app: &Asking<'_>, body: &[u8], submit: Submit) 
     )?;
     let model = app.asks(app.models.sparse(None))?;
     let submit = Submit {
-        truncate: asked.truncate,
+        truncate: asked.truncate.unwrap_or_default(),
         wanted: Wanted::Sparse,
         ..submit
     };
@@ -161,7 +172,7 @@ pub(super) struct Compared {
 #[derive(Default, Deserialize)]
 pub(super) struct Parameters {
     #[serde(default)]
-    truncate: bool,
+    truncate: Option<bool>,
     #[serde(default)]
     prompt_name: Option<String>,
     #[serde(default)]
@@ -186,7 +197,7 @@ pub(super) async fn similarity(app: &Asking<'_>, body: &[u8], submit: Submit) ->
     }
     let model = app.asks(app.models.embedding(None))?;
     let submit = Submit {
-        truncate: parameters.truncate,
+        truncate: parameters.truncate.unwrap_or_default(),
         ..submit
     };
     let texts = [source_sentence].into_iter().chain(sentences);
@@ -231,23 +242,49 @@ pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
             }
         })
         .collect::<Result<_, _>>()?;
+    // A token is ten times as large as its text: one request of many at a time, and no more of it than its answer.
+    let turn = app.tokenizing.acquire().await;
+    let turn = turn.map_err(|_| Failure::not_ready("it is shutting down"))?;
     let rows = on_thread(move || {
-        let rows = texts.iter().map(|text| {
+        let mut body = b"[".to_vec();
+        for (at, text) in texts.iter().enumerate() {
+            if at > 0 {
+                body.push(b',');
+            }
             let tokens = model.tokens(text, asked.add_special_tokens)?.into_iter();
-            let tokens = tokens.map(|token| {
-                let (start, stop) = token.span.unzip();
-                json!({
-                    "id": token.id, "text": token.text, "special": token.is_special,
-                    "start": start, "stop": stop,
-                })
-            });
-            Ok(tokens.collect())
-        });
-        rows.collect::<Result<Vec<Vec<Value>>, String>>()
+            let tokens: Vec<Token> = tokens.map(Token::of).collect();
+            serde_json::to_writer(&mut body, &tokens).map_err(|e| e.to_string())?;
+        }
+        body.push(b']');
+        Ok(body)
     });
-    let rows = rows.await?;
+    let rows: Result<Vec<u8>, String> = rows.await?;
+    drop(turn);
     let rows = rows.map_err(|problem| Failure::invalid("inputs", problem))?;
-    Ok(json(StatusCode::OK, &rows))
+    Ok(of_type(StatusCode::OK, "application/json", rows))
+}
+
+/// A token as TEI says it.
+#[derive(Serialize)]
+struct Token {
+    id: u32,
+    text: String,
+    special: bool,
+    start: Option<usize>,
+    stop: Option<usize>,
+}
+
+impl Token {
+    fn of(token: TextToken) -> Self {
+        let (start, stop) = token.span.unzip();
+        Self {
+            id: token.id,
+            text: token.text,
+            special: token.is_special,
+            start,
+            stop,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -288,7 +325,7 @@ pub(super) struct Predict {
     #[serde(default)]
     inputs: Value,
     #[serde(default)]
-    truncate: bool,
+    truncate: Option<bool>,
     #[serde(default)]
     raw_scores: bool,
     #[serde(default)]
@@ -327,21 +364,24 @@ fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
 
 pub(super) async fn predict(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: Predict = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_scores(asked.raw_scores)?;
     usual_text(None, asked.truncation_direction.as_deref())?;
     let model = app.asks(app.models.scoring(None))?;
     let service = model.service()?;
     let (inputs, is_list) = predicted(&asked.inputs)?;
     let submit = Submit {
-        truncate: asked.truncate,
+        truncate: asked.truncate.unwrap_or_default(),
+        wanted: Wanted::Logits,
         ..submit
     };
-    let answers = computed(app, service, inputs, submit).await?;
+    let mut answers = computed(app, service, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
-    let labels = answers.iter().map(|answer| {
+    let names = service.labels();
+    let labels = answers.iter_mut().map(|answer| {
+        scored(&mut answer.values, asked.raw_scores);
         let mut scores: Vec<(usize, f32)> = answer.values.iter().copied().enumerate().collect();
         scores.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let score = |&(label, score): &(usize, f32)| json!({"score": score, "label": format!("LABEL_{label}")});
+        let score =
+            |&(label, score): &(usize, f32)| json!({"score": score, "label": names.get(label)});
         Value::Array(scores.iter().map(score).collect())
     });
     let mut labels: Vec<Value> = labels.collect();
@@ -360,7 +400,7 @@ pub(super) struct Rerank {
     query: String,
     texts: Vec<String>,
     #[serde(default)]
-    truncate: bool,
+    truncate: Option<bool>,
     #[serde(default)]
     return_text: bool,
     #[serde(default)]
@@ -371,15 +411,18 @@ pub(super) struct Rerank {
 
 pub(super) async fn rerank(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: Rerank = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_scores(asked.raw_scores)?;
     usual_text(None, asked.truncation_direction.as_deref())?;
     let model = app.asks(app.models.scoring(None))?;
     let service = model.service()?;
     let submit = Submit {
-        truncate: asked.truncate,
+        truncate: asked.truncate.unwrap_or_default(),
+        wanted: Wanted::Logits,
         ..submit
     };
-    let (ranks, tokens) = ranked(app, service, &asked.query, &asked.texts, submit).await?;
+    let (mut ranks, tokens) = ranked(app, service, &asked.query, &asked.texts, submit).await?;
+    for (_, score) in &mut ranks {
+        scored(std::slice::from_mut(score), asked.raw_scores);
+    }
     let rank = |(index, score)| match asked.return_text {
         true => json!({"index": index, "score": score, "text": asked.texts[index]}),
         false => json!({"index": index, "score": score}),

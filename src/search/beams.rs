@@ -38,6 +38,13 @@ pub enum BeamsError {
     LengthPenalty { found: f32 },
 }
 
+impl Default for Beams {
+    /// One beam.
+    fn default() -> Self {
+        Self::of(1)
+    }
+}
+
 impl Beams {
     /// One group of `n` beams.
     pub fn of(n: usize) -> Self {

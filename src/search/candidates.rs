@@ -5,6 +5,7 @@
 /// In two stages (LightSeq 2.2, hierarchical auto-regressive search): the k-th largest of the maxima of 2k groups bounds the
 /// k-th largest of all from below, so that what is below it need not be sorted.
 pub fn largest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
+    let k = k.min(row.len());
     if k == 0 {
         return Vec::new();
     }

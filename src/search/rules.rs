@@ -28,7 +28,7 @@ pub struct Rules {
     pub forced_last: Vec<u32>,
     /// Tokens that never come.
     pub suppressed: Vec<u32>,
-    /// Tokens that do not come first.
+    /// Tokens that do not come first, or behind the first one where that is forced.
     pub suppressed_first: Vec<u32>,
     /// Whether log-probabilities are made to sum to one again behind these rules, which counts in the scores of beams.
     pub renormalize: bool,
@@ -87,7 +87,7 @@ impl Rules {
             force(logits, &self.forced_last);
         }
         forbid(logits, &self.suppressed);
-        if n_new == 0 {
+        if n_new == usize::from(self.forced_first.is_some()) {
             forbid(logits, &self.suppressed_first);
         }
         if self.renormalize && logits.iter().any(|&x| x > f32::NEG_INFINITY) {
@@ -96,9 +96,14 @@ impl Rules {
         }
     }
 
-    /// Whether they are among those of transformers' that devices apply: not the penalties by counts and the bias, which OpenAI has.
+    /// Whether they are among those that devices apply: not the penalties by counts and the bias, which OpenAI has, nor what does not come
+    /// behind a forced token.
     pub fn suit_devices(&self) -> bool {
-        self.frequency_penalty == 0.0 && self.presence_penalty == 0.0 && self.bias.is_empty()
+        let is_plain = self.forced_first.is_none() || self.suppressed_first.is_empty();
+        is_plain
+            && self.frequency_penalty == 0.0
+            && self.presence_penalty == 0.0
+            && self.bias.is_empty()
     }
 
     /// Whether a token ends its sequence.

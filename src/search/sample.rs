@@ -24,11 +24,14 @@ impl Default for Sampling {
     }
 }
 
+/// Logits over a temperature below this are no numbers any more.
+const LEAST_TEMPERATURE: f32 = 1e-20;
+
 /// A setting that samples nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SamplingError {
     #[error(
-        "the temperature is {found}; expected a number above 0 (for the most probable token, do not sample)"
+        "the temperature is {found}; expected a number above 0, at least {LEAST_TEMPERATURE:e} (for the most probable token, do not sample)"
     )]
     Temperature { found: f32 },
     #[error("top_p is {found}; expected a number above 0, up to 1")]
@@ -40,7 +43,7 @@ pub enum SamplingError {
 impl Sampling {
     /// Whether every setting can be.
     pub fn check(&self) -> Result<(), SamplingError> {
-        if !(self.temperature.is_finite() && self.temperature > 0.0) {
+        if !(self.temperature.is_finite() && self.temperature >= LEAST_TEMPERATURE) {
             let found = self.temperature;
             return Err(SamplingError::Temperature { found });
         }

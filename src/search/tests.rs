@@ -77,7 +77,7 @@ fn settings_that_sample_nothing_are_refused() {
         change(&mut sampling);
         sampling.check().expect_err("an error").to_string()
     };
-    insta::assert_snapshot!(with(|s| s.temperature = 0.0), @"the temperature is 0; expected a number above 0 (for the most probable token, do not sample)");
+    insta::assert_snapshot!(with(|s| s.temperature = 0.0), @"the temperature is 0; expected a number above 0, at least 1e-20 (for the most probable token, do not sample)");
     insta::assert_snapshot!(with(|s| s.top_p = 0.0), @"top_p is 0; expected a number above 0, up to 1");
     insta::assert_snapshot!(with(|s| s.top_p = 1.5), @"top_p is 1.5; expected a number above 0, up to 1");
     insta::assert_snapshot!(with(|s| s.min_p = f32::NAN), @"min_p is NaN; expected a number from 0 to 1");

@@ -360,6 +360,17 @@ pub(super) struct Flights<L, F> {
     flights: Mutex<HashMap<Key, Flight<L, F>>>,
 }
 
+/// What becomes of a request that another one may be computed for.
+#[derive(Debug, PartialEq)]
+pub(super) enum Boarded<L, F> {
+    /// It waits for the answer of the one that is known by this.
+    Joins(Arc<L>),
+    /// It is computed, and others may join it.
+    Leads(F),
+    /// It is computed beside the other one.
+    Alone(F),
+}
+
 struct Flight<L, F> {
     lead: Arc<L>,
     joined: Vec<F>,
@@ -380,14 +391,23 @@ impl<L, F> Flights<L, F> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the request that is being computed, and returns what it is known by; or takes the lead, and gives `beside` back.
-    pub fn board(&self, key: Key, lead: &Arc<L>, beside: F) -> Result<Arc<L>, F> {
+    /// Joins the request that is being computed, if it `serves`; takes the lead, where there is none.
+    pub fn board(
+        &self,
+        key: Key,
+        lead: &Arc<L>,
+        beside: F,
+        serves: impl FnOnce(&L) -> bool,
+    ) -> Boarded<L, F> {
         match self.lock().entry(key) {
+            hash_map::Entry::Occupied(flight) if !serves(&flight.get().lead) => {
+                Boarded::Alone(beside)
+            }
             hash_map::Entry::Occupied(mut flight) => {
                 let flight = flight.get_mut();
                 flight.joined.push(beside);
                 flight.interested += 1;
-                Ok(Arc::clone(&flight.lead))
+                Boarded::Joins(Arc::clone(&flight.lead))
             }
             hash_map::Entry::Vacant(place) => {
                 place.insert(Flight {
@@ -395,7 +415,7 @@ impl<L, F> Flights<L, F> {
                     joined: Vec::new(),
                     interested: 1,
                 });
-                Err(beside)
+                Boarded::Leads(beside)
             }
         }
     }
@@ -509,17 +529,21 @@ mod tests {
     fn a_flight_is_over_when_the_last_has_left() {
         let flights: Flights<u8, u8> = Flights::default();
         let (key, lead, other) = ([0; 32], Arc::new(1), Arc::new(2));
-        assert!(flights.board(key, &lead, 10).is_err());
-        assert!(flights.board(key, &other, 11).is_ok());
-        assert!(flights.board(key, &other, 12).is_ok());
+        let joins = |lead: &Arc<_>| Boarded::Joins(Arc::clone(lead));
+        let board = |own, beside| flights.board(key, own, beside, |_| true);
+        assert_eq!(board(&lead, 10), Boarded::Leads(10));
+        assert_eq!(board(&other, 11), joins(&lead));
+        assert_eq!(board(&other, 12), joins(&lead));
+        // One that the other would be too late for goes alone, and leaves it as it is.
+        assert_eq!(flights.board(key, &other, 9, |_| false), Boarded::Alone(9));
         assert!(!flights.leave(&key, &lead));
         assert_eq!(flights.promote(&key, &lead, |&f| f), Some(12));
         assert!(!flights.leave(&key, &lead));
         assert!(flights.leave(&key, &lead));
         // What comes now is a request of its own, whatever is left of the first one.
-        assert!(flights.board(key, &other, 13).is_err());
+        assert_eq!(board(&other, 13), Boarded::Leads(13));
         assert!(flights.land(&key, &lead).is_empty());
-        assert!(flights.board(key, &lead, 14).is_ok());
+        assert_eq!(board(&lead, 14), joins(&other));
         assert_eq!(flights.land(&key, &other), [14]);
     }
 }

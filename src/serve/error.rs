@@ -78,6 +78,10 @@ impl From<AdmitError> for ServeError {
     fn from(error: AdmitError) -> Self {
         let param = match &error {
             AdmitError::NoNewTokens | AdmitError::LongTarget { .. } => "max_tokens",
+            // A shorter text would have a place behind this prompt.
+            AdmitError::TooLong {
+                prompt, positions, ..
+            } if *prompt < *positions as usize => "max_tokens",
             AdmitError::Sampling(SamplingError::Temperature { .. }) => "temperature",
             AdmitError::Sampling(SamplingError::TopP { .. }) => "top_p",
             AdmitError::Bias { .. } | AdmitError::BiasId { .. } => "logit_bias",

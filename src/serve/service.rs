@@ -16,12 +16,12 @@ pub use self::request::Reply;
 use self::{
     lanes::{Collect, Launcher, Weights, run_launch, session_of},
     queue::{Kept, Shared, State},
-    request::{Asked, Lead},
+    request::{Asked, Lead, Ticket},
 };
 use super::{
     Cache, Lookup, Metrics, Recorder, Seat, ServeError, Text, Tier,
     backlog::Backlog,
-    cache::{Deep, Key, digest, key},
+    cache::{Boarded, Deep, Key, digest, key},
     tokenize::Pool,
     trace::began,
 };
@@ -57,6 +57,8 @@ pub enum Wanted {
     AllTokens,
     /// A weight for each entry of the vocabulary.
     Sparse,
+    /// The scores before what the folder lets them go through.
+    Logits,
 }
 
 /// Why nothing is answered after its device has failed for good.
@@ -94,6 +96,14 @@ pub struct Submit {
     pub wanted: Wanted,
 }
 
+impl Submit {
+    /// When the answer to what was sent then is of no use any more; later than all where there is no end to it.
+    fn until(&self, sent: Instant) -> (bool, Option<Instant>) {
+        let until = self.within.and_then(|w| sent.checked_add(w));
+        (until.is_none(), until)
+    }
+}
+
 /// The result for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
@@ -114,6 +124,7 @@ pub struct Service {
     width: usize,
     has_states: bool,
     has_sparse: bool,
+    labels: Vec<String>,
 }
 
 impl Service {
@@ -168,6 +179,7 @@ impl Service {
             let folder = encoder.folder();
             folder.score(width as u64)
         });
+        let labels = encoder.folder().labels(width);
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 desk: Desk::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
@@ -232,6 +244,7 @@ impl Service {
             width,
             has_states,
             has_sparse,
+            labels,
         })
     }
 
@@ -253,6 +266,11 @@ impl Service {
     /// Values of an answer: the width of an embedding, or the number of labels.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// What its labels are called, of a model that scores by label.
+    pub fn labels(&self) -> &[String] {
+        &self.labels
     }
 
     /// The most tokens of an input, where the model has a limit.
@@ -292,7 +310,7 @@ impl Service {
             let key = kept.map(|kept| key(&kept.model, &text, submit));
             replies.push(Reply {
                 answer,
-                ticket: Arc::default(),
+                ticket: Arc::new(Ticket::of(&submit, sent)),
                 key: None,
                 shared: Arc::clone(shared),
                 is_answered: false,
@@ -346,8 +364,11 @@ impl Service {
             lead.asked = match (&shared.kept, key) {
                 (Some(kept), Some(key)) => {
                     reply.key = Some(key);
-                    match kept.joined.board(key, &lead.ticket, asked) {
-                        Ok(ticket) => {
+                    // One that is answered later is not waited for.
+                    let own = Arc::clone(&lead.ticket);
+                    let serves = |ahead: &Ticket| ahead.goes_before(&own);
+                    match kept.joined.board(key, &lead.ticket, asked, serves) {
+                        Boarded::Joins(ticket) => {
                             shared.metrics.cache.add(Tier::Memory, Lookup::Joined);
                             reply.ticket = ticket;
                             if !is_inline {
@@ -355,9 +376,13 @@ impl Service {
                             }
                             continue;
                         }
-                        Err(asked) => {
+                        Boarded::Leads(asked) => {
                             shared.metrics.cache.add(Tier::Memory, Lookup::Miss);
                             lead.boarded = Some((key, Arc::clone(&kept.joined)));
+                            Some(asked)
+                        }
+                        Boarded::Alone(asked) => {
+                            shared.metrics.cache.add(Tier::Memory, Lookup::Miss);
                             Some(asked)
                         }
                     }

@@ -21,7 +21,9 @@ use self::{running::Running, texts::Texts};
 use super::{Metrics, Seat, ServeError, Submit, service::LOST};
 use crate::{
     Engine, EngineError,
-    engine::{ChatTemplate, Generate, Message, Request, TextEncoder, Tool, generation_config},
+    engine::{
+        Admission, ChatTemplate, Generate, Message, Request, TextEncoder, Tool, generation_config,
+    },
     search::Sampling,
 };
 
@@ -43,6 +45,8 @@ pub struct Writing {
     pub bias: Vec<(u32, f32)>,
     /// Texts before which the writing ends.
     pub stop: Vec<String>,
+    /// Whether the text goes on from the prompt, as an answer in a conversation does not.
+    pub goes_on: bool,
     /// Lets each token come with its log-probability and those of so many of the most probable ones.
     pub log_probabilities: Option<usize>,
 }
@@ -118,6 +122,7 @@ pub struct Writer {
     usual: Generate,
     positions: Option<u32>,
     has_source: bool,
+    admission: Admission,
     /// Texts are refused when those that wait would take longer than this.
     queue: Duration,
     shared: Arc<Shared>,
@@ -148,7 +153,9 @@ struct Job {
     tenant: u32,
     /// Until when it is of use.
     until: Option<Instant>,
+    came: Instant,
     stop: Vec<String>,
+    goes_on: bool,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
     is_over: Arc<AtomicBool>,
 }
@@ -190,6 +197,7 @@ impl Writer {
             file: folder.join("generation_config.json"),
             problem: problem.to_string(),
         })?;
+        let admission = generator.admission();
         // A model without a template writes on from prompts alone.
         let template = ChatTemplate::open(&folder).ok();
         let (jobs, come) = channel();
@@ -215,6 +223,7 @@ impl Writer {
             usual,
             positions,
             has_source: engine.has_source(),
+            admission,
             queue,
             shared,
         })
@@ -273,16 +282,27 @@ impl Writer {
         self.encoder.prompt_as_written(&prompt).map_err(wrong)
     }
 
-    /// Whether the texts of another request may wait: a request's texts are let in together.
+    /// Whether so many texts of another request may wait: a request's texts are let in together.
     ///
     /// # Errors
-    /// Texts that wait for longer than they may, and a device that is lost.
-    pub fn has_place(&self) -> Result<(), ServeError> {
+    /// More texts than ever wait, texts that wait for longer than they may, and a device that is lost.
+    pub fn has_place(&self, texts: u64) -> Result<(), ServeError> {
         if self.is_lost() {
             return Err(ServeError::NotReady { why: LOST });
         }
+        if texts > MOST_WAITING {
+            let problem = format!(
+                "the request asks for {texts} texts, of its prompts and `n` together; expected at most {MOST_WAITING}, so send several requests"
+            );
+            return Err(ServeError::invalid("prompt", problem));
+        }
+        let metrics = self.metrics();
+        let waiting = metrics.queue_requests.load(Ordering::Relaxed);
+        if waiting + texts > MOST_WAITING {
+            return Err(self.overloaded(Duration::from_secs(1)));
+        }
         let nanos = self.shared.token_nanos.load(Ordering::Relaxed);
-        let tokens = self.metrics().queue_tokens.load(Ordering::Relaxed);
+        let tokens = metrics.queue_tokens.load(Ordering::Relaxed);
         let backlog = Duration::from_nanos(nanos.saturating_mul(tokens));
         match backlog > self.queue {
             true => Err(self.overloaded(backlog.saturating_sub(self.queue / 2))),
@@ -315,6 +335,7 @@ impl Writer {
             presence_penalty,
             bias,
             stop,
+            goes_on,
             log_probabilities,
         } = writing;
         if stop.iter().any(String::is_empty) {
@@ -344,7 +365,7 @@ impl Writer {
         } else if temperature.is_some() || top_p.is_some() {
             let usual = options.sampling.unwrap_or(Sampling {
                 top_k: 0,
-                ..Sampling::default()
+                ..options.usual_sampling
             });
             options.beams = None;
             options.sampling = Some(Sampling {
@@ -363,14 +384,19 @@ impl Writer {
             (options.log_probabilities, options.most_probable) = (true, n);
         }
         options.seed = seed.unwrap_or_default();
+        let request = Request { prompt, options };
+        // What is never written does not count as what waits.
+        self.admission.check(&request)?;
         let (sender, pieces) = unbounded_channel();
-        let is_over = Arc::new(AtomicBool::new(false));
+        let (is_over, now) = (Arc::new(AtomicBool::new(false)), Instant::now());
         let job = Job {
-            request: Request { prompt, options },
+            request,
             class: submit.class,
             tenant: submit.tenant,
-            until: submit.within.and_then(|w| Instant::now().checked_add(w)),
+            until: submit.within.and_then(|w| now.checked_add(w)),
+            came: now,
             stop,
+            goes_on: goes_on && !self.has_source,
             pieces: sender,
             is_over: Arc::clone(&is_over),
         };

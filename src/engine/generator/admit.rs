@@ -5,7 +5,10 @@ use super::{
     row::{Room, Row},
     source::{Parts, Source},
 };
-use crate::search::{Beams, Rules};
+use crate::{
+    runtime::batch::Limits,
+    search::{Beams, Rules},
+};
 
 /// Tokens before the first new one: those of the prompt, or the one that what is written from a source begins with.
 pub(super) fn tokens_before(parts: Option<Parts>, prompt: usize) -> usize {
@@ -33,13 +36,16 @@ impl Generator {
     /// # Errors
     /// A request that can never run, or that has no room now; nothing is changed then.
     pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
-        let n = self.blocks_for(&request)?;
+        let n = self.admission().blocks_for(&request)?;
         let Request {
             prompt,
             mut options,
         } = request;
         let before = tokens_before(self.parts, prompt.len());
         options.rules.max_new_tokens = options.new_tokens(before, self.limits.longest);
+        if before == 1 {
+            options.rules.forced_first = options.rules.forced_first.or(options.forced_bos);
+        }
         // A sequence cannot hold it, so it is never written.
         options.rules.suppressed.extend(self.limits.skipped);
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
@@ -66,7 +72,7 @@ impl Generator {
     /// # Errors
     /// What [`admit`](Self::admit) would refuse the request with.
     pub fn has_room(&self, request: &Request) -> Result<(), AdmitError> {
-        let n = self.blocks_for(request)?;
+        let n = self.admission().blocks_for(request)?;
         match n.saturating_sub(self.blocks.total() - self.blocks.held()) {
             0 => Ok(()),
             missing => Err(AdmitError::Full {
@@ -75,23 +81,60 @@ impl Generator {
         }
     }
 
+    /// What it takes at all.
+    pub fn admission(&self) -> Admission {
+        Admission {
+            limits: self.limits,
+            parts: self.parts,
+            blocks: self.blocks.total(),
+            block_bytes: self.block_bytes,
+        }
+    }
+
+    /// Whether a prompt can be written on so.
+    ///
+    /// # Errors
+    /// What stands in the way, whatever the prompt.
+    pub fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
+        self.admission().check_options(options)
+    }
+}
+
+/// What a generator takes at all, however much it runs: for those that let requests wait, and refuse at once what it never takes.
+#[derive(Clone, Copy)]
+pub struct Admission {
+    limits: Limits,
+    parts: Option<Parts>,
+    blocks: u32,
+    block_bytes: u64,
+}
+
+impl Admission {
+    /// Whether [`Generator::admit`] takes the request when nothing else runs.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub fn check(&self, request: &Request) -> Result<(), AdmitError> {
+        self.blocks_for(request).map(|_| ())
+    }
+
     /// The blocks that a request can come to need.
     fn blocks_for(&self, request: &Request) -> Result<u32, AdmitError> {
         let Request { prompt, options } = request;
-        self.check(prompt, options)?;
+        self.check_request(prompt, options)?;
         let before = tokens_before(self.parts, prompt.len());
         let new = options.new_tokens(before, self.limits.longest);
         let n = blocks_needed(self.parts, prompt.len(), new, options.beams);
-        match n > self.blocks.total() {
+        match n > self.blocks {
             false => Ok(n),
             true => Err(AdmitError::NeverFits {
                 needed_bytes: u64::from(n) * self.block_bytes,
-                bytes: u64::from(self.blocks.total()) * self.block_bytes,
+                bytes: u64::from(self.blocks) * self.block_bytes,
             }),
         }
     }
 
-    fn check(&self, prompt: &[u32], options: &Generate) -> Result<(), AdmitError> {
+    fn check_request(&self, prompt: &[u32], options: &Generate) -> Result<(), AdmitError> {
         self.check_options(options)?;
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt);
@@ -124,17 +167,21 @@ impl Generator {
         self.check_ids(prompt)
     }
 
-    /// Whether a prompt can be written on so.
-    ///
-    /// # Errors
-    /// What stands in the way, whatever the prompt.
-    pub fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
+    /// As [`Generator::check_options`].
+    fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
         if options.rules.max_new_tokens == 0 {
             return Err(AdmitError::NoNewTokens);
         }
         if self.parts.is_some() {
             let start = options.decoder_start.ok_or(AdmitError::NoStart)?;
             self.check_ids(&[start])?;
+        }
+        let rules = &options.rules;
+        let forced = rules.forced_first.iter().chain(&rules.forced_last);
+        let mut forced = forced.chain(&options.forced_bos);
+        if let Some(&id) = forced.find(|&&id| id >= self.limits.vocabulary) {
+            let vocabulary = self.limits.vocabulary;
+            return Err(AdmitError::ForcedId { id, vocabulary });
         }
         let found = options.rules.repetition_penalty;
         if !(found.is_finite() && found > 0.0) {
@@ -177,8 +224,19 @@ impl Generator {
         Ok(())
     }
 
+    /// Whether a source can be read.
+    fn check_source(&self, source: &[u32]) -> Result<(), AdmitError> {
+        let tokens = source.len();
+        match self.limits.longest {
+            Some(positions) if tokens > positions as usize => {
+                Err(AdmitError::LongSource { tokens, positions })
+            }
+            _ => self.check_ids(source),
+        }
+    }
+
     /// Whether the model has a row for each token.
-    pub(super) fn check_ids(&self, ids: &[u32]) -> Result<(), AdmitError> {
+    fn check_ids(&self, ids: &[u32]) -> Result<(), AdmitError> {
         let vocabulary = self.limits.vocabulary;
         if let Some(at) = ids.iter().position(|&id| id >= vocabulary) {
             let id = ids[at];

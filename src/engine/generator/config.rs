@@ -67,8 +67,8 @@ const IN_CONFIG: [&str; 36] = [
     "typical_p",
 ];
 
-/// transformers' own `max_length`. Where a folder has it, so many tokens are new.
-const USUAL_LENGTH: usize = 20;
+/// transformers' own `max_length`: without another one, so many tokens are new.
+const USUAL_LENGTH: u64 = 20;
 
 /// Values that ask for nothing beside what is computed.
 fn is_neutral(key: &str, value: &Value) -> bool {
@@ -88,6 +88,7 @@ fn is_neutral(key: &str, value: &Value) -> bool {
 /// the settings then, as older folders have them. The tokens that end a sequence, and the one before the first new one, are
 /// config.json's where that file has none.
 ///
+/// [`Generate::usual_sampling`] and [`Generate::usual_beams`] have the folder's settings of draws and searches also where it asks for neither.
 /// Beams and sampling both are what the folder has asked for, where it asks for both. [`Generator::check_options`](super::Generator::check_options)
 /// refuses that: the caller takes one out.
 ///
@@ -114,13 +115,18 @@ pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
     };
     let (config_file, mut config) = read("config.json")?;
     if let Some(object) = config.as_object_mut() {
-        object.retain(|key, _| IN_CONFIG.contains(&key.as_str()));
+        // Its writers had this value in there without having been asked.
+        object.retain(|key, value| {
+            IN_CONFIG.contains(&key.as_str()) && !(key == "max_length" && value == USUAL_LENGTH)
+        });
     }
     let (file, own) = read("generation_config.json")?;
     if !file.is_file() {
-        return parse(&config).map_err(|problem| wrong(&config_file, problem));
+        let read = parse(&config).map_err(|problem| wrong(&config_file, problem));
+        return read.map(Parsed::generate);
     }
-    let mut generate = parse(&own).map_err(|problem| wrong(&file, problem))?;
+    let mut parsed = parse(&own).map_err(|problem| wrong(&file, problem))?;
+    let generate = &mut parsed.generate;
     let of_config = |key: &str| {
         let found = ids(config.get(key).unwrap_or(&Value::Null));
         found.map_err(|problem| wrong(&config_file, format!("`{key}` {problem}")))
@@ -131,18 +137,36 @@ pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
     if generate.rules.end.is_empty() {
         generate.rules.end = of_config("eos_token_id")?;
     }
-    Ok(generate)
+    Ok(parsed.generate())
 }
 
-fn parse(value: &Value) -> Result<Generate, String> {
+/// A file's settings.
+struct Parsed {
+    generate: Generate,
+    /// Words of one token each that never come, unless they end sequences.
+    bad_words: Vec<u32>,
+}
+
+impl Parsed {
+    /// The settings, when it is known what ends a sequence.
+    fn generate(mut self) -> Generate {
+        let rules = &mut self.generate.rules;
+        let bad = self.bad_words.into_iter().filter(|id| !rules.ends(*id));
+        let bad: Vec<u32> = bad.collect();
+        rules.suppressed.extend(bad);
+        self.generate
+    }
+}
+
+fn parse(value: &Value) -> Result<Parsed, String> {
     let object = value.as_object().ok_or("it is no object")?;
     let mut rules = Rules::default();
     let mut sampling = Sampling::default();
     let mut samples = false;
     let mut beams = Beams::of(1);
-    let mut decoder_start = None;
+    let (mut decoder_start, mut forced_bos) = (None, None);
     let mut bad_words = Vec::new();
-    let (mut max_new_tokens, mut max_length) = (None, None);
+    let (mut max_new_tokens, mut max_length, mut min_new_tokens) = (None, None, None);
     for (key, value) in object {
         if value.is_null() || WITHOUT_EFFECT.contains(&key.as_str()) || is_neutral(key, value) {
             continue;
@@ -169,12 +193,12 @@ fn parse(value: &Value) -> Result<Generate, String> {
             "no_repeat_ngram_size" => rules.no_repeat_ngram = whole()?,
             "eos_token_id" => rules.end = all()?,
             "min_length" => rules.min_length = whole()?,
-            "min_new_tokens" => rules.min_new_tokens = whole()?,
+            "min_new_tokens" => min_new_tokens = Some(whole()?),
             "max_new_tokens" => max_new_tokens = Some(whole()?),
-            "max_length" => max_length = Some(whole()?).filter(|&n| n != USUAL_LENGTH),
+            "max_length" => max_length = Some(whole()?),
             "decoder_start_token_id" => decoder_start = all()?.first().copied(),
             "bad_words_ids" => bad_words = one_token_each(value)?,
-            "forced_bos_token_id" => rules.forced_first = all()?.first().copied(),
+            "forced_bos_token_id" => forced_bos = all()?.first().copied(),
             "forced_eos_token_id" => rules.forced_last = all()?,
             "num_beams" => beams.n = whole()?,
             "num_beam_groups" => beams.groups = whole()?,
@@ -200,18 +224,27 @@ fn parse(value: &Value) -> Result<Generate, String> {
             }
         }
     }
-    // The one counts before the other.
+    // The one counts before the other, of the most as of the least.
+    if let Some(least) = min_new_tokens {
+        (rules.min_new_tokens, rules.min_length) = (least, 0);
+    }
     let max_length = max_length.filter(|_| max_new_tokens.is_none());
     let new = max_new_tokens.or(max_length);
     rules.max_new_tokens = new.unwrap_or(rules.max_new_tokens);
-    rules.suppressed.extend(bad_words);
-    Ok(Generate {
+    let generate = Generate {
         decoder_start,
+        forced_bos,
         rules,
         sampling: samples.then_some(sampling),
         beams: (beams.n > 1).then_some(beams),
+        usual_sampling: sampling,
+        usual_beams: beams,
         max_length,
         ..Generate::default()
+    };
+    Ok(Parsed {
+        generate,
+        bad_words,
     })
 }
 
@@ -248,6 +281,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    fn parse(value: &Value) -> Result<Generate, String> {
+        super::parse(value).map(Parsed::generate)
+    }
 
     #[test]
     fn published_files_are_read_and_what_is_not_computed_is_refused() {
@@ -293,8 +330,46 @@ mod tests {
         };
         assert_eq!(of(json!({})), (20, None));
         assert_eq!(of(json!({"max_length": 512})), (512, Some(512)));
-        assert_eq!(of(json!({"max_length": 20})), (20, None));
+        assert_eq!(of(json!({"max_length": 20})), (20, Some(20)));
         let both = json!({"max_length": 512, "max_new_tokens": 30});
         assert_eq!(of(both), (30, None));
+    }
+
+    #[test]
+    fn settings_that_go_before_others_do() {
+        let least = parse(&json!({"min_length": 10, "min_new_tokens": 1})).expect("it is read");
+        assert_eq!((least.rules.min_length, least.rules.min_new_tokens), (0, 1));
+        let bad = json!({"bad_words_ids": [[0], [8]], "eos_token_id": 0});
+        assert_eq!(parse(&bad).expect("it is read").rules.suppressed, [8]);
+        // What a folder says of draws and searches counts when they are asked for.
+        let quiet = json!({"temperature": 0.01, "length_penalty": 3.0, "early_stopping": "never"});
+        let quiet = parse(&quiet).expect("it is read");
+        assert_eq!((quiet.sampling, quiet.beams), (None, None));
+        assert_eq!(quiet.usual_sampling.temperature, 0.01);
+        assert_eq!(quiet.usual_beams.early_stopping, EarlyStopping::Never);
+        assert_eq!(quiet.usual_beams.length_penalty, 3.0);
+    }
+
+    #[test]
+    fn config_json_has_settings_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, value: Value| {
+            std::fs::write(folder.path().join(name), value.to_string()).expect("it is written");
+        };
+        let read = || generation_config(folder.path()).expect("it is read");
+        write(
+            "config.json",
+            json!({"max_length": 20, "eos_token_id": 3, "hidden_size": 8}),
+        );
+        assert_eq!((read().max_length, read().rules.end), (None, vec![3]));
+        write(
+            "generation_config.json",
+            json!({"bad_words_ids": [[3], [4]], "max_length": 20}),
+        );
+        let both = read();
+        assert_eq!(
+            (both.max_length, both.rules.suppressed),
+            (Some(20), vec![4])
+        );
     }
 }

@@ -10,6 +10,9 @@ pub struct Generate {
     pub sampling: Option<Sampling>,
     /// Searches beams, whose tokens come when the search is done.
     pub beams: Option<Beams>,
+    /// How tokens are drawn, and beams searched, by those who ask for that without saying more: as the folder has it.
+    pub usual_sampling: Sampling,
+    pub usual_beams: Beams,
     /// The draws' seed. Equal seeds give equal tokens, whatever runs beside.
     pub seed: u64,
     /// Whether each token comes with its log-probability.
@@ -21,6 +24,8 @@ pub struct Generate {
     pub logits: bool,
     /// The token before the first new one, in models that write from a source.
     pub decoder_start: Option<u32>,
+    /// The first new token where one token stands before it, if [`Rules::forced_first`] has none.
+    pub forced_bos: Option<u32>,
     /// Tokens of a sequence at most, those of the prompt included; of a model that writes from a source, the one before the first
     /// new one. So many are new as this, [`Rules::max_new_tokens`] and the model's positions leave.
     pub max_length: Option<usize>,
@@ -168,6 +173,10 @@ pub enum AdmitError {
     Skipped { at: usize, id: u32 },
     #[error("token {at} of the prompt is {id}, but the vocabulary has {vocabulary}")]
     Id { at: usize, id: u32, vocabulary: u32 },
+    #[error(
+        "the token {id} is forced (`forced_bos_token_id`, `forced_eos_token_id` or `--forced-bos`), but the vocabulary has {vocabulary}"
+    )]
+    ForcedId { id: u32, vocabulary: u32 },
     #[error(transparent)]
     Sampling(#[from] crate::search::SamplingError),
     #[error(transparent)]

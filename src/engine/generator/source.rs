@@ -1,6 +1,6 @@
 //! What a model reads before it writes: the source of a translation, which a part of its own computes once.
 
-use super::{AdmitError, Generator, NEXT_LOGITS};
+use super::{Generator, NEXT_LOGITS};
 use crate::{
     engine::EngineError,
     kernels::cache::BLOCK,
@@ -147,16 +147,5 @@ impl Generator {
             }
         }
         Ok(())
-    }
-
-    /// Whether a source can be read.
-    pub(super) fn check_source(&self, source: &[u32]) -> Result<(), AdmitError> {
-        let tokens = source.len();
-        match self.limits.longest {
-            Some(positions) if tokens > positions as usize => {
-                Err(AdmitError::LongSource { tokens, positions })
-            }
-            _ => self.check_ids(source),
-        }
     }
 }

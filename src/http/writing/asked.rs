@@ -199,6 +199,7 @@ impl Asked {
             presence_penalty: Self::penalty("presence_penalty", self.presence_penalty)?,
             bias: self.bias()?,
             stop,
+            goes_on: !is_chat,
             log_probabilities: self.alternatives(is_chat)?,
         })
     }

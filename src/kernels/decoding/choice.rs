@@ -113,7 +113,8 @@ impl Choice {
             self.seed as i32,
             (self.seed >> 32) as i32,
             rules.repetition_penalty.to_bits() as i32,
-            whole(rules.no_repeat_ngram),
+            // The kernels add it to positions.
+            whole(rules.no_repeat_ngram.min(1 << 30)),
         ];
         all.extend(match self.beam {
             None => [0; 7],

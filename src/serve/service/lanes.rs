@@ -424,6 +424,7 @@ impl Collect {
                     let own = outputs.sequence(SPARSE, at)?;
                     (answer.entries, answer.values) = weights.of(own, ids);
                 }
+                (Wanted::Logits, _) => answer.values = row.to_vec(),
                 _ => answer.values = row.iter().map(score).collect(),
             }
             Ok(answer)

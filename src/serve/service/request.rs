@@ -33,12 +33,30 @@ pub struct Reply {
     pub(super) is_answered: bool,
 }
 
-/// Where a request is, for those who may cancel it.
-#[derive(Default)]
+/// Where a request is, for those who may cancel it, and how urgent.
 pub(super) struct Ticket {
     /// The desk's id plus one; 0 before it waits there.
     pub(super) id: AtomicU64,
     pub(super) is_cancelled: AtomicBool,
+    class: u8,
+    /// Later than all where there is no end to it.
+    until: (bool, Option<Instant>),
+}
+
+impl Ticket {
+    pub(super) fn of(submit: &Submit, sent: Instant) -> Self {
+        Self {
+            id: AtomicU64::new(0),
+            is_cancelled: AtomicBool::new(false),
+            class: submit.class,
+            until: submit.until(sent),
+        }
+    }
+
+    /// Whether it is answered no later than another one would be.
+    pub(super) fn goes_before(&self, other: &Self) -> bool {
+        self.class >= other.class && self.until <= other.until
+    }
 }
 
 /// One who waits for an answer.
@@ -53,8 +71,7 @@ pub(super) struct Asked {
 impl Asked {
     /// Later than all where there is no end to it.
     pub(super) fn until(&self) -> (bool, Option<Instant>) {
-        let until = self.submit.within.and_then(|w| self.sent.checked_add(w));
-        (until.is_none(), until)
+        self.submit.until(self.sent)
     }
 }
 

@@ -70,7 +70,7 @@ fn batch(
             encoded: encoded.unwrap(),
             lead: Lead {
                 asked: Some(asked),
-                ticket: Arc::default(),
+                ticket: Arc::new(Ticket::of(&Submit::default(), Instant::now())),
                 boarded: None,
             },
             sent: Instant::now(),

@@ -80,7 +80,9 @@ mod tests {
             class,
             tenant,
             until: None,
+            came: std::time::Instant::now(),
             stop: Vec::new(),
+            goes_on: false,
             pieces: unbounded_channel().0,
             is_over: Arc::default(),
         }

@@ -120,14 +120,19 @@ impl Running {
             self.full_at = None;
         }
         let now = Instant::now();
-        for job in self
+        let gone = self
             .line
-            .take_out(|job| job.is_over.load(Ordering::Acquire))
-        {
+            .take_out(|job| job.is_over.load(Ordering::Acquire));
+        let late = self.line.take_out(|job| job.is_late(now));
+        if !(gone.is_empty() && late.is_empty()) {
+            // What had no room may be what left.
+            self.full_at = None;
+        }
+        for job in gone {
             Metrics::count(&self.shared.metrics.cancelled, 1);
             self.shared.waits_no_more(&job);
         }
-        for job in self.line.take_out(|job| job.is_late(now)) {
+        for job in late {
             Metrics::count(&self.shared.metrics.expired, 1);
             self.refuse(job, ServeError::Deadline);
         }
@@ -155,6 +160,8 @@ impl Running {
         match self.generator.admit(job.request.clone()) {
             Ok(ticket) => {
                 self.shared.waits_no_more(&job);
+                let waited = job.came.elapsed();
+                self.shared.metrics.queue.add(waited.as_secs_f64());
                 let row = Row {
                     until: job.until,
                     tokens: [job.tokens(), 0],
@@ -186,6 +193,9 @@ impl Running {
         });
         for (ticket, news) in gone.collect::<Vec<_>>() {
             self.generator.cancel(ticket);
+            if matches!(news, News::Failed(..)) {
+                Metrics::count(&self.shared.metrics.expired, 1);
+            }
             if let Some(row) = self.rows.remove(&ticket) {
                 self.texts.tell(row.thread, news);
             }

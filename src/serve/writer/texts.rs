@@ -134,11 +134,18 @@ impl Making {
     fn take(&mut self, news: News) {
         match news {
             News::Begins(ticket, job) => {
-                let row = Row {
+                let mut row = Row {
                     job: *job,
                     text: GrowingText::default(),
                     scored: Vec::new(),
                 };
+                if row.job.goes_on {
+                    let decode = |tokens: &[u32]| self.encoder.decode(tokens);
+                    match GrowingText::behind(&row.job.request.prompt, decode) {
+                        Ok(text) => row.text = text,
+                        Err(problem) => row.fail(problem),
+                    }
+                }
                 self.rows.insert(ticket, row);
             }
             News::Event(event) => self.tell(event),
@@ -172,14 +179,8 @@ impl Making {
                     most_probable,
                 };
                 Metrics::count(&self.metrics.tokens, 1);
-                match row.grow(&self.encoder, step) {
-                    Ok(()) => {}
-                    Err(error) => {
-                        let error = ServeError::Engine(Arc::new(error));
-                        let _ = row.job.pieces.send(Err(error));
-                        row.stop();
-                        return;
-                    }
+                if let Err(error) = row.grow(&self.encoder, step) {
+                    return row.fail(error);
                 }
                 let stopped = row.text.cut(&row.job.stop);
                 row.show(stopped);
@@ -269,6 +270,13 @@ impl Row {
             let _ = self.job.pieces.send(Ok(piece));
             text.shown = to;
         }
+    }
+
+    /// Ends it for a decoder that failed.
+    fn fail(&mut self, error: EngineError) {
+        let error = ServeError::Engine(Arc::new(error));
+        let _ = self.job.pieces.send(Err(error));
+        self.stop();
     }
 
     /// Lets the generator end it: what comes until then is of no use.
