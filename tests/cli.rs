@@ -843,6 +843,25 @@ fn published(name: &str) -> String {
 }
 
 #[test]
+fn every_folder_that_runs_is_sound() {
+    let cli = Cli::new();
+    let folders = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints");
+    let mut n = 0;
+    for folder in std::fs::read_dir(&folders).expect("it is there") {
+        let folder = folder.expect("it is read").path();
+        let name = folder.file_name().and_then(|name| name.to_str());
+        // These pool in a way that is refused.
+        if !folder.is_dir() || matches!(name, Some("st-sqrt" | "st-weighted")) {
+            continue;
+        }
+        let said = cli.ok(&["check", "--weights", folder.to_str().expect("a plain path")]);
+        assert!(said.contains("is sound"), "{}: {said}", folder.display());
+        n += 1;
+    }
+    assert!(n > 30, "{n}");
+}
+
+#[test]
 fn the_shipped_descriptions_are_listed_and_printed() {
     let cli = Cli::new();
     let list = cli.ok(&["models"]);

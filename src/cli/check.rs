@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{
     DType, EngineError,
-    engine::{CompileOptions, Compiled, check_layers, compile, open_checkpoint},
+    engine::{Compiled, check_layers, compile, open_checkpoint},
+    machine::Machine,
     model::{Description, ModelError, Problem},
     runtime::weights::CheckpointError,
 };
@@ -34,9 +35,7 @@ pub(super) fn run(args: Args) -> Outcome {
             return Ok(ExitCode::SUCCESS);
         }
         Err(error) => return Err(error.into()),
-        Ok(_) => args
-            .model
-            .compile_for(DType::F16, args.card.machine(&[])?)?,
+        Ok(_) => compiled_for(&args, &described, args.card.machine(&[])?, None)?,
     };
     compiled
         .model
@@ -56,6 +55,29 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Compiled for the expectations of its layers: with all rows of the last one, too, where an output needs one token's alone.
+fn compiled_for(
+    args: &Args,
+    described: &Description,
+    machine: Machine,
+    output: Option<&str>,
+) -> Result<Compiled, EngineError> {
+    let mut options = args.model.options(DType::F16, machine)?;
+    if let Some(output) = output {
+        options.outputs = Some(vec![output.to_owned()]);
+    }
+    options.without.insert("hoist_pooled_token".to_owned());
+    let config = args.model.config()?;
+    match compile(described, &config, &options) {
+        // What a part keeps for another one lies in a cache.
+        Err(EngineError::NeedsSource { .. }) => {
+            options.cached = true;
+            compile(described, &config, &options)
+        }
+        compiled => compiled,
+    }
+}
+
 /// The outputs that are not computed by default. One that config.json has not what it needs for is told; any other problem is
 /// the description's.
 fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<String, Report> {
@@ -69,13 +91,8 @@ fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<S
         {
             continue;
         }
-        let options = CompileOptions {
-            outputs: Some(vec![output.to_owned()]),
-            ..args
-                .model
-                .options(DType::F16, compiled.options.machine.clone())?
-        };
-        match compile(described, &args.model.config()?, &options) {
+        let machine = compiled.options.machine.clone();
+        match compiled_for(args, described, machine, Some(output)) {
             Ok(other) => other
                 .model
                 .check_expectations(&other.graph)
