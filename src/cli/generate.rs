@@ -26,6 +26,7 @@ use crate::{
 };
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
@@ -33,7 +34,8 @@ pub(super) struct Args {
     #[arg(
         long = "prompt",
         value_name = "TEXT",
-        required_unless_present = "prompts_file"
+        required_unless_present = "prompts_file",
+        allow_hyphen_values = true
     )]
     prompts: Vec<String>,
     /// A file with one text a line
@@ -44,7 +46,12 @@ pub(super) struct Args {
     #[arg(long)]
     chat: bool,
     /// What the system says first, in a conversation
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        requires = "chat",
+        allow_hyphen_values = true
+    )]
     system: Option<String>,
     /// New tokens at most; by default what generation_config.json says
     #[arg(long, value_name = "N")]
@@ -93,7 +100,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     no_repeat_ngram: Option<usize>,
     /// End a text where this comes, and leave it out (several times for several)
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// Print text as it comes; of one prompt
     #[arg(long)]

@@ -15,13 +15,18 @@ use crate::{
 #[group(skip)]
 pub(super) struct Input {
     /// A text (several times for several)
-    #[arg(long = "text", value_name = "TEXT", group = "input")]
+    #[arg(
+        long = "text",
+        value_name = "TEXT",
+        group = "input",
+        allow_hyphen_values = true
+    )]
     texts: Vec<String>,
     /// A file with one text a line
     #[arg(long, value_name = "FILE", group = "input")]
     texts_file: Option<PathBuf>,
     /// A pair of texts for a cross-encoder (several times for several)
-    #[arg(long = "pair", num_args = 2, value_names = ["QUERY", "DOCUMENT"], group = "input")]
+    #[arg(long = "pair", num_args = 2, value_names = ["QUERY", "DOCUMENT"], group = "input", allow_hyphen_values = true)]
     pairs: Vec<String>,
     /// A file with one pair a line, a tab between query and document
     #[arg(long, value_name = "FILE", group = "input")]
@@ -34,7 +39,12 @@ pub(super) struct Input {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["prompt", "ids"])]
     prompt_name: Option<String>,
     /// This prompt before every text; an empty one keeps the folder's default out
-    #[arg(long, value_name = "TEXT", conflicts_with = "ids")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        conflicts_with = "ids",
+        allow_hyphen_values = true
+    )]
     prompt: Option<String>,
 }
 

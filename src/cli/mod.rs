@@ -178,6 +178,7 @@ fn start_log(level: LevelFilter) {
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(|| shown::Log)
+        .with_ansi(shown::has_colours())
         .without_time()
         .with_target(false)
         // It would say on standard error that standard error cannot be written.

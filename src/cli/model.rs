@@ -236,8 +236,8 @@ impl Choices {
 /// A model that runs: description or artifact, weights, device.
 #[derive(clap::Args)]
 pub struct Runnable {
-    /// A shipped description (`gemmule models` lists them), a RON file, or a file that `gemmule compile` wrote; by
-    /// default the description for the checkpoint
+    /// A shipped description (`gemmule models` lists them), a RON file, or a file that `gemmule compile` wrote, which computes outputs
+    /// and writes no texts; by default the description for the checkpoint
     #[arg(required_unless_present = "weights")]
     model: Option<String>,
     /// The checkpoint folder

@@ -108,7 +108,10 @@ pub(super) fn run(args: Args) -> Outcome {
         (sum, own.len() - 1)
     });
     let sums: Vec<(f64, usize)> = sums.collect();
-    let perplexity = |sum: f64, n: usize| (-sum / n.max(1) as f64).exp();
+    // Nothing is said of texts of one token.
+    let each = |sum: f64, n: usize| (n > 0).then(|| sum / n as f64);
+    let perplexity = |sum: f64, n: usize| each(sum, n).map(|mean| (-mean).exp());
+    let shown = |value: Option<f64>| value.map_or("—".to_owned(), |value| format!("{value:.3}"));
     let (sum, n) = sums.iter().fold((0.0, 0), |(s, n), (t, m)| (s + t, n + m));
     if args.json {
         let all = scored.iter().zip(&scores);
@@ -123,23 +126,23 @@ pub(super) fn run(args: Args) -> Outcome {
     }
     let mut rows = table(&["text", "tokens", "log-probability", "a token", "perplexity"]);
     for ((text, _), &(sum, n)) in scored.iter().zip(&sums) {
-        let shown = match text.chars().count() > 48 {
+        let begun = match text.chars().count() > 48 {
             true => format!("{}…", text.chars().take(47).collect::<String>()),
             false => (*text).to_owned(),
         };
         rows.add_row([
-            shown,
+            begun,
             n.to_string(),
             format!("{sum:.3}"),
-            format!("{:.3}", sum / n.max(1) as f64),
-            format!("{:.3}", perplexity(sum, n)),
+            shown(each(sum, n)),
+            shown(perplexity(sum, n)),
         ]);
     }
     align_right(&mut rows, 1..5);
     print(&format!("{rows}\n"))?;
     print(&format!(
-        "all: {n} tokens after each text's first, log-probability {sum:.3}, perplexity {:.3}\n",
-        perplexity(sum, n)
+        "all: {n} tokens after each text's first, log-probability {sum:.3}, perplexity {}\n",
+        shown(perplexity(sum, n))
     ))?;
     Ok(code)
 }

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -35,8 +36,8 @@ pub(super) struct Args {
     /// The name that a model is asked for by, one for each --weights; by default its folder's
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
-    /// Where to answer
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    /// Where to answer: an IP address of this machine, 0.0.0.0 for all of them
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
     host: IpAddr,
     /// 0 for any that is free
     #[arg(long, default_value_t = 8080)]
@@ -91,7 +92,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     trace_bytes: u64,
     /// Memory for the intermediate tensors of a batch, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 8 << 30)]
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 30, value_parser = clap::value_parser!(u64).range(1..))]
     batch_bytes: u64,
     /// Memory for keys and values of each model that writes, in bytes; by default eight texts of all positions, on a GPU more,
     /// up to half of what is free
@@ -102,17 +103,17 @@ pub(super) struct Args {
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     queue_ms: u64,
     /// How long a request is of use that does not say so itself, in milliseconds; a stream as a whole
-    #[arg(long, value_name = "MS", default_value_t = 60_000)]
+    #[arg(long, value_name = "MS", default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..))]
     timeout_ms: u64,
     /// Threads that tokenize a model's texts; by default one for each core, at most 64
     #[arg(long, value_name = "N")]
-    tokenizers: Option<usize>,
+    tokenizers: Option<NonZeroUsize>,
     /// Only those may ask who have a key: a name and the key's SHA-256 a line
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
     /// The largest body that is read, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
-    body_bytes: usize,
+    #[arg(long, value_name = "BYTES", default_value = "8388608")]
+    body_bytes: NonZeroUsize,
     /// How long requests are taken on after SIGTERM, so that balancers see that /ready fails, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     drain_delay_ms: u64,
@@ -150,7 +151,7 @@ pub(super) fn run(args: Args) -> Outcome {
         None => None,
     };
     let choice = HttpChoice {
-        most_body: args.body_bytes,
+        most_body: args.body_bytes.get(),
         timeout: Duration::from_millis(args.timeout_ms.max(1)),
         keys,
         drain_delay: Duration::from_millis(args.drain_delay_ms),
@@ -211,6 +212,11 @@ pub(super) fn run(args: Args) -> Outcome {
     }
 }
 
+fn address(text: &str) -> Result<IpAddr, &'static str> {
+    let problem = "expected an IP address of this machine, as 127.0.0.1 or ::1";
+    text.parse().map_err(|_| problem)
+}
+
 /// The models as the arguments ask for them, or their file. Both folders and file are read anew each time.
 fn open(
     args: &Args,
@@ -237,7 +243,7 @@ fn open(
         let costs = config.costs.as_deref().map(costs).transpose()?;
         let chosen = config.scheduler.as_deref().unwrap_or(&args.scheduler);
         let queue = config.queue_ms.unwrap_or(args.queue_ms);
-        let tokenizers = config.tokenizers.or(args.tokenizers);
+        let tokenizers = config.tokenizers.or(args.tokenizers.map(NonZeroUsize::get));
         let model = Model::open(ModelChoice {
             folder: config.weights,
             devices: config.devices,

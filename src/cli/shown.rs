@@ -4,13 +4,19 @@
 use std::{
     borrow::Cow,
     fmt::{self, Write},
-    io,
+    io::{self, IsTerminal},
 };
 
 use miette::{
     Diagnostic, LabeledSpan, MietteError, MietteHandler, MietteSpanContents, ReportHandler,
     Severity, SourceCode, SourceSpan, SpanContents,
 };
+
+/// Whether standard error is a terminal that wants colours (no-color.org).
+pub(super) fn has_colours() -> bool {
+    let wants_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    io::stderr().is_terminal() && !wants_none
+}
 
 /// Whether a terminal might obey it: control characters (C0 but line feed and tab, DEL, C1), and
 /// what overrides the direction of text.

@@ -424,6 +424,9 @@ impl Builder {
             if self.invariant && !artifact.program.invariant {
                 return Err(EngineError::ArtifactInvariant { file: file.clone() });
             }
+            if self.cached && artifact.program.caches.is_empty() {
+                return Err(EngineError::ArtifactWrites { file: file.clone() });
+            }
             let chosen_by = ChosenBy {
                 card: artifact.card.clone(),
                 fit: None,

@@ -11,7 +11,7 @@ use crate::{
     model::{self, Description, Model, Module},
     names::nearest,
     passes::{self, Report},
-    program::{self, AttentionChoice, LowerOptions, Padding, Program},
+    program::{self, AttentionChoice, LowerOptions, NEXT_LOGITS, Padding, Program},
     select::{Alternative, Timings},
     tensor::DType,
 };
@@ -138,6 +138,13 @@ pub fn compile(
     options: &CompileOptions,
 ) -> Result<Compiled, EngineError> {
     let outputs = chosen_outputs(description, options);
+    let mut asked = options.outputs.iter().flatten();
+    let writes = options.cached && asked.any(|name| name == NEXT_LOGITS);
+    if writes && !description.output_names().contains(&NEXT_LOGITS) {
+        return Err(EngineError::WritesNothing {
+            model: description.name().to_owned(),
+        });
+    }
     let model = description.build_with(config, outputs.as_deref(), &options.modules)?;
     let passes = passes::Options {
         without: options.without.clone(),

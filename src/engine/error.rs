@@ -132,6 +132,22 @@ pub enum EngineError {
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error(
+        "`{file}` is a compiled file, which computes outputs and writes no texts; give the description, or the checkpoint's folder alone, in place of it"
+    )]
+    ArtifactWrites { file: PathBuf },
+    #[error(
+        "the model `{model}` writes no texts, as its description has no output `next_token_logits`; `gemmule run` computes what it has"
+    )]
+    WritesNothing { model: String },
+    #[error(
+        "there is no folder `{folder}`; expected that of a checkpoint, with config.json, tokenizer.json and weights, which is not downloaded for you"
+    )]
+    NoFolder { folder: PathBuf },
+    #[error(
+        "{bytes} bytes are too few for the cache of keys and values: a block of 32 tokens takes {block}"
+    )]
+    NoBlock { bytes: u64, block: u64 },
+    #[error(
         "`{folder}` has no tokenizer.json{}",
         match found {
             None => "; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model".to_owned(),

@@ -92,6 +92,11 @@ fn none(folder: &Path) -> EngineError {
         "vocab.txt",
         "vocab.json",
     ];
+    if !folder.is_dir() {
+        return EngineError::NoFolder {
+            folder: folder.to_owned(),
+        };
+    }
     let found = OTHERS.into_iter().find(|name| folder.join(name).is_file());
     EngineError::NoTokenizer {
         folder: folder.to_owned(),

@@ -152,6 +152,7 @@ impl Server {
         self,
         load: impl FnOnce(&Models) -> Result<(), E> + Send + 'static,
     ) -> io::Result<Ended<E>> {
+        let mut delay = self.app.choice.drain_delay;
         let ended = self.runtime.block_on(async {
             let mut term = signal(SignalKind::terminate())?;
             let mut int = signal(SignalKind::interrupt())?;
@@ -161,8 +162,12 @@ impl Server {
             let mut looks = tokio::time::interval(LOOKS);
             loop {
                 let happened = poll_fn(|context| {
-                    let either = [term.poll_recv(context), int.poll_recv(context)];
-                    if either.iter().any(Poll::is_ready) {
+                    if term.poll_recv(context).is_ready() {
+                        return Poll::Ready(Some(Ended::Asked));
+                    }
+                    // By hand: no balancer sends requests here.
+                    if int.poll_recv(context).is_ready() {
+                        delay = Duration::ZERO;
                         return Poll::Ready(Some(Ended::Asked));
                     }
                     if let Some(task) = &mut loading
@@ -181,6 +186,19 @@ impl Server {
                     hangup.poll_recv(context).map(|_| None)
                 });
                 if let Some(ended) = happened.await {
+                    tracing::warn!("ending; a second signal gives up requests that still run");
+                    let cut = self.app.cut.clone();
+                    tokio::spawn(async move {
+                        poll_fn(|context| {
+                            let either = [term.poll_recv(context), int.poll_recv(context)];
+                            match either.iter().any(Poll::is_ready) {
+                                true => Poll::Ready(()),
+                                false => Poll::Pending,
+                            }
+                        })
+                        .await;
+                        cut.send_replace(true);
+                    });
                     return io::Result::Ok(ended);
                 }
                 let app = Arc::clone(&self.app);
@@ -192,10 +210,9 @@ impl Server {
                 }));
             }
         })?;
-        let delay = match self.app.models.is_loaded() {
-            true => self.app.choice.drain_delay,
-            false => Duration::ZERO,
-        };
+        if !self.app.models.is_loaded() {
+            delay = Duration::ZERO;
+        }
         self.shut_down(delay);
         Ok(ended)
     }
@@ -207,7 +224,7 @@ impl Server {
         self.app.models.retire();
         let (accepting, mut closed) = (self.accepting, self.closed);
         self.runtime.block_on(async move {
-            tokio::time::sleep(delay).await;
+            let _ = tokio::time::timeout(delay, ends(self.app.cut.subscribe())).await;
             let _ = self.stop.send(true);
             let _ = accepting.await;
             if tokio::time::timeout(limit, closed.recv()).await.is_err() {

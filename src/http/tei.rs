@@ -10,10 +10,7 @@ use super::{
     error::Failure,
     json, of_type, on_thread,
 };
-use crate::{
-    engine::{Score, TextToken},
-    serve::{Answer, Kind, Models, Submit, Text, Wanted},
-};
+use crate::serve::{Answer, Kind, Models, Score, Submit, Text, TextToken, Wanted};
 
 fn yes() -> bool {
     true

@@ -45,7 +45,8 @@ pub(super) async fn completions(app: &Asking<'_>, body: &[u8], submit: Submit) -
         let problem = format!("there are {} prompts; a stream is of one", prompts.len());
         return Err(Failure::invalid("prompt", problem));
     }
-    writer.has_place((prompts.len() as u64).saturating_mul(n as u64))?;
+    let texts = (prompts.len() as u64).saturating_mul(n as u64);
+    writer.has_place(texts, submit.class)?;
     let holds = Arc::clone(&model);
     let prompts = on_thread(move || {
         let writer = holds.writer()?;
@@ -80,7 +81,7 @@ pub(super) async fn chat(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answe
     let messages = messages.collect::<Result<Vec<Message>, Failure>>()?;
     let (n, writing) = (asked.n()?, asked.writing(true)?);
     let tools = asked.tools()?.to_vec();
-    writer.has_place(n as u64)?;
+    writer.has_place(n as u64, submit.class)?;
     let holds = Arc::clone(&model);
     let prompt = on_thread(move || holds.writer()?.conversation(&messages, &tools));
     let all = written(app, writer, vec![prompt.await??], n, &writing, submit)?;

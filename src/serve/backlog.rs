@@ -1,7 +1,7 @@
 //! How long what waits will take, by which requests are let in: at the pace of the slower of tokenizers and devices, as it was
 //! measured of late.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     schedule::{CostTable, Costs, Layout, Micros},
@@ -50,11 +50,37 @@ impl Pace {
     }
 }
 
+/// An amount of what waits, by class.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ByClass(BTreeMap<u8, u64>);
+
+impl ByClass {
+    pub fn add(&mut self, class: u8, amount: u64) {
+        let of_class = self.0.entry(class).or_default();
+        *of_class = of_class.saturating_add(amount);
+    }
+
+    pub fn take(&mut self, class: u8, amount: u64) {
+        if let Some(of_class) = self.0.get_mut(&class) {
+            *of_class = of_class.saturating_sub(amount);
+            if *of_class == 0 {
+                self.0.remove(&class);
+            }
+        }
+    }
+
+    /// What goes before another one of this class.
+    pub fn before(&self, class: u8) -> u64 {
+        let ahead = self.0.range(class..).map(|(_, &amount)| amount);
+        ahead.fold(0, u64::saturating_add)
+    }
+}
+
 /// What waits before the tokenizers, and how fast they and the devices are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Backlog {
     /// Bytes of texts that no thread has taken yet.
-    pub untokenized: usize,
+    pub untokenized: ByClass,
     /// Seconds of one thread for a byte of text.
     pub tokenizing: Pace,
     /// Seconds of a device for a second that a batch was estimated to take.
@@ -68,7 +94,7 @@ pub(super) struct Backlog {
 impl Backlog {
     pub fn new(n_tokenizers: usize, n_lanes: usize) -> Self {
         Self {
-            untokenized: 0,
+            untokenized: ByClass::default(),
             tokenizing: Pace::of(BYTE),
             device: Pace::of(1.0),
             late: Duration::ZERO,
@@ -91,11 +117,13 @@ impl Backlog {
         within - (within / share).min(most) - self.late.min(within / 4)
     }
 
-    /// How long what waits takes: tokenizers and devices work at the same time, so that the slower of them tells.
-    pub fn time(&self, tokens: u64, costs: &CostTable) -> Duration {
-        let tokenizing = self.tokenizing.seconds(self.untokenized as f64);
+    /// How long what goes before a request of this class takes, so many tokens of it being known: tokenizers and devices work at the
+    /// same time, so that the slower of them tells.
+    pub fn time(&self, class: u8, tokens: u64, costs: &CostTable) -> Duration {
+        let untokenized = self.untokenized.before(class);
+        let tokenizing = self.tokenizing.seconds(untokenized as f64);
         // A text has about one token for four bytes.
-        let tokens = tokens + self.untokenized as u64 / 4;
+        let tokens = tokens + untokenized / 4;
         let size = tokens.min(FULL);
         let device = match size {
             0 => 0.0,
@@ -123,10 +151,10 @@ mod tests {
     #[test]
     fn what_waits_takes_as_long_as_the_slower_of_tokenizers_and_devices() {
         let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
-        let seconds = |of: &Backlog, tokens| of.time(tokens, &costs).as_secs_f64();
+        let seconds = |of: &Backlog, tokens| of.time(0, tokens, &costs).as_secs_f64();
         let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.05, "{a} {b}");
         let mut one = Backlog::new(1, 1);
-        assert_eq!(one.time(0, &costs), Duration::ZERO);
+        assert_eq!(one.time(0, 0, &costs), Duration::ZERO);
         let of_device = seconds(&one, 100_000);
         near(seconds(&one, 200_000), 2.0 * of_device);
         near(seconds(&Backlog::new(1, 4), 100_000), of_device / 4.0);
@@ -139,13 +167,19 @@ mod tests {
         for _ in 0..100 {
             one.tokenizing.add(1000.0, Duration::from_millis(100));
         }
-        one.untokenized = 100_000;
+        one.untokenized.add(0, 100_000);
         near(seconds(&one, 0), 10.0);
         let mut four = Backlog::new(4, 1);
-        (four.tokenizing, four.untokenized) = (one.tokenizing, one.untokenized);
+        (four.tokenizing, four.untokenized) = (one.tokenizing, one.untokenized.clone());
         near(seconds(&four, 0), 2.5);
         // What the device has to do beside that is no more.
         near(seconds(&four, 1), 2.5);
+        // An urgent one passes what is there.
+        assert_eq!(one.time(1, 0, &costs), Duration::ZERO);
+        one.untokenized.add(7, 1000);
+        near(one.time(1, 0, &costs).as_secs_f64(), 0.1);
+        assert_eq!(one.time(8, 0, &costs), Duration::ZERO);
+        one.untokenized.take(7, 1000);
         // A pace that changes is followed within a second of work.
         for _ in 0..1000 {
             one.tokenizing.add(1000.0, Duration::from_millis(1));

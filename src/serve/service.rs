@@ -342,15 +342,15 @@ impl Service {
             if let Some(why) = state.is_over {
                 return Err(ServeError::NotReady { why });
             }
-            let backlog = state.backlog.time(state.desk.tokens(), &shared.costs);
+            let backlog = state.before(submit.class, &shared.costs);
             if backlog > shared.queue {
                 Metrics::count(&shared.metrics.overloaded, left.len() as u64);
                 let retry_after = backlog.saturating_sub(shared.queue / 2);
                 return Err(ServeError::Overloaded { retry_after });
             }
             if !is_inline {
-                state.backlog.untokenized +=
-                    left.iter().map(|(text, ..)| text.bytes()).sum::<usize>();
+                let bytes = left.iter().map(|(text, ..)| text.bytes() as u64).sum();
+                state.backlog.untokenized.add(submit.class, bytes);
             }
         }
         for (text, key, asked) in left {
@@ -372,7 +372,7 @@ impl Service {
                             shared.metrics.cache.add(Tier::Memory, Lookup::Joined);
                             reply.ticket = ticket;
                             if !is_inline {
-                                shared.is_tokenized(n_bytes);
+                                shared.is_tokenized(submit.class, n_bytes);
                             }
                             continue;
                         }
@@ -397,16 +397,16 @@ impl Service {
             let tokenize = {
                 let shared = Arc::clone(&shared);
                 move |lead| {
-                    shared.is_tokenized(n_bytes);
+                    shared.is_tokenized(submit.class, n_bytes);
                     shared.tokenize(&text, lead);
                 }
             };
             let Some(key) = key.filter(|_| is_deep) else {
-                self.pool.run(move || tokenize(lead))?;
+                self.pool.run(submit.class, move || tokenize(lead));
                 continue;
             };
             let pool = self.pool.clone();
-            self.pool.run(move || {
+            self.pool.run(submit.class, move || {
                 let Some(kept) = &shared.kept else {
                     return;
                 };
@@ -418,19 +418,19 @@ impl Service {
                         }
                         match (found, deep) {
                             (Some(answer), _) => {
-                                shared.is_tokenized(n_bytes);
+                                shared.is_tokenized(submit.class, n_bytes);
                                 shared.answer_kept(lead, &answer);
                             }
                             (None, Deep::File) => tokenize(lead),
                             // The thread that asks others is not kept.
                             (None, Deep::Shared(_)) => {
-                                let _ = pool.run(move || tokenize(lead));
+                                pool.run(submit.class, move || tokenize(lead));
                             }
                         }
                     }
                 };
                 kept.cache.look_deep(key, &shared.metrics.cache, then);
-            })?;
+            });
         }
         Ok(replies)
     }

@@ -1,8 +1,9 @@
 //! Tokenizing on threads of its own, as it takes ten times what JSON does.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    mpsc::{Receiver, Sender, channel},
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::BinaryHeap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 use super::ServeError;
@@ -33,25 +34,94 @@ impl Text {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Threads that tokenize.
+/// Threads that tokenize: what is of a higher class first, of one class what came first.
 #[derive(Clone)]
-pub(super) struct Pool {
-    work: Sender<Work>,
+pub(super) struct Pool(Arc<Handle>);
+
+/// Ends the threads when it is dropped and their work is done.
+struct Handle(Arc<Line>);
+
+#[derive(Default)]
+struct Line {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    work: BinaryHeap<Turn>,
+    n_came: u64,
+    is_over: bool,
+}
+
+struct Turn {
+    class: u8,
+    number: Reverse<u64>,
+    work: Work,
+}
+
+impl Turn {
+    fn key(&self) -> (u8, Reverse<u64>) {
+        (self.class, self.number)
+    }
+}
+
+impl PartialEq for Turn {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Turn {}
+
+impl PartialOrd for Turn {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Turn {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl Line {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // Each change is a single call.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> Option<Work> {
+        let mut waiting = self.lock();
+        loop {
+            if let Some(turn) = waiting.work.pop() {
+                return Some(turn.work);
+            }
+            if waiting.is_over {
+                return None;
+            }
+            let woken = self.changed.wait(waiting);
+            waiting = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.lock().is_over = true;
+        self.0.changed.notify_all();
+    }
 }
 
 impl Pool {
     /// Starts threads, which end when the pool is dropped and its work is done.
     pub fn new(n_threads: usize) -> Result<Self, EngineError> {
-        let (work, queue) = channel::<Work>();
-        let queue = Arc::new(Mutex::new(queue));
+        let pool = Self(Arc::new(Handle(Arc::default())));
         for _ in 0..n_threads.max(1) {
-            let queue = Arc::clone(&queue);
-            let next = move |queue: &Mutex<Receiver<Work>>| {
-                let queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-                queue.recv()
-            };
+            let line = Arc::clone(&pool.0.0);
             let run = move || {
-                while let Ok(work) = next(&queue) {
+                while let Some(work) = line.next() {
                     work();
                 }
             };
@@ -60,12 +130,21 @@ impl Pool {
                 problem: e.to_string(),
             })?;
         }
-        Ok(Self { work })
+        Ok(pool)
     }
 
-    pub fn run(&self, work: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
-        let sent = self.work.send(Box::new(work));
-        sent.map_err(|_| ServeError::Internal("no thread tokenizes any more".to_owned()))
+    pub fn run(&self, class: u8, work: impl FnOnce() + Send + 'static) {
+        let line = &self.0.0;
+        let mut waiting = line.lock();
+        let number = Reverse(waiting.n_came);
+        waiting.n_came += 1;
+        waiting.work.push(Turn {
+            class,
+            number,
+            work: Box::new(work),
+        });
+        drop(waiting);
+        line.changed.notify_one();
     }
 }
 
@@ -110,4 +189,26 @@ pub(super) fn encode(
         return Err(ServeError::TooLong { index, limit });
     }
     Ok(encoded)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn what_is_urgent_is_tokenized_first_and_all_is_in_the_end() {
+        let pool = Pool::new(1).unwrap();
+        let (open, opened) = channel::<()>();
+        let (done, all) = channel();
+        pool.run(0, move || opened.recv().unwrap());
+        for (class, name) in [(0, 'a'), (7, 'b'), (0, 'c'), (255, 'd'), (7, 'e')] {
+            let done = done.clone();
+            pool.run(class, move || done.send(name).unwrap());
+        }
+        drop((pool, done));
+        open.send(()).unwrap();
+        assert_eq!(all.iter().collect::<String>(), "dbeac");
+    }
 }

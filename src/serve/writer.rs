@@ -6,7 +6,7 @@ mod texts;
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Sender, channel},
     },
@@ -18,7 +18,7 @@ use std::{
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use self::{running::Running, texts::Texts};
-use super::{Metrics, Seat, ServeError, Submit, service::LOST};
+use super::{Metrics, Seat, ServeError, Submit, backlog::ByClass, service::LOST};
 use crate::{
     Engine, EngineError,
     engine::{
@@ -134,11 +134,24 @@ struct Shared {
     is_lost: AtomicBool,
     /// What a token that waits takes of the thread's time, in nanoseconds; 0 while all have room.
     token_nanos: AtomicU64,
+    /// Tokens of texts that wait.
+    waiting: Mutex<ByClass>,
 }
 
 impl Shared {
+    fn waiting(&self) -> MutexGuard<'_, ByClass> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn waits(&self, job: &Job) {
+        Metrics::count(&self.metrics.queue_requests, 1);
+        Metrics::count(&self.metrics.queue_tokens, job.tokens());
+        self.waiting().add(job.class, job.tokens());
+    }
+
     /// A text of so many tokens waits no more.
     fn waits_no_more(&self, job: &Job) {
+        self.waiting().take(job.class, job.tokens());
         let metrics = &self.metrics;
         metrics.queue_requests.fetch_sub(1, Ordering::Relaxed);
         metrics
@@ -198,6 +211,10 @@ impl Writer {
             problem: problem.to_string(),
         })?;
         let admission = generator.admission();
+        if generator.cache_bytes().1 == 0 {
+            let block = engine.program().block_bytes();
+            return Err(EngineError::NoBlock { bytes, block });
+        }
         // A model without a template writes on from prompts alone.
         let template = ChatTemplate::open(&folder).ok();
         let (jobs, come) = channel();
@@ -208,6 +225,7 @@ impl Writer {
             metrics,
             is_lost: AtomicBool::new(false),
             token_nanos: AtomicU64::new(0),
+            waiting: Mutex::default(),
         });
         let writing = Running::new(generator, texts, Arc::clone(&shared), seat);
         let thread = std::thread::Builder::new().name("write".to_owned());
@@ -282,11 +300,11 @@ impl Writer {
         self.encoder.prompt_as_written(&prompt).map_err(wrong)
     }
 
-    /// Whether so many texts of another request may wait: a request's texts are let in together.
+    /// Whether so many texts of another request of this class may wait: a request's texts are let in together.
     ///
     /// # Errors
     /// More texts than ever wait, texts that wait for longer than they may, and a device that is lost.
-    pub fn has_place(&self, texts: u64) -> Result<(), ServeError> {
+    pub fn has_place(&self, texts: u64, class: u8) -> Result<(), ServeError> {
         if self.is_lost() {
             return Err(ServeError::NotReady { why: LOST });
         }
@@ -302,7 +320,7 @@ impl Writer {
             return Err(self.overloaded(Duration::from_secs(1)));
         }
         let nanos = self.shared.token_nanos.load(Ordering::Relaxed);
-        let tokens = metrics.queue_tokens.load(Ordering::Relaxed);
+        let tokens = self.shared.waiting().before(class);
         let backlog = Duration::from_nanos(nanos.saturating_mul(tokens));
         match backlog > self.queue {
             true => Err(self.overloaded(backlog.saturating_sub(self.queue / 2))),
@@ -402,12 +420,10 @@ impl Writer {
         };
         let why = "it is shutting down";
         let jobs = self.jobs.as_ref().ok_or(ServeError::NotReady { why })?;
-        let metrics = self.metrics();
-        if metrics.queue_requests.load(Ordering::Relaxed) >= MOST_WAITING {
+        if self.metrics().queue_requests.load(Ordering::Relaxed) >= MOST_WAITING {
             return Err(self.overloaded(Duration::from_secs(1)));
         }
-        Metrics::count(&metrics.queue_requests, 1);
-        Metrics::count(&metrics.queue_tokens, job.tokens());
+        self.shared.waits(&job);
         if let Err(unsent) = jobs.send(job) {
             self.shared.waits_no_more(&unsent.0);
             return Err(ServeError::NotReady { why });

@@ -79,9 +79,12 @@ impl Summary {
         summary
     }
 
-    /// Whether the devices could not keep up: less than 97 % was answered while requests arrived. Of a load so short that those
-    /// that run at its end are more than 3 %, it tells nothing.
+    /// Whether the devices could not keep up: when the last request came, more than 3 % had no answer, not counting twice as many as come
+    /// in the time of the fastest answer, as these run then anyway.
     pub fn is_saturated(&self) -> bool {
-        self.answered < 0.97 * self.offered
+        let window = self.requests as f64 / self.offered.max(f64::MIN_POSITIVE);
+        let unanswered = (self.offered - self.answered) * window;
+        let running = 2.0 * (1.0 + self.offered * self.least / 1e3);
+        unanswered > 0.03 * self.requests as f64 + running
     }
 }

@@ -51,6 +51,13 @@ impl Threads {
     /// # Errors
     /// Threads that cannot be started.
     pub fn of(n: NonZeroUsize) -> Result<Self, ThreadsError> {
+        /// A pool takes longer to start than it has threads, and no machine has so many cores.
+        const MOST: usize = 1024;
+        if n.get() > MOST {
+            return Err(ThreadsError {
+                problem: format!("{n} are asked for, and at most {MOST} are started"),
+            });
+        }
         static POOLS: Mutex<Option<HashMap<NonZeroUsize, Weak<ThreadPool>>>> = Mutex::new(None);
         // What a thread that panicked left is sound: an entry is a whole pool or none.
         let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -45,6 +45,20 @@ pub(super) struct State {
 }
 
 impl State {
+    /// How long what goes before a request of this class takes.
+    pub(super) fn before(&self, class: u8, costs: &CostTable) -> Duration {
+        let ahead = match class {
+            // All do, and need not be looked at.
+            0 => self.desk.tokens(),
+            _ => {
+                let waiting = self.desk.waiting().iter();
+                let ahead = waiting.filter(|waiting| waiting.class >= class);
+                ahead.map(|waiting| u64::from(waiting.tokens)).sum()
+            }
+        };
+        self.backlog.time(class, ahead, costs)
+    }
+
     /// Records what happened, in the order in which the desk saw it.
     pub(super) fn record(&mut self, at: Micros, happened: impl FnOnce() -> Happened) {
         if let Some(trace) = &mut self.trace {
@@ -204,10 +218,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn is_tokenized(&self, n_bytes: usize) {
-        let mut state = self.lock();
-        let backlog = &mut state.backlog;
-        backlog.untokenized = backlog.untokenized.saturating_sub(n_bytes);
+    pub(super) fn is_tokenized(&self, class: u8, n_bytes: usize) {
+        self.lock().backlog.untokenized.take(class, n_bytes as u64);
     }
 
     pub(super) fn count_waiting(&self, state: &State) {

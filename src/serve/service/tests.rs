@@ -128,7 +128,7 @@ fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
                 .tokenizing
                 .add(1.0, Duration::from_millis(100));
         }
-        state.backlog.untokenized = 1000;
+        state.backlog.untokenized.add(0, 1000);
     }
     match ask().err() {
         Some(ServeError::Overloaded { retry_after }) => {
@@ -137,6 +137,13 @@ fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
         }
         other => panic!("{other:?}"),
     }
+    // Nothing goes before an urgent one.
+    let urgent = Submit {
+        class: 1,
+        ..Submit::default()
+    };
+    let text = || vec![Text::One("rain".to_owned())];
+    assert!(service.submit(text(), urgent).is_ok());
 }
 
 #[test]
