@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::{
     net::{TcpListener as Listener, TcpStream},
     runtime::{Builder, Runtime},
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinHandle,
     time::{Sleep, sleep},
@@ -185,21 +185,13 @@ impl Server {
                     }
                     hangup.poll_recv(context).map(|_| None)
                 });
-                if let Some(ended) = happened.await {
-                    tracing::warn!("ending; a second signal gives up requests that still run");
-                    let cut = self.app.cut.clone();
-                    tokio::spawn(async move {
-                        poll_fn(|context| {
-                            let either = [term.poll_recv(context), int.poll_recv(context)];
-                            match either.iter().any(Poll::is_ready) {
-                                true => Poll::Ready(()),
-                                false => Poll::Pending,
-                            }
-                        })
-                        .await;
-                        cut.send_replace(true);
-                    });
-                    return io::Result::Ok(ended);
+                match happened.await {
+                    None => {}
+                    Some(Ended::Asked) => {
+                        self.hurry_at([term, int]);
+                        return io::Result::Ok(Ended::Asked);
+                    }
+                    Some(ended) => return Ok(ended),
                 }
                 let app = Arc::clone(&self.app);
                 // Not waited for: it may be told to end in the meantime.
@@ -215,6 +207,23 @@ impl Server {
         }
         self.shut_down(delay);
         Ok(ended)
+    }
+
+    /// Gives up what still runs when another of these signals comes.
+    fn hurry_at(&self, mut signals: [Signal; 2]) {
+        tracing::warn!("ending; a second signal gives up requests that still run");
+        let cut = self.app.cut.clone();
+        tokio::spawn(async move {
+            let second = poll_fn(|context| {
+                let mut signals = signals.iter_mut();
+                match signals.any(|signal| signal.poll_recv(context).is_ready()) {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            });
+            second.await;
+            cut.send_replace(true);
+        });
     }
 
     /// Says that it is not ready, takes requests for `delay` more, and lets those that run end. What has no answer within the
