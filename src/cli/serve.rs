@@ -152,7 +152,7 @@ pub(super) fn run(args: Args) -> Outcome {
     };
     let choice = HttpChoice {
         most_body: args.body_bytes.get(),
-        timeout: Duration::from_millis(args.timeout_ms.max(1)),
+        timeout: Duration::from_millis(args.timeout_ms),
         keys,
         drain_delay: Duration::from_millis(args.drain_delay_ms),
         drain_limit: Duration::from_millis(args.drain_limit_ms),

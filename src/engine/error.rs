@@ -5,6 +5,7 @@ use crate::{
     codegen::CodegenError,
     files::ReadError,
     jit::JitError,
+    kernels::cache::BLOCK,
     machine::MachineError,
     model::ModelError,
     names::nearest,
@@ -144,7 +145,7 @@ pub enum EngineError {
     )]
     NoFolder { folder: PathBuf },
     #[error(
-        "{bytes} bytes are too few for the cache of keys and values: a block of 32 tokens takes {block}"
+        "{bytes} bytes are too few for the cache of keys and values: a block of {BLOCK} tokens takes {block}"
     )]
     NoBlock { bytes: u64, block: u64 },
     #[error(

@@ -110,8 +110,8 @@ struct App {
     models: Models,
     choice: HttpChoice,
     counts: Counts,
-    /// Who tokenizes for those who ask for tokens.
-    tokenizing: Semaphore,
+    /// The turn of large requests for tokens.
+    tokenizing: Arc<Semaphore>,
     next_id: AtomicU64,
     /// Whether what still runs is given up.
     cut: watch::Sender<bool>,
@@ -236,7 +236,7 @@ impl Deref for Asking<'_> {
 }
 
 /// Bytes of a body of which reading and answering takes a millisecond and more.
-const LARGE: u64 = 128 << 10;
+const LARGE: usize = 128 << 10;
 
 type Answered = Result<Response<Body>, Failure>;
 
@@ -247,7 +247,7 @@ impl App {
             models,
             choice,
             counts: Counts::default(),
-            tokenizing: Semaphore::new(1),
+            tokenizing: Arc::new(Semaphore::new(1)),
             next_id: AtomicU64::new(0),
             cut: watch::Sender::new(false),
             began: Instant::now(),
@@ -265,7 +265,7 @@ impl App {
         let is_head = request.method() == Method::HEAD && method == Method::GET;
         // What takes long to read and to write down leaves its thread to other connections.
         let length = request.body().size_hint().exact();
-        let is_large = method == Method::POST && length.is_none_or(|bytes| bytes > LARGE);
+        let is_large = method == Method::POST && length.is_none_or(|bytes| bytes > LARGE as u64);
         let asking = Asking::of(&self);
         let answered = match request.method() == method || is_head || route == Route::Unknown {
             true => {

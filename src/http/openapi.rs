@@ -206,7 +206,7 @@ fn described(route: Route) -> Described {
                     "input": named("Input"),
                     "encoding_format": only(json!([null, "float", "base64"])),
                     "dimensions": or_null(whole(1)),
-                    "truncate": or_null(yes_or_no()),
+                    "truncate": yes_or_no(),
                 }),
             )),
             vec![
@@ -360,7 +360,7 @@ fn described(route: Route) -> Described {
                     "documents": {"type": "array", "minItems": 1, "items": {"anyOf": [
                         text(), object(&["text"], json!({"text": text()})),
                     ]}},
-                    "top_n": or_null(whole(0)), "return_documents": yes_or_no(), "truncate": or_null(yes_or_no()),
+                    "top_n": or_null(whole(0)), "return_documents": yes_or_no(), "truncate": yes_or_no(),
                 }),
             )),
             json_answer(object(

@@ -1,11 +1,13 @@
 //! The routes of text-embeddings-inference (TEI).
 
+use std::sync::Arc;
+
 use hyper::{Response, StatusCode, header::HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    Answered, Asking, Body,
+    Answered, Asking, Body, LARGE,
     embeddings::{computed, inputs, kind, normalize, not_computed, ranked, shortened},
     error::Failure,
     json, of_type, on_thread,
@@ -239,10 +241,13 @@ pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
             }
         })
         .collect::<Result<_, _>>()?;
-    // A token is ten times as large as its text: one request of many at a time, and no more of it than its answer.
-    let turn = app.tokenizing.acquire().await;
-    let turn = turn.map_err(|_| Failure::not_ready("it is shutting down"))?;
+    // Tokens take some hundred bytes each: large requests go one by one. One that is given up keeps its turn until its thread is done.
+    let turn = match body.len() > LARGE {
+        true => Some(Arc::clone(&app.tokenizing).acquire_owned().await),
+        false => None,
+    };
     let rows = on_thread(move || {
+        let _turn = turn;
         let mut body = b"[".to_vec();
         for (at, text) in texts.iter().enumerate() {
             if at > 0 {
@@ -256,7 +261,6 @@ pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
         Ok(body)
     });
     let rows: Result<Vec<u8>, String> = rows.await?;
-    drop(turn);
     let rows = rows.map_err(|problem| Failure::invalid("inputs", problem))?;
     Ok(of_type(StatusCode::OK, "application/json", rows))
 }

@@ -365,9 +365,8 @@ impl Service {
                 (Some(kept), Some(key)) => {
                     reply.key = Some(key);
                     // One that is answered later is not waited for.
-                    let own = Arc::clone(&lead.ticket);
-                    let serves = |ahead: &Ticket| ahead.goes_before(&own);
-                    match kept.joined.board(key, &lead.ticket, asked, serves) {
+                    let serves = |ahead: &Ticket| ahead.goes_before(&lead.ticket);
+                    let asked = match kept.joined.board(key, &lead.ticket, asked, serves) {
                         Boarded::Joins(ticket) => {
                             shared.metrics.cache.add(Tier::Memory, Lookup::Joined);
                             reply.ticket = ticket;
@@ -377,15 +376,13 @@ impl Service {
                             continue;
                         }
                         Boarded::Leads(asked) => {
-                            shared.metrics.cache.add(Tier::Memory, Lookup::Miss);
                             lead.boarded = Some((key, Arc::clone(&kept.joined)));
-                            Some(asked)
+                            asked
                         }
-                        Boarded::Alone(asked) => {
-                            shared.metrics.cache.add(Tier::Memory, Lookup::Miss);
-                            Some(asked)
-                        }
-                    }
+                        Boarded::Alone(asked) => asked,
+                    };
+                    shared.metrics.cache.add(Tier::Memory, Lookup::Miss);
+                    Some(asked)
                 }
                 _ => Some(asked),
             };

@@ -1,8 +1,8 @@
 //! Tokenizing on threads of its own, as it takes ten times what JSON does.
 
 use std::{
-    cmp::{Ordering, Reverse},
-    collections::BinaryHeap,
+    cmp::Reverse,
+    collections::BTreeMap,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
@@ -49,41 +49,10 @@ struct Line {
 
 #[derive(Default)]
 struct Waiting {
-    work: BinaryHeap<Turn>,
+    /// By class, the highest first, and by when it came.
+    work: BTreeMap<(Reverse<u8>, u64), Work>,
     n_came: u64,
     is_over: bool,
-}
-
-struct Turn {
-    class: u8,
-    number: Reverse<u64>,
-    work: Work,
-}
-
-impl Turn {
-    fn key(&self) -> (u8, Reverse<u64>) {
-        (self.class, self.number)
-    }
-}
-
-impl PartialEq for Turn {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Turn {}
-
-impl PartialOrd for Turn {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Turn {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
-    }
 }
 
 impl Line {
@@ -95,8 +64,8 @@ impl Line {
     fn next(&self) -> Option<Work> {
         let mut waiting = self.lock();
         loop {
-            if let Some(turn) = waiting.work.pop() {
-                return Some(turn.work);
+            if let Some((_, work)) = waiting.work.pop_first() {
+                return Some(work);
             }
             if waiting.is_over {
                 return None;
@@ -136,13 +105,9 @@ impl Pool {
     pub fn run(&self, class: u8, work: impl FnOnce() + Send + 'static) {
         let line = &self.0.0;
         let mut waiting = line.lock();
-        let number = Reverse(waiting.n_came);
+        let turn = (Reverse(class), waiting.n_came);
         waiting.n_came += 1;
-        waiting.work.push(Turn {
-            class,
-            number,
-            work: Box::new(work),
-        });
+        waiting.work.insert(turn, Box::new(work));
         drop(waiting);
         line.changed.notify_one();
     }

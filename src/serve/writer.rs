@@ -120,8 +120,6 @@ pub struct Writer {
     encoder: Arc<TextEncoder>,
     template: Option<ChatTemplate>,
     usual: Generate,
-    positions: Option<u32>,
-    has_source: bool,
     admission: Admission,
     /// Texts are refused when those that wait would take longer than this.
     queue: Duration,
@@ -134,7 +132,7 @@ struct Shared {
     is_lost: AtomicBool,
     /// What a token that waits takes of the thread's time, in nanoseconds; 0 while all have room.
     token_nanos: AtomicU64,
-    /// Tokens of texts that wait.
+    /// Tokens of texts that wait; their sum is a metric.
     waiting: Mutex<ByClass>,
 }
 
@@ -145,18 +143,17 @@ impl Shared {
 
     fn waits(&self, job: &Job) {
         Metrics::count(&self.metrics.queue_requests, 1);
-        Metrics::count(&self.metrics.queue_tokens, job.tokens());
-        self.waiting().add(job.class, job.tokens());
+        let mut waiting = self.waiting();
+        waiting.add(job.class, job.tokens());
+        Metrics::set(&self.metrics.queue_tokens, waiting.before(0));
     }
 
-    /// A text of so many tokens waits no more.
     fn waits_no_more(&self, job: &Job) {
-        self.waiting().take(job.class, job.tokens());
-        let metrics = &self.metrics;
-        metrics.queue_requests.fetch_sub(1, Ordering::Relaxed);
-        metrics
-            .queue_tokens
-            .fetch_sub(job.tokens(), Ordering::Relaxed);
+        let requests = &self.metrics.queue_requests;
+        requests.fetch_sub(1, Ordering::Relaxed);
+        let mut waiting = self.waiting();
+        waiting.take(job.class, job.tokens());
+        Metrics::set(&self.metrics.queue_tokens, waiting.before(0));
     }
 }
 
@@ -199,7 +196,6 @@ impl Writer {
     ) -> Result<Self, EngineError> {
         let folder = encoder.folder().trunk().to_owned();
         let usual = generation_config(&folder)?;
-        let positions = engine.limits().longest;
         let bytes = match cache_bytes {
             Some(bytes) => bytes,
             None => engine.usual_cache_bytes(&usual)?,
@@ -239,8 +235,6 @@ impl Writer {
             encoder,
             template,
             usual,
-            positions,
-            has_source: engine.has_source(),
             admission,
             queue,
             shared,
@@ -362,11 +356,7 @@ impl Writer {
                 "an empty stop ends every text at once",
             ));
         }
-        let before = match self.has_source {
-            true => 1,
-            false => prompt.len(),
-        };
-        let left = self.positions.map(|n| (n as usize).saturating_sub(before));
+        let left = self.admission.left_behind(prompt.len());
         if max_tokens.or(left).is_some() {
             options.max_length = None;
         }
@@ -414,7 +404,7 @@ impl Writer {
             until: submit.within.and_then(|w| now.checked_add(w)),
             came: now,
             stop,
-            goes_on: goes_on && !self.has_source,
+            goes_on: goes_on && !self.admission.has_source(),
             pieces: sender,
             is_over: Arc::clone(&is_over),
         };

@@ -110,6 +110,18 @@ pub struct Admission {
 }
 
 impl Admission {
+    /// Whether the model writes from a source, and not on from a prompt.
+    pub fn has_source(&self) -> bool {
+        self.parts.is_some()
+    }
+
+    /// New tokens that the model has positions for behind a prompt, or source, of so many; `None` where it has no limit.
+    pub fn left_behind(&self, prompt: usize) -> Option<usize> {
+        let before = tokens_before(self.parts, prompt);
+        let positions = self.limits.longest?;
+        Some((positions as usize).saturating_sub(before))
+    }
+
     /// Whether [`Generator::admit`] takes the request when nothing else runs.
     ///
     /// # Errors
@@ -139,7 +151,7 @@ impl Admission {
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt);
         }
-        let has_source = self.parts.is_some();
+        let has_source = self.has_source();
         if has_source {
             self.check_source(prompt)?;
         }

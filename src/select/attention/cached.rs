@@ -196,17 +196,21 @@ mod tests {
     #[test]
     fn steps_split_the_keys_of_few_sequences_and_longer_pieces_have_tiles_of_queries() {
         let hopper = testing::hopper();
-        assert_eq!(hopper.sms, 132);
+        // One CTA for each SM and of four key heads; clusters of eight twice as many.
+        let (most, few) = (hopper.sms / 4, 2 * hopper.sms / (4 * 8));
         let dispatch = cached(64, DType::F16).by_length(&hopper);
         assert_eq!(
             shown(&dispatch),
             [
-                "rows up to 33, longest up to 1, keys up to 512: mha_decode",
-                "rows up to 8, longest up to 1, keys above 512: mha_decode",
-                "rows 9 to 33, longest up to 1, keys above 512: mha_decode",
-                "rows above 33, longest up to 1: mha_decode",
-                "longest 2 to 192: mha_prefill",
-                "longest above 192: mha_wgmma_persistent",
+                format!("rows up to {most}, longest up to 1, keys up to 512: mha_decode"),
+                format!("rows up to {few}, longest up to 1, keys above 512: mha_decode"),
+                format!(
+                    "rows {} to {most}, longest up to 1, keys above 512: mha_decode",
+                    few + 1
+                ),
+                format!("rows above {most}, longest up to 1: mha_decode"),
+                "longest 2 to 192: mha_prefill".to_owned(),
+                "longest above 192: mha_wgmma_persistent".to_owned(),
             ]
         );
         assert_eq!(dispatch.overlap(), None);
@@ -218,8 +222,8 @@ mod tests {
         assert_eq!(
             steps,
             [
-                "rows up to 33, longest up to 1: mha_decode",
-                "rows above 33, longest up to 1: mha_decode",
+                format!("rows up to {most}, longest up to 1: mha_decode"),
+                format!("rows above {most}, longest up to 1: mha_decode"),
             ]
         );
         assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
@@ -301,10 +305,12 @@ mod tests {
 
     #[test]
     fn few_tiles_of_pieces_for_each_sm_are_finer() {
-        // 4 · 132 · 192 rows of 12 heads.
-        let pieces = cached(128, DType::F16).by_length(&testing::hopper());
-        assert_eq!(tile(&pieces, 8448, 512).rows, 128);
-        assert_eq!(tile(&pieces, 8449, 512).rows, 192);
+        let hopper = testing::hopper();
+        // Four tiles of 192 rows for each SM, of 12 heads.
+        let few = 4 * u64::from(hopper.sms) * 192 / 12;
+        let pieces = cached(128, DType::F16).by_length(&hopper);
+        assert_eq!(tile(&pieces, few, 512).rows, 128);
+        assert_eq!(tile(&pieces, few + 1, 512).rows, 192);
         assert_eq!(pieces.overlap(), None);
     }
 }
