@@ -34,8 +34,8 @@ def pieces(old, new):
 
 
 def main():
-    before = set(git("ls-tree", "--name-only", BASE, f"{FOLDER}/").split())
-    now = {f"{FOLDER}/{file.name}" for file in (ROOT / FOLDER).glob("*.snap")}
+    before = set(git("ls-tree", "-r", "--name-only", BASE, f"{FOLDER}/").split())
+    now = {str(file.relative_to(ROOT)) for file in (ROOT / FOLDER).rglob("*.snap")}
     text = lambda file: git("show", f"{BASE}:{file}").splitlines()
     changed = set(git("diff", "--name-only", BASE, "--", FOLDER).split()) & before & now
     old = {file: text(file) for file in sorted(before if now - before else changed)}

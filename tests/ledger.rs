@@ -7,7 +7,6 @@ use gemmule::{
     kernels::KernelSpec,
 };
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 
 #[derive(Deserialize)]
 struct Ledger {
@@ -35,10 +34,7 @@ fn every_source_ran_on_a_gpu_as_it_is_now() {
     let mut wrong = Vec::new();
     let mut symbols = Vec::new();
     for source in emit(&kernels).expect("every kernel renders") {
-        let digest: String = Sha256::digest(source.text.as_bytes())
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect();
+        let digest = source.digest();
         match ledger.checked.get(&source.symbol) {
             Some(checked) if checked.sha256 == digest => {
                 assert!(!checked.card.is_empty() && checked.max_error.is_finite());

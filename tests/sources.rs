@@ -3,6 +3,8 @@
 #[path = "sources/class.rs"]
 mod class;
 mod common;
+#[path = "sources/partials.rs"]
+mod partials;
 #[path = "sources/record.rs"]
 mod record;
 
@@ -16,11 +18,13 @@ use std::{
 
 use class::classes;
 use gemmule::{
+    codegen::{Codegen, Marks},
     engine::{Emitted, catalogue, emit},
     jit::{DiskCache, Jit, Source, Target},
     kernels::KernelSpec,
     machine::Machine,
 };
+use partials::{Partials, Rendered};
 use record::{Record, targets};
 
 /// Every kernel of the catalogue, made once for all tests.
@@ -119,48 +123,65 @@ fn rendering_gives_the_same_bytes_every_time() {
     assert_eq!(render(), *SOURCES);
 }
 
-/// One snapshot, the exemplar, for each class of sources, where a class is all sources of one template that have
-/// one [`skeleton`](class::skeleton): they differ in symbol, numbers and storage type alone. It is called by its kernel's
-/// symbol. The ledger and the record have the digest of every source.
+/// Compares one source of each class, the exemplar, with its reviewed snapshot. A class is all sources of one template with
+/// one [`skeleton`](class::skeleton): they differ in symbol, numbers and storage type alone. The snapshot is named after
+/// the exemplar's symbol and names the partials, whose texts are snapshots in a folder of their own. The ledger and the
+/// record have the digest of every source.
 #[test]
 fn every_source_is_as_its_exemplar_was_reviewed() {
     const RENEW: &str =
         "`INSTA_UPDATE=always cargo test --test sources` renews exemplars; then read the diff";
+    let classes = classes(&EMITTED, &SOURCES);
+    let by_symbol: HashMap<&str, &KernelSpec> = SOURCES
+        .iter()
+        .zip(EMITTED.iter())
+        .map(|(source, emitted)| (source.symbol.as_str(), &emitted.kernel))
+        .collect();
+    let marks = Marks::DEFAULT;
+    let codegen = Codegen::marking_partials(marks).expect("the templates parse");
+    let marked: Vec<Source> = classes
+        .iter()
+        .map(|class| {
+            let kernel = by_symbol[class.exemplar().symbol.as_str()];
+            codegen.source(kernel.as_kernel()).expect("it renders")
+        })
+        .collect();
+    let rendered: Vec<Rendered> = marked
+        .iter()
+        .map(|source| Rendered::parse(&source.text, marks))
+        .collect();
+    for (class, rendered) in classes.iter().zip(&rendered) {
+        assert_eq!(rendered.text(), class.exemplar().text);
+    }
+    let symbols = marked.iter().map(|source| source.symbol.as_str());
     let folder = class::folder();
-    let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path(&folder);
-    settings.set_prepend_module_to_snapshot(false);
-    settings.set_omit_expression(true);
-    let mut wrong = Vec::new();
-    let mut names = BTreeSet::new();
-    // Which exemplar a source has, to look it up.
-    let mut listed = BTreeMap::new();
-    for class in classes(&EMITTED, &SOURCES) {
-        let exemplar = class.exemplar();
-        let name = class::file(&exemplar.symbol);
-        let is_new = !folder.join(&name).is_file();
-        let same = catch_unwind(AssertUnwindSafe(|| {
-            settings
-                .bind(|| insta::assert_snapshot!(exemplar.symbol.as_str(), exemplar.text.as_str()));
-        }));
-        if same.is_err() {
-            let what = if is_new { "is missing" } else { "has changed" };
-            wrong.push(format!("{name} {what}, of {}", class.described()));
-        }
-        listed.extend(class.members.iter().map(|s| (&s.symbol, name.clone())));
-        names.insert(name);
-    }
-    for entry in std::fs::read_dir(&folder).expect("the snapshots are there") {
-        let name = entry.expect("an entry").file_name().display().to_string();
-        if !names.contains(&name) && !name.ends_with(".new") {
-            wrong.push(format!("{name} is no exemplar; delete it"));
-        }
-    }
-    assert_eq!(listed.len(), SOURCES.len(), "each is of one class");
+    let existing = snapshots_in(&folder.join("partials"));
+    let partials = Partials::of(symbols.zip(&rendered), existing);
+
+    let exemplars = classes
+        .iter()
+        .zip(&rendered)
+        .map(|(class, rendered)| (class.exemplar().symbol.clone(), partials.shown(rendered)));
+    let mut wrong = differences(&folder, &exemplars.collect());
+    let partials = partials.snapshots(rendered.iter());
+    wrong.extend(differences(&folder.join("partials"), &partials));
+
+    // The exemplar of every source, to look it up.
+    let listed: BTreeMap<&str, &str> = classes
+        .iter()
+        .flat_map(|class| {
+            let exemplar = class.exemplar().symbol.as_str();
+            class
+                .members
+                .iter()
+                .map(move |s| (s.symbol.as_str(), exemplar))
+        })
+        .collect();
+    assert_eq!(listed.len(), SOURCES.len(), "each source is of one class");
     let list = Path::new(env!("CARGO_TARGET_TMPDIR")).join("exemplars.txt");
     let lines = listed
         .iter()
-        .map(|(symbol, name)| format!("{symbol} {name}\n"));
+        .map(|(symbol, exemplar)| format!("{symbol} {exemplar}\n"));
     std::fs::write(&list, lines.collect::<String>()).expect("the folder is there");
     assert!(
         wrong.is_empty(),
@@ -168,6 +189,46 @@ fn every_source_is_as_its_exemplar_was_reviewed() {
         list.display(),
         wrong.join("\n")
     );
+}
+
+/// Names of the snapshots in a folder, without the extension.
+fn snapshots_in(folder: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    entries
+        .filter_map(|entry| {
+            Some(
+                entry
+                    .ok()?
+                    .file_name()
+                    .to_str()?
+                    .strip_suffix(".snap")?
+                    .to_owned(),
+            )
+        })
+        .collect()
+}
+
+/// Compares texts by name with the snapshots in a folder. Returns a line for each that differs, is missing or is left over.
+fn differences(folder: &Path, texts: &BTreeMap<String, String>) -> Vec<String> {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(folder);
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    let existing = snapshots_in(folder);
+    let mut wrong = Vec::new();
+    for (name, text) in texts {
+        let same = catch_unwind(AssertUnwindSafe(|| {
+            settings.bind(|| insta::assert_snapshot!(name.as_str(), text.as_str()));
+        }));
+        match (same, existing.contains(name)) {
+            (Ok(()), _) => {}
+            (Err(_), true) => wrong.push(format!("{name} has changed")),
+            (Err(_), false) => wrong.push(format!("{name} is missing")),
+        }
+    }
+    let left_over = existing.iter().filter(|name| !texts.contains_key(*name));
+    wrong.extend(left_over.map(|name| format!("{name} is no exemplar; delete it")));
+    wrong
 }
 
 #[test]

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::{
     Outcome,
-    ledger::{Checked, Ledger, digest, today},
+    ledger::{Checked, Ledger, today},
     print,
     progress::Bars,
     table,
@@ -282,7 +282,7 @@ fn check(args: Args) -> Outcome {
             }
             if bad.is_empty() {
                 let checked = Checked {
-                    sha256: digest(&sources[i].text),
+                    sha256: sources[i].digest(),
                     card: device.info().name.clone(),
                     date: today(),
                     max_error,

@@ -7,14 +7,13 @@ use std::{
 
 use miette::{IntoDiagnostic, Report, WrapErr};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::{
     files::{self, Kind, ReadError},
     jit::Source,
 };
 
-/// What is known of every emitted source.
+/// The result for each emitted source.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ledger {
     /// By symbol.
@@ -27,7 +26,7 @@ pub(super) struct Ledger {
 /// A source that ran and agreed with its reference.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Checked {
-    /// SHA-256 of the source.
+    /// [`Source::digest`] of the source.
     pub(super) sha256: String,
     pub(super) card: String,
     /// Day of the run, UTC.
@@ -52,12 +51,12 @@ impl Ledger {
             .wrap_err_with(|| format!("`{}` is no ledger; leave --changed out", file.display()))
     }
 
-    /// What of `file` was checked on the sources as they are now, by symbol and digest.
+    /// Reads `file` and keeps the results whose digest equals that of the present source.
     pub(super) fn still_true(file: &Path, sources: &[Source]) -> Result<Self, Report> {
         let mut checked = Self::read(file)?.checked;
         let digests: HashMap<&str, String> = sources
             .iter()
-            .map(|source| (source.symbol.as_str(), digest(&source.text)))
+            .map(|source| (source.symbol.as_str(), source.digest()))
             .collect();
         checked.retain(|symbol, checked| digests.get(symbol.as_str()) == Some(&checked.sha256));
         Ok(Self {
@@ -81,36 +80,9 @@ impl Ledger {
     }
 }
 
-/// SHA-256 of a source, in hexadecimal.
-pub(super) fn digest(text: &str) -> String {
-    Sha256::digest(text.as_bytes())
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect()
-}
-
 /// The day in UTC, as YYYY-MM-DD.
 pub(super) fn today() -> String {
-    let seconds = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs());
-    // Civil date from days (Hinnant, "chrono-compatible low-level date algorithms").
-    let z = seconds / 86_400 + 719_468;
-    let (era, day_of_era) = (z / 146_097, z % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let (day, month) = (
-        day_of_year - (153 * shifted + 2) / 5 + 1,
-        if shifted < 10 {
-            shifted + 3
-        } else {
-            shifted - 9
-        },
-    );
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}")
+    jiff::Timestamp::now().strftime("%F").to_string()
 }
 
 #[cfg(test)]
@@ -126,7 +98,7 @@ mod tests {
 
     fn checked(text: &str) -> Checked {
         Checked {
-            sha256: digest(text),
+            sha256: source("", text).digest(),
             card: "a card".to_owned(),
             date: "2026-11-21".to_owned(),
             max_error: 0.25,

@@ -2,8 +2,15 @@
 //!
 //! Rendering is a pure function of the kernel: no hash, date, path or map order gets into the text.
 
+mod canonical;
+
+use std::borrow::Cow;
+
 use include_dir::{Dir, include_dir};
+use sha2::{Digest, Sha256};
 use tera::{Context, Tera};
+
+pub use canonical::canonical;
 
 use crate::{
     kernels::{Kernel, Role},
@@ -18,6 +25,14 @@ pub struct Source {
     /// Name of the `__global__` function, and stem of the emitted file.
     pub symbol: String,
     pub text: String,
+}
+
+impl Source {
+    /// SHA-256 of the [`canonical`] text in hexadecimal, which changed comments and formatting leave as it is.
+    pub fn digest(&self) -> String {
+        let digest = Sha256::digest(canonical(&self.text));
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -40,23 +55,73 @@ pub enum CodegenError {
 /// The template environment. Building it parses all templates once.
 pub struct Codegen {
     tera: Tera,
+    marks: Option<Marks>,
+}
+
+/// The characters around a partial in a marked source: `begin`, the partial's name, `name_end`, its text, `end`.
+#[derive(Clone, Copy, Debug)]
+pub struct Marks {
+    pub begin: char,
+    pub name_end: char,
+    pub end: char,
+}
+
+impl Marks {
+    /// Control characters, which occur in no template.
+    pub const DEFAULT: Self = Self {
+        begin: '\u{1}',
+        name_end: '\u{2}',
+        end: '\u{3}',
+    };
+
+    fn around(self, name: &str, text: &str) -> String {
+        let Self {
+            begin,
+            name_end,
+            end,
+        } = self;
+        format!("{begin}{name}{name_end}{text}{end}")
+    }
 }
 
 impl Codegen {
+    /// # Errors
+    /// A template that does not parse.
     pub fn new() -> Result<Self, CodegenError> {
+        Self::with_marks(None)
+    }
+
+    /// An environment whose sources show which partial each part comes from, for tests that review sources. Such a source
+    /// is [tidied](tidy) by its reader, after the marks are taken out.
+    ///
+    /// # Errors
+    /// A template that does not parse.
+    pub fn marking_partials(marks: Marks) -> Result<Self, CodegenError> {
+        Self::with_marks(Some(marks))
+    }
+
+    fn with_marks(marks: Option<Marks>) -> Result<Self, CodegenError> {
         let mut tera = Tera::new();
         tera.autoescape_on(Vec::<&'static str>::new());
         let mut files = Vec::new();
         collect(&TEMPLATES, &mut files);
+        let files = files.into_iter().map(|(name, text)| {
+            let marks = marks.filter(|_| name.starts_with("partials/"));
+            let text = marks.map_or(Cow::Borrowed(text), |marks| marks.around(name, text).into());
+            (name, text)
+        });
         tera.add_raw_templates(files)
             .map_err(|source| CodegenError::Template {
                 name: source.to_string(),
                 source,
             })?;
-        Ok(Self { tera })
+        Ok(Self { tera, marks })
     }
 
     /// The source of `kernel`.
+    ///
+    /// # Errors
+    /// A template that lacks a value.
     pub fn source(&self, kernel: &dyn Kernel) -> Result<Source, CodegenError> {
         let symbol = kernel.symbol();
         let template = format!("{}.cu.tera", kernel.template());
@@ -70,7 +135,10 @@ impl Codegen {
         match self.tera.render(&template, &context) {
             Ok(text) => Ok(Source {
                 symbol,
-                text: tidy(&text),
+                text: match self.marks {
+                    None => tidy(&text),
+                    Some(_) => text,
+                },
             }),
             Err(source) => Err(CodegenError::Render {
                 symbol,
@@ -120,8 +188,8 @@ fn signature(kernel: &dyn Kernel) -> String {
     params.join(", ")
 }
 
-/// Removes the blank runs and trailing spaces that template directives leave behind.
-fn tidy(text: &str) -> String {
+/// Removes the trailing spaces and the repeated blank lines that template directives leave in a text.
+pub fn tidy(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut blank = true;
     for line in text.lines() {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use gemmule::{
+    codegen::canonical,
     engine::Emitted,
     jit::{Source, Target, options},
 };
@@ -80,10 +81,10 @@ pub fn targets(of: &Emitted) -> Vec<Target> {
     all.filter(|target| target.has(needed)).collect()
 }
 
-/// The first 16 hexadecimal digits of the SHA-256 of all that NVRTC is given: the text, and the options for each target.
+/// The first 16 hexadecimal digits of the SHA-256 of the input to NVRTC: the canonical text, and the options for each target.
 fn digest(source: &Source, targets: &[Target], nvrtc: (i32, i32)) -> String {
     let mut hash = Sha256::new();
-    hash.update(&source.text);
+    hash.update(canonical(&source.text));
     for &target in targets {
         hash.update([0]);
         hash.update(options(target, nvrtc).join(" "));

@@ -1,0 +1,146 @@
+//! The canonical form of CUDA source: its tokens, without comments and formatting.
+
+/// Punctuation that never forms a longer token with a neighbour, so that white space beside it has no meaning.
+const SELF_DELIMITING: &str = "(){}[];,";
+
+/// Returns `text` without comments and with as little white space as keeps its tokens apart.
+///
+/// Two sources with one canonical form compile to the same code, except for line numbers. Operators keep the spaces around
+/// them, as `a + +b` and `a ++b` are different programs. A preprocessor directive stays on a line of its own.
+/// String literals, and thus inline PTX, are copied unchanged. Raw string literals are not supported; no template has one.
+pub fn canonical(text: &str) -> String {
+    let mut scanner = Scanner {
+        rest: text,
+        out: String::with_capacity(text.len() / 2),
+        has_space: false,
+        at_line_start: true,
+        in_directive: false,
+    };
+    while scanner.step() {}
+    scanner.out
+}
+
+struct Scanner<'a> {
+    rest: &'a str,
+    out: String,
+    /// Whether white space or a comment precedes `rest`.
+    has_space: bool,
+    /// Whether only white space and comments precede `rest` on its line.
+    at_line_start: bool,
+    in_directive: bool,
+}
+
+impl Scanner<'_> {
+    /// Reads one piece of the text. Returns whether there was one.
+    fn step(&mut self) -> bool {
+        let Some(first) = self.rest.chars().next() else {
+            return false;
+        };
+        if first == '\n' {
+            self.end_line();
+        } else if first.is_whitespace() || self.rest.starts_with("\\\n") {
+            self.has_space = true;
+            self.take(if first == '\\' { 2 } else { first.len_utf8() });
+        } else if self.rest.starts_with("//") {
+            self.has_space = true;
+            self.take(self.rest.find('\n').unwrap_or(self.rest.len()));
+        } else if self.rest.starts_with("/*") {
+            self.has_space = true;
+            self.take(self.rest.find("*/").map_or(self.rest.len(), |at| at + 2));
+        } else {
+            self.token(first);
+        }
+        true
+    }
+
+    fn end_line(&mut self) {
+        self.take(1);
+        self.has_space = true;
+        self.at_line_start = true;
+        if std::mem::take(&mut self.in_directive) {
+            self.out.push('\n');
+        }
+    }
+
+    fn token(&mut self, first: char) {
+        if first == '#' && self.at_line_start {
+            self.in_directive = true;
+            if !self.out.is_empty() && !self.out.ends_with('\n') {
+                self.out.push('\n');
+            }
+        }
+        self.at_line_start = false;
+        if std::mem::take(&mut self.has_space) && self.needs_space(first) {
+            self.out.push(' ');
+        }
+        let is_quote = first == '"' || first == '\'' && !self.out.ends_with(char::is_alphanumeric);
+        let length = match is_quote {
+            true => literal(self.rest, first),
+            false => first.len_utf8(),
+        };
+        self.out.push_str(&self.rest[..length]);
+        self.take(length);
+    }
+
+    /// Whether the space before `next` separates two tokens. In a directive it may: `#define F(x)` is not `#define F (x)`.
+    fn needs_space(&self, next: char) -> bool {
+        let before = self.out.chars().next_back();
+        let is_open = |c: char| self.in_directive || !SELF_DELIMITING.contains(c);
+        before.is_some_and(|before| before != '\n' && is_open(before) && is_open(next))
+    }
+
+    fn take(&mut self, n: usize) {
+        self.rest = &self.rest[n..];
+    }
+}
+
+/// Length in bytes of the literal that `text` begins with, quotes included.
+fn literal(text: &str, quote: char) -> usize {
+    let mut is_escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            _ if c == quote => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_formatting_do_not_change_it() {
+        let plain = "#pragma unroll\nfor (int i = 0; i < N; ++i) {\n    f(a, b + 1);\n}\n";
+        let other = "// A loop.\n   #pragma   unroll // all\nfor(int i = 0;\n  i < N; ++i){ /* one\ncall */ f( a,b + 1 ); }";
+        let expected = "#pragma unroll\nfor(int i = 0;i < N;++i){f(a,b + 1);}";
+        assert_eq!(canonical(plain), expected);
+        assert_eq!(canonical(other), canonical(plain));
+    }
+
+    #[test]
+    fn tokens_stay_apart_and_literals_stay_whole() {
+        let differing = [
+            ("a + +b", "a ++b"),
+            ("int x", "intx"),
+            ("a / b", "a // b"),
+            (r#"asm("a  b")"#, r#"asm("a b")"#),
+            (r#"asm("a // b")"#, r#"asm("a")"#),
+            (r#"f("\" // x")"#, r#"f("\"")"#),
+            ("'\"' /* a */ b", "'\"' /* b */ c"),
+            ("#define F(x) x\n", "#define F (x) x\n"),
+            ("#define A 1\nb", "#define A 1 b"),
+            ("f(x) /* a */ + 1", "f(x)"),
+        ];
+        for (one, other) in differing {
+            assert_ne!(canonical(one), canonical(other), "{one}");
+        }
+        assert_eq!(canonical("1'000 /* ' */ + 'a'"), "1'000 + 'a'");
+        assert_eq!(canonical("#define A \\\n  1\nb"), "#define A 1\nb");
+        assert_eq!(canonical(""), "");
+        assert_eq!(canonical("\"open"), "\"open");
+    }
+}
