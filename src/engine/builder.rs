@@ -349,6 +349,7 @@ impl Builder {
         Ok(Engine {
             backend,
             folder,
+            encoders: Default::default(),
             device,
             limits,
             allocator: self.allocator,

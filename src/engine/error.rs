@@ -1,6 +1,9 @@
 use std::path::PathBuf;
 
-use super::{generator::AdmitError, timings::TimingsError};
+use super::{
+    generator::{AdmitError, Failure},
+    timings::TimingsError,
+};
 use crate::{
     codegen::CodegenError,
     files::ReadError,
@@ -198,6 +201,16 @@ pub enum EngineError {
         super::LOGITS
     )]
     NoScores,
+    #[error(
+        "the model gives {labels} scores for a pair, and a reranker gives one; `Engine::scores` returns all of them"
+    )]
+    SeveralScores { labels: u64 },
+    #[error(
+        "the engine has no tokenizer, since it was not built from a checkpoint's folder; give the folder to the builder, or run batches of token ids"
+    )]
+    NoFolderOfTexts,
+    #[error(transparent)]
+    Generation(Failure),
     #[error(
         "the description `{model}` keeps nothing of earlier tokens, so it cannot go on from them; `cache(…)` around the keys and values of a causal attention does"
     )]

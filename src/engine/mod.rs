@@ -36,6 +36,7 @@ mod pipeline;
 mod published;
 mod session;
 mod text;
+mod texts;
 mod timings;
 mod tune;
 mod verify;
@@ -98,6 +99,7 @@ pub struct Engine {
     backend: Backend,
     /// Where its weights came from, if that is a folder.
     folder: Option<Folder>,
+    encoders: texts::Encoders,
     device: DeviceName,
     limits: Limits,
     allocator: AllocatorChoice,

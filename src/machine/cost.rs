@@ -1,5 +1,5 @@
 //! Constants of the cost model: cycles of [`Machine::clock_mhz`](super::Machine), bytes per cycle and multiply-adds per
-//! cycle, each for one SM unless its name or its text says otherwise. `docs/history.md` has the data that they were fitted to.
+//! cycle, each for one SM unless its name or its text says otherwise. `docs/history` has the data that they were fitted to.
 
 use serde::{Deserialize, Serialize};
 

@@ -47,7 +47,7 @@ impl GemmPrepareAttention {
         }
     }
 
-    /// Norms of heads and slots of a cache were tried in the epilogue too, and gained nothing (docs/history.md, section 51).
+    /// Norms of heads and slots of a cache were tried in the epilogue too, and gained nothing (docs/history, entry 51).
     fn fits(&self) -> bool {
         let Self { prepare, tile, .. } = self;
         let [queries, keys, _] = prepare.columns;

@@ -21,7 +21,7 @@ const ROWS: usize = 256;
 /// The part of k at most that all rows of a block are multiplied by before the next one: that part of a panel stays in the
 /// second-level cache.
 const DEPTH: usize = 1024;
-/// The same for fewer than [`FEW`] tiles of rows. These numbers and [`MANY`] were measured on a Xeon (docs/history.md, section 58).
+/// The same for fewer than [`FEW`] tiles of rows. These numbers and [`MANY`] were measured on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
 /// Tiles from which on nothing is asked for: blocks of so many were no faster by it, as one tile of them waits.

@@ -1,5 +1,5 @@
 //! Changes of a loop's rows between two steps: the host writes where in the table each number goes, and a kernel brings all of them
-//! there at once. A copy for each piece of a row took longer than the step that waits for them (docs/history.md, section 60).
+//! there at once. A copy for each piece of a row took longer than the step that waits for them (docs/history, entry 60).
 
 use super::{
     DecodeLoop, Launcher,

@@ -1,0 +1,170 @@
+//! One-call helpers on an [`Engine`]: texts to vectors, scores and texts.
+
+use std::{ops::ControlFlow, sync::OnceLock};
+
+use super::{
+    Encoded, Engine, EngineError, Folder, GrowingText, Input, Prompt, TextEncoder,
+    generation_config,
+};
+use crate::{Outputs, model::EMBEDDING};
+
+/// Tokens of a batch above which texts are computed in several batches.
+const BATCH_TOKENS: usize = 16_384;
+
+/// The encoders of an engine, opened when they are first needed.
+#[derive(Default)]
+pub(super) struct Encoders {
+    texts: OnceLock<TextEncoder>,
+    prompts: OnceLock<TextEncoder>,
+}
+
+impl Engine {
+    /// Embeds texts, and returns a vector for each: the output `sentence_embedding`, as the checkpoint's folder pools and
+    /// normalizes it. The folder's default prompt is put before each text. Batches hold texts of similar length and up to
+    /// 16,384 tokens. The tokenizer is loaded by the first call.
+    ///
+    /// # Errors
+    /// An engine without a checkpoint's folder or without that output, a text that the tokenizer refuses, and a batch that
+    /// fails.
+    pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let inputs = texts.iter().map(|text| Input::Text(text.as_ref()));
+        self.rows(inputs, |outputs, at| {
+            Ok(outputs.sequence(EMBEDDING, at)?.to_vec())
+        })
+    }
+
+    /// Scores each document for a query with a cross-encoder, and returns a score for each document, in their order. A score
+    /// is the logit after the activation that the folder asks for, which is a sigmoid by default; see
+    /// [`scores`](Self::scores).
+    ///
+    /// # Errors
+    /// An engine without a checkpoint's folder, a model that gives no score or several, a text that the tokenizer refuses, and
+    /// a batch that fails.
+    pub fn rerank<S: AsRef<str>>(
+        &self,
+        query: &str,
+        documents: &[S],
+    ) -> Result<Vec<f32>, EngineError> {
+        let inputs = documents
+            .iter()
+            .map(|document| Input::Pair(query, document.as_ref()));
+        self.rows(inputs, |outputs, at| {
+            let scores = self.scores(outputs)?;
+            match scores.shape.as_slice() {
+                [_] => Ok(scores.values[at]),
+                shape => Err(EngineError::SeveralScores {
+                    labels: shape.last().copied().unwrap_or(0),
+                }),
+            }
+        })
+    }
+
+    /// Generates the text after a prompt with the options of the folder's generation_config.json. Returns the new text only.
+    /// The engine must be built with [`Builder::generating`](super::Builder::generating).
+    ///
+    /// # Errors
+    /// An engine without a checkpoint's folder, options that cannot be computed, a prompt that the tokenizer refuses or that
+    /// does not fit, and a step that fails.
+    pub fn generate_text(&self, prompt: &str) -> Result<String, EngineError> {
+        let encoder = opened(&self.encoders.prompts, || {
+            TextEncoder::for_prompts(self.own_folder()?)
+        })?;
+        let prompts = encoder.prompts(&[prompt])?;
+        let options = generation_config(encoder.folder().trunk())?;
+        let generated = self.generate(&prompts, &options, |_, _| ControlFlow::Continue(()))?;
+        let generated = generated.into_iter().next().unwrap_or_default();
+        if let Some(problem) = generated.problem {
+            return Err(EngineError::Generation(problem));
+        }
+        let decode = |tokens: &[u32]| encoder.decode(tokens);
+        let mut text = match self.has_source() {
+            true => GrowingText::default(),
+            false => GrowingText::behind(&prompts[0], decode)?,
+        };
+        for token in generated.tokens {
+            text.push(token, decode)?;
+        }
+        Ok(text.text)
+    }
+
+    /// Runs inputs in batches of similar lengths, and returns what `row` reads for each, in their order.
+    fn rows<'a, T>(
+        &self,
+        inputs: impl Iterator<Item = Input<'a>>,
+        row: impl Fn(&Outputs, usize) -> Result<T, EngineError>,
+    ) -> Result<Vec<T>, EngineError> {
+        let encoder = opened(&self.encoders.texts, || TextEncoder::of(self.own_folder()?))?;
+        let encoded = inputs.enumerate().map(|(index, input)| {
+            let encoded = encoder.encode_one(input, Prompt::Default);
+            encoded.map_err(|e| e.of_text(index))
+        });
+        let encoded: Vec<Encoded> = encoded.collect::<Result<_, _>>()?;
+        let mut session = self.session()?;
+        let mut rows: Vec<Option<T>> = encoded.iter().map(|_| None).collect();
+        for batch in batches(&encoded) {
+            let sequences = batch.iter().map(|&index| &encoded[index]);
+            let outputs = session.run(&Encoded::batch(sequences)?)?;
+            outputs.check_finite()?;
+            for (at, &index) in batch.iter().enumerate() {
+                rows[index] = Some(row(&outputs, at)?);
+            }
+        }
+        Ok(rows.into_iter().flatten().collect())
+    }
+
+    fn own_folder(&self) -> Result<Folder, EngineError> {
+        self.folder.clone().ok_or(EngineError::NoFolderOfTexts)
+    }
+}
+
+/// The encoder in `cell`, which `open` fills the first time.
+fn opened(
+    cell: &OnceLock<TextEncoder>,
+    open: impl FnOnce() -> Result<TextEncoder, EngineError>,
+) -> Result<&TextEncoder, EngineError> {
+    match cell.get() {
+        Some(encoder) => Ok(encoder),
+        None => {
+            let encoder = open()?;
+            Ok(cell.get_or_init(|| encoder))
+        }
+    }
+}
+
+/// Indices of sequences by batch, in order of length.
+fn batches(encoded: &[Encoded]) -> Vec<Vec<usize>> {
+    let length = |index: usize| encoded[index].ids.len();
+    let mut order: Vec<usize> = (0..encoded.len()).collect();
+    order.sort_by_key(|&index| length(index));
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    let mut tokens = 0;
+    for index in order {
+        tokens += length(index);
+        match batches.last_mut() {
+            Some(batch) if tokens <= BATCH_TOKENS => batch.push(index),
+            _ => {
+                batches.push(vec![index]);
+                tokens = length(index);
+            }
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_hold_every_sequence_once_within_their_tokens() {
+        let lengths = [9_000, 3, 16_384, 8_000, 1, 20_000];
+        let encoded = lengths.map(|n| Encoded {
+            ids: vec![0; n],
+            types: None,
+            is_cut: false,
+        });
+        let expected = vec![vec![4, 1, 3], vec![0], vec![2], vec![5]];
+        assert_eq!(batches(&encoded), expected);
+        assert!(batches(&[]).is_empty());
+    }
+}
